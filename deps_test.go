@@ -98,6 +98,7 @@ var layers = []struct{ name, imports string }{
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
+	{"python", ""},
 	{"tools/gotest", ""},
 	{"tools/shape", ""},
 }

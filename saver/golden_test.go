@@ -84,7 +84,7 @@ var messages = map[string]any{
 	"piece-value": pieceBody{Load: 3, Item: 2, Codec: "json", Data: []byte(`100`)},
 	"describe": describeBody{Load: 4, source: source{Store: "/checkpoints/step-100"}},
 	"described": describedBody{
-		Load: 4, Format: "cairn/1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
+		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
 		Writer: "trainer 1.0", WorldSize: 4, Tags: map[string]string{"run": "12"}, Notes: []string{"the format has no checksums"}, Missing: []string{"model.b"},
 		Entries: []Entry{
 			{Item: Item{Name: "model.w", Path: []step{step(meta.Key("model")), step(meta.Key("w"))}, DType: "float32", Shape: []int64{4, 8}, RequiresGrad: true}},

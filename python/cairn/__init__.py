@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cairn.errors import (
     CairnError, CastError, ChangedError, CorruptError, ExistsError, GoneError, IncompleteError, MismatchError, MissingError,
-    NotFoundError, OptionsError, RepresentError, SaverError, StateError, UncertainError, UnderWayError, VersionError,
+    NotFoundError, OptionsError, ReplacedError, RepresentError, SaverError, StateError, UncertainError, UnderWayError, VersionError,
 )
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ from cairn.version import VERSION as __version__  # noqa: E402
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
-    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "RepresentError", "SaverError", "StateError", "Tensor",
-    "UncertainError", "UnderWayError", "VersionError", "latest", "open",
+    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "ReplacedError", "RepresentError", "SaverError", "StateError",
+    "Tensor", "UncertainError", "UnderWayError", "VersionError", "latest", "open",
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     # What needs the saver process is imported when it is used, so that "import cairn" is fast.
     if name in ("Checkpoint", "Tensor", "latest", "open"):
         from cairn import checkpoint

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 import math
+import operator
 import os
 import subprocess
-import sys
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from cairn import errors, saver, values
 
-# The bytes of an element, the format of memoryviews, and the name that numpy has for it.
+# The bytes of an element, the format of memoryviews in all supported Pythons, and the name that numpy has for it.
 _DTYPES: dict[str, tuple[int, Optional[str], Optional[str]]] = {
-    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, "e", "float16"), "bfloat16": (2, None, None),
+    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, None, "float16"), "bfloat16": (2, None, None),
     "int64": (8, "q", "int64"), "int32": (4, "i", "int32"), "int16": (2, "h", "int16"), "int8": (1, "b", "int8"),
     "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"), "uint8": (1, "B", "uint8"),
     "bool": (1, "?", "bool"), "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
@@ -39,12 +41,13 @@ def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = Non
     """Opens a checkpoint of any format that cairn reads: a folder or a file.
 
     framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
-    they are numpy arrays if numpy is there, and memoryviews otherwise. Nothing is unpickled.
+    they are numpy arrays if numpy is there, and memoryviews otherwise. Memoryviews of types that
+    they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled.
     """
-    return Checkpoint(os.fspath(path), framework, format, format_options)
+    return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 
-class Checkpoint(Mapping):
+class Checkpoint(Mapping[str, Any]):
     """An open checkpoint: its names, with a :class:`Tensor` or a value for each."""
 
     def __init__(self, path: str, framework: Optional[str] = None, format: Optional[str] = None, format_options: Optional[dict] = None):
@@ -112,17 +115,17 @@ class Checkpoint(Mapping):
             framework = "torch"
         names = [n for n in self._entries if n.startswith(prefix)]
         out = self._values([n for n in names if "dtype" not in self._entries[n]])
-        boxes = [(n, None) for n in names if "dtype" in self._entries[n]]
-        tensors = self.read(boxes, framework=framework, device=device)
-        out.update({n: t for (n, _), t in zip(boxes, tensors)})
+        tensors = [n for n in names if "dtype" in self._entries[n]]
+        out.update(zip(tensors, self.read([(n, None) for n in tensors], framework=framework, device=device)))
         return {n: out[n] for n in names}
 
     def _values(self, names: Sequence[str]) -> dict[str, Any]:
+        self._check()
         out: dict[str, Any] = {}
         far = []
         for n in names:
             e = self.entry(n)
-            data = saver.base64.b64decode(e.get("data") or "")
+            data = base64.b64decode(e.get("data") or "")
             if len(data) == e.get("bytes", 0):
                 out[n] = values.decode(e["codec"], data)
             else:
@@ -131,16 +134,20 @@ class Checkpoint(Mapping):
             self._load([{"name": n} for n in far], lambda i, _, value: out.__setitem__(far[i], values.decode(*value)))
         return out
 
-    def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
+    def _check(self) -> None:
         if self._closed:
             raise ValueError(f"the checkpoint {self.path} is closed")
+
+    def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
         saver.shared().load(self.path, wants, piece, **self._source)
 
     def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
              device: Any = None) -> list[Any]:
         """Reads boxes of tensors: names with (offsets, sizes), or None for all of a tensor."""
+        self._check()
         kind = framework or self.framework or _default_framework()
         wants, results, targets = [], [], []
+        most = min(PIECE, saver.shared().arena.window // 2)
         for name, box in boxes:
             e = self.entry(name)
             if "dtype" not in e:
@@ -149,7 +156,7 @@ class Checkpoint(Mapping):
             offsets, sizes = ([0] * len(shape), shape) if box is None else (list(box[0]), list(box[1]))
             result, memory = _allocate(kind, e["dtype"], sizes, device)
             results.append(result)
-            for want, at in cut(e, shape, offsets, sizes):
+            for want, at in cut(e, shape, offsets, sizes, most):
                 wants.append(want)
                 targets.append((memory, at))
 
@@ -158,23 +165,31 @@ class Checkpoint(Mapping):
             assert data is not None
             memory(at, data)
 
-        self._load(wants, piece)
+        if wants:
+            self._load(wants, piece)
         return [r() for r in results]
 
 
-def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int]) -> Iterator[tuple[dict, int]]:
-    """Yields what to load for a box, in pieces, and where each piece begins in the box's bytes."""
-    size = element_size(entry["dtype"])
-    total = math.prod(sizes) * size
-    row = total // sizes[0] if sizes and sizes[0] else total
-    rows = max(1, PIECE // row) if row else 1
-    if not sizes or total <= PIECE or sizes[0] <= 1:
-        yield {"name": entry["name"], "dtype": entry["dtype"], "shape": shape, "offsets": offsets, "sizes": sizes, "nbytes": total}, 0
+def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int], most: int = PIECE) -> Iterator[tuple[dict, int]]:
+    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's bytes."""
+    want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
+    row = element_size(entry["dtype"])
+    if math.prod(sizes) * row <= most:
+        yield {**want, "offsets": offsets, "sizes": sizes, "nbytes": math.prod(sizes) * row}, 0
         return
-    for first in range(0, sizes[0], rows):
-        n = min(rows, sizes[0] - first)
-        yield {"name": entry["name"], "dtype": entry["dtype"], "shape": shape, "offsets": [offsets[0] + first, *offsets[1:]],
-               "sizes": [n, *sizes[1:]], "nbytes": n * row}, first * row
+    # A piece is some rows of the last dimension that is too large to be part of a row.
+    dim = len(sizes) - 1
+    while dim > 0 and row * sizes[dim] <= most:
+        row *= sizes[dim]
+        dim -= 1
+    rows, at = max(1, most // row), 0
+    for index in itertools.product(*(range(n) for n in sizes[:dim])):
+        for first in range(0, sizes[dim], rows):
+            n = min(rows, sizes[dim] - first)
+            start = [*index, first, *[0] * (len(sizes) - dim - 1)]
+            yield {**want, "offsets": [o + i for o, i in zip(offsets, start)], "sizes": [*[1] * dim, n, *sizes[dim + 1:]],
+                   "nbytes": n * row}, at
+            at += n * row
 
 
 def _default_framework() -> str:
@@ -204,9 +219,9 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
     buffer = memoryview(bytearray(n))
 
     def result() -> memoryview:
-        if code is None or not sizes or not n:
+        if code is None:
             return buffer
-        return buffer.cast(code, sizes)
+        return buffer.cast(code, sizes) if n else buffer.cast(code)
 
     return result, lambda at, data: buffer.__setitem__(slice(at, at + len(data)), data)
 
@@ -242,12 +257,19 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Any:
         offsets, sizes, after = box(self.shape, index)
+        kind = self._checkpoint.framework or _default_framework()
+        if kind == "memory" and any(isinstance(a, slice) for a in after):
+            raise TypeError("memoryviews have no steps: use framework='numpy' or 'torch'")
         got = self._checkpoint.read([(self.name, (offsets, sizes))])[0]
-        if isinstance(got, memoryview):
-            if any(step is not None for step in after):
-                raise TypeError("memoryviews have no steps and no single elements: use framework='numpy'")
-            return got
-        return got[tuple(slice(None) if step is None else step for step in after)]
+        if kind == "memory":
+            if got.ndim != len(sizes) or not any(a == 0 for a in after):
+                return got  # bytes, or all dimensions stay
+            return got.cast("B").cast(got.format, [n for n, a in zip(sizes, after) if a is None])
+        if kind == "torch":  # which has no negative steps
+            back = [d for d, a in enumerate(after) if isinstance(a, slice) and a.step < 0]
+            got = got.flip(back) if back else got
+            after = [slice(None, None, -a.step) if d in back else a for d, a in enumerate(after)]
+        return got[tuple(slice(None) if a is None else a for a in after)]
 
 
 def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[Any]]:
@@ -256,49 +278,59 @@ def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[An
     The rest has one entry for each dimension: None, 0 for a single index, or a slice with a step.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    if sum(p is Ellipsis for p in parts) > 1:
+    dots = [i for i, p in enumerate(parts) if p is Ellipsis]
+    if len(dots) > 1:
         raise IndexError("an index has at most one ellipsis")
-    if Ellipsis in [p for p in parts if p is Ellipsis]:
-        at = next(i for i, p in enumerate(parts) if p is Ellipsis)
-        parts[at:at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    for i in dots:
+        parts[i:i + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     if len(parts) > len(shape):
         raise IndexError(f"{len(parts)} indices for {len(shape)} dimensions")
     parts += [slice(None)] * (len(shape) - len(parts))
-    offsets, sizes, after = [], [], []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    after: list[Any] = []
     for n, p in zip(shape, parts):
         if isinstance(p, slice):
             r = range(n)[p]
-            lo, hi = (min(r), max(r) + 1) if len(r) else (0, 0)
-            offsets.append(lo)
-            sizes.append(hi - lo)
-            if r.step == 1 or len(r) == 0:
-                after.append(None)
-            elif r.step > 0:
-                after.append(slice(None, None, r.step))
-            else:
-                after.append(slice(None, None, r.step))
-            continue
-        i = p.__index__()
-        if not -n <= i < n:
-            raise IndexError(f"index {i} of a dimension of {n}")
-        offsets.append(i % n)
-        sizes.append(1)
-        after.append(0)
+            lo, hi = (min(r[0], r[-1]), max(r[0], r[-1]) + 1) if r else (0, 0)
+            after.append(None if r.step == 1 or not r else slice(None, None, r.step))
+        else:
+            if isinstance(p, bool):
+                raise TypeError("an index is an integer, a slice or an ellipsis, not a bool")
+            i = operator.index(p)
+            if not -n <= i < n:
+                raise IndexError(f"index {i} of a dimension of {n}")
+            lo, hi = i % n, i % n + 1
+            after.append(0)
+        offsets.append(lo)
+        sizes.append(hi - lo)
     return offsets, sizes, after
+
+
+_KINDS: dict[str, type[errors.CairnError]] = {
+    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError, "usage": errors.OptionsError,
+}
 
 
 def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None) -> Optional[str]:
     """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None.
 
     wait makes it wait for saver processes that are still writing, which may have outlived
-    their trainers.
+    their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
+    wait or still after timeout seconds.
     """
-    command = [saver.binary(), "latest", "--json", os.fspath(run)]
+    command = [saver.binary(), "latest", "--json"]
     if wait:
         command.append("--wait")
         if timeout is not None:
-            command.append(f"--timeout={timeout}s")
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
+    done = subprocess.run([*command, "--", os.path.abspath(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout)["path"]
-    raise errors.CairnError(done.stderr.strip())
+    try:
+        failure = json.loads(done.stderr)
+    except ValueError:  # the program was killed
+        raise errors.CairnError(f"cairn latest ended with {done.returncode}: {done.stderr.strip()}") from None
+    if failure["kind"] == "not-found":
+        return None
+    raise _KINDS.get(failure["kind"], errors.CairnError)(failure["error"])

@@ -6,7 +6,6 @@ of the shared memory themselves.
 
 from __future__ import annotations
 
-import atexit
 import base64
 import bisect
 import fcntl
@@ -14,14 +13,12 @@ import json
 import mmap
 import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from cairn.errors import CairnError, SaverError, from_message
 
@@ -51,6 +48,10 @@ def default_ceiling() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def _round(n: int) -> int:
+    return max(64, (n + 63) // 64 * 64)  # no bytes have a place too
+
+
 class Arena:
     """Shared memory with a ceiling. It takes memory of the system only for what is in use, and keeps it."""
 
@@ -59,6 +60,7 @@ class Arena:
         window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
         self.window = self.size - window
         self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
         self.mem = mmap.mmap(self.fd, self.size)
@@ -70,7 +72,7 @@ class Arena:
 
     def alloc(self, n: int) -> Optional[int]:
         """Returns the offset of n bytes, a multiple of 64, or None if there is no room now."""
-        n = max(1, (n + 63) // 64 * 64)
+        n = _round(n)
         with self._lock:
             for i, (lo, hi) in enumerate(self._free):
                 if hi - lo >= n:
@@ -90,7 +92,7 @@ class Arena:
 
     def free(self, at: int, n: int) -> None:
         """Returns what alloc gave."""
-        n = max(1, (n + 63) // 64 * 64)
+        n = _round(n)
         with self._lock:
             i = bisect.bisect_left(self._free, (at, 0))
             lo, hi = at, at + n
@@ -110,7 +112,7 @@ class Arena:
                 return
         os.posix_fallocate(self.fd, lo, hi - lo)
         with self._lock:
-            merged = []
+            merged: list[tuple[int, int]] = []
             for a, b in sorted(self._backed + [(lo, hi)]):
                 if merged and a <= merged[-1][1]:
                     merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
@@ -130,12 +132,13 @@ class Arena:
             return max((hi - lo for lo, hi in self._free), default=0)
 
     def close(self) -> None:
-        self.view.release()
+        """Gives the memory back to the system."""
         try:
+            self.view.release()
             self.mem.close()
         except BufferError:
-            pass  # somebody still has a view; the memory goes with it
-        os.close(self.fd)
+            pass  # a view of it is in use; the memory goes with that
+        self._close()
 
 
 class Reply:
@@ -144,31 +147,40 @@ class Reply:
     def __init__(self, on: Optional[Callable[[str, dict], None]] = None):
         self._done = threading.Event()
         self._lock = threading.Lock()
+        self._settled = False
         self._calls: list[Callable[[], None]] = []
         self.on = on
+        self.number = 0
         self.body: Optional[dict] = None
         self.error: Optional[BaseException] = None
 
     def settle(self, body: Optional[dict] = None, error: Optional[BaseException] = None) -> None:
         with self._lock:
-            if self._done.is_set():
+            if self._settled:
                 return
-            self.body, self.error = body, error
-            self._done.set()
+            # An error of a function of the caller came before the answer, and counts.
+            self.body, self.error, self._settled = body, self.error or error, True
             calls, self._calls = self._calls, []
-        for call in calls:
-            call()
+        try:
+            for call in calls:
+                call()
+        finally:
+            self._done.set()
 
     def done(self) -> bool:
         return self._done.is_set()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls call once the answer is there."""
+        """Calls call when the answer is there, before those who wait for it go on."""
         with self._lock:
-            if not self._done.is_set():
+            if not self._settled:
                 self._calls.append(call)
                 return
         call()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits for the answer, and reports whether it is there."""
+        return self._done.wait(timeout)
 
     def result(self, timeout: Optional[float] = None) -> dict:
         """Waits for the answer and returns it, or raises its error."""
@@ -186,19 +198,6 @@ class Saver:
     def __init__(self, ceiling: Optional[int] = None, log: Optional[str] = None, arena: Optional[Arena] = None):
         self.arena = arena or Arena(default_ceiling() if ceiling is None else ceiling)
         self._owns_arena = arena is None
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        fds = (theirs.fileno(), self.arena.fd)
-        env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
-        try:
-            with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
-                # A session of its own: Ctrl-C in a terminal does not reach it.
-                self.process = subprocess.Popen([binary(), "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                                stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
-        except BaseException:
-            self._sock.close()
-            raise
-        finally:
-            theirs.close()
         self._send_lock = threading.Lock()
         self._lock = threading.Lock()
         self._numbers = 0
@@ -206,15 +205,36 @@ class Saver:
         self._order: list[Reply] = []  # answers without a number: ready, listening, joined
         self._ended: Optional[CairnError] = None
         self._pid = os.getpid()
-        self.fetch: Callable[[dict], None] = lambda body: self.send("fetched", fetch=body["fetch"], error={"text": "nothing to fetch"})
+        self.fetch: Callable[[dict], None] = self._no_fetch
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
+        try:
+            fds = (theirs.fileno(), self.arena.fd)
+            env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
+            with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
+                # A session of its own: Ctrl-C in a terminal does not reach it.
+                self.process = subprocess.Popen([binary(), "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                                stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
+        except BaseException:
+            self._ended = SaverError("the saver process did not start")
+            self._sock.close()
+            if self._owns_arena:
+                self.arena.close()
+            raise
+        finally:
+            theirs.close()
+        # If nothing refers to this any more, and when the interpreter ends, the process ends too.
+        weakref.finalize(self, _hang_up, self._sock)
         self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver", daemon=True)
         self._reader.start()
-        _all.add(self)
         try:
             self.ask("hello", version=VERSION).result(120)
         except BaseException:
-            self.close()
+            self.close(10)
             raise
+
+    def _no_fetch(self, body: dict) -> None:
+        self.send("fetched", fetch=body["fetch"], error={"text": "nothing to fetch"})
 
     # Messages.
 
@@ -227,7 +247,12 @@ class Saver:
             with self._send_lock:
                 self._sock.sendall(struct.pack("<I", len(text)) + text)
         except OSError as e:
-            raise self._ended or SaverError(f"the saver process has ended: {e}") from None
+            self._fail(SaverError(f"the saver process has ended: {e}"))
+            self._check()
+        except BaseException:  # Ctrl-C: the saver may have received a part of the message
+            self._fail(SaverError("a message to the saver process was interrupted"))
+            _hang_up(self._sock)
+            raise
 
     def ask(self, kind: str, **body: Any) -> Reply:
         """Sends a message whose answer has no number."""
@@ -246,6 +271,7 @@ class Saver:
 
     def begin(self, subject: tuple[str, int], reply: Reply, kind: str, **body: Any) -> Reply:
         """Sends a message whose answer has a number: ("load", n) or ("generation", n)."""
+        reply.number = subject[1]
         with self._lock:
             self._check()
             self._waiting[subject] = reply
@@ -292,10 +318,10 @@ class Saver:
         elif reply.on is not None:
             try:
                 reply.on(kind, body)
-            except BaseException as e:  # the error of a caller's function is that of its request
-                with self._lock:
-                    self._waiting.pop(subject, None)
-                reply.settle(error=e)
+            except BaseException as e:  # the error of a caller's function is that of its request, when that is over
+                reply.on, reply.error = None, e
+                if subject[0] == "load":
+                    self._cancel(reply)
 
     def _answer(self, body: Optional[dict], error: Optional[CairnError] = None) -> None:
         with self._lock:
@@ -324,7 +350,12 @@ class Saver:
 
     def describe(self, store: str, format: Optional[str] = None, format_options: Optional[dict] = None) -> dict:
         """Returns what a checkpoint holds: the body of the message "described"."""
-        return self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options)).result()
+        reply = self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options))
+        try:
+            return reply.result()
+        except BaseException:
+            self._cancel(reply)  # if it was Ctrl-C
+            raise
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
              format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False) -> list[str]:
@@ -335,102 +366,86 @@ class Saver:
         thread: with its elements, which it copies, or with the codec and the data of a value.
         Returns the names that the checkpoint does not have, if allow_missing is set.
         """
-        missing: list[str] = []
-        under_way: list[tuple[Reply, list[tuple[int, int]]]] = []
-
-        def finish() -> None:
-            reply, places = under_way.pop(0)
-            try:
-                missing.extend(reply.result()["report"].get("missing") or [])
-            finally:
-                self._await_over(reply)
-                for at, n in places:
-                    self.arena.free(at, n)
-
-        def start(batch: list[tuple[int, dict, Optional[int]]]) -> None:
-            items = []
-            for _, want, at in batch:
-                item = {k: v for k, v in want.items() if k != "nbytes"}
-                if at is not None:
-                    item["at"] = at
-                items.append(item)
-
-            def arrived(kind: str, body: dict) -> None:
-                if kind != "piece":
-                    return
-                index, want, at = batch[body["item"]]
-                if at is None:
-                    piece(index, None, (body.get("codec", "raw"), base64.b64decode(body.get("data") or "")))
-                else:
-                    piece(index, self.arena.view[at:at + want["nbytes"]], None)
-
-            places = [(at, want["nbytes"]) for _, want, at in batch if at is not None]
-            number = self.number()
-            reply = Reply(arrived)
-            reply.number = number  # type: ignore[attr-defined]
-            under_way.append((reply, places))
-            self.begin(("load", number), reply, "load", items=items, allow_missing=allow_missing, **_source(store, format, format_options))
-
+        source = _source(store, format, format_options)
+        under_way: list[Reply] = []
         batch: list[tuple[int, dict, Optional[int]]] = []
         try:
             for index, want in enumerate(wants):
                 at = None
                 if "dtype" in want:
-                    while (at := self.arena.alloc(want["nbytes"])) is None:
+                    n = want["nbytes"]
+                    if n > self.arena.window:
+                        raise CairnError(f"{n} bytes of {want['name']!r} do not fit into the shared memory of {self.arena.window} bytes: "
+                                         "set CAIRN_ARENA_BYTES")
+                    while (at := self.arena.alloc(n)) is None:
+                        # The memory comes back when what is under way is over, here or in another thread.
                         if batch:
-                            start(batch)
-                            batch = []
-                        elif not under_way:
-                            raise CairnError(f"{want['nbytes']} bytes of {want['name']!r} do not fit into the shared memory of "
-                                             f"{self.arena.window} bytes: set CAIRN_ARENA_BYTES")
-                        else:
-                            finish()
+                            full, batch = batch, []
+                            under_way.append(self._start(full, piece, allow_missing, source))
+                        with self._lock:
+                            self._check()
+                        with self.arena.room:
+                            self.arena.room.wait(0.1)
                 batch.append((index, want, at))
             if batch:
-                start(batch)
-                batch = []
-            while under_way:
-                finish()
+                full, batch = batch, []
+                under_way.append(self._start(full, piece, allow_missing, source))
+            return [name for reply in under_way for name in reply.result()["report"].get("missing") or []]
         except BaseException:
             for _, want, at in batch:
                 if at is not None:
                     self.arena.free(at, want["nbytes"])
-            for reply, _ in under_way:
+            for reply in under_way:
+                reply.on = None
                 self._cancel(reply)
-            while under_way:
-                try:
-                    finish()
-                except BaseException:  # the first error counts
-                    pass
+            for reply in under_way:
+                reply.wait(30)
             raise
-        return missing
+
+    def _start(self, batch: list[tuple[int, dict, Optional[int]]], piece: Callable[[int, Optional[memoryview], Any], None],
+               allow_missing: bool, source: dict) -> Reply:
+        """Sends a load. The memory of its wants is free when the load is over."""
+        items = []
+        for _, want, at in batch:
+            item = {k: v for k, v in want.items() if k != "nbytes"}
+            if at is not None:
+                item["at"] = at
+            items.append(item)
+
+        def arrived(kind: str, body: dict) -> None:
+            if kind != "piece":
+                return
+            index, want, at = batch[body["item"]]
+            if at is None:
+                piece(index, None, (body.get("codec", "raw"), base64.b64decode(body.get("data") or "")))
+            else:
+                piece(index, self.arena.view[at:at + want["nbytes"]], None)
+
+        def over() -> None:
+            for _, want, at in batch:
+                if at is not None:
+                    self.arena.free(at, want["nbytes"])
+
+        reply = Reply(arrived)
+        reply.then(over)
+        try:
+            return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing, **source)
+        except CairnError as e:
+            reply.settle(error=e)
+            raise
 
     def _cancel(self, reply: Reply) -> None:
         try:
-            self.send("cancel", load=reply.number)  # type: ignore[attr-defined]
+            if not reply.done():
+                self.send("cancel", load=reply.number)
         except CairnError:
             pass
-
-    def _await_over(self, reply: Reply) -> None:
-        """Waits until the saver does not write to the memory of a load any more."""
-        if reply.error is not None and not isinstance(reply.error, CairnError):
-            # A caller's function failed; the load goes on in the saver.
-            self._cancel(reply)
-            again = Reply()
-            with self._lock:
-                if self._ended is not None:
-                    return
-                self._waiting[("load", reply.number)] = again  # type: ignore[attr-defined]
-            again._done.wait()
 
     def close(self, timeout: float = 60) -> None:
         """Ends the conversation. The process completes the saves that are staged, and ends."""
         if self._pid != os.getpid():
             return
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        _hang_up(self._sock)
         self._reader.join(timeout)
         self._sock.close()
         self._fail(SaverError("the saver was closed"))
@@ -448,6 +463,13 @@ class Saver:
             os.close(self._sock.detach())
         except OSError:
             pass
+
+
+def _hang_up(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
 
 
 def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:
@@ -471,7 +493,7 @@ def _read_exactly(sock: socket.socket, n: int) -> bytearray:
 
 
 def _read_all(saver: "weakref.ref[Saver]", sock: socket.socket) -> None:
-    """Reads the messages of a saver process until it ends, or until nobody needs them."""
+    """Reads the messages of a saver process until it ends, or until the Saver does not exist any more."""
     error: CairnError = SaverError("the saver process has ended")
     try:
         while True:
@@ -489,12 +511,14 @@ def _read_all(saver: "weakref.ref[Saver]", sock: socket.socket) -> None:
     except BaseException as e:  # a bug must not leave callers waiting
         error = SaverError(f"the conversation with the saver process has failed: {e!r}")
         error.__cause__ = e
+    finally:
+        sock.close()
     s = saver()
     if s is not None:
         s._fail(error)
 
 
-# Every saver of this process, for forks and for the end of the interpreter.
+# Every saver of this process, for forks.
 _all: "weakref.WeakSet[Saver]" = weakref.WeakSet()
 _shared: Optional[Saver] = None
 _shared_lock = threading.Lock()
@@ -504,7 +528,10 @@ def shared() -> Saver:
     """Returns the saver that reads for this process. It starts one if there is none."""
     global _shared
     with _shared_lock:
-        if _shared is None or not _shared.alive():
+        if _shared is not None and not _shared.alive():
+            _shared.close()
+            _shared = None
+        if _shared is None:
             _shared = Saver()
         return _shared
 
@@ -516,14 +543,4 @@ def _after_fork() -> None:
     _shared, _shared_lock = None, threading.Lock()
 
 
-def _at_exit() -> None:
-    for s in list(_all):
-        if s.alive():
-            try:
-                s._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)

@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from cairn.errors import CorruptError
+
 
 class NotPlain(TypeError):
     """A value that the encoding cannot hold."""
@@ -45,23 +47,37 @@ class RawTensor:
 
 
 def decode(codec: str, data: bytes) -> Any:
-    """Returns the value that data encodes."""
+    """Returns the value that data encodes. CorruptError: it encodes no value."""
     if codec == "raw":
         return bytes(data)
     if codec != "json":
-        raise NotPlain(f"a value in the unknown codec {codec!r}")
-    return _from_json(json.loads(data))
+        raise CorruptError(f"a value in the unknown codec {codec!r}", ("storage.corrupt",))
+    try:
+        return _from_json(json.loads(data))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise CorruptError(f"a value is not encoded by the rules: {e}", ("storage.corrupt",)) from e
 
 
 def encode(value: Any) -> tuple[str, bytes]:
     """Returns the codec and the bytes of a value. NotPlain: it cannot be encoded."""
     if type(value) is bytes:
         return "raw", value
-    return "json", json.dumps(_to_json(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return "json", json.dumps(_to_json(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as e:  # an integer with thousands of digits
+        raise NotPlain(f"a value that cannot be encoded: {e}") from None
 
 
 def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _is_unicode(v: str) -> bool:
+    try:
+        v.encode()
+    except UnicodeEncodeError:  # a surrogate without its other half
+        return False
+    return True
 
 
 def _float(v: float) -> Any:
@@ -79,11 +95,7 @@ def _to_json(v: Any, depth: int) -> Any:
     if kind is float:
         return _float(v)
     if kind is str:
-        try:
-            v.encode()
-        except UnicodeEncodeError:
-            return {"$str": _b64(v.encode("utf-8", "surrogatepass"))}
-        return v
+        return v if _is_unicode(v) else {"$str": _b64(v.encode("utf-8", "surrogatepass"))}
     if kind is complex:
         return {"$complex": [_float(v.real), _float(v.imag)]}
     if kind is bytes:
@@ -98,7 +110,7 @@ def _to_json(v: Any, depth: int) -> Any:
     if kind in (set, frozenset):
         return {"$set" if kind is set else "$frozenset": [_to_json(x, below) for x in sorted(v, key=repr)]}
     if kind is dict or kind is collections.OrderedDict:
-        if kind is dict and all(type(k) is str and not k.startswith("$") for k in v):
+        if kind is dict and all(type(k) is str and not k.startswith("$") and _is_unicode(k) for k in v):
             return {k: _to_json(x, below) for k, x in v.items()}
         return {"$dict" if kind is dict else "$ordered": [[_to_json(k, below), _to_json(x, below)] for k, x in v.items()]}
     raise NotPlain(f"a value of the type {kind.__module__}.{kind.__qualname__}")
@@ -119,7 +131,8 @@ def _from_json(v: Any) -> Any:
     if key == "$float":
         return float(x)
     if key == "$complex":
-        return complex(*(_from_json(p) for p in x))
+        real, imag = x
+        return complex(_from_json(real), _from_json(imag))
     if key == "$tuple":
         return tuple(_from_json(p) for p in x)
     if key in ("$map", "$dict", "$ordered"):
@@ -140,4 +153,4 @@ def _from_json(v: Any) -> Any:
         if (module, name) == ("builtins", "bytearray") and len(args) == 1 and isinstance(args[0], bytes):
             return bytearray(args[0])
         return Object(module, name, fields)
-    raise NotPlain(f"a value with the unknown rule {key!r}")
+    raise ValueError(f"the unknown rule {key!r}")

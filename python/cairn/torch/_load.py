@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from cairn import errors, values
-from cairn.checkpoint import cut
+from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._state import Leaf, flatten, parts
@@ -81,7 +81,8 @@ class Loading:
         if not t.is_contiguous() or t.is_conj() or t.is_neg():
             flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)
             self.late.append((t, flat))
-        for want, at in cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape)):
+        most = min(PIECE, self.memory.arena.window // 2)
+        for want, at in cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape), most):
             self.wants.append(want)
             self.targets.append((_memory.as_bytes(flat), at))
 

@@ -1,0 +1,59 @@
+// Package python runs the tests of the Python package, which need neither torch nor
+// numpy. It is a test only, and knows nothing of what the package does.
+package python
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// TestPackage runs python/tests with the program of this repository.
+func TestPackage(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the saver process needs Linux")
+	}
+	python := findPython(t)
+	program := filepath.Join(t.TempDir(), "cairn")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "-X", "faulthandler", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s", "tests", "-v")
+	cmd.Env = append(os.Environ(), "CAIRN_BINARY="+program, "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("python3 -m unittest: %v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+}
+
+// findPython returns a Python that the package supports. PYTHON names another one than
+// python3.
+func findPython(t *testing.T) string {
+	name := os.Getenv("PYTHON")
+	if name == "" {
+		name = "python3"
+	}
+	python, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("there is no %s", name)
+	}
+	check := exec.CommandContext(t.Context(), python, "-c", "import os, sys; os.memfd_create; sys.exit(sys.version_info < (3, 10))")
+	if err := check.Run(); err != nil {
+		t.Skipf("%s is not Python 3.10 or later with memfd_create", python)
+	}
+	return python
+}

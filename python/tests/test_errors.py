@@ -1,0 +1,55 @@
+"""Errors: codes decide the class."""
+
+import pickle
+import unittest
+
+import cairn
+from cairn import errors
+
+
+class Errors(unittest.TestCase):
+    def test_codes_decide_the_class(self):
+        table = [
+            (["plan.missing", "plan.mismatch"], cairn.MissingError, (cairn.MismatchError, KeyError, ValueError)),
+            (["plan.mismatch"], cairn.MismatchError, (ValueError,)),
+            (["plan.state"], cairn.StateError, (ValueError,)),
+            (["storage.incomplete", "storage.underway"], cairn.UnderWayError, (cairn.IncompleteError,)),
+            (["storage.incomplete"], cairn.IncompleteError, ()),
+            (["storage.notfound", "fs.ErrNotExist"], cairn.NotFoundError, (FileNotFoundError,)),
+            (["fs.ErrNotExist"], cairn.NotFoundError, (OSError,)),
+            (["storage.exists"], cairn.ExistsError, (FileExistsError,)),
+            (["storage.corrupt"], cairn.CorruptError, ()),
+            (["storage.version"], cairn.VersionError, ()),
+            (["storage.changed"], cairn.ChangedError, ()),
+            (["storage.uncertain"], cairn.UncertainError, ()),
+            (["storage.options"], cairn.OptionsError, (ValueError,)),
+            (["formats.unknown"], cairn.OptionsError, ()),
+            (["storage.represent"], cairn.RepresentError, ()),
+            (["tensor.cast"], cairn.CastError, (ValueError,)),
+            (["saver.ended"], cairn.SaverError, ()),
+            (["saver.replaced"], cairn.ReplacedError, ()),
+            (["group.ErrGone"], cairn.GoneError, ()),
+            (["of.tomorrow"], cairn.CairnError, ()),
+            ([], cairn.CairnError, ()),
+        ]
+        for codes, kind, also in table:
+            with self.subTest(codes=codes):
+                e = errors.from_message({"text": "what is wrong", "codes": codes})
+                self.assertIs(type(e), kind)
+                self.assertIsInstance(e, (cairn.CairnError, *also))
+                for k in also:
+                    self.assertIsInstance(e, k)
+                self.assertEqual(str(e), "what is wrong")
+                self.assertEqual(e.codes, tuple(codes))
+                again = pickle.loads(pickle.dumps(e))
+                self.assertEqual((type(again), str(again), again.codes), (kind, "what is wrong", tuple(codes)))
+
+    def test_every_class_is_exported(self):
+        for name, v in vars(errors).items():
+            if isinstance(v, type) and issubclass(v, errors.CairnError):
+                self.assertIs(getattr(cairn, name), v)
+                self.assertIn(name, cairn.__all__)
+
+
+if __name__ == "__main__":
+    unittest.main()

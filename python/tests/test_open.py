@@ -1,0 +1,230 @@
+"""Reading checkpoints: every format, and what goes wrong."""
+
+import ast
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+import struct
+import tempfile
+import unittest
+
+import cairn
+from cairn import saver, values
+from cairn.checkpoint import element_size
+from saving import checkpoint
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "testdata" / "fixtures"
+
+
+class Fixtures(unittest.TestCase):
+    """Every checkpoint of the fixtures has the bytes and the values that its writer listed."""
+
+    def test_fixtures(self):
+        cases = sorted(FIXTURES.glob("*/*/expected.json"))
+        self.assertGreater(len(cases), 30)
+        formats = set()
+        for expected in cases:
+            for place in (expected.parent / "ckpt", expected.parent / "consolidated"):
+                if not place.is_dir():
+                    continue
+                with self.subTest(place=str(place.relative_to(FIXTURES))), cairn.open(place, framework="memory") as c:
+                    formats.add(c.format.split()[0])
+                    self.compare(c, json.loads(expected.read_text())["items"])
+        self.assertGreaterEqual(len(formats), 4, formats)
+
+    def compare(self, c, items):
+        self.assertEqual(c.missing, [])
+        tensors = {n: i for n, i in items.items() if i["kind"] == "tensor"}
+        self.assertEqual(c.shapes(), {n: tuple(i["shape"]) for n, i in tensors.items()})
+        loaded = c.load()
+        self.assertEqual(list(loaded), list(c))
+        for n, i in tensors.items():
+            self.assertEqual((c[n].dtype, c[n].nbytes), (i["dtype"], i["nbytes"]))
+            data = bytes(loaded[n].cast("B"))
+            self.assertEqual(hashlib.sha256(data).hexdigest(), i["sha256"], n)
+            if not i["nbytes"]:
+                self.assertEqual(bytes(c[n][...].cast("B")), b"")
+            elif i["shape"]:
+                # Some rows of the tensor, and nothing else.
+                lo, hi = i["shape"][0] // 3, i["shape"][0] // 3 + 1
+                row = element_size(i["dtype"]) * math.prod(i["shape"][1:])
+                self.assertEqual(bytes(c[n][lo:hi].cast("B")), data[lo * row:hi * row])
+        for n, i in items.items():
+            if i["kind"] == "object":
+                self.assertIn(n, c)
+                if i["type"] in ("int", "str", "bool", "list", "tuple", "bytes", "NoneType", "set") and n != "long_str":
+                    self.assertEqual(c[n], ast.literal_eval(i["repr"]))
+                elif i["type"] == "float":
+                    self.assertEqual(repr(c[n]), i["repr"])
+                elif i["type"] == "datetime":
+                    self.assertIsInstance(c[n], values.Object)
+
+
+class Native(unittest.TestCase):
+    def test_first_version_of_the_format(self):
+        with cairn.open(ROOT / "storage" / "native" / "testdata" / "compat" / "v1", framework="memory") as c:
+            self.assertEqual((c.format, len(c)), ("cairn 1", 10))
+            self.assertEqual(c["rows"].shape, (9, 7))
+            self.assertEqual(c["rows"][3:5, 2:4].tolist(), [r[2:4] for r in c["rows"][:].tolist()[3:5]])
+            self.assertEqual(c["__cairn__/0"].dtype, "int32")
+            self.assertEqual(type(c["big"]), bytes)
+            self.assertGreater(len(c["big"]), 29_000)
+            self.assertIsInstance(c["small"], int)
+
+
+class Open(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.place = cls.folder / "c"
+        cls.elements = [[float(10 * i + j) for j in range(6)] for i in range(8)]
+        data = b"".join(struct.pack("<6f", *row) for row in cls.elements)
+        checkpoint(cls.place, {"model.w": ("float32", (8, 6), data), "model.half": ("bfloat16", (2, 2), bytes(range(8))),
+                               "model.none": ("int64", (0, 3), b""), "other": ("bool", (3,), b"\x01\x00\x01")},
+                   {"step": 12, "long": "x" * 200_000, "raw": b"\x00\xff"}, step=12, tags={"run": "7"}, writer="a test")
+
+    def open(self, **options):
+        c = cairn.open(self.place, **{"framework": "memory", **options})
+        self.addCleanup(c.close)
+        return c
+
+    def test_what_it_says_of_itself(self):
+        c = self.open()
+        self.assertEqual((c.step, c.tags, c.writer, c.world_size, c.format), (12, {"run": "7"}, "a test", 1, "cairn 1"))
+        self.assertEqual(sorted(c.keys()), ["long", "model.half", "model.none", "model.w", "other", "raw", "step"])
+        self.assertEqual(len(c), 7)
+        self.assertIn("step", c)
+        self.assertNotIn("nothing", c)
+        self.assertEqual(c.shapes(), {"model.w": (8, 6), "model.half": (2, 2), "model.none": (0, 3), "other": (3,)})
+        self.assertEqual((len(c["model.w"]), c["model.w"].nbytes, repr(c["model.w"])), (8, 192, "<model.w: float32[8, 6]>"))
+
+    def test_values(self):
+        c = self.open()
+        self.assertEqual((c["step"], c["long"], c["raw"]), (12, "x" * 200_000, b"\x00\xff"))
+        self.assertEqual(c.get("nothing", 3), 3)
+
+    def test_slices_as_memory(self):
+        c, e = self.open(), self.elements
+        w = c["model.w"]
+        self.assertEqual(w[:].tolist(), e)
+        self.assertEqual(w[2:4, 1:3].tolist(), [r[1:3] for r in e[2:4]])
+        self.assertEqual(w[-1].tolist(), e[-1])
+        self.assertEqual(w[..., 2].tolist(), [r[2] for r in e])
+        self.assertEqual(w[3, 4].tolist(), e[3][4])
+        self.assertEqual(w[5:5].nbytes, 0)
+        self.assertEqual(c["other"][:].tolist(), [True, False, True])
+        self.assertEqual(bytes(c["model.half"][1:]), bytes([4, 5, 6, 7]))
+        self.assertEqual(bytes(c["model.half"][:, 1]), bytes([2, 3, 6, 7]))
+        with self.assertRaises(TypeError):
+            w[::2]
+        with self.assertRaises(IndexError):
+            w[8]
+
+    @unittest.skipIf(numpy is None, "numpy is not installed")
+    def test_slices_as_numpy(self):
+        c, e = self.open(framework=None), numpy.array(self.elements, "float32")
+        w = c["model.w"]
+        for index in (slice(None), slice(1, 7, 2), (slice(None, None, -1), 2), (..., slice(4, None, -2)), (3, 4), 0, slice(5, 5)):
+            with self.subTest(index=index):
+                numpy.testing.assert_array_equal(w[index], e[index])
+                self.assertEqual(w[index].dtype, e.dtype)
+        numpy.testing.assert_array_equal(w.numpy(), e)
+        self.assertEqual(c["model.none"].numpy().shape, (0, 3))
+        with self.assertRaises(cairn.CastError):
+            c["model.half"].numpy()
+
+    def test_load(self):
+        c = self.open()
+        got = c.load("model.")
+        self.assertEqual(sorted(got), ["model.half", "model.none", "model.w"])
+        self.assertEqual(got["model.w"].tolist(), self.elements)
+        self.assertEqual(len(c.load()), 7)
+        self.assertEqual(c.load("nothing"), {})
+
+    def test_names_that_are_missing(self):
+        c = self.open()
+        for read in (lambda: c["nothing"], lambda: c.entry("nothing"), lambda: c.read([("nothing", None)])):
+            with self.assertRaisesRegex(cairn.MissingError, "nothing"):
+                read()
+        with self.assertRaises(cairn.MismatchError):
+            c.read([("step", None)])
+
+    def test_a_closed_checkpoint(self):
+        with self.open() as c:
+            w = c["model.w"]
+        for read in (lambda: w[:], lambda: c["step"], lambda: c.load(), lambda: c["long"]):
+            with self.assertRaisesRegex(ValueError, "closed"):
+                read()
+
+    def test_no_checkpoint(self):
+        (self.folder / "empty").mkdir(exist_ok=True)
+        for place in (self.folder / "empty", self.folder / "nothing"):
+            with self.subTest(place=place), self.assertRaises(cairn.NotFoundError):
+                cairn.open(place)
+        with self.assertRaises(FileNotFoundError):
+            cairn.open(str(self.folder / "nothing"))
+
+    def test_options_that_do_not_exist(self):
+        with self.assertRaises(cairn.OptionsError):
+            cairn.open(self.place, framework="jax")
+        with self.assertRaises(cairn.OptionsError):
+            cairn.open(self.place, format="other")
+
+    def test_a_damaged_file(self):
+        place = self.folder / "damaged"
+        shutil.copytree(self.place, place)
+        for f in place.glob("*.safetensors"):
+            data = bytearray(f.read_bytes())
+            at = data.find(struct.pack("<6f", *self.elements[7]))
+            if at >= 0:
+                data[at] ^= 1
+                f.write_bytes(data)
+                break
+        else:
+            self.fail("the elements are in no file")
+        c = cairn.open(place, framework="memory")
+        with self.assertRaises(cairn.CorruptError):
+            c["model.w"][7]
+        with self.assertRaises(cairn.CorruptError):
+            c.load()
+        self.assertEqual(c["step"], 12)
+
+    def test_a_damaged_record(self):
+        place = self.folder / "record"
+        shutil.copytree(self.place, place)
+        (place / "cairn.json").write_text("{")
+        with self.assertRaises(cairn.CorruptError):
+            cairn.open(place)
+
+    def test_a_file_that_is_gone(self):
+        place = self.folder / "gone"
+        shutil.copytree(self.place, place)
+        for f in place.glob("*.safetensors"):
+            f.unlink()
+        with self.assertRaises(cairn.CorruptError):
+            cairn.open(place, framework="memory")["model.w"][:]
+
+    def test_paths(self):
+        for path in (str(self.place), self.place, str(self.place).encode()):
+            with self.subTest(path=path):
+                self.assertEqual(cairn.open(path)["step"], 12)
+
+
+def tearDownModule():
+    if saver._shared is not None:
+        saver._shared.close()
+        saver._shared = None
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,459 @@
+"""The client of the saver process: shared memory, saves, loads, and processes that end."""
+
+import gc
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+
+import cairn
+from cairn import saver
+from cairn.saver import Arena, Saver
+from saving import checkpoint, join, save
+
+LIMIT = 120
+
+
+def numbers(n):
+    return struct.pack(f"<{n}q", *range(n))
+
+
+def ended(pid):
+    """Reports whether a process has ended, even if its parent has not waited for it."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def eventually(what):
+    """Waits until what() is true, and reports whether it is."""
+    end = time.monotonic() + LIMIT
+    while not what():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def run(code, **options):
+    """Runs a program in another interpreter."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LIMIT, env=env, **options)
+
+
+class Memory(unittest.TestCase):
+    def setUp(self):
+        self.arena = Arena(4 << 20)
+        self.addCleanup(self.arena.close)
+
+    def test_alloc_and_free_at_random(self):
+        seed = random.randrange(1 << 32)
+        r = random.Random(seed)
+        held = {}
+        with self.subTest(seed=seed):
+            for _ in range(3000):
+                if held and r.random() < 0.5:
+                    at = r.choice(list(held))
+                    n = held.pop(at)
+                    self.assertEqual(self.arena.view[at:at + n], bytes([at // 64 % 251]) * n)
+                    self.arena.free(at, n)
+                    continue
+                n = r.choice([0, 1, 63, 64, 65, 4096, r.randrange(1 << 19)])
+                at = self.arena.alloc(n)
+                if at is None:
+                    self.assertLess(self.arena.largest(), max(64, n + 64))
+                    continue
+                self.assertEqual(at % 64, 0)
+                self.assertLessEqual(at + n, self.arena.window)
+                self.assertNotIn(at, held)
+                held[at] = n
+                self.arena.view[at:at + n] = bytes([at // 64 % 251]) * n
+            for at, n in held.items():
+                self.arena.free(at, n)
+            self.assertEqual(self.arena.largest(), self.arena.window)
+
+    def test_memory_is_taken_once(self):
+        self.assertEqual(self.arena.backed, [])
+        at = self.arena.alloc(5000)
+        self.assertEqual(self.arena.backed, [(0, 8192)])
+        self.arena.free(at, 5000)
+        self.arena.back(12288, 12289)
+        self.assertEqual(self.arena.backed, [(0, 8192), (12288, 16384)])
+        self.arena.back(8000, 12300)
+        self.assertEqual(self.arena.backed, [(0, 16384)])
+
+    def test_no_room(self):
+        self.assertIsNone(self.arena.alloc(self.arena.window + 1))
+        at = self.arena.alloc(self.arena.window)
+        self.assertIsNone(self.arena.alloc(0))
+        self.arena.free(at, self.arena.window)
+        self.assertEqual(self.arena.alloc(0), 0)
+
+    def test_close_with_a_view(self):
+        arena = Arena(1 << 20)
+        view = arena.view[:10]
+        arena.close()
+        self.assertEqual(len(view), 10)
+
+
+class Saves(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_save_staged_and_fetched(self):
+        for staged in (True, False):
+            with self.subTest(staged=staged):
+                s = Saver(ceiling=1 << 20, log=str(self.folder / "log"))
+                self.addCleanup(s.close)
+                join(s)
+                place = self.folder / f"staged-{staged}"
+                report = save(s, place, {"a": ("int64", (500, 2), numbers(1000)), "b": ("uint8", (), b"\x07")}, {"note": "from Python"},
+                              staged=staged, step=7)
+                self.assertEqual(report["step"], 7)
+                with cairn.open(place, framework="memory") as c:
+                    self.assertEqual((c.step, c.save_id, c.world_size), (7, report["save_id"], 1))
+                    self.assertEqual(c["note"], "from Python")
+                    self.assertEqual(c["a"][10:12].tolist(), [[20, 21], [22, 23]])
+                    self.assertEqual(c["b"][()].tolist(), 7)
+                s.close()
+                self.assertEqual(s.process.returncode, 0)
+                self.assertIn('msg="save: done"', (self.folder / "log").read_text())
+
+    def test_a_checkpoint_that_exists(self):
+        checkpoint(self.folder / "c", {"a": ("int8", (1,), b"x")})
+        with self.assertRaises(cairn.ExistsError):
+            checkpoint(self.folder / "c", {"a": ("int8", (1,), b"y")}, fail_if_exists=True)
+        self.assertEqual(bytes(cairn.open(self.folder / "c", framework="memory")["a"][:].cast("B")), b"x")
+
+    def test_latest(self):
+        self.assertIsNone(cairn.latest(self.folder))
+        self.assertIsNone(cairn.latest(self.folder / "nothing", wait=True, timeout=10))
+        checkpoint(self.folder / "step-1", {"a": ("int8", (1,), b"x")}, step=1)
+        checkpoint(self.folder / "step-2", {"a": ("int8", (1,), b"x")}, step=2)
+        self.assertEqual(cairn.latest(self.folder), str(self.folder / "step-2"))
+        for name in ("step-1", "step-2"):
+            (self.folder / name / "cairn.json").write_text("{")
+        with self.assertRaises(cairn.CorruptError):
+            cairn.latest(self.folder)
+
+    def test_latest_while_the_first_save_is_under_way(self):
+        s = Saver(ceiling=1 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        reply = saver.Reply()
+        s.begin(("generation", 1), reply, "save", store=str(self.folder / "first"), format="native", save_id="first", time="2026-01-02T03:04:05Z",
+                items=[{"name": "a", "dtype": "int8", "shape": [1]}], fits=True)
+
+        def under_way():
+            try:
+                return cairn.latest(self.folder) is not None
+            except cairn.UnderWayError:
+                return True
+
+        self.assertTrue(eventually(under_way))
+        with self.assertRaises(cairn.UnderWayError):
+            cairn.latest(self.folder, wait=True, timeout=0.01)
+        s.send("abandon", generation=1, error={"text": "enough"})
+        with self.assertRaisesRegex(cairn.CairnError, "enough"):
+            reply.result(LIMIT)
+
+
+class Loads(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = os.path.join(folder.name, "c")
+        checkpoint(cls.place, {"large": ("int64", (4, 3, 50_000), numbers(600_000)), "row": ("int64", (300_000,), numbers(300_000))}, {"v": [1, 2]})
+
+    def small(self):
+        """Returns a saver with memory for a part of a tensor."""
+        s = Saver(ceiling=1 << 20)
+        self.addCleanup(s.close)
+        return s
+
+    def use(self, s):
+        """Makes s the saver that reads for this process."""
+        before, saver._shared = saver._shared, s
+
+        def back():
+            if saver._shared is not None and saver._shared is not s and saver._shared is not before:
+                saver._shared.close()
+            saver._shared = before
+
+        self.addCleanup(back)
+
+    def wants(self):
+        return [{"name": "row", "dtype": "int64", "shape": [300_000], "offsets": [i], "sizes": [1000], "nbytes": 8000} for i in range(0, 300_000, 1000)]
+
+    def test_a_tensor_larger_than_the_memory(self):
+        s = self.small()
+        self.use(s)
+        with cairn.open(self.place, framework="memory") as c:
+            self.assertEqual(bytes(c["large"][...].cast("B")), numbers(600_000))
+            self.assertEqual(bytes(c["row"][1:].cast("B")), numbers(300_000)[8:])
+            self.assertEqual({n: bytes(v.cast("B")) if n != "v" else v for n, v in c.load().items()},
+                             {"large": numbers(600_000), "row": numbers(300_000), "v": [1, 2]})
+        self.assertEqual(s.arena.largest(), s.arena.window)
+
+    def test_the_ceiling_by_the_environment(self):
+        os.environ["CAIRN_ARENA_BYTES"] = str(2 << 20)
+        try:
+            done = run(f"""
+                import cairn
+                from cairn import saver
+                c = cairn.open({self.place!r}, framework="memory")
+                assert saver.shared().arena.size == 2 << 20
+                assert c["large"][3, 2, 49_999].tolist() == 599_999
+                assert len(c["large"][:].cast("B")) == 4_800_000
+            """)
+        finally:
+            del os.environ["CAIRN_ARENA_BYTES"]
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_a_want_that_cannot_fit(self):
+        s = self.small()
+        want = {"name": "row", "dtype": "int64", "shape": [300_000], "offsets": [0], "sizes": [300_000], "nbytes": 2_400_000}
+        with self.assertRaisesRegex(cairn.CairnError, "CAIRN_ARENA_BYTES"):
+            s.load(self.place, [*self.wants()[:3], want], lambda *a: None)
+        self.assertEqual(s.arena.largest(), s.arena.window)
+
+    def test_threads_share_the_memory(self):
+        s = self.small()
+        self.use(s)
+        c = cairn.open(self.place, framework="memory")
+        wrong = []
+
+        def read(k):
+            try:
+                for i in range(k, 4):
+                    if bytes(c["large"][i].cast("B")) != numbers(600_000)[i * 1_200_000:(i + 1) * 1_200_000] or c["v"] != [1, 2]:
+                        wrong.append(i)
+            except BaseException as e:
+                wrong.append(e)
+
+        threads = [threading.Thread(target=read, args=(k % 4,)) for k in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(LIMIT)
+        self.assertFalse(any(t.is_alive() for t in threads))
+        self.assertEqual(wrong, [])
+        self.assertEqual(s.arena.largest(), s.arena.window)
+
+    def test_the_error_of_the_function(self):
+        s = self.small()
+
+        def piece(i, data, value):
+            raise ZeroDivisionError(i)
+
+        with self.assertRaises(ZeroDivisionError):
+            s.load(self.place, self.wants(), piece)
+        self.assertEqual(s.arena.largest(), s.arena.window)
+        got = []
+        s.load(self.place, [{"name": "v"}], lambda i, data, value: got.append(value))
+        self.assertEqual(got, [("json", b"[1,2]")])
+
+    def test_missing(self):
+        s = self.small()
+        with self.assertRaises(cairn.MissingError):
+            s.load(self.place, [{"name": "other"}], lambda *a: None)
+        self.assertEqual(s.load(self.place, [{"name": "other"}, {"name": "v"}], lambda *a: None, allow_missing=True), ["other"])
+
+    def test_the_saver_is_killed_during_a_load(self):
+        s = self.small()
+        self.use(s)
+        killed = []
+
+        def piece(i, data, value):
+            if not killed:
+                killed.append(i)
+                s.process.kill()
+                s.process.wait(LIMIT)
+
+        with self.assertRaises(cairn.SaverError):
+            s.load(self.place, self.wants(), piece)
+        self.assertFalse(s.alive())
+        self.assertEqual(s.arena.largest(), s.arena.window)
+        self.assertEqual(cairn.open(self.place)["v"], [1, 2])
+
+    def test_the_saver_is_killed_while_idle(self):
+        s = self.small()
+        self.use(s)
+        c = cairn.open(self.place, framework="memory")
+        s.process.kill()
+        try:
+            c["row"][:10]
+        except cairn.SaverError:
+            pass
+        self.assertEqual(c["row"][5:7].tolist(), [5, 6])
+        self.assertIsNot(saver.shared(), s)
+        self.assertEqual(s.process.returncode, -signal.SIGKILL)
+
+    def test_a_program_that_is_not_cairn(self):
+        for program, text in (("/nothing", "not a program"), ("/bin/true", "has ended")):
+            with self.subTest(program=program):
+                before = os.environ["CAIRN_BINARY"]
+                os.environ["CAIRN_BINARY"] = program
+                try:
+                    fds = len(os.listdir("/proc/self/fd"))
+                    with self.assertRaisesRegex(cairn.SaverError, text):
+                        Saver(ceiling=1 << 20)
+                    self.assertEqual(len(os.listdir("/proc/self/fd")), fds)
+                finally:
+                    os.environ["CAIRN_BINARY"] = before
+
+    def test_a_saver_that_nothing_refers_to_ends(self):
+        s = Saver(ceiling=1 << 20)
+        process = s.process
+        del s
+        gc.collect()
+        self.assertEqual(process.wait(LIMIT), 0)
+
+
+def child(place, queue):
+    queue.put(bytes(cairn.open(place, framework="memory")["row"][:3].cast("B")))
+
+
+class Processes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = os.path.join(folder.name, "c")
+        checkpoint(cls.place, {"row": ("int64", (1000,), numbers(1000))})
+
+    def test_import_is_light(self):
+        done = run("""
+            import sys
+            before = set(sys.modules)
+            import cairn
+            heavy = {"torch", "numpy", "subprocess", "socket", "asyncio", "multiprocessing", "ctypes", "json"} & (set(sys.modules) - before)
+            assert not heavy, heavy
+            assert cairn.open and not {"torch", "numpy"} & set(sys.modules)
+        """)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_multiprocessing(self):
+        cairn.open(self.place)
+        for method in ("fork", "spawn"):
+            with self.subTest(method=method):
+                context = multiprocessing.get_context(method)
+                queue = context.Queue()
+                p = context.Process(target=child, args=(self.place, queue))
+                p.start()
+                try:
+                    self.assertEqual(queue.get(timeout=LIMIT), numbers(3))
+                    p.join(LIMIT)
+                    self.assertEqual(p.exitcode, 0)
+                finally:
+                    p.kill()
+                    p.join(LIMIT)
+                    queue.close()
+        self.assertEqual(cairn.open(self.place, framework="memory")["row"][1:2].tolist(), [1])
+
+    def test_a_child_of_a_fork_uses_a_checkpoint_of_its_parent(self):
+        done = run(f"""
+            import os, cairn
+            from cairn import saver
+            c = cairn.open({self.place!r}, framework="memory")
+            mine = saver.shared()
+            name = os.readlink(f"/proc/self/fd/{{mine._sock.fileno()}}")
+            pid = os.fork()
+            if not pid:
+                links = []
+                for fd in os.listdir("/proc/self/fd"):
+                    try:
+                        links.append(os.readlink(f"/proc/self/fd/{{fd}}"))
+                    except OSError:
+                        pass
+                ok = name not in links and not mine.alive() and c["row"][3:5].tolist() == [3, 4] and saver.shared().process.pid != mine.process.pid
+                os._exit(0 if ok else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert c["row"][3:5].tolist() == [3, 4] and saver.shared() is mine
+        """)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_the_saver_ends_with_its_process_although_a_child_lives(self):
+        r, w = os.pipe()
+        self.addCleanup(os.close, r)
+        self.addCleanup(os.close, w)
+        # The child lives until it reads a byte.
+        done = run(f"""
+            import os, cairn
+            from cairn import saver
+            cairn.open({self.place!r})
+            pid = os.fork()
+            if not pid:
+                os.close(0), os.close(1), os.close(2)
+                os.read({r}, 1)
+                os._exit(0)
+            print(saver.shared().process.pid, pid, flush=True)
+        """, pass_fds=(r,))
+        self.assertEqual(done.stderr, "")
+        process, forked = map(int, done.stdout.split())
+        try:
+            self.assertTrue(eventually(lambda: ended(process)))
+            self.assertFalse(ended(forked))
+        finally:
+            os.write(w, b"x")
+            self.assertTrue(eventually(lambda: ended(forked)))
+
+    def test_the_interpreter_ends_without_close(self):
+        for end in ("", "import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "raise SystemExit(4)"):
+            with self.subTest(end=end):
+                done = run(f"import cairn\nfrom cairn import saver\nc = cairn.open({self.place!r})\nprint(saver.shared().process.pid, flush=True)\n{end}")
+                self.assertEqual(done.stderr, "")
+                self.assertTrue(eventually(lambda: ended(int(done.stdout))))
+
+    def test_interrupt(self):
+        # The saver is stopped, so that the read waits until Ctrl-C.
+        code = textwrap.dedent(f"""
+            import os, signal, sys, threading, time, cairn
+            from cairn import saver
+            c = cairn.open({self.place!r}, framework="memory")
+            process = saver.shared().process
+            print(process.pid, flush=True)
+            os.kill(process.pid, signal.SIGSTOP)
+            def interrupt():
+                time.sleep(0.3)
+                print("interrupt", flush=True)
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
+                os.kill(process.pid, signal.SIGCONT)
+            threading.Thread(target=interrupt).start()
+            try:
+                c["row"][:]
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            assert c["row"][999:].tolist() == [999]
+            assert saver.shared().arena.largest() == saver.shared().arena.window
+        """)
+        done = run(code)
+        self.assertEqual(done.stderr, "")
+        lines = done.stdout.split("\n")
+        self.assertEqual(lines[1:], ["interrupt", "interrupted", ""])
+        self.assertTrue(eventually(lambda: ended(int(lines[0]))))
+
+
+def tearDownModule():
+    if saver._shared is not None:
+        saver._shared.close()
+        saver._shared = None
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,82 @@
+"""Values: what is encoded is decoded as it was."""
+
+import collections
+import json
+import math
+import unittest
+
+from cairn import errors, values
+
+
+class Values(unittest.TestCase):
+    def test_what_goes_in_comes_out(self):
+        table = [
+            None, True, False, 0, -1, 2**63 - 1, 2**64, -(10**300), 0.0, 1.0, -1.5, 1e300, 5e-324, "", "text", "\x00\n\"\\\u2028☃𝄞",
+            "half \ud800 of a pair", b"", b"\x00\xff", bytearray(b"ab"), [bytearray()], [], [1, [2.0, "x"]], (), (1, (2,)), {}, {"a": 1, "b": {"c": [None]}},
+            {"$tuple": [1]}, {"$a": 1, "b": 2}, {1: "one", "1": "text", (2, 3): None, None: True}, {"key \udfff": "value"},
+            set(), {1, 2}, {"a", "b"}, frozenset({1, (2, 3)}), collections.OrderedDict([("b", 1), ("a", 2)]), complex(1, -2),
+            complex(math.inf, 0.0), math.inf, -math.inf, {"deep": [{"x": (b"bytes", {3: {4}})}]},
+        ]
+        for v in table:
+            with self.subTest(v=v):
+                got = values.decode(*values.encode(v))
+                self.assertEqual(got, v)
+                self.assertEqual(repr(got) if not isinstance(v, (set, frozenset)) else type(got), repr(v) if not isinstance(v, (set, frozenset)) else type(v))
+
+    def test_not_a_number_and_the_sign_of_zero(self):
+        self.assertTrue(math.isnan(values.decode(*values.encode(math.nan))))
+        self.assertEqual(math.copysign(1, values.decode(*values.encode(-0.0))), -1)
+        self.assertTrue(math.isnan(values.decode(*values.encode([complex(0, math.nan)]))[0].imag))
+
+    def test_types_of_numbers_stay(self):
+        for v in (1, 1.0, True):
+            self.assertIs(type(values.decode(*values.encode([v]))[0]), type(v))
+
+    def test_order_of_keys_stays(self):
+        self.assertEqual(list(values.decode(*values.encode({"z": 1, "a": 2, "m": 3}))), ["z", "a", "m"])
+
+    def test_bytes_alone_are_raw(self):
+        self.assertEqual(values.encode(b"ab"), ("raw", b"ab"))
+
+    def test_what_cannot_be_encoded(self):
+        loop: list = []
+        loop.append(loop)
+        deep: list = []
+        for _ in range(300):
+            deep = [deep]
+        point = collections.namedtuple("point", "x y")
+        for v in (object(), print, loop, deep, [object()], {"a": {object()}}, point(1, 2), 10**5000, collections.defaultdict(int), range(3)):
+            with self.subTest(kind=type(v)), self.assertRaises(values.NotPlain):
+                values.encode(v)
+
+    def test_what_only_other_writers_encode(self):
+        table = [
+            ('{"$map":[["$x",1]]}', {"$x": 1}),
+            ('{"$ref":"model.w"}', values.Ref("model.w")),
+            ('{"$tensor":{"dtype":"int8","shape":[2],"data":"AQI="}}', values.RawTensor("int8", (2,), b"\x01\x02")),
+            ('{"$object":{"module":"os","name":"system","call":true,"args":["false"]}}',
+             values.Object("os", "system", {"call": True, "args": ["false"]})),
+        ]
+        for text, want in table:
+            with self.subTest(text=text):
+                self.assertEqual(values.decode("json", text.encode()), want)
+
+    def test_damaged_values(self):
+        table = ["", "{", "[1", '{"$what":1}', '{"$bytes":1}', '{"$bytes":"a"}', '{"$float":"x"}', '{"$complex":[1]}', '{"$complex":["a","b"]}',
+                 '{"$dict":[[[1],2]]}', '{"$dict":[1]}', '{"$set":[[1]]}', '{"$tensor":{}}', '{"$tensor":1}', '{"$object":1}', "[" * 100_000]
+        for text in table:
+            with self.subTest(text=text[:40]), self.assertRaises(errors.CorruptError):
+                values.decode("json", text.encode())
+        with self.assertRaises(errors.CorruptError):
+            values.decode("json", b"\xff\xfe\xfd")
+        with self.assertRaises(errors.CorruptError):
+            values.decode("pickle", b"")
+
+    def test_text_is_json(self):
+        codec, data = values.encode({"a": [1, 2.5, "ü", math.nan]})
+        self.assertEqual(codec, "json")
+        self.assertEqual(json.loads(data), {"a": [1, 2.5, "ü", {"$float": "nan"}]})
+
+
+if __name__ == "__main__":
+    unittest.main()
