@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/stage"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -860,5 +862,35 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the save is not published")
 		}
+	}
+}
+
+// A saver says what a checkpoint holds, by a number like that of a load.
+func TestServeDescribes(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "a")
+	c := newTrainer(t)
+	c.join()
+	c.send(typeSave, newSave(1, folder))
+	c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{c.stage(1, 4096)}, All: true})
+	c.expect(typeSaved)
+	c.send(typeDescribe, describeBody{Load: 5, source: source{Store: folder}})
+	got := received[describedBody](c, typeDescribed)
+	if got.Load != 5 || got.SaveID != "s1" || got.WorldSize != 1 || got.Time == nil {
+		t.Errorf("the checkpoint is %+v", got)
+	}
+	want := []Entry{
+		{Item: Item{Name: "step", Codec: "json", Data: []byte("7")}, Bytes: 1},
+		{Item: Item{Name: "w", DType: "uint8", Shape: []int64{int64(len(content))}}},
+	}
+	if d := cmp.Diff(want, got.Entries); d != "" {
+		t.Errorf("-want +described\n%s", d)
+	}
+	c.send(typeDescribe, describeBody{Load: 5, source: source{Store: filepath.Join(folder, "nothing")}})
+	if f := received[failedBody](c, typeFailed); f.Load != 5 || !errors.Is(f.Error.err(), storage.ErrNotFound) {
+		t.Errorf("of a folder without a checkpoint: %+v", f)
+	}
+	c.send(typeDescribe, describeBody{source: source{Store: folder}})
+	if err := c.refused(); !errors.Is(err, ErrMessage) {
+		t.Errorf("without a number: %v", err)
 	}
 }
