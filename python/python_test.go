@@ -4,12 +4,15 @@ package python
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
 	"time"
+
+	_ "github.com/cairn-ckpt/cairn/saver" // a result is not cached if the saver has changed
 )
 
 // TestPackage runs python/tests with the program of this repository.
@@ -26,6 +29,10 @@ func TestPackage(t *testing.T) {
 	}
 	here, err := os.Getwd()
 	if err != nil {
+		t.Fatal(err)
+	}
+	// What a test has listed is part of the key under which its result is cached.
+	if err := filepath.WalkDir(".", func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)

@@ -38,7 +38,7 @@ def element_size(dtype: str) -> int:
 
 def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = None, format: Optional[str] = None,  # noqa: A001
          format_options: Optional[dict] = None) -> "Checkpoint":
-    """Opens a checkpoint of any format that cairn reads: a folder or a file.
+    """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
     framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
     they are numpy arrays if numpy is there, and memoryviews otherwise. Memoryviews of types that
@@ -54,7 +54,7 @@ class Checkpoint(Mapping[str, Any]):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
-        self._source = {"format": format, "format_options": format_options}
+        self._source: dict[str, Any] = {"format": format, "format_options": format_options}
         d = saver.shared().describe(path, format, format_options)
         self.format: str = d.get("format", "")
         """The format of the checkpoint and its version."""
@@ -216,9 +216,9 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
         array = numpy.empty(sizes, numpy_name)
         flat = memoryview(array.reshape(-1).view(numpy.uint8)) if array.size else memoryview(bytearray())
         return lambda: array, lambda at, data: flat.__setitem__(slice(at, at + len(data)), data)
-    buffer = memoryview(bytearray(n))
+    buffer: Any = memoryview(bytearray(n))
 
-    def result() -> memoryview:
+    def result() -> Any:
         if code is None:
             return buffer
         return buffer.cast(code, sizes) if n else buffer.cast(code)
@@ -324,7 +324,7 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
-    done = subprocess.run([*command, "--", os.path.abspath(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run([*command, "--", saver.local_path(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout)["path"]
     try:

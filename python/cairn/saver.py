@@ -17,10 +17,12 @@ import socket
 import struct
 import subprocess
 import threading
+import time
+import urllib.parse
 import weakref
 from typing import Any, Callable, Optional, Sequence
 
-from cairn.errors import CairnError, SaverError, from_message
+from cairn.errors import CairnError, OptionsError, SaverError, from_message
 
 VERSION = 1
 PAGE = 4096
@@ -39,6 +41,16 @@ def binary() -> str:
         raise SaverError(f"CAIRN_BINARY is {named!r}, which is not a program")
     raise SaverError("the program cairn is not part of this installation, and not in PATH: install the package from a wheel, "
                      "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
+
+
+def local_path(address: str) -> str:
+    """Returns the absolute path of an address: a path, or file:///path."""
+    if "://" not in address:
+        return os.path.abspath(address)
+    url = urllib.parse.urlsplit(address)
+    if url.scheme != "file" or url.netloc not in ("", "localhost") or not url.path or url.query or url.fragment:
+        raise OptionsError(f"{address}: want a path or file:///path", ("storage.options",))
+    return urllib.parse.unquote(url.path)
 
 
 def default_ceiling() -> int:
@@ -315,9 +327,9 @@ class Saver:
             reply.settle(error=from_message(body["error"]))
         elif over:
             reply.settle(body)
-        elif reply.on is not None:
+        elif (on := reply.on) is not None:
             try:
-                reply.on(kind, body)
+                on(kind, body)
             except BaseException as e:  # the error of a caller's function is that of its request, when that is over
                 reply.on, reply.error = None, e
                 if subject[0] == "load":
@@ -398,8 +410,9 @@ class Saver:
             for reply in under_way:
                 reply.on = None
                 self._cancel(reply)
+            end = time.monotonic() + 5  # a saver that hangs does not hold up Ctrl-C
             for reply in under_way:
-                reply.wait(30)
+                reply.wait(max(0, end - time.monotonic()))
             raise
 
     def _start(self, batch: list[tuple[int, dict, Optional[int]]], piece: Callable[[int, Optional[memoryview], Any], None],
@@ -473,7 +486,7 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:
-    out: dict[str, Any] = {"store": os.path.abspath(store)}
+    out: dict[str, Any] = {"store": local_path(store)}
     if format:
         out["format"] = format
     if options:

@@ -215,9 +215,12 @@ class Open(unittest.TestCase):
             cairn.open(place, framework="memory")["model.w"][:]
 
     def test_paths(self):
-        for path in (str(self.place), self.place, str(self.place).encode()):
+        for path in (str(self.place), self.place, str(self.place).encode(), self.place.as_uri()):
             with self.subTest(path=path):
                 self.assertEqual(cairn.open(path)["step"], 12)
+        for path in ("s3://bucket/c", "file://host/c", "file:///c?x=1"):
+            with self.subTest(path=path), self.assertRaises(cairn.OptionsError):
+                cairn.open(path)
 
 
 def tearDownModule():

@@ -458,6 +458,26 @@ class Processes(unittest.TestCase):
         self.assertEqual(lines[1:], ["interrupt", "interrupted", ""])
         self.assertTrue(eventually(lambda: ended(int(lines[0]))))
 
+    def test_interrupt_of_a_saver_that_hangs(self):
+        for read in ("c['row'][:]", "cairn.open(c.path)"):
+            with self.subTest(read=read):
+                done = run(f"""
+                    import os, signal, threading, time, cairn
+                    from cairn import saver
+                    c = cairn.open({self.place!r}, framework="memory")
+                    process = saver.shared().process
+                    print(process.pid, flush=True)
+                    os.kill(process.pid, signal.SIGSTOP)
+                    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    {read}
+                """)
+                pid = int(done.stdout)
+                try:
+                    self.assertIn("KeyboardInterrupt", done.stderr)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                self.assertTrue(eventually(lambda: ended(pid)))
+
 
 def tearDownModule():
     if saver._shared is not None:
