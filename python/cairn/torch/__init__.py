@@ -23,14 +23,14 @@ from cairn.torch._load import load
 from cairn.torch._save import Handle, async_save, save
 
 if TYPE_CHECKING:
-    from cairn.torch.dcp import Reader, Writer
+    from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Handle", "Reader", "Writer", "async_save", "close", "load", "save"]
+__all__ = ["Handle", "Reader", "Stager", "Writer", "async_save", "close", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:
     # torch.distributed.checkpoint takes long to import, and not every job needs it.
-    if name in ("Reader", "Writer"):
+    if name in ("Reader", "Stager", "Writer"):
         from cairn.torch import dcp
 
         return getattr(dcp, name)

@@ -93,6 +93,7 @@ class Loading:
 
     def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict]) -> list[str]:
         """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set."""
+        self.memory.reclaim()
         streams: dict[torch.device, Any] = {}
         taken: list[tuple[Callable[[Any], None], Any]] = []
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import os
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Optional
 
@@ -38,7 +40,32 @@ class Memory:
         self._registered: list[tuple[int, int]] = []
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
+        self._returned: "collections.deque[tuple[int, int]]" = collections.deque()
         self._pool = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2))), "cairn-copy")
+
+    def alloc(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes, or None if there is no room now."""
+        self.reclaim()
+        return self.arena.alloc(n)
+
+    def reclaim(self) -> None:
+        """Frees what no tensor of lease uses any more."""
+        while self._returned:
+            self.arena.free(*self._returned.popleft())
+
+    def lease(self, at: int, n: int) -> torch.Tensor:
+        """Returns n bytes that alloc gave, with a storage of their own. They are free when no tensor has this storage any more."""
+        view = memoryview(self.arena.mem)[at:at + n]
+        # The garbage collector may call this at any time, so it takes no lock.
+        weakref.finalize(view, self._returned.append, (at, n)).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def place(self, t: torch.Tensor) -> Optional[int]:
+        """Returns where the storage of a tensor of lease begins, or None for other tensors."""
+        if t.device.type != "cpu" or not t.numel():
+            return None
+        at = t.untyped_storage().data_ptr() - self.bytes.data_ptr()
+        return at if 0 <= at < self.arena.window else None
 
     def part(self, at: int, n: int) -> torch.Tensor:
         """Returns n bytes of the memory."""

@@ -44,7 +44,8 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     usually before ``optimizer.step()``. A save that is under way completes first.
     """
     leaves = [(leaf, parts(leaf.value)) for leaf in flatten(state)]
-    return begin(job(), State(leaves), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
+    j = job()
+    return begin(j, State(leaves, j.memory), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
 class Handle:
@@ -104,6 +105,7 @@ class _Unit:
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
     size: int = 64
+    at: Optional[int] = None  # where it is in the shared memory, if a Stager has staged it already
 
     def add(self, blob: _Blob) -> None:
         self.places.append(self.size)
@@ -121,7 +123,8 @@ class Pickled:
 class State:
     """A state as the saver process is told of it: leaves, each with what this rank holds of a tensor, or None for a value."""
 
-    def __init__(self, leaves: Iterable[tuple[Leaf, Optional[list[Part]]]]):
+    def __init__(self, leaves: Iterable[tuple[Leaf, Optional[list[Part]]]], memory: _memory.Memory):
+        self.memory = memory
         self.items: list[dict] = []
         self.absent: list[str] = []
         blobs: dict[Any, list[tuple[int, torch.Tensor]]] = {}
@@ -154,7 +157,7 @@ class State:
             for index in group:
                 self.items[index]["alias"] = number
         self.units = self._units([self._blob(tensors) for tensors in blobs.values()])
-        self.bytes = sum(u.size for u in self.units)
+        self.bytes = sum(u.size for u in self.units if u.at is None)
 
     def _blob(self, tensors: list[tuple[int, torch.Tensor]]) -> _Blob:
         size = [t.element_size() for _, t in tensors]
@@ -178,7 +181,14 @@ class State:
     def _units(self, blobs: list[_Blob]) -> list[_Unit]:
         units: list[_Unit] = []
         shared: dict[torch.device, _Unit] = {}
+        staged: dict[int, _Unit] = {}
         for blob in blobs:
+            if (at := self.memory.place(blob.source)) is not None:
+                if at not in staged:
+                    units.append(staged.setdefault(at, _Unit(at=at)))
+                staged[at].blobs.append(blob)
+                staged[at].places.append(blob.source.data_ptr() - blob.source.untyped_storage().data_ptr())
+                continue
             n, device = blob.source.numel(), blob.source.device
             unit = shared.get(device) if n < _SMALL else None
             if unit is None or unit.size + n > _UNIT:
@@ -236,6 +246,42 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
     return handle
 
 
+def events(units: list[_Unit]) -> dict[torch.device, Any]:
+    """Returns events of the devices of some units: copies wait for what the devices are doing now, and for nothing later."""
+    out: dict[torch.device, Any] = {}
+    for device in {b.source.device for u in units for b in u.blobs if b.source.is_cuda}:
+        with torch.cuda.device(device):
+            out[device] = torch.cuda.current_stream(device).record_event()
+    return out
+
+
+def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]], begun: dict[torch.device, Any]) -> None:
+    """Copies units to their places in the shared memory."""
+    memory.register()
+    host: list[tuple[torch.Tensor, torch.Tensor]] = []
+    streams = set()
+    for unit, at in pending:
+        if unit.at is not None:
+            continue
+        for blob, place in zip(unit.blobs, unit.places):
+            dst = memory.part(at + place, blob.source.numel())
+            if not blob.source.is_cuda:
+                if blob.source.device.type != "cpu":
+                    dst.copy_(blob.source)
+                else:
+                    host.append((dst, blob.source))
+                continue
+            stream = memory.stream(blob.source.device)
+            if stream not in streams:
+                stream.wait_event(begun[blob.source.device])
+                streams.add(stream)
+            with torch.cuda.stream(stream):
+                dst.copy_(blob.source, non_blocking=True)
+    memory.copy_host(host)
+    for stream in streams:
+        stream.synchronize()
+
+
 class _Staging:
     """Copies a state into the shared memory, unit by unit."""
 
@@ -248,9 +294,7 @@ class _Staging:
 
     def after_streams(self) -> None:
         """Notes what the devices are doing now: copies wait for that, and for nothing later."""
-        for device in {b.source.device for u in self.state.units for b in u.blobs if b.source.is_cuda}:
-            with torch.cuda.device(device):
-                self.begun[device] = torch.cuda.current_stream(device).record_event()
+        self.begun = events(self.state.units)
 
     def run(self) -> None:
         start = time.monotonic_ns()
@@ -259,17 +303,21 @@ class _Staging:
                 self.after_streams()
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
-                at = self.job.arena.alloc(unit.size)
+                if unit.at is not None:
+                    pending.append((unit, unit.at))
+                    continue
+                at = self.job.memory.alloc(unit.size)
                 while at is None:
                     self.copy(pending)
                     pending = []
                     if self.handle._reply.done():
                         raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
                     if unit.size > self.job.arena.window:
-                        raise errors.CairnError(f"{unit.size} bytes do not fit into the shared memory of {self.job.arena.window} bytes: set CAIRN_ARENA_BYTES")
+                        raise errors.CairnError(f"{unit.size} bytes do not fit into the shared memory of {self.job.arena.window} bytes: "
+                                                "set CAIRN_ARENA_BYTES")
                     with self.job.arena.room:
                         self.job.arena.room.wait(0.1)
-                    at = self.job.arena.alloc(unit.size)
+                    at = self.job.memory.alloc(unit.size)
                 with self.lock:
                     self.held.append((at, unit.size))
                 pending.append((unit, at))
@@ -288,29 +336,9 @@ class _Staging:
         """Copies units and tells the saver where they are."""
         if not pending:
             return
-        memory = self.job.memory
-        memory.register()
-        host: list[tuple[torch.Tensor, torch.Tensor]] = []
-        streams = set()
-        for unit, at in pending:
+        for _, at in pending:
             self.job.arena.view[at:at + 8] = bytes(8)
-            for blob, place in zip(unit.blobs, unit.places):
-                dst = memory.part(at + place, blob.source.numel())
-                if not blob.source.is_cuda:
-                    if blob.source.device.type != "cpu":
-                        dst.copy_(blob.source)
-                    else:
-                        host.append((dst, blob.source))
-                    continue
-                stream = memory.stream(blob.source.device)
-                if stream not in streams:
-                    stream.wait_event(self.begun[blob.source.device])
-                    streams.add(stream)
-                with torch.cuda.stream(stream):
-                    dst.copy_(blob.source, non_blocking=True)
-        memory.copy_host(host)
-        for stream in streams:
-            stream.synchronize()
+        copy_units(self.job.memory, pending, self.begun)
         units = []
         for unit, at in pending:
             self.job.arena.view[at:at + 8] = struct.pack("<Q", self.generation)
@@ -343,6 +371,10 @@ class _Staging:
         """The save is over: its memory is free."""
         with self.lock:
             held, self.held, self.ended = self.held, [], True
+            units, self.state.units = self.state.units, []  # its tensors may be large
+        for unit in units:
+            if unit.at is not None:
+                self.job.arena.view[unit.at:unit.at + 8] = bytes(8)
         for at, n in held:
             self.job.arena.view[at:at + 8] = bytes(8)
             self.job.arena.free(at, n)

@@ -9,29 +9,83 @@ Reader loads every format that cairn reads.
 
 from __future__ import annotations
 
+import collections
+import copy
+import gc
 import io
 import os
 import warnings
-from typing import Any, Optional
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, Optional
 
 import torch
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint import DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, pickled, revive
-from cairn.torch._save import Pickled, State, begin
+from cairn.torch._save import Pickled, State, begin, copy_units, events
 from cairn.torch._state import Leaf, Part
 
 
-class Writer(StorageWriter):
+class Stager(AsyncStager):
+    """Copies a state aside for ``dcp.async_save``: into the memory that it shares with the saver process.
+
+    Writer is one too, so that it needs no other, and moves no bytes again. What does not
+    fit into the shared memory is copied to other memory.
+    """
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns a copy of a state. The caller may change the state when it returns."""
+        memory = job().memory
+        tensors = list(_tensors(state_dict))
+        state = State([(Leaf(str(i), None, t), [Part(list(t.shape), t)]) for i, t in enumerate(tensors)], memory)
+        copies: dict[int, torch.Tensor] = {}
+        pending = []
+        for unit in state.units:
+            at = memory.alloc(unit.size)
+            if at is None:
+                gc.collect()  # an earlier state may still be there
+                at = memory.alloc(unit.size)
+            if at is not None:
+                pending.append((unit, at))
+        copy_units(memory, pending, events([unit for unit, _ in pending]))
+        for unit, at in pending:
+            storage = memory.lease(at, unit.size).untyped_storage()
+            for blob, place in zip(unit.blobs, unit.places):
+                for index, start in zip(blob.items, blob.starts):
+                    t, size = tensors[index], tensors[index].element_size()
+                    if t.numel() and (place + start) % size == 0:
+                        strides = state.items[index].get("strides") or torch.empty(t.shape, device="meta").stride()
+                        copies[index] = torch.empty(0, dtype=t.dtype).set_(storage, (place + start) // size, t.shape, strides)
+        numbers = iter(range(len(tensors)))
+
+        def copied(t: torch.Tensor) -> torch.Tensor:
+            number = next(numbers)
+            return copies[number] if number in copies else _local(t).detach().to("cpu", copy=True)
+
+        return _rebuild(state_dict, copied)
+
+    def synchronize_staging(self) -> None:
+        """Does nothing: stage has returned when the copy is complete."""
+
+    def close(self) -> None:
+        """Does nothing: the memory is free when the save is over."""
+
+
+class Writer(StorageWriter, Stager):
     """Saves for ``dcp.save`` and ``dcp.async_save``. All ranks of the job save together.
 
     The options are those of :func:`cairn.torch.save`. The checkpoint appears when it is
@@ -69,7 +123,7 @@ class Writer(StorageWriter):
         j = job()
         state = error = None
         try:
-            state = State(_leaves(plan, planner))
+            state = State(_leaves(plan, planner), j.memory)
         except BaseException as e:  # the other ranks must know
             error = e
         j.agree("write", error)
@@ -165,6 +219,42 @@ class Reader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
         return _is_path(checkpoint_id)
+
+
+def _local(v: torch.Tensor) -> torch.Tensor:
+    return v.to_local() if isinstance(v, DTensor) else v
+
+
+def _tensors(v: Any) -> Iterator[torch.Tensor]:
+    """Yields what this rank holds of the tensors of a state."""
+    if isinstance(v, torch.Tensor):
+        yield _local(v).detach()
+    elif isinstance(v, ShardedTensor):
+        yield from (s.tensor.detach() for s in v.local_shards())
+    elif isinstance(v, Mapping):
+        for x in v.values():
+            yield from _tensors(x)
+    elif type(v) in (list, tuple):
+        for x in v:
+            yield from _tensors(x)
+
+
+def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a state with copies, in the order of _tensors."""
+    if isinstance(v, DTensor):
+        return DTensor.from_local(copied(v), v.device_mesh, v.placements, run_check=False, shape=v.shape, stride=v.stride())
+    if isinstance(v, torch.Tensor):
+        return copied(v)
+    if isinstance(v, ShardedTensor):
+        shards = [Shard(copied(s.tensor), s.metadata) for s in v.local_shards()]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            shards, sharded_tensor_metadata=v.metadata(), process_group=v._process_group)
+    if isinstance(v, Mapping):
+        kind = collections.OrderedDict if isinstance(v, collections.OrderedDict) else dict
+        return kind((k, _rebuild(x, copied)) for k, x in v.items())
+    if type(v) in (list, tuple):
+        return type(v)([_rebuild(x, copied) for x in v])
+    return copy.deepcopy(v)
 
 
 def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
