@@ -12,7 +12,8 @@ class Values(unittest.TestCase):
     def test_what_goes_in_comes_out(self):
         table = [
             None, True, False, 0, -1, 2**63 - 1, 2**64, -(10**300), 0.0, 1.0, -1.5, 1e300, 5e-324, "", "text", "\x00\n\"\\\u2028☃𝄞",
-            "half \ud800 of a pair", b"", b"\x00\xff", bytearray(b"ab"), [bytearray()], [], [1, [2.0, "x"]], (), (1, (2,)), {}, {"a": 1, "b": {"c": [None]}},
+            "half \ud800 of a pair", b"", b"\x00\xff", bytearray(b"ab"), [bytearray()], [], [1, [2.0, "x"]], (), (1, (2,)),
+            {}, {"a": 1, "b": {"c": [None]}},
             {"$tuple": [1]}, {"$a": 1, "b": 2}, {1: "one", "1": "text", (2, 3): None, None: True}, {"key \udfff": "value"},
             set(), {1, 2}, {"a", "b"}, frozenset({1, (2, 3)}), collections.OrderedDict([("b", 1), ("a", 2)]), complex(1, -2),
             complex(math.inf, 0.0), math.inf, -math.inf, {"deep": [{"x": (b"bytes", {3: {4}})}]},

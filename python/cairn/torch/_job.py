@@ -36,6 +36,8 @@ class Job:
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.saver: Optional[Saver] = None
+        self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
+        self.met: Optional[Saver] = None  # the saver that has met the others
         self.lock = threading.RLock()
 
     # What all ranks know together.
@@ -89,7 +91,7 @@ class Job:
     def ready(self) -> Saver:
         """Returns a saver process that has met those of all ranks. All ranks call it."""
         with self.lock:
-            alive = self.saver is not None and self.saver.alive()
+            alive = self.saver is not None and self.saver is self.met and self.saver.alive()
             if distributed():
                 alive = not self.gather("alive", "" if alive else "gone")
             if not alive:
@@ -99,20 +101,25 @@ class Job:
                 except BaseException as e:  # the other ranks must know
                     error = e
                 self.agree("meet", error)
+                self.met = self.saver
             assert self.saver is not None
             return self.saver
 
     def own(self) -> Saver:
         """Returns a saver process, which may not have met the others: for loads."""
         with self.lock:
-            if self.saver is None or not self.saver.alive():
+            if self.saver is not None and not self.saver.alive():
+                self.saver.close()  # it must not use the memory any more
+                self.saver = None
+            if self.saver is None:
                 self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
             return self.saver
 
     def _meet(self) -> None:
-        if self.saver is not None:
+        if self.saver is not None and self.saver is self.asked:
             self.saver.close(5)
-        self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
+            self.saver = None
+        self.saver = self.asked = self.own()
         if self.size == 1:
             self.saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(150)
             return
