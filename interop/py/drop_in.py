@@ -259,3 +259,21 @@ def save_fsdp(path):
 @closed
 def load_fsdp(path):
     return fsdp.load(path, storage_reader=cairn.torch.Reader("elsewhere"))
+
+
+@closed
+def save_sharded_tensor(path):
+    """Saves a ShardedTensor in the background, and a large tensor."""
+    from torch.distributed._shard.sharded_tensor import init_from_local_shards, Shard as Piece
+
+    rank, whole, large = dist.get_rank(), states.tensor("x", (6, 4)), states.tensor("large", (1 << 20,))
+    piece = Piece.from_tensor_and_offsets(whole[3 * rank:3 * rank + 3].clone(), shard_offsets=[3 * rank, 0], rank=rank)
+    state = {"x": init_from_local_shards([piece], 6, 4), "large": large.clone(), "pair": (1, torch.arange(3))}
+    future = dcp.async_save(state, storage_writer=cairn.torch.Writer(path))
+    piece.tensor.zero_()
+    state["large"].zero_()
+    future.result(60)
+    if rank > 0:
+        return []
+    with cairn.open(path, framework="torch") as c:
+        return digest.differences(whole, c["x"].torch()) + digest.differences(large, c["large"].torch())

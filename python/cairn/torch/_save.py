@@ -17,7 +17,7 @@ from typing import Any, Optional
 import torch
 
 from cairn import errors, values
-from cairn.saver import Reply
+from cairn.saver import Reply, local_path
 from cairn.torch import _memory
 from cairn.torch._job import Job, job
 from cairn.torch._state import Leaf, Part, flatten, parts
@@ -222,7 +222,7 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
     handle = Handle()
     number = saver.number()
     message: dict[str, Any] = {
-        "store": os.path.abspath(os.fspath(path)), "format": format,
+        "store": local_path(os.fspath(path)), "format": format,
         "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
         "items": state.items, "absent": state.absent, "fits": state.bytes <= j.arena.window,

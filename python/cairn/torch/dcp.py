@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
+from cairn.saver import local_path
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, pickled, revive
@@ -227,10 +228,10 @@ def _local(v: torch.Tensor) -> torch.Tensor:
 
 def _tensors(v: Any) -> Iterator[torch.Tensor]:
     """Yields what this rank holds of the tensors of a state."""
-    if isinstance(v, torch.Tensor):
-        yield _local(v).detach()
-    elif isinstance(v, ShardedTensor):
+    if isinstance(v, ShardedTensor):
         yield from (s.tensor.detach() for s in v.local_shards())
+    elif isinstance(v, torch.Tensor):
+        yield _local(v).detach()
     elif isinstance(v, Mapping):
         for x in v.values():
             yield from _tensors(x)
@@ -243,12 +244,12 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Returns a state with copies, in the order of _tensors."""
     if isinstance(v, DTensor):
         return DTensor.from_local(copied(v), v.device_mesh, v.placements, run_check=False, shape=v.shape, stride=v.stride())
-    if isinstance(v, torch.Tensor):
-        return copied(v)
     if isinstance(v, ShardedTensor):
         shards = [Shard(copied(s.tensor), s.metadata) for s in v.local_shards()]
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             shards, sharded_tensor_metadata=v.metadata(), process_group=v._process_group)
+    if isinstance(v, torch.Tensor):
+        return copied(v)
     if isinstance(v, Mapping):
         kind = collections.OrderedDict if isinstance(v, collections.OrderedDict) else dict
         return kind((k, _rebuild(x, copied)) for k, x in v.items())
@@ -258,7 +259,11 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
-    return "://" not in os.fspath(checkpoint_id)
+    try:
+        local_path(os.fspath(checkpoint_id))
+    except errors.OptionsError:
+        return False
+    return True
 
 
 def _step(step: Any) -> "str | int":
