@@ -33,6 +33,7 @@ var dropIn = []testCase{
 		equal(r, "Reader", r.itemsOf(4, "drop_in.load_fsdp", args{"path": r.there("out")}), want)
 	}},
 	{name: "Writer: 2 ranks, one fails", run: nothingOfRanks("drop_in.fails")},
+	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: nothingOfRanks("drop_in.resumes")},
 	{name: "Stager: 2 ranks, dcp.async_save", run: nothingOfRanks("drop_in.save_async")},
 	{name: "Stager: 2 ranks, a ShardedTensor", run: nothingOfRanks("drop_in.save_sharded_tensor")},
 	{name: "Reader: every checkpoint of the fixtures", run: readsFixtures},

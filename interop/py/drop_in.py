@@ -215,6 +215,29 @@ def fails(path):
 
 
 @closed
+def resumes(path):
+    """Ranks that load first can save, and a saver that was killed has a successor."""
+    found = []
+    state = saves.sharded_state(["float32"])
+    want = digest.of_state(state)
+    cairn.torch.save(state, f"{path}-1")
+    cairn.torch.close()
+    for step in (2, 3):
+        got = blank(saves.sharded_state(["float32"]))
+        cairn.torch.load(got, f"{path}-{step - 1}")
+        cairn.torch.save(got, f"{path}-{step}")
+        if digest.of_state(got) != want:
+            found.append(f"step {step} holds something else")
+        if dist.get_rank() == 0:
+            saver = cairn.torch._job.job().saver
+            saver.process.kill()
+            saver._reader.join(60)  # it has noticed
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return sum(said, [])
+
+
+@closed
 def save_async(path):
     """Saves with dcp.async_save twice. The state changes while each save is under way, and its bytes do not move again."""
     found = []
