@@ -35,7 +35,7 @@ var dropIn = []testCase{
 	{name: "Writer: 2 ranks, one fails", run: nothingOfRanks("drop_in.fails")},
 	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: nothingOfRanks("drop_in.resumes")},
 	{name: "Stager: 2 ranks, dcp.async_save", run: nothingOfRanks("drop_in.save_async")},
-	{name: "Stager: 2 ranks, a ShardedTensor", run: nothingOfRanks("drop_in.save_sharded_tensor")},
+	{name: "Stager: 2 ranks, a ShardedTensor, little memory", run: nothingOfRanks("drop_in.save_sharded_tensor")},
 	{name: "Reader: every checkpoint of the fixtures", run: readsFixtures},
 }
 

@@ -286,12 +286,12 @@ def load_fsdp(path):
 
 @closed
 def save_sharded_tensor(path):
-    """Saves a ShardedTensor in the background, and a large tensor."""
+    """Saves a ShardedTensor in the background, and tensors that do not fit into the shared memory."""
     from torch.distributed._shard.sharded_tensor import init_from_local_shards, Shard as Piece
 
-    rank, whole, large = dist.get_rank(), states.tensor("x", (6, 4)), states.tensor("large", (1 << 20,))
+    rank, whole, large = dist.get_rank(), states.tensor("x", (6, 4)), states.tensor("large", (1 << 24,))
     piece = Piece.from_tensor_and_offsets(whole[3 * rank:3 * rank + 3].clone(), shard_offsets=[3 * rank, 0], rank=rank)
-    state = {"x": init_from_local_shards([piece], 6, 4), "large": large.clone(), "pair": (1, torch.arange(3))}
+    state = {"x": init_from_local_shards([piece], 6, 4), "large": large.clone(), "half": large[:1 << 23].clone(), "pair": (1, torch.arange(3))}
     future = dcp.async_save(state, storage_writer=cairn.torch.Writer(path))
     piece.tensor.zero_()
     state["large"].zero_()

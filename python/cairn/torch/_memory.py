@@ -40,6 +40,7 @@ class Memory:
         self._registered: list[tuple[int, int]] = []
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
+        self._leased = 0
         self._returned: "collections.deque[tuple[int, int]]" = collections.deque()
         self._pool = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2))), "cairn-copy")
 
@@ -51,10 +52,18 @@ class Memory:
     def reclaim(self) -> None:
         """Frees what no tensor of lease uses any more."""
         while self._returned:
-            self.arena.free(*self._returned.popleft())
+            at, n = self._returned.popleft()
+            self._leased -= n
+            self.arena.free(at, n)
+
+    def leased(self) -> int:
+        """Returns the bytes that tensors of lease use."""
+        self.reclaim()
+        return self._leased
 
     def lease(self, at: int, n: int) -> torch.Tensor:
         """Returns n bytes that alloc gave, with a storage of their own. They are free when no tensor has this storage any more."""
+        self._leased += n
         view = memoryview(self.arena.mem)[at:at + n]
         # The garbage collector may call this at any time, so it takes no lock.
         weakref.finalize(view, self._returned.append, (at, n)).atexit = False

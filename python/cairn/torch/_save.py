@@ -10,9 +10,9 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -55,12 +55,15 @@ class Handle:
         self._staged = Reply()
         self._reply = Reply(self._heard)
         self._planned = self._moved = 0
+        self._release: Callable[[list[int]], None] = lambda items: None
         self.warnings: list[str] = []
 
     def _heard(self, kind: str, body: dict) -> None:
         if kind == "progress":
             self._planned = body.get("planned", 0) or self._planned
             self._moved += body.get("moved", 0)
+        elif kind == "released":
+            self._release(body["items"])
         elif kind == "warning":
             self.warnings.append(body["text"])
 
@@ -105,7 +108,11 @@ class _Unit:
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
     size: int = 64
+    staged: bool = False  # the saver process knows where it is
     at: Optional[int] = None  # where it is in the shared memory, if a Stager has staged it already
+
+    def items(self) -> Iterator[int]:
+        return (i for b in self.blobs for i in b.items)
 
     def add(self, blob: _Blob) -> None:
         self.places.append(self.size)
@@ -225,7 +232,7 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
         "store": local_path(os.fspath(path)), "format": format,
         "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
-        "items": state.items, "absent": state.absent, "fits": state.bytes <= j.arena.window,
+        "items": state.items, "absent": state.absent, "fits": state.bytes == 0 or state.bytes + j.memory.leased() <= j.arena.window,
     }
     if format_options:
         message["format_options"] = format_options
@@ -235,6 +242,7 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
         message["tags"] = tags
     staging = _Staging(j, saver, state, number, handle)
     saver.fetch = staging.fetch
+    handle._release = staging.release
     saver.begin(("generation", number), handle._reply, "save", **message)
     handle._reply.then(staging.over)
     if overlap:
@@ -287,7 +295,8 @@ class _Staging:
 
     def __init__(self, j: Job, saver: Any, state: State, generation: int, handle: Handle):
         self.job, self.saver, self.state, self.generation, self.handle = j, saver, state, generation, handle
-        self.held: list[tuple[int, int]] = []  # memory in use: offset and size
+        self.held: list[tuple[int, _Unit]] = []  # units in memory, with their offsets
+        self.released: set[int] = set()  # items that the save does not need any more
         self.begun: dict[torch.device, Any] = {}
         self.lock = threading.Lock()
         self.ended = False
@@ -307,19 +316,18 @@ class _Staging:
                     pending.append((unit, unit.at))
                     continue
                 at = self.job.memory.alloc(unit.size)
-                while at is None:
+                while at is None and not self.released.issuperset(unit.items()):
                     self.copy(pending)
                     pending = []
                     if self.handle._reply.done():
                         raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
-                    if unit.size > self.job.arena.window:
-                        raise errors.CairnError(f"{unit.size} bytes do not fit into the shared memory of {self.job.arena.window} bytes: "
-                                                "set CAIRN_ARENA_BYTES")
                     with self.job.arena.room:
                         self.job.arena.room.wait(0.1)
                     at = self.job.memory.alloc(unit.size)
+                if at is None:
+                    continue  # the saver process has fetched it, or does not need it
                 with self.lock:
-                    self.held.append((at, unit.size))
+                    self.held.append((at, unit))
                 pending.append((unit, at))
             self.copy(pending)
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
@@ -348,6 +356,22 @@ class _Staging:
                 places += [at + place + s for s in blob.starts]
             units.append({"stamp": at, "items": numbers, "at": places})
         self.saver.send("staged", generation=self.generation, units=units)
+        for unit, _ in pending:
+            unit.staged = True
+        self.release([])
+
+    def release(self, items: list[int]) -> None:
+        """Frees units whose items the save does not need any more, for units that have no room yet."""
+        with self.lock:
+            self.released.update(items)
+            over = [(at, u) for at, u in self.held if u.staged and self.released.issuperset(u.items())]
+            self.held = [(at, u) for at, u in self.held if (at, u) not in over] if over else self.held
+        self.free(over)
+
+    def free(self, units: list[tuple[int, _Unit]]) -> None:
+        for at, unit in units:
+            self.job.arena.view[at:at + 8] = bytes(8)
+            self.job.arena.free(at, unit.size)
 
     def fetch(self, body: dict) -> None:
         """Copies a part of an item that is not staged into the window."""
@@ -375,8 +399,6 @@ class _Staging:
         for unit in units:
             if unit.at is not None:
                 self.job.arena.view[unit.at:unit.at + 8] = bytes(8)
-        for at, n in held:
-            self.job.arena.view[at:at + 8] = bytes(8)
-            self.job.arena.free(at, n)
+        self.free(held)
         if not self.handle._staged.done():
             self.handle._staged.settle(error=self.handle._reply.error or errors.CairnError("the save is over"))
