@@ -25,7 +25,8 @@ from typing import Any, Callable, Iterator, Optional
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cairn.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m cairn.bench", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8, help="size of the state (8)")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="where the state is: cuda if there is a GPU")
     parser.add_argument("--folder", help="a folder on the disk to measure; it needs twice the size of the state")
@@ -154,7 +155,6 @@ class Bench:
             flush(path)
 
         def stall() -> float:
-            stopped, handle = 0.0, None
             begin = time.perf_counter()
             handle = dcp.async_save(self.state, checkpoint_id=path)
             stopped = time.perf_counter() - begin
@@ -167,7 +167,8 @@ class Bench:
                 try:
                     stall()
                     self.rate("stall_gbs", stall)
-                    self.row["small_stall_ms"] = 1e3 * self.small_stall(lambda: dcp.async_save(self.small, checkpoint_id=self.path("small")))
+                    small = self.path("small")
+                    self.row["small_stall_ms"] = 1e3 * self.small_stall(lambda: dcp.async_save(self.small, checkpoint_id=small))
                 except Exception as e:  # some versions cannot
                     print(f"dcp.async_save: {e!r}", file=sys.stderr)
             self.loads(path, lambda: dcp.load(self.state, checkpoint_id=path))

@@ -217,7 +217,6 @@ class Saver:
         self._order: list[Reply] = []  # answers without a number: ready, listening, joined
         self._ended: Optional[CairnError] = None
         self._pid = os.getpid()
-        self.fetch: Callable[[dict], None] = self._no_fetch
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
         try:
@@ -244,9 +243,6 @@ class Saver:
         except BaseException:
             self.close(10)
             raise
-
-    def _no_fetch(self, body: dict) -> None:
-        self.send("fetched", fetch=body["fetch"], error={"text": "nothing to fetch"})
 
     # Messages.
 
@@ -307,9 +303,6 @@ class Saver:
         if kind in ("ready", "listening", "joined"):
             self._answer(body)
             return
-        if kind == "fetch":
-            self.fetch(body)
-            return
         if kind == "refused":
             self._fail(from_message(body["error"]))
             return
@@ -321,6 +314,9 @@ class Saver:
         over = kind in ("saved", "loaded", "described", "failed")
         with self._lock:
             reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
+        if kind == "fetch" and (reply is None or reply.on is None):  # every fetch has an answer
+            self.send("fetched", fetch=body["fetch"], error={"text": "the save is over"})
+            return
         if reply is None:
             return
         if kind == "failed":

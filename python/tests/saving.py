@@ -28,10 +28,11 @@ def save(saver, folder, tensors, objects=None, staged=True, **options):
         arena.view[body["at"]:body["at"] + body["length"]] = data
         saver.send("fetched", fetch=body["fetch"])
 
-    saver.fetch = fetch
     released = set()
 
     def on(kind, body):
+        if kind == "fetch":
+            fetch(body)
         if kind == "released":
             released.update(body["items"])
             if not staged and released >= set(range(len(names))):

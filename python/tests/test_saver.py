@@ -134,6 +134,21 @@ class Saves(unittest.TestCase):
                 self.assertEqual(s.process.returncode, 0)
                 self.assertIn('msg="save: done"', (self.folder / "log").read_text())
 
+    def test_fetches_belong_to_their_saves(self):
+        s = Saver(ceiling=4 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        contents = {i: bytes([i]) * (2 << 20) for i in range(4)}
+        threads = [threading.Thread(target=save, args=(s, self.folder / str(i), {"w": ("uint8", [2 << 20], data)}),
+                                    kwargs={"staged": False}) for i, data in contents.items()]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(LIMIT)
+        for i, data in contents.items():
+            with cairn.open(self.folder / str(i), framework="memory") as c:
+                self.assertEqual(bytes(c["w"][:]), data)
+
     def test_a_checkpoint_that_exists(self):
         checkpoint(self.folder / "c", {"a": ("int8", (1,), b"x")})
         with self.assertRaises(cairn.ExistsError):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
@@ -41,7 +41,7 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
 
     It returns when the state has been copied aside, and the caller may change it. With
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
-    usually before ``optimizer.step()``. A save that is under way completes first.
+    usually before ``optimizer.step()``. Saves take place in the order of the calls.
     """
     leaves = [(leaf, parts(leaf.value)) for leaf in flatten(state)]
     j = job()
@@ -55,15 +55,17 @@ class Handle:
         self._staged = Reply()
         self._reply = Reply(self._heard)
         self._planned = self._moved = 0
-        self._release: Callable[[list[int]], None] = lambda items: None
+        self._staging: Optional[_Staging] = None
         self.warnings: list[str] = []
 
     def _heard(self, kind: str, body: dict) -> None:
         if kind == "progress":
             self._planned = body.get("planned", 0) or self._planned
             self._moved += body.get("moved", 0)
-        elif kind == "released":
-            self._release(body["items"])
+        elif kind == "released" and self._staging is not None:
+            self._staging.release(body["items"])
+        elif kind == "fetch" and self._staging is not None:
+            self._staging.fetch(body)
         elif kind == "warning":
             self.warnings.append(body["text"])
 
@@ -241,12 +243,11 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
     if tags:
         message["tags"] = tags
     staging = _Staging(j, saver, state, number, handle)
-    saver.fetch = staging.fetch
-    handle._release = staging.release
+    handle._staging = staging
     saver.begin(("generation", number), handle._reply, "save", **message)
     handle._reply.then(staging.over)
     if overlap:
-        staging.after_streams()
+        staging.begun = events(state.units)
         threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()
         return handle
     staging.run()
@@ -299,17 +300,12 @@ class _Staging:
         self.released: set[int] = set()  # items that the save does not need any more
         self.begun: dict[torch.device, Any] = {}
         self.lock = threading.Lock()
-        self.ended = False
-
-    def after_streams(self) -> None:
-        """Notes what the devices are doing now: copies wait for that, and for nothing later."""
-        self.begun = events(self.state.units)
 
     def run(self) -> None:
         start = time.monotonic_ns()
         try:
             if not self.begun:
-                self.after_streams()
+                self.begun = events(self.state.units)
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
                 if unit.at is not None:
@@ -394,7 +390,7 @@ class _Staging:
     def over(self) -> None:
         """The save is over: its memory is free."""
         with self.lock:
-            held, self.held, self.ended = self.held, [], True
+            held, self.held = self.held, []
             units, self.state.units = self.state.units, []  # its tensors may be large
         for unit in units:
             if unit.at is not None:
