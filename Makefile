@@ -19,7 +19,7 @@ MODULES = group/etcd metrics
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz soak interop bench gobench generate clean help
+.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -67,6 +67,9 @@ soak: ## save in the background while processes are killed and stopped (SOAK=5m,
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)
 	CAIRN=$(abspath $(BIN))/cairn GO=$(GO) TORCH='$(TORCH)' SUITES='$(SUITES)' interop/run $(ARGS)
+
+gpu: ## test the Python package on the GPU of this machine, if it has one (PYTHON=, CAIRN_BINARY=)
+	GO=$(GO) PYTHON='$(PYTHON)' python/gpu/run $(ARGS)
 
 bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000

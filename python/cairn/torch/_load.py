@@ -94,7 +94,9 @@ class Loading:
     def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict]) -> list[str]:
         """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set."""
         self.memory.reclaim()
-        streams: dict[torch.device, Any] = {}
+        # Pieces arrive in another thread, whose streams are not those of the caller.
+        devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
+        begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
 
         def piece(i: int, data: Optional[memoryview], value: Any) -> None:
@@ -111,10 +113,8 @@ class Loading:
                 dst.copy_(source)
                 return
             stream = self.memory.stream(flat.device)
-            if flat.device not in streams:
-                stream.wait_stream(torch.cuda.current_stream(flat.device))
-                streams[flat.device] = stream
             with torch.cuda.stream(stream):
+                stream.wait_event(begun[flat.device])
                 dst.copy_(source, non_blocking=True)
             stream.synchronize()  # the memory is used again after this
 

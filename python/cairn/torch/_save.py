@@ -244,10 +244,10 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
         message["tags"] = tags
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
+    staging.begun = events(state.units)
     saver.begin(("generation", number), handle._reply, "save", **message)
     handle._reply.then(staging.over)
     if overlap:
-        staging.begun = events(state.units)
         threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()
         return handle
     staging.run()
@@ -304,8 +304,6 @@ class _Staging:
     def run(self) -> None:
         start = time.monotonic_ns()
         try:
-            if not self.begun:
-                self.begun = events(self.state.units)
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
                 if unit.at is not None:
@@ -380,12 +378,23 @@ class _Staging:
                         if "strides" in self.state.items[body["item"]]:
                             raise errors.CairnError("a tensor that is not contiguous does not fit into the shared memory")
                         self.job.arena.back(body["at"], body["at"] + n)
-                        self.job.memory.part(body["at"], n).copy_(blob.source[at:at + n])
+                        self.copy_part(body["at"], blob.source[at:at + n])
                         self.saver.send("fetched", fetch=body["fetch"])
                         return
             raise errors.CairnError(f"there is no item {body['item']}")
         except BaseException as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
+
+    def copy_part(self, to: int, source: torch.Tensor) -> None:
+        """Copies bytes that the caller's stream has written, in a thread that has other streams."""
+        dst = self.job.memory.part(to, source.numel())
+        if not source.is_cuda:
+            dst.copy_(source)
+            return
+        stream = self.job.memory.stream(source.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self.begun[source.device])
+            dst.copy_(source)
 
     def over(self) -> None:
         """The save is over: its memory is free."""

@@ -1,0 +1,176 @@
+"""States of all kinds go to a checkpoint and back."""
+
+import glob
+import os
+import unittest
+
+import torch
+
+import cairn
+import cairn.torch
+from device import CUDA, DEVICE, DTYPES, Case, blank, busy, copy_of, noise
+
+
+class States(Case):
+    def round_trip(self, state):
+        """Saves a state and loads it into zeros."""
+        cairn.torch.save(state, self.path())
+        got = blank(state)
+        cairn.torch.load(got, self.path())
+        self.assert_same(state, got)
+        return got
+
+    def test_every_dtype(self):
+        names = [d for d in DTYPES if hasattr(torch, d)]
+        self.round_trip({d: {"matrix": noise((37, 53), d), "scalar": noise((), d, seed=1)} for d in names})
+
+    def test_views(self):
+        base, image = noise((64, 96), "int32"), noise((2, 3, 8, 8), "int16")
+        self.round_trip({
+            "whole": base, "transposed": base.t(), "steps": base[1:60:3, 4:90:2], "row": base[7], "column": base[:, 5],
+            "rest": base[50:], "expanded": noise((96,), "int64").expand(5, 96), "channels_last": image.to(memory_format=torch.channels_last),
+            "alone": noise((512, 512), "int32")[:, ::8], "bytes": base.view(torch.uint8)[3:9, 1:7],
+        })
+
+    def test_lazy_views(self):
+        z = torch.randn(33, 17, dtype=torch.complex64, device=DEVICE)
+        self.round_trip({"conjugated": z.conj(), "negative": z.conj().imag, "both": z.t().conj()})
+
+    def test_a_shared_storage_is_staged_once(self):
+        base = noise((4 << 20,), "uint8")
+        self.round_trip({"a": base, "b": base, "first": base[:1000], "last": base[-1000:].view(torch.int16)})
+        cairn.torch.close()
+        cairn.torch.save({f"{i}": base for i in range(8)}, self.path())
+        backed = sum(hi - lo for lo, hi in cairn.torch._job.job().arena.backed)
+        self.assertLess(backed, 2 * base.nbytes, "bytes of shared memory")
+
+    def test_requires_grad(self):
+        w = torch.randn(16, 16, device=DEVICE, requires_grad=True)
+        got = self.round_trip({"w": w, "twice": w * 2})
+        self.assertTrue(got["w"].requires_grad and got["w"].is_leaf)
+        self.assertIsNone(got["w"].grad)
+
+    def test_empty(self):
+        self.round_trip({"none": torch.empty(0, device=DEVICE), "within": torch.empty(3, 0, 2, dtype=torch.bfloat16, device=DEVICE),
+                         "scalar": torch.tensor(3.5, device=DEVICE), "values": [1, None, "x"]})
+
+    def test_cpu_and_gpu_in_one_state(self):
+        state = {"here": noise((1000, 1000)), "there": noise((1000, 1000), device="cpu", seed=1), "small": noise((3,)),
+                 "small there": noise((3,), device="cpu"), "step": 12, "list": [noise((5, 5)), {"x": noise((4,), device="cpu")}]}
+        if CUDA:
+            state["pinned"] = noise((333,), device="cpu").pin_memory()
+        self.round_trip(state)
+
+    def test_modules_and_optimizers(self):
+        def made():
+            net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 8)).to(DEVICE)
+            return net, torch.optim.AdamW(net.parameters(), lr=0.01)
+
+        def step(net, opt, seed):
+            opt.zero_grad()
+            net(torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)).square().mean().backward()
+            opt.step()
+
+        net, opt = made()
+        step(net, opt, 1)
+        cairn.torch.save({"model": net, "optim": opt}, self.path())
+        again, again_opt = made()
+        step(again, again_opt, 2)
+        cairn.torch.load({"model": again, "optim": again_opt}, self.path())
+        self.assert_same(net.state_dict(), again.state_dict())
+        self.assert_same(opt.state_dict(), again_opt.state_dict())
+
+    def test_thousands_of_small_tensors(self):
+        self.round_trip({f"t{i}": noise((i % 50,), "int16", seed=i) for i in range(3000)})
+
+    def test_larger_than_the_shared_memory(self):
+        self.environment(CAIRN_ARENA_BYTES=str(32 << 20))
+        state = {f"part {i}": noise((9 << 20,), "uint8", seed=i) for i in range(12)}
+        state["large"] = noise((100 << 20,), "uint8", seed=99)  # does not fit by itself
+        state["small"] = noise((5,), "int16")
+        self.round_trip(state)
+
+    def test_a_gpu_each(self):
+        if torch.cuda.device_count() < 2:
+            self.skipTest(f"{torch.cuda.device_count()} GPUs; this needs two")
+        self.round_trip({f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i) for i in range(2)})
+        handle = cairn.torch.async_save(state := {f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i + 2) for i in range(2)},
+                                        self.path("second"), overlap=True)
+        want = copy_of(state)
+        handle.wait_staged()
+        for t in state.values():
+            t.zero_()
+        handle.result(200)
+        cairn.torch.load(state, self.path("second"))
+        self.assert_same(want, state)
+
+
+class Loads(Case):
+    def test_conversion_and_targets_that_are_not_contiguous(self):
+        x = torch.arange(-300, 300, device=DEVICE).reshape(20, 30)
+        cairn.torch.save({"x": x.to(torch.float32)}, self.path())
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            targets = {
+                "contiguous": torch.zeros(20, 30, dtype=dtype, device=DEVICE),
+                "transposed": torch.zeros(30, 20, dtype=dtype, device=DEVICE).t(),
+                "steps": torch.zeros(40, 60, dtype=dtype, device=DEVICE)[::2, ::2],
+            }
+            for kind, t in targets.items():
+                with self.subTest(dtype=dtype, target=kind):
+                    cairn.torch.load({"x": t}, self.path())
+                    self.assert_same(x.to(torch.float32).to(dtype), t)
+
+    def test_pieces_of_a_large_tensor(self):
+        state = {"large": noise((50 << 20,), "int32"), "odd": noise((3, 7, 1 << 20), "uint8", seed=1)}
+        cairn.torch.save(state, self.path())
+        self.environment(CAIRN_ARENA_BYTES=str(32 << 20))
+        cairn.torch.close()
+        got = blank(state)
+        cairn.torch.load(got, self.path())
+        self.assert_same(state, got)
+
+    def test_work_that_is_queued_on_the_target_comes_first(self):
+        state = {"x": noise((8 << 20,), "int32")}
+        cairn.torch.save(state, self.path())
+        for kind in ("current", "other"):
+            got = {"x": torch.zeros(8 << 20, dtype=torch.int32, device=DEVICE)}
+            with self.subTest(stream=kind), on_stream(kind == "other"):
+                busy()
+                got["x"].fill_(5)
+                cairn.torch.load(got, self.path())
+                if CUDA:
+                    torch.cuda.synchronize()
+                self.assert_same(state, got)
+
+    def test_damage_is_found(self):
+        state = {"a": noise((1 << 20,), "uint8"), "b": noise((1 << 20,), "uint8", seed=1)}
+        cairn.torch.save(state, self.path())
+        largest = max((f for f in glob.glob(self.path() + "/**", recursive=True) if os.path.isfile(f)), key=os.path.getsize)
+        with open(largest, "r+b") as f:
+            f.seek(os.path.getsize(largest) // 2)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte ^ 1]))
+        with self.assertRaises(cairn.CorruptError):
+            cairn.torch.load(blank(state), self.path())
+        cairn.torch.save(state, self.path())  # the job goes on
+        got = blank(state)
+        cairn.torch.load(got, self.path())
+        self.assert_same(state, got)
+
+    def test_open_on_the_device(self):
+        x = noise((1000, 64), "bfloat16")
+        cairn.torch.save({"x": x, "step": 3}, self.path())
+        with cairn.open(self.path(), framework="torch") as c:
+            self.assert_same(x[10:20, 3:], c["x"][10:20, 3:])
+            got = c.load(device=DEVICE)
+            self.assertEqual(got["x"].device.type, DEVICE)
+            self.assert_same({"step": 3, "x": x}, got)
+
+
+def on_stream(other):
+    return torch.cuda.stream(torch.cuda.Stream() if CUDA and other else None)
+
+
+if __name__ == "__main__":
+    unittest.main()
