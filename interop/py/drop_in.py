@@ -245,8 +245,8 @@ def save_async(path):
     more = {"async_stager": stager} if "async_stager" in inspect.signature(dcp.async_save).parameters else {}
     memory = cairn.torch._job.job().memory
     moved = []
-    copy_host = memory.copy_host
-    memory.copy_host = lambda pairs: (moved.append(sum(d.numel() for d, _ in pairs)), copy_host(pairs))
+    gather = memory.gather
+    memory.gather = lambda gathers, begun: (moved.append(sum(to.numel() for to, _ in gathers)), gather(gathers, begun))
     for step in (1, 2, 3):
         state = saves.sharded_state(["float32", "bfloat16"])
         state["views"] = states.tensors(["int16"])

@@ -16,7 +16,7 @@ from cairn import errors, values
 from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
 from cairn.torch._job import job
-from cairn.torch._state import Leaf, flatten, parts
+from cairn.torch._state import Leaf, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
@@ -40,8 +40,7 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 
 def _load(j: Any, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
-    owners = {k: v for k, v in state.items() if not isinstance(v, (torch.Tensor, Mapping)) and callable(getattr(v, "state_dict", None))
-              and callable(getattr(v, "load_state_dict", None))}
+    owners = {k: v for k, v in state.items() if is_stateful(v)}
     opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
     leaves = flatten(opened)
     loading = Loading(j.memory)

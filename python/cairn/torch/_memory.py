@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from cairn.saver import Arena
 _SLICE = 32 << 20  # bytes that one thread copies at a time
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns the name that cairn has for a dtype."""
     return str(dtype).removeprefix("torch.")
@@ -71,7 +73,7 @@ class Memory:
 
     def place(self, t: torch.Tensor) -> Optional[int]:
         """Returns where the storage of a tensor of lease begins, or None for other tensors."""
-        if t.device.type != "cpu" or not t.numel():
+        if not self._leased or t.device.type != "cpu" or not t.numel():
             return None
         at = t.untyped_storage().data_ptr() - self.bytes.data_ptr()
         return at if 0 <= at < self.arena.window else None
@@ -82,25 +84,13 @@ class Memory:
 
     def register(self) -> None:
         """Tells CUDA about memory that is in use, so that copies need no other memory on their way."""
-        if not torch.cuda.is_available():
-            return
         with self._lock:
             for lo, hi in self.arena.backed:
-                for a, b in self._registered:  # what is new lies after or between what is known
-                    if a <= lo < b:
-                        lo = b
-                if lo >= hi:
-                    continue
-                pieces, at = [], lo
-                for a, b in sorted(self._registered):
-                    if at < a < hi:
-                        pieces.append((at, a))
-                        at = b
-                if at < hi:
-                    pieces.append((at, hi))
-                for a, b in pieces:
-                    code = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr() + a, b - a, 0))
-                    if code != 0:
+                known = sorted(part for part in self._registered if lo <= part[0] < hi)  # what has memory only grows
+                for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
+                    if a == b:
+                        continue
+                    if int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr() + a, b - a, 0)) != 0:
                         return  # copies are slower, and right
                     self._registered.append((a, b))
 
@@ -112,24 +102,46 @@ class Memory:
                 self._streams[index] = torch.cuda.Stream(index)
             return self._streams[index]
 
-    def copy_host(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copies bytes between tensors in host memory, in parallel: (to, from)."""
-        work = []
-        for dst, src in pairs:
-            for at in range(0, dst.numel(), _SLICE):
-                work.append((dst[at:at + _SLICE], src[at:at + _SLICE]))
-        if len(work) == 1 or sum(d.numel() for d, _ in work) < 1 << 20:
-            for d, s in work:
-                d.copy_(s)
+    def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]], begun: "dict[torch.device, torch.cuda.Event]") -> None:
+        """Copies bytes of tensors into parts of the memory: (to, from), where the sources follow one another.
+
+        Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
+        """
+        host: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        devices: dict[torch.device, list[tuple[torch.Tensor, list[torch.Tensor]]]] = {}
+        for to, sources in gathers:
+            device = sources[0].device
+            if device.type == "cpu":
+                host.append((to, sources))
+            elif device.type == "cuda":
+                devices.setdefault(device, []).append((to, sources))
+            else:
+                _gather(to, sources)
+        if devices:
+            self.register()
+        for device, some in devices.items():
+            stream = self.stream(device)
+            stream.wait_event(begun[device])
+            with torch.cuda.stream(stream):
+                for to, sources in some:
+                    _gather(to, sources)
+        self._gather_host(host)
+        for device in devices:
+            self.stream(device).synchronize()
+
+    def _gather_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
+        """Copies in parallel."""
+        work: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        for to, sources in gathers:
+            if len(sources) > 1:
+                work.append((to, sources))
+            else:
+                work += [(to[at:at + _SLICE], [sources[0][at:at + _SLICE]]) for at in range(0, to.numel(), _SLICE)]
+        if len(work) == 1 or sum(to.numel() for to, _ in work) < 1 << 20:
+            for to, sources in work:
+                _gather(to, sources)
             return
-        # A thread takes neighbours, so that there are few tasks.
-        size = max(1, math.ceil(len(work) / (4 * self._pool._max_workers)))
-
-        def run(part: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-            for d, s in part:
-                d.copy_(s)
-
-        for f in [self._pool.submit(run, work[i:i + size]) for i in range(0, len(work), size)]:
+        for f in [self._pool.submit(_gather, *w) for w in work]:
             f.result()
 
     def close(self) -> None:
@@ -138,6 +150,22 @@ class Memory:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr() + lo)
         self._registered = []
         self.bytes = None  # type: ignore[assignment]
+
+
+def _gather(to: torch.Tensor, sources: list[torch.Tensor]) -> None:
+    """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
+    if to.device == sources[0].device and len(sources) > 1:
+        torch.cat(sources, out=to)
+        return
+    later = sources[0].is_cuda
+    try:
+        # Many small copies to the host take longer than one copy on the device and one large one.
+        to.copy_(sources[0] if len(sources) == 1 else torch.cat(sources), non_blocking=later)
+    except torch.OutOfMemoryError:  # the device has no room for another copy
+        at = 0
+        for source in sources:
+            to[at:at + source.numel()].copy_(source, non_blocking=later)
+            at += source.numel()
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:

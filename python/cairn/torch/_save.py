@@ -24,6 +24,8 @@ from cairn.torch._state import Leaf, Part, flatten, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
+_STAMP = 64  # bytes before the blobs of a unit
+_ALIGN = 64
 
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, **options: Any) -> dict:
@@ -94,7 +96,7 @@ class Handle:
         self._reply.settle(error=error)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Blob:
     """Memory that is copied as a whole: that of a tensor, or a storage that several tensors share."""
 
@@ -103,23 +105,36 @@ class _Blob:
     starts: list[int] = field(default_factory=list)  # of each item in the blob
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Unit:
     """Blobs that are staged and freed together, behind one stamp."""
 
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
-    size: int = 64
+    size: int = _STAMP
     staged: bool = False  # the saver process knows where it is
     at: Optional[int] = None  # where it is in the shared memory, if a Stager has staged it already
 
     def items(self) -> Iterator[int]:
         return (i for b in self.blobs for i in b.items)
 
-    def add(self, blob: _Blob) -> None:
+    def add(self, blob: _Blob, n: int) -> None:
+        """Adds a blob of n bytes, which begins at a multiple of _ALIGN."""
         self.places.append(self.size)
         self.blobs.append(blob)
-        self.size += (blob.source.numel() + 63) // 64 * 64
+        self.size += -(-n // _ALIGN) * _ALIGN
+
+    def sources(self) -> list[torch.Tensor]:
+        """Returns the bytes that follow the stamp."""
+        out: list[torch.Tensor] = []
+        fill: Optional[torch.Tensor] = None
+        for blob in self.blobs:
+            out.append(blob.source)
+            if (over := blob.source.numel() % _ALIGN) and len(self.blobs) > 1:
+                if fill is None:
+                    fill = torch.zeros(_ALIGN, dtype=torch.uint8, device=blob.source.device)
+                out.append(fill[over:])
+        return out
 
 
 class Pickled:
@@ -136,77 +151,88 @@ class State:
         self.memory = memory
         self.items: list[dict] = []
         self.absent: list[str] = []
-        blobs: dict[Any, list[tuple[int, torch.Tensor]]] = {}
-        same: dict[Any, list[int]] = {}
+        storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
         for leaf, held in leaves:
             place = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
             if held is None:
                 self.items.append({**place, **_value(leaf.value)})
                 continue
-            if not any(p.local.numel() or not p.shape or 0 in p.shape for p in held):
+            held = [p for p in held if p.local.numel() or not p.shape or 0 in p.shape]
+            if not held:
                 self.absent.append(leaf.name)
                 continue
             for p in held:
-                item = {**place, "dtype": _memory.dtype_name(p.local.dtype), "shape": p.shape}
+                t = p.local
+                item = {**place, "dtype": _memory.dtype_name(t.dtype), "shape": p.shape}
                 if p.offsets is not None:
-                    item.update(sharded=True, offsets=p.offsets, sizes=p.sizes)
+                    item.update(sharded=True, offsets=p.offsets, sizes=list(t.shape))
                 if leaf.value.requires_grad:
                     item["requires_grad"] = True
+                t = t.detach()
+                if t.is_conj() or t.is_neg():
+                    t = t.resolve_conj().resolve_neg()
                 index = len(self.items)
                 self.items.append(item)
-                t = p.local.detach().resolve_conj().resolve_neg()
-                if t.numel() == 0:
-                    blobs.setdefault(("empty", index), []).append((index, t))
-                    continue
-                storage = t.untyped_storage()
-                blobs.setdefault((t.device, storage.data_ptr()), []).append((index, t))
-                key = (t.device, t.data_ptr(), t.dtype, tuple(t.shape), tuple(t.stride()), leaf.name if p.offsets is not None else "")
-                same.setdefault(key, []).append(index)
-        for number, group in enumerate((g for g in same.values() if len(g) > 1), 1):
-            for index in group:
-                self.items[index]["alias"] = number
-        self.units = self._units([self._blob(tensors) for tensors in blobs.values()])
+                key = (t.device, t.untyped_storage().data_ptr()) if t.numel() else ("empty", index)
+                storages.setdefault(key, []).append((index, t))
+        self.aliases = 0
+        self.units = self._units(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors) for tensors in storages.values())
         self.bytes = sum(u.size for u in self.units if u.at is None)
 
-    def _blob(self, tensors: list[tuple[int, torch.Tensor]]) -> _Blob:
-        size = [t.element_size() for _, t in tensors]
-        lo = min(t.storage_offset() * n for (_, t), n in zip(tensors, size))
-        hi = max((t.storage_offset() + sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * n if t.numel() else lo
-                 for (_, t), n in zip(tensors, size))
-        whole = sum(t.numel() * n for (_, t), n in zip(tensors, size))
-        if len(tensors) == 1 and (tensors[0][1].is_contiguous() or hi - lo > 2 * whole):
-            index, t = tensors[0]
+    def _blob(self, index: int, t: torch.Tensor) -> _Blob:
+        """Returns the memory of a tensor that shares its storage with no other."""
+        if t.is_contiguous() or _span(t) > 2 * t.nbytes:
             return _Blob(_memory.as_bytes(t.contiguous()), [index], [0])
+        return self._shared([(index, t)])
+
+    def _shared(self, tensors: list[tuple[int, torch.Tensor]]) -> _Blob:
+        """Returns the part of a storage that some tensors use."""
+        same: dict[Any, list[int]] = {}
+        for index, t in tensors:
+            # A shard is the same as another only if both are of one tensor.
+            shard_of = self.items[index]["name"] if "offsets" in self.items[index] else None
+            same.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride(), shard_of), []).append(index)
+        for group in same.values():
+            if len(group) > 1:
+                self.aliases += 1
+                for index in group:
+                    self.items[index]["alias"] = self.aliases
+        starts = [t.storage_offset() * t.element_size() for _, t in tensors]
+        lo = min(starts)
+        hi = max(start + _span(t) for start, (_, t) in zip(starts, tensors))
         first = tensors[0][1]
         raw = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage(), lo, (hi - lo,), (1,))
-        blob = _Blob(raw)
-        for (index, t), n in zip(tensors, size):
+        for index, t in tensors:
             if not t.is_contiguous():
                 self.items[index]["strides"] = list(t.stride())
-            blob.items.append(index)
-            blob.starts.append(t.storage_offset() * n - lo)
-        return blob
+        return _Blob(raw, [index for index, _ in tensors], [start - lo for start in starts])
 
-    def _units(self, blobs: list[_Blob]) -> list[_Unit]:
+    def _units(self, blobs: Iterable[_Blob]) -> list[_Unit]:
         units: list[_Unit] = []
         shared: dict[torch.device, _Unit] = {}
         staged: dict[int, _Unit] = {}
         for blob in blobs:
-            if (at := self.memory.place(blob.source)) is not None:
+            source = blob.source
+            if (at := self.memory.place(source)) is not None:
                 if at not in staged:
                     units.append(staged.setdefault(at, _Unit(at=at)))
                 staged[at].blobs.append(blob)
-                staged[at].places.append(blob.source.data_ptr() - blob.source.untyped_storage().data_ptr())
+                staged[at].places.append(source.data_ptr() - source.untyped_storage().data_ptr())
                 continue
-            n, device = blob.source.numel(), blob.source.device
+            n, device = source.numel(), source.device
             unit = shared.get(device) if n < _SMALL else None
             if unit is None or unit.size + n > _UNIT:
                 unit = _Unit()
                 units.append(unit)
                 if n < _SMALL:
                     shared[device] = unit
-            unit.add(blob)
+            unit.add(blob, n)
         return units
+
+
+def _span(t: torch.Tensor) -> int:
+    """Returns the bytes from the first element of a tensor, which has some, to the end of its last."""
+    return (sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * t.element_size()
 
 
 def _value(v: Any) -> dict:
@@ -266,29 +292,12 @@ def events(units: list[_Unit]) -> dict[torch.device, Any]:
 
 def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]], begun: dict[torch.device, Any]) -> None:
     """Copies units to their places in the shared memory."""
-    memory.register()
-    host: list[tuple[torch.Tensor, torch.Tensor]] = []
-    streams = set()
+    gathers = []
     for unit, at in pending:
-        if unit.at is not None:
-            continue
-        for blob, place in zip(unit.blobs, unit.places):
-            dst = memory.part(at + place, blob.source.numel())
-            if not blob.source.is_cuda:
-                if blob.source.device.type != "cpu":
-                    dst.copy_(blob.source)
-                else:
-                    host.append((dst, blob.source))
-                continue
-            stream = memory.stream(blob.source.device)
-            if stream not in streams:
-                stream.wait_event(begun[blob.source.device])
-                streams.add(stream)
-            with torch.cuda.stream(stream):
-                dst.copy_(blob.source, non_blocking=True)
-    memory.copy_host(host)
-    for stream in streams:
-        stream.synchronize()
+        if unit.at is None:
+            sources = unit.sources()
+            gathers.append((memory.part(at + _STAMP, sum(map(torch.Tensor.numel, sources))), sources))
+    memory.gather(gathers, begun)
 
 
 class _Staging:

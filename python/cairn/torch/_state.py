@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
@@ -13,20 +13,25 @@ from cairn import errors
 _MAX_DEPTH = 256
 
 
-@dataclass
+@dataclass(slots=True)
 class Leaf:
-    """A tensor or a value, its name, its place in the state, and how to replace it there."""
+    """A tensor or a value, its name, its place in the state, and what holds it there."""
 
     name: str
     path: Optional[list[Any]]
     value: Any
-    replace: Callable[[Any], None] = lambda new: None
+    holder: Any = None  # a dict or a list
+    key: Any = None
+
+    def replace(self, new: Any) -> None:
+        """Puts another value in its place."""
+        self.holder[self.key] = new
 
 
 def flatten(state: Mapping) -> list[Leaf]:
     """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them."""
     out: list[Leaf] = []
-    _visit_map([], state, out)
+    _open([], "", state, out)
     names: set[str] = set()
     for leaf in out:
         if leaf.name in names:
@@ -35,47 +40,46 @@ def flatten(state: Mapping) -> list[Leaf]:
     return out
 
 
+def is_stateful(v: Any) -> bool:
+    """Reports whether v is a module, an optimizer or the like."""
+    return not isinstance(v, (torch.Tensor, Mapping)) and callable(getattr(v, "state_dict", None)) \
+        and callable(getattr(v, "load_state_dict", None))
+
+
 def _opens(v: Any, depth: int = 0) -> bool:
     if depth > _MAX_DEPTH:
         raise errors.StateError("the state is nested too deeply", ("plan.state",))
-    if isinstance(v, (Mapping, torch.Tensor)) or _is_sharded(v):
+    if isinstance(v, (Mapping, torch.Tensor)):
         return True
     return isinstance(v, list) and any(_opens(x, depth + 1) for x in v)
 
 
-def _visit_map(at: list[Any], m: Mapping, out: list[Leaf]) -> None:
-    for k, v in m.items():
+def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf]) -> None:
+    """Adds the leaves of a dict or a list. Its names begin with prefix."""
+    if len(path) >= _MAX_DEPTH:
+        raise errors.StateError("the state is nested too deeply", ("plan.state",))
+    in_list = isinstance(holder, list)
+    for k, v in enumerate(holder) if in_list else holder.items():
         if isinstance(k, bool) or not isinstance(k, (str, int)):
             raise errors.StateError(f"the key {k!r} is neither a string nor an integer", ("plan.state",))
-        step = k if isinstance(k, str) else {"int": str(k)}
-        _visit([*at, step], v, lambda new, m=m, k=k: m.__setitem__(k, new), out)
-
-
-def _visit(at: list[Any], v: Any, replace: Callable[[Any], None], out: list[Leaf]) -> None:
-    if len(at) > _MAX_DEPTH:
-        raise errors.StateError("the state is nested too deeply", ("plan.state",))
-    if len(at) == 1 and not isinstance(v, (torch.Tensor, Mapping)) and callable(getattr(v, "state_dict", None)) \
-            and callable(getattr(v, "load_state_dict", None)):
-        # A module or an optimizer: its tensors are filled in place; what else it has goes back to it at the end.
-        inner = v.state_dict()
-        _visit_map(at, inner, out)
-        return
-    if isinstance(v, Mapping):
-        _visit_map(at, v, out)
-        return
-    if isinstance(v, list) and _opens(v):
-        for i, x in enumerate(v):
-            _visit([*at, {"pos": i}], x, lambda new, v=v, i=i: v.__setitem__(i, new), out)
-        return
-    name = ".".join(s if isinstance(s, str) else str(s.get("int", s.get("pos"))) for s in at)
-    out.append(Leaf(name, at, v, replace))
+        here = [*path, {"pos": k} if in_list else k if isinstance(k, str) else {"int": str(k)}]
+        name = f"{prefix}{k}"
+        if isinstance(v, torch.Tensor):
+            out.append(Leaf(name, here, v, holder, k))
+        elif isinstance(v, Mapping) or isinstance(v, list) and _opens(v):
+            _open(here, name + ".", v, out)
+        elif not path and is_stateful(v):
+            # Its tensors are filled in place; what else it has goes back to it at the end of a load.
+            _open(here, name + ".", v.state_dict(), out)
+        else:
+            out.append(Leaf(name, here, v, holder, k))
 
 
 def _is_sharded(v: Any) -> bool:
     return type(v).__name__ == "ShardedTensor" and hasattr(v, "local_shards")
 
 
-@dataclass
+@dataclass(slots=True)
 class Part:
     """What this rank holds of a tensor: a box, or all of it."""
 
@@ -83,18 +87,14 @@ class Part:
     local: torch.Tensor
     offsets: Optional[list[int]] = None  # None: all of it
 
-    @property
-    def sizes(self) -> list[int]:
-        return list(self.local.shape)
-
 
 def parts(v: Any) -> Optional[list[Part]]:
     """Returns what this rank holds of a tensor, or None if v is not a tensor."""
+    if not isinstance(v, torch.Tensor):
+        return None
     if _is_sharded(v):
         shape = list(v.metadata().size)
         return [Part(shape, s.tensor, list(s.metadata.shard_offsets)) for s in v.local_shards()]
-    if not isinstance(v, torch.Tensor):
-        return None
     if hasattr(v, "device_mesh") and hasattr(v, "placements"):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
