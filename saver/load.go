@@ -160,10 +160,11 @@ func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
 
 // runLoad loads. It reports each item when it has arrived.
 func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
-	open, store, err := s.open(&b.source)
+	c, done, err := s.checkpoint(ctx, &b.source)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	state := plan.State{}
 	for name, w := range p.tensors {
 		state[name] = w
@@ -172,7 +173,7 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		state[name] = ""
 	}
 	r, err := protocol.Load(ctx, protocol.RankLoad{
-		Group: group.Solo(), Planner: p, Reader: storage.NewReader(open, store, storage.ReadOptions{}), State: state,
+		Group: group.Solo(), Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
 		Observer: s.observer(subject{Load: b.Load}),
 	})
 	if err == nil {
@@ -181,43 +182,92 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 	return r, err
 }
 
-// open returns the store of a checkpoint and the function that opens it.
-func (s *server) open(src *source) (func(context.Context, blob.Store) (storage.Checkpoint, error), blob.Store, error) {
-	store, err := s.OpenStore(src.Store)
-	switch {
-	case err != nil:
+// opened is a checkpoint that is described and checked once, for several loads.
+type opened struct {
+	storage.Checkpoint
+	md    *meta.Metadata
+	check func() error
+	err   error
+	ready chan struct{} // closed once the fields above are set
+	users int
+}
+
+func (o *opened) Metadata(context.Context) (*meta.Metadata, error) { return o.md, nil }
+func (o *opened) CheckFiles(context.Context) error                 { return o.check() }
+
+// checkpoint opens a checkpoint. A trainer divides a large load into several, so those
+// that are under way at the same time share one. Each calls done at its end.
+func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done func(), err error) {
+	key := src.Store + "\x00" + src.Format + "\x00" + string(src.FormatOptions)
+	s.mu.Lock()
+	o := s.opened[key]
+	if o == nil {
+		o = &opened{ready: make(chan struct{})}
+		s.opened[key] = o
+		s.work.Go(func() {
+			defer close(o.ready)
+			o.Checkpoint, o.md, o.err = s.open(src)
+			o.check = sync.OnceValue(func() error { return o.Checkpoint.CheckFiles(s.ctx) })
+		})
+	}
+	o.users++
+	s.mu.Unlock()
+	done = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if o.users--; o.users == 0 {
+			delete(s.opened, key)
+		}
+	}
+	select {
+	case <-o.ready:
+		err = o.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		done()
 		return nil, nil, err
-	case src.Format != "":
+	}
+	return o, done, nil
+}
+
+// open opens a checkpoint and describes it. It is closed again, but can be read.
+func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
+	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+		return formats.Open(ctx, store, nil)
+	}
+	if src.Format != "" {
 		f, err := decodeFormat(src.Format, src.FormatOptions)
 		if err != nil {
 			return nil, nil, err
 		}
-		return f.Open, store, nil
-	case len(src.FormatOptions) > 0:
+		open = f.Open
+	} else if len(src.FormatOptions) > 0 {
 		return nil, nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
-	return func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-		return formats.Open(ctx, store, nil)
-	}, store, nil
+	store, err := s.OpenStore(src.Store)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := open(s.ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	md, err := c.Metadata(s.ctx)
+	return c, md, err
 }
 
 // describe says what a checkpoint holds.
 func (s *server) describe(b *describeBody) error {
 	return s.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
-		open, store, err := s.open(&b.source)
+		c, done, err := s.checkpoint(ctx, &b.source)
 		if err != nil {
 			return nil, err
 		}
-		c, err := open(ctx, store)
-		if err != nil {
-			return nil, err
-		}
-		defer c.Close()
-		md, err := c.Metadata(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return newDescribed(b.Load, md), nil
+		defer done()
+		return newDescribed(b.Load, c.md), nil
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
@@ -525,6 +526,39 @@ func TestLoadsAtTheSameTime(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Loads that are under way at the same time open a checkpoint once; the next one opens
+// it again.
+func TestLoadsShareACheckpoint(t *testing.T) {
+	src := &source{Store: writeCheckpoint(t, native.Format{}, 1)}
+	opens := 0
+	s := &server{ctx: t.Context(), opened: map[string]*opened{}}
+	s.OpenStore = func(path string) (blob.Store, error) {
+		opens++
+		return file.OpenPath(path)
+	}
+	for round := 1; round <= 2; round++ {
+		a, doneA, err := s.checkpoint(t.Context(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, doneB, err := s.checkpoint(t.Context(), src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a != b || opens != round {
+			t.Errorf("round %d: the loads share a checkpoint: %t; it was opened %d times in all", round, a == b, opens)
+		}
+		doneA()
+		doneB()
+	}
+	if _, _, err := s.checkpoint(t.Context(), &source{Store: t.TempDir()}); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("a folder without a checkpoint: %v; want ErrNotFound", err)
+	}
+	if len(s.opened) != 0 {
+		t.Errorf("%d checkpoints are kept", len(s.opened))
+	}
 }
 
 // A saver that is a process of its own loads as well.

@@ -83,6 +83,7 @@ type server struct {
 	leave    func() // the group
 	states   map[uint64]*state
 	loads    map[uint64]context.CancelFunc
+	opened   map[string]*opened // checkpoints that loads are reading
 	fetches  map[uint64]*fetching
 	window   chan int64 // free blocks of the window
 	block    int64      // size of such a block
@@ -105,7 +106,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	}
 	defer stage.Unmap(mem)
 	s := &server{
-		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, fetches: map[uint64]*fetching{},
+		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64

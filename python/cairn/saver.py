@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import bisect
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -22,12 +23,13 @@ import urllib.parse
 import weakref
 from typing import Any, Callable, Optional, Sequence
 
-from cairn.errors import CairnError, OptionsError, SaverError, from_message
+from cairn.errors import CairnError, ChangedError, OptionsError, SaverError, from_message
 
 VERSION = 1
 PAGE = 4096
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
+_LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
 
 def binary() -> str:
@@ -377,6 +379,23 @@ class Saver:
         source = _source(store, format, format_options)
         under_way: list[Reply] = []
         batch: list[tuple[int, dict, Optional[int]]] = []
+        # Memory that is used again is faster than more memory, so a load takes little of what is new.
+        limit = max(_LOAD_MEMORY, sum(hi - lo for lo, hi in self.arena.backed))
+        size = used = 0  # bytes of the batch, and of it and those under way
+
+        def start() -> None:
+            nonlocal batch, size
+            full, batch = batch, []
+            under_way.append(self._start(full, piece, allow_missing, source))
+            under_way[-1].then(functools.partial(free, size))
+            size = 0
+
+        def free(n: int) -> None:
+            nonlocal used
+            with self.arena.room:
+                used -= n
+                self.arena.room.notify_all()
+
         try:
             for index, want in enumerate(wants):
                 at = None
@@ -385,20 +404,28 @@ class Saver:
                     if n > self.arena.window:
                         raise CairnError(f"{n} bytes of {want['name']!r} do not fit into the shared memory of {self.arena.window} bytes: "
                                          "set CAIRN_ARENA_BYTES")
-                    while (at := self.arena.alloc(n)) is None:
+                    while (over := used > 0 and used + n > limit) or (at := self.arena.alloc(n)) is None:
                         # The memory comes back when what is under way is over, here or in another thread.
                         if batch:
-                            full, batch = batch, []
-                            under_way.append(self._start(full, piece, allow_missing, source))
+                            start()
                         with self._lock:
                             self._check()
                         with self.arena.room:
-                            self.arena.room.wait(0.1)
+                            if not over or used + n > limit:
+                                self.arena.room.wait(0.1)
+                    size += n
+                    with self.arena.room:
+                        used += n
                 batch.append((index, want, at))
+                if size >= limit // 4:
+                    start()
             if batch:
-                full, batch = batch, []
-                under_way.append(self._start(full, piece, allow_missing, source))
-            return [name for reply in under_way for name in reply.result()["report"].get("missing") or []]
+                start()
+            reports = [reply.result()["report"] for reply in under_way]
+            if len(saves := {r["save_id"] for r in reports}) > 1:
+                raise ChangedError(f"{store} was replaced while it was being loaded: it began with one of the saves {sorted(saves)} "
+                                   "and went on with another", ("storage.changed",))
+            return [name for r in reports for name in r.get("missing") or []]
         except BaseException:
             for _, want, at in batch:
                 if at is not None:

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import unittest
+from unittest import mock
 
 import cairn
 from cairn import saver
@@ -242,6 +243,35 @@ class Loads(unittest.TestCase):
         finally:
             del os.environ["CAIRN_ARENA_BYTES"]
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_a_checkpoint_that_is_replaced_meanwhile(self):
+        # There is memory for one tensor at a time, so the load has two parts.
+        with tempfile.TemporaryDirectory() as folder:
+            tensors = {name: ("int8", (600_000,), bytes(600_000)) for name in "ab"}
+            checkpoint(folder, tensors)
+            wants = [{"name": name, "dtype": "int8", "shape": [600_000], "nbytes": 600_000} for name in "ab"]
+            arrived = []
+
+            def replace(i, data, value):
+                arrived.append(i)
+                if i == 0:
+                    checkpoint(folder, tensors)
+
+            with self.assertRaisesRegex(cairn.ChangedError, "replaced"):
+                self.small().load(folder, wants, replace)
+            self.assertEqual(arrived, [0, 1])
+
+    def test_a_load_takes_little_memory(self):
+        s = Saver(ceiling=64 << 20)
+        self.addCleanup(s.close)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(saver, "_LOAD_MEMORY", 1 << 20):
+            content = {f"t{i}": ("int64", (40_000,), numbers(40_000 + i)[8 * i:]) for i in range(20)}
+            checkpoint(folder, content)
+            got = {}
+            wants = [{"name": n, "dtype": "int64", "shape": [40_000], "nbytes": 320_000} for n in content]
+            s.load(folder, wants, lambda i, data, value: got.update({wants[i]["name"]: bytes(data)}))
+        self.assertEqual(got, {n: data for n, (_, _, data) in content.items()})
+        self.assertLessEqual(sum(hi - lo for lo, hi in s.arena.backed), 2 << 20)
 
     def test_a_want_that_cannot_fit(self):
         s = self.small()

@@ -112,6 +112,7 @@ class Loading:
                 dst.copy_(source)
                 return
             stream = self.memory.stream(flat.device)
+            self.memory.register()
             with torch.cuda.stream(stream):
                 stream.wait_event(begun[flat.device])
                 dst.copy_(source, non_blocking=True)

@@ -387,23 +387,12 @@ class _Staging:
                         if "strides" in self.state.items[body["item"]]:
                             raise errors.CairnError("a tensor that is not contiguous does not fit into the shared memory")
                         self.job.arena.back(body["at"], body["at"] + n)
-                        self.copy_part(body["at"], blob.source[at:at + n])
+                        self.job.memory.gather([(self.job.memory.part(body["at"], n), [blob.source[at:at + n]])], self.begun)
                         self.saver.send("fetched", fetch=body["fetch"])
                         return
             raise errors.CairnError(f"there is no item {body['item']}")
         except BaseException as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
-
-    def copy_part(self, to: int, source: torch.Tensor) -> None:
-        """Copies bytes that the caller's stream has written, in a thread that has other streams."""
-        dst = self.job.memory.part(to, source.numel())
-        if not source.is_cuda:
-            dst.copy_(source)
-            return
-        stream = self.job.memory.stream(source.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(self.begun[source.device])
-            dst.copy_(source)
 
     def over(self) -> None:
         """The save is over: its memory is free."""
