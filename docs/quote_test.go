@@ -9,6 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,8 +22,9 @@ var update = flag.Bool("update", false, "write the quoted code into the pages")
 
 // quoted is a code block with the place it is from: a file, relative to the
 // module, and perhaps the name of a function in it. Without one it is all of
-// the file behind the imports, and all of a program behind its comment.
-var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```go\n(.*?)```\n")
+// the file behind the imports, and all of a program behind its comment; in
+// Python, all of the file.
+var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```(?:go|python)\n(.*?)```\n")
 
 func TestQuotesAreTheExamples(t *testing.T) {
 	total := 0
@@ -66,6 +68,9 @@ func source(file, function string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if path.Ext(file) == ".py" {
+		return sourcePython(file, string(src), function)
+	}
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, file, src, parser.ParseComments)
 	if err != nil {
@@ -94,6 +99,29 @@ func source(file, function string) (string, error) {
 		end = f.Package
 	}
 	return text(end, f.FileEnd), nil
+}
+
+// sourcePython returns a file, or one function of it: the lines behind its head
+// that are indented or empty.
+func sourcePython(file, src, function string) (string, error) {
+	if function == "" {
+		return strings.TrimSpace(src) + "\n", nil
+	}
+	body := regexp.MustCompile(`(?m)^def ` + function + `\(.*\n((    .*)?\n)*`).FindString(src)
+	if body == "" {
+		return "", fmt.Errorf("%s has no function %s", file, function)
+	}
+	return strings.TrimSpace(body) + "\n", nil
+}
+
+func TestSourceOfPython(t *testing.T) {
+	const src = "import x\n\n\ndef one(a):\n    return 1\n\n    # end\n\n\ndef two(\n"
+	if got, err := sourcePython("f.py", src, "one"); got != "def one(a):\n    return 1\n\n    # end\n" || err != nil {
+		t.Errorf("sourcePython(one) = %q, %v", got, err)
+	}
+	if got, err := sourcePython("f.py", src, "on"); err == nil {
+		t.Errorf("sourcePython(on) = %q; want an error", got)
+	}
 }
 
 // pages returns the names of all pages of the module, relative to this folder.

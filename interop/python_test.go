@@ -4,6 +4,7 @@ package interop
 
 import (
 	"bufio"
+	"context"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -38,28 +39,31 @@ type about struct {
 // python is a running py/worker.py. Its methods are for one goroutine.
 type python struct {
 	about about
+	// target is an interpreter, or the folder of a whole system.
+	target string
 	// dir is the folder that it works in, as this process sees it.
 	dir     string
+	env     []string
 	cmd     *exec.Cmd
 	in      io.WriteCloser
 	answers chan []byte
 	noise   *noise
 }
 
-// start runs the worker of a target, which is an interpreter or the folder of a
-// whole system. The package in ../python is there for it to import, with the
+// start runs the worker of a target. The package in ../python is there for it to import, with the
 // program. It ends with the test.
 func start(t *testing.T, target, program string) *python {
 	t.Helper()
-	p := &python{answers: make(chan []byte, 1), noise: new(noise)}
-	p.cmd = p.command(t, target)
-	p.cmd.WaitDelay = 5 * time.Second // for ranks that outlive the worker
+	p := &python{target: target, answers: make(chan []byte, 1), noise: new(noise)}
+	p.makeDir(t)
 	copyScripts(t, p.dir)
 	copyPackage(t, p.dir, program)
-	p.cmd.Env = append(os.Environ(), "PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "USE_LIBUV=0", "OMP_NUM_THREADS=1")
+	p.env = append(os.Environ(), "PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "USE_LIBUV=0", "OMP_NUM_THREADS=1")
 	if runtime.GOOS == "linux" {
-		p.cmd.Env = append(p.cmd.Env, "GLOO_SOCKET_IFNAME=lo")
+		p.env = append(p.env, "GLOO_SOCKET_IFNAME=lo")
 	}
+	p.cmd = p.command(context.Background(), filepath.Join("py", "worker.py")) // stop ends it
+	p.cmd.WaitDelay = 5 * time.Second                                         // for ranks that outlive the worker
 	p.cmd.Stderr = p.noise
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -81,27 +85,34 @@ func start(t *testing.T, target, program string) *python {
 	return p
 }
 
-// command returns the command of the worker and makes its folder, which lies in
-// the target's own system.
-func (p *python) command(t *testing.T, target string) *exec.Cmd {
+// makeDir makes the folder of the worker, which lies in the target's own system.
+func (p *python) makeDir(t *testing.T) {
 	t.Helper()
-	fi, err := os.Stat(target)
+	fi, err := os.Stat(p.target)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !fi.IsDir() {
 		p.dir = t.TempDir()
-		cmd := exec.Command(target, filepath.Join("py", "worker.py"))
-		cmd.Dir = p.dir
-		return cmd
+		return
 	}
-	p.dir, err = os.MkdirTemp(filepath.Join(target, "tmp"), "cairn-interop-")
+	p.dir, err = os.MkdirTemp(filepath.Join(p.target, "tmp"), "cairn-interop-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(p.dir) })
-	inside := "/tmp/" + filepath.Base(p.dir)
-	return exec.Command("./enter", target, "sh", "-c", "cd "+inside+" && exec python3 py/worker.py")
+}
+
+// command returns a command that runs Python in the worker's folder.
+func (p *python) command(ctx context.Context, words ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.target, words...)
+	cmd.Dir = p.dir
+	if inside, err := filepath.Rel(p.target, p.dir); err == nil && filepath.IsLocal(inside) {
+		enter := []string{p.target, "sh", "-c", `cd "/$0" && exec python3 "$@"`, filepath.ToSlash(inside)}
+		cmd = exec.CommandContext(ctx, "./enter", append(enter, words...)...)
+	}
+	cmd.Env = p.env
+	return cmd
 }
 
 func copyScripts(t *testing.T, dir string) {

@@ -56,10 +56,42 @@ def local_path(address: str) -> str:
 
 
 def default_ceiling() -> int:
-    """Returns how much memory is shared at most: CAIRN_ARENA_BYTES, or half of the host's memory."""
+    """Returns how much memory is shared at most: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
+
+    The memory is that of the host, or the limit of the container (cgroup) if that is lower.
+    """
     if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
         return int(text)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return memory // 2 // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
+
+
+def _limits(root: str = "/") -> list[int]:
+    """Returns the limits of memory of the cgroups, of version 1 or 2, that this process is in."""
+    out = []
+    try:
+        with open(os.path.join(root, "proc/self/cgroup")) as f:
+            lines = f.read().splitlines()
+    except OSError:
+        return out
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # The limits of the groups above apply too. In a container the path may be one of the host, which is not visible.
+        parts = [p for p in path.split("/") if p not in ("", "..")]
+        for n in range(len(parts) + 1):
+            try:
+                with open(os.path.join(root, base, *parts[:n], name)) as f:
+                    out.append(int(f.read()))
+            except (OSError, ValueError):  # there is no such group, or no limit
+                pass
+    return out
 
 
 def _round(n: int) -> int:

@@ -110,6 +110,53 @@ class Memory(unittest.TestCase):
         self.assertEqual(len(view), 10)
 
 
+class Ceiling(unittest.TestCase):
+    """The default ceiling of the shared memory."""
+
+    HOST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def limits(self, **files):
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in files.items():
+                path = pathlib.Path(root, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return saver._limits(root)
+
+    def test_limits_of_cgroups(self):
+        v2 = {"proc/self/cgroup": "0::/a/b\n"}
+        v1 = {"proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/x\n0::/\n"}
+        for name, files, want in (
+            ("none", {}, []),
+            ("v2", {**v2, "sys/fs/cgroup/a/b/memory.max": "1000\n"}, [1000]),
+            ("v2, of a group above", {**v2, "sys/fs/cgroup/a/memory.max": "2000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, [2000]),
+            ("v2 in a container", {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "3000\n"}, [3000]),
+            ("v2, the path of the host", {**v2, "sys/fs/cgroup/memory.max": "4000\n"}, [4000]),
+            ("v2, a path above", {"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/x/memory.max": "5000\n"}, [5000]),
+            ("v1", {**v1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                    "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": "6000\n"}, [9223372036854771712, 6000]),
+            ("v1 in a container", {**v1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "7000\n"}, [7000]),
+        ):
+            with self.subTest(name):
+                self.assertEqual(self.limits(**files), want)
+
+    def ceiling(self, limits, **environment):
+        clean = {k: v for k, v in os.environ.items() if k not in ("CAIRN_ARENA_BYTES", "LOCAL_WORLD_SIZE")}
+        with mock.patch.dict(os.environ, {**clean, **environment}, clear=True), mock.patch.object(saver, "_limits", lambda: limits):
+            return saver.default_ceiling()
+
+    def test_default(self):
+        for limits, environment, want in (
+            ([], {}, self.HOST // 2),
+            ([1 << 62, 1 << 20], {}, 1 << 19),
+            ([1 << 20], {"LOCAL_WORLD_SIZE": "4"}, 1 << 17),
+            ([1 << 20], {"LOCAL_WORLD_SIZE": ""}, 1 << 19),
+            ([1 << 20], {"LOCAL_WORLD_SIZE": "4", "CAIRN_ARENA_BYTES": "12345"}, 12345),
+        ):
+            with self.subTest(limits=limits, **environment):
+                self.assertEqual(self.ceiling(limits, **environment), want)
+
+
 class Saves(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
