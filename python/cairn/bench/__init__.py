@@ -1,0 +1,1 @@
+"""Measures cairn beside PyTorch's own checkpoints, safetensors and the hardware: python -m cairn.bench."""

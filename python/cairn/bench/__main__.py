@@ -1,0 +1,213 @@
+"""Compares cairn with PyTorch's own checkpoints and safetensors, beside what the hardware does.
+
+Everything runs in one process, one after the other, with the same state. Rates are GB/s
+(10^9 bytes); compare them within one run only, because disks and neighbours change.
+
+stall        how long training stands still in a background save, from the second save on
+durable      the time until the checkpoint is complete and on disk
+load         into the same tensors, with the files out of the page cache (cold) and in it (warm)
+small        the stall of a background save of many small tensors
+host memory  the largest that this process and its children had, less what they had before;
+             memory that they share counts once, the page cache does not count
+floor        a copy to pinned memory, and a plain file: buffered and O_DIRECT, with 1 and 4
+             threads, of which the fastest counts
+DCP, tuned   PyTorch's FileSystemWriter with 4 threads, and a stager that keeps pinned shared memory
+
+Then a training loop runs with and without background saves, and the times of its steps between
+saves are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any, Iterator, Optional
+
+from cairn.bench import table
+from cairn.errors import CairnError
+
+EXAMPLES = """examples:
+  python -m cairn.bench                              8 GiB on the GPU, or on the CPU if there is none; some minutes
+  python -m cairn.bench --gib 1 --folder /mnt/data   a smaller state, on the disk that is to be measured
+  python -m cairn.bench --only floor,cairn           two rows of the table
+  python -m cairn.bench --only steps                 only the training loop
+  python -m cairn.bench --json > result.json
+"""
+
+ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS, "cairn": table.CAIRN}
+
+COLUMNS = [("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"), ("load_warm_gbs", "load warm"),
+           ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
+
+
+class Trouble(Exception):
+    """Why nothing can be measured, and what to do."""
+
+
+def main(argv: Optional[list[str]] = None) -> int:
+    args = arguments(argv)
+    try:
+        result = measure(args)
+    except Trouble as e:
+        print(f"python -m cairn.bench: {e}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(result)
+    return 0
+
+
+def arguments(argv: Optional[list[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m cairn.bench", description=__doc__, epilog=EXAMPLES,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=8, help="size of the state (8)")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="where the state is: cuda if there is a GPU")
+    parser.add_argument("--folder", help="a folder on the disk to measure (the one for temporary files)")
+    parser.add_argument("--repeat", type=int, default=3, help="how often each thing is measured, after a first time (3)")
+    parser.add_argument("--small-count", type=int, default=1000, help="how many small tensors (1000)")
+    parser.add_argument("--small-kib", type=int, default=64, help="size of a small tensor (64)")
+    parser.add_argument("--only", metavar="ROWS", help=f"some of: {','.join([*ROWS, 'steps'])}")
+    parser.add_argument("--no-steps", action="store_true", help="without the training loop, which takes about a minute")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    args.rows = args.only.split(",") if args.only else [*ROWS, "steps"]
+    if args.no_steps and "steps" in args.rows:
+        args.rows.remove("steps")
+    if unknown := sorted(set(args.rows) - {*ROWS, "steps"}):
+        parser.error(f"--only has {unknown[0]!r}; it may have {', '.join([*ROWS, 'steps'])}")
+    if not args.rows:
+        parser.error("--only and --no-steps leave nothing to measure")
+    if args.gib <= 0 or args.small_count < 1 or args.small_kib < 1 or args.repeat < 1:
+        parser.error("sizes and counts must be positive")
+    return args
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures what the arguments ask for."""
+    try:
+        import torch
+    except ImportError as e:
+        raise Trouble(f"there is no torch ({e}): install it, for example by 'pip install torch', or use an interpreter that has it") from None
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Trouble(f"PyTorch {torch.__version__} finds no GPU: use --device cpu")
+    size = int(args.gib * (1 << 30)) // 4096 * 4096 or 4096
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
+                              "cpus": os.cpu_count(), "small": {"count": args.small_count, "bytes": args.small_kib << 10}}
+    folder = make_folder(args.folder, 2.2 * size + (args.small_count * args.small_kib << 11) + (1 << 28))
+    try:
+        rows = [name for row, name in ROWS.items() if row in args.rows]
+        if rows:
+            t = table.Table(torch, device, size, folder, args.repeat, (args.small_count, args.small_kib << 10), say)
+            result["bytes"], result["rows"] = t.bytes, t.run(rows)
+            del t
+        if "steps" in args.rows:
+            from cairn.bench import steps
+
+            result["steps"] = steps.Steps(torch, device, size, folder, say).run()
+    except torch.OutOfMemoryError as e:
+        raise Trouble(f"the state does not fit on the device: use a smaller --gib than {args.gib:g} ({e})") from None
+    except (OSError, CairnError) as e:
+        if getattr(e, "errno", None) == errno.ENOSPC or "no space left" in str(e):
+            raise Trouble(f"{folder} is full: use --folder for another disk, or a smaller --gib than {args.gib:g}") from None
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    result["goals"] = list(goals(result, device))
+    return result
+
+
+def make_folder(parent: Optional[str], need: float) -> str:
+    """Makes a folder for checkpoints, on a disk with enough room."""
+    parent = parent or tempfile.gettempdir()
+    try:
+        free = shutil.disk_usage(parent).free
+        if free < need:
+            raise Trouble(f"{parent} has {free / 1e9:.1f} GB of room, and {need / 1e9:.1f} GB are needed: "
+                          "use --folder for another disk, or a smaller --gib")
+        return tempfile.mkdtemp(prefix="cairn-bench-", dir=parent)
+    except OSError as e:
+        raise Trouble(f"{parent} cannot be used: {e.strerror}; --folder names another folder") from None
+
+
+def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """Yields how cairn compares with the other rows. Some ratios have a goal."""
+    rows = result.get("rows", {})
+    cairn, floor = rows.get(table.CAIRN, {}), rows.get(table.FLOOR, {})
+    others = [rows[n] for n in (table.DCP, table.TUNED, table.SAFETENSORS) if n in rows]
+
+    def ratio(name: str, key: str, of: Optional[float], least: Optional[float] = None, most: Optional[float] = None) -> Iterator[dict[str, Any]]:
+        if key in cairn and of:
+            yield {"name": name, "value": cairn[key] / of, "least": least, "most": most}
+
+    yield from ratio("stall / pinned copy", "stall_gbs", floor.get("stall_gbs"), 0.75)
+    yield from ratio("stall, GB/s", "stall_gbs", 1, 40 if device == "cuda" else None)
+    yield from ratio(f"durable / plain write ({floor.get('write_by')})", "durable_gbs", floor.get("durable_gbs"), 0.9)
+    yield from ratio(f"load cold / plain read ({floor.get('read_by')})", "load_cold_gbs", floor.get("load_cold_gbs"), 0.9)
+    yield from ratio("load warm, GB/s", "load_warm_gbs", 1, 12 if device == "cuda" else None)
+    yield from ratio("small: stall / copies to pinned memory", "small_stall_ms", floor.get("small_stall_ms"))
+    for name in (table.DCP, table.TUNED):
+        yield from ratio(f"small: stall / {name}", "small_stall_ms", rows.get(name, {}).get("small_stall_ms"), most=0.2)
+    yield from ratio("import cairn, ms", "import_ms", 1, most=50)
+    for key, title in COLUMNS[:4]:
+        best = max((r[key] for r in others if key in r), default=None)
+        yield from ratio(f"{title.removesuffix(' GB/s')} / best of the others", key, best)
+    for name, found in result.get("steps", {}).items():
+        yield {"name": f"steps between saves by {name}, % longer", "value": found["overhead_percent"]["mean"], "least": None,
+               "most": 2 if name == table.CAIRN else None}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints tables."""
+    print(f"{result['device']}, {result['cpus']} CPUs, PyTorch {result['torch']}")
+    if rows := result.get("rows"):
+        small = result["small"]
+        print(f"\nstate {result['bytes'] / 1e9:.2f} GB; small: {small['count']} tensors of {small['bytes'] >> 10} KiB\n")
+        print(f"{'':14}" + "".join(f"{title:>{len(title) + 3}}" for _, title in COLUMNS))
+        for name, row in rows.items():
+            cells = (f"{row[key]:.2f}" if key in row else "-" for key, _ in COLUMNS)
+            print(f"{name:14}" + "".join(f"{cell:>{len(title) + 3}}" for cell, (_, title) in zip(cells, COLUMNS)))
+        for name, row in rows.items():
+            if notes := [f"{k.removesuffix('_by')}: {v}" for k, v in row.items() if k.endswith("_by")]:
+                print(f"{name}: {'; '.join(notes)}")
+        if "first_stall_gbs" in rows.get(table.CAIRN, {}):
+            print(f"cairn's first save: stall {rows[table.CAIRN]['first_stall_gbs']:.2f} GB/s; it also takes memory and starts a process")
+    for name, found in result.get("steps", {}).items():
+        show_steps(name, found)
+    if result["goals"]:
+        print("\nratios of this run")
+    for g in result["goals"]:
+        goal = f"≥ {g['least']:g}" if g["least"] is not None else f"≤ {g['most']:g}" if g["most"] is not None else ""
+        met = goal and ("met" if (g["least"] is None or g["value"] >= g["least"]) and (g["most"] is None or g["value"] <= g["most"]) else "missed")
+        print(f"  {g['name']:52} {g['value']:8.2f}   {goal:7} {met}".rstrip())
+
+
+def show_steps(name: str, found: dict[str, Any]) -> None:
+    by = f" ({found['by']})" if "by" in found else ""
+    print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by {name}{by}: {found['saves']} saves,"
+          f"\nunder way during {found['under_way_percent']:.0f} % of the steps; the stall of {found['stall_ms']:.1f} ms is not counted")
+    print(f"{'':12}{'steps':>8}{'mean':>9}{'median':>9}{'p90':>9}{'p99':>9}{'most':>9}")
+    for kind in ("without", "with"):
+        s = found[kind]
+        print(f"{kind:12}{s['steps']:8}" + "".join(f"{s[k]:9.2f}" for k in ("mean", "median", "p90", "p99", "most")))
+    print(f"{'longer by':12}{'':8}" + "".join(f"{found['overhead_percent'][k]:+8.2f}%" for k in ("mean", "median", "p90", "p99")))
+    print(f"{'from ms':>12}  {'without':36}with")
+    for b in found["histogram"]:
+        bars = (f"{'#' * round(24 * b[k]):24} {100 * b[k]:5.1f} %" for k in ("without", "with"))
+        print(f"{b['from_ms']:12.2f}  " + "    ".join(bars))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
