@@ -33,6 +33,7 @@ test: ## vet, build and run all tests, with the race detector where there is a C
 	$(GO) vet ./...
 	$(GO) build -buildvcs=false ./...
 	for m in $(MODULES); do $(GO) -C $$m vet $(RACE) ./... || exit; done
+	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	GO=$(GO) $(GO) run ./tools/gotest -modules '. $(MODULES)' -- $(RACE) -timeout $(TIMEOUT)
 
 lint: fmt vet-others staticcheck mod ## check form: gofmt, vet for other systems, staticcheck, modules

@@ -3,7 +3,10 @@
 package python
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -20,7 +23,11 @@ func TestPackage(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the saver process needs Linux")
 	}
-	python := findPython(t)
+	python, version, err := findPython()
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Logf("%s is Python %s", python, version)
 	program := filepath.Join(t.TempDir(), "cairn")
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -47,20 +54,17 @@ func TestPackage(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-// findPython returns a Python that the package supports. PYTHON names another one than
-// python3.
-func findPython(t *testing.T) string {
-	name := os.Getenv("PYTHON")
-	if name == "" {
-		name = "python3"
-	}
-	python, err := exec.LookPath(name)
+// findPython returns a Python that the package supports, and its version, or why there
+// is none. PYTHON names another one than python3.
+func findPython() (path, version string, err error) {
+	path, err = exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
 	if err != nil {
-		t.Skipf("there is no %s", name)
+		return "", "", err
 	}
-	check := exec.CommandContext(t.Context(), python, "-c", "import os, sys; os.memfd_create; sys.exit(sys.version_info < (3, 10))")
-	if err := check.Run(); err != nil {
-		t.Skipf("%s is not Python 3.10 or later with memfd_create", python)
+	check := exec.Command(path, "-c", "import os, sys; print(*sys.version_info[:3], sep='.'); os.memfd_create; sys.exit(sys.version_info < (3, 10))")
+	out, err := check.Output()
+	if err != nil {
+		return "", "", fmt.Errorf("%s is Python %s; want 3.10 or later with memfd_create", path, bytes.TrimSpace(out))
 	}
-	return python
+	return path, string(bytes.TrimSpace(out)), nil
 }

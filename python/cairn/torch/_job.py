@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from typing import Any, Optional
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from cairn import errors
 from cairn.saver import Arena, Saver, default_ceiling
 from cairn.torch._memory import Memory
 
-_PATIENCE = 30 * 60  # seconds that a rank waits for the others
+_LACKS, _FAILS = 1 << 20, 1 << 40  # what the ranks add to the count of those that have arrived
 
 
 def distributed() -> bool:
@@ -29,10 +30,9 @@ def distributed() -> bool:
 class Job:
     """What this process needs to save and load: shared memory and a saver process."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.pid = os.getpid()
-        self.rank = dist.get_rank() if distributed() else 0
-        self.size = dist.get_world_size() if distributed() else 1
+        self.rank, self.size = rank, size
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.saver: Optional[Saver] = None
@@ -40,70 +40,18 @@ class Job:
         self.met: Optional[Saver] = None  # the saver that has met the others
         self.lock = threading.RLock()
 
-    # What all ranks know together.
-
-    def agree(self, kind: str, error: Optional[BaseException] = None) -> None:
-        """Ends a step that all ranks take. If it failed on any of them, it raises an error on all.
-
-        Steps of one kind have the same order on all ranks.
-        """
-        if not distributed():
-            if error is not None:
-                raise error
-            return
-        said = ""
-        if error is not None:
-            codes = error.codes if isinstance(error, errors.CairnError) else ()
-            text = str(error) if isinstance(error, errors.CairnError) else repr(error)
-            said = json.dumps({"text": f"rank {self.rank}: {text}", "codes": codes})
-        failed = self.gather(kind, said)
-        if error is not None:
+    def meet(self) -> None:
+        """Starts a saver process that meets those of all ranks. All ranks call it."""
+        error = None
+        try:
+            self._meet()
+        except BaseException as e:  # the other ranks must know
+            error = e
+        if self.size > 1:
+            agree("meet", error)
+        elif error is not None:
             raise error
-        if failed:
-            raise errors.from_message(json.loads(failed))
-
-    def gather(self, kind: str, said: str) -> str:
-        """Returns what a rank says, or nothing if all say nothing. All ranks call it.
-
-        It uses the job's store and not a collective: PyTorch saves in threads of their own,
-        whose collectives would mix with those of the training, and a collective on a GPU
-        waits for the work of the GPU.
-        """
-        store = _store()
-        key = f"cairn/{kind}/{_count(kind)}"
-        old = f"cairn/{kind}/{_calls[kind] - 1}"
-        if said:
-            store.set(f"{key}/said", said)
-            store.add(f"{key}/saying", 1)
-        store.add(f"{key}/arrived", 1)
-        end, pause = time.monotonic() + _PATIENCE, 0.0005
-        while store.add(f"{key}/arrived", 0) < self.size:
-            if time.monotonic() > end:
-                raise errors.GoneError(f"not all ranks have made the same call within {_PATIENCE} seconds", ("group.ErrGone",))
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.05)
-        if self.rank == 0:
-            with contextlib.suppress(RuntimeError):  # not every store can; all ranks have read these
-                for name in ("said", "saying", "arrived"):
-                    store.delete_key(f"{old}/{name}")
-        return store.get(f"{key}/said").decode() if store.add(f"{key}/saying", 0) else ""
-
-    def ready(self) -> Saver:
-        """Returns a saver process that has met those of all ranks. All ranks call it."""
-        with self.lock:
-            alive = self.saver is not None and self.saver is self.met and self.saver.alive()
-            if distributed():
-                alive = not self.gather("alive", "" if alive else "gone")
-            if not alive:
-                error = None
-                try:
-                    self._meet()
-                except BaseException as e:  # the other ranks must know
-                    error = e
-                self.agree("meet", error)
-                self.met = self.saver
-            assert self.saver is not None
-            return self.saver
+        self.met = self.saver
 
     def own(self) -> Saver:
         """Returns a saver process, which may not have met the others: for loads."""
@@ -123,8 +71,10 @@ class Job:
         if self.size == 1:
             self.saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(150)
             return
-        key = f"cairn/meeting/{_count('meeting')}"
+        store, number = _store(), _count("meeting")
+        key = f"cairn/meeting/{number}"
         if self.rank == 0:
+            _delete(store, f"cairn/meeting/{number - 1}")
             secret = base64.b64encode(secrets.token_bytes(32)).decode()
             job = secrets.token_hex(8)
             try:
@@ -132,14 +82,15 @@ class Job:
                 joined = self.saver.expect()
                 place = {"address": listening.result(150)["address"], "secret": secret, "job": job}
             except BaseException:
-                _store().set(key, "{}")  # so that the others do not wait
+                store.set(key, "{}")  # so that the others do not wait
                 raise
-            _store().set(key, json.dumps(place))
+            store.set(key, json.dumps(place))
             joined.result(150)
             return
-        place = json.loads(_store().get(key))
+        _wait(store, key, self.size)
+        place = json.loads(store.get(key))
         if not place:
-            raise errors.SaverError("the saver process of rank 0 did not start")
+            raise errors.SaverError("the saver process of rank 0 did not start", ("saver.ended",))
         self.saver.ask("join", rank=self.rank, size=self.size, **place).result(150)
 
     def close(self) -> None:
@@ -149,6 +100,135 @@ class Job:
             self.saver.close()
         self.memory.close()
         self.arena.close()
+
+
+def ready(j: Optional[Job], error: Optional[BaseException], alone: bool) -> Saver:
+    """Returns a saver process that has met those of all ranks. All ranks call it, unless j has this one alone.
+
+    error is that of what came before. If there is one on any rank, all of them raise it.
+    """
+    if error is not None:
+        if not alone:
+            agree("ready", error)
+        raise error
+    assert j is not None
+    with j.lock:
+        lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
+        if not alone:
+            lacks = agree("ready", lacks=lacks)
+        if lacks:
+            j.meet()
+        assert j.saver is not None
+        return j.saver
+
+
+def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False) -> bool:
+    """Ends a step that all ranks take, and reports whether any of them lacks something.
+
+    If the step failed on any rank, it raises an error on all. Steps of one kind have the
+    same order on all ranks. It uses the job's store and not a collective: PyTorch saves in
+    threads of their own, whose collectives would mix with those of the training, and a
+    collective on a GPU waits for the work of the GPU.
+    """
+    if not distributed():
+        if error is not None:
+            raise error
+        return lacks
+    rank = dist.get_rank()
+    said: dict[str, Any] = {}
+    if isinstance(error, errors.CairnError):
+        said = {"text": f"rank {rank}: {error}", "codes": error.codes}
+    elif error is not None:
+        said = {"text": f"rank {rank}: {error!r}"}
+    patient = error is None or isinstance(error, Exception)  # after Ctrl-C this rank does not wait for the others
+    try:
+        outcome = _exchange(_store(), f"cairn/{kind}", _count(kind), rank, dist.get_world_size(), said, lacks, patient)
+    finally:
+        if error is not None:
+            raise error
+    if outcome["error"]:
+        raise errors.from_message(outcome["error"])
+    return outcome["lacks"]
+
+
+def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict, lacks: bool, patient: bool) -> dict:
+    """Returns what all ranks say together: an error of any of them, and whether one lacks something.
+
+    The last one to arrive sets what the others wait for, so that the store has little to do.
+    """
+    key = f"{kind}/{number}"
+    try:
+        if said:
+            store.set(f"{key}/said", json.dumps(said))
+        arrived = store.add(f"{key}/arrived", 1 + _LACKS * bool(lacks) + _FAILS * bool(said))
+        if arrived % _LACKS == size:
+            failed = json.loads(store.get(f"{key}/said")) if arrived >= _FAILS else {}
+            store.set(f"{key}/outcome", json.dumps({"error": failed, "lacks": arrived % _FAILS >= _LACKS}))
+        elif not patient:
+            return {}
+        else:
+            _wait(store, f"{key}/outcome", size)
+        outcome = json.loads(store.get(f"{key}/outcome"))
+    except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
+        raise _gone(f"the store of the job does not answer: {e}") from e
+    if rank == 0:  # all ranks have read what came before
+        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome")))
+    return outcome
+
+
+def _wait(store: Any, key: str, size: int) -> None:
+    """Waits until a key is there, as long as the job's process group lets its ranks wait."""
+    patience = store.timeout
+    end = time.monotonic() + patience.total_seconds()
+    late = _gone(f"not all ranks have made the same call within {patience.total_seconds():.0f} seconds, the timeout of the process group")
+    if not hasattr(store, "clone"):  # before PyTorch 2.7
+        pause = 0.0005
+        while not store.check([key]):
+            if time.monotonic() > end:
+                raise late
+            time.sleep(pause)
+            pause = min(pause * 1.5, max(0.05, size * 0.0005))
+        return
+    # A wait holds up everything else on its connection, so it has one of its own, and a
+    # thread, so that Ctrl-C ends it.
+    waiter = _waiter(store)
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            waiter.wait([key], patience)
+            _waiters.append(waiter)
+        except BaseException as e:
+            failed.append(e)
+        done.set()
+
+    threading.Thread(target=wait, name="cairn-wait", daemon=True).start()
+    done.wait()
+    if failed:
+        raise late if time.monotonic() >= end else _gone(f"the store of the job does not answer: {failed[0]}")
+
+
+def _waiter(store: Any) -> Any:
+    """Returns another connection to a store, on which no thread waits."""
+    global _waiters_of
+    if _waiters_of is None or _waiters_of() is not store:
+        _waiters.clear()
+        _waiters_of = weakref.ref(store)
+    try:
+        return _waiters.pop()
+    except IndexError:
+        return store.clone()
+
+
+def _delete(store: Any, *keys: str) -> None:
+    with contextlib.suppress(RuntimeError):  # not every store can
+        for key in keys:
+            store.delete_key(key)
+
+
+def _gone(text: str) -> errors.GoneError:
+    return errors.GoneError(text, ("group.ErrGone",))
 
 
 def _store() -> Any:
@@ -165,35 +245,36 @@ def _listen_address() -> str:
     """Returns where the saver of rank 0 listens: loopback if all ranks are on this host."""
     if (named := os.environ.get("CAIRN_LISTEN")) is not None:
         return named
-    if int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) == dist.get_world_size():
+    local, master = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("MASTER_ADDR")
+    if local == str(dist.get_world_size()) or local is None and master is None:
         return ""
-    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    return socket.getaddrinfo(master, None, socket.AF_INET)[0][4][0] + ":0"
+    host = socket.getaddrinfo(master or socket.gethostname(), None, socket.AF_INET)[0][4][0]
+    return f"{host}:0"
 
 
 _calls: dict[str, int] = {}  # of the process and not of a job: the store outlives jobs
-_current: Optional[Job] = None
+_waiters: list[Any] = []
+_waiters_of: "Optional[weakref.ref[Any]]" = None
+_jobs: dict[bool, Job] = {}
 _lock = threading.Lock()
 
 
-def job() -> Job:
-    """Returns the job of this process."""
-    global _current
+def job(alone: bool = False) -> Job:
+    """Returns the job of this process, or one that has this rank alone."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if distributed() and not alone else (0, 1)
     with _lock:
-        size = dist.get_world_size() if distributed() else 1
-        if _current is not None and (_current.pid != os.getpid() or _current.size != size):
-            if _current.pid == os.getpid():
-                _current.close()
-            _current = None
-        if _current is None:
-            _current = Job()
-        return _current
+        j = _jobs.get(alone)
+        if j is not None and (j.pid, j.rank, j.size) != (os.getpid(), rank, size):
+            del _jobs[alone]
+            j.close()
+            j = None
+        if j is None:
+            j = _jobs[alone] = Job(rank, size)
+        return j
 
 
 def close() -> None:
     """Ends the saver process of this rank, when its saves are complete, and frees the shared memory."""
-    global _current
     with _lock:
-        if _current is not None:
-            _current.close()
-            _current = None
+        while _jobs:
+            _jobs.popitem()[1].close()

@@ -15,7 +15,7 @@ import torch
 from cairn import errors, values
 from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
-from cairn.torch._job import job
+from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, flatten, is_stateful, parts
 
 
@@ -28,27 +28,30 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     does not have are left as they are, and returned. Objects that were pickled are made
     again only with allow_pickle, because a pickle can run any code.
     """
-    j = job()
     error, missing = None, []
     try:
-        missing = _load(j, state, os.fspath(path), strict, format, format_options, allow_pickle)
+        missing = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
     except BaseException as e:  # the other ranks must know
         error = e
-    j.agree("load", error)
+    agree("load", error)
     return missing
 
 
-def _load(j: Any, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
+def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
     owners = {k: v for k, v in state.items() if is_stateful(v)}
     opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
     leaves = flatten(opened)
     loading = Loading(j.memory)
     replaced: list[tuple[Leaf, Any]] = []
+
+    def take(leaf: Leaf, v: Any) -> None:
+        replaced.append((leaf, _made(leaf.name, v, allow_pickle)))
+
     for leaf in leaves:
         held = parts(leaf.value)
         if held is None:
-            loading.value(leaf.name, lambda v, leaf=leaf: replaced.append((leaf, _made(leaf.name, v, allow_pickle))))
+            loading.value(leaf.name, functools.partial(take, leaf))
             continue
         for p in held:
             if p.local.numel() or p.offsets is None:
@@ -59,8 +62,8 @@ def _load(j: Any, state: Mapping, path: str, strict: bool, format: Optional[str]
     for k, v in opened.items():
         if k in owners:
             owners[k].load_state_dict(v)
-        else:
-            state[k] = v
+        elif v is not state[k]:
+            Leaf(str(k), None, v, state, k).replace(v)
     return missing
 
 

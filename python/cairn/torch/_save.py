@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from cairn import errors, values
 from cairn.saver import Reply, local_path
 from cairn.torch import _memory
-from cairn.torch._job import Job, job
+from cairn.torch._job import Job, job, ready
 from cairn.torch._state import Leaf, Part, flatten, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
@@ -45,9 +45,8 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
     """
-    leaves = [(leaf, parts(leaf.value)) for leaf in flatten(state)]
-    j = job()
-    return begin(j, State(leaves, j.memory), path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
+    return begin(lambda memory: State([(leaf, parts(leaf.value)) for leaf in flatten(state)], memory),
+                 path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
 class Handle:
@@ -153,7 +152,7 @@ class State:
         self.absent: list[str] = []
         storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
         for leaf, held in leaves:
-            place = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
+            place: dict[str, Any] = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
             if held is None:
                 self.items.append({**place, **_value(leaf.value)})
                 continue
@@ -250,14 +249,22 @@ def _value(v: Any) -> dict:
     return {"codec": "json", "data": base64.b64encode(data).decode()}
 
 
-def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
-          format_options: Optional[dict], files_per_rank: int, overlap: bool) -> Handle:
-    """Begins a save. All ranks call it."""
-    saver = j.ready()
+def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
+          format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False) -> Handle:
+    """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks."""
+    j = error = None
+    try:
+        store = local_path(os.fspath(path))
+        j = job(alone)
+        state = make(j.memory)
+    except BaseException as e:  # the other ranks must know
+        error = e
+    saver = ready(j, error, alone)
+    assert j is not None
     handle = Handle()
     number = saver.number()
     message: dict[str, Any] = {
-        "store": local_path(os.fspath(path)), "format": format,
+        "store": store, "format": format,
         "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
         "items": state.items, "absent": state.absent, "fits": state.bytes == 0 or state.bytes + j.memory.leased() <= j.arena.window,
@@ -271,7 +278,11 @@ def begin(j: Job, state: State, path: Any, step: Optional[int], tags: Optional[d
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
     staging.begun = events(state.units)
-    saver.begin(("generation", number), handle._reply, "save", **message)
+    try:
+        saver.begin(("generation", number), handle._reply, "save", **message)
+    except BaseException:
+        saver.close(5)  # the savers of the other ranks do not wait for this one
+        raise
     handle._reply.then(staging.over)
     if overlap:
         threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()

@@ -25,7 +25,11 @@ class Leaf:
 
     def replace(self, new: Any) -> None:
         """Puts another value in its place."""
-        self.holder[self.key] = new
+        try:
+            self.holder[self.key] = new
+        except TypeError:
+            raise errors.StateError(f"{self.name!r} is a value in a {type(self.holder).__name__}, which nothing can be assigned to",
+                                    ("plan.state",)) from None
 
 
 def flatten(state: Mapping) -> list[Leaf]:
@@ -100,7 +104,7 @@ def parts(v: Any) -> Optional[list[Part]]:
 
         if any(p.is_partial() for p in v.placements):
             raise errors.StateError("a DTensor whose sum is outstanding (Partial) cannot be saved: redistribute it first", ("plan.state",))
-        local = v.to_local()
+        local: torch.Tensor = v.to_local()  # type: ignore[attr-defined]
         if v.device_mesh.get_coordinate() is None:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)

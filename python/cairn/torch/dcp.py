@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import gc
 import io
 import os
@@ -19,12 +20,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint import DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
@@ -33,7 +35,7 @@ from torch.futures import Future
 from cairn import errors
 from cairn.saver import local_path
 from cairn.torch import _memory
-from cairn.torch._job import job
+from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
 from cairn.torch._save import Pickled, State, begin, copy_units, events
 from cairn.torch._state import Leaf, Part
@@ -98,6 +100,7 @@ class Writer(StorageWriter, Stager):
         self.checkpoint_id = path
         self.options = (step, tags, overwrite, format, format_options, files_per_rank)
         self.report: Optional[dict] = None  # of the last save
+        self._alone = False
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins a save. It goes to checkpoint_id, if there is one."""
@@ -109,6 +112,7 @@ class Writer(StorageWriter, Stager):
         if not kwargs.get("use_collectives", True):
             raise errors.OptionsError("use_collectives=False saves each rank on its own; Writer saves all ranks together",
                                       ("storage.options",))
+        self._alone = False
 
     def storage_meta(self) -> Optional[StorageMeta]:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -117,19 +121,18 @@ class Writer(StorageWriter, Stager):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Checks that all ranks of the job take part, or this one alone: with no_dist=True or in a process group of one."""
+        ranks = dist.get_world_size() if distributed() else 1
+        if len(plans) not in (1, ranks):
+            raise errors.OptionsError(f"the process group has {len(plans)} of the {ranks} ranks of the job; Writer saves all ranks "
+                                      "together, or one alone with no_dist=True", ("storage.options",))
+        self._alone = len(plans) < ranks
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
         """Saves the items of this rank, and waits until the checkpoint is complete."""
-        j = job()
-        state = error = None
-        try:
-            state = State(_leaves(plan, planner), j.memory)
-        except BaseException as e:  # the other ranks must know
-            error = e
-        j.agree("write", error)
-        assert state is not None
-        self.report = begin(j, state, self.checkpoint_id, *self.options, overlap=False).result()
+        self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.checkpoint_id, *self.options, overlap=False,
+                            alone=self._alone).result()
         done: "Future[list[WriteResult]]" = Future()
         done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
         return done
@@ -201,14 +204,19 @@ class Reader(StorageReader):
         j = job()
         loading = Loading(j.memory)
         filled = []
+
+        def take(item: ReadItem, v: Any) -> None:
+            planner.load_bytes(item, io.BytesIO(_pickle(item.storage_index.fqn, v)))
+
         for item in plan.items:
             name = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
-                loading.value(name, lambda v, item=item: planner.load_bytes(item, io.BytesIO(_pickle(item.storage_index.fqn, v))))
+                loading.value(name, functools.partial(take, item))
                 continue
             t = planner.resolve_tensor(item)
-            shape = list(self._metadata.state_dict_metadata[name].size)
-            loading.tensor(name, shape, list(item.storage_offsets), t.detach())
+            described = self._metadata.state_dict_metadata[name]
+            assert isinstance(described, TensorStorageMetadata)
+            loading.tensor(name, list(described.size), list(item.storage_offsets), t.detach())
             filled.append((item, t))
         loading.run(j.own(), os.fspath(self.checkpoint_id), False, self.format, self.format_options)
         for item, t in filled:
@@ -296,9 +304,8 @@ def _leaves(plan: SavePlan, planner: SavePlanner) -> list[tuple[Leaf, Optional[l
 
 
 def _object(item: WriteItem, planner: SavePlanner) -> Any:
-    kind = type(planner)
-    if isinstance(planner, DefaultSavePlanner) and kind.resolve_data is DefaultSavePlanner.resolve_data \
-            and kind.transform_object is DefaultSavePlanner.transform_object:
+    if isinstance(planner, DefaultSavePlanner) and type(planner).resolve_data is DefaultSavePlanner.resolve_data \
+            and type(planner).transform_object is DefaultSavePlanner.transform_object:
         return planner.lookup_object(item.index)
     data = planner.resolve_data(item)  # the planner may have changed it
     assert isinstance(data, io.BytesIO)
