@@ -196,7 +196,7 @@ class State:
                 self.aliases += 1
                 for index in group:
                     self.items[index]["alias"] = self.aliases
-        starts = [t.storage_offset() * t.element_size() for _, t in tensors]
+        starts = [int(t.storage_offset()) * t.element_size() for _, t in tensors]
         lo = min(starts)
         hi = max(start + _span(t) for start, (_, t) in zip(starts, tensors))
         first = tensors[0][1]

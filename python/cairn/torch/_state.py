@@ -94,17 +94,18 @@ class Part:
 
 def parts(v: Any) -> Optional[list[Part]]:
     """Returns what this rank holds of a tensor, or None if v is not a tensor."""
+    whole: Any = v  # of classes that not every build of torch has
     if not isinstance(v, torch.Tensor):
         return None
     if _is_sharded(v):
-        shape = list(v.metadata().size)
-        return [Part(shape, s.tensor, list(s.metadata.shard_offsets)) for s in v.local_shards()]
+        shape = list(whole.metadata().size)
+        return [Part(shape, s.tensor, list(s.metadata.shard_offsets)) for s in whole.local_shards()]
     if hasattr(v, "device_mesh") and hasattr(v, "placements"):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         if any(p.is_partial() for p in v.placements):
             raise errors.StateError("a DTensor whose sum is outstanding (Partial) cannot be saved: redistribute it first", ("plan.state",))
-        local: torch.Tensor = v.to_local()  # type: ignore[attr-defined]
+        local = whole.to_local()
         if v.device_mesh.get_coordinate() is None:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)
