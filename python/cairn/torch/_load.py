@@ -118,7 +118,7 @@ class Loading:
             self.memory.register()
             with torch.cuda.stream(stream):
                 stream.wait_event(begun[flat.device])
-                dst.copy_(source, non_blocking=True)
+                self.memory.copy(dst, source)
             stream.synchronize()  # the memory is used again after this
 
         missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)

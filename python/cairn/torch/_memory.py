@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import math
@@ -39,7 +40,9 @@ class Memory:
     def __init__(self, arena: Arena):
         self.arena = arena
         self.bytes = torch.frombuffer(arena.mem, dtype=torch.uint8)
-        self._registered: list[tuple[int, int]] = []
+        self._registered: list[tuple[int, int]] = []  # parts that CUDA knows
+        self._edges: list[int] = []  # where they begin and end, ascending
+        self._refused = False  # CUDA takes no more
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
         self._leased = 0
@@ -85,14 +88,26 @@ class Memory:
     def register(self) -> None:
         """Tells CUDA about memory that is in use, so that copies need no other memory on their way."""
         with self._lock:
-            for lo, hi in self.arena.backed:
+            for lo, hi in [] if self._refused else self.arena.backed:
                 known = sorted(part for part in self._registered if lo <= part[0] < hi)  # what has memory only grows
                 for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
                     if a == b:
                         continue
                     if int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr() + a, b - a, 0)) != 0:
-                        return  # copies are slower, and right
+                        self._refused = True  # copies are slower, and right
+                        return
                     self._registered.append((a, b))
+                    self._edges = sorted({edge for part in self._registered for edge in part})
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies bytes between a part of the memory and a device. Copies of CUDA devices may be under way when it returns."""
+        host, device = (to, source) if to.device.type == "cpu" else (source, to)
+        n, later = host.numel(), device.is_cuda
+        # CUDA refuses a copy of memory that it was told about in two calls.
+        at = host.data_ptr() - self.bytes.data_ptr()
+        edges = [0, *(e - at for e in self._edges[bisect.bisect_right(self._edges, at):bisect.bisect_left(self._edges, at + n)]), n]
+        for a, b in zip(edges, edges[1:]):
+            to[a:b].copy_(source[a:b], non_blocking=later)
 
     def stream(self, device: torch.device) -> "torch.cuda.Stream":
         """Returns the stream for copies from and to a device."""
@@ -116,7 +131,7 @@ class Memory:
             elif device.type == "cuda":
                 devices.setdefault(device, []).append((to, sources))
             else:
-                _gather(to, sources)
+                self._gather(to, sources)
         if devices:
             self.register()
         for device, some in devices.items():
@@ -124,10 +139,24 @@ class Memory:
             stream.wait_event(begun[device])
             with torch.cuda.stream(stream):
                 for to, sources in some:
-                    _gather(to, sources)
+                    self._gather(to, sources)
         self._gather_host(host)
         for device in devices:
             self.stream(device).synchronize()
+
+    def _gather(self, to: torch.Tensor, sources: list[torch.Tensor]) -> None:
+        """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
+        if len(sources) > 1 and sources[0].device.type == "cpu":
+            torch.cat(sources, out=to)
+            return
+        try:
+            # Many small copies to the host take longer than one copy on the device and one large one.
+            self.copy(to, sources[0] if len(sources) == 1 else torch.cat(sources))
+        except torch.OutOfMemoryError:  # the device has no room for another copy
+            at = 0
+            for source in sources:
+                self.copy(to[at:at + source.numel()], source)
+                at += source.numel()
 
     def _gather_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
         """Copies in parallel."""
@@ -139,33 +168,17 @@ class Memory:
                 work += [(to[at:at + _SLICE], [sources[0][at:at + _SLICE]]) for at in range(0, to.numel(), _SLICE)]
         if len(work) == 1 or sum(to.numel() for to, _ in work) < 1 << 20:
             for to, sources in work:
-                _gather(to, sources)
+                self._gather(to, sources)
             return
-        for f in [self._pool.submit(_gather, *w) for w in work]:
+        for f in [self._pool.submit(self._gather, *w) for w in work]:
             f.result()
 
     def close(self) -> None:
         self._pool.shutdown()
         for lo, _ in self._registered:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr() + lo)
-        self._registered = []
+        self._registered, self._edges = [], []
         self.bytes = None  # type: ignore[assignment]
-
-
-def _gather(to: torch.Tensor, sources: list[torch.Tensor]) -> None:
-    """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
-    if to.device == sources[0].device and len(sources) > 1:
-        torch.cat(sources, out=to)
-        return
-    later = sources[0].is_cuda
-    try:
-        # Many small copies to the host take longer than one copy on the device and one large one.
-        to.copy_(sources[0] if len(sources) == 1 else torch.cat(sources), non_blocking=later)
-    except torch.OutOfMemoryError:  # the device has no room for another copy
-        at = 0
-        for source in sources:
-            to[at:at + source.numel()].copy_(source, non_blocking=later)
-            at += source.numel()
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
