@@ -121,7 +121,10 @@ class Loading:
                 self.memory.copy(dst, source)
             stream.synchronize()  # the memory is used again after this
 
-        missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)
+        try:
+            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)
+        finally:
+            begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
             t.copy_(flat)
         for take, v in taken:

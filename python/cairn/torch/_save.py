@@ -346,8 +346,10 @@ class _Staging:
             self.copy(pending)
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
+            self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.handle._staged.settle({})
         except BaseException as e:
+            self.begun.clear()
             try:
                 self.saver.send("abandon", generation=self.generation, error={"text": str(e) or repr(e)})
             except errors.CairnError:
@@ -414,5 +416,6 @@ class _Staging:
             if unit.at is not None:
                 self.job.arena.view[unit.at:unit.at + 8] = bytes(8)
         self.free(held)
+        self.handle._staging = None
         if not self.handle._staged.done():
             self.handle._staged.settle(error=self.handle._reply.error or errors.CairnError("the save is over"))
