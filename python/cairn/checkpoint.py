@@ -19,6 +19,7 @@ _DTYPES: dict[str, tuple[int, Optional[str], Optional[str]]] = {
     "int64": (8, "q", "int64"), "int32": (4, "i", "int32"), "int16": (2, "h", "int16"), "int8": (1, "b", "int8"),
     "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"), "uint8": (1, "B", "uint8"),
     "bool": (1, "?", "bool"), "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
+    **{f"float8_{kind}": (1, None, None) for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }
 
 PIECE = 64 << 20
@@ -27,13 +28,9 @@ PIECE = 64 << 20
 
 def element_size(dtype: str) -> int:
     """Returns the bytes of an element."""
-    if dtype in _DTYPES:
-        return _DTYPES[dtype][0]
-    if dtype.startswith("float8"):
-        return 1
-    if dtype == "complex32":
-        return 4
-    raise errors.CairnError(f"elements of the type {dtype!r} cannot be read here")
+    if dtype not in _DTYPES:
+        raise errors.RepresentError(f"elements of the type {dtype!r} can be neither saved nor loaded", ("storage.represent",))
+    return _DTYPES[dtype][0]
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = None, format: Optional[str] = None,  # noqa: A001

@@ -6,14 +6,17 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
+from unittest import mock
 
 import torch
 import torch.utils.data
 
 import cairn
 import cairn.torch
+from cairn.torch._save import _Staging
 from device import CUDA, DEVICE, Case, blank, busy, copy_of, noise
 from test_states import on_stream
 
@@ -89,6 +92,36 @@ class Changes(Case):
                 handle.result(200)
                 cairn.torch.load(state, self.path(kind))
                 self.assert_same(want, state)
+
+    def test_a_fetch_that_comes_late_finds_the_state_of_the_call(self):
+        self.environment(CAIRN_ARENA_BYTES=str(24 << 20))
+        state = {f"w{i}": torch.zeros(3 << 20, dtype=torch.uint8, device=DEVICE) for i in range(16)}
+        fetch, changed, late, threads = _Staging.fetch, threading.Event(), [], []
+
+        def delayed(staging, body):
+            def run():  # until the caller has changed the state, or for so long that the save needs it
+                if changed.wait(0.3):
+                    late.append(body["item"])
+                fetch(staging, body)
+
+            threads.append(threading.Thread(target=run))
+            threads[-1].start()
+
+        self.addCleanup(lambda: [t.join(60) for t in threads])
+        with mock.patch.object(_Staging, "fetch", delayed):
+            for n in range(1, 9):
+                changed.clear()
+                for i, t in enumerate(state.values()):
+                    t.fill_(n + 10 * i)
+                handle = cairn.torch.async_save(state, self.path(), overlap=n % 2 == 0)
+                handle.wait_staged(200)
+                for t in state.values():
+                    t.zero_()
+                changed.set()
+                handle.result(200)
+                cairn.torch.load(state, self.path())
+                for i, t in enumerate(state.values()):
+                    self.assert_same(torch.full(t.shape, n + 10 * i, dtype=t.dtype), t, f"save {n}, tensor {i}, late fetches {late}")
 
     def test_several_under_way(self):
         state = {"x": noise((16 << 20,), "uint8"), "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}

@@ -24,6 +24,11 @@ class States(Case):
         names = [d for d in DTYPES if hasattr(torch, d)]
         self.round_trip({d: {"matrix": noise((37, 53), d), "scalar": noise((), d, seed=1)} for d in names})
 
+    def test_a_dtype_that_cairn_lacks(self):
+        with self.assertRaisesRegex(cairn.RepresentError, "x.*complex32"):
+            cairn.torch.save({"x": torch.zeros(3, dtype=torch.complex32, device=DEVICE)}, self.path())
+        self.round_trip({"x": noise((5,))})  # the job goes on
+
     def test_views(self):
         base, image = noise((64, 96), "int32"), noise((2, 3, 8, 8), "int16")
         self.round_trip({
@@ -83,11 +88,38 @@ class States(Case):
     def test_thousands_of_small_tensors(self):
         self.round_trip({f"t{i}": noise((i % 50,), "int16", seed=i) for i in range(3000)})
 
+    @unittest.skipUnless(CUDA, "this needs a GPU")
+    def test_a_device_without_room(self):
+        state = {f"t{i}": noise((512 << 10,), "uint8", seed=i) for i in range(64)}
+        cairn.torch.save(state, self.path("first"))
+        torch.cuda.empty_cache()
+        self.addCleanup(torch.cuda.set_per_process_memory_fraction, 1.0)
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1])
+        full = []
+        with self.assertRaises(torch.OutOfMemoryError):
+            while True:
+                full.append(torch.empty(4 << 20, dtype=torch.uint8, device=DEVICE))
+        cairn.torch.save(state, self.path())
+        full.clear()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        got = blank(state)
+        cairn.torch.load(got, self.path())
+        self.assert_same(state, got)
+
     def test_larger_than_the_shared_memory(self):
         self.environment(CAIRN_ARENA_BYTES=str(32 << 20))
         state = {f"part {i}": noise((9 << 20,), "uint8", seed=i) for i in range(12)}
         state["large"] = noise((100 << 20,), "uint8", seed=99)  # does not fit by itself
         state["small"] = noise((5,), "int16")
+        self.round_trip(state)
+
+    def test_views_larger_than_the_shared_memory(self):
+        self.environment(CAIRN_ARENA_BYTES=str(24 << 20))
+        state = {f"part {i}": noise((1000, 3000), "uint8", seed=i).t() for i in range(8)}
+        state |= {f"odd {i}": noise((3 << 20,), "uint8", seed=i)[3:].as_strided((511, 333, 3), (6, 6 * 511, 2)) for i in range(4)}
+        state["large"] = noise((2000, 4000), "int64").t()  # does not fit by itself
+        state["shared"] = (base := noise((1 << 20,), "int32"))[7:]
+        state["bytes of shared"] = base.view(torch.uint8)[3:300_003].reshape(-1, 3)[:, ::2]
         self.round_trip(state)
 
     def test_a_gpu_each(self):

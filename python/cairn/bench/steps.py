@@ -13,8 +13,8 @@ from cairn.bench import peers
 
 STATE = 2 << 30  # bytes of the state at most, so that a save takes a few seconds
 STEP = 0.03  # seconds of a step, about
-BUDGET = 24.0  # seconds for a system
-LONGEST = 3.0  # seconds of a block of steps at most
+BUDGET = 16.0  # seconds for a system
+LONGEST = 2.5  # seconds of a block of steps at most
 
 
 class Steps:

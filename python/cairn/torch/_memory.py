@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from cairn import errors
+from cairn.checkpoint import element_size
 from cairn.saver import Arena
 
 _SLICE = 32 << 20  # bytes that one thread copies at a time
@@ -23,7 +24,9 @@ _SLICE = 32 << 20  # bytes that one thread copies at a time
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns the name that cairn has for a dtype."""
-    return str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    element_size(name)  # raises if cairn does not have it
+    return name
 
 
 def dtype_of(name: str) -> torch.dtype:

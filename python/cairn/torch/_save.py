@@ -162,7 +162,10 @@ class State:
                 continue
             for p in held:
                 t = p.local
-                item = {**place, "dtype": _memory.dtype_name(t.dtype), "shape": p.shape}
+                try:
+                    item = {**place, "dtype": _memory.dtype_name(t.dtype), "shape": p.shape}
+                except errors.RepresentError as e:
+                    raise errors.RepresentError(f"{leaf.name!r}: {e}", e.codes) from None
                 if p.offsets is not None:
                     item.update(sharded=True, offsets=p.offsets, sizes=list(t.shape))
                 if leaf.value.requires_grad:
@@ -232,6 +235,18 @@ class State:
 def _span(t: torch.Tensor) -> int:
     """Returns the bytes from the first element of a tensor, which has some, to the end of its last."""
     return (sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * t.element_size()
+
+
+def _row_major(source: torch.Tensor, start: int, item: dict, offset: int, n: int) -> torch.Tensor:
+    """Returns n bytes, after offset, of the row-major form of an item that begins at start in the bytes of its blob."""
+    if "strides" not in item:
+        return source[start + offset:start + offset + n]
+    shape, size = item.get("sizes") or item["shape"], _memory.dtype_of(item["dtype"]).itemsize
+    view = source.as_strided([*shape, size], [*(s * size for s in item["strides"]), 1], int(source.storage_offset()) + start)
+    row = view[0].numel()
+    first = offset // row
+    rows = view[first:-(-(offset + n) // row)].contiguous()
+    return rows.reshape(-1)[offset - first * row:][:n]
 
 
 def _value(v: Any) -> dict:
@@ -320,6 +335,8 @@ class _Staging:
         self.released: set[int] = set()  # items that the save does not need any more
         self.begun: dict[torch.device, Any] = {}
         self.lock = threading.Lock()
+        self.fetching = threading.Lock()  # held while a fetch reads a tensor
+        self.complete = False  # the caller may change the state
 
     def run(self) -> None:
         start = time.monotonic_ns()
@@ -344,9 +361,11 @@ class _Staging:
                     self.held.append((at, unit))
                 pending.append((unit, at))
             self.copy(pending)
+            with self.fetching:  # from here on, fetches read what is staged
+                self.complete = True
+            self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
-            self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.handle._staged.settle({})
         except BaseException as e:
             self.begun.clear()
@@ -390,20 +409,28 @@ class _Staging:
             self.job.arena.free(at, unit.size)
 
     def fetch(self, body: dict) -> None:
-        """Copies a part of an item that is not staged into the window."""
+        """Copies a part of an item that is not staged, or was not when the saver asked for it, into the window."""
         try:
-            for unit in self.state.units:
-                for blob in unit.blobs:
-                    if body["item"] in blob.items:
-                        n = body["length"]
-                        at = blob.starts[blob.items.index(body["item"])] + body["offset"]
-                        if "strides" in self.state.items[body["item"]]:
-                            raise errors.CairnError("a tensor that is not contiguous does not fit into the shared memory")
-                        self.job.arena.back(body["at"], body["at"] + n)
-                        self.job.memory.gather([(self.job.memory.part(body["at"], n), [blob.source[at:at + n]])], self.begun)
-                        self.saver.send("fetched", fetch=body["fetch"])
-                        return
-            raise errors.CairnError(f"there is no item {body['item']}")
+            item, n = body["item"], body["length"]
+            unit, blob, place = next((u, b, p) for u in self.state.units for b, p in zip(u.blobs, u.places) if item in b.items)
+            self.job.arena.back(body["at"], body["at"] + n)
+            memory = self.job.memory
+            with self.fetching:
+                with self.lock:
+                    staged = next((at for at, u in self.held if u is unit and u.staged), None)
+                if staged is not None:
+                    source = memory.part(staged + place, blob.source.numel())
+                elif self.complete:
+                    raise errors.CairnError("the save does not need this any more")
+                else:
+                    source = blob.source
+                stream = memory.stream(source.device) if source.is_cuda else None
+                with torch.cuda.stream(stream):
+                    if stream is not None:
+                        stream.wait_event(self.begun[source.device])
+                    part = _row_major(source, blob.starts[blob.items.index(item)], self.state.items[item], body["offset"], n)
+                memory.gather([(memory.part(body["at"], n), [part])], self.begun)
+            self.saver.send("fetched", fetch=body["fetch"])
         except BaseException as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
 
