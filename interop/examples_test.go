@@ -23,13 +23,13 @@ var examples = []testCase{
 		}
 		// Rank 0 prints the loss of step 10 when all ranks have staged the save of step 9.
 		near(r, r.torchrun(2, 10, "run", "--steps=30", "--every=5"), want, "", 0, 11)
-		near(r, r.torchrun(4, -1, "run", "--steps=20", "--every=5"), want, "step-000009", 10, 20)
-		near(r, r.torchrun(1, -1, "run", "--steps=30", "--every=5"), want, "step-000019", 20, 30)
+		near(r, r.torchrun(4, -1, "run", "--steps=20", "--every=5"), want, "step-000000009", 10, 20)
+		near(r, r.torchrun(1, -1, "run", "--steps=30", "--every=5"), want, "step-000000019", 20, 30)
 		left, err := filepath.Glob(r.path("run/step-*"))
 		if err != nil || len(left) != 4 {
 			r.Errorf("%v, %v; want three checkpoints and the one that was saved after the others were removed", left, err)
 		}
-		r.cairn("verify", "run/step-000029")
+		r.cairn("verify", "run/step-000000029")
 	}},
 }
 

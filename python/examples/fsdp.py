@@ -128,7 +128,7 @@ def main():
                 check(save.result)  # training waits here only if the disk is slow
             if rank == 0:
                 prune(args.run, args.keep)
-            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.run}/step-{step:06d}", step=step, overlap=True)
+            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.run}/step-{step:09d}", step=step, overlap=True)
 
     if save is not None:
         check(save.result)
