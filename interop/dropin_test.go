@@ -23,6 +23,7 @@ var dropIn = []testCase{
 	{name: "Writer → Reader: a training that goes on", run: func(r *rig) {
 		r.nothing("drop_in.training", args{"path": r.there("out")})
 	}},
+	{name: "cairn.torch: a new optimizer goes on", run: func(r *rig) { r.nothing("drop_in.new_optimizer", args{"path": r.there("out")}) }},
 	{name: "Writer → Reader: into another dtype", run: func(r *rig) { r.nothing("drop_in.cast", args{"path": r.there("out")}) }},
 	{name: "Writer: a planner of one's own", run: func(r *rig) { r.nothing("drop_in.planner", args{"path": r.there("out")}) }},
 	{name: "Writer: 2 ranks, DTensors → Reader: 4 ranks", run: writesByRanks(2, 4)},

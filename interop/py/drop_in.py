@@ -179,6 +179,26 @@ def training(path):
     return found + digest.differences(real.state_dict(), net.state_dict(), "model after two steps")
 
 
+@closed
+def new_optimizer(path):
+    """Saves a module and its optimizer, loads them into new ones, and says where the training goes on otherwise."""
+    real, real_opt = states.trained()
+    unused = torch.nn.Parameter(torch.ones(3))  # it has no gradient, so the optimizer keeps nothing for it
+    real_opt.add_param_group({"params": [unused]})
+    cairn.torch.save({"model": real, "optim": real_opt}, path)
+    net = loads.blank_model()
+    opt = states.optimizer(net)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    cairn.torch.load({"model": net, "optim": opt}, path)
+    found = digest.differences(real_opt.state_dict(), opt.state_dict(), "optim")
+    if any(p.grad is not None for p in net.parameters()):
+        found.append("there are gradients after the load")
+    for seed in (11, 12):
+        states.step(real, real_opt, seed)
+        states.step(net, opt, seed)
+    return found + digest.differences(real.state_dict(), net.state_dict(), "model after two steps")
+
+
 class Broken:
     """Cannot be pickled."""
 

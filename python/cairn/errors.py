@@ -14,6 +14,9 @@ class CairnError(Exception):
 class SaverError(CairnError):
     """The saver process of this rank or of another one has ended. The next call starts new ones."""
 
+    def __init__(self, text: str = "", codes: tuple[str, ...] = ("saver.ended",)):
+        super().__init__(text, codes)  # the code makes it the same error on the other ranks
+
 
 class GoneError(CairnError):
     """Another rank has left the job."""

@@ -44,6 +44,10 @@ class Errors(unittest.TestCase):
                 again = pickle.loads(pickle.dumps(e))
                 self.assertEqual((type(again), str(again), again.codes), (kind, "what is wrong", tuple(codes)))
 
+    def test_an_error_of_a_saver_has_its_code(self):
+        e = errors.SaverError("it has ended")
+        self.assertIs(type(errors.from_message({"text": str(e), "codes": e.codes})), errors.SaverError)
+
     def test_every_class_is_exported(self):
         for name, v in vars(errors).items():
             if isinstance(v, type) and issubclass(v, errors.CairnError):

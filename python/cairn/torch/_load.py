@@ -40,6 +40,11 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
     owners = {k: v for k, v in state.items() if is_stateful(v)}
+    if new := {k: v for k, v in owners.items() if isinstance(v, torch.optim.Optimizer) and not v.state}:
+        names = [e["name"] for e in j.own().describe(path, format, options).get("entries") or []]
+        for k, optimizer in new.items():
+            start = f"{k}.state."
+            _create_state(optimizer, {n[len(start):].split(".")[0] for n in names if n.startswith(start)})
     opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
     leaves = flatten(opened)
     loading = Loading(j.memory)
@@ -65,6 +70,31 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
         elif v is not state[k]:
             Leaf(str(k), None, v, state, k).replace(v)
     return missing
+
+
+def _create_state(optimizer: torch.optim.Optimizer, numbers: set[str]) -> None:
+    """Creates what a new optimizer keeps for the parameters with these numbers, to be filled.
+
+    It takes a step whose gradients and learning rates are zero.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if not numbers.intersection(map(str, range(len(params)))):
+        return
+    gradients = [p.grad for p in params]
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    try:
+        for i, p in enumerate(params):
+            p.grad = torch.zeros_like(p) if str(i) in numbers else None
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        optimizer.step()
+    finally:
+        for p, gradient in zip(params, gradients):
+            p.grad = gradient
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = rate
 
 
 class Loading:
