@@ -33,11 +33,11 @@ var dropIn = []testCase{
 		equal(r, "cairn digest", r.digest("out").tensors(), want.tensors())
 		equal(r, "Reader", r.itemsOf(4, "drop_in.load_fsdp", args{"path": r.there("out")}), want)
 	}},
-	{name: "Writer: 2 ranks, one fails", run: nothingOfRanks("drop_in.fails")},
-	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: nothingOfRanks("drop_in.resumes")},
-	{name: "Stager: 2 ranks, dcp.async_save", run: nothingOfRanks("drop_in.save_async")},
-	{name: "Stager: 2 ranks, a ShardedTensor, little memory", run: nothingOfRanks("drop_in.save_sharded_tensor")},
-	{name: "Reader: every checkpoint of the fixtures", run: readsFixtures},
+	{name: "Writer: 2 ranks, one fails", run: finds(2, "drop_in.fails")},
+	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: finds(2, "drop_in.resumes")},
+	{name: "Stager: 2 ranks, dcp.async_save", run: finds(2, "drop_in.save_async")},
+	{name: "Stager: 2 ranks, a ShardedTensor, little memory", run: finds(2, "drop_in.save_sharded_tensor")},
+	{name: "Reader: every checkpoint of the fixtures", run: readsFixtures("drop_in.all_of")},
 }
 
 // writesAndReads has one process save by Writer; cairn and Reader find the same.
@@ -72,31 +72,33 @@ func writesByRanks(writers, readers int) func(r *rig) {
 	}
 }
 
-// nothingOfRanks has two ranks call a function that returns what they find wrong.
-func nothingOfRanks(function string) func(r *rig) {
+// finds has some ranks call a function that returns what they find wrong.
+func finds(ranks int, function string) func(r *rig) {
 	return func(r *rig) {
 		var found []string
-		r.ranks(2, function, args{"path": r.there("out")}, &found)
+		r.ranks(ranks, function, args{"path": r.there("out")}, &found)
 		for _, f := range found {
 			r.Error(f)
 		}
 	}
 }
 
-// readsFixtures has Reader load what PyTorch, safetensors and hyper_parallel once wrote.
-func readsFixtures(r *rig) {
-	for _, c := range storagetest.Fixtures(r, "*/*") {
-		name := filepath.Base(filepath.Dir(filepath.Dir(c.Dir))) + "-" + filepath.Base(filepath.Dir(c.Dir))
-		if err := os.CopyFS(r.path(name), os.DirFS(c.Dir)); err != nil {
-			r.Fatal(err)
-		}
-		want := items{}
-		for n, i := range c.Items {
-			if i.Kind == "tensor" && !slices.Contains(r.dtypes(), i.DType) {
-				continue // this PyTorch does not have the dtype
+// readsFixtures has a function load what PyTorch, safetensors and hyper_parallel once wrote.
+func readsFixtures(function string) func(r *rig) {
+	return func(r *rig) {
+		for _, c := range storagetest.Fixtures(r, "*/*") {
+			name := filepath.Base(filepath.Dir(filepath.Dir(c.Dir))) + "-" + filepath.Base(filepath.Dir(c.Dir))
+			if err := os.CopyFS(r.path(name), os.DirFS(c.Dir)); err != nil {
+				r.Fatal(err)
 			}
-			want[n] = item{Kind: i.Kind, DType: i.DType, Shape: i.Shape, SHA256: i.SHA256, Type: i.Type, Repr: i.Repr}
+			want := items{}
+			for n, i := range c.Items {
+				if i.Kind == "tensor" && !slices.Contains(r.dtypes(), i.DType) {
+					continue // this PyTorch does not have the dtype
+				}
+				want[n] = item{Kind: i.Kind, DType: i.DType, Shape: i.Shape, SHA256: i.SHA256, Type: i.Type, Repr: i.Repr}
+			}
+			equal(r, c.Name, r.items(function, args{"path": r.there(name)}), want)
 		}
-		equal(r, c.Name, r.items("drop_in.all_of", args{"path": r.there(name)}), want)
 	}
 }

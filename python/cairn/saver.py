@@ -69,7 +69,7 @@ def default_ceiling() -> int:
 
 def _limits(root: str = "/") -> list[int]:
     """Returns the limits of memory of the cgroups, of version 1 or 2, that this process is in."""
-    out = []
+    out: list[int] = []
     try:
         with open(os.path.join(root, "proc/self/cgroup")) as f:
             lines = f.read().splitlines()

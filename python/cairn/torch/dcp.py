@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import gc
 import io
@@ -100,7 +101,6 @@ class Writer(StorageWriter, Stager):
         self.checkpoint_id = path
         self.options = (step, tags, overwrite, format, format_options, files_per_rank)
         self.report: Optional[dict] = None  # of the last save
-        self._alone = False
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins a save. It goes to checkpoint_id, if there is one."""
@@ -112,7 +112,6 @@ class Writer(StorageWriter, Stager):
         if not kwargs.get("use_collectives", True):
             raise errors.OptionsError("use_collectives=False saves each rank on its own; Writer saves all ranks together",
                                       ("storage.options",))
-        self._alone = False
 
     def storage_meta(self) -> Optional[StorageMeta]:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -121,18 +120,17 @@ class Writer(StorageWriter, Stager):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Checks that all ranks of the job take part, or this one alone: with no_dist=True or in a process group of one."""
-        ranks = dist.get_world_size() if distributed() else 1
-        if len(plans) not in (1, ranks):
-            raise errors.OptionsError(f"the process group has {len(plans)} of the {ranks} ranks of the job; Writer saves all ranks "
-                                      "together, or one alone with no_dist=True", ("storage.options",))
-        self._alone = len(plans) < ranks
-        return plans
+        """Notes in each plan how many ranks save."""
+        return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
         """Saves the items of this rank, and waits until the checkpoint is complete."""
+        ranks = dist.get_world_size() if distributed() else 1
+        if plan.storage_data not in (None, 1, ranks):  # all ranks of the process group raise this
+            raise errors.OptionsError(f"the process group has {plan.storage_data} of the {ranks} ranks of the job; Writer saves all ranks "
+                                      "together, or one alone with no_dist=True", ("storage.options",))
         self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.checkpoint_id, *self.options, overlap=False,
-                            alone=self._alone).result()
+                            alone=plan.storage_data == 1 < ranks).result()
         done: "Future[list[WriteResult]]" = Future()
         done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
         return done

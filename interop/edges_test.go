@@ -1,0 +1,44 @@
+//go:build interop
+
+package interop
+
+import (
+	"fmt"
+)
+
+// edges are what goes wrong around the Python package, and how jobs differ: ranks and
+// savers that die, Ctrl-C, workers, process groups, numbers of ranks.
+var edges = []testCase{
+	{name: "cairn.torch: 1 to 4 ranks save, 1 to 4 load", run: func(r *rig) {
+		var paths []string
+		var want items
+		for n := 1; n <= 4; n++ {
+			paths = append(paths, r.there(fmt.Sprint("of-", n)))
+			got := r.itemsOf(n, "edges.save", args{"path": paths[n-1]})
+			if want == nil {
+				want = got
+			}
+			equal(r, fmt.Sprintf("the state of %d ranks", n), got, want)
+			equal(r, fmt.Sprintf("cairn digest, %d ranks", n), r.digest(fmt.Sprint("of-", n)), want)
+		}
+		for n := 1; n <= 4; n++ {
+			var got map[string]items
+			r.ranks(n, "edges.load", args{"paths": paths}, &got)
+			for m := 1; m <= 4; m++ {
+				equal(r, fmt.Sprintf("%d ranks load what %d saved", n, m), got[fmt.Sprint("of-", m)], want)
+			}
+		}
+	}},
+	{name: "cairn.torch.load: every checkpoint of the fixtures", run: readsFixtures("edges.all_of")},
+	{name: "cairn.torch: tensors that are not contiguous, larger than the shared memory", run: finds(1, "edges.too_large")},
+	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},
+	{name: "cairn.torch: 2 ranks, errors of one", run: finds(2, "edges.mismatches")},
+	{name: "cairn.torch: 2 ranks, one is killed before it has staged", run: finds(1, "edges.rank_dies_before_staging")},
+	{name: "cairn.torch: 2 ranks, one is killed after it has staged", run: finds(1, "edges.rank_dies_after_staging")},
+	{name: "cairn.torch: 2 ranks, both are killed after they have staged", run: finds(1, "edges.all_die_after_staging")},
+	{name: "cairn.torch: 2 ranks, a saver is killed during a save", run: finds(1, "edges.saver_dies")},
+	{name: "cairn.torch: Ctrl-C while a save is under way", run: finds(1, "edges.ctrl_c")},
+	{name: "cairn.torch: 2 ranks, Ctrl-C while one waits for the other", run: finds(1, "edges.ctrl_c_of_ranks")},
+	{name: "cairn.open in workers of a DataLoader, by fork and by spawn", run: finds(1, "edges.workers")},
+	{name: "cairn.torch: 2 ranks of torch.multiprocessing.spawn", run: finds(1, "edges.spawn")},
+}

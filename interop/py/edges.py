@@ -1,0 +1,485 @@
+"""What goes wrong around cairn.torch: ranks and savers that die, Ctrl-C, workers, process groups, sizes."""
+
+import contextlib
+import datetime
+import inspect
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import cairn
+import cairn.torch
+import cairn.torch._save
+import digest
+import sharding
+import states
+from drop_in import Broken, blank, closed
+
+LIMIT = 60  # seconds that anything here may wait
+PATIENCE = 8  # the timeout of the process groups whose ranks die
+
+
+def sharded_state():
+    """Makes a state that has the same content on any number of ranks, cut in every way."""
+    n = dist.get_world_size()
+    line = init_device_mesh("cpu", (n,), mesh_dim_names=("all",))
+    grid = init_device_mesh("cpu", (2, n // 2) if n % 2 == 0 else (1, n), mesh_dim_names=("dp", "tp"))
+
+    def cut(name, shape, mesh, *placements, dtype="float32"):
+        return sharding.cut(states.tensor(name, shape, dtype), mesh, placements)
+
+    return {
+        "rows": cut("rows", (8, 6), line, Shard(0)),
+        "uneven_rows": cut("uneven_rows", (11, 5), line, Shard(0), dtype="bfloat16"),
+        "too_few_rows": cut("too_few_rows", (2, 4), line, Shard(0)),
+        "uneven_columns": cut("uneven_columns", (3, 7, 2), line, Shard(1), dtype="int64"),
+        "replicated": cut("replicated", (5, 3), line, Replicate()),
+        "boxes": cut("boxes", (9, 10), grid, Shard(0), Shard(1)),
+        "dp_only": cut("dp_only", (6, 7), grid, Shard(0), Replicate()),
+        "tp_only": cut("tp_only", (7, 6), grid, Replicate(), Shard(1), dtype="float16"),
+        "twice": cut("twice", (13, 2), grid, Shard(0), Shard(0)),
+        "large": cut("large", (512, 300), line, Shard(0)),
+        "plain": states.tensor("plain", (4, 4)),
+        "scalar": states.tensor("scalar", ()),
+        "step": 12,
+        "nested": {"list": [cut("in_list", (5, 2), line, Shard(0)), "text"]},
+    }
+
+
+@contextlib.contextmanager
+def group(folder):
+    """A process group of one rank, for those that have none."""
+    if dist.is_initialized():
+        yield
+        return
+    os.makedirs(folder, exist_ok=True)
+    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(folder)}/.group-{os.getpid()}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@closed
+def save(path):
+    with group(path + "-group"):
+        state = sharded_state()
+        cairn.torch.save(state, path, step=3)
+        return digest.of_state(state)
+
+
+@closed
+def load(paths):
+    """Loads what several numbers of ranks have saved, one after the other."""
+    with group(paths[0] + "-group"):
+        out = {}
+        for path in paths:
+            state = blank(sharded_state())
+            cairn.torch.load(state, path)
+            out[os.path.basename(path)] = digest.of_state(state)
+        return out
+
+
+@closed
+def all_of(path):
+    """Loads a checkpoint of any format by cairn.torch.load."""
+    with cairn.open(path) as c:
+        state = {n: None for n in c}
+        shapes = c.shapes()
+        for n in list(state):
+            if "dtype" in c.entry(n):
+                if not isinstance(getattr(torch, c.entry(n)["dtype"], None), torch.dtype):
+                    del state[n]  # this PyTorch does not have the dtype
+                    continue
+                state[n] = torch.zeros(shapes[n], dtype=getattr(torch, c.entry(n)["dtype"]))
+    cairn.torch.load(state, path, allow_pickle=True)
+    return digest.of_items(state)
+
+
+@closed
+def too_large(path):
+    """Saves tensors that are not contiguous and larger than the shared memory."""
+    base = states.tensor("base", (5000, 4999))
+    state = {"turned": base.t(), "part": base[1:], "wide": states.tensor("wide", (3, 1 << 23), "int16").t()}
+    for name, t in state.items():
+        assert name == "part" or not t.is_contiguous()
+    cairn.torch.save(state, path)
+    got = {"turned": torch.zeros(5000, 4999).t(), "part": torch.zeros(4999, 4999), "wide": torch.zeros(1 << 23, 3, dtype=torch.int16)}
+    cairn.torch.load(got, path)
+    return digest.differences(state, got)
+
+
+# Process groups.
+
+
+def refused(found, what, word, call):
+    """Notes a call that does not raise an error with a word in it."""
+    try:
+        call()
+        found.append(f"rank {dist.get_rank()}: {what}: no error")
+    except BaseException as e:
+        # PyTorch 2.6 cannot pass errors on with Python 3.13, and says so instead.
+        if word not in str(e) and "cannot pickle code objects" not in str(e):
+            found.append(f"rank {dist.get_rank()}: {what}: {e!r}")
+
+
+def of_all(found):
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return sum(said, [])
+
+
+@closed
+def subgroups(path):
+    """Some of the ranks cannot save together; one alone can, and all of them after that. Some can load."""
+    found = []
+    rank = dist.get_rank()
+    pair, single = dist.new_group([0, 1]), dist.new_group([0])
+    alone = {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {"process_group": single}
+    state = {"x": states.tensor("x", (3, 4)), "step": 7}
+    if rank < 2:
+        refused(found, "a group of 2", "2 of the 3 ranks",
+                lambda: dcp.save(dict(state), storage_writer=cairn.torch.Writer(path), process_group=pair))
+    if "use_collectives" in inspect.signature(dcp.save).parameters:
+        refused(found, "use_collectives=False", "use_collectives=False",
+                lambda: dcp.save(dict(state), storage_writer=cairn.torch.Writer(path), use_collectives=False))
+    if os.path.exists(path):
+        found.append("something was saved")
+    # A rank alone, twice, while the others do nothing.
+    if rank == 0:
+        for _ in range(2):
+            dcp.save(dict(state, rank=rank), storage_writer=cairn.torch.Writer(path + "-alone"), **alone)
+        got = {"x": torch.zeros(3, 4), "step": None, "rank": None}
+        dcp.load(got, storage_reader=cairn.torch.Reader(path + "-alone"), **alone)
+        found += digest.differences(dict(state, rank=0), got)
+        with cairn.open(path + "-alone") as c:
+            if c.world_size != 1:
+                found.append(f"alone: {c.world_size} ranks")
+        refused(found, "an object alone", "cannot be pickled",
+                lambda: dcp.save({"o": Broken()}, storage_writer=cairn.torch.Writer(path + "-alone"), **alone))
+    dist.barrier()
+    dcp.save(dict(state), storage_writer=cairn.torch.Writer(path), process_group=dist.new_group())
+    if rank < 2:
+        got = {"x": torch.zeros(3, 4), "step": None}
+        dcp.load(got, storage_reader=cairn.torch.Reader(path), process_group=pair)
+        found += digest.differences(state, got)
+    return of_all(found)
+
+
+# Errors.
+
+
+@closed
+def mismatches(path):
+    """An error of one rank has the same class on all, and harms neither the checkpoint nor the next call."""
+    found = []
+    last = dist.get_rank() == dist.get_world_size() - 1
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def state():
+        return {"x": sharding.cut(states.tensor("x", (9, 4)), mesh, (Shard(0),)), "y": states.tensor("y", (3,)), "n": 1}
+
+    def fails(what, kind, word, call):
+        try:
+            call()
+            found.append(f"rank {dist.get_rank()}: {what}: no error")
+        except kind as e:
+            if word not in str(e):
+                found.append(f"rank {dist.get_rank()}: {what}: {e!r}")
+        except BaseException as e:
+            found.append(f"rank {dist.get_rank()}: {what}: {e!r}; want {kind.__name__}")
+
+    cairn.torch.save(state(), path)
+    bad = cairn.StateError
+    fails("save: another shape", bad, "y", lambda: cairn.torch.save({**state(), "y": torch.zeros(4 if last else 3)}, path))
+    fails("save: another dtype", bad, "y",
+          lambda: cairn.torch.save({**state(), "y": torch.zeros(3, dtype=torch.int8 if last else torch.int16)}, path))
+    fails("save: no shard", bad, "x", lambda: cairn.torch.save({k: v for k, v in state().items() if not last or k != "x"}, path))
+    fails("save: a key", bad, "2.5", lambda: cairn.torch.save({**state(), **({2.5: 1} if last else {})}, path))
+    fails("save: another value", bad, "n", lambda: cairn.torch.save({**state(), "n": int(last)}, path))
+    fails("save: exists", cairn.ExistsError, "", lambda: cairn.torch.save(state(), path, overwrite=False))
+    fails("save: a format", cairn.OptionsError, "", lambda: cairn.torch.save(state(), path, format="nothing"))
+    fails("save: an address", cairn.OptionsError, "s3://", lambda: cairn.torch.save(state(), "s3://bucket/x"))
+    fails("save: an object", TypeError if last else cairn.CairnError, "cannot be pickled",
+          lambda: cairn.torch.save({**state(), **({"o": Broken()} if last else {})}, path))
+    fails("load: another shape", cairn.MismatchError, "y", lambda: cairn.torch.load({"y": torch.zeros(4 if last else 3)}, path))
+    fails("load: a missing name", cairn.MissingError, "z", lambda: cairn.torch.load({"z" if last else "y": torch.zeros(3)}, path))
+    fails("load: a missing value", cairn.MissingError, "z", lambda: cairn.torch.load({"z" if last else "n": None}, path))
+    fails("load: nothing there", cairn.NotFoundError, "",
+          lambda: cairn.torch.load({"y": torch.zeros(3)}, path + "-nothing" if last else path))
+    got = blank(state())
+    cairn.torch.load(got, path)
+    if digest.of_state(got) != digest.of_state(state()):
+        found.append("the checkpoint has changed")
+    cairn.torch.save(got, path)
+    return of_all(found)
+
+
+# Processes that die. The ranks are processes of their own, which their parent watches.
+
+
+def ranks_of(target, path, ranks=2, **more):
+    """Runs ranks of a job until all have ended; returns what each has said, and None for one that was killed."""
+    fork = multiprocessing.get_context("fork")
+    meet = os.path.abspath(f"{path}-meet")
+    running = []
+    for rank in range(ranks):
+        receive, send = fork.Pipe(duplex=False)
+        p = fork.Process(target=rank_main, args=(target, path, rank, ranks, meet, send, more))
+        p.start()
+        send.close()
+        running.append((p, receive))
+    end = time.monotonic() + LIMIT
+    said = []
+    for rank, (p, receive) in enumerate(running):
+        p.join(max(0, end - time.monotonic()))
+        if p.exitcode is None:
+            p.kill()
+            p.join()
+            said.append([f"rank {rank} has not ended after {LIMIT} seconds"])
+        else:
+            try:
+                said.append(receive.recv())
+            except EOFError:
+                said.append(None)
+        receive.close()
+    return said
+
+
+def rank_main(target, path, rank, ranks, meet, send, more):
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=PATIENCE))
+    try:
+        said = globals()[target](path, **more)
+    except BaseException as e:
+        said = [f"rank {rank}: {e!r}"]
+    send.send(said)
+    send.close()
+    cairn.torch.close()
+    os._exit(0)  # gloo misses the rank that has died
+
+
+def state_of(step):
+    """The state of a step: different rows on each rank."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {"x": sharding.cut(torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step, mesh, (Shard(0),)), "step": step}
+
+
+def holds(path, step):
+    """Says whether a checkpoint is that of a step."""
+    with cairn.open(path, framework="torch") as c:
+        want = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step
+        return [] if c["step"] == step and torch.equal(c["x"].torch(), want) else [f"{path} is not that of step {step}"]
+
+
+def raises(found, what, kinds, call):
+    """Notes a call that does not raise one of some errors of cairn in time."""
+    begin = time.monotonic()
+    try:
+        call()
+        found.append(f"{what}: no error")
+    except kinds:
+        pass
+    except BaseException as e:
+        found.append(f"{what}: {e!r}")
+    if time.monotonic() - begin > LIMIT / 2:
+        found.append(f"{what} took {time.monotonic() - begin:.0f} seconds")
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_staging(path, what):
+    """Saves step 1. In the save of step 2 something of rank 1 dies before its state is staged."""
+    found = []
+    cairn.torch.save(state_of(1), f"{path}/step-1", step=1)
+    run = cairn.torch._save._Staging.run
+
+    def killing(self):
+        if what == "rank":
+            die()
+        self.saver.process.kill()
+        self.saver.process.wait(LIMIT)
+        run(self)
+
+    if dist.get_rank() == 1:
+        cairn.torch._save._Staging.run = killing
+    raises(found, f"rank {dist.get_rank()}: the save of step 2", (cairn.GoneError, cairn.SaverError),
+           lambda: cairn.torch.async_save(state_of(2), f"{path}/step-2", step=2).result(LIMIT))
+    cairn.torch._save._Staging.run = run
+    if what == "rank":
+        raises(found, "the save of step 3", cairn.GoneError, lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
+    else:
+        cairn.torch.save(state_of(3), f"{path}/step-3", step=3)
+    return found
+
+
+def after_staging(path, all_ranks):
+    """Saves step 1. When the save of step 2 is staged on all ranks, rank 1 dies, or both."""
+    found = []
+    cairn.torch.save(state_of(1), f"{path}/step-1", step=1)
+    handle = cairn.torch.async_save(state_of(2), f"{path}/step-2", step=2)
+    dist.barrier()
+    if all_ranks or dist.get_rank() == 1:
+        die()
+    handle.result(LIMIT)
+    raises(found, "the save of step 3", cairn.GoneError, lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
+    return found
+
+
+def dies(target, path, want, survivors, latest, **more):
+    """Runs ranks of which some die, and says what is wrong with what is left."""
+    os.makedirs(path)
+    said = ranks_of(target, path, **more)
+    found = [f for s in said for f in s or []]
+    if [s is not None for s in said] != survivors:
+        found.append(f"the ranks have said {said}")
+    newest = cairn.latest(path, wait=True, timeout=LIMIT)
+    if newest is None or os.path.basename(newest) != f"step-{latest}":
+        found.append(f"latest is {newest}; want step {latest}")
+    for step in want:
+        found += holds(f"{path}/step-{step}", step)
+    return found
+
+
+@closed
+def rank_dies_before_staging(path):
+    return dies("before_staging", path, [1], [True, False], 1, what="rank")
+
+
+@closed
+def saver_dies(path):
+    return dies("before_staging", path, [1, 3], [True, True], 3, what="saver")
+
+
+@closed
+def rank_dies_after_staging(path):
+    return dies("after_staging", path, [1, 2], [True, False], 2, all_ranks=False)
+
+
+@closed
+def all_die_after_staging(path):
+    return dies("after_staging", path, [1, 2], [False, False], 2, all_ranks=True)
+
+
+# Ctrl-C.
+
+
+def interrupted(found, what, call):
+    """Notes a call that Ctrl-C does not end soon."""
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        call()
+        found.append(f"{what}: not interrupted")
+    except KeyboardInterrupt:
+        pass
+    if time.monotonic() - begin > PATIENCE / 2:
+        found.append(f"{what}: interrupted after {time.monotonic() - begin:.0f} seconds")
+
+
+@closed
+def ctrl_c(path):
+    """Ctrl-C ends the wait for a save, and the save goes on."""
+    found = []
+    go_on = threading.Event()
+    run = cairn.torch._save._Staging.run
+
+    def slow(self):
+        go_on.wait(LIMIT)
+        run(self)
+
+    cairn.torch._save._Staging.run = slow
+    x = torch.arange(9.0)
+    handle = cairn.torch.async_save({"x": x}, path, overlap=True)
+    interrupted(found, "result", handle.result)
+    interrupted(found, "wait_staged", handle.wait_staged)
+    if handle.staged() or handle.done():
+        found.append("the save is over")
+    go_on.set()
+    handle.result(LIMIT)
+    with cairn.open(path, framework="torch") as c:
+        found += digest.differences(x, c["x"].torch())
+    return found
+
+
+def ctrl_c_alone(path):
+    """Rank 0 waits for rank 1, which comes late; Ctrl-C ends its wait, and it can save again."""
+    found = []
+    cairn.torch.save(state_of(1), f"{path}/step-1")
+    if dist.get_rank() == 0:
+        interrupted(found, "a save that waits for the other rank", lambda: cairn.torch.save(state_of(2), f"{path}/step-2"))
+    dist.barrier()
+    return found
+
+
+@closed
+def ctrl_c_of_ranks(path):
+    os.makedirs(path)
+    said = ranks_of("ctrl_c_alone", path)
+    return [f for s in said for f in (s if s is not None else ["a rank has died"])] + holds(f"{path}/step-1", 1)
+
+
+# Workers and other ways to start.
+
+
+class Rows(torch.utils.data.Dataset):
+    """Reads rows of a checkpoint in the worker that is asked for them."""
+
+    def __init__(self, path):
+        self.path, self.open = path, None
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        if self.open is None or self.open[0] != os.getpid():
+            self.open = os.getpid(), cairn.open(self.path, framework="torch")
+        return self.open[1]["rows"][i]
+
+
+@closed
+def workers(path):
+    """Workers of a DataLoader read a checkpoint while the trainer saves others."""
+    found = []
+    rows = torch.arange(24 * 100, dtype=torch.float32).reshape(24, 100)
+    cairn.torch.save({"rows": rows}, f"{path}-data")
+    for how in ("fork", "spawn"):
+        handle = cairn.torch.async_save({"rows": rows * 2}, f"{path}-{how}-0")
+        loader = torch.utils.data.DataLoader(Rows(f"{path}-data"), batch_size=4, num_workers=2, multiprocessing_context=how, timeout=LIMIT)
+        got = []
+        for n, batch in enumerate(loader, 1):
+            handle.result(LIMIT)
+            got.append(batch)
+            handle = cairn.torch.async_save({"rows": rows * n}, f"{path}-{how}-{n}")
+        handle.result(LIMIT)
+        found += digest.differences(rows, torch.cat(got), how)
+        with cairn.open(f"{path}-{how}-6", framework="torch") as c:
+            found += digest.differences(rows * 6, c["rows"].torch(), how)
+    return found
+
+
+def spawned(rank, path, ranks):
+    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(path)}-meet", rank=rank, world_size=ranks)
+    cairn.torch.save(state_of(5), path)
+    got = blank(state_of(5))
+    cairn.torch.load(got, path)
+    assert torch.equal(got["x"].to_local(), state_of(5)["x"].to_local()) and got["step"] == 5
+    cairn.torch.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@closed
+def spawn(path):
+    """Ranks that torch.multiprocessing.spawn has started."""
+    torch.multiprocessing.spawn(spawned, (path, 2), nprocs=2)
+    return holds(path, 5)
