@@ -44,36 +44,47 @@ def save_threads(state: dict, path: str) -> None:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS))
 
 
-def tuned(device: str, size: int) -> Iterator[tuple[str, Save, Callable[[], None]]]:
-    """Yields ways to call async_save with pinned memory that it keeps, the fastest first: a name, a function, and what ends it."""
+def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save, Callable[[], None]]]]]:
+    """Yields ways to call async_save with memory that it keeps, the fastest first: a name, and what makes a function and its end."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import staging
 
     cuda = device == "cuda"
-    shared = shutil.disk_usage("/dev/shm").free > 1.2 * size if os.path.isdir("/dev/shm") else False
-    if hasattr(staging, "DefaultStager") and "async_stager" in inspect.signature(dcp.async_save).parameters and shared:
-        # Without room in /dev/shm the process would be killed by SIGBUS.
-        stager = staging.DefaultStager(staging.StagingOptions(
+
+    def stager() -> tuple[Save, Callable[[], None]]:
+        kept = staging.DefaultStager(staging.StagingOptions(
             use_pinned_memory=cuda, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=cuda))
-        yield (f"{'pinned ' if cuda else ''}shared memory, {THREADS} threads",
-               lambda state, path: dcp.async_save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS), async_stager=stager),
-               stager.close)
-    if cuda:
-        writers: dict[str, Any] = {}
 
         def save(state: dict, path: str) -> Any:
-            if path not in writers:  # a writer keeps the memory of its last save
-                writers.clear()
-                writers[path] = dcp.FileSystemWriter(path, thread_count=THREADS, cache_staged_state_dict=True)
-            return dcp.async_save(state, storage_writer=writers[path])
+            return dcp.async_save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS), async_stager=kept)
 
-        yield f"pinned memory, {THREADS} threads", save, writers.clear
+        return save, kept.close
+
+    def writer() -> tuple[Save, Callable[[], None]]:
+        kept: dict[str, Any] = {}
+
+        def save(state: dict, path: str) -> Any:
+            if path not in kept:  # a writer keeps the memory of its last save
+                kept.clear()
+                kept[path] = dcp.FileSystemWriter(path, thread_count=THREADS, cache_staged_state_dict=True)
+            return dcp.async_save(state, storage_writer=kept[path])
+
+        return save, kept.clear
+
+    if hasattr(staging, "DefaultStager") and "async_stager" in inspect.signature(dcp.async_save).parameters:
+        # Without room in /dev/shm the process would be killed by SIGBUS.
+        if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1.2 * size:
+            yield f"{'pinned ' if cuda else ''}shared memory, {THREADS} threads", stager
+    if cuda:
+        yield f"pinned memory, {THREADS} threads", writer
 
 
 def usable(device: str, size: int, state: dict, path: str, say: Callable[[str], None]) -> "tuple[str, Save, Callable[[], None]] | None":
     """Returns the first way that can save twice; some versions of PyTorch cannot."""
-    for name, save, close in tuned(device, size):
+    for name, make in tuned(device, size):
+        close: Callable[[], None] = lambda: None  # noqa: E731
         try:
+            save, close = make()
             for _ in range(2):
                 save(state, path).result()
             return name, save, close
