@@ -109,6 +109,12 @@ def noise(shape, dtype="float32", device=DEVICE, seed=0):
     return raw.view(dtype).reshape(shape).to(device)
 
 
+def killed_state():
+    """Returns the state of a trainer that is killed."""
+    return {"large": noise((64 << 20,), "uint8", seed=1), "small": noise((5, 7), seed=2), "cpu": noise((1 << 20,), device="cpu", seed=3),
+            "step": 7}
+
+
 def copy_of(v):
     """Returns a state with copies of all tensors."""
     if isinstance(v, dict):

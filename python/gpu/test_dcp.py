@@ -20,8 +20,9 @@ from device import CUDA, DEVICE, Case, blank, copy_of, differs, join, local, noi
 
 def state_of(seed=0):
     base = noise((64, 96), "int32", seed=seed)
-    return {"model": {"w": noise((1 << 20,), seed=seed).nan_to_num(), "half": noise((333,), "bfloat16", seed=seed), "part": base[3:9, 2:],
-                      "turned": base.t(), "cpu": noise((1000,), "int16", device="cpu", seed=seed), "empty": torch.empty(0, 3, device=DEVICE)},
+    return {"model": {"w": noise((1 << 20,), seed=seed).nan_to_num(), "half": noise((333,), "bfloat16", seed=seed),
+                      "part": base[3:9, 2:], "turned": base.t(), "cpu": noise((1000,), "int16", device="cpu", seed=seed),
+                      "empty": torch.empty(0, 3, device=DEVICE)},
             "list": [noise((7,), seed=seed), {"x": noise((8,), "int8", seed=seed)}], "step": seed}
 
 

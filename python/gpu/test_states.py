@@ -33,7 +33,8 @@ class States(Case):
         base, image = noise((64, 96), "int32"), noise((2, 3, 8, 8), "int16")
         self.round_trip({
             "whole": base, "transposed": base.t(), "steps": base[1:60:3, 4:90:2], "row": base[7], "column": base[:, 5],
-            "rest": base[50:], "expanded": noise((96,), "int64").expand(5, 96), "channels_last": image.to(memory_format=torch.channels_last),
+            "rest": base[50:], "expanded": noise((96,), "int64").expand(5, 96),
+            "channels_last": image.to(memory_format=torch.channels_last),
             "alone": noise((512, 512), "int32")[:, ::8], "bytes": base.view(torch.uint8)[3:9, 1:7],
         })
 

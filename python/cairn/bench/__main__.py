@@ -94,7 +94,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     try:
         import torch
     except ImportError as e:
-        raise Trouble(f"there is no torch ({e}): install it, for example by 'pip install torch', or use an interpreter that has it") from None
+        raise Trouble(f"there is no torch ({e}): install it, for example by 'pip install torch', or use a Python that has it") from None
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise Trouble(f"PyTorch {torch.__version__} finds no GPU: use --device cpu")
@@ -142,15 +142,21 @@ def make_folder(parent: Optional[str], need: float) -> str:
         raise Trouble(f"{parent} cannot be used: {e.strerror}; --folder names another folder") from None
 
 
+def goal(name: str, value: float, least: Optional[float] = None, most: Optional[float] = None) -> dict[str, Any]:
+    met = None if least is None and most is None else (least is None or value >= least) and (most is None or value <= most)
+    return {"name": name, "value": value, "least": least, "most": most, "met": met}
+
+
 def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
     """Yields how cairn compares with the other rows. Some ratios have a goal."""
     rows = result.get("rows", {})
     cairn, floor = rows.get(table.CAIRN, {}), rows.get(table.FLOOR, {})
     others = [rows[n] for n in (table.DCP, table.TUNED, table.SAFETENSORS) if n in rows]
 
-    def ratio(name: str, key: str, of: Optional[float], least: Optional[float] = None, most: Optional[float] = None) -> Iterator[dict[str, Any]]:
+    def ratio(name: str, key: str, of: Optional[float], least: Optional[float] = None,
+              most: Optional[float] = None) -> Iterator[dict[str, Any]]:
         if key in cairn and of:
-            yield {"name": name, "value": cairn[key] / of, "least": least, "most": most}
+            yield goal(name, cairn[key] / of, least, most)
 
     yield from ratio("stall / pinned copy", "stall_gbs", floor.get("stall_gbs"), 0.75)
     yield from ratio("stall, GB/s", "stall_gbs", 1, 40 if device == "cuda" else None)
@@ -165,8 +171,7 @@ def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
         best = max((r[key] for r in others if key in r), default=None)
         yield from ratio(f"{title.removesuffix(' GB/s')} / best of the others", key, best)
     for name, found in result.get("steps", {}).items():
-        yield {"name": f"steps between saves by {name}, % longer", "value": found["overhead_percent"]["mean"], "least": None,
-               "most": 2 if name == table.CAIRN else None}
+        yield goal(f"steps between saves by {name}, % longer", found["overhead_percent"]["mean"], most=2 if name == table.CAIRN else None)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -189,15 +194,14 @@ def show(result: dict[str, Any]) -> None:
     if result["goals"]:
         print("\nratios of this run")
     for g in result["goals"]:
-        goal = f"≥ {g['least']:g}" if g["least"] is not None else f"≤ {g['most']:g}" if g["most"] is not None else ""
-        met = goal and ("met" if (g["least"] is None or g["value"] >= g["least"]) and (g["most"] is None or g["value"] <= g["most"]) else "missed")
-        print(f"  {g['name']:52} {g['value']:8.2f}   {goal:7} {met}".rstrip())
+        want = f"≥ {g['least']:g}" if g["least"] is not None else f"≤ {g['most']:g}" if g["most"] is not None else ""
+        print(f"  {g['name']:52} {g['value']:8.2f}   {want:7} {'' if g['met'] is None else 'met' if g['met'] else 'missed'}".rstrip())
 
 
 def show_steps(name: str, found: dict[str, Any]) -> None:
     by = f" ({found['by']})" if "by" in found else ""
-    print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by {name}{by}: {found['saves']} saves,"
-          f"\nunder way during {found['under_way_percent']:.0f} % of the steps; the stall of {found['stall_ms']:.1f} ms is not counted")
+    print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by {name}{by}:\n"
+          f"{found['saves']} saves, under way during {found['under_way_percent']:.0f} % of the steps; the stall of {found['stall_ms']:.1f} ms is not counted")
     print(f"{'':12}{'steps':>8}{'mean':>9}{'median':>9}{'p90':>9}{'p99':>9}{'most':>9}")
     for kind in ("without", "with"):
         s = found[kind]

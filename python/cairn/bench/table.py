@@ -251,5 +251,5 @@ class Table:
 def import_seconds() -> float:
     """Returns how long "import cairn" takes in a new process."""
     code = "import time; begin = time.perf_counter(); import cairn; print(time.perf_counter() - begin)"
-    path = os.pathsep.join(p for p in sys.path if p)
-    return float(subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True).stdout)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return float(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True).stdout)

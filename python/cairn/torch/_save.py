@@ -420,7 +420,7 @@ class _Staging:
                     staged = next((at for at, u in self.held if u is unit and u.staged), None)
                 if staged is not None:
                     source = memory.part(staged + place, blob.source.numel())
-                elif self.complete:
+                elif self.complete and unit.at is None:
                     raise errors.CairnError("the save does not need this any more")
                 else:
                     source = blob.source
