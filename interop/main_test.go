@@ -21,7 +21,7 @@ type testCase struct {
 // cases are all claims, in the order of the report.
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples} {
+	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples, frameworks} {
 		all = append(all, group...)
 	}
 	return all

@@ -41,6 +41,8 @@ type python struct {
 	about about
 	// target is an interpreter, or the folder of a whole system.
 	target string
+	// name is that of the interpreter in a whole system.
+	name string
 	// dir is the folder that it works in, as this process sees it.
 	dir     string
 	env     []string
@@ -48,13 +50,15 @@ type python struct {
 	in      io.WriteCloser
 	answers chan []byte
 	noise   *noise
+	// second is another worker, with Lightning and transformers, if a case has asked for it.
+	second *python
 }
 
 // start runs the worker of a target. The package in ../python is there for it to import, with the
 // program. It ends with the test.
 func start(t *testing.T, target, program string) *python {
 	t.Helper()
-	p := &python{target: target, answers: make(chan []byte, 1), noise: new(noise)}
+	p := &python{target: target, name: "python3"}
 	p.makeDir(t)
 	copyScripts(t, p.dir)
 	copyPackage(t, p.dir, program)
@@ -62,8 +66,20 @@ func start(t *testing.T, target, program string) *python {
 	if runtime.GOOS == "linux" {
 		p.env = append(p.env, "GLOO_SOCKET_IFNAME=lo")
 	}
-	p.cmd = p.command(context.Background(), filepath.Join("py", "worker.py")) // stop ends it
-	p.cmd.WaitDelay = 5 * time.Second                                         // for ranks that outlive the worker
+	p.run(t)
+	t.Cleanup(p.stop)
+	if err := p.call("about.versions", nil, 1, &p.about); err != nil {
+		t.Fatalf("%s: %v", target, err)
+	}
+	return p
+}
+
+// run starts the worker, which imports these modules once. It ends with stop.
+func (p *python) run(t *testing.T, modules ...string) {
+	t.Helper()
+	p.answers, p.noise = make(chan []byte, 1), new(noise)
+	p.cmd = p.command(context.Background(), append([]string{filepath.Join("py", "worker.py")}, modules...)...)
+	p.cmd.WaitDelay = 5 * time.Second // for ranks that outlive the worker
 	p.cmd.Stderr = p.noise
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -78,11 +94,18 @@ func start(t *testing.T, target, program string) *python {
 	}
 	p.in = in
 	go p.listen(out)
-	t.Cleanup(p.stop)
-	if err := p.call("about.versions", nil, 1, &p.about); err != nil {
-		t.Fatalf("%s: %v", target, err)
+}
+
+// frameworks returns a worker with Lightning and transformers, in the same folder. In a
+// whole system, setup has installed them beside its own packages.
+func (p *python) frameworks(t *testing.T) *python {
+	t.Helper()
+	if p.second == nil {
+		second := &python{about: p.about, target: p.target, name: "/opt/frameworks/bin/python", dir: p.dir, env: p.env}
+		second.run(t, "lightning.pytorch", "accelerate", "transformers.trainer")
+		p.second = second
 	}
-	return p
+	return p.second
 }
 
 // makeDir makes the folder of the worker, which lies in the target's own system.
@@ -108,7 +131,7 @@ func (p *python) command(ctx context.Context, words ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.target, words...)
 	cmd.Dir = p.dir
 	if inside, err := filepath.Rel(p.target, p.dir); err == nil && filepath.IsLocal(inside) {
-		enter := []string{p.target, "sh", "-c", `cd "/$0" && exec python3 "$@"`, filepath.ToSlash(inside)}
+		enter := []string{p.target, "sh", "-c", `cd "/$0" && exec "$@"`, filepath.ToSlash(inside), p.name}
 		cmd = exec.CommandContext(ctx, "./enter", append(enter, words...)...)
 	}
 	cmd.Env = p.env
@@ -203,6 +226,9 @@ func (p *python) has(feature string) bool { return slices.Contains(p.about.Featu
 
 // stop ends the worker. Stopping twice is no error.
 func (p *python) stop() {
+	if p.second != nil {
+		p.second.stop()
+	}
 	p.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { p.cmd.Process.Kill() })
 	defer timer.Stop()

@@ -53,6 +53,14 @@ func (r *rig) path(name string) string { return filepath.Join(r.py.dir, r.folder
 // there returns where the worker sees a file of the case.
 func (r *rig) there(name string) string { return r.folder + "/" + name }
 
+// frameworks is the rig with a worker that has Lightning and transformers.
+func (r *rig) frameworks() *rig {
+	r.Helper()
+	with := *r
+	with.py = r.py.frameworks(r.T)
+	return &with
+}
+
 // python has one process call a function.
 func (r *rig) python(function string, a args, result any) {
 	r.Helper()

@@ -1,5 +1,6 @@
 """What this PyTorch is and can do."""
 
+import glob
 import importlib.util
 import inspect
 import io
@@ -51,7 +52,15 @@ def features():
         "zstd": has_zstd(),
         "fsdp-cpu": hasattr(torch.cpu.Stream, "record_event"),  # else FSDP2 shards on a CPU, but cannot train
         "rank-local": "use_collectives" in inspect.signature(dcp.save).parameters,
+        "lightning": framework("lightning"),
+        "transformers": framework("transformers") and framework("accelerate"),
     }
+
+
+def framework(name):
+    """Reports whether a package is there, or where setup installs it in a Debian system."""
+    beside = glob.glob(f"/opt/frameworks/lib/python*/site-packages/{name}")
+    return bool(beside) or importlib.util.find_spec(name) is not None
 
 
 def has_zstd():

@@ -5,6 +5,7 @@ in processes of its own, which are forked from this one. A request names a
 function of a module beside this file, its arguments, and how many ranks call
 it; with several they are a gloo group. The answer holds what rank 0 returned,
 or what went wrong on every rank. Paths are relative to the working directory.
+The arguments are modules to import once, too.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ LIMIT = 90  # seconds that a request may take
 def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for module in EAGER:
+    for module in (*EAGER, *sys.argv[1:]):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

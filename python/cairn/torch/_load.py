@@ -51,7 +51,7 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
     replaced: list[tuple[Leaf, Any]] = []
 
     def take(leaf: Leaf, v: Any) -> None:
-        replaced.append((leaf, _made(leaf.name, v, allow_pickle)))
+        replaced.append((leaf, made(leaf.name, v, allow_pickle)))
 
     for leaf in leaves:
         held = parts(leaf.value)
@@ -162,7 +162,7 @@ class Loading:
         return missing
 
 
-def _made(name: str, v: Any, allow_pickle: bool) -> Any:
+def made(name: str, v: Any, allow_pickle: bool) -> Any:
     """Makes an object of a class again."""
     data = pickled(v)
     if data is None:

@@ -32,10 +32,14 @@ class Leaf:
                                     ("plan.state",)) from None
 
 
-def flatten(state: Mapping) -> list[Leaf]:
-    """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them."""
+def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
+    """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them.
+
+    With whole, the state can be made again from its leaves: dicts that are empty, or have
+    keys that are neither strings nor integers, are leaves.
+    """
     out: list[Leaf] = []
-    _open([], "", state, out)
+    _open([], "", state, out, whole)
     names: set[str] = set()
     for leaf in out:
         if leaf.name in names:
@@ -58,23 +62,27 @@ def _opens(v: Any, depth: int = 0) -> bool:
     return isinstance(v, list) and any(_opens(x, depth + 1) for x in v)
 
 
-def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf]) -> None:
+def _is_key(k: Any) -> bool:
+    return isinstance(k, (str, int)) and not isinstance(k, bool)
+
+
+def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: bool) -> None:
     """Adds the leaves of a dict or a list. Its names begin with prefix."""
     if len(path) >= _MAX_DEPTH:
         raise errors.StateError("the state is nested too deeply", ("plan.state",))
     in_list = isinstance(holder, list)
     for k, v in enumerate(holder) if in_list else holder.items():
-        if isinstance(k, bool) or not isinstance(k, (str, int)):
+        if not _is_key(k):
             raise errors.StateError(f"the key {k!r} is neither a string nor an integer", ("plan.state",))
         here = [*path, {"pos": k} if in_list else k if isinstance(k, str) else {"int": str(k)}]
         name = f"{prefix}{k}"
-        if isinstance(v, torch.Tensor):
+        if isinstance(v, torch.Tensor) or whole and isinstance(v, Mapping) and not (v and all(map(_is_key, v))):
             out.append(Leaf(name, here, v, holder, k))
         elif isinstance(v, Mapping) or isinstance(v, list) and _opens(v):
-            _open(here, name + ".", v, out)
+            _open(here, name + ".", v, out, whole)
         elif not path and is_stateful(v):
             # Its tensors are filled in place; what else it has goes back to it at the end of a load.
-            _open(here, name + ".", v.state_dict(), out)
+            _open(here, name + ".", v.state_dict(), out, whole)
         else:
             out.append(Leaf(name, here, v, holder, k))
 

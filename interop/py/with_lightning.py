@@ -1,0 +1,117 @@
+"""Trainings with Lightning that save through cairn.lightning."""
+
+import contextlib
+import os
+import signal
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import cairn
+import cairn.lightning
+import cairn.torch
+import interrupt
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+BATCHES = 4  # of an epoch
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Module(LightningModule):
+    """Stops before a step, and notes the losses of all others."""
+
+    def __init__(self, stop, how):
+        super().__init__()
+        self.save_hyperparameters({"width": 8, "names": ["a", "b"], "nothing": {}})
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        self.stop, self.how, self.losses, self.found = stop, how, {}, None
+
+    def training_step(self, batch, index):
+        step = self.trainer.current_epoch * BATCHES + index
+        if step == self.stop:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise Interrupted
+        x, y = batch
+        loss = torch.nn.functional.mse_loss(self.net(x), y)
+        self.losses[step] = loss.item()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)}
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["extra"] = extra()
+
+    def on_load_checkpoint(self, checkpoint):
+        self.found = plain(checkpoint["extra"])
+
+
+def extra():
+    """What a state may have beside tensors in dicts."""
+    return {"empty": {}, "list": [], "pair": (torch.arange(3), "x"), "by": {1: "one", (2, 3): "two", None: torch.ones(1)}, "set": {1, 2},
+            "deep": [{"t": torch.zeros(2, dtype=torch.bfloat16), "n": None}, [torch.tensor(5)]], "size": torch.Size([1, 2])}
+
+
+def plain(v):
+    """Returns a text of a value. The order of dicts does not count."""
+    if isinstance(v, dict):
+        return str(sorted((repr(k), plain(x)) for k, x in v.items()))
+    return f"{type(v).__name__}{[plain(x) for x in v]}" if isinstance(v, (list, tuple)) else repr(v)
+
+
+def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, ranks=1, keep=1):
+    if ranks > 1:  # as torchrun does
+        rank = str(torch.distributed.get_rank())
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), TORCHELASTIC_RUN_ID="1",
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(BATCHES * 6, 4), torch.randn(BATCHES * 6, 1))
+    module = Module(stop, how)
+    trainer = Trainer(
+        max_epochs=epochs, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[ModelCheckpoint(folder, monitor="step", mode="max", save_top_k=keep, filename="{step}")],
+        plugins=[cairn.lightning.CheckpointIO(background=background)],
+    )
+    with contextlib.suppress(Interrupted):
+        trainer.fit(module, DataLoader(data, batch_size=6 // ranks), ckpt_path=cairn.latest(folder, wait=True) if resume else None)
+    if resume and module.found != plain(extra()):
+        raise AssertionError(f"the state had {plain(extra())}; it has {module.found}")
+    cairn.torch.close()
+    return module.losses
+
+
+def resumed(folder, how=None, background=True, ranks=1):
+    """Trains undisturbed, and again with an interruption. Returns what differs."""
+    stop = 3 * BATCHES + 1
+    if how == "kill":  # first, because autograd does not survive a fork
+        interrupt.killed(lambda: train(folder + "/run", stop=stop, how=how, background=background))
+    else:
+        train(folder + "/run", stop=stop, background=background, ranks=ranks)
+    want = train(folder + "/undisturbed", background=background, ranks=ranks)
+    got = train(folder + "/run", resume=True, background=background, ranks=ranks)
+    # A process that is killed at once may take its last save with it.
+    first = [3 * BATCHES, 2 * BATCHES] if how == "kill" else [3 * BATCHES]
+    wrong = [] if min(got) in first and len(got) == 5 * BATCHES - min(got) else [f"the steps {sorted(got)} after the interruption"]
+    wrong += [f"step {step}: loss {loss}, not {want[step]}" for step, loss in got.items() if loss != want[step]]
+    left = sorted(os.listdir(folder + "/run"))
+    if how != "kill" and left != ["step=12.ckpt", "step=20.ckpt"]:  # Lightning keeps the one that it went on with
+        wrong.append(f"save_top_k=1 left {left}")
+    return wrong
+
+
+def damaged(folder):
+    """Returns the error of a load of a checkpoint with a byte that has changed."""
+    train(folder, epochs=1)
+    interrupt.damage(cairn.latest(folder))
+    try:
+        train(folder, resume=True)
+    except cairn.CairnError as e:
+        return type(e).__name__
+    return "nothing"

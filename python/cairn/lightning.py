@@ -1,0 +1,90 @@
+"""Checkpoints of Lightning, through cairn.
+
+    from cairn.lightning import CheckpointIO
+    trainer = Trainer(plugins=[CheckpointIO()])
+    trainer.fit(model, ckpt_path=cairn.latest("checkpoints", wait=True))
+
+It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import
+the one that you use before this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any, Optional
+
+from cairn import errors
+from cairn.torch._save import Handle
+from cairn.torch._whole import async_save_whole, load_whole
+
+if "lightning_fabric" in sys.modules and "lightning.fabric" not in sys.modules:
+    from lightning_fabric.plugins import CheckpointIO as _CheckpointIO
+else:
+    try:
+        from lightning.fabric.plugins import CheckpointIO as _CheckpointIO
+    except ImportError:
+        from lightning_fabric.plugins import CheckpointIO as _CheckpointIO
+
+_PATIENCE = 40 * 60  # seconds; a saver process that has lost its trainer gives up after 30 minutes
+
+
+class CheckpointIO(_CheckpointIO):
+    """Saves and loads the checkpoints of a Lightning Trainer. Each checkpoint is a folder.
+
+    A save takes place in the background: training goes on when the state is copied aside. The
+    error of a save is raised by the next one, or at the end of the training. With
+    background=False, a save returns when the checkpoint is complete.
+
+    Lightning collects the state on rank 0, which saves it; each rank loads it. Strategies that
+    save shards, such as FSDPStrategy and ModelParallelStrategy, use no CheckpointIO for that.
+    """
+
+    def __init__(self, background: bool = True):
+        self.background = background
+        self._handle: Optional[Handle] = None
+        self._unwanted: list[str] = []  # checkpoints to remove when the save that is under way is complete
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: "str | os.PathLike[str]", storage_options: Optional[Any] = None) -> None:
+        """Saves what Lightning has collected. Only rank 0 calls it."""
+        if storage_options is not None:
+            raise errors.OptionsError("storage_options: cairn.lightning.CheckpointIO has no such options", ("storage.options",))
+        self._settle()
+        step = checkpoint.get("global_step")
+        self._handle = async_save_whole(checkpoint, path, step if isinstance(step, int) else None, alone=True)
+        if not self.background:
+            self._settle()
+
+    def load_checkpoint(self, path: "str | os.PathLike[str]", map_location: Any = None, weights_only: Optional[bool] = None) -> dict[str, Any]:
+        """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written.
+
+        Objects that were pickled are made again if torch can load them with ``weights_only``,
+        and all of them with weights_only=False: a pickle can run any code.
+        """
+        self._settle()
+        if map_location is not None and not isinstance(map_location, (str, int)) and type(map_location).__name__ != "device":
+            raise errors.OptionsError("map_location: cairn.lightning.CheckpointIO wants a device", ("storage.options",))
+        return load_whole(path, device=map_location, allow_pickle=weights_only is False, patience=_PATIENCE)
+
+    def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
+        """Removes a checkpoint. While a save is under way it is kept, in case that the save fails."""
+        self._unwanted.append(os.fspath(path))
+        if self._handle is None or self._handle.done():
+            self._settle()
+
+    def teardown(self) -> None:
+        """Waits for the save that is under way. Lightning calls it at the end of the training."""
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for the save that is under way, and raises its error."""
+        handle, self._handle = self._handle, None
+        unwanted, self._unwanted = self._unwanted, []
+        if handle is not None:
+            handle.result()
+        for path in unwanted:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif os.path.lexists(path):  # a link, or a file that Lightning's own CheckpointIO has saved
+                os.unlink(path)

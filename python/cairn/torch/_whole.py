@@ -1,0 +1,88 @@
+"""States that can be loaded without a state to fill: for frameworks that keep checkpoints in dicts of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Container
+from typing import Any, Optional
+
+import torch
+
+from cairn import errors
+from cairn.torch import _memory
+from cairn.torch._job import job
+from cairn.torch._load import Loading, made
+from cairn.torch._save import Handle, State, begin
+from cairn.torch._state import flatten, parts
+
+
+def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool) -> Handle:
+    """Saves a state in the background, as cairn.torch.async_save does.
+
+    With alone, only this rank saves. The state has no sharded tensors then.
+    """
+    def make(memory: _memory.Memory) -> State:
+        leaves = []
+        for leaf in flatten(state, whole=True):
+            held = parts(leaf.value)
+            if alone and held is not None and any(p.offsets is not None for p in held):
+                raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: "
+                                        "save it with cairn.torch.save or cairn.torch.Writer", ("plan.state",))
+            leaves.append((leaf, held))
+        return State(leaves, memory)
+
+    return begin(make, path, step, None, True, "native", None, 0, False, alone)
+
+
+def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]] = None, device: Any = None, allow_pickle: bool = False,
+               patience: float = 0) -> dict[str, Any]:
+    """Returns a state as it was saved, in dicts and lists, or some keys of it. Each rank calls it on its own.
+
+    If a saver process is still writing the checkpoint, it waits for up to patience seconds.
+    """
+    j = job(alone=True)
+    saver = j.own()
+    end = time.monotonic() + patience
+    while True:
+        try:
+            described = saver.describe(os.fspath(path))
+            break
+        except errors.UnderWayError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.2)
+    root, loading = _Dict(), Loading(j.memory)
+    for e in described.get("entries") or []:
+        name, steps = e["name"], e.get("path") or [e["name"]]
+        if keys is not None and steps[0] not in keys:
+            continue
+        if "codec" in e:
+            loading.value(name, lambda v, name=name, steps=steps: root.place(steps, made(name, v, allow_pickle)))
+            continue
+        shape = list(e.get("shape") or [])
+        t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]), device=device)
+        root.place(steps, t)
+        loading.tensor(name, shape, [0] * len(shape), t)
+    loading.run(saver, os.fspath(path), False, None, None)
+    return root.result()
+
+
+class _Dict(dict):
+    """A dict or a list that is being made of its parts."""
+
+    is_list = False
+
+    def place(self, steps: list[Any], value: Any) -> None:
+        step, rest = steps[0], steps[1:]
+        if isinstance(step, dict):
+            self.is_list = "pos" in step
+            step = step["pos"] if self.is_list else int(step["int"])
+        if rest:
+            self.setdefault(step, _Dict()).place(rest, value)
+        else:
+            self[step] = value
+
+    def result(self) -> Any:
+        made = {k: v.result() if isinstance(v, _Dict) else v for k, v in self.items()}
+        return [made[k] for k in sorted(made)] if self.is_list else made
