@@ -69,14 +69,15 @@ def plain(v):
 def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, ranks=1, keep=1):
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
-        os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), TORCHELASTIC_RUN_ID="1",
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                          TORCHELASTIC_RUN_ID="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(BATCHES * 6, 4), torch.randn(BATCHES * 6, 1))
     module = Module(stop, how)
     trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[ModelCheckpoint(folder, monitor="step", mode="max", save_top_k=keep, filename="{step}")],
+        max_epochs=epochs, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(folder, monitor="step", mode="max", save_top_k=keep, filename="{step}")],
         plugins=[cairn.lightning.CheckpointIO(background=background)],
     )
     with contextlib.suppress(Interrupted):

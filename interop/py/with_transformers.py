@@ -36,10 +36,11 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, **more):
     """Returns what the Trainer has logged, by step."""
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
-        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     torch.manual_seed(1)
-    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-                         attention_dropout=0.2, tie_word_embeddings=True)
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                         num_key_value_heads=2, attention_dropout=0.2, tie_word_embeddings=True)
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (PER_EPOCH * 4, 12))]
     args = TrainingArguments(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4 // ranks, learning_rate=1e-2, logging_steps=1, save_steps=SAVE,

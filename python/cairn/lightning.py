@@ -56,7 +56,8 @@ class CheckpointIO(_CheckpointIO):
         if not self.background:
             self._settle()
 
-    def load_checkpoint(self, path: "str | os.PathLike[str]", map_location: Any = None, weights_only: Optional[bool] = None) -> dict[str, Any]:
+    def load_checkpoint(self, path: "str | os.PathLike[str]", map_location: Any = None,
+                        weights_only: Optional[bool] = None) -> dict[str, Any]:
         """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written.
 
         Objects that were pickled are made again if torch can load them with ``weights_only``,
