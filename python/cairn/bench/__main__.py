@@ -1,7 +1,7 @@
 """Compares cairn with PyTorch's own checkpoints and safetensors, beside what the hardware does.
 
 Everything runs in one process, one after the other, with the same state. Rates are GB/s
-(10^9 bytes); compare them within one run only, because disks and neighbours change.
+(10^9 bytes); compare them within one run only, because disks and other programs change them.
 
 stall        how long training stands still in a background save, from the second save on
 durable      the time until the checkpoint is complete and on disk
@@ -201,7 +201,8 @@ def show(result: dict[str, Any]) -> None:
 def show_steps(name: str, found: dict[str, Any]) -> None:
     by = f" ({found['by']})" if "by" in found else ""
     print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by {name}{by}:\n"
-          f"{found['saves']} saves, under way during {found['under_way_percent']:.0f} % of the steps; the stall of {found['stall_ms']:.1f} ms is not counted")
+          f"{found['saves']} saves, under way during {found['under_way_percent']:.0f} % of the steps; "
+          f"the stall of {found['stall_ms']:.1f} ms is not counted")
     print(f"{'':12}{'steps':>8}{'mean':>9}{'median':>9}{'p90':>9}{'p99':>9}{'most':>9}")
     for kind in ("without", "with"):
         s = found[kind]
