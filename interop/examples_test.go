@@ -61,7 +61,7 @@ func (r *rig) torchrun(ranks, kill int, run string, words ...string) trained {
 	if !r.py.has("fsdp-cpu") {
 		launch = append(launch, "py/example.py")
 	}
-	cmd := r.py.command(ctx, append(append(launch, r.there("fsdp.py"), "--run", r.there(run)), words...)...)
+	cmd := r.py.command(ctx, append(append(launch, r.there("fsdp.py"), "--folder", r.there(run)), words...)...)
 	cmd.Env = append(cmd.Env, "PYTHONPATH=py", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "CAIRN_ARENA_BYTES=67108864")
 	cmd.Cancel = func() error { killTree(cmd.Process.Pid); return nil }
 	cmd.WaitDelay = 10 * time.Second

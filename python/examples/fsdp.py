@@ -1,6 +1,6 @@
 """Trains a small transformer with FSDP2, saves in the background, and continues with the newest checkpoint.
 
-    torchrun --nproc-per-node 2 fsdp.py --run run --steps 200
+    torchrun --nproc-per-node 2 fsdp.py --folder run --steps 200
 
 Kill it at any time and start it again, with any number of ranks that divides the batch.
 """
@@ -89,7 +89,7 @@ def prune(run, keep):
 
 def main():
     args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    args.add_argument("--run", default="run", help="the folder of the checkpoints, which all ranks see")
+    args.add_argument("--folder", default="run", help="the folder of the checkpoints, which all ranks see")
     args.add_argument("--steps", type=int, default=200, help="the step to end at")
     args.add_argument("--every", type=int, default=10, help="the number of steps from save to save")
     args.add_argument("--keep", type=int, default=3, help="the number of checkpoints to keep")
@@ -110,7 +110,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     save = None  # the save that may be under way
-    for step in range(resume(args.run, model, optimizer), args.steps):
+    for step in range(resume(args.folder, model, optimizer), args.steps):
         loss = model(batch(step, device))
         loss.backward()
         if save is not None:
@@ -127,8 +127,8 @@ def main():
             if save is not None:
                 check(save.result)  # training waits here only if the disk is slow
             if rank == 0:
-                prune(args.run, args.keep)
-            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.run}/step-{step:09d}", step=step, overlap=True)
+                prune(args.folder, args.keep)
+            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step, overlap=True)
 
     if save is not None:
         check(save.result)
