@@ -248,8 +248,9 @@ def _listen_address() -> str:
     local, master = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("MASTER_ADDR")
     if local == str(dist.get_world_size()) or local is None and master is None:
         return ""
-    host = socket.getaddrinfo(master or socket.gethostname(), None, socket.AF_INET)[0][4][0]
-    return f"{host}:0"
+    # The saver process resolves a name: on its own host that may be loopback, which the other hosts cannot reach.
+    host = master or socket.gethostname()
+    return f"[{host}]:0" if ":" in host else f"{host}:0"
 
 
 _calls: dict[str, int] = {}  # of the process and not of a job: the store outlives jobs
