@@ -34,6 +34,7 @@ var edges = []testCase{
 	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},
 	{name: "cairn.torch: 2 ranks, errors of one", run: finds(2, "edges.mismatches")},
 	{name: "cairn.torch: 2 ranks, one is killed before it has staged", run: finds(1, "edges.rank_dies_before_staging")},
+	{name: "cairn.torch: 2 ranks, the first, with the store, is killed before it has staged", run: finds(1, "edges.first_dies_before_staging")},
 	{name: "cairn.torch: 2 ranks, one is killed after it has staged", run: finds(1, "edges.rank_dies_after_staging")},
 	{name: "cairn.torch: 2 ranks, both are killed after they have staged", run: finds(1, "edges.all_die_after_staging")},
 	{name: "cairn.torch: 2 ranks, a saver is killed during a save", run: finds(1, "edges.saver_dies")},

@@ -229,11 +229,11 @@ def mismatches(path):
 def ranks_of(target, path, ranks=2, **more):
     """Runs ranks of a job until all have ended; returns what each has said, and None for one that was killed."""
     fork = multiprocessing.get_context("fork")
-    meet = os.path.abspath(f"{path}-meet")
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=False)  # as that of torchrun, no rank has it
     running = []
     for rank in range(ranks):
         receive, send = fork.Pipe(duplex=False)
-        p = fork.Process(target=rank_main, args=(target, path, rank, ranks, meet, send, more))
+        p = fork.Process(target=rank_main, args=(target, path, rank, ranks, store.port, send, more))
         p.start()
         send.close()
         running.append((p, receive))
@@ -254,8 +254,17 @@ def ranks_of(target, path, ranks=2, **more):
     return said
 
 
-def rank_main(target, path, rank, ranks, meet, send, more):
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=PATIENCE))
+def rank_main(target, path, rank, ranks, port, send, more):
+    patience = datetime.timedelta(seconds=PATIENCE)
+    first = None
+    if more.pop("first_has_store", False):  # as without torchrun
+        outer = dist.TCPStore("127.0.0.1", port, None, False, patience, wait_for_workers=False, use_libuv=False)
+        if rank == 0:
+            first = dist.TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False, use_libuv=False)
+            outer.set("port", str(first.port))
+        port = int(outer.get("port"))
+    store = first or dist.TCPStore("127.0.0.1", port, None, False, patience, wait_for_workers=False, use_libuv=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
     try:
         said = globals()[target](path, **more)
     except BaseException as e:
@@ -297,8 +306,8 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def before_staging(path, what):
-    """Saves step 1. In the save of step 2 something of rank 1 dies before its state is staged."""
+def before_staging(path, what, victim=1):
+    """Saves step 1. In the save of step 2 a rank or its saver dies before its state is staged."""
     found = []
     cairn.torch.save(state_of(1), f"{path}/step-1", step=1)
     run = cairn.torch._save._Staging.run
@@ -310,7 +319,7 @@ def before_staging(path, what):
         self.saver.process.wait(LIMIT)
         run(self)
 
-    if dist.get_rank() == 1:
+    if dist.get_rank() == victim:
         cairn.torch._save._Staging.run = killing
     raises(found, f"rank {dist.get_rank()}: the save of step 2", (cairn.GoneError, cairn.SaverError),
            lambda: cairn.torch.async_save(state_of(2), f"{path}/step-2", step=2).result(LIMIT))
@@ -353,6 +362,11 @@ def dies(target, path, want, survivors, latest, **more):
 @closed
 def rank_dies_before_staging(path):
     return dies("before_staging", path, [1], [True, False], 1, what="rank")
+
+
+@closed
+def first_dies_before_staging(path):
+    return dies("before_staging", path, [1], [False, True], 1, what="rank", victim=0, first_has_store=True)
 
 
 @closed
