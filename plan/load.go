@@ -129,7 +129,7 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	}
 	if _, ok := tensorOf(l.value); ok {
 		// Other references to the tensor would not see a replacement.
-		return items, fmt.Errorf("%w: the checkpoint has a value, the state a %T", ErrMismatch, l.value)
+		return items, fmt.Errorf("%w: the checkpoint has a value, the state a tensor", ErrMismatch)
 	}
 	if d.setup.bound && !l.bound {
 		return items, fmt.Errorf("%w: the planner's SetUp has copied the value out of its plan.Slot, so the caller's state would not receive what is loaded", ErrState)
@@ -147,7 +147,7 @@ func (d *DefaultLoad) mayMiss(fqn string) bool {
 func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]ReadItem, error) {
 	t, ok := tensorOf(l.value)
 	if !ok {
-		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a %T", ErrMismatch, l.value)
+		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a value", ErrMismatch)
 	}
 	if isNil(l.value) {
 		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a nil %T", ErrMismatch, l.value)

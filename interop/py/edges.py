@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import torch
 import torch.distributed as dist
@@ -221,6 +222,49 @@ def mismatches(path):
         found.append("the checkpoint has changed")
     cairn.torch.save(got, path)
     return of_all(found)
+
+
+@closed
+def odd(path):
+    """States and options that cannot be saved or loaded have plain errors, and the next save works."""
+    found = []
+    x, bad = torch.ones(3), cairn.StateError
+    cairn.torch.save({"x": x, "n": 1}, path)
+    locked = types.MappingProxyType
+    for what, kind, word, call in [
+        ("a sparse tensor", bad, "'x' is a sparse", lambda: cairn.torch.save({"x": torch.eye(3).to_sparse()}, path)),
+        ("a nested tensor", bad, "or nested", lambda: cairn.torch.save({"x": torch.nested.nested_tensor([x, x[1:]])}, path)),
+        ("a tensor without memory", bad, "to_empty", lambda: cairn.torch.save({"x": torch.empty(3, device="meta")}, path)),
+        ("a load without memory", bad, "to_empty", lambda: cairn.torch.load({"x": torch.empty(3, device="meta")}, path)),
+        ("a load into what cannot change", bad, "mappingproxy", lambda: cairn.torch.load(locked({"n": 0}), path)),
+        ("a list", bad, "a dict", lambda: cairn.torch.save([x], path)),
+        ("nothing", bad, "empty", lambda: cairn.torch.save({}, path)),
+        ("no name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"": x}, path)),
+        ("a long name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"x" * 5000: x}, path)),
+        ("half a character", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"x\ud800": x}, path)),
+        ("two of one name", bad, "'a.b'", lambda: cairn.torch.save({"a.b": x, "a": {"b": x}}, path)),
+        ("tags", cairn.OptionsError, "strings", lambda: cairn.torch.save({"x": x}, path, tags={"run": 1})),
+        ("a step", TypeError, "float", lambda: cairn.torch.save({"x": x}, path, step=1.5)),
+        ("a value for a tensor", cairn.MismatchError, "the state a tensor", lambda: cairn.torch.load({"n": x}, path)),
+        ("a tensor for a value", cairn.MismatchError, "the state a value", lambda: cairn.torch.load({"x": 3}, path)),
+    ]:
+        try:
+            call()
+            found.append(f"{what}: no error")
+        except kind as e:
+            if word not in str(e):
+                found.append(f"{what}: {e!r}")
+        except Exception as e:
+            found.append(f"{what}: {e!r}; want {kind.__name__}")
+    cairn.torch.load(locked({"x": torch.zeros(3)}), path)  # tensors are filled in place
+    cairn.torch.save({"x": x}, path.encode(), step=torch.tensor(7))
+    with cairn.open(path) as c:
+        if c.step != 7:
+            found.append(f"step {c.step}; want 7")
+    handle = cairn.torch.async_save({"x": x}, path)
+    cairn.torch.close()
+    handle.result(0)  # close has waited for it
+    return found
 
 
 # Processes that die. The ranks are processes of their own, which their parent watches.

@@ -45,8 +45,9 @@ def binary() -> str:
                      "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
 
 
-def local_path(address: str) -> str:
+def local_path(address: "str | bytes") -> str:
     """Returns the absolute path of an address: a path, or file:///path."""
+    address = os.fsdecode(address)
     if "://" not in address:
         return os.path.abspath(address)
     url = urllib.parse.urlsplit(address)
@@ -510,9 +511,15 @@ class Saver:
             pass
 
     def close(self, timeout: float = 60) -> None:
-        """Ends the conversation. The process completes the saves that are staged, and ends."""
+        """Ends the conversation when the saves are over that are under way. If that takes longer, the process completes
+        those that are staged, and ends."""
         if self._pid != os.getpid():
             return
+        end = time.monotonic() + timeout
+        with self._lock:
+            saves = [reply for subject, reply in self._waiting.items() if subject[0] == "generation"]
+        for reply in saves:
+            reply.wait(max(0, end - time.monotonic()))
         _hang_up(self._sock)
         self._reader.join(timeout)
         self._sock.close()

@@ -54,7 +54,7 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
         replaced.append((leaf, made(leaf.name, v, allow_pickle)))
 
     for leaf in leaves:
-        held = parts(leaf.value)
+        held = parts(leaf)
         if held is None:
             loading.value(leaf.name, functools.partial(take, leaf))
             continue

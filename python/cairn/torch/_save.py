@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import io
+import operator
 import os
 import secrets
 import struct
@@ -45,7 +46,7 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
     """
-    return begin(lambda memory: State([(leaf, parts(leaf.value)) for leaf in flatten(state)], memory),
+    return begin(lambda memory: State([(leaf, parts(leaf)) for leaf in flatten(state)], memory),
                  path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
@@ -270,6 +271,9 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     j = error = None
     try:
         store = local_path(os.fspath(path))
+        step = None if step is None else operator.index(step)
+        if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
+            raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
         j = job(alone)
         state = make(j.memory)
     except BaseException as e:  # the other ranks must know

@@ -11,6 +11,7 @@ import torch
 from cairn import errors
 
 _MAX_DEPTH = 256
+_MAX_NAME = 4096
 
 
 @dataclass(slots=True)
@@ -39,12 +40,20 @@ def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
     keys that are neither strings nor integers, are leaves.
     """
     out: list[Leaf] = []
+    if not isinstance(state, Mapping):
+        raise errors.StateError(f"a state is a dict, not a {type(state).__name__}", ("plan.state",))
     _open([], "", state, out, whole)
     names: set[str] = set()
     for leaf in out:
         if leaf.name in names:
             raise errors.StateError(f"two entries of the state have the name {leaf.name!r}", ("plan.state",))
         names.add(leaf.name)
+        try:
+            size = len(leaf.name.encode())
+        except UnicodeEncodeError:  # a surrogate without its other half
+            size = 0
+        if not 0 < size <= _MAX_NAME:
+            raise errors.StateError(f"the name {leaf.name[:100]!r} does not have 1 to {_MAX_NAME} bytes of UTF-8", ("plan.state",))
     return out
 
 
@@ -100,8 +109,9 @@ class Part:
     offsets: Optional[list[int]] = None  # None: all of it
 
 
-def parts(v: Any) -> Optional[list[Part]]:
-    """Returns what this rank holds of a tensor, or None if v is not a tensor."""
+def parts(leaf: Leaf) -> Optional[list[Part]]:
+    """Returns what this rank holds of a tensor, or None if the leaf is not a tensor."""
+    v = leaf.value
     whole: Any = v  # of classes that not every build of torch has
     if not isinstance(v, torch.Tensor):
         return None
@@ -112,12 +122,22 @@ def parts(v: Any) -> Optional[list[Part]]:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         if any(p.is_partial() for p in v.placements):
-            raise errors.StateError("a DTensor whose sum is outstanding (Partial) cannot be saved: redistribute it first", ("plan.state",))
+            raise _unfit(leaf, "is a DTensor whose sum is outstanding (Partial): redistribute it first")
+        if v.is_meta:
+            raise _unfit(leaf, "is on the device meta and has no memory: use to_empty() first")
         local = whole.to_local()
         if v.device_mesh.get_coordinate() is None:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)
         if list(sizes) != list(local.shape):
-            raise errors.StateError(f"a DTensor with a local shape of {list(local.shape)}, not {list(sizes)}", ("plan.state",))
+            raise _unfit(leaf, f"is a DTensor with a local shape of {list(local.shape)}, not {list(sizes)}")
         return [Part(list(v.shape), local, list(offsets))]
+    if v.layout is not torch.strided or v.is_nested:
+        raise _unfit(leaf, "is a sparse or nested tensor, which cannot be saved or loaded: use its parts")
+    if v.is_meta:
+        raise _unfit(leaf, "is on the device meta and has no memory: use to_empty() first")
     return [Part(list(v.shape), v)]
+
+
+def _unfit(leaf: Leaf, text: str) -> errors.StateError:
+    return errors.StateError(f"{leaf.name!r} {text}", ("plan.state",))

@@ -25,7 +25,7 @@ def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional
     def make(memory: _memory.Memory) -> State:
         leaves = []
         for leaf in flatten(state, whole=True):
-            held = parts(leaf.value)
+            held = parts(leaf)
             if alone and held is not None and any(p.offsets is not None for p in held):
                 raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: "
                                         "save it with cairn.torch.save or cairn.torch.Writer", ("plan.state",))
