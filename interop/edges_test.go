@@ -31,6 +31,7 @@ var edges = []testCase{
 	}},
 	{name: "cairn.torch.load: every checkpoint of the fixtures", run: readsFixtures("edges.all_of")},
 	{name: "cairn.torch: tensors that are not contiguous, larger than the shared memory", run: finds(1, "edges.too_large")},
+	{name: "cairn.torch: fetches that come late", run: finds(1, "edges.late_fetch")},
 	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},
 	{name: "cairn.torch: what cannot be saved or loaded", run: finds(1, "edges.odd")},
 	{name: "cairn.torch: 2 ranks, errors of one", run: finds(2, "edges.mismatches")},

@@ -118,6 +118,32 @@ def too_large(path):
     return digest.differences(state, got)
 
 
+@closed
+def late_fetch(path):
+    """The saver asks for parts of tensors that are staged, and changed by the caller, before the answer."""
+    state = {"whole": torch.zeros(1 << 20, dtype=torch.uint8), "turned": torch.zeros(1000, 700, dtype=torch.int16).t()}
+    cairn.torch.save(state, path)
+    job = cairn.torch._job.job()
+    job.saver.process.send_signal(signal.SIGSTOP)  # so that it releases nothing
+    try:
+        state["whole"].fill_(7)
+        state["turned"][3, 5] = 9
+        handle = cairn.torch.async_save(state, path)
+        for t in state.values():
+            t.zero_()
+        send, said, got = job.saver.send, [], []
+        job.saver.send = lambda kind, **body: said.append((kind, body))  # it has not asked for this
+        for item, offset in ((0, 5), (1, 2 * (3 * 1000 + 5))):
+            handle._staging.fetch({"fetch": 1, "item": item, "offset": offset, "length": 2, "at": job.arena.window})
+            got.append(bytes(job.arena.view[job.arena.window:job.arena.window + 2]))
+        job.saver.send = send
+    finally:
+        job.saver.process.send_signal(signal.SIGCONT)
+    handle.result(LIMIT)
+    found = [] if said == [("fetched", {"fetch": 1})] * 2 else [f"the answers were {said}"]
+    return found + ([] if got == [b"\x07\x07", b"\x09\x00"] else [f"fetched {got}"])
+
+
 # Process groups.
 
 
