@@ -190,8 +190,9 @@ def _bare(optimizer: Any) -> Any:
 
 def _random() -> dict[str, Any]:
     """Returns the states of the random number generators of this process."""
-    name, keys, *rest = numpy.random.get_state()
-    out = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
+    numbers: Any = numpy.random.get_state()
+    name, keys, *rest = numbers
+    out: dict[str, Any] = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         out["cuda"] = torch.cuda.get_rng_state_all()
     return out

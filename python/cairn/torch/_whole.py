@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Container
@@ -53,12 +54,16 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
                 raise
         time.sleep(0.2)
     root, loading = _Dict(), Loading(j.memory)
+
+    def take(name: str, steps: list[Any], v: Any) -> None:
+        root.place(steps, made(name, v, allow_pickle))
+
     for e in described.get("entries") or []:
         name, steps = e["name"], e.get("path") or [e["name"]]
         if keys is not None and steps[0] not in keys:
             continue
         if "codec" in e:
-            loading.value(name, lambda v, name=name, steps=steps: root.place(steps, made(name, v, allow_pickle)))
+            loading.value(name, functools.partial(take, name, steps))
             continue
         shape = list(e.get("shape") or [])
         t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]), device=device)
