@@ -17,6 +17,18 @@ var frameworks = []testCase{
 	{name: "Lightning: a damaged checkpoint is an error", needs: "lightning", run: func(r *rig) {
 		wantError(r, "with_lightning.damaged", "CorruptError")
 	}},
+	{name: "Lightning: objects are unpickled only if allowed", needs: "lightning", run: func(r *rig) {
+		r.frameworks().nothing("with_lightning.objects", args{"folder": r.there("run")})
+	}},
+	{name: "Lightning: a background save that fails is an error, and loses nothing", needs: "lightning", run: func(r *rig) {
+		r.frameworks().nothing("with_lightning.failed", args{"folder": r.there("run")})
+	}},
+	{name: "Lightning: a sharded tensor is refused, because rank 0 saves alone", needs: "lightning", run: func(r *rig) {
+		var got string
+		if r.frameworks().ranks(2, "with_lightning.sharded", args{"folder": r.there("run")}, &got); got != "StateError" {
+			r.Errorf("%s; want StateError", got)
+		}
+	}},
 	{name: "Hugging Face: a training that is interrupted goes on as if it was not", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run")})
 	}},

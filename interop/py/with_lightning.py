@@ -116,3 +116,62 @@ def damaged(folder):
     except cairn.CairnError as e:
         return type(e).__name__
     return "nothing"
+
+
+class Point:
+    """An object of a class that torch does not know."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def objects(folder):
+    """Returns what is wrong with objects that were pickled."""
+    path = folder + "/x.ckpt"
+    io = cairn.lightning.CheckpointIO()
+    io.save_checkpoint({"point": Point(3), "global_step": 7}, path)
+    wrong = []
+    try:
+        wrong.append(f"a pickle was loaded: {io.load_checkpoint(path)}")
+    except cairn.RepresentError:
+        pass
+    for got in (io.load_checkpoint(path, weights_only=False), cairn.lightning.CheckpointIO(allow_pickle=True).load_checkpoint(path)):
+        if got["point"].x != 3 or got["global_step"] != 7:
+            wrong.append(f"loaded {got}")
+    with cairn.open(path) as c:
+        if c.step != 7:
+            wrong.append(f"step {c.step}")
+    return wrong
+
+
+def failed(folder):
+    """Returns what is wrong after a save in the background that fails."""
+    io = cairn.lightning.CheckpointIO()
+    good = folder + "/good.ckpt"
+    io.save_checkpoint({"w": torch.ones(3)}, good)
+    with open(folder + "/file", "w"):
+        pass
+    io.save_checkpoint({"w": torch.zeros(3)}, folder + "/file/bad.ckpt")
+    wrong = ["the error of a save was not raised"]
+    try:
+        io.remove_checkpoint(good)  # as save_top_k does; it may already see the error
+        io.teardown()
+    except (cairn.CairnError, OSError):
+        wrong.clear()
+    io.teardown()
+    if not torch.equal(io.load_checkpoint(good)["w"], torch.ones(3)):
+        wrong.append("the checkpoint before it is lost")
+    return wrong
+
+
+def sharded(folder):
+    """Returns the error of a save of a tensor of which this rank has a part."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    t = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
+    try:
+        cairn.lightning.CheckpointIO().save_checkpoint({"state_dict": {"w": t}}, folder + "/x.ckpt")
+    except cairn.CairnError as e:
+        return type(e).__name__
+    return "nothing"

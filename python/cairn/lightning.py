@@ -37,12 +37,16 @@ class CheckpointIO(_CheckpointIO):
     error of a save is raised by the next one, or at the end of the training. With
     background=False, a save returns when the checkpoint is complete.
 
+    Objects that were pickled are made again if torch can load them with ``weights_only``, and
+    all of them with allow_pickle, or if the caller of Lightning says weights_only=False: a
+    pickle can run any code.
+
     Lightning collects the state on rank 0, which saves it; each rank loads it. Strategies that
     save shards, such as FSDPStrategy and ModelParallelStrategy, use no CheckpointIO for that.
     """
 
-    def __init__(self, background: bool = True):
-        self.background = background
+    def __init__(self, background: bool = True, allow_pickle: bool = False):
+        self.background, self.allow_pickle = background, allow_pickle
         self._handle: Optional[Handle] = None
         self._unwanted: list[str] = []  # checkpoints to remove when the save that is under way is complete
 
@@ -58,15 +62,12 @@ class CheckpointIO(_CheckpointIO):
 
     def load_checkpoint(self, path: "str | os.PathLike[str]", map_location: Any = None,
                         weights_only: Optional[bool] = None) -> dict[str, Any]:
-        """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written.
-
-        Objects that were pickled are made again if torch can load them with ``weights_only``,
-        and all of them with weights_only=False: a pickle can run any code.
-        """
+        """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written."""
         self._settle()
         if map_location is not None and not isinstance(map_location, (str, int)) and type(map_location).__name__ != "device":
             raise errors.OptionsError("map_location: cairn.lightning.CheckpointIO wants a device", ("storage.options",))
-        return load_whole(path, device=map_location, allow_pickle=weights_only is False, patience=_PATIENCE)
+        allow_pickle = self.allow_pickle or weights_only is False
+        return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
         """Removes a checkpoint. While a save is under way it is kept, in case that the save fails."""
