@@ -149,12 +149,13 @@ def failed(folder):
     io = cairn.lightning.CheckpointIO()
     good = folder + "/good.ckpt"
     io.save_checkpoint({"w": torch.ones(3)}, good)
+    os.makedirs(folder, exist_ok=True)
     with open(folder + "/file", "w"):
         pass
-    io.save_checkpoint({"w": torch.zeros(3)}, folder + "/file/bad.ckpt")
     wrong = ["the error of a save was not raised"]
-    try:
-        io.remove_checkpoint(good)  # as save_top_k does; it may already see the error
+    try:  # any of these may be the first to see it
+        io.save_checkpoint({"w": torch.zeros(3)}, folder + "/file/bad.ckpt")
+        io.remove_checkpoint(good)  # as save_top_k does
         io.teardown()
     except (cairn.CairnError, OSError):
         wrong.clear()
