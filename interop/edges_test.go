@@ -9,6 +9,9 @@ import (
 // edges are what goes wrong around the Python package, and how jobs differ: ranks and
 // savers that die, Ctrl-C, workers, process groups, numbers of ranks.
 var edges = []testCase{
+	{name: "cairn.torch: a save that is complete before the copy has returned", run: func(r *rig) {
+		r.nothing("edges.complete_early", args{"path": r.there("ckpt")})
+	}},
 	{name: "cairn.torch: 1 to 4 ranks save, 1 to 4 load", run: func(r *rig) {
 		var paths []string
 		var want items

@@ -567,3 +567,28 @@ def spawn(path):
     """Ranks that torch.multiprocessing.spawn has started."""
     torch.multiprocessing.spawn(spawned, (path, 2), nprocs=2)
     return holds(path, 5)
+
+
+def complete_early(path):
+    """Returns what is wrong if a save is over before the trainer has noted that its state is staged."""
+    wrong = []
+    cairn.torch.save({"x": torch.zeros(2)}, path)
+    saver = cairn.torch._job.job().saver
+    send = saver.send
+
+    def slow(kind, **body):
+        send(kind, **body)
+        if kind == "staged" and body.get("all"):
+            end = time.monotonic() + LIMIT
+            while saver._waiting and time.monotonic() < end:
+                time.sleep(0.01)
+            if saver._waiting:
+                wrong.append("the save did not end")
+            time.sleep(0.1)  # for what follows its end
+
+    saver.send = slow
+    handle = cairn.torch.async_save({"x": torch.ones(2)}, path)
+    if not handle.staged() or not handle.result(LIMIT)["save_id"]:
+        wrong.append("the save has no outcome")
+    cairn.torch.close()
+    return wrong
