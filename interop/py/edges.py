@@ -459,6 +459,7 @@ def all_die_after_staging(path):
 
 def interrupted(found, what, call):
     """Notes a call that Ctrl-C does not end soon."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     try:

@@ -51,7 +51,9 @@ def run(code, **options):
     """Runs a program in another interpreter."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
     # Python 3.12 and later warn of forks with threads, which is what is tested.
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", textwrap.dedent(code)]
+    # A shell lets what it runs in the background ignore SIGINT, which some tests send.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(code)
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, **options)
 
 
