@@ -15,7 +15,7 @@ SOAK ?= 5m
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The modules in this repository beside the main one and the linters.
-MODULES = group/etcd metrics
+MODULES = cmd/cairn group/etcd metrics
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
@@ -43,13 +43,14 @@ fmt:
 
 # vet compiles the packages and their tests; only linux runs them here.
 vet-others:
-	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
-	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet ./...
+	for m in . cmd/cairn; do \
+		GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) -C $$m vet ./... && \
+		GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) -C $$m vet ./... || exit; done
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
 
 staticcheck:
-	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
+	GOWORK=off $(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
 	for m in $(MODULES); do (cd $$m && $(abspath $(BIN))/staticcheck ./...) || exit; done
 

@@ -17,7 +17,7 @@ import (
 
 const module = "github.com/cairn-ckpt/cairn"
 
-// layers is every package of the module with what it may import of it, from
+// layers is every package of the repository with what it may import of it, from
 // the bottom up: a row names only rows above it, so imports point one way. The
 // root package is ".". A new package gets a row here, and its reason in
 // docs/architecture.md.
@@ -91,6 +91,10 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
 	{"cmd/cairn", "cmd/cairn/internal/cli"},
 
+	// Modules of their own.
+	{"group/etcd", "group group/tcp"},
+	{"metrics", ". group/tcp protocol"},
+
 	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
 	{"examples/background", ". group/tcp saver shard tensor"},
@@ -106,21 +110,28 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
-	"golang.org/x/sys":                 "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
-	"golang.org/x/term":                "cmd/cairn/internal/cli",
-	"github.com/klauspost/compress":    "storage/torchdcp",
-	"gonum.org/v1/gonum":               "platform/autograd examples/train",
-	"go.opentelemetry.io/otel":         "protocol",
-	"go.opentelemetry.io/otel/trace":   "protocol",
-	"github.com/spf13/cobra":           "cmd/cairn/internal/cli",
-	"github.com/spf13/pflag":           "cmd/cairn/internal/cli",
-	"github.com/vbauerster/mpb/v8":     "cmd/cairn/internal/cli",
-	"github.com/parquet-go/parquet-go": "cmd/cairn/internal/cli",
-	"github.com/google/go-cmp":         testSupport,
-	"go.uber.org/goleak":               testSupport,
-	"pgregory.net/rapid":               testSupport,
-	"github.com/rogpeppe/go-internal":  testSupport,
+	"golang.org/x/sync":                   "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sys":                    "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
+	"golang.org/x/term":                   "cmd/cairn/internal/cli",
+	"github.com/klauspost/compress":       "storage/torchdcp",
+	"gonum.org/v1/gonum":                  "platform/autograd examples/train",
+	"go.opentelemetry.io/otel":            "protocol",
+	"go.opentelemetry.io/otel/trace":      "protocol",
+	"github.com/spf13/cobra":              "cmd/cairn/internal/cli",
+	"github.com/spf13/pflag":              "cmd/cairn/internal/cli",
+	"github.com/vbauerster/mpb/v8":        "cmd/cairn/internal/cli",
+	"github.com/parquet-go/parquet-go":    "cmd/cairn/internal/cli",
+	"go.etcd.io/etcd/client/v3":           "group/etcd",
+	"go.etcd.io/etcd/api/v3":              "group/etcd",
+	"google.golang.org/grpc":              "group/etcd",
+	"go.uber.org/zap":                     "group/etcd",
+	"github.com/prometheus/client_golang": "metrics",
+	"github.com/google/go-cmp":            testSupport,
+	"go.uber.org/goleak":                  testSupport,
+	"pgregory.net/rapid":                  testSupport,
+	"github.com/rogpeppe/go-internal":     testSupport,
+	"go.etcd.io/etcd/server/v3":           testSupport,
+	"github.com/prometheus/client_model":  testSupport,
 }
 
 // testSupport are the packages that exist for tests. Every test may import
@@ -138,7 +149,7 @@ const (
 var forbidden = []string{"util", "utils", "common", "core", "types", "pkg", "helper", "helpers", "misc"}
 
 func TestImportsFollowTheTable(t *testing.T) {
-	pkgs, err := readPackages(os.DirFS("."))
+	pkgs, err := readPackages(os.DirFS("."), modules(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,18 +165,22 @@ func TestImportsFollowTheTable(t *testing.T) {
 
 // Every direct dependency has a row here and a reason in the documentation.
 func TestDependenciesAreExplained(t *testing.T) {
-	mod, err := os.ReadFile("go.mod")
-	if err != nil {
-		t.Fatal(err)
+	var mods []byte
+	for _, dir := range modules(t) {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mods = append(mods, mod...)
 	}
 	page, err := os.ReadFile("docs/dependencies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(mod)) {
+	for line := range strings.Lines(string(mods)) {
 		f := strings.Fields(strings.TrimPrefix(line, "require "))
-		if len(f) != 2 || !strings.HasPrefix(f[1], "v") {
-			continue // an indirect one, or no requirement
+		if len(f) != 2 || !strings.HasPrefix(f[1], "v") || strings.HasPrefix(f[0], module) {
+			continue // an indirect one, or no requirement of others
 		}
 		if libraries[f[0]] == "" {
 			t.Errorf("go.mod requires %s, which has no row in the table", f[0])
@@ -176,6 +191,22 @@ func TestDependenciesAreExplained(t *testing.T) {
 			t.Errorf("docs/dependencies.md does not say why %s is there", lib)
 		}
 	}
+}
+
+// modules returns the folders of the modules of go.work.
+func modules(t *testing.T) []string {
+	t.Helper()
+	b, err := os.ReadFile("go.work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 1 && strings.HasPrefix(f[0], ".") {
+			out = append(out, path.Clean(f[0]))
+		}
+	}
+	return out
 }
 
 // violations returns all that is wrong with the packages, in their order.
@@ -316,16 +347,16 @@ type sources struct {
 	code, tests map[string]bool
 }
 
-// readPackages reads the imports of every Go file of the module, for whatever
+// readPackages reads the imports of every Go file of the modules, for whatever
 // system it is.
-func readPackages(root fs.FS) (map[string]*sources, error) {
+func readPackages(root fs.FS, modules []string) (map[string]*sources, error) {
 	out := map[string]*sources{}
 	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			return skipFolder(root, name)
+			return skipFolder(root, name, modules)
 		}
 		if path.Ext(name) != ".go" {
 			return nil
@@ -344,8 +375,8 @@ func readPackages(root fs.FS) (map[string]*sources, error) {
 	return out, err
 }
 
-// skipFolder keeps the walk out of what is no package of this module.
-func skipFolder(root fs.FS, name string) error {
+// skipFolder keeps the walk out of what is no package of the modules.
+func skipFolder(root fs.FS, name string, modules []string) error {
 	base := path.Base(name)
 	if name == "." {
 		return nil
@@ -353,7 +384,7 @@ func skipFolder(root fs.FS, name string) error {
 	if base == "testdata" || base[0] == '.' || base[0] == '_' {
 		return fs.SkipDir
 	}
-	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil {
+	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil && !slices.Contains(modules, name) {
 		return fs.SkipDir
 	}
 	return nil
