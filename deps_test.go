@@ -36,6 +36,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/blobtest", "blob"},
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
+	{"blob/remote", "blob internal/crc32c internal/work"},
 	{"internal/extent", ""},
 
 	// Ranks.

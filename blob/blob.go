@@ -62,6 +62,9 @@ type Info struct {
 	Name    string
 	Size    int64
 	ModTime time.Time
+	// Version changes when the object is replaced by one with other bytes. It is empty
+	// if the store has no versions.
+	Version string
 }
 
 // CreateOptions describe a new object.
@@ -78,6 +81,11 @@ type CreateOptions struct {
 	// IfAbsent makes Commit fail with fs.ErrExist, and change nothing, if an
 	// object of that name exists by then. Of several such writers one succeeds.
 	IfAbsent bool
+	// IfVersion makes Commit fail with ErrChanged, and change nothing, unless the
+	// object of that name has this Info.Version by then. Of several such writers one
+	// succeeds. If the store has no versions, Create fails with errors.ErrUnsupported.
+	// Empty: any.
+	IfVersion string
 }
 
 // Writer writes a new object. WriteAt may be called from several
@@ -181,6 +189,9 @@ var (
 	ErrClosed = errors.New("already closed")
 	// ErrTooLarge reports an object above the limit of ReadAll.
 	ErrTooLarge = errors.New("object is too large")
+	// ErrChanged reports an object that is another than CreateOptions.IfVersion says, or
+	// that was replaced while it was being read.
+	ErrChanged = errors.New("object has changed")
 	// ErrLocked reports a lock whose holder is alive.
 	ErrLocked = errors.New("locked by another process")
 )

@@ -134,3 +134,38 @@ type DirectReader interface {
 	// long. It leaves nothing in the system's cache. Otherwise it is like ReadAt.
 	ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error)
 }
+
+// Knower is a capability of stores whose requests are expensive: it saves the request
+// that Open makes to find out the size of an object.
+type Knower interface {
+	// OpenKnown is like Open for an object that has size bytes and exists. If that is
+	// not so, reads fail.
+	OpenKnown(ctx context.Context, name string, size int64) (Reader, error)
+}
+
+// OpenKnown opens an object that has size bytes, in the cheapest way that s has.
+func OpenKnown(ctx context.Context, s Store, name string, size int64) (Reader, error) {
+	if k, ok := As[Knower](s); ok {
+		return k.OpenKnown(ctx, name, size)
+	}
+	return s.Open(ctx, name)
+}
+
+// Traffic counts what a store has done since it was opened.
+type Traffic struct {
+	Requests int64 `json:"requests"` // all of them, those that were repeated too
+	Retries  int64 `json:"retries"`  // requests that were made again after a failure
+	Hedges   int64 `json:"hedges"`   // reads that were made twice because the first was slow
+	Sent     int64 `json:"bytes_sent"`
+	Received int64 `json:"bytes_received"`
+}
+
+// Sub returns what was done after the earlier count u.
+func (t Traffic) Sub(u Traffic) Traffic {
+	return Traffic{t.Requests - u.Requests, t.Retries - u.Retries, t.Hedges - u.Hedges, t.Sent - u.Sent, t.Received - u.Received}
+}
+
+// Meter is a capability of stores that count their requests.
+type Meter interface {
+	Traffic() Traffic
+}

@@ -96,6 +96,48 @@ var writing = []claim{
 			t.Errorf("WriteAll with IfAbsent after Remove = %v; want nil", err)
 		}
 	}},
+	{"IfVersion", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "first")
+		first, err := s.Stat(t.Context(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first.Version == "" { // the store has no versions
+			_, err := s.Create(t.Context(), "x", &blob.CreateOptions{IfVersion: "1"})
+			wantErr(t, err, errors.ErrUnsupported, "create", "x")
+			return
+		}
+		opts := &blob.CreateOptions{IfVersion: first.Version}
+		w, late := create(t, s, "x", opts), create(t, s, "x", opts)
+		write(t, w, "second", 0)
+		write(t, late, "third", 0)
+		commit(t, w)
+		_, err = late.Commit(t.Context())
+		wantErr(t, err, blob.ErrChanged, "commit", "x")
+		wantEnded(t, late)
+		wantObject(t, s, "x", "second")
+		gone := create(t, s, "x", opts)
+		write(t, gone, "fourth", 0)
+		remove(t, s, "x")
+		_, err = gone.Commit(t.Context())
+		wantErr(t, err, blob.ErrChanged, "commit", "x")
+		wantNone(t, s, "x")
+	}},
+	{"VersionsChange", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "one")
+		before, err := s.Stat(t.Context(), "x")
+		if err != nil || before.Version == "" {
+			return // the store has no versions
+		}
+		info, err := blob.WriteAll(t.Context(), s, "x", []byte("another"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, err := s.Stat(t.Context(), "x")
+		if err != nil || now.Version != info.Version || now.Version == before.Version {
+			t.Errorf("the versions are %q, %q by Commit and %q by Stat, %v; want a new one twice", before.Version, info.Version, now.Version, err)
+		}
+	}},
 	{"EmptyObject", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "")
 		wantObject(t, s, "x", "")

@@ -545,6 +545,9 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 		return nil, s.fail("create", name, err)
 	}
 	acct, err := blob.NewExtents(opts)
+	if err == nil && opts != nil && opts.IfVersion != "" {
+		err = fmt.Errorf("versions of files: %w", errors.ErrUnsupported)
+	}
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}

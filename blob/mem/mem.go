@@ -12,6 +12,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,7 @@ type Store struct {
 
 	mu      sync.RWMutex
 	objects map[string]*object // guarded by mu; the objects never change
+	version uint64             // guarded by mu; of the newest object
 }
 
 // String returns "mem://" and the store's name.
@@ -45,7 +47,11 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}
-	return &writer{s: s, name: name, acct: acct, ifAbsent: opts != nil && opts.IfAbsent}, nil
+	w := &writer{s: s, name: name, acct: acct}
+	if opts != nil {
+		w.ifAbsent, w.ifVersion = opts.IfAbsent, opts.IfVersion
+	}
+	return w, nil
 }
 
 // Open implements [blob.Store]. The reader can still read the object after it was
@@ -114,15 +120,21 @@ func (s *Store) find(ctx context.Context, name string) (*object, error) {
 }
 
 // put makes o visible.
-func (s *Store) put(o *object, ifAbsent bool) error {
+func (s *Store) put(o *object, ifAbsent bool, ifVersion string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.objects == nil {
 		s.objects = make(map[string]*object)
 	}
-	if ifAbsent && s.objects[o.info.Name] != nil {
+	old := s.objects[o.info.Name]
+	if ifAbsent && old != nil {
 		return fs.ErrExist
 	}
+	if ifVersion != "" && (old == nil || old.info.Version != ifVersion) {
+		return blob.ErrChanged
+	}
+	s.version++
+	o.info.Version = strconv.FormatUint(s.version, 10)
 	s.objects[o.info.Name] = o
 	return nil
 }
@@ -213,10 +225,11 @@ func (r *reader) check(ctx context.Context, off int64, n int) error {
 
 // writer collects the parts of one object.
 type writer struct {
-	s        *Store
-	name     string
-	ifAbsent bool
-	acct     *blob.Extents
+	s         *Store
+	name      string
+	ifAbsent  bool
+	ifVersion string
+	acct      *blob.Extents
 
 	mu    sync.Mutex
 	parts []part // guarded by mu
@@ -253,7 +266,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 	o, err := w.end(ctx)
 	if err == nil {
-		err = w.s.put(o, w.ifAbsent)
+		err = w.s.put(o, w.ifAbsent, w.ifVersion)
 	}
 	if err != nil {
 		return blob.Info{}, w.s.fail("commit", w.name, err)

@@ -1,0 +1,261 @@
+package remote
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"log/slog"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+var (
+	_ blob.Store     = (*Store)(nil)
+	_ blob.GapReader = (*Store)(nil)
+	_ blob.Sweeper   = (*Store)(nil)
+	_ blob.Meter     = (*Store)(nil)
+	_ blob.Knower    = (*Store)(nil)
+)
+
+const (
+	// levelRetry is the level of messages about requests that are repeated.
+	levelRetry = slog.LevelWarn
+	// readGap is about what a service sends in the time of a request.
+	readGap = 1 << 20
+	// rangeBytes is the size of the ranges in which a large read is divided.
+	rangeBytes = 8 << 20
+	// prefixBytes is how much Open reads at once. Small objects need no other request.
+	prefixBytes = 64 << 10
+)
+
+// Options change how a store works. Nil means the defaults.
+type Options struct {
+	Policy Policy
+	// Parallel bounds the reads of one call of ReadAt that are under way at the same
+	// time. Zero: 16.
+	Parallel int
+	// Unconditional allows services that ignore conditions. Then two savers that commit
+	// at the same time may both believe that they have won, and one of the checkpoints is
+	// lost without an error.
+	Unconditional bool
+	// Logger receives a warning for each request that is repeated. Nil: nothing is
+	// logged.
+	Logger *slog.Logger
+}
+
+// Store is the objects of a service whose keys begin with a prefix.
+type Store struct {
+	service Service
+	prefix  string // empty, or ends with a slash
+	name    string // for messages
+	policy  Policy
+	opts    Options
+	log     *slog.Logger
+	count   counters
+	pace    pace
+	limits  Limits
+
+	probing sync.Mutex
+	probed  bool // guarded by probing; the service keeps conditions
+}
+
+// New returns the objects of a service below a prefix, which is empty or a path. name is
+// the address of the store for messages; it contains no secrets.
+func New(service Service, prefix, name string, o *Options) (*Store, error) {
+	s := &Store{service: service, prefix: strings.Trim(prefix, "/"), name: name, limits: service.Limits()}
+	s.probed = s.limits.Conditional
+	if o != nil {
+		s.opts = *o
+	}
+	if s.prefix != "" {
+		if err := blob.CheckName(s.prefix); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, name, err)
+		}
+		s.prefix += "/"
+	}
+	s.policy = s.opts.Policy.withDefaults()
+	if s.opts.Parallel <= 0 {
+		s.opts.Parallel = 16
+	}
+	if s.log = s.opts.Logger; s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	return s, nil
+}
+
+// String returns the address of the store.
+func (s *Store) String() string { return s.name }
+
+// Service returns the service and the prefix of the keys.
+func (s *Store) Service() (Service, string) { return s.service, s.prefix }
+
+// ReadGap implements [blob.GapReader].
+func (s *Store) ReadGap() int64 { return readGap }
+
+// Traffic implements [blob.Meter].
+func (s *Store) Traffic() blob.Traffic { return s.count.traffic() }
+
+// Stat implements [blob.Store].
+func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
+	if err := check(ctx, name); err != nil {
+		return blob.Info{}, s.fail("stat", name, err)
+	}
+	var o Object
+	_, err := s.repeat(ctx, "stat", s.prefix+name, 0, func(ctx context.Context) (err error) {
+		o, err = s.service.Head(ctx, s.prefix+name)
+		return err
+	})
+	if err != nil {
+		return blob.Info{}, s.fail("stat", name, err)
+	}
+	return s.info(o), nil
+}
+
+// List implements [blob.Store].
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+	return func(yield func(blob.Info, error) bool) {
+		if err := blob.CheckPrefix(prefix); err != nil {
+			yield(blob.Info{}, s.fail("list", prefix, err))
+			return
+		}
+		for token := ""; ; {
+			var page []Object
+			var next string
+			_, err := s.repeat(ctx, "list", s.prefix+prefix, 0, func(ctx context.Context) (err error) {
+				page, next, err = s.service.List(ctx, s.prefix+prefix, token)
+				return err
+			})
+			if err != nil {
+				yield(blob.Info{}, s.fail("list", prefix, err))
+				return
+			}
+			for _, o := range page {
+				info := s.info(o)
+				if blob.CheckName(info.Name) != nil {
+					continue // not an object of ours, such as a folder that a web page has made
+				}
+				if ctx.Err() != nil {
+					yield(blob.Info{}, s.fail("list", prefix, context.Cause(ctx)))
+					return
+				}
+				if !yield(info, nil) {
+					return
+				}
+			}
+			if token = next; token == "" {
+				return
+			}
+		}
+	}
+}
+
+// Remove implements [blob.Store].
+func (s *Store) Remove(ctx context.Context, name string) error {
+	if err := check(ctx, name); err != nil {
+		return s.fail("remove", name, err)
+	}
+	_, err := s.repeat(ctx, "remove", s.prefix+name, 0, func(ctx context.Context) error {
+		return s.service.Remove(ctx, []string{s.prefix + name})
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return s.fail("remove", name, err)
+	}
+	return nil
+}
+
+// Temps implements [blob.Sweeper]: uploads that were begun and not ended.
+func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
+	var out []blob.Temp
+	err := s.uploads(ctx, dir, func(u PendingUpload) error {
+		out = append(out, blob.Temp{Name: s.tempName(u), Size: u.Size, ModTime: u.Begun})
+		return nil
+	})
+	return out, err
+}
+
+// SweepTemp implements [blob.Sweeper]. The owners of uploads are unknown.
+func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (n int, err error) {
+	if olderThan < 0 {
+		return 0, nil
+	}
+	err = s.uploads(ctx, dir, func(u PendingUpload) error {
+		if time.Since(u.Begun) < olderThan {
+			return nil
+		}
+		_, err := s.repeat(ctx, "sweep", u.Key, 0, func(ctx context.Context) error { return s.service.AbortUpload(ctx, u) })
+		if err == nil {
+			n++
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return err
+	})
+	return n, err
+}
+
+// uploads calls fn for each pending upload of an object in dir.
+func (s *Store) uploads(ctx context.Context, dir string, fn func(PendingUpload) error) error {
+	prefix := s.prefix
+	if dir != "" {
+		prefix += dir + "/"
+	}
+	for token := ""; ; {
+		var page []PendingUpload
+		var next string
+		_, err := s.repeat(ctx, "sweep", prefix, 0, func(ctx context.Context) (err error) {
+			page, next, err = s.service.Uploads(ctx, prefix, token)
+			return err
+		})
+		if err != nil {
+			return s.fail("sweep", dir, err)
+		}
+		for _, u := range page {
+			if strings.Contains(strings.TrimPrefix(u.Key, prefix), "/") {
+				continue // below dir
+			}
+			if err := fn(u); err != nil {
+				return s.fail("sweep", u.Key, err)
+			}
+		}
+		if token = next; token == "" {
+			return nil
+		}
+	}
+}
+
+// tempName returns the name of an upload in messages.
+func (s *Store) tempName(u PendingUpload) string {
+	name := strings.TrimPrefix(u.Key, s.prefix)
+	return path.Join(path.Dir(name), blob.Reserved+path.Base(name)+"-"+u.ID)
+}
+
+func (s *Store) info(o Object) blob.Info {
+	return blob.Info{Name: strings.TrimPrefix(o.Key, s.prefix), Size: o.Size, ModTime: o.ModTime, Version: o.Version}
+}
+
+func (s *Store) fail(op, name string, err error) error {
+	return &blob.Error{Op: op, Store: s.name, Name: name, Err: err}
+}
+
+func check(ctx context.Context, name string) error {
+	if err := blob.CheckName(name); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// newWriter returns a name that no other writer has.
+func newWriter() string { return rand.Text() }
+
+func attrs(op, key string, attempt int, wait time.Duration, err error) []slog.Attr {
+	return []slog.Attr{
+		slog.String("op", op), slog.String("key", key), slog.Int("attempt", attempt), slog.Duration("wait", wait), slog.Any("error", err),
+	}
+}
