@@ -103,7 +103,8 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) (err error) {
 	if err := w.acct.Begin(off, len(p)); err != nil {
 		return err
 	}
-	defer func() { w.acct.End(off, len(p), err == nil) }()
+	begin, length := off, len(p)
+	defer func() { w.acct.End(begin, length, err == nil) }()
 	for len(p) > 0 {
 		number := int(off / w.part)
 		start := int64(number) * w.part

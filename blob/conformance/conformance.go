@@ -1,0 +1,78 @@
+// Package conformance runs real object storage servers on this machine, for tests and for
+// trying things out: versitygw for S3. Its tests run the contract of blob.Store, faults
+// and crashes against them.
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/versity/versitygw/backend/meta"
+	"github.com/versity/versitygw/backend/posix"
+	"github.com/versity/versitygw/embedgw"
+)
+
+// Credentials of the S3 server. It listens on loopback only.
+const (
+	AccessKey = "conformance"
+	SecretKey = "conformance-secret"
+)
+
+// ServeS3 runs an S3 server with an empty bucket in dir until ctx ends. A process can run
+// one such server. ready is called with the endpoint and the name of the bucket.
+func ServeS3(ctx context.Context, dir string, ready func(endpoint, bucket string)) error {
+	const bucket = "bucket"
+	if err := os.MkdirAll(filepath.Join(dir, bucket), 0o777); err != nil {
+		return err
+	}
+	backend, err := posix.New(dir, meta.XattrMeta{}, posix.PosixOpts{})
+	if err != nil {
+		return err
+	}
+	defer backend.Shutdown()
+	address, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- embedgw.RunVersityGW(ctx, backend, &embedgw.Config{
+			RootUserAccess: AccessKey, RootUserSecret: SecretKey, Ports: []string{address}, Region: "us-east-1",
+			MaxConnections: 4096, MaxRequests: 2048, MultipartMaxParts: 10_000, KeepAlive: true, Quiet: true,
+		})
+	}()
+	if err := waitFor(ctx, address, done); err != nil {
+		return err
+	}
+	ready("http://"+address, bucket)
+	return <-done
+}
+
+// freeAddress returns an address of the loopback on which nothing listens.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// waitFor waits until a server listens.
+func waitFor(ctx context.Context, address string, ended <-chan error) error {
+	for {
+		if c, err := net.Dial("tcp", address); err == nil {
+			return c.Close()
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the server has ended: %v", err)
+		case <-ctx.Done():
+			return ctx.Err()
+		default:
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"time"
+
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/smithy-go"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/remote"
+)
+
+// errBeyond reports a range that begins at the end of the object or after it.
+var errBeyond = errors.New("the range lies outside the object")
+
+// meaning is what an error code of the service means.
+type meaning struct {
+	cause error // nil: none of those that callers know
+	retry bool
+	hint  string
+}
+
+const (
+	hintKey    = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
+	hintRegion = "the bucket is in another region or at another endpoint: set AWS_REGION, or add ?region=… or ?endpoint=… to the address"
+)
+
+// codes are the error codes that have a meaning here. Codes of requests that may succeed
+// later are here too, because services answer them with different status codes.
+var codes = map[string]meaning{
+	"NoSuchKey":                          {cause: fs.ErrNotExist},
+	"NotFound":                           {cause: fs.ErrNotExist},
+	"NoSuchUpload":                       {cause: fs.ErrNotExist},
+	"NoSuchBucket":                       {cause: fs.ErrNotExist, hint: "there is no such bucket: create it, or check its name and the endpoint"},
+	"InvalidRange":                       {cause: errBeyond},
+	"PreconditionFailed":                 {cause: remote.ErrCondition},
+	"AccessDenied":                       {cause: fs.ErrPermission, hint: "the key may not do this: docs/object-storage.md lists the permissions that each operation needs"},
+	"Forbidden":                          {cause: fs.ErrPermission, hint: "the key may not do this, or the object does not exist and the key may not list the bucket"},
+	"AllAccessDisabled":                  {cause: fs.ErrPermission},
+	"InvalidAccessKeyId":                 {cause: fs.ErrPermission, hint: hintKey},
+	"SignatureDoesNotMatch":              {cause: fs.ErrPermission, hint: hintKey},
+	"InvalidToken":                       {cause: fs.ErrPermission, hint: hintKey},
+	"ExpiredToken":                       {cause: fs.ErrPermission, hint: "the credentials have expired: get new ones"},
+	"TokenRefreshRequired":               {cause: fs.ErrPermission, hint: "the credentials have expired: get new ones"},
+	"RequestTimeTooSkewed":               {cause: fs.ErrPermission, hint: "the clock of this machine differs from that of the service: set it"},
+	"PermanentRedirect":                  {hint: hintRegion},
+	"TemporaryRedirect":                  {hint: hintRegion},
+	"MovedPermanently":                   {hint: hintRegion},
+	"AuthorizationHeaderMalformed":       {hint: hintRegion},
+	"IllegalLocationConstraintException": {hint: hintRegion},
+	"ObjectParentIsFile":                 {cause: blob.ErrNested}, // of services that keep objects as files
+	"ExistingObjectIsDirectory":          {cause: blob.ErrNested},
+	"NotImplemented":                     {cause: errors.ErrUnsupported, hint: "the service lacks what cairn needs"},
+	"ConditionalRequestConflict":         {retry: true},
+	"OperationAborted":                   {retry: true},
+	"SlowDown":                           {retry: true},
+	"SlowDownRead":                       {retry: true},
+	"SlowDownWrite":                      {retry: true},
+	"RequestTimeout":                     {retry: true},
+	"InternalError":                      {retry: true},
+	"ServiceUnavailable":                 {retry: true},
+	"BadDigest":                          {retry: true}, // bytes were changed on their way
+	"XAmzContentChecksumMismatch":        {retry: true},
+	"IncompleteBody":                     {retry: true},
+}
+
+// explain returns an error as remote.Service wants it.
+func explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	var api smithy.APIError
+	var response *awshttp.ResponseError
+	status := 0
+	if errors.As(err, &response) && response.Response != nil {
+		status = response.HTTPStatusCode()
+	}
+	m, known := meaning{}, false
+	text := err
+	if errors.As(err, &api) {
+		m, known = codes[api.ErrorCode()]
+		text = errors.New(describe(api, status))
+	}
+	if !known {
+		m = byStatus(status)
+	}
+	if status == 0 && api == nil {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		return &remote.Error{Err: err, Retry: passing(err), Sent: passing(err), Hint: hintOf(err)}
+	}
+	if m.cause != nil {
+		text = fmt.Errorf("%w: %w", m.cause, text)
+	}
+	return &remote.Error{Err: text, Retry: m.retry, Sent: status >= 500, After: after(response), Hint: m.hint}
+}
+
+func describe(api smithy.APIError, status int) string {
+	text := api.ErrorCode()
+	if m := api.ErrorMessage(); m != "" {
+		text += ": " + m
+	}
+	if status != 0 {
+		text += fmt.Sprintf(" (status %d)", status)
+	}
+	return text
+}
+
+// byStatus returns the meaning of a status for codes that are not known.
+func byStatus(status int) meaning {
+	switch {
+	case status == http.StatusNotFound:
+		return meaning{cause: fs.ErrNotExist}
+	case status == http.StatusPreconditionFailed:
+		return meaning{cause: remote.ErrCondition}
+	case status == http.StatusRequestedRangeNotSatisfiable:
+		return meaning{cause: errBeyond}
+	case status == http.StatusForbidden || status == http.StatusUnauthorized:
+		return codes["Forbidden"]
+	case status >= 300 && status < 400:
+		return meaning{hint: hintRegion}
+	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests || status >= 500 && status != http.StatusNotImplemented:
+		return meaning{retry: true}
+	}
+	return meaning{}
+}
+
+// after returns how long the service wants clients to wait.
+func after(r *awshttp.ResponseError) time.Duration {
+	if r == nil || r.Response == nil {
+		return 0
+	}
+	n, err := strconv.Atoi(r.Response.Header.Get("Retry-After"))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return min(time.Duration(n)*time.Second, 30*time.Second)
+}
+
+// passing reports whether an error without an answer of the service may go away: the
+// connection failed. Errors of credentials do not.
+func passing(err error) bool {
+	var signing *smithy.OperationError
+	return !isCredentials(err) && (errors.As(err, &signing) || true)
+}
+
+func isCredentials(err error) bool {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if t := fmt.Sprintf("%T", e); t == "*v4.SigningError" || t == "*aws.MissingCredentialsError" {
+			return true
+		}
+	}
+	return false
+}
+
+func hintOf(err error) string {
+	if isCredentials(err) {
+		return "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+	}
+	return ""
+}

@@ -1,0 +1,164 @@
+// Package s3 keeps objects in Amazon S3 and services with the same interface. Importing
+// it makes blob.OpenAddress open addresses such as
+//
+//	s3://bucket/prefix
+//	s3://bucket/prefix?endpoint=https://minio.example:9000&region=eu-central-1
+//
+// Region, credentials and endpoint are found as the AWS SDK finds them: in the
+// environment, in the files of the AWS command line, and by the roles of the machine.
+// The query may set endpoint, region, path_style (true or false; by default true if there
+// is an endpoint) and unconditional (see remote.Options). It never contains credentials.
+//
+// The package is a driver for blob/remote, which does everything but the requests.
+package s3
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/remote"
+)
+
+func init() {
+	blob.Register("s3", func(ctx context.Context, address string) (blob.Store, error) { return Open(ctx, address, nil) })
+}
+
+// Open returns the store at an address. It makes no request to the bucket. Nil options
+// mean the defaults.
+func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store, error) {
+	a, err := parse(address)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
+	}
+	client, err := a.client(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
+	}
+	var opts remote.Options
+	if o != nil {
+		opts = *o
+	}
+	opts.Unconditional = opts.Unconditional || a.unconditional
+	known := a.endpoint == "" // Amazon keeps conditions
+	return remote.New(&service{client: client, bucket: a.bucket, conditional: known}, a.prefix, blob.Redact(address), &opts)
+}
+
+// address is an address of this package.
+type address struct {
+	bucket, prefix   string
+	endpoint, region string
+	pathStyle        bool
+	unconditional    bool
+}
+
+func parse(text string) (*address, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("want s3://bucket/prefix")
+	case u.User != nil:
+		return nil, fmt.Errorf("credentials do not belong into an address: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+	case u.Scheme != "s3" || u.Host == "" || u.Fragment != "":
+		return nil, fmt.Errorf("want s3://bucket/prefix")
+	}
+	a := &address{bucket: u.Host, prefix: strings.Trim(u.Path, "/")}
+	a.endpoint = firstSet("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+	style := ""
+	for key, values := range u.Query() {
+		value := values[len(values)-1]
+		switch key {
+		case "endpoint":
+			a.endpoint = value
+		case "region":
+			a.region = value
+		case "path_style":
+			style = value
+		case "unconditional":
+			if a.unconditional, err = strconv.ParseBool(value); err != nil {
+				return nil, fmt.Errorf("unconditional is true or false")
+			}
+		default:
+			return nil, fmt.Errorf("there is no option %q; there are endpoint, region, path_style and unconditional", key)
+		}
+	}
+	if a.endpoint != "" {
+		if e, err := url.Parse(a.endpoint); err != nil || e.Host == "" || e.Scheme != "http" && e.Scheme != "https" {
+			return nil, fmt.Errorf("the endpoint is not http:// or https:// and a host")
+		} else if e.User != nil {
+			return nil, fmt.Errorf("credentials do not belong into an endpoint")
+		}
+	}
+	a.pathStyle = a.endpoint != ""
+	if style != "" {
+		if a.pathStyle, err = strconv.ParseBool(style); err != nil {
+			return nil, fmt.Errorf("path_style is true or false")
+		}
+	}
+	return a, nil
+}
+
+func firstSet(names ...string) string {
+	for _, name := range names {
+		if v := os.Getenv(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+var (
+	clientsMu sync.Mutex
+	clients   = map[string]*s3.Client{} // guarded by clientsMu
+)
+
+// client returns a client. Stores of one service share one, and its connections.
+func (a *address) client(ctx context.Context) (*s3.Client, error) {
+	key := strings.Join([]string{a.endpoint, a.region, strconv.FormatBool(a.pathStyle), os.Getenv("AWS_PROFILE"), os.Getenv("AWS_ACCESS_KEY_ID"),
+		os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")}, "\x00")
+	clientsMu.Lock()
+	defer clientsMu.Unlock()
+	if c := clients[key]; c != nil {
+		return c, nil
+	}
+	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
+		t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
+		t.ResponseHeaderTimeout = time.Minute
+	})
+	cfg, err := config.LoadDefaultConfig(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), config.WithHTTPClient(transport),
+		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
+		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired))
+	if err != nil {
+		return nil, err
+	}
+	if a.region != "" {
+		cfg.Region = a.region
+	}
+	if cfg.Region == "" {
+		if a.endpoint == "" {
+			return nil, fmt.Errorf("the region of the bucket is not known: set AWS_REGION, or add ?region=… to the address")
+		}
+		cfg.Region = "us-east-1" // what other services expect
+	}
+	c := s3.NewFromConfig(cfg, func(o *s3.Options) {
+		o.UsePathStyle = a.pathStyle
+		if a.endpoint != "" {
+			o.BaseEndpoint = aws.String(a.endpoint)
+		}
+	})
+	clients[key] = c
+	return c, nil
+}

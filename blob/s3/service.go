@@ -1,0 +1,317 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/cairn-ckpt/cairn/blob/remote"
+)
+
+// writerKey is the metadata with Condition.Writer.
+const writerKey = "cairn-writer"
+
+// service is a bucket.
+type service struct {
+	client      *s3.Client
+	bucket      string
+	conditional bool
+}
+
+var _ remote.Service = (*service)(nil)
+
+func (v *service) Limits() remote.Limits {
+	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: 10_000, Removes: 1000, Conditional: v.conditional}
+}
+
+func (v *service) Close() error { return nil }
+
+// unsigned leaves the hash of the body out of the signature. The service checks the
+// CRC-32C of the body instead, which takes a tenth of the time.
+func unsigned(o *s3.Options) {
+	o.APIOptions = append(o.APIOptions, v4.SwapComputePayloadSHA256ForUnsignedPayloadMiddleware)
+}
+
+func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
+	out, err := v.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &v.bucket, Key: &key})
+	if err != nil {
+		return remote.Object{}, explain(err)
+	}
+	return remote.Object{
+		Key: key, Size: aws.ToInt64(out.ContentLength), ModTime: aws.ToTime(out.LastModified), Version: aws.ToString(out.ETag),
+		Writer: out.Metadata[writerKey],
+	}, nil
+}
+
+func (v *service) Get(ctx context.Context, key, version string, p []byte, off int64) (int, remote.Object, error) {
+	in := &s3.GetObjectInput{Bucket: &v.bucket, Key: &key, Range: aws.String(fmt.Sprintf("bytes=%d-%d", off, off+int64(len(p))-1))}
+	if version != "" {
+		in.IfMatch = &version
+	}
+	out, err := v.client.GetObject(ctx, in)
+	if err != nil {
+		if err = explain(err); !errors.Is(err, errBeyond) {
+			return 0, remote.Object{}, err
+		}
+		o, err := v.Head(ctx, key)
+		return 0, o, err
+	}
+	defer out.Body.Close()
+	o := remote.Object{Key: key, ModTime: aws.ToTime(out.LastModified), Version: aws.ToString(out.ETag), Writer: out.Metadata[writerKey]}
+	var ok bool
+	if o.Size, ok = sizeOf(aws.ToString(out.ContentRange), off); !ok {
+		return 0, o, fmt.Errorf("the answer is for the range %q, not for %s", aws.ToString(out.ContentRange), *in.Range)
+	}
+	n, err := io.ReadFull(out.Body, p[:min(int64(len(p)), o.Size-off)])
+	if err != nil {
+		return n, o, explain(err)
+	}
+	return n, o, nil
+}
+
+// sizeOf returns the size of an object by the field Content-Range of an answer, which
+// must begin at off.
+func sizeOf(field string, off int64) (int64, bool) {
+	rest, ok := strings.CutPrefix(field, fmt.Sprintf("bytes %d-", off))
+	if !ok {
+		return 0, false
+	}
+	_, total, ok := strings.Cut(rest, "/")
+	size, err := strconv.ParseInt(total, 10, 64)
+	return size, ok && err == nil && size >= off
+}
+
+func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, c remote.Condition) (remote.Object, error) {
+	absent, match := conditions(c)
+	out, err := v.client.PutObject(ctx, &s3.PutObjectInput{
+		Bucket: &v.bucket, Key: &key, Body: bytes.NewReader(body), ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
+		IfNoneMatch: absent, IfMatch: match, Metadata: map[string]string{writerKey: c.Writer},
+	}, unsigned)
+	if err != nil {
+		return remote.Object{}, explain(err)
+	}
+	return remote.Object{Key: key, Size: int64(len(body)), ModTime: time.Now(), Version: aws.ToString(out.ETag), Writer: c.Writer}, nil
+}
+
+func conditions(c remote.Condition) (absent, match *string) {
+	if c.IfAbsent {
+		absent = aws.String("*")
+	}
+	if c.IfVersion != "" {
+		match = aws.String(c.IfVersion)
+	}
+	return absent, match
+}
+
+// encoded returns a checksum as the service wants it.
+func encoded(sum uint32) *string {
+	return aws.String(base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)))
+}
+
+func (v *service) Begin(ctx context.Context, key, writer string) (remote.Upload, error) {
+	out, err := v.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{
+		Bucket: &v.bucket, Key: &key, ChecksumAlgorithm: types.ChecksumAlgorithmCrc32c, ChecksumType: types.ChecksumTypeFullObject,
+		Metadata: map[string]string{writerKey: writer},
+	})
+	if err != nil {
+		return nil, explain(err)
+	}
+	return &upload{v: v, key: key, id: aws.ToString(out.UploadId), parts: map[int]types.CompletedPart{}}, nil
+}
+
+// upload is a multipart upload.
+type upload struct {
+	v   *service
+	key string
+	id  string
+
+	mu    sync.Mutex
+	parts map[int]types.CompletedPart // guarded by mu
+}
+
+func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) error {
+	n := aws.Int32(int32(number + 1)) // the service counts from 1
+	out, err := u.v.client.UploadPart(ctx, &s3.UploadPartInput{
+		Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, PartNumber: n, Body: bytes.NewReader(body),
+		ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
+	}, unsigned)
+	if err != nil {
+		return explain(err)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.parts[number] = types.CompletedPart{PartNumber: n, ETag: out.ETag, ChecksumCRC32C: encoded(sum)}
+	return nil
+}
+
+func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c remote.Condition) (remote.Object, error) {
+	u.mu.Lock()
+	parts := make([]types.CompletedPart, n)
+	for i := range parts {
+		parts[i] = u.parts[i]
+	}
+	u.mu.Unlock()
+	absent, match := conditions(c)
+	out, err := u.v.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
+		Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
+		ChecksumCRC32C: encoded(sum), ChecksumType: types.ChecksumTypeFullObject, MpuObjectSize: &size, IfNoneMatch: absent, IfMatch: match,
+	})
+	if err != nil {
+		return remote.Object{}, explain(err)
+	}
+	return remote.Object{Key: u.key, Size: size, ModTime: time.Now(), Version: aws.ToString(out.ETag), Writer: c.Writer}, nil
+}
+
+func (u *upload) Abort(ctx context.Context) error {
+	return u.v.AbortUpload(ctx, remote.PendingUpload{Key: u.key, ID: u.id})
+}
+
+func (v *service) AbortUpload(ctx context.Context, u remote.PendingUpload) error {
+	_, err := v.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: &v.bucket, Key: &u.Key, UploadId: &u.ID})
+	return explain(err)
+}
+
+func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.PendingUpload, string, error) {
+	in := &s3.ListMultipartUploadsInput{Bucket: &v.bucket, Prefix: &prefix}
+	if key, id, ok := strings.Cut(token, "\x00"); ok {
+		in.KeyMarker, in.UploadIdMarker = &key, &id
+	}
+	out, err := v.client.ListMultipartUploads(ctx, in)
+	if err != nil {
+		return nil, "", explain(err)
+	}
+	var page []remote.PendingUpload
+	for _, u := range out.Uploads {
+		page = append(page, remote.PendingUpload{Key: aws.ToString(u.Key), ID: aws.ToString(u.UploadId), Begun: aws.ToTime(u.Initiated)})
+	}
+	next := ""
+	if aws.ToBool(out.IsTruncated) {
+		next = aws.ToString(out.NextKeyMarker) + "\x00" + aws.ToString(out.NextUploadIdMarker)
+	}
+	return page, next, nil
+}
+
+func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Object, string, error) {
+	in := &s3.ListObjectsV2Input{Bucket: &v.bucket, Prefix: &prefix}
+	if token != "" {
+		in.ContinuationToken = &token
+	}
+	out, err := v.client.ListObjectsV2(ctx, in)
+	if err != nil {
+		return nil, "", explain(err)
+	}
+	var page []remote.Object
+	for _, o := range out.Contents {
+		page = append(page, remote.Object{
+			Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), ModTime: aws.ToTime(o.LastModified), Version: aws.ToString(o.ETag),
+		})
+	}
+	if !aws.ToBool(out.IsTruncated) {
+		return page, "", nil
+	}
+	return page, aws.ToString(out.NextContinuationToken), nil
+}
+
+func (v *service) Remove(ctx context.Context, keys []string) error {
+	if len(keys) == 1 {
+		_, err := v.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &v.bucket, Key: &keys[0]})
+		return explain(err)
+	}
+	in := &s3.DeleteObjectsInput{Bucket: &v.bucket, Delete: &types.Delete{Quiet: aws.Bool(true)}}
+	for i := range keys {
+		in.Delete.Objects = append(in.Delete.Objects, types.ObjectIdentifier{Key: &keys[i]})
+	}
+	out, err := v.client.DeleteObjects(ctx, in)
+	if err != nil {
+		return explain(err)
+	}
+	for _, e := range out.Errors {
+		return fmt.Errorf("%s: %s: %s", aws.ToString(e.Key), aws.ToString(e.Code), aws.ToString(e.Message))
+	}
+	return nil
+}
+
+// copyPart is the size of the parts in which an object that is too large for one
+// request is copied.
+const copyPart = 1 << 30
+
+func (v *service) Copy(ctx context.Context, from remote.Source, key string, c remote.Condition) (remote.Object, error) {
+	source := from.Bucket + "/" + (&url.URL{Path: from.Key}).EscapedPath()
+	var match *string
+	if from.Version != "" {
+		match = &from.Version
+	}
+	if from.Size > copyPart {
+		return v.copyParts(ctx, from, source, match, key, c)
+	}
+	absent, version := conditions(c)
+	out, err := v.client.CopyObject(ctx, &s3.CopyObjectInput{
+		Bucket: &v.bucket, Key: &key, CopySource: &source, CopySourceIfMatch: match, IfNoneMatch: absent, IfMatch: version,
+		MetadataDirective: types.MetadataDirectiveReplace, Metadata: map[string]string{writerKey: c.Writer},
+		ChecksumAlgorithm: types.ChecksumAlgorithmCrc32c,
+	})
+	if err != nil {
+		return remote.Object{}, explain(err)
+	}
+	o := remote.Object{Key: key, Size: from.Size, ModTime: time.Now(), Writer: c.Writer}
+	if out.CopyObjectResult != nil {
+		o.Version = aws.ToString(out.CopyObjectResult.ETag)
+	}
+	return o, nil
+}
+
+// copyParts copies an object by several requests.
+func (v *service) copyParts(ctx context.Context, from remote.Source, source string, match *string, key string, c remote.Condition) (remote.Object, error) {
+	out, err := v.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: &v.bucket, Key: &key, Metadata: map[string]string{writerKey: c.Writer}})
+	if err != nil {
+		return remote.Object{}, explain(err)
+	}
+	u := remote.PendingUpload{Key: key, ID: aws.ToString(out.UploadId)}
+	done := &types.CompletedMultipartUpload{}
+	for off := int64(0); off < from.Size && err == nil; off += copyPart {
+		n := aws.Int32(int32(len(done.Parts) + 1))
+		var part *s3.UploadPartCopyOutput
+		part, err = v.client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
+			Bucket: &v.bucket, Key: &key, UploadId: &u.ID, PartNumber: n, CopySource: &source, CopySourceIfMatch: match,
+			CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", off, min(off+copyPart, from.Size)-1)),
+		})
+		if err == nil {
+			done.Parts = append(done.Parts, types.CompletedPart{PartNumber: n, ETag: part.CopyPartResult.ETag})
+		}
+	}
+	var end *s3.CompleteMultipartUploadOutput
+	if err == nil {
+		absent, version := conditions(c)
+		end, err = v.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
+			Bucket: &v.bucket, Key: &key, UploadId: &u.ID, MultipartUpload: done, IfNoneMatch: absent, IfMatch: version,
+		})
+	}
+	if err != nil {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return remote.Object{}, errors.Join(explain(err), ignoreMissing(v.AbortUpload(stop, u)))
+	}
+	return remote.Object{Key: key, Size: from.Size, ModTime: time.Now(), Version: aws.ToString(end.ETag), Writer: c.Writer}, nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
