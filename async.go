@@ -75,8 +75,8 @@ type StagerOptions struct {
 	Ceiling int64
 	// Process makes the Stager save in a process of its own, which completes a save even
 	// if this process ends once the state is staged. Nil: saves run in this process.
-	// Only Linux supports saver processes. They support stores of package blob/file and
-	// the planner plan.DefaultSave.
+	// Only Linux supports saver processes. They support stores of package blob/file
+	// and of OpenStore, and the planner plan.DefaultSave.
 	Process *saver.Options
 }
 
@@ -591,7 +591,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 
 // request returns the message that describes a save to a saver process.
 func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Request, error) {
-	folder, ok := p.store.(*file.Store)
+	address, ok := addressOf(p.store)
 	planner, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
 		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
@@ -611,10 +611,21 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 		return nil, err
 	}
 	return saver.NewRequest(saver.Save{
-		Store: folder.Dir(), Storage: job.Storage, Format: f.Name(), FormatOptions: options,
+		Store: address, Storage: job.Storage, Format: f.Name(), FormatOptions: options,
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
 		Owner: planner.Owner, ValuesMayDiffer: planner.ValuesMayDiffer, Cache: o.Cache != nil,
 	}, p.snapshot), nil
+}
+
+// addressOf returns the address by which a saver process opens a store.
+func addressOf(s blob.Store) (string, bool) {
+	switch s := s.(type) {
+	case *file.Store:
+		return s.Dir(), true
+	case *located:
+		return s.address, true
+	}
+	return "", false
 }
 
 // notAFolder says why a saver process cannot save to s.
@@ -622,7 +633,7 @@ func notAFolder(s blob.Store) string {
 	if _, ok := s.(*blob.Single); ok {
 		return "cannot be used with a single file: a saver process saves to folders"
 	}
-	return fmt.Sprintf("cannot be used with a %T: a saver process saves to folders, which are stores of package blob/file", s)
+	return fmt.Sprintf("cannot be used with a %T: a saver process saves to stores of package blob/file and of OpenStore", s)
 }
 
 // over ends a save.

@@ -42,24 +42,48 @@ func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	return NewCheckpoint(store, c), nil
 }
 
-// OpenPath is Open for the path of a folder or of a single file.
-func OpenPath(ctx context.Context, path string) (*Checkpoint, error) {
-	store, err := OpenStore(path)
+// OpenPath is Open for an address: the path of a folder or of a single file, or a URL; see
+// OpenStore.
+func OpenPath(ctx context.Context, address string) (*Checkpoint, error) {
+	store, err := openAddress(ctx, address)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil, wrap("open", store, fmt.Errorf("%w: %w", ErrNotFound, err))
-	} else if err != nil {
-		return nil, wrap("open", store, err) // there may be a checkpoint
+	if path, local, _ := file.LocalPath(address); local {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			return nil, wrap("open", store, fmt.Errorf("%w: %w", ErrNotFound, err))
+		} else if err != nil {
+			return nil, wrap("open", store, err) // there may be a checkpoint
+		}
 	}
 	return Open(ctx, store)
 }
 
-// OpenStore returns the store at a path, for Save and Load. The path is that of a
-// folder, which Save creates if it does not exist, or of a single file. Package
-// blob/file opens stores with options.
-func OpenStore(path string) (blob.Store, error) { return file.OpenPath(path) }
+// OpenStore returns the store at an address, for Save and Load: a path, file:///path, or a
+// URL such as s3://bucket/prefix if the program imports the package of its scheme, such as
+// blob/s3. A path is that of a folder, which Save creates if it does not exist, or of a
+// single file. Package blob/file opens stores with options. Errors do not repeat the user
+// and the query of a URL, which may hold secrets.
+func OpenStore(address string) (blob.Store, error) {
+	return openAddress(context.Background(), address)
+}
+
+func openAddress(ctx context.Context, address string) (blob.Store, error) {
+	s, err := blob.OpenAddress(ctx, address)
+	if err != nil || blob.Scheme(address) == "file" {
+		return s, err
+	}
+	return &located{s, address}, nil
+}
+
+// located is a store that a saver process can open too, by its address.
+type located struct {
+	blob.Store
+	address string
+}
+
+// Unwrap returns the store itself.
+func (l *located) Unwrap() blob.Store { return l.Store }
 
 // NewCheckpoint returns a Checkpoint, as Open does, for the checkpoint c at the
 // root of store. The caller has opened c with a format that has options of its own,
@@ -80,6 +104,9 @@ func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // MissingFiles returns the names of the files that do not exist.
 func (c *Checkpoint) MissingFiles(ctx context.Context) ([]string, error) {
+	if _, expensive := blob.As[blob.GapReader](c.store); expensive && len(c.Files()) > 1 {
+		return c.missingByList(ctx)
+	}
 	var out []string
 	for _, f := range c.Files() {
 		_, err := c.store.Stat(ctx, f.Name)
@@ -88,6 +115,25 @@ func (c *Checkpoint) MissingFiles(ctx context.Context) ([]string, error) {
 			out = append(out, f.Name)
 		case err != nil:
 			return nil, wrap("read", c.store, err)
+		}
+	}
+	return out, nil
+}
+
+// missingByList is MissingFiles for stores whose requests are expensive: it lists all
+// objects instead of a request for each.
+func (c *Checkpoint) missingByList(ctx context.Context) ([]string, error) {
+	have := map[string]bool{}
+	for info, err := range c.store.List(ctx, "") {
+		if err != nil {
+			return nil, wrap("read", c.store, err)
+		}
+		have[info.Name] = true
+	}
+	var out []string
+	for _, f := range c.Files() {
+		if !have[f.Name] {
+			out = append(out, f.Name)
 		}
 	}
 	return out, nil

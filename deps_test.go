@@ -80,7 +80,7 @@ var layers = []struct{ name, imports string }{
 	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
-	{".", "blob blob/file group meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
+	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
@@ -90,7 +90,7 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
-	{"cmd/cairn", "cmd/cairn/internal/cli"},
+	{"cmd/cairn", "blob/file cmd/cairn/internal/cli"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},

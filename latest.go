@@ -12,11 +12,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -32,7 +33,7 @@ type LatestOptions struct {
 
 // Found is what Latest has found.
 type Found struct {
-	// Path is the folder of the checkpoint.
+	// Path is the folder of the checkpoint: a path or a URL, as run is.
 	Path string `json:"path"`
 	// Step is the step that the checkpoint records or, if it does not record one, the
 	// number at the end of the name of a folder below run. Nil: it has neither.
@@ -52,7 +53,8 @@ type Skipped struct {
 }
 
 // Latest returns the complete checkpoint with the highest step in the folder run or in a
-// folder directly below it, in any format that Open opens. Of checkpoints with equal
+// folder directly below it, in any format that Open opens. run is an address, as for
+// OpenStore. Of checkpoints with equal
 // steps, it returns the one that was saved last. A checkpoint is complete if Open opens it
 // and all of its files exist. Latest does not read their contents.
 //
@@ -61,8 +63,8 @@ type Skipped struct {
 // checkpoint yet, and ErrCorrupt if there are only damaged ones. If ctx ends while Latest
 // waits, the error wraps the cause and, on rank 0, ErrUnderWay.
 //
-// Saves that are under way are recognised by their locks, never by age. On file systems
-// without locks, Latest does not wait for them.
+// Saves that are under way are recognised by their locks, never by age. On stores and
+// file systems without locks, Latest does not wait for them.
 func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error) {
 	var o LatestOptions
 	if opts != nil {
@@ -84,7 +86,7 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 		err = waitErr // the step returns the cause of ctx alone
 	}
 	if err != nil {
-		return nil, &Error{Op: "latest", Where: run, Err: err}
+		return nil, &Error{Op: "latest", Where: blob.Redact(run), Err: err}
 	}
 	return f, nil
 }
@@ -119,47 +121,64 @@ func decodeFound(b []byte) (*Found, error) {
 	return v.Found, nil
 }
 
-// runFolders returns a folder and those directly below it. A folder that does not exist
+// runFolder is a folder of a run.
+type runFolder struct {
+	address string // of the folder
+	shown   string // the same, for messages
+	name    string // empty: the run itself
+	store   blob.Store
+}
+
+// runFolders returns a run and the folders directly below it. A path that does not exist
 // has none.
-func runFolders(run string) ([]string, error) {
-	entries, err := os.ReadDir(run)
+func runFolders(ctx context.Context, run string) ([]runFolder, error) {
+	path, local, err := file.LocalPath(run)
+	if err != nil {
+		return nil, err
+	}
+	store, err := openFolder(ctx, path, local)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	out := []string{run}
-	for _, e := range entries {
+	names, err := blob.Folders(ctx, store, "")
+	if err != nil {
+		return nil, err
+	}
+	out := []runFolder{{address: path, shown: blob.Redact(path), store: store}}
+	for _, name := range names {
 		// A name that begins with a dot is that of a file of cairn or of a conversion.
-		if strings.HasPrefix(e.Name(), ".") {
+		if strings.HasPrefix(name, ".") {
 			continue
 		}
-		path := filepath.Join(run, e.Name())
-		folder, err := isFolder(path, e)
+		f := runFolder{name: name}
+		if local {
+			f.address = filepath.Join(path, name)
+			f.store, err = file.Open(f.address, nil)
+		} else {
+			f.address = blob.JoinAddress(path, name)
+			f.store, err = blob.NewSub(store, name)
+		}
 		if err != nil {
 			return nil, err
 		}
-		if folder {
-			out = append(out, path)
-		}
+		f.shown = blob.Redact(f.address)
+		out = append(out, f)
 	}
 	return out, nil
 }
 
-// isFolder reports whether an entry is a folder or a link to one.
-func isFolder(path string, e fs.DirEntry) (bool, error) {
-	if e.Type()&fs.ModeSymlink == 0 {
-		return e.IsDir(), nil
+// openFolder opens the store of a run. A path must be that of an existing folder.
+func openFolder(ctx context.Context, address string, local bool) (blob.Store, error) {
+	if !local {
+		return blob.OpenAddress(ctx, address)
 	}
-	fi, err := os.Stat(path)
-	switch {
-	case err == nil:
-		return fi.IsDir(), nil
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP):
-		return false, nil // a link to nothing
+	if _, err := os.Stat(address); err != nil {
+		return nil, err
 	}
-	return false, err
+	return file.Open(address, nil)
 }
 
 // waitIdle waits until no save is under way in the folders of a run.
@@ -180,43 +199,50 @@ func waitIdle(ctx context.Context, run string) error {
 // checkIdle returns an error that wraps ErrUnderWay if a save is under way in a folder of
 // a run.
 func checkIdle(ctx context.Context, run string) error {
-	dirs, err := runFolders(run)
+	dirs, err := runFolders(ctx, run)
 	if err != nil {
 		return err
 	}
 	for _, dir := range dirs {
-		store, err := file.Open(dir, nil)
-		if err == nil {
-			err = publish.CheckUnderWay(ctx, store)
-		}
-		if err != nil {
+		if err := publish.CheckUnderWay(ctx, dir.store); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// parallelFolders is how many folders of a run are opened at the same time.
+const parallelFolders = 8
+
 // latest returns the newest checkpoint in the folders of a run.
 func latest(ctx context.Context, run string) (*Found, error) {
-	dirs, err := runFolders(run)
+	dirs, err := runFolders(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	each, errs := make([]*Found, len(dirs)), make([]error, len(dirs))
+	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) error {
+		each[i], errs[i] = found(ctx, &dirs[i])
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	var best *Found
 	var problems []error
 	skipped := []Skipped{}
-	for _, dir := range dirs {
-		f, err := found(ctx, dir)
+	for i, dir := range dirs {
+		f, err := each[i], errs[i]
 		switch {
 		case err == nil:
-			if f.Step == nil && dir != run { // the name of a run says nothing about steps
-				f.Step = numberOf(dir)
+			if f.Step == nil && dir.name != "" { // the name of a run says nothing about steps
+				f.Step = numberOf(dir.name)
 			}
 			if best == nil || f.compare(best) > 0 {
 				best = f
 			}
 		case errors.Is(err, ErrIncomplete), errors.Is(err, ErrCorrupt):
-			skipped = append(skipped, Skipped{Path: dir, Problem: err.Error(), UnderWay: errors.Is(err, ErrUnderWay)})
+			skipped = append(skipped, Skipped{Path: dir.address, Problem: err.Error(), UnderWay: errors.Is(err, ErrUnderWay)})
 			problems = append(problems, err)
 		case !errors.Is(err, ErrNotFound):
 			return nil, err
@@ -245,7 +271,7 @@ func noneOf(problems []error, folders int) error {
 // found describes the checkpoint in a folder. Files of a checkpoint may be missing because
 // a save has replaced it since it was opened. So found looks again, until the same save has
 // missing files twice.
-func found(ctx context.Context, dir string) (*Found, error) {
+func found(ctx context.Context, dir *runFolder) (*Found, error) {
 	var last *Found
 	for {
 		f, missing, err := look(ctx, dir)
@@ -253,15 +279,15 @@ func found(ctx context.Context, dir string) (*Found, error) {
 			return f, err
 		}
 		if last != nil && last.SaveID == f.SaveID && last.Time.Equal(f.Time) {
-			return nil, fmt.Errorf("%s: %w: %d files are missing, such as %s", dir, ErrCorrupt, len(missing), missing[0])
+			return nil, fmt.Errorf("%s: %w: %d files are missing, such as %s", dir.shown, ErrCorrupt, len(missing), missing[0])
 		}
 		last = f
 	}
 }
 
 // look opens the checkpoint in a folder and returns its missing files.
-func look(ctx context.Context, dir string) (*Found, []string, error) {
-	c, err := OpenPath(ctx, dir)
+func look(ctx context.Context, dir *runFolder) (*Found, []string, error) {
+	c, err := Open(ctx, dir.store)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -271,12 +297,11 @@ func look(ctx context.Context, dir string) (*Found, []string, error) {
 		return nil, nil, err
 	}
 	info := c.Info()
-	return &Found{Path: dir, Step: info.Step, SaveID: info.SaveID, Time: info.Time}, missing, nil
+	return &Found{Path: dir.address, Step: info.Step, SaveID: info.SaveID, Time: info.Time}, missing, nil
 }
 
 // numberOf returns the number at the end of a folder's name, or nil.
-func numberOf(dir string) *int64 {
-	name := filepath.Base(dir)
+func numberOf(name string) *int64 {
 	n, err := strconv.ParseInt(name[len(strings.TrimRight(name, "0123456789")):], 10, 64)
 	if err != nil {
 		return nil

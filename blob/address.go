@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -34,7 +36,30 @@ func Register(scheme string, open func(ctx context.Context, address string) (Sto
 // single file, or a URL whose scheme is registered, such as file:///path or
 // s3://bucket/prefix. The errors wrap ErrAddress if the address is invalid. They do not
 // repeat its query or its user, which may hold secrets.
+//
+// A URL is that of a single object if its last element has an extension, such as .pt, and
+// there is an object of that name. It takes a request to find out. Otherwise it is that of
+// a folder, and OpenAddress makes no request.
 func OpenAddress(ctx context.Context, address string) (Store, error) {
+	if dir, name := SplitAddress(address); Scheme(address) != "file" && path.Ext(name) != "" && CheckName(name) == nil {
+		s, err := openScheme(ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		_, err = s.Stat(ctx, name)
+		if err == nil {
+			return NewSingle(s, name), nil
+		}
+		// If the user may not list objects, services refuse to say that one does not exist.
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return nil, err
+		}
+	}
+	return openScheme(ctx, address)
+}
+
+// openScheme opens an address with the function of its scheme.
+func openScheme(ctx context.Context, address string) (Store, error) {
 	scheme := Scheme(address)
 	schemesMu.RLock()
 	open := schemes[scheme]
@@ -69,6 +94,35 @@ func Redact(address string) string {
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	return u.String()
+}
+
+// SplitAddress returns the address of what is above an address, whose query it keeps, and
+// the last element of the address without escapes. If there is nothing above it, such as
+// above s3://bucket, the name is empty.
+func SplitAddress(address string) (dir, name string) {
+	if !strings.Contains(address, "://") {
+		i := strings.LastIndexByte(strings.TrimRight(address, "/"), '/') + 1
+		return address[:i], strings.TrimRight(address[i:], "/")
+	}
+	scheme, rest, _ := strings.Cut(address, "://")
+	before, query, found := strings.Cut(rest, "?")
+	before = strings.TrimRight(before, "/")
+	i := strings.LastIndexByte(before, '/')
+	if i < 0 {
+		return address, ""
+	}
+	name, err := url.PathUnescape(before[i+1:])
+	if err != nil {
+		return address, ""
+	}
+	dir = scheme + "://" + before[:i]
+	if i == 0 {
+		dir += "/" // file:///
+	}
+	if found {
+		dir += "?" + query
+	}
+	return dir, name
 }
 
 // JoinAddress returns the address of something below an address: a path or a URL whose

@@ -246,7 +246,7 @@ func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
 	} else if len(src.FormatOptions) > 0 {
 		return nil, nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
-	store, err := s.OpenStore(src.Store)
+	store, err := s.store(src.Store)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -563,7 +563,7 @@ func (p *Process) Drop(generation uint64) { p.post(typeDrop, dropBody{generation
 
 // Save says where and how to save.
 type Save struct {
-	Store   string // path of a folder
+	Store   string // address of a folder: a path or a URL
 	Storage meta.Storage
 	// Format is the name of the format, and FormatOptions what the function of that name
 	// returns.

@@ -15,7 +15,7 @@ import (
 
 // Load says what to load.
 type Load struct {
-	Store string // path of a folder, or of a file for formats of one file
+	Store string // address of a folder, or of a file for formats of one file
 	// Format is the name of the format, and FormatOptions what the function of that name
 	// returns. Empty: the saver detects the format.
 	Format        string

@@ -17,13 +17,14 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/file"
+	_ "github.com/cairn-ckpt/cairn/blob/file" // opens paths
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -47,8 +48,9 @@ type ServeOptions struct {
 	// Logger receives what happens to saves, and the end of the trainer. Nil: nothing is
 	// logged by Serve; Run logs to standard error as text.
 	Logger *slog.Logger
-	// OpenStore opens the store of a save or a load by its path. Nil: file.OpenPath.
-	OpenStore func(path string) (blob.Store, error)
+	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
+	// blob.OpenAddress.
+	OpenStore func(address string) (blob.Store, error)
 }
 
 func (o *ServeOptions) withDefaults() ServeOptions {
@@ -60,7 +62,7 @@ func (o *ServeOptions) withDefaults() ServeOptions {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
 	if out.OpenStore == nil {
-		out.OpenStore = file.OpenPath
+		out.OpenStore = func(address string) (blob.Store, error) { return blob.OpenAddress(context.Background(), address) }
 	}
 	return out
 }
@@ -89,6 +91,9 @@ type server struct {
 	block    int64      // size of such a block
 	requests uint64
 	work     sync.WaitGroup
+
+	storesMu sync.Mutex
+	stores   map[string]blob.Store // by their addresses, except for paths; guarded by storesMu
 }
 
 // Serve is the work of a saver process: it talks to the trainer at conn until the trainer
@@ -107,6 +112,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	defer stage.Unmap(mem)
 	s := &server{
 		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
+		stores: map[string]blob.Store{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
@@ -371,6 +377,26 @@ func (s *server) save(b *saveBody) error {
 	return nil
 }
 
+// store opens the store of a save or a load. It keeps the stores of URLs, whose clients
+// have connections, and opens paths anew, because they may have become files or folders.
+func (s *server) store(address string) (blob.Store, error) {
+	if blob.Scheme(address) != "file" {
+		s.storesMu.Lock()
+		defer s.storesMu.Unlock()
+		if store := s.stores[address]; store != nil {
+			return store, nil
+		}
+	}
+	store, err := s.OpenStore(address)
+	if errors.Is(err, blob.ErrAddress) {
+		err = fmt.Errorf("%w: %w", storage.ErrOptions, err)
+	}
+	if err == nil && blob.Scheme(address) != "file" {
+		s.stores[address] = store
+	}
+	return store, err
+}
+
 // lockPending shows other processes that this saver will save, even while it completes
 // other saves: the trainer may have ended. The saver of rank 0 does so for all ranks.
 // Without the lock, the save takes place all the same.
@@ -378,7 +404,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if s.group.Rank() != 0 {
 		return func() {}
 	}
-	store, err := s.OpenStore(b.Store)
+	store, err := s.store(b.Store)
 	if err != nil {
 		return func() {}
 	}
@@ -399,7 +425,7 @@ func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
 func (s *server) job(b *saveBody, st *state) (protocol.RankSave, error) {
-	store, err := s.OpenStore(b.Store)
+	store, err := s.store(b.Store)
 	if err != nil {
 		return protocol.RankSave{}, err
 	}

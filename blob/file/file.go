@@ -36,10 +36,11 @@ import (
 )
 
 var (
-	_ blob.Store   = (*Store)(nil)
-	_ blob.Cooler  = (*Store)(nil)
-	_ blob.Sweeper = (*Store)(nil)
-	_ blob.Locker  = (*Store)(nil)
+	_ blob.Store        = (*Store)(nil)
+	_ blob.Cooler       = (*Store)(nil)
+	_ blob.Sweeper      = (*Store)(nil)
+	_ blob.Locker       = (*Store)(nil)
+	_ blob.FolderLister = (*Store)(nil)
 )
 
 // Options change how a store works. Nil and the zero value are the defaults.

@@ -52,6 +52,15 @@ type Service interface {
 	Close() error
 }
 
+// FolderService is a capability of services that list folders without the objects in
+// them: a list with the delimiter "/".
+type FolderService interface {
+	// Folders returns the parts of keys from their beginning to the first slash after
+	// prefix, each once and in order, from the token on that an earlier call returned. An
+	// empty token is the beginning, or the end.
+	Folders(ctx context.Context, prefix, token string) (page []string, next string, err error)
+}
+
 // Upload is an object that is sent in parts.
 type Upload interface {
 	// Part sends the part of that number, from 0 on. All parts but the last have the same

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"log/slog"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,11 +18,12 @@ import (
 )
 
 var (
-	_ blob.Store     = (*Store)(nil)
-	_ blob.GapReader = (*Store)(nil)
-	_ blob.Sweeper   = (*Store)(nil)
-	_ blob.Meter     = (*Store)(nil)
-	_ blob.Knower    = (*Store)(nil)
+	_ blob.Store        = (*Store)(nil)
+	_ blob.GapReader    = (*Store)(nil)
+	_ blob.Sweeper      = (*Store)(nil)
+	_ blob.Meter        = (*Store)(nil)
+	_ blob.Knower       = (*Store)(nil)
+	_ blob.FolderLister = (*Store)(nil)
 )
 
 const (
@@ -152,6 +154,43 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			if token = next; token == "" {
 				return
 			}
+		}
+	}
+}
+
+// Folders implements [blob.FolderLister]. If the service is not a [FolderService], it
+// lists all objects below dir.
+func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
+	service, ok := s.service.(FolderService)
+	if !ok {
+		return blob.Folders(ctx, struct{ blob.Store }{s}, dir)
+	}
+	prefix := s.prefix
+	if dir != "" {
+		if err := check(ctx, dir); err != nil {
+			return nil, s.fail("list", dir, err)
+		}
+		prefix += dir + "/"
+	}
+	var out []string
+	for token := ""; ; {
+		var page []string
+		var next string
+		_, err := s.repeat(ctx, "list", prefix, 0, func(ctx context.Context) (err error) {
+			page, next, err = service.Folders(ctx, prefix, token)
+			return err
+		})
+		if err != nil {
+			return nil, s.fail("list", dir, err)
+		}
+		for _, key := range page {
+			if name := strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/"); blob.CheckName(name) == nil {
+				out = append(out, name)
+			}
+		}
+		if token = next; token == "" {
+			slices.Sort(out) // services order "b-c/" before "b/"
+			return out, nil
 		}
 	}
 }

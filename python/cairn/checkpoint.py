@@ -310,7 +310,7 @@ _KINDS: dict[str, type[errors.CairnError]] = {
 
 
 def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None) -> Optional[str]:
-    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None.
+    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None. A folder of a URL has a URL.
 
     wait makes it wait for saver processes that are still writing, which may have outlived
     their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
@@ -321,7 +321,7 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
-    done = subprocess.run([*command, "--", saver.local_path(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run([*command, "--", saver.address_of(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout)["path"]
     try:

@@ -45,13 +45,18 @@ def binary() -> str:
                      "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
 
 
-def local_path(address: "str | bytes") -> str:
-    """Returns the absolute path of an address: a path, or file:///path."""
-    address = os.fsdecode(address)
+def address_of(path: "str | bytes") -> str:
+    """Returns the absolute path of a path or of file:///path, and other URLs, such as s3://bucket/run, as they are.
+
+    The saver process opens URLs. It gets the environment of this process, in which the credentials of services may be.
+    """
+    address = os.fsdecode(path)
     if "://" not in address:
         return os.path.abspath(address)
+    if not address.startswith("file://"):
+        return address
     url = urllib.parse.urlsplit(address)
-    if url.scheme != "file" or url.netloc not in ("", "localhost") or not url.path or url.query or url.fragment:
+    if url.netloc not in ("", "localhost") or not url.path or url.query or url.fragment:
         raise OptionsError(f"{address}: want a path or file:///path", ("storage.options",))
     return urllib.parse.unquote(url.path)
 
@@ -548,7 +553,7 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:
-    out: dict[str, Any] = {"store": local_path(store)}
+    out: dict[str, Any] = {"store": address_of(store)}
     if format:
         out["format"] = format
     if options:

@@ -205,6 +205,17 @@ class Saves(unittest.TestCase):
             checkpoint(self.folder / "c", {"a": ("int8", (1,), b"y")}, fail_if_exists=True)
         self.assertEqual(bytes(cairn.open(self.folder / "c", framework="memory")["a"][:].cast("B")), b"x")
 
+    def test_urls_reach_the_saver(self):
+        s = Saver(ceiling=1 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        save(s, "mem://urls/run/step-1", {"w": ("uint8", [3], b"abc")}, {"step": 12})
+        self.assertEqual([e["name"] for e in s.describe("mem://urls/run/step-1")["entries"]], ["step", "w"])
+        with self.assertRaises(cairn.OptionsError) as raised:
+            save(s, "gopher://user:hush@x/y?key=hush", {"w": ("uint8", [3], b"abc")})
+        self.assertIn("gopher://x/y", str(raised.exception))
+        self.assertNotIn("hush", str(raised.exception))
+
     def test_latest(self):
         self.assertIsNone(cairn.latest(self.folder))
         self.assertIsNone(cairn.latest(self.folder / "nothing", wait=True, timeout=10))

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from cairn import errors, values
-from cairn.saver import Reply, local_path
+from cairn.saver import Reply, address_of
 from cairn.torch import _memory
 from cairn.torch._job import Job, job, ready
 from cairn.torch._state import Leaf, Part, flatten, parts
@@ -270,7 +270,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks."""
     j = error = None
     try:
-        store = local_path(os.fspath(path))
+        store = address_of(os.fspath(path))
         step = None if step is None else operator.index(step)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))

@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
-from cairn.saver import local_path
+from cairn.saver import address_of
 from cairn.torch import _memory
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
@@ -266,7 +266,7 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
     try:
-        local_path(os.fspath(checkpoint_id))
+        address_of(os.fspath(checkpoint_id))
     except errors.OptionsError:
         return False
     return True

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,32 +72,35 @@ func newCleanCmd() *cobra.Command {
 }
 
 func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
-	path, local, err := localPath(address)
+	ctx := cmd.Context()
+	path, local, err := file.LocalPath(address)
 	if err != nil {
 		return err
 	}
-	if !local {
-		return usagef(cmd, "%s: only folders of the file system have leftovers", clean(address))
+	store, err := openStore(ctx, address)
+	if _, single := store.(*blob.Single); single {
+		dir, _ := blob.SplitAddress(path)
+		err = withHint(fmt.Errorf("%s: %w: it is a file", blob.Redact(path), cairn.ErrNotFound),
+			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(blob.Redact(cmp.Or(strings.TrimSuffix(dir, "/"), ".")))))
 	}
-	_, err = openStore(address)
-	if fi, statErr := os.Stat(path); statErr == nil && !fi.IsDir() {
-		err = withHint(fmt.Errorf("%s: %w: it is a file", path, cairn.ErrNotFound),
-			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(filepath.Dir(path))))
+	var conversions []convert.Unfinished
+	var convErr error
+	if local {
+		conversions, convErr = unfinished(ctx, path)
 	}
-	conversions, convErr := unfinished(path)
 	if err != nil && len(conversions) == 0 {
 		return err
 	}
-	var dirs []string
+	var dirs []folder
 	if err == nil {
-		if dirs, err = foldersOf(path); err != nil {
+		if dirs, err = foldersOf(ctx, path); err != nil {
 			return err
 		}
 	}
-	r := cleanResult{Path: path, DryRun: f.dryRun, Removed: []leftover{}, Kept: []leftover{}}
+	r := cleanResult{Path: blob.Redact(path), DryRun: f.dryRun, Removed: []leftover{}, Kept: []leftover{}}
 	errs := []error{convErr}
 	for _, dir := range dirs {
-		errs = append(errs, r.clean(cmd.Context(), dir, f))
+		errs = append(errs, r.clean(ctx, dir, f))
 	}
 	for i := range conversions {
 		errs = append(errs, r.drop(&conversions[i], f))
@@ -107,7 +111,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 
 // unfinished returns the unfinished conversions to path, to paths in it, and to
 // paths in the folders directly below it.
-func unfinished(path string) ([]convert.Unfinished, error) {
+func unfinished(ctx context.Context, path string) ([]convert.Unfinished, error) {
 	var out []convert.Unfinished
 	u, err := convert.UnfinishedAt(path)
 	if u != nil {
@@ -115,10 +119,10 @@ func unfinished(path string) ([]convert.Unfinished, error) {
 	}
 	errs := []error{err}
 	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
-		dirs, err := foldersOf(path)
+		dirs, err := foldersOf(ctx, path)
 		errs = append(errs, err)
 		for _, dir := range dirs {
-			found, err := convert.FindUnfinished(dir)
+			found, err := convert.FindUnfinished(dir.address)
 			out, errs = append(out, found...), append(errs, err)
 		}
 	}
@@ -152,42 +156,89 @@ func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	return err
 }
 
-// foldersOf returns a folder and those directly below it, except for folders of
+// folder is a folder with its store.
+type folder struct {
+	address string // a path or a URL
+	store   blob.Store
+}
+
+// foldersOf returns a folder and those directly below it, except for links and folders of
 // conversions.
-func foldersOf(path string) ([]string, error) {
-	entries, err := os.ReadDir(path)
+func foldersOf(ctx context.Context, address string) ([]folder, error) {
+	path, local, err := file.LocalPath(address)
 	if err != nil {
 		return nil, err
 	}
-	out := []string{path}
-	for _, e := range entries {
-		if e.IsDir() && !convert.IsStaging(e.Name()) {
-			out = append(out, filepath.Join(path, e.Name()))
+	if local {
+		return localFolders(path)
+	}
+	store, err := blob.OpenAddress(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	names, err := blob.Folders(ctx, store, "")
+	if err != nil {
+		return nil, err
+	}
+	out := []folder{{address, store}}
+	for _, name := range names {
+		sub, err := blob.NewSub(store, name)
+		if err != nil {
+			return nil, err
 		}
+		out = append(out, folder{blob.JoinAddress(address, name), sub})
 	}
 	return out, nil
 }
 
-func (r *cleanResult) clean(ctx context.Context, dir string, f cleanFlags) error {
-	s, err := file.Open(dir, nil)
+func localFolders(path string) ([]folder, error) {
+	entries, err := os.ReadDir(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	paths := []string{path}
+	for _, e := range entries {
+		if e.IsDir() && !convert.IsStaging(e.Name()) {
+			paths = append(paths, filepath.Join(path, e.Name()))
+		}
+	}
+	out := make([]folder, len(paths))
+	for i, p := range paths {
+		s, err := file.Open(p, nil)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = folder{p, s}
+	}
+	return out, nil
+}
+
+func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error {
+	s, shown := dir.store, blob.Redact(dir.address)
+	var err error
 	var removed []publish.Leftover
 	if !f.dryRun {
 		removed, err = formats.Clean(ctx, s, f.olderThan)
 	}
 	for _, l := range removed {
-		r.add(leftover{Folder: dir, Leftover: l}, true)
+		r.add(leftover{Folder: shown, Leftover: l}, true)
 	}
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
-		r.add(leftover{Folder: dir, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
+		r.add(leftover{Folder: shown, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
 	}
 	if err = cmp.Or(err, leftErr); err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
+		return fmt.Errorf("%s: %w", shown, err)
 	}
 	return nil
+}
+
+// pathOf returns the path or the URL of a file in a folder.
+func pathOf(dir, name string) string {
+	if isLocal(dir) {
+		return filepath.Join(dir, name)
+	}
+	return blob.JoinAddress(dir, name)
 }
 
 func printCleaned(o *output, r *cleanResult) {
@@ -207,7 +258,7 @@ func printCleaned(o *output, r *cleanResult) {
 		} else if i < len(r.Removed) {
 			files++
 		}
-		t.add(clean(filepath.Join(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
+		t.add(clean(pathOf(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
 	}
 	if len(r.Removed)+len(r.Kept) > 0 {
 		o.table(t)
@@ -226,20 +277,23 @@ func printCleaned(o *output, r *cleanResult) {
 // unfinished conversions, except for those that still run. It returns nil if
 // there are none. It ignores errors, because only a remark depends on it.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
-	path, local, err := localPath(address)
-	if err != nil || !local {
+	path, local, err := file.LocalPath(address)
+	if err != nil {
 		return nil
 	}
 	var out leftoverSummary
-	conversions, _ := unfinished(path)
+	var conversions []convert.Unfinished
+	if local {
+		conversions, _ = unfinished(ctx, path)
+	}
 	for _, u := range conversions {
 		if u.Owner != blob.OwnerAlive {
 			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes})
 		}
 	}
 	var left []publish.Leftover
-	if fi, err := os.Stat(path); err == nil && fi.IsDir() {
-		if s, err := file.Open(path, nil); err == nil {
+	if s, err := blob.OpenAddress(ctx, address); err == nil {
+		if _, single := s.(*blob.Single); !single {
 			left, _ = formats.Leftovers(ctx, s)
 		}
 	}

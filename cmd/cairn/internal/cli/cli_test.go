@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -38,7 +39,7 @@ func TestExitCodes(t *testing.T) {
 		cairn.ErrExists:         1,
 		cairn.ErrUncertain:      1,
 		cairn.ErrChanged:        1,
-		errScheme:               2,
+		blob.ErrAddress:         2,
 		inspect.ErrPattern:      2,
 		&usageError{"x"}:        2,
 		cairn.ErrNotFound:       3,
@@ -252,7 +253,7 @@ func TestHintAtCheckpointsBelow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := placeHint(dir), "4 checkpoints below it; the last is "+quoteArg(dir+"/step-10"); got != want {
+	if got, want := placeHint(t.Context(), dir), "4 checkpoints below it; the last is "+quoteArg(dir+"/step-10"); got != want {
 		t.Errorf("placeHint = %q; want %q", got, want)
 	}
 }

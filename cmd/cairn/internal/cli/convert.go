@@ -109,14 +109,14 @@ type conversionPlan struct {
 
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	ctx := cmd.Context()
-	at := checkpointAddress(src)
-	store, err := openStore(at)
+	at := checkpointAddress(ctx, src)
+	store, err := openStore(ctx, at)
 	if err != nil {
 		return err
 	}
 	from, err := formats.Detect(ctx, store)
 	if err != nil {
-		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
 	to, err := f.target(cmd, from, dst)
 	if err != nil {
@@ -137,7 +137,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	opts.Source = store
 	c, err := f.open(ctx, store, from)
 	if err != nil {
-		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(src, err))
+		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
 	defer c.Close()
 	for _, note := range c.Storage().Notes {
@@ -288,7 +288,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 		}
 		to.trial = &mem.Store{Name: "trial"} // hides the files of an interrupted run
 	}
-	t, err := to.open(job)
+	t, err := to.open(cmd.Context(), job)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	if err := f.check(cmd); err != nil {
 		return err
 	}
-	store, err := storeAt(f.dir)
+	store, err := blob.OpenAddress(cmd.Context(), f.dir)
 	if err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func formatMesh(mesh []int) string {
 // newDemoRankCmd returns the command that runs one rank of 'cairn demo --procs'.
 func newDemoRankCmd() *cobra.Command {
 	cmd := newCommand("demo-rank", wantArgs(2, 2), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
-		store, err := storeAt(args[0])
+		store, err := blob.OpenAddress(cmd.Context(), args[0])
 		if err != nil {
 			return err
 		}

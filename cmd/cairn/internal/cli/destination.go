@@ -29,7 +29,10 @@ type destination struct {
 	place *convert.Place
 	opts  formats.Options
 	write storage.WriteOptions
-	trial blob.Store // replaces every other store in a dry run
+	// object is the name of the single object at address, if address is that of one and
+	// not in a file system.
+	object string
+	trial  blob.Store // replaces every other store in a dry run
 }
 
 // safetensorsFile is the file of a checkpoint of one file in the format hf.
@@ -37,7 +40,7 @@ const safetensorsFile = "model.safetensors"
 
 func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destination, error) {
 	d := &destination{address: dst}
-	path, local, err := localPath(dst)
+	path, local, err := file.LocalPath(dst)
 	if err != nil {
 		return nil, usagef(cmd, "%v", err)
 	}
@@ -56,10 +59,7 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
 	}
 	if !local {
-		if d.format == formats.Torch {
-			d.opts.File = "model.pt"
-		}
-		return d, nil
+		return d, f.object(cmd, d)
 	}
 	d.place = &convert.Place{
 		Path: path, Overwrite: f.overwrite, File: f.file(d, path), Look: checkpointFiles, Accept: d.accept, Record: describes,
@@ -75,6 +75,25 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	}
 	d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.write.FilesPerRank = d.place.File, 0, 0, 0
 	return d, nil
+}
+
+// object sets the object of a checkpoint of one file, if address is not a path.
+func (f *conversionFlags) object(cmd *cobra.Command, d *destination) error {
+	_, name := blob.SplitAddress(d.address)
+	suffix := strings.ToLower(filepath.Ext(name))
+	switch {
+	case d.format == formats.Torch && !slices.Contains(torchSuffixes, suffix):
+		d.opts.File = "model.pt" // in a folder
+		return nil
+	case d.format != formats.Torch && (d.format != formats.HF || suffix != hfSuffix):
+		return nil
+	case d.format == formats.HF && name != safetensorsFile:
+		return usagef(cmd, "%s: the single file of a URL is called %s", blob.Redact(d.address), safetensorsFile)
+	case f.shards > 1 || f.maxShard > 0 || f.resharded():
+		return usagef(cmd, "%s is one file: --shards, --max-shard-size and shardings need a directory", blob.Redact(d.address))
+	}
+	d.object, d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.write.FilesPerRank = name, name, 0, 0, 0
+	return nil
 }
 
 // behindLink returns the target of a symbolic link, so that the checkpoint is
@@ -137,14 +156,14 @@ func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, e
 	if _, err := os.Stat(d.place.Staging()); err != nil {
 		return 0, false, nil
 	}
-	t, err := d.open(job)
+	t, err := d.open(ctx, job)
 	if err != nil {
 		return 0, false, err
 	}
 	return convert.Begun(ctx, job, t)
 }
 
-func (d *destination) open(job *convert.Job) (*convert.Target, error) {
+func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Target, error) {
 	ranks, size := job.Size()
 	opts, write := formats.ForConversion(d.format, d.opts, d.write, ranks, size)
 	if d.place != nil {
@@ -154,7 +173,7 @@ func (d *destination) open(job *convert.Job) (*convert.Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	store, err := d.store()
+	store, err := d.store(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +220,7 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 }
 
 func (d *destination) run(ctx context.Context, job *convert.Job) (*convert.Report, error) {
-	t, err := d.open(job)
+	t, err := d.open(ctx, job)
 	if err != nil {
 		return nil, err
 	}
@@ -209,12 +228,20 @@ func (d *destination) run(ctx context.Context, job *convert.Job) (*convert.Repor
 }
 
 // store returns the store that the writers write to.
-func (d *destination) store() (blob.Store, error) {
+func (d *destination) store(ctx context.Context) (blob.Store, error) {
 	if d.trial != nil {
 		return d.trial, nil
 	}
+	if d.object != "" {
+		dir, name := blob.SplitAddress(d.address)
+		s, err := blob.OpenAddress(ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		return blob.NewSingle(s, name), nil
+	}
 	if d.place == nil {
-		return storeAt(d.address)
+		return blob.OpenAddress(ctx, d.address)
 	}
 	return file.Open(d.place.Staging(), nil)
 }
@@ -245,7 +272,7 @@ func apart(src, dst string) error {
 // the address src.
 func outside(c *cairn.Checkpoint, src, out string) error {
 	fi, err := os.Stat(out)
-	path, local, pathErr := localPath(checkpointAddress(src))
+	path, local, pathErr := file.LocalPath(checkpointAddress(context.Background(), src))
 	if err != nil || !local || pathErr != nil {
 		return nil // nothing to replace, or not a local path
 	}
@@ -271,7 +298,7 @@ func within(path, dir string) bool {
 
 // resolved returns an address in a canonical form. The path need not exist.
 func resolved(address string) (string, error) {
-	path, local, err := localPath(address)
+	path, local, err := file.LocalPath(address)
 	if err != nil || !local {
 		return strings.TrimSuffix(address, "/"), err
 	}
@@ -295,7 +322,7 @@ func resolved(address string) (string, error) {
 // convert.Place.
 func checkpointFiles(path string) ([]string, error) {
 	ctx := context.Background()
-	store, err := storeAt(path)
+	store, err := blob.OpenAddress(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +343,7 @@ func checkpointFiles(path string) ([]string, error) {
 
 // accept refuses a folder whose other files would be taken for the checkpoint.
 func (d *destination) accept(dir string) error {
-	store, err := storeAt(dir)
+	store, err := blob.OpenAddress(context.Background(), dir)
 	if err != nil {
 		return err
 	}

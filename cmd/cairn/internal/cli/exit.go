@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 )
@@ -37,7 +38,7 @@ var exits = []exit{
 	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
 	{
 		code: 2, name: "usage", meaning: "The command line is wrong.",
-		errs: []error{errUsage, errScheme, inspect.ErrPattern},
+		errs: []error{errUsage, blob.ErrAddress, inspect.ErrPattern},
 	},
 	{
 		code: 6, name: "version", meaning: "This program cannot read that version of the format.",

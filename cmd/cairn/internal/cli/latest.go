@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 )
 
 func newLatestCmd() *cobra.Command {
@@ -28,12 +30,11 @@ func newLatestCmd() *cobra.Command {
 }
 
 func runLatest(cmd *cobra.Command, address string, wait bool, timeout time.Duration) error {
-	run, local, err := localPath(address)
-	if err != nil {
+	run := address
+	if path, local, err := file.LocalPath(address); err != nil {
 		return err
-	}
-	if !local {
-		return usagef(cmd, "%s: only folders of the file system can be searched", clean(address))
+	} else if local {
+		run = path
 	}
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if timeout > 0 {
@@ -46,9 +47,13 @@ func runLatest(cmd *cobra.Command, address string, wait bool, timeout time.Durat
 		return withHint(err, latestHint(run, err))
 	}
 	return o.result(f, func() {
-		fmt.Fprintln(o.out, clean(filepath.Clean(f.Path)))
+		path := f.Path
+		if isLocal(path) {
+			path = filepath.Clean(path)
+		}
+		fmt.Fprintln(o.out, clean(path))
 		for _, s := range f.Skipped {
-			o.warn("skipped %s: %s", clean(s.Path), clean(oneLine(s.Problem)))
+			o.warn("skipped %s: %s", clean(blob.Redact(s.Path)), clean(oneLine(s.Problem)))
 		}
 	})
 }
@@ -62,7 +67,7 @@ func latestHint(run string, err error) string {
 	case errors.Is(err, cairn.ErrCorrupt):
 		return "'cairn verify' lists what is damaged in one of the folders"
 	case errors.Is(err, cairn.ErrNotFound):
-		return fmt.Sprintf("RUN is the folder of a run, with a folder for each checkpoint; 'cairn clean %s' removes what saves have left", quoteArg(run))
+		return fmt.Sprintf("RUN is the folder of a run, with a folder for each checkpoint; 'cairn clean %s' removes what saves have left", quoteArg(blob.Redact(run)))
 	}
 	return ""
 }

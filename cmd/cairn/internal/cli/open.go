@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -32,20 +33,20 @@ const piecesRecord = "cairn-save.json"
 
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
-	store, err := openStore(checkpointAddress(address))
+	store, err := openStore(ctx, checkpointAddress(ctx, address))
 	if err != nil {
 		return nil, err
 	}
 	c, err := cairn.Open(ctx, store)
 	if err != nil {
-		return nil, withHint(err, openHint(address, err))
+		return nil, withHint(err, openHint(ctx, address, err))
 	}
 	return c, nil
 }
 
 // openStore opens the store at an address for reading. A path must exist.
-func openStore(address string) (blob.Store, error) {
-	if path, local, err := localPath(address); err == nil && local {
+func openStore(ctx context.Context, address string) (blob.Store, error) {
+	if path, local, err := file.LocalPath(address); err == nil && local {
 		if _, err := os.Stat(path); err != nil {
 			if e, ok := errors.AsType[*fs.PathError](err); ok {
 				err = e.Err
@@ -53,21 +54,25 @@ func openStore(address string) (blob.Store, error) {
 			return nil, withHint(fmt.Errorf("%s: %w", address, err), "check the path")
 		}
 	}
-	return storeAt(address)
+	return blob.OpenAddress(ctx, address)
 }
 
 // checkpointAddress returns the address of the checkpoint if address is the file
 // that describes it, or a data file that is not a checkpoint by itself.
-func checkpointAddress(address string) string {
-	dir, name := filepath.Split(address)
+func checkpointAddress(ctx context.Context, address string) string {
+	dir, name := blob.SplitAddress(filepath.ToSlash(address))
 	dir = cmp.Or(dir, ".")
 	if !describes(name) && !partOf.MatchString(name) {
 		return address
 	}
-	if fi, err := os.Stat(address); err != nil || !fi.Mode().IsRegular() {
+	s, err := blob.OpenAddress(ctx, dir)
+	if err != nil {
 		return address
 	}
-	if strings.HasSuffix(name, hfSuffix) && formatOf(dir) != formats.Hyper {
+	if _, err := s.Stat(ctx, name); err != nil {
+		return address
+	}
+	if strings.HasSuffix(name, hfSuffix) && formatOf(ctx, dir) != formats.Hyper {
 		return address
 	}
 	return dir
@@ -103,12 +108,12 @@ func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, 
 	defer c.Close()
 	md, err := c.Metadata(ctx)
 	if err != nil {
-		return withHint(err, openHint(address, err))
+		return withHint(err, openHint(ctx, address, err))
 	}
 	return fn(c, md)
 }
 
-func openHint(address string, err error) string {
+func openHint(ctx context.Context, address string, err error) string {
 	switch _, lacksRanks := errors.AsType[*storage.RanksError](err); {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the general hint applies
@@ -117,8 +122,8 @@ func openHint(address string, err error) string {
 	case errors.Is(err, cairn.ErrUnderWay):
 		return fmt.Sprintf("'cairn latest %s --wait' waits until the save is over", quoteArg(address))
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
-		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(address) == formats.HF
-		if !isNative(address) && !lostIndex {
+		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(ctx, address) == formats.HF
+		if !isNative(ctx, address) && !lostIndex {
 			return "it has to come from another copy, or be saved again"
 		}
 		return fmt.Sprintf("'cairn repair --dry-run %s' says whether it can be rebuilt from the data files", quoteArg(address))
@@ -126,24 +131,26 @@ func openHint(address string, err error) string {
 		if e, ok := errors.AsType[*formats.UnsupportedError](err); ok {
 			return e.Hint
 		}
-		if l := leftoversAt(context.Background(), address); l != nil && len(checkpointsBelow(address)) == 0 {
+		if l := leftoversAt(ctx, address); l != nil && len(checkpointsBelow(ctx, address)) == 0 {
 			return strings.Join(l.lines(address), "; ")
 		}
-		return placeHint(address)
+		return placeHint(ctx, address)
 	}
 	return ""
 }
 
 // isNative reports whether the checkpoint at an address has cairn's own format.
-func isNative(address string) bool { return formatOf(checkpointAddress(address)) == formats.Native }
+func isNative(ctx context.Context, address string) bool {
+	return formatOf(ctx, checkpointAddress(ctx, address)) == formats.Native
+}
 
 // formatOf returns the format of the checkpoint at an address, or "".
-func formatOf(address string) string {
-	store, err := storeAt(address)
+func formatOf(ctx context.Context, address string) string {
+	store, err := blob.OpenAddress(ctx, address)
 	if err != nil {
 		return ""
 	}
-	name, err := formats.Detect(context.Background(), store)
+	name, err := formats.Detect(ctx, store)
 	if err != nil {
 		return ""
 	}
@@ -151,35 +158,43 @@ func formatOf(address string) string {
 }
 
 // placeHint describes the content of a path that is not a checkpoint.
-func placeHint(address string) string {
-	if strings.Contains(address, "://") {
+func placeHint(ctx context.Context, address string) string {
+	store, err := blob.OpenAddress(ctx, address)
+	if err != nil {
 		return ""
 	}
-	if fi, err := os.Stat(address); err == nil && !fi.IsDir() {
+	if _, single := store.(*blob.Single); single {
 		return "a file by itself can be one of torch.save or safetensors"
 	}
-	inside := checkpointsBelow(address)
+	inside := checkpointsBelow(ctx, address)
 	if len(inside) == 0 {
 		return "see 'cairn help paths' for what a checkpoint can be"
 	}
 	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), quoteArg(inside[len(inside)-1]))
 }
 
-// maxBelow bounds the number of folders that are searched for a hint.
-const maxBelow = 1000
+// maxBelow and maxBelowURL bound the number of folders that are searched for a hint.
+const (
+	maxBelow    = 1000
+	maxBelowURL = 50
+)
 
-// checkpointsBelow returns the folders directly below a path that hold
+// checkpointsBelow returns the folders directly below an address that hold
 // checkpoints, ordered by the number at the end of their names: step-2 before
 // step-10.
-func checkpointsBelow(path string) []string {
-	entries, err := os.ReadDir(path)
+func checkpointsBelow(ctx context.Context, address string) []string {
+	dirs, err := foldersOf(ctx, address)
 	if err != nil {
 		return nil
 	}
+	most := maxBelow
+	if !isLocal(address) {
+		most = maxBelowURL
+	}
 	var out []string
-	for _, e := range entries[:min(len(entries), maxBelow)] {
-		if dir := filepath.Join(path, e.Name()); e.IsDir() && formatOf(dir) != "" {
-			out = append(out, dir)
+	for _, dir := range dirs[1:min(len(dirs), most+1)] {
+		if name, err := formats.Detect(ctx, dir.store); err == nil && name != "" {
+			out = append(out, dir.address)
 		}
 	}
 	slices.SortFunc(out, func(a, b string) int {

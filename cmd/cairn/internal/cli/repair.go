@@ -47,7 +47,7 @@ func newRepairCmd() *cobra.Command {
 }
 
 func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error {
-	store, err := openStore(path)
+	store, err := openStore(cmd.Context(), path)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		if !strings.Contains(err.Error(), path) {
 			err = fmt.Errorf("%s: %w", path, err)
 		}
-		return withHint(err, repairHint(path, opts.SaveID, err))
+		return withHint(err, repairHint(cmd.Context(), path, opts.SaveID, err))
 	}
 	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others, false}
 	if r.Rebuilt {
@@ -92,7 +92,7 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 	rep, err := hf.Repair(cmd.Context(), store, &hf.RepairOptions{DryRun: opts.DryRun, Force: opts.Force})
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
-		return withHint(err, repairHint(path, "", err))
+		return withHint(err, repairHint(cmd.Context(), path, "", err))
 	}
 	o := outputOf(cmd)
 	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}, !rep.Indexed}
@@ -149,7 +149,7 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	store, err := storeAt(args[0])
+	store, err := blob.OpenAddress(cmd.Context(), args[0])
 	var sizes map[string]int64
 	if err == nil {
 		sizes, err = saves(cmd.Context(), store)
@@ -160,14 +160,14 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	return newest(sizes), cobra.ShellCompDirectiveNoFileComp
 }
 
-func repairHint(path, id string, err error) string {
+func repairHint(ctx context.Context, path, id string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrExists):
 		return fmt.Sprintf("'cairn repair --force --save %s %s' replaces it by that save", id, quoteArg(path))
 	case errors.Is(err, cairn.ErrIncomplete):
 		return "without the missing files it cannot be rebuilt; an older checkpoint is the way back"
 	case errors.Is(err, cairn.ErrNotFound):
-		return placeHint(path)
+		return placeHint(ctx, path)
 	}
 	return ""
 }

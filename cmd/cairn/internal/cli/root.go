@@ -26,6 +26,7 @@ import (
 // 0.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &sink{w: stdout}
+	stderr = redacting(args, stderr)
 	root := newRootCmd()
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -44,6 +45,43 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	// Flags after an invalid one were not parsed.
 	o.json = o.json || errors.Is(err, errUsage) && slices.Contains(args, "--json")
 	return o.fail(ctx, cmd, err)
+}
+
+// redacting returns w, without the users and the queries of URLs in args, which may hold
+// secrets, in what is written to it.
+func redacting(args []string, w io.Writer) io.Writer {
+	var secrets []string
+	for _, a := range args {
+		_, a, found := strings.Cut(a, "://")
+		if !found {
+			continue
+		}
+		before, query, _ := strings.Cut(a, "?")
+		user, _, _ := strings.Cut(before, "/")
+		if i := strings.LastIndexByte(user, '@'); i >= 0 {
+			secrets = append(secrets, user[:i+1], "")
+		}
+		if query != "" {
+			secrets = append(secrets, "?"+query, "", query, "…")
+		}
+	}
+	if len(secrets) == 0 {
+		return w
+	}
+	return &redactor{w, strings.NewReplacer(secrets...)}
+}
+
+// redactor replaces secrets in what is written: whole lines, as messages are.
+type redactor struct {
+	w io.Writer
+	r *strings.Replacer
+}
+
+func (r *redactor) Write(p []byte) (int, error) {
+	if _, err := r.r.WriteString(r.w, string(p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 func newRootCmd() *cobra.Command {

@@ -1,10 +1,9 @@
 package cli
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"net/url"
-	"path/filepath"
 	"strings"
 	"sync"
 
@@ -13,47 +12,23 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 )
 
-// errScheme reports an address of an unknown kind.
-var errScheme = errors.New("unknown kind of store")
-
-// storeAt returns the store at an address: a path, "file:///path" with the usual
-// escapes, or "mem://name", which is one store of that name for the whole process.
-// The path of a file, rather than a folder, is the store of that file alone.
-func storeAt(address string) (blob.Store, error) {
-	path, local, err := localPath(address)
-	name, isMem := strings.CutPrefix(address, "mem://")
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("open store %w", err)
-	case local:
-		return file.OpenPath(path)
-	case isMem:
-		return openMem(name), nil
-	}
-	return nil, fmt.Errorf("open store %q: %w; known are a path or file:///path, mem://name", address, errScheme)
-}
-
-// localPath returns the path of an address on the file system.
-func localPath(address string) (path string, local bool, err error) {
-	if !strings.Contains(address, "://") {
-		return address, true, nil
-	}
-	if !strings.HasPrefix(address, "file://") {
-		return address, false, nil
-	}
-	u, err := url.Parse(address)
-	if err != nil || u.Path == "" || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
-		return "", false, fmt.Errorf("%s: want file:///path", address)
-	}
-	return filepath.FromSlash(u.Path), true, nil
-}
+func init() { blob.Register("mem", openMem) }
 
 var (
 	memMu     sync.Mutex
 	memStores = make(map[string]*mem.Store) // guarded by memMu
 )
 
-func openMem(name string) blob.Store {
+// openMem opens "mem://name", which is one store of that name for the whole process, or
+// "mem://name/folder", a folder of it.
+func openMem(_ context.Context, address string) (blob.Store, error) {
+	rest, _, _ := strings.Cut(strings.TrimPrefix(address, "mem://"), "?")
+	name, folder, _ := strings.Cut(rest, "/")
+	name = name[strings.LastIndexByte(name, '@')+1:]
+	folder, err := url.PathUnescape(strings.Trim(folder, "/"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: mem://%s: %w", blob.ErrAddress, rest[strings.LastIndexByte(rest, '@')+1:], err)
+	}
 	memMu.Lock()
 	defer memMu.Unlock()
 	s := memStores[name]
@@ -61,5 +36,11 @@ func openMem(name string) blob.Store {
 		s = &mem.Store{Name: name}
 		memStores[name] = s
 	}
-	return s
+	return blob.NewSub(s, folder)
+}
+
+// isLocal reports whether an address is one of the file system.
+func isLocal(address string) bool {
+	_, local, err := file.LocalPath(address)
+	return local && err == nil
 }

@@ -15,23 +15,23 @@ func TestPathsAndFileURLs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a dir?")
 	escaped := (&url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}).String()
 	for i, address := range []string{dir, escaped, strings.Replace(escaped, "file://", "file://localhost", 1)} {
-		s, err := storeAt(address)
+		s, err := blob.OpenAddress(t.Context(), address)
 		if err != nil {
-			t.Fatalf("storeAt(%q) = %v; want nil", address, err)
+			t.Fatalf("OpenAddress(%q) = %v; want nil", address, err)
 		}
 		name := string(rune('a' + i))
 		if _, err := blob.WriteAll(t.Context(), s, name, []byte(address), nil); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != address {
-			t.Errorf("storeAt(%q) and WriteAll: file = %q, %v; want %q", address, got, err, address)
+			t.Errorf("OpenAddress(%q) and WriteAll: file = %q, %v; want %q", address, got, err, address)
 		}
 	}
 }
 
 func TestMemStoresAreSharedByName(t *testing.T) {
 	open := func(address string) blob.Store {
-		s, err := storeAt(address)
+		s, err := blob.OpenAddress(t.Context(), address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,16 +41,22 @@ func TestMemStoresAreSharedByName(t *testing.T) {
 	if a != same || a == other || a.String() != "mem://a" {
 		t.Errorf("mem://a = %p and %p, mem://b = %p; want the first two the same", a, same, other)
 	}
+	if _, err := blob.WriteAll(t.Context(), open("mem://a/folder"), "x", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Stat(t.Context(), "folder/x"); err != nil {
+		t.Errorf("Stat(folder/x) of mem://a after x was written to mem://a/folder = %v; want nil", err)
+	}
 }
 
 func TestUnknownSchemeListsKnownOnes(t *testing.T) {
-	s, err := storeAt("gopher://x/y")
-	if !errors.Is(err, errScheme) || s != nil {
-		t.Fatalf("storeAt = %v, %v; want ErrScheme", s, err)
+	s, err := blob.OpenAddress(t.Context(), "gopher://x/y")
+	if !errors.Is(err, blob.ErrAddress) || s != nil {
+		t.Fatalf("OpenAddress = %v, %v; want ErrAddress", s, err)
 	}
-	for _, want := range []string{"gopher://x/y", "file:///path", "mem://name"} {
+	for _, want := range []string{"gopher://x/y", "file", "mem"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("storeAt = %q; want it to say %s", err, want)
+			t.Errorf("OpenAddress = %q; want it to say %s", err, want)
 		}
 	}
 }
@@ -64,9 +70,9 @@ func TestStoreOfSingleFile(t *testing.T) {
 	}
 	t.Chdir(dir)
 	for _, address := range []string{filepath.Join(dir, "f"), "f", "./f"} {
-		s, err := storeAt(address)
+		s, err := blob.OpenAddress(t.Context(), address)
 		if err != nil {
-			t.Fatalf("storeAt(%q): %v", address, err)
+			t.Fatalf("OpenAddress(%q): %v", address, err)
 		}
 		var names []string
 		for info, err := range s.List(t.Context(), "") {
@@ -76,15 +82,15 @@ func TestStoreOfSingleFile(t *testing.T) {
 			names = append(names, info.Name)
 		}
 		if len(names) != 1 || names[0] != "f" {
-			t.Errorf("storeAt(%q) holds %v; want the file alone", address, names)
+			t.Errorf("OpenAddress(%q) holds %v; want the file alone", address, names)
 		}
 	}
 }
 
 func TestBadAddressesRefused(t *testing.T) {
 	for _, address := range []string{"", "file://", "file://host/path", "file:///a?b=c", "file:///a#b", "file:///%zz", "://x"} {
-		if s, err := storeAt(address); err == nil || s != nil {
-			t.Errorf("storeAt(%q) = %v, %v; want an error and a nil store", address, s, err)
+		if s, err := blob.OpenAddress(t.Context(), address); err == nil || s != nil {
+			t.Errorf("OpenAddress(%q) = %v, %v; want an error and a nil store", address, s, err)
 		}
 	}
 }

@@ -86,7 +86,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	kind := kinds[i]
 	problems := fileProblems(err)
 	if len(problems) == 0 {
-		p := storage.VerifyProblem{File: damagedFile(err, isNative(path)), Text: oneLine(err.Error())}
+		p := storage.VerifyProblem{File: damagedFile(err, isNative(cmd.Context(), path)), Text: oneLine(err.Error())}
 		if _, text, ok := strings.Cut(p.Text, kind.Error()+": "); ok {
 			p.Text = text
 		}
@@ -97,7 +97,7 @@ func cannotVerify(cmd *cobra.Command, path string, err error) error {
 	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {
 		return outErr
 	}
-	return withHint(fmt.Errorf("%s: %s: %w", path, plural(len(problems), "problem"), kind), openHint(path, err))
+	return withHint(fmt.Errorf("%s: %s: %w", path, plural(len(problems), "problem"), kind), openHint(cmd.Context(), path, err))
 }
 
 // fileProblems returns the problems with files that an error describes.

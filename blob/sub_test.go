@@ -1,0 +1,174 @@
+package blob_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/blobtest"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+)
+
+// sub returns the folder dir of a store, beside which there are other objects.
+func sub(t *testing.T, s blob.Store, dir string) blob.Store {
+	t.Helper()
+	for _, name := range []string{dir + "-before", dir + "0", "zzz"} {
+		if _, err := blob.WriteAll(t.Context(), s, name, []byte("other"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := blob.NewSub(s, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestSubKeepsTheContract(t *testing.T) {
+	t.Run("mem", func(t *testing.T) {
+		blobtest.Run(t, func(t *testing.T) blob.Store { return sub(t, new(mem.Store), "run/step1") })
+	})
+	t.Run("file", func(t *testing.T) {
+		blobtest.Run(t, func(t *testing.T) blob.Store {
+			s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sub(t, s, "run")
+		})
+	})
+}
+
+func TestSubHasTheLocksAndTempsOfItsFolder(t *testing.T) {
+	f, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := sub(t, f, "run")
+	if _, err := blob.WriteAll(t.Context(), s, "x", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	locker, _ := blob.As[blob.Locker](s)
+	held, err := locker.TryLock(t.Context(), "save-1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Release()
+	locks, err := locker.Locks(t.Context(), "")
+	if err != nil || len(locks) != 1 || locks[0].Name != "save-1" {
+		t.Errorf("Locks = %v, %v; want save-1", locks, err)
+	}
+	if outer, err := f.Locks(t.Context(), "run"); err != nil || len(outer) != 1 || outer[0].Name != "run/save-1" {
+		t.Errorf("Locks of the store = %v, %v; want run/save-1", outer, err)
+	}
+	w, err := s.Create(t.Context(), "y", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Abort()
+	sweeper, _ := blob.As[blob.Sweeper](s)
+	temps, err := sweeper.Temps(t.Context(), "")
+	if err != nil || len(temps) != 1 {
+		t.Errorf("Temps = %v, %v; want that of the writer", temps, err)
+	}
+	without := sub(t, new(mem.Store), "run")
+	locker, _ = blob.As[blob.Locker](without)
+	if _, err := locker.TryLock(t.Context(), "x", nil); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("TryLock of a folder of a store without locks = %v; want ErrUnsupported", err)
+	}
+}
+
+func TestSubOfNothing(t *testing.T) {
+	s := new(mem.Store)
+	if got, err := blob.NewSub(s, ""); got != blob.Store(s) || err != nil {
+		t.Errorf("NewSub(s, \"\") = %v, %v; want s", got, err)
+	}
+	if got, err := blob.NewSub(s, "../x"); !errors.Is(err, blob.ErrName) {
+		t.Errorf("NewSub(s, ../x) = %v, %v; want ErrName", got, err)
+	}
+}
+
+func TestFolders(t *testing.T) {
+	f, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]blob.Store{"mem": new(mem.Store), "file": f, "sub": sub(t, new(mem.Store), "run")} {
+		for _, o := range []string{"a", "b/x", "b/y/z", "b-c/x", "b0/x/y"} {
+			if _, err := blob.WriteAll(t.Context(), s, o, []byte(o), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for dir, want := range map[string][]string{"": {"b", "b-c", "b0"}, "b": {"y"}, "b0": {"x"}, "none": nil, "b/y": nil} {
+			got, err := blob.Folders(t.Context(), s, dir)
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: Folders(%q) = %v, %v; want %v", name, dir, got, err, want)
+			}
+		}
+	}
+}
+
+func TestAddressesOfObjects(t *testing.T) {
+	s := &mem.Store{Name: "objects"}
+	blob.Register("objects", func(_ context.Context, address string) (blob.Store, error) {
+		if address == "objects://x?secret=1" || address == "objects://x" {
+			return s, nil
+		}
+		return blob.NewSub(s, "folder.pt")
+	})
+	for _, name := range []string{"one.pt", "folder.pt/x"} {
+		if _, err := blob.WriteAll(t.Context(), s, name, []byte(name), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, err := blob.OpenAddress(t.Context(), "objects://x/one.pt?secret=1")
+	if single, ok := one.(*blob.Single); err != nil || !ok || single.Name() != "one.pt" {
+		t.Errorf("OpenAddress(one.pt) = %v, %v; want that object alone", one, err)
+	}
+	folder, err := blob.OpenAddress(t.Context(), "objects://x/folder.pt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := folder.Stat(t.Context(), "x"); err != nil {
+		t.Errorf("Stat(x) of OpenAddress(folder.pt) = %v; want nil", err)
+	}
+	if _, err := folder.Stat(t.Context(), "one.pt"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Stat(one.pt) of OpenAddress(folder.pt) = %v; want ErrNotExist", err)
+	}
+}
+
+func TestUnknownSchemes(t *testing.T) {
+	for _, address := range []string{"gopher://user:secret@x/y?key=secret#secret", "gopher://x/y.pt?key=secret", "gopher://%zz/secret"} {
+		s, err := blob.OpenAddress(t.Context(), address)
+		if !errors.Is(err, blob.ErrAddress) || s != nil {
+			t.Fatalf("OpenAddress(%s) = %v, %v; want ErrAddress", address, s, err)
+		}
+		if text := err.Error(); strings.Contains(text, "secret") || !strings.Contains(text, "gopher://") || !strings.Contains(text, "file") {
+			t.Errorf("OpenAddress(%s) = %v; want the address without secrets, and the known schemes", address, err)
+		}
+	}
+}
+
+func TestSplitAddress(t *testing.T) {
+	for address, want := range map[string][2]string{
+		"a/b":                    {"a/", "b"},
+		"/a":                     {"/", "a"},
+		"a":                      {"", "a"},
+		"a/b/":                   {"a/", "b"},
+		"s3://b/run/step1?x=y/z": {"s3://b/run?x=y/z", "step1"},
+		"s3://b/run/step%201/":   {"s3://b/run", "step 1"},
+		"s3://b":                 {"s3://b", ""},
+		"s3://b/":                {"s3://b/", ""},
+		"file:///a":              {"file:///", "a"},
+		"s3://b/%zz":             {"s3://b/%zz", ""},
+	} {
+		if dir, name := blob.SplitAddress(address); dir != want[0] || name != want[1] {
+			t.Errorf("SplitAddress(%q) = %q, %q; want %q", address, dir, name, want)
+		}
+	}
+}
