@@ -90,11 +90,11 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
-	{"cmd/cairn", "blob/file cmd/cairn/internal/cli"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},
 	{"blob/conformance", ""},
+	{"cmd/cairn", "blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
 	{"metrics", ". group/tcp protocol"},
 

@@ -33,7 +33,10 @@ type service struct {
 	conditional bool
 }
 
-var _ remote.Service = (*service)(nil)
+var (
+	_ remote.Service       = (*service)(nil)
+	_ remote.FolderService = (*service)(nil)
+)
 
 func (v *service) Limits() remote.Limits {
 	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: 10_000, Removes: 1000, Conditional: v.conditional}
@@ -220,6 +223,25 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 		page = append(page, remote.Object{
 			Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), ModTime: aws.ToTime(o.LastModified), Version: aws.ToString(o.ETag),
 		})
+	}
+	if !aws.ToBool(out.IsTruncated) {
+		return page, "", nil
+	}
+	return page, aws.ToString(out.NextContinuationToken), nil
+}
+
+func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
+	in := &s3.ListObjectsV2Input{Bucket: &v.bucket, Prefix: &prefix, Delimiter: aws.String("/")}
+	if token != "" {
+		in.ContinuationToken = &token
+	}
+	out, err := v.client.ListObjectsV2(ctx, in)
+	if err != nil {
+		return nil, "", explain(err)
+	}
+	var page []string
+	for _, p := range out.CommonPrefixes {
+		page = append(page, aws.ToString(p.Prefix))
 	}
 	if !aws.ToBool(out.IsTruncated) {
 		return page, "", nil
