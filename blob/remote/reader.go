@@ -110,6 +110,7 @@ func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (in
 	r.mu.Lock()
 	version := r.version
 	r.mu.Unlock()
+	moved(ctx) // an answer that does not come has stalled, too
 	n, o, err := s.service.Get(ctx, s.prefix+r.name, version, p, off)
 	s.count.received.Add(int64(n))
 	if err != nil {

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -12,14 +13,18 @@ import (
 
 // Policy says how requests are repeated and hedged. The zero value means the defaults.
 type Policy struct {
-	// Attempts bounds how often a request is made. Zero: 8.
+	// Attempts bounds how often a request is made. Zero: 10. Until the service has
+	// answered for the first time, a request that does not reach it is made at most
+	// three times, because the address is wrong more often than the service is down.
 	Attempts int
 	// Pause is the mean pause before the second attempt. It doubles with each further
-	// one, up to MaxPause. Zero: 100 ms and 5 s.
+	// one, up to MaxPause. Zero: 100 ms and 10 s, which add up to half a minute.
 	Pause, MaxPause time.Duration
-	// Idle bounds how long a request may take, plus a second for each Slow bytes that it
-	// moves. Zero: 30 s and 256 KiB.
+	// Idle bounds how long the bytes of a request may stand still, and how long the
+	// service may work on a request that moves none. Zero: 30 s.
 	Idle time.Duration
+	// Slow is the least rate in bytes a second: a request may take Idle, plus a second
+	// for each Slow bytes. Zero: 256 KiB.
 	Slow int64
 	// Hedge is the least time after which a read is made a second time, while the first
 	// is still under way. Zero: 500 ms. Negative: never.
@@ -28,13 +33,13 @@ type Policy struct {
 
 func (p Policy) withDefaults() Policy {
 	if p.Attempts <= 0 {
-		p.Attempts = 8
+		p.Attempts = 10
 	}
 	if p.Pause <= 0 {
 		p.Pause = 100 * time.Millisecond
 	}
 	if p.MaxPause <= 0 {
-		p.MaxPause = 5 * time.Second
+		p.MaxPause = 10 * time.Second
 	}
 	if p.Idle <= 0 {
 		p.Idle = 30 * time.Second
@@ -68,12 +73,26 @@ func (s *Store) attempt(ctx context.Context, n int, request func(context.Context
 	limit := s.policy.Idle + time.Duration(int64(n)/s.policy.Slow)*time.Second
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, &Error{Err: errSlow, Retry: true, Sent: true})
 	defer cancel()
+	ctx, stop := watched(ctx, s.policy.Idle)
+	defer stop()
 	s.count.requests.Add(1)
 	err := request(ctx)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	var e *Error
+	if !errors.As(err, &e) || !e.Unreachable {
+		s.reached.Store(true)
+	}
 	return err
+}
+
+// attempts returns how often a request is made that failed with e.
+func (s *Store) attempts(e *Error) int {
+	if e.Unreachable && !s.reached.Load() {
+		return min(3, s.policy.Attempts)
+	}
+	return s.policy.Attempts
 }
 
 // repeat makes a request that moves n bytes, and makes it again while it fails for a
@@ -87,9 +106,12 @@ func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(
 		}
 		err = s.attempt(ctx, n, request)
 		var e *Error
-		if err == nil || ctx.Err() != nil || !errors.As(err, &e) || !e.Retry || i >= s.policy.Attempts {
-			if err != nil && ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || !errors.As(err, &e) || !e.Retry || i >= s.attempts(e) {
+			switch {
+			case err != nil && ctx.Err() != nil:
 				err = context.Cause(ctx)
+			case err != nil && i > 1:
+				err = fmt.Errorf("attempt %d: %w", i, err)
 			}
 			return uncertain, err
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 // Service is an object storage service as one bucket of it is seen. Keys are whole keys
-// in the bucket. Each method makes one request and does not repeat it. The methods are
-// safe for concurrent use.
+// in the bucket. Each method makes one request and does not repeat it. Bytes of objects
+// are sent as a Body and read by ReadFull. The methods are safe for concurrent use.
 //
 // Errors wrap fs.ErrNotExist if the object, the upload or the bucket does not exist,
 // fs.ErrPermission if the request is not allowed, ErrCondition if a Condition is not met,
@@ -132,6 +132,8 @@ type Error struct {
 	// Sent means that the service may have done what the request says, although there was
 	// no good answer.
 	Sent bool
+	// Unreachable means that there was no connection to the service.
+	Unreachable bool
 	// Hint says what the user can do about it, or is empty.
 	Hint string
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -63,6 +64,7 @@ type Store struct {
 	count   counters
 	pace    pace
 	limits  Limits
+	reached atomic.Bool // the service has answered
 
 	probing sync.Mutex
 	probed  bool // guarded by probing; the service keeps conditions

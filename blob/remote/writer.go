@@ -280,7 +280,9 @@ func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial
 		sum = crc32c.Join(sum, w.sums[i].sum, w.sums[i].n)
 	}
 	w.mu.Unlock()
-	return w.publish(ctx, 0, func(ctx context.Context) (Object, error) { return upload.Complete(ctx, n, size, sum, w.condition()) })
+	// Some services put the parts together before they answer: allow for a disk's pace.
+	work := int(min(size/128, 600*w.s.policy.Slow))
+	return w.publish(ctx, work, func(ctx context.Context) (Object, error) { return upload.Complete(ctx, n, size, sum, w.condition()) })
 }
 
 // condition returns the condition of the object. A service that ignores conditions gets

@@ -2,15 +2,20 @@ package s3
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -27,8 +32,11 @@ type meaning struct {
 }
 
 const (
-	hintKey    = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
-	hintRegion = "the bucket is in another region or at another endpoint: set AWS_REGION, or add ?region=… or ?endpoint=… to the address"
+	hintNoKey    = "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+	hintExpired  = "the credentials have expired: get new ones"
+	hintEndpoint = "check the endpoint and the network: ?endpoint=… of the address, or AWS_ENDPOINT_URL"
+	hintKey      = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
+	hintRegion   = "the bucket is in another region or at another endpoint: set AWS_REGION, or add ?region=… or ?endpoint=… to the address"
 )
 
 // codes are the error codes that have a meaning here. Codes of requests that may succeed
@@ -46,8 +54,8 @@ var codes = map[string]meaning{
 	"InvalidAccessKeyId":                 {cause: fs.ErrPermission, hint: hintKey},
 	"SignatureDoesNotMatch":              {cause: fs.ErrPermission, hint: hintKey},
 	"InvalidToken":                       {cause: fs.ErrPermission, hint: hintKey},
-	"ExpiredToken":                       {cause: fs.ErrPermission, hint: "the credentials have expired: get new ones"},
-	"TokenRefreshRequired":               {cause: fs.ErrPermission, hint: "the credentials have expired: get new ones"},
+	"ExpiredToken":                       {cause: fs.ErrPermission, hint: hintExpired},
+	"TokenRefreshRequired":               {cause: fs.ErrPermission, hint: hintExpired},
 	"RequestTimeTooSkewed":               {cause: fs.ErrPermission, hint: "the clock of this machine differs from that of the service: set it"},
 	"PermanentRedirect":                  {hint: hintRegion},
 	"TemporaryRedirect":                  {hint: hintRegion},
@@ -77,24 +85,24 @@ func explain(err error) error {
 	}
 	var api smithy.APIError
 	var response *awshttp.ResponseError
-	status := 0
+	var m meaning
+	status, known := 0, false
 	if errors.As(err, &response) && response.Response != nil {
 		status = response.HTTPStatusCode()
 	}
-	m, known := meaning{}, false
 	text := err
 	if errors.As(err, &api) {
 		m, known = codes[api.ErrorCode()]
 		text = errors.New(describe(api, status))
 	}
-	if !known {
+	switch {
+	case known:
+	case status == 0:
+		return unanswered(err)
+	case status < 300: // the answer cannot be read
+		return &remote.Error{Err: err, Retry: true, Sent: true}
+	default:
 		m = byStatus(status)
-	}
-	if status == 0 && api == nil {
-		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-		return &remote.Error{Err: err, Retry: passing(err), Sent: passing(err), Hint: hintOf(err)}
 	}
 	if m.cause != nil {
 		text = fmt.Errorf("%w: %w", m.cause, text)
@@ -144,25 +152,49 @@ func after(r *awshttp.ResponseError) time.Duration {
 	return min(time.Duration(n)*time.Second, 30*time.Second)
 }
 
-// passing reports whether an error without an answer of the service may go away: the
-// connection failed. Errors of credentials do not.
-func passing(err error) bool {
-	var signing *smithy.OperationError
-	return !isCredentials(err) && (errors.As(err, &signing) || true)
-}
-
-func isCredentials(err error) bool {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if t := fmt.Sprintf("%T", e); t == "*v4.SigningError" || t == "*aws.MissingCredentialsError" {
-			return true
+// unanswered returns the error of a request that got no answer, or not all of it.
+func unanswered(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	var op *smithy.OperationError
+	var send *smithyhttp.RequestSendError
+	if errors.As(err, &op) && (!errors.As(op.Err, &send) || errors.As(send.Err, new(*smithy.OperationError)) || ofIdentity(op.Err)) {
+		// The request was not sent. Credentials come from other services, whose requests
+		// may have failed.
+		if ofIdentity(op.Err) {
+			return &remote.Error{Err: fmt.Errorf("%w: %w", fs.ErrPermission, cause(op.Err)), Hint: hintNoKey}
 		}
+		return op.Err
 	}
-	return false
+	var dial *net.OpError
+	var dns *net.DNSError
+	if send != nil {
+		err = send.Err
+	}
+	switch {
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return &remote.Error{Err: cause(err), Hint: "the certificate of the endpoint is not trusted: AWS_CA_BUNDLE names a file with others"}
+	case errors.As(err, new(tls.RecordHeaderError)) || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+		return &remote.Error{Err: cause(err), Hint: "the endpoint does not speak TLS: begin it with http://"}
+	case errors.As(err, &dns):
+		return &remote.Error{Err: cause(err), Retry: true, Unreachable: true, Hint: hintEndpoint}
+	case errors.As(err, &dial) && dial.Op == "dial":
+		return &remote.Error{Err: cause(err), Retry: true, Unreachable: true, Hint: hintEndpoint}
+	}
+	return &remote.Error{Err: cause(err), Retry: true, Sent: true}
 }
 
-func hintOf(err error) string {
-	if isCredentials(err) {
-		return "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+// cause returns the error inside of one that repeats the URL of the request.
+func cause(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
 	}
-	return ""
+	return err
+}
+
+// ofIdentity reports whether there were no credentials. The SDK has no type for it.
+func ofIdentity(err error) bool {
+	return strings.HasPrefix(err.Error(), "get identity:") || strings.HasPrefix(err.Error(), "failed to sign request:")
 }

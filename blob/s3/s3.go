@@ -27,6 +27,7 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/logging"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -139,10 +140,17 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 		t.ResponseHeaderTimeout = time.Minute
 	})
 	cfg, err := config.LoadDefaultConfig(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), config.WithHTTPClient(transport),
+		config.WithLogger(logging.Nop{}), // broken connections are in the log of remote.Options
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired))
 	if err != nil {
 		return nil, err
+	}
+	if b, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok { // with the certificates of the user
+		if client, ok := b.Freeze().(*http.Client); ok {
+			client.CheckRedirect = noRedirect
+			cfg.HTTPClient = client
+		}
 	}
 	if a.region != "" {
 		cfg.Region = a.region
@@ -162,3 +170,6 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 	clients[key] = c
 	return c, nil
 }
+
+// noRedirect makes a redirect an error: the signature of a request is for one host.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

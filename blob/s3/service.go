@@ -1,13 +1,11 @@
 package s3
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/url"
 	"strconv"
@@ -80,7 +78,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 	if o.Size, ok = sizeOf(aws.ToString(out.ContentRange), off); !ok {
 		return 0, o, fmt.Errorf("the answer is for the range %q, not for %s", aws.ToString(out.ContentRange), *in.Range)
 	}
-	n, err := io.ReadFull(out.Body, p[:min(int64(len(p)), o.Size-off)])
+	n, err := remote.ReadFull(ctx, out.Body, p[:min(int64(len(p)), o.Size-off)])
 	if err != nil {
 		return n, o, explain(err)
 	}
@@ -102,7 +100,7 @@ func sizeOf(field string, off int64) (int64, bool) {
 func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, c remote.Condition) (remote.Object, error) {
 	absent, match := conditions(c)
 	out, err := v.client.PutObject(ctx, &s3.PutObjectInput{
-		Bucket: &v.bucket, Key: &key, Body: bytes.NewReader(body), ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
+		Bucket: &v.bucket, Key: &key, Body: remote.NewBody(ctx, body), ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
 		IfNoneMatch: absent, IfMatch: match, Metadata: map[string]string{writerKey: c.Writer},
 	}, unsigned)
 	if err != nil {
@@ -150,7 +148,7 @@ type upload struct {
 func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) error {
 	n := aws.Int32(int32(number + 1)) // the service counts from 1
 	out, err := u.v.client.UploadPart(ctx, &s3.UploadPartInput{
-		Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, PartNumber: n, Body: bytes.NewReader(body),
+		Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, PartNumber: n, Body: remote.NewBody(ctx, body),
 		ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
 	}, unsigned)
 	if err != nil {

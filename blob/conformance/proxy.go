@@ -1,0 +1,235 @@
+package conformance
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// Fault is what a Proxy does to a request.
+type Fault string
+
+// The faults. Those with "late" in their name are after the server has carried out the
+// request, so that only the answer gets lost.
+const (
+	Reset      Fault = "reset"       // the connection is reset before the request is read
+	ResetInput Fault = "reset input" // the server gets a part of the request
+	ResetLate  Fault = "reset late"
+	Stall      Fault = "stall" // nothing happens until the client gives up
+	StallLate  Fault = "stall late"
+	Slow       Fault = "slow"     // the answer comes in pieces
+	Truncate   Fault = "truncate" // the answer ends too early
+	Status500  Fault = "500"
+	Late500    Fault = "500 late"
+	Status503  Fault = "503"
+)
+
+// drawn are the faults that pick chooses from. Stalls take the longest, so they are rarer.
+var drawn = []Fault{
+	Reset, ResetInput, ResetLate, Slow, Truncate, Status500, Late500, Status503, Stall,
+	Reset, ResetInput, ResetLate, Slow, Truncate, Status500, Late500, Status503, StallLate,
+}
+
+// Proxy stands between a client and an S3 server on this machine, and disturbs requests
+// at random. The order of requests depends on the scheduler, so equal seeds do not give
+// exactly equal faults.
+type Proxy struct {
+	// Answer, if not nil, changes the answers of the server. It is set before the first
+	// request.
+	Answer func(*http.Request, *http.Response)
+
+	upstream  *url.URL
+	rate      float64
+	server    *http.Server
+	transport *http.Transport
+	address   string
+	served    chan struct{}
+	stop      chan struct{} // closed by Close
+
+	mu     sync.Mutex
+	random *rand.Rand    // guarded by mu
+	counts map[Fault]int // guarded by mu
+}
+
+// NewProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
+// is 0, all if it is 1. The caller closes it.
+func NewProxy(upstream string, rate float64, seed uint64) (*Proxy, error) {
+	u, err := url.Parse(upstream)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{
+		upstream: u, rate: rate, address: "http://" + l.Addr().String(), served: make(chan struct{}), stop: make(chan struct{}),
+		random: rand.New(rand.NewPCG(seed, 0)), counts: map[Fault]int{},
+		transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64},
+	}
+	p.server = &http.Server{Handler: p}
+	go func() {
+		defer close(p.served)
+		_ = p.server.Serve(l) // ends with Close
+	}()
+	return p, nil
+}
+
+// URL returns the endpoint of the proxy.
+func (p *Proxy) URL() string { return p.address }
+
+// Counts returns how often each fault has happened.
+func (p *Proxy) Counts() map[Fault]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.counts)
+}
+
+// Close ends the proxy and all connections.
+func (p *Proxy) Close() error {
+	close(p.stop)
+	err := p.server.Close()
+	<-p.served
+	p.transport.CloseIdleConnections()
+	return err
+}
+
+// pick returns the fault of a request, or "", and a number from 0 to 1.
+func (p *Proxy) pick() (Fault, float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.random.Float64() >= p.rate {
+		return "", 0
+	}
+	f := drawn[p.random.IntN(len(drawn))]
+	p.counts[f]++
+	return f, p.random.Float64()
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	fault, where := p.pick()
+	switch fault {
+	case Reset:
+		cut(w, nil, true)
+		return
+	case Stall:
+		p.wait(w, r)
+		return
+	case Status500, Status503:
+		_, _ = io.Copy(io.Discard, r.Body)
+		refuse(w, fault)
+		return
+	case ResetInput:
+		r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, int64(where*float64(r.ContentLength))), broken{}))
+	}
+	answer, err := p.forward(r)
+	if err != nil {
+		cut(w, nil, true)
+		return
+	}
+	defer answer.Body.Close()
+	if p.Answer != nil {
+		p.Answer(r, answer)
+	}
+	switch fault {
+	case ResetInput, ResetLate:
+		_, _ = io.Copy(io.Discard, answer.Body)
+		cut(w, nil, true)
+	case StallLate:
+		_, _ = io.Copy(io.Discard, answer.Body)
+		p.wait(w, r)
+	case Late500:
+		_, _ = io.Copy(io.Discard, answer.Body)
+		refuse(w, fault)
+	case Truncate:
+		var all bytes.Buffer
+		_ = answer.Write(&all)
+		cut(w, all.Bytes()[:int(where*float64(all.Len()))], where < 0.5)
+	case Slow:
+		p.answer(w, answer, time.Duration(where*float64(50*time.Millisecond)))
+	default:
+		p.answer(w, answer, 0)
+	}
+}
+
+// broken is the end of a body that is not complete.
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errors.New("cut on purpose") }
+
+// forward sends a request to the server. The host stays, because it is signed.
+func (p *Proxy) forward(r *http.Request) (*http.Response, error) {
+	out := r.Clone(r.Context())
+	out.URL.Scheme, out.URL.Host, out.RequestURI = p.upstream.Scheme, p.upstream.Host, ""
+	out.Header.Del("Expect")
+	if r.ContentLength == 0 {
+		out.Body = nil
+	}
+	return p.transport.RoundTrip(out)
+}
+
+// answer passes an answer on. With a pause it does so in four pieces.
+func (p *Proxy) answer(w http.ResponseWriter, answer *http.Response, pause time.Duration) {
+	maps.Copy(w.Header(), answer.Header)
+	w.WriteHeader(answer.StatusCode)
+	if pause == 0 {
+		if _, err := io.Copy(w, answer.Body); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		return
+	}
+	all, err := io.ReadAll(answer.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	for i := range 4 {
+		select {
+		case <-time.After(pause):
+		case <-p.stop:
+		}
+		_, _ = w.Write(all[i*len(all)/4 : (i+1)*len(all)/4])
+		_ = http.NewResponseController(w).Flush()
+	}
+}
+
+// wait waits until the client has gone.
+func (p *Proxy) wait(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // the server looks for the end of the connection after the body
+	select {
+	case <-r.Context().Done():
+	case <-p.stop:
+	}
+	cut(w, nil, true)
+}
+
+func refuse(w http.ResponseWriter, f Fault) {
+	status, code, text := http.StatusInternalServerError, "InternalError", "We encountered an internal error. Please try again."
+	if f == Status503 {
+		status, code, text = http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate."
+	}
+	w.Header().Set("Content-Type", "application/xml")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>%s</Message></Error>`, code, text)
+}
+
+// cut writes p and ends the connection: with a reset, or as if it were done.
+func cut(w http.ResponseWriter, p []byte, reset bool) {
+	c, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer c.Close()
+	_, _ = c.Write(p)
+	if tcp, ok := c.(*net.TCPConn); ok && reset {
+		_ = tcp.SetLinger(0)
+	}
+}
