@@ -42,9 +42,11 @@ var drawn = []Fault{
 // at random. The order of requests depends on the scheduler, so equal seeds do not give
 // exactly equal faults.
 type Proxy struct {
-	// Answer, if not nil, changes the answers of the server. It is set before the first
-	// request.
-	Answer func(*http.Request, *http.Response)
+	// Instead, if not nil, returns the status and the error code of an answer, or 0 if
+	// the server is to answer. Answer, if not nil, changes the answers of the server. Both
+	// are set before the first request.
+	Instead func(*http.Request) (status int, code string)
+	Answer  func(*http.Request, *http.Response)
 
 	upstream  *url.URL
 	rate      float64
@@ -116,6 +118,13 @@ func (p *Proxy) pick() (Fault, float64) {
 
 // ServeHTTP implements [http.Handler].
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p.Instead != nil {
+		if status, code := p.Instead(r); status != 0 {
+			_, _ = io.Copy(io.Discard, r.Body)
+			refuse(w, status, code)
+			return
+		}
+	}
 	fault, where := p.pick()
 	switch fault {
 	case Reset:
@@ -124,9 +133,13 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case Stall:
 		p.wait(w, r)
 		return
-	case Status500, Status503:
+	case Status500:
 		_, _ = io.Copy(io.Discard, r.Body)
-		refuse(w, fault)
+		refuse(w, http.StatusInternalServerError, "InternalError")
+		return
+	case Status503:
+		_, _ = io.Copy(io.Discard, r.Body)
+		refuse(w, http.StatusServiceUnavailable, "SlowDown")
 		return
 	case ResetInput:
 		r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, int64(where*float64(r.ContentLength))), broken{}))
@@ -149,7 +162,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.wait(w, r)
 	case Late500:
 		_, _ = io.Copy(io.Discard, answer.Body)
-		refuse(w, fault)
+		refuse(w, http.StatusInternalServerError, "InternalError")
 	case Truncate:
 		var all bytes.Buffer
 		_ = answer.Write(&all)
@@ -211,14 +224,10 @@ func (p *Proxy) wait(w http.ResponseWriter, r *http.Request) {
 	cut(w, nil, true)
 }
 
-func refuse(w http.ResponseWriter, f Fault) {
-	status, code, text := http.StatusInternalServerError, "InternalError", "We encountered an internal error. Please try again."
-	if f == Status503 {
-		status, code, text = http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate."
-	}
+func refuse(w http.ResponseWriter, status int, code string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>%s</Message></Error>`, code, text)
+	fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>on purpose</Message></Error>`, code)
 }
 
 // cut writes p and ends the connection: with a reset, or as if it were done.

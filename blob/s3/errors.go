@@ -35,6 +35,7 @@ const (
 	hintNoKey    = "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 	hintExpired  = "the credentials have expired: get new ones"
 	hintEndpoint = "check the endpoint and the network: ?endpoint=… of the address, or AWS_ENDPOINT_URL"
+	hintNotS3    = "is this an S3 service, or a proxy that changes answers? check the endpoint: ?endpoint=… of the address, or AWS_ENDPOINT_URL"
 	hintKey      = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
 	hintRegion   = "the bucket is in another region or at another endpoint: set AWS_REGION, or add ?region=… or ?endpoint=… to the address"
 )
@@ -86,11 +87,9 @@ func explain(err error) error {
 	var api smithy.APIError
 	var response *awshttp.ResponseError
 	var m meaning
-	status, known := 0, false
-	if errors.As(err, &response) && response.Response != nil {
-		status = response.HTTPStatusCode()
-	}
+	status, known := statusOf(err), false
 	text := err
+	errors.As(err, &response)
 	if errors.As(err, &api) {
 		m, known = codes[api.ErrorCode()]
 		text = errors.New(describe(api, status))
@@ -103,11 +102,23 @@ func explain(err error) error {
 		return &remote.Error{Err: err, Retry: true, Sent: true}
 	default:
 		m = byStatus(status)
+		if api == nil {
+			text = fmt.Errorf("the answer with status %d cannot be read", status)
+		}
 	}
 	if m.cause != nil {
 		text = fmt.Errorf("%w: %w", m.cause, text)
 	}
 	return &remote.Error{Err: text, Retry: m.retry, Sent: status >= 500, After: after(response), Hint: m.hint}
+}
+
+// statusOf returns the status of the answer, or 0.
+func statusOf(err error) int {
+	var response *awshttp.ResponseError
+	if errors.As(err, &response) && response.Response != nil {
+		return response.HTTPStatusCode()
+	}
+	return 0
 }
 
 func describe(api smithy.APIError, status int) string {
@@ -137,7 +148,7 @@ func byStatus(status int) meaning {
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests || status >= 500 && status != http.StatusNotImplemented:
 		return meaning{retry: true}
 	}
-	return meaning{}
+	return meaning{hint: hintNotS3}
 }
 
 // after returns how long the service wants clients to wait.
@@ -159,19 +170,17 @@ func unanswered(err error) error {
 	}
 	var op *smithy.OperationError
 	var send *smithyhttp.RequestSendError
-	if errors.As(err, &op) && (!errors.As(op.Err, &send) || errors.As(send.Err, new(*smithy.OperationError)) || ofIdentity(op.Err)) {
-		// The request was not sent. Credentials come from other services, whose requests
-		// may have failed.
+	if errors.As(err, &op) {
 		if ofIdentity(op.Err) {
 			return &remote.Error{Err: fmt.Errorf("%w: %w", fs.ErrPermission, cause(op.Err)), Hint: hintNoKey}
 		}
-		return op.Err
+		if !errors.As(op.Err, &send) {
+			return op.Err // the request was not sent
+		}
+		err = send.Err
 	}
 	var dial *net.OpError
 	var dns *net.DNSError
-	if send != nil {
-		err = send.Err
-	}
 	switch {
 	case errors.As(err, new(*tls.CertificateVerificationError)):
 		return &remote.Error{Err: cause(err), Hint: "the certificate of the endpoint is not trusted: AWS_CA_BUNDLE names a file with others"}

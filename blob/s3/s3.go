@@ -128,7 +128,7 @@ var (
 // client returns a client. Stores of one service share one, and its connections.
 func (a *address) client(ctx context.Context) (*s3.Client, error) {
 	key := strings.Join([]string{a.endpoint, a.region, strconv.FormatBool(a.pathStyle), os.Getenv("AWS_PROFILE"), os.Getenv("AWS_ACCESS_KEY_ID"),
-		os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")}, "\x00")
+		os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")}, "\x00")
 	clientsMu.Lock()
 	defer clientsMu.Unlock()
 	if c := clients[key]; c != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -51,12 +52,27 @@ func unsigned(o *s3.Options) {
 func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
 	out, err := v.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &v.bucket, Key: &key})
 	if err != nil {
-		return remote.Object{}, explain(err)
+		return remote.Object{}, v.reason(ctx, key, err)
 	}
 	return remote.Object{
 		Key: key, Size: aws.ToInt64(out.ContentLength), ModTime: aws.ToTime(out.LastModified), Version: aws.ToString(out.ETag),
 		Writer: out.Metadata[writerKey],
 	}, nil
+}
+
+// reason returns the error of a request for the head of an object. The answer has no
+// body, so it does not say what is wrong with the credentials or the address: that of a
+// request for the object does.
+func (v *service) reason(ctx context.Context, key string, err error) error {
+	if status := statusOf(err); status != http.StatusBadRequest && status != http.StatusForbidden {
+		return explain(err)
+	}
+	out, again := v.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &v.bucket, Key: &key, Range: aws.String("bytes=0-0")})
+	if again == nil {
+		out.Body.Close()
+		return explain(err)
+	}
+	return explain(again)
 }
 
 func (v *service) Get(ctx context.Context, key, version string, p []byte, off int64) (int, remote.Object, error) {
@@ -76,11 +92,13 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 	o := remote.Object{Key: key, ModTime: aws.ToTime(out.LastModified), Version: aws.ToString(out.ETag), Writer: out.Metadata[writerKey]}
 	var ok bool
 	if o.Size, ok = sizeOf(aws.ToString(out.ContentRange), off); !ok {
-		return 0, o, fmt.Errorf("the answer is for the range %q, not for %s", aws.ToString(out.ContentRange), *in.Range)
+		err := fmt.Errorf("the answer is for the range %q, not for %s", aws.ToString(out.ContentRange), *in.Range)
+		return 0, o, &remote.Error{Err: err, Hint: hintNotS3}
 	}
-	n, err := remote.ReadFull(ctx, out.Body, p[:min(int64(len(p)), o.Size-off)])
+	p = p[:min(int64(len(p)), o.Size-off)]
+	n, err := remote.ReadFull(ctx, out.Body, p)
 	if err != nil {
-		return n, o, explain(err)
+		return n, o, explain(fmt.Errorf("the answer ended after %d of %d bytes: %w", n, len(p), err))
 	}
 	return n, o, nil
 }
@@ -106,6 +124,9 @@ func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, 
 	if err != nil {
 		return remote.Object{}, explain(err)
 	}
+	if err := checkStored(out.ChecksumCRC32C, sum); err != nil {
+		return remote.Object{}, err
+	}
 	return remote.Object{Key: key, Size: int64(len(body)), ModTime: time.Now(), Version: aws.ToString(out.ETag), Writer: c.Writer}, nil
 }
 
@@ -122,6 +143,15 @@ func conditions(c remote.Condition) (absent, match *string) {
 // encoded returns a checksum as the service wants it.
 func encoded(sum uint32) *string {
 	return aws.String(base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)))
+}
+
+// checkStored compares the checksum that the service has computed, if it says so, with
+// that of the bytes.
+func checkStored(got *string, sum uint32) error {
+	if want := encoded(sum); got != nil && *got != *want {
+		return &remote.Error{Err: fmt.Errorf("the service has stored bytes with the CRC-32C %q, not %q", *got, *want), Hint: hintNotS3}
+	}
+	return nil
 }
 
 func (v *service) Begin(ctx context.Context, key, writer string) (remote.Upload, error) {
@@ -153,6 +183,9 @@ func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) 
 	}, unsigned)
 	if err != nil {
 		return explain(err)
+	}
+	if err := checkStored(out.ChecksumCRC32C, sum); err != nil {
+		return err
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
