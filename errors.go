@@ -31,7 +31,8 @@ var (
 	// with Open, or save again.
 	ErrUncertain = storage.ErrUncertain
 	// ErrChanged reports a checkpoint that was replaced while it was loaded or
-	// open: open it again, or give every step a folder of its own.
+	// open: open it again, or give every step a folder of its own. Save returns it if
+	// another save has replaced the checkpoint since it began, in object storage.
 	ErrChanged = storage.ErrChanged
 	// ErrOptions reports options that contradict each other, or an option that the
 	// format does not support. Nothing was read or written.

@@ -151,6 +151,19 @@ func OpenKnown(ctx context.Context, s Store, name string, size int64) (Reader, e
 	return s.Open(ctx, name)
 }
 
+// Versioner is a capability of stores whose objects have versions: Info.Version is set,
+// and CreateOptions.IfVersion works.
+type Versioner interface {
+	// Versions reports whether the store has versions.
+	Versions() bool
+}
+
+// HasVersions reports whether the objects of s have versions.
+func HasVersions(s Store) bool {
+	v, ok := As[Versioner](s)
+	return ok && v.Versions()
+}
+
 // Traffic counts what a store has done since it was opened.
 type Traffic struct {
 	Requests int64 `json:"requests"` // all of them, those that were repeated too

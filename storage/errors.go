@@ -30,7 +30,8 @@ var (
 	// that the new checkpoint would need are kept.
 	ErrUncertain = errors.New("commit is uncertain")
 	// ErrChanged reports a checkpoint that was replaced while it was being
-	// loaded. Loading again loads the new one.
+	// loaded. Loading again loads the new one. A save returns it if another save has
+	// replaced the checkpoint since it began, in stores with versions.
 	ErrChanged = errors.New("checkpoint was replaced meanwhile")
 	// ErrExists reports a save onto a checkpoint that must not be overwritten.
 	ErrExists = errors.New("checkpoint exists")

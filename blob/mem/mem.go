@@ -21,7 +21,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-var _ blob.Store = (*Store)(nil)
+var (
+	_ blob.Store     = (*Store)(nil)
+	_ blob.Versioner = (*Store)(nil)
+)
 
 // Store holds objects in memory. The zero value is an empty store, ready to
 // use; a Store must not be copied.
@@ -36,6 +39,9 @@ type Store struct {
 
 // String returns "mem://" and the store's name.
 func (s *Store) String() string { return "mem://" + s.Name }
+
+// Versions implements [blob.Versioner].
+func (s *Store) Versions() bool { return true }
 
 // Create implements [blob.Store]. It allocates memory as bytes are written, even if
 // CreateOptions.Size is set.

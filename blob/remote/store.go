@@ -25,6 +25,7 @@ var (
 	_ blob.Meter        = (*Store)(nil)
 	_ blob.Knower       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
+	_ blob.Versioner    = (*Store)(nil)
 )
 
 const (
@@ -102,6 +103,9 @@ func (s *Store) Service() (Service, string) { return s.service, s.prefix }
 
 // ReadGap implements [blob.GapReader].
 func (s *Store) ReadGap() int64 { return readGap }
+
+// Versions implements [blob.Versioner].
+func (s *Store) Versions() bool { return true }
 
 // Traffic implements [blob.Meter].
 func (s *Store) Traffic() blob.Traffic { return s.count.traffic() }

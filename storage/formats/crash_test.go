@@ -101,6 +101,12 @@ func TestKillAtEveryStepOfASave(t *testing.T) {
 	}
 }
 
+func TestOneOfTwoSavesWins(t *testing.T) {
+	for _, name := range []string{"native", "torchdcp", "hyper", "hf, several ranks", "hf, one file", "hf, an index", "torch"} {
+		t.Run(name, func(t *testing.T) { storagetest.RunOneWins(t, crashes[name], 200) })
+	}
+}
+
 func TestRacingSavesLeaveOneCheckpoint(t *testing.T) {
 	for _, name := range []string{"native", "torchdcp", "hyper", "hf, several ranks", "hf, one file", "hf, an index", "torch"} {
 		t.Run(name, func(t *testing.T) { storagetest.RunRaces(t, crashes[name]) })

@@ -16,9 +16,19 @@ import (
 // readRecord reads the commit record at the root of s. If there is no record, the error
 // wraps ErrIncomplete if s holds a file of a save, and ErrNotFound otherwise.
 func readRecord(ctx context.Context, s blob.Store) (*record, error) {
+	rec, err := readRecordOnly(ctx, s)
+	if errors.Is(err, storage.ErrNotFound) {
+		return nil, noRecord(ctx, s)
+	}
+	return rec, err
+}
+
+// readRecordOnly is readRecord without a look at other files: if there is no record, the
+// error wraps ErrNotFound.
+func readRecordOnly(ctx context.Context, s blob.Store) (*record, error) {
 	b, err := blob.ReadAll(ctx, s, recordName, maxRecordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, noRecord(ctx, s)
+		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 	}
 	if errors.Is(err, blob.ErrTooLarge) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)

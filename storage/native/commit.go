@@ -21,7 +21,7 @@ func Files() *publish.Format {
 // readExisting implements publish.Format.Read. If the record also names files of other
 // saves, a save that replaces the checkpoint does not remove them.
 func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
-	rec, err := readRecord(ctx, s)
+	rec, err := readRecordOnly(ctx, s)
 	if err != nil {
 		return nil, err
 	}

@@ -68,8 +68,9 @@ type fileWriter struct {
 	// hold, if not nil, is called with the writer of each complete file. The file is not
 	// committed then: it becomes visible and durable when the caller commits it. The
 	// session's journal is not used.
-	hold    func(w blob.Writer)
-	replace bool // new files may replace existing files of the same names
+	hold func(w blob.Writer)
+	// condition returns the condition of a file. Nil: the file must not exist.
+	condition func(name string) blob.CreateOptions
 
 	pieces   *work.Pool
 	progress work.Share
@@ -137,7 +138,12 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 // the pieces are written in parallel.
 func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
 	size, total := int64(w.pieces.Size()), f.Size()
-	bw, err := w.store.Create(ctx, f.Name, &blob.CreateOptions{Size: total, Piece: size, IfAbsent: !w.replace})
+	opts := blob.CreateOptions{IfAbsent: true}
+	if w.condition != nil {
+		opts = w.condition(f.Name)
+	}
+	opts.Size, opts.Piece = total, size
+	bw, err := w.store.Create(ctx, f.Name, &opts)
 	if err != nil {
 		return nil, err
 	}

@@ -42,6 +42,10 @@ type Publisher struct {
 	coordinates bool
 	lock        *SaveLock // of the coordinator, while a save is under way
 	held        *Held     // a file that is written but not committed
+	// found are the versions of the records that existed when the coordinator began a
+	// save, and "" for those that did not. Nil: the store has no versions.
+	found map[string]string
+	empty bool // found says that there was no checkpoint at all
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
@@ -64,7 +68,7 @@ var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
-	p.sess, p.coordinates = s, false
+	p.sess, p.coordinates, p.found, p.empty = s, false, nil, false
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
@@ -161,7 +165,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	old, err := p.f.Read(ctx, p.store)
 	switch {
 	case isAbsent(err):
-		return nil
+		return p.find(ctx, err)
 	case errors.Is(err, storage.ErrVersion):
 		return fmt.Errorf("the existing checkpoint cannot be replaced: %w", err)
 	case err != nil && !errors.Is(err, storage.ErrCorrupt):
@@ -173,7 +177,36 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
 	}
+	return p.find(ctx, nil)
+}
+
+// find sets p.found if the store has versions. err is the error of Format.Read. With a
+// journal, no other save uses the store.
+func (p *Publisher) find(ctx context.Context, err error) error {
+	if p.sess.Journal != nil || !blob.HasVersions(p.store) {
+		return nil
+	}
+	p.found = map[string]string{}
+	if errors.Is(err, storage.ErrNotFound) && len(p.f.Records) == 1 {
+		p.found[p.f.Records[0]], p.empty = "", true
+		return nil
+	}
+	for _, name := range p.f.Records {
+		info, err := p.store.Stat(ctx, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		p.found[name] = info.Version
+	}
 	return nil
+}
+
+// condition returns the condition of a record: it must not replace a file if the options
+// say so. If the store has versions, the record that it replaces must be the one that the
+// save found at its beginning. So one of several saves at the same time succeeds.
+func (p *Publisher) condition(name string) blob.CreateOptions {
+	version, known := p.found[name]
+	return blob.CreateOptions{IfAbsent: p.opts.FailIfExists || known && version == "", IfVersion: version}
 }
 
 func (p *Publisher) existsError(record string) error {
@@ -275,7 +308,7 @@ type Held struct {
 // becomes visible in CommitHeld.
 func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	p.drop()
-	w := &fileWriter{store: p.store, data: data, sess: p.sess, replace: !p.opts.FailIfExists}
+	w := &fileWriter{store: p.store, data: data, sess: p.sess, condition: p.condition}
 	w.hold = func(bw blob.Writer) { h.w = bw }
 	r, err := w.write(ctx, []*DataFile{file}, 1, p.opts.BufferBytes, planned)
 	if h.w != nil {
@@ -346,11 +379,12 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 			return err
 		}
 	}
-	ifAbsent := p.opts.FailIfExists
+	cond := p.condition(rec.Name)
 	if p.opts.RankLocal {
-		rec.Name, ifAbsent = p.f.RankRecord(p.sess.Rank), true
+		rec.Name = p.f.RankRecord(p.sess.Rank)
+		cond = blob.CreateOptions{IfAbsent: true}
 	}
-	c := &commit{Publisher: p, name: rec.Name, ifAbsent: ifAbsent, named: map[string]bool{rec.Name: true}}
+	c := &commit{Publisher: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
 	for _, f := range before {
 		c.named[f.Name] = true
 	}
@@ -360,7 +394,7 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 		}
 	}
 	c.write = func(ctx context.Context) error {
-		_, err := blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &blob.CreateOptions{IfAbsent: ifAbsent})
+		_, err := blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &cond)
 		return err
 	}
 	c.isOurs = func(ctx context.Context) (bool, error) {
@@ -383,7 +417,7 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	c := &commit{Publisher: p, name: h.Name, ifAbsent: p.opts.FailIfExists, named: map[string]bool{h.Name: true}}
+	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}}
 	c.write = func(ctx context.Context) error {
 		_, err := h.w.Commit(ctx)
 		return err
@@ -525,11 +559,10 @@ func (p *Publisher) warn(err error) {
 // commit is the state of a call of Commit or CommitHeld.
 type commit struct {
 	*Publisher
-	name     string                                  // of the new record
-	ifAbsent bool                                    // the record must not replace another file
-	named    map[string]bool                         // the files of the new checkpoint
-	write    func(ctx context.Context) error         // writes the record
-	isOurs   func(ctx context.Context) (bool, error) // reports whether the record is in the store
+	name   string                                  // of the new record
+	named  map[string]bool                         // the files of the new checkpoint
+	write  func(ctx context.Context) error         // writes the record
+	isOurs func(ctx context.Context) (bool, error) // reports whether the record is in the store
 }
 
 // run replaces the checkpoint and removes the files that no checkpoint needs any more.
@@ -558,7 +591,11 @@ func (c *commit) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	old, oldErr := c.f.Read(ctx, c.store)
+	var old *Existing
+	oldErr := storage.ErrNotFound
+	if !c.empty { // otherwise the record cannot replace another
+		old, oldErr = c.f.Read(ctx, c.store)
+	}
 	if old != nil {
 		if err := c.lock.Replaces(old.Replaced); err != nil {
 			return err
@@ -594,7 +631,7 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 		switch {
 		case err != nil:
 			return nil, err
-		case ok && c.ifAbsent:
+		case ok && c.opts.FailIfExists:
 			return nil, c.existsError(name)
 		case ok && before:
 			out = append(out, name)
@@ -618,25 +655,38 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	case readErr == nil && ours:
 		err = fmt.Errorf("%s exists, but may be lost if the power fails: %w", c.name, err)
 	case readErr == nil:
-		if c.ifAbsent && errors.Is(err, fs.ErrExist) {
-			err = fmt.Errorf("%w: %w", storage.ErrExists, err)
-		}
-		return err
+		return refused(err)
 	}
 	c.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// refused returns the error for a record that the store did not write because another
+// save has written one.
+func refused(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("%w: %w", storage.ErrExists, err)
+	case errors.Is(err, blob.ErrChanged):
+		return fmt.Errorf("%w: another save has committed since this one began: %w", storage.ErrChanged, err)
+	}
+	return err
 }
 
 // commitByRemoval writes the record and then removes the records in hiding, which
 // readers prefer to it. The removal of the last of them is the commit: until then, Abort
 // may remove the new record. The record that readers look for first is removed last, so
 // at any time readers find the old checkpoint or the new one. Finally the record is
-// written again, which makes the removal durable.
+// written again, which makes the removal durable in a file system.
 func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
-	c.mayExist(c.name)
 	if err := c.write(ctx); err != nil {
+		if err := refused(err); errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrChanged) {
+			return err // the record is that of another save
+		}
+		c.mayExist(c.name)
 		return err
 	}
+	c.mayExist(c.name)
 	for i, name := range slices.Backward(hiding) {
 		err := c.store.Remove(ctx, name)
 		if err == nil {
@@ -649,6 +699,9 @@ func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 		return err
 	}
 	c.keep()
+	if c.found != nil {
+		return nil // stores with versions are not file systems
+	}
 	if err := c.write(ctx); err != nil {
 		return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}

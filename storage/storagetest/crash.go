@@ -282,6 +282,53 @@ func RunRaces(t *testing.T, c *Crash) {
 	t.Errorf("the checkpoint is not of one save: %v", got)
 }
 
+// RunOneWins tests saves that commit at the same time, in a store with versions: exactly
+// one succeeds, the other one returns storage.ErrExists or storage.ErrChanged, and leaves
+// nothing. In half of the rounds there is a checkpoint before.
+func RunOneWins(t *testing.T, c *Crash, rounds int) {
+	for round := range rounds {
+		s := new(mem.Store)
+		if round%2 == 1 {
+			noError(t, c.save(t.Context(), t, s, "old", 9))
+		}
+		var both [2]*Saving
+		for i := range both {
+			state := c.small(t, byte(i+1))
+			states := []plan.State{state}
+			if !c.OneRank {
+				states = []plan.State{{"w": state["w"]}, without(state, "w")}
+			}
+			both[i] = NewSaving(c.At(s), Storage(fmt.Sprint("s", i), 1, len(states)), len(states))
+			noError(t, errors.Join(both[i].Plan(t.Context(), states), both[i].Write(t.Context())))
+		}
+		var errs [2]error
+		var wg sync.WaitGroup
+		for i := range both {
+			wg.Go(func() {
+				if errs[i] = both[i].Finish(t.Context()); errs[i] != nil {
+					if err := both[i].Abort(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		won := 0
+		if errs[0] != nil {
+			won = 1
+		}
+		lost := errs[1-won]
+		if errs[won] != nil || !errors.Is(lost, storage.ErrExists) && !errors.Is(lost, storage.ErrChanged) {
+			t.Fatalf("round %d: saves = %v; want one to succeed and the other to be refused", round, errs)
+		}
+		checkHolds(t, c.At(s), c.small(t, byte(won+1)), "after the save that won")
+		c.checkOnly(t, s, Names(t, s))
+		if t.Failed() {
+			t.Fatalf("round %d", round)
+		}
+	}
+}
+
 // runKilled saves in dir in another process, which is killed before step n. It reports
 // whether the process was killed. If not, it had fewer steps.
 func runKilled(t testing.TB, dir, how string, n int) bool {
