@@ -467,8 +467,8 @@ func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, store := range map[string]blob.Store{
-		"StagerOptions.Process cannot be used with a single file: a saver process saves to folders": single,
-		"StagerOptions.Process cannot be used with a *mem.Store: a saver process saves to stores of package blob/file and of OpenStore":  new(mem.Store),
+		"StagerOptions.Process cannot be used with a single file: a saver process saves to folders":                                     single,
+		"StagerOptions.Process cannot be used with a *mem.Store: a saver process saves to stores of package blob/file and of OpenStore": new(mem.Store),
 	} {
 		s := stager(t, modes["process"](1<<20))
 		_, err := cairn.SaveAsync(t.Context(), store, cairn.State{"step": int64(7)}, &cairn.AsyncOptions{Stager: s})
