@@ -93,6 +93,7 @@ var layers = []struct{ name, imports string }{
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},
+	{"blob/gcs", "blob blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
 	{"cmd/cairn", "blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
@@ -128,7 +129,10 @@ var libraries = map[string]string{
 	"github.com/aws/aws-sdk-go-v2/config":     "blob/s3",
 	"github.com/aws/aws-sdk-go-v2/service/s3": "blob/s3",
 	"github.com/aws/smithy-go":                "blob/s3",
+	"cloud.google.com/go/storage":             "blob/gcs",
+	"google.golang.org/api":                   "blob/gcs",
 	"github.com/versity/versitygw":            "blob/conformance",
+	"github.com/fsouza/fake-gcs-server":       "blob/conformance",
 	"go.etcd.io/etcd/client/v3":               "group/etcd",
 	"go.etcd.io/etcd/api/v3":                  "group/etcd",
 	"google.golang.org/grpc":                  "group/etcd",

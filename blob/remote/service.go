@@ -40,8 +40,9 @@ type Service interface {
 	// Remove removes objects, at most Limits.Removes of them. It is no error if one does
 	// not exist.
 	Remove(ctx context.Context, keys []string) error
-	// Uploads returns uploads that were begun and not ended, of keys that begin with
-	// prefix, from a token on.
+	// Uploads returns uploads that were begun and not ended, from a token on: those of
+	// keys in the folder prefix, which is empty or ends with a slash. Uploads below it may
+	// be among them.
 	Uploads(ctx context.Context, prefix, token string) (page []PendingUpload, next string, err error)
 	// AbortUpload ends an upload that Uploads returned and removes its parts.
 	AbortUpload(ctx context.Context, u PendingUpload) error
