@@ -74,6 +74,8 @@ var layers = []struct{ name, imports string }{
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
+	{"transfer", "blob internal/crc32c internal/work storage storage/formats storage/publish"},
+
 	// The protocol and the front door.
 	{"stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
@@ -89,7 +91,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor value"},
+	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},

@@ -182,3 +182,20 @@ func (t Traffic) Sub(u Traffic) Traffic {
 type Meter interface {
 	Traffic() Traffic
 }
+
+// Copier is a capability of stores of an object storage service: the service copies
+// objects by itself, and no bytes move through this process.
+type Copier interface {
+	// CopyFrom makes the object name a copy of an object of another store, or replaces
+	// it. o is what Stat or List of that store have returned. The error wraps
+	// ErrChanged if the object is another one by then, and errors.ErrUnsupported if the
+	// service cannot copy from that store.
+	CopyFrom(ctx context.Context, from Store, o Info, name string) (Info, error)
+}
+
+// Summer is a capability of stores that keep a checksum of each object.
+type Summer interface {
+	// Sum returns the CRC-32C of the object name without reading it. ok is false if the
+	// store does not have it.
+	Sum(ctx context.Context, name string) (sum uint32, ok bool, err error)
+}

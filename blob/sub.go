@@ -18,6 +18,8 @@ var (
 	_ Locker       = (*Sub)(nil)
 	_ Knower       = (*Sub)(nil)
 	_ Cooler       = (*Sub)(nil)
+	_ Copier       = (*Sub)(nil)
+	_ Summer       = (*Sub)(nil)
 )
 
 // Sub is a folder of another store as a store: its objects are those below the folder,
@@ -229,6 +231,48 @@ func (s *Sub) Cool(ctx context.Context, name string) error {
 		return s.shown("cool", name, errors.ErrUnsupported)
 	}
 	return s.shown("cool", name, c.Cool(ctx, s.prefix+name))
+}
+
+// CopyFrom implements [Copier].
+func (s *Sub) CopyFrom(ctx context.Context, from Store, o Info, name string) (Info, error) {
+	c, ok := As[Copier](s.inner)
+	if !ok {
+		return Info{}, s.shown("copy", name, errors.ErrUnsupported)
+	}
+	if err := s.check("copy", name); err != nil {
+		return Info{}, err
+	}
+	info, err := c.CopyFrom(ctx, from, o, s.prefix+name)
+	if err != nil {
+		return Info{}, s.shown("copy", name, err)
+	}
+	info.Name = name
+	return info, nil
+}
+
+// Sum implements [Summer].
+func (s *Sub) Sum(ctx context.Context, name string) (uint32, bool, error) {
+	m, ok := As[Summer](s.inner)
+	if !ok {
+		return 0, false, nil
+	}
+	sum, ok, err := m.Sum(ctx, s.prefix+name)
+	return sum, ok, s.shown("stat", name, err)
+}
+
+// Locate returns the store behind all wrappers of s, and the name there of the object
+// name of s.
+func Locate(s Store, name string) (Store, string) {
+	for {
+		if sub, ok := s.(*Sub); ok {
+			name = sub.prefix + name
+		}
+		w, ok := s.(Wrapper)
+		if !ok {
+			return s, name
+		}
+		s = w.Unwrap()
+	}
 }
 
 // FolderLister is a capability of stores that find folders without a list of all objects

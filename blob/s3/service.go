@@ -368,3 +368,25 @@ func ignoreMissing(err error) error {
 	}
 	return err
 }
+
+// SourceBucket implements [remote.Neighbour]. Stores of one service share a client.
+func (v *service) SourceBucket(other remote.Service) (string, bool) {
+	o, ok := other.(*service)
+	if !ok || o.client != v.client {
+		return "", false
+	}
+	return o.bucket, true
+}
+
+// Sum implements [remote.Summer].
+func (v *service) Sum(ctx context.Context, key string) (uint32, bool, error) {
+	out, err := v.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &v.bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled})
+	if err != nil {
+		return 0, false, explain(err)
+	}
+	b, err := base64.StdEncoding.DecodeString(aws.ToString(out.ChecksumCRC32C))
+	if err != nil || len(b) != 4 || out.ChecksumType == types.ChecksumTypeComposite {
+		return 0, false, nil // of the parts, or none
+	}
+	return binary.BigEndian.Uint32(b), true, nil
+}

@@ -217,3 +217,36 @@ func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Le
 	}
 	return out, errors.Join(errs...)
 }
+
+// Stage returns when a file of a checkpoint is written, relative to its other files:
+// first those with stage 0, which are data and files that the format does not know, then
+// those that describe the data, and at the end the record, whose appearance is the
+// commit. Of several files with positive stages, the one with the highest is the record.
+func Stage(format, name string) int {
+	for _, f := range swept() {
+		if i := slices.Index(f.Records, name); f.Name == format && i >= 0 {
+			return 1 + len(f.Records) - i
+		}
+	}
+	if describes, _ := recognize(format, name); describes {
+		return 1
+	}
+	return 0
+}
+
+// Knows reports whether a file of that name belongs to a checkpoint of the format if it
+// is part of one. A torch.save file may be anything, so only the files that a
+// checkpoint names belong to it.
+func Knows(format, name string) bool {
+	describes, holds := recognize(format, name)
+	return format != Torch && (describes || holds || Stage(format, name) > 0)
+}
+
+func recognize(format, name string) (describes, holds bool) {
+	for _, r := range rules {
+		if r.format == format {
+			return r.recognize(name)
+		}
+	}
+	return false, false
+}

@@ -1,0 +1,193 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// The states of a checkpoint in Synced.
+const (
+	Copied     = "copied"
+	Lacking    = "lacking"    // it would be copied, in a dry run
+	Present    = "present"    // the other side has it, complete
+	Differs    = "differs"    // the other side has another checkpoint of that name
+	Incomplete = "incomplete" // of the source, or damaged
+	Failed     = "failed"
+)
+
+// Synced is what Sync did with a folder.
+type Synced struct {
+	Folder string    `json:"folder"`
+	State  string    `json:"state"`
+	Step   *int64    `json:"step"`
+	SaveID string    `json:"save_id,omitempty"`
+	Time   time.Time `json:"time,omitzero"`
+	// Problem says why a checkpoint was not copied.
+	Problem string `json:"problem,omitempty"`
+	// Copy is the report of the copy.
+	Copy *Report `json:"copy,omitempty"`
+}
+
+// SyncOptions change how Sync works. Nil means the defaults.
+type SyncOptions struct {
+	// DryRun copies nothing.
+	DryRun bool
+	// Options returns those of the copy of a folder. Nil: the defaults. Overwrite is
+	// ignored.
+	Options func(folder string) *Options
+}
+
+// Sync copies the complete checkpoints in the folders directly below src that dst lacks, the newest first: by step, or by time if they have none. It leaves all other
+// folders of both runs alone, and never replaces a checkpoint. A checkpoint whose copy
+// was interrupted is copied to its end. A checkpoint that is damaged is skipped; the error
+// lists all of them. Other errors end Sync.
+func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced, error) {
+	var o SyncOptions
+	if opts != nil {
+		o = *opts
+	}
+	folders, err := checkpoints(ctx, src)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for i := range folders {
+		f := &folders[i]
+		if f.State != "" {
+			continue // incomplete
+		}
+		err := f.sync(ctx, src, dst, &o)
+		if err == nil {
+			continue
+		}
+		f.State, f.Problem = Failed, err.Error()
+		errs = append(errs, fmt.Errorf("%s: %w", f.Folder, err))
+		if !aboutOne(err) {
+			return folders, errors.Join(errs...)
+		}
+	}
+	return folders, errors.Join(errs...)
+}
+
+// aboutOne reports whether an error is about a single checkpoint.
+func aboutOne(err error) bool {
+	return slices.ContainsFunc([]error{storage.ErrCorrupt, blob.ErrChanged, blob.ErrLocked, storage.ErrUnderWay, ErrOccupied},
+		func(target error) bool { return errors.Is(err, target) })
+}
+
+// checkpoints returns the folders of a run that hold a checkpoint or a part of one, the
+// newest first.
+func checkpoints(ctx context.Context, run blob.Store) ([]Synced, error) {
+	names, err := blob.Folders(ctx, run, "")
+	if err != nil {
+		return nil, err
+	}
+	out := []Synced{}
+	for _, name := range names {
+		if strings.HasPrefix(name, ".") {
+			continue // of cairn, or of a conversion
+		}
+		f := Synced{Folder: name}
+		c, err := f.open(ctx, run)
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, storage.ErrNotFound):
+			continue // other files
+		case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrCorrupt), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrVersion):
+			f.State, f.Problem = Incomplete, err.Error()
+		case err != nil:
+			return nil, err
+		}
+		if c != nil {
+			c.Close()
+		}
+		out = append(out, f)
+	}
+	slices.SortFunc(out, newer)
+	return out, nil
+}
+
+// open opens the checkpoint of the folder in a run and notes what it is. The checkpoint
+// is complete unless there is an error.
+func (f *Synced) open(ctx context.Context, run blob.Store) (storage.Checkpoint, error) {
+	store, err := blob.NewSub(run, f.Folder)
+	if err != nil {
+		return nil, err
+	}
+	c, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return nil, err
+	}
+	s := c.Storage()
+	f.Step, f.SaveID, f.Time = s.Step, s.SaveID, s.Time
+	return c, c.CheckFiles(ctx)
+}
+
+// newer orders checkpoints, the newest first.
+func newer(a, b Synced) int {
+	if (a.Step == nil) != (b.Step == nil) {
+		if a.Step != nil {
+			return -1
+		}
+		return 1
+	}
+	var steps int
+	if a.Step != nil {
+		steps = cmp.Compare(*b.Step, *a.Step)
+	}
+	return cmp.Or(steps, b.Time.Compare(a.Time), cmp.Compare(len(b.Folder), len(a.Folder)), strings.Compare(b.Folder, a.Folder))
+}
+
+// sync copies the folder if the target lacks it.
+func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) error {
+	there := Synced{Folder: f.Folder}
+	c, err := there.open(ctx, dst)
+	if c != nil {
+		defer c.Close()
+	}
+	switch {
+	case err == nil && there.SaveID == f.SaveID:
+		f.State = Present
+		return nil
+	case err == nil:
+		f.State, f.Problem = Differs, fmt.Sprintf("the other side has the save %s, not %s", cmp.Or(there.SaveID, "of another program"), f.SaveID)
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case o.DryRun:
+		f.State = Lacking
+		return nil
+	}
+	from, err := blob.NewSub(src, f.Folder)
+	if err != nil {
+		return err
+	}
+	to, err := blob.NewSub(dst, f.Folder)
+	if err != nil {
+		return err
+	}
+	var opts Options
+	if o.Options != nil {
+		opts = *o.Options(f.Folder)
+	}
+	opts.Overwrite = false
+	f.Copy, err = Copy(ctx, from, to, &opts)
+	if errors.Is(err, storage.ErrExists) {
+		f.State, f.Problem = Differs, err.Error()
+		return nil
+	}
+	if err == nil {
+		f.State = Copied
+	}
+	return err
+}

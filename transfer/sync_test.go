@@ -1,0 +1,120 @@
+package transfer
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// newRun returns the run in a new folder.
+func newRun(t *testing.T) blob.Store {
+	t.Helper()
+	root, err := file.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// saveIn saves a checkpoint in a folder of a run.
+func saveIn(t *testing.T, run blob.Store, folder, form, id string, step int64, seed byte) blob.Store {
+	t.Helper()
+	s, err := blob.NewSub(run, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := formats.ByName(form, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(f, s, storage.WriteOptions{}) }}
+	if err := storagetest.Save(t.Context(), p, storagetest.Storage(id, step, 1), state(t, 64, seed)); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// states returns what Sync did, in its order.
+func states(all []Synced) []string {
+	var out []string
+	for _, s := range all {
+		out = append(out, s.Folder+" "+s.State)
+	}
+	return out
+}
+
+func TestSync(t *testing.T) {
+	src, dst := newRun(t), newRun(t)
+	for i, id := range []string{"", "save1", "save2", "save3"} {
+		if i > 0 {
+			saveIn(t, src, "step-"+id[4:], formats.Native, id, int64(i), byte(10*i))
+		}
+	}
+	broken := saveIn(t, src, "step-4", formats.Native, "save4", 4, 40)
+	storagetest.Remove(t, broken, "cairn.json")
+	storagetest.Put(t, src, "logs/out.txt", []byte("x"))
+	storagetest.Put(t, src, "notes.txt", []byte("x"))
+	saveIn(t, dst, "step-1", formats.Native, "other1", 1, 99)
+	saveIn(t, dst, "step-9", formats.Native, "save9", 9, 90)
+
+	want := []string{"step-3 lacking", "step-2 lacking", "step-1 differs", "step-4 incomplete"}
+	all, err := Sync(t.Context(), src, dst, &SyncOptions{DryRun: true})
+	if d := cmp.Diff(want, states(all)); d != "" || err != nil {
+		t.Errorf("a dry run: %v\n%s", err, d)
+	}
+	want = []string{"step-3 copied", "step-2 copied", "step-1 differs", "step-4 incomplete"}
+	all, err = Sync(t.Context(), src, dst, nil)
+	if d := cmp.Diff(want, states(all)); d != "" || err != nil {
+		t.Errorf("Sync: %v\n%s", err, d)
+	}
+	for folder, seed := range map[string]byte{"step-1": 99, "step-2": 20, "step-3": 30, "step-9": 90} {
+		s, err := blob.NewSub(dst, folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantSeed(t, s, seed)
+	}
+	all, err = Sync(t.Context(), src, dst, nil)
+	want = []string{"step-3 present", "step-2 present", "step-1 differs", "step-4 incomplete"}
+	if d := cmp.Diff(want, states(all)); d != "" || err != nil {
+		t.Errorf("a second Sync: %v\n%s", err, d)
+	}
+}
+
+// A damaged checkpoint does not keep the older ones from being copied. A store that
+// fails ends Sync, and a second call completes what was begun.
+func TestSyncWithErrors(t *testing.T) {
+	src, dst := newRun(t), newRun(t)
+	saveIn(t, src, "a", formats.Native, "save1", 1, 10)
+	saveIn(t, src, "b", formats.Native, "save2", 2, 20)
+	damaged := saveIn(t, src, "c", formats.Native, "save3", 3, 30)
+	var data string
+	for _, name := range storagetest.Names(t, damaged) {
+		if strings.HasSuffix(name, ".safetensors") {
+			data = name
+		}
+	}
+	storagetest.Flip(t, damaged, data)
+	full := errors.New("the disk is full")
+	failing := fault.New(dst, fault.Rule{On: fault.Commit, Match: fault.Named("b/cairn.json"), Do: fault.Fail(full)})
+	all, err := Sync(t.Context(), src, failing, nil)
+	if d := cmp.Diff([]string{"c failed", "b failed", "a "}, states(all)); d != "" || !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, full) {
+		t.Errorf("Sync: %v\n%s", err, d)
+	}
+	all, err = Sync(t.Context(), src, dst, nil)
+	if d := cmp.Diff([]string{"c failed", "b copied", "a copied"}, states(all)); d != "" || !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Sync: %v\n%s", err, d)
+	}
+	if all[1].Copy.KeptFiles == 0 {
+		t.Errorf("the second Sync has copied all files of b again: %+v", all[1].Copy)
+	}
+}
