@@ -221,7 +221,7 @@ func (j *job) add(info blob.Info, sums map[string]storage.File) {
 	j.items = append(j.items, it)
 	j.rep.Files++
 	j.rep.Bytes += info.Size
-	if !it.summed && !isRecord {
+	if !it.summed && (named || !isRecord) { // cairn.json has its own
 		j.rep.Unsummed += info.Size
 	}
 }

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// copyFlags are the flags of cp and sync.
+type copyFlags struct {
+	overwrite bool
+	verify    string
+	memory    sizeFlag
+	parallel  int
+}
+
+func (f *copyFlags) add(cmd *cobra.Command) {
+	f.memory = 256 << 20
+	fl := cmd.Flags()
+	fl.StringVar(&f.verify, "verify", "sums", "`how` to check the copy: sums, or full, which reads it back")
+	fl.Var(&f.memory, "memory", "bound of the buffers")
+	fl.IntVar(&f.parallel, "parallel", 16, "number of files, and of pieces of a file, that are copied at the same time, `N`")
+	completeFlag(cmd, choices("sums", "full"), "verify")
+}
+
+func (f *copyFlags) options(cmd *cobra.Command) (*transfer.Options, error) {
+	if f.verify != "sums" && f.verify != "full" {
+		return nil, usagef(cmd, "--verify %s: want sums or full", clean(f.verify))
+	}
+	if f.parallel < 1 {
+		return nil, usagef(cmd, "--parallel %d: want 1 or more", f.parallel)
+	}
+	return &transfer.Options{Overwrite: f.overwrite, Full: f.verify == "full", Memory: int64(f.memory), Parallel: f.parallel}, nil
+}
+
+// copyResult is what 'cairn cp --json' prints.
+type copyResult struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+	*transfer.Report
+	Seconds float64      `json:"seconds"`
+	Traffic copyRequests `json:"traffic"`
+}
+
+// copyRequests are the requests to both stores. They are absent if a store is not a
+// service.
+type copyRequests struct {
+	Source *blob.Traffic `json:"source,omitempty"`
+	Target *blob.Traffic `json:"target,omitempty"`
+}
+
+// requests returns the requests that stores have made.
+func requests(src, dst blob.Store) copyRequests {
+	of := func(s blob.Store) *blob.Traffic {
+		m, ok := blob.As[blob.Meter](s)
+		if !ok {
+			return nil
+		}
+		t := m.Traffic()
+		return &t
+	}
+	return copyRequests{of(src), of(dst)}
+}
+
+func (r copyRequests) count() (n, retries int64) {
+	for _, t := range []*blob.Traffic{r.Source, r.Target} {
+		if t != nil {
+			n, retries = n+t.Requests, retries+t.Retries
+		}
+	}
+	return n, retries
+}
+
+func newCpCmd() *cobra.Command {
+	var f copyFlags
+	cmd := newCommand("cp", wantArgs(2, 2), completeConversion, func(cmd *cobra.Command, args []string) error {
+		return f.run(cmd, args[0], args[1])
+	})
+	f.add(cmd)
+	cmd.Flags().BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST")
+	return cmd
+}
+
+func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	opts, err := f.options(cmd)
+	if err != nil {
+		return err
+	}
+	at := checkpointAddress(ctx, src)
+	if err := apart(at, dst); err != nil {
+		return withHint(err, "give DST another path")
+	}
+	from, err := openStore(ctx, at)
+	if err != nil {
+		return err
+	}
+	to, as, err := copyTarget(ctx, from, dst)
+	if err != nil {
+		return err
+	}
+	opts.As = as
+	start := time.Now()
+	var rep *transfer.Report
+	err = o.withPlannedProgress("cp", opts, func() (err error) {
+		rep, err = transfer.Copy(ctx, from, to, opts)
+		return err
+	})
+	if err != nil {
+		return withHint(err, copyHint(ctx, src, err))
+	}
+	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), requests(from, to)}
+	return o.result(r, func() { printCopied(o, r) })
+}
+
+// withPlannedProgress calls fn and shows the bytes that a copy with the options counts.
+func (o *output) withPlannedProgress(label string, opts *transfer.Options, fn func() error) error {
+	var bar *progress
+	opts.Planned = func(total int64) { bar = o.progress(label, total) }
+	opts.Progress = func(n int64) { bar.add(n) }
+	defer func() { bar.done() }()
+	return fn()
+}
+
+// copyTarget opens the target of a copy. If the source is a single file, the target is
+// one too, as is its name, unless dst is a folder.
+func copyTarget(ctx context.Context, from blob.Store, dst string) (to blob.Store, as string, err error) {
+	single, ok := blob.As[*blob.Single](from)
+	if !ok {
+		if path, local, err := file.LocalPath(dst); err == nil && local {
+			to, err := file.Open(behindLink(path), nil)
+			return to, "", err
+		}
+		to, err := blob.OpenAddress(ctx, dst)
+		return to, "", err
+	}
+	dir, as := dst, single.Name()
+	if !isFolder(dst, single.Name()) {
+		if dir, as = blob.SplitAddress(filepath.ToSlash(dst)); dir == "" {
+			dir = "."
+		}
+	}
+	to, err = blob.OpenAddress(ctx, dir)
+	return to, path.Base(as), err
+}
+
+// isFolder reports whether dst is the folder in which a file of that name is to appear.
+func isFolder(dst, name string) bool {
+	before, _, _ := strings.Cut(dst, "?")
+	if strings.HasSuffix(before, "/") {
+		return true
+	}
+	if p, local, err := file.LocalPath(dst); err == nil && local {
+		fi, err := os.Stat(p)
+		return err == nil && fi.IsDir()
+	}
+	return path.Ext(before) != path.Ext(name)
+}
+
+func copyHint(ctx context.Context, src string, err error) string {
+	_, unsupported := errors.AsType[*formats.UnsupportedError](err)
+	switch {
+	case errors.Is(err, storage.ErrExists):
+		return "--overwrite replaces it"
+	case errors.Is(err, blob.ErrLocked), errors.Is(err, storage.ErrUnderWay):
+		return "wait until it is over"
+	case errors.Is(err, blob.ErrChanged):
+		return "the same command copies what is there now"
+	case errors.Is(err, transfer.ErrOccupied):
+		return "give DST another path"
+	case errors.Is(err, storage.ErrNotFound) || unsupported:
+		return openHint(ctx, src, err)
+	case errors.Is(err, storage.ErrCorrupt):
+		return "'cairn verify " + quoteArg(src) + "' lists what is damaged"
+	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrVersion):
+		return openHint(ctx, src, err)
+	}
+	return "files that are complete stay at DST: the same command goes on from there"
+}
+
+func printCopied(o *output, r *copyResult) {
+	moved := r.Bytes - r.KeptBytes
+	o.remark("%s: %s: %s, %s (%s, %s)\n", clean(r.Target), o.good("complete"), plural(r.Files, "file"), formatBytes(r.Bytes),
+		formatSeconds(r.Seconds), formatRate(float64(moved)/max(r.Seconds, 1e-9)))
+	if r.KeptFiles > 0 {
+		o.remark("%s, %s, were there already\n", plural(r.KeptFiles, "file"), formatBytes(r.KeptBytes))
+	}
+	if r.ByService > 0 {
+		o.remark("%s copied by the service itself\n", plural(r.ByService, "file"))
+	}
+	if r.Unsummed > 0 && r.Verified == nil {
+		o.remark("the checkpoint has no checksums of %s of it\n", formatBytes(r.Unsummed))
+	}
+	if v := r.Verified; v != nil {
+		o.remark("read back: %s, %s, all as they should be\n", plural(v.Files, "file"), formatBytes(v.Bytes))
+	}
+	if n, retries := r.Traffic.count(); n > 0 {
+		o.remark("%s, %s\n", plural(n, "request"), strings.Replace(plural(retries, "retry"), "retrys", "retries", 1))
+	}
+	for _, name := range r.LeftOut {
+		o.printf("left out: %s\n", clean(name))
+	}
+}
