@@ -221,11 +221,11 @@ func (j *job) copyInService(ctx context.Context, it *item) (done bool, err error
 		return false, nil
 	}
 	info, err := c.CopyFrom(ctx, j.src, it.Info, it.to)
-	if errors.Is(err, errors.ErrUnsupported) {
-		return false, nil
+	if err != nil && (ctx.Err() != nil || errors.Is(err, blob.ErrChanged)) {
+		return false, err
 	}
 	if err != nil {
-		return false, err
+		return false, nil // the other way may be allowed, and its error is clearer if not
 	}
 	if info.Size != it.Size {
 		return false, fmt.Errorf("%w: the service says that %s of %s has %d bytes, not %d", storage.ErrCorrupt, it.to, j.dst, info.Size, it.Size)

@@ -35,7 +35,7 @@ func ServeS3(ctx context.Context, dir string, ready func(endpoint, bucket string
 	if err := os.MkdirAll(filepath.Join(dir, bucket), 0o777); err != nil {
 		return err
 	}
-	backend, err := posix.New(dir, meta.XattrMeta{}, posix.PosixOpts{})
+	backend, err := posix.New(dir, meta.XattrMeta{}, posix.PosixOpts{CopyObjectThreshold: 5 << 30})
 	if err != nil {
 		return err
 	}
