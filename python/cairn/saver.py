@@ -34,15 +34,23 @@ _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been u
 
 def binary() -> str:
     """Returns the path of the program cairn."""
-    named = os.environ.get("CAIRN_BINARY")
-    inside = os.path.join(os.path.dirname(__file__), "bin", "cairn")
-    for path in (named, None if named else inside, None if named else shutil.which("cairn")):
-        if path and os.access(path, os.X_OK) and not os.path.isdir(path):
-            return path
-    if named:
+    if named := os.environ.get("CAIRN_BINARY"):
+        if os.access(named, os.X_OK) and not os.path.isdir(named):
+            return os.path.abspath(named)
         raise SaverError(f"CAIRN_BINARY is {named!r}, which is not a program")
+    inside = os.path.join(os.path.dirname(__file__), "bin", "cairn")
+    if os.access(inside, os.X_OK):
+        return inside
+    if (found := shutil.which("cairn")) and not _is_script(found):
+        return found
     raise SaverError("the program cairn is not part of this installation, and not in PATH: install the package from a wheel, "
                      "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
+
+
+def _is_script(path: str) -> bool:
+    """Reports whether a file is a script, such as the command of this package, which runs what binary returns."""
+    with open(path, "rb") as f:
+        return f.read(2) == b"#!"
 
 
 def local_path(address: "str | bytes") -> str:
@@ -62,6 +70,8 @@ def default_ceiling() -> int:
     The memory is that of the host, or the limit of the container (cgroup) if that is lower.
     """
     if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
+        if not text.isdecimal():
+            raise OptionsError(f"CAIRN_ARENA_BYTES is {text!r}; want a number of bytes", ("storage.options",))
         return int(text)
     memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -255,11 +265,12 @@ class Saver:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
         try:
+            program = binary()
             fds = (theirs.fileno(), self.arena.fd)
             env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
             with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
                 # A session of its own: Ctrl-C in a terminal does not reach it.
-                self.process = subprocess.Popen([binary(), "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                self.process = subprocess.Popen([program, "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                                 stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
         except BaseException:
             self._ended = SaverError("the saver process did not start")
@@ -275,8 +286,10 @@ class Saver:
         self._reader.start()
         try:
             self.ask("hello", version=VERSION).result(120)
-        except BaseException:
+        except BaseException as e:
             self.close(10)
+            if isinstance(e, SaverError):
+                raise SaverError(f"the saver process has ended before it answered: {program} may not be the program cairn") from e
             raise
 
     # Messages.

@@ -7,6 +7,8 @@ import math
 import pathlib
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -106,6 +108,7 @@ class Open(unittest.TestCase):
         self.assertIn("step", c)
         self.assertNotIn("nothing", c)
         self.assertEqual(c.shapes(), {"model.w": (8, 6), "model.half": (2, 2), "model.none": (0, 3), "other": (3,)})
+        self.assertEqual(repr(c), f"<{c.path}: cairn 1, 7 names>")
         self.assertEqual((len(c["model.w"]), c["model.w"].nbytes, repr(c["model.w"])), (8, 192, "<model.w: float32[8, 6]>"))
 
     def test_values(self):
@@ -171,8 +174,12 @@ class Open(unittest.TestCase):
         for place in (self.folder / "empty", self.folder / "nothing"):
             with self.subTest(place=place), self.assertRaises(cairn.NotFoundError):
                 cairn.open(place)
-        with self.assertRaises(FileNotFoundError):
+        with self.assertRaisesRegex(FileNotFoundError, "nothing does not exist"):
             cairn.open(str(self.folder / "nothing"))
+
+    def test_values_are_at_hand(self):
+        code = "import cairn, sys; assert 'cairn.values' not in sys.modules; cairn.values.Object('m', 'n')"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
     def test_options_that_do_not_exist(self):
         with self.assertRaises(cairn.OptionsError):

@@ -16,7 +16,7 @@ from cairn import errors, values
 from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
-from cairn.torch._state import Leaf, flatten, is_stateful, parts
+from cairn.torch._state import Leaf, check, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
@@ -24,9 +24,11 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
-    converted to its dtype. Values are replaced. Without strict, names that the checkpoint
-    does not have are left as they are, and returned. Objects that were pickled are made
-    again only with allow_pickle, because a pickle can run any code.
+    converted to its dtype. Values are replaced in the dict. Names that only the checkpoint has
+    are left out. A name that only the state has is a MissingError; without strict it stays as
+    it is, and is in the list that is returned. Objects that were pickled are made again only
+    with allow_pickle, because a pickle can run any code. format and format_options are needed
+    only if the format cannot be detected or has options for reading.
     """
     error, missing = None, []
     try:
@@ -38,6 +40,7 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 
 
 def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
+    check(state)
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
     owners = {k: v for k, v in state.items() if is_stateful(v)}
     if new := {k: v for k, v in owners.items() if isinstance(v, torch.optim.Optimizer) and not v.state}:
@@ -172,8 +175,8 @@ def made(name: str, v: Any, allow_pickle: bool) -> Any:
     except Exception as e:
         if allow_pickle:
             raise
-        raise errors.RepresentError(f"{name!r} was pickled; load it with allow_pickle=True if you trust the checkpoint: {e}",
-                                    ("storage.represent",)) from None
+        raise errors.RepresentError(f"{name!r} was pickled: load it with allow_pickle=True if you trust the checkpoint",
+                                    ("storage.represent",)) from e
 
 
 def pickled(v: Any) -> Optional[bytes]:

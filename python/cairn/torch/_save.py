@@ -29,12 +29,15 @@ _STAMP = 64  # bytes before the blobs of a unit
 _ALIGN = 64
 
 
-def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, **options: Any) -> dict:
-    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete.
+def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
+         overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0) -> dict:
+    """Saves a state. All ranks call it. It returns when the checkpoint is complete.
 
-    The options are those of :func:`async_save`.
+    The state and the options are those of :func:`async_save`, the report is that of
+    :meth:`Handle.result`.
     """
-    return async_save(state, path, step=step, **options).result()
+    return async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
+                      files_per_rank=files_per_rank).result()
 
 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
@@ -45,15 +48,27 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     It returns when the state has been copied aside, and the caller may change it. With
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
+
+    state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
+    modules and optimizers. A tensor that is not sharded is taken to be the same on all ranks,
+    and saved once. Values must be equal on all ranks: give those of one rank a name of their own.
+
+    path is a folder. A checkpoint that is there is replaced when the new one is complete,
+    or, without overwrite, the save fails with ExistsError. step and tags are recorded;
+    :func:`cairn.latest` goes by the step. format is "native", "torchdcp" (PyTorch DCP), "hf"
+    (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
+    "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
+    of files that each rank writes at the same time; 0 leaves it to the format.
     """
     return begin(lambda memory: State([(leaf, parts(leaf)) for leaf in flatten(state)], memory),
                  path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
 class Handle:
-    """A save that is under way."""
+    """A save that is under way. ``warnings`` has what was noticed that does not make it fail."""
 
     def __init__(self) -> None:
+        self._path = ""
         self._staged = Reply()
         self._reply = Reply(self._heard)
         self._planned = self._moved = 0
@@ -71,24 +86,35 @@ class Handle:
         elif kind == "warning":
             self.warnings.append(body["text"])
 
+    def __repr__(self) -> str:
+        how = "over" if self.done() else "staged" if self.staged() else "not staged yet"
+        return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
+
     def staged(self) -> bool:
-        """Reports whether the state has been copied aside."""
+        """Reports whether the state has been copied aside, or the save has failed."""
         return self._staged.done()
 
     def wait_staged(self, timeout: Optional[float] = None) -> None:
-        """Waits until the state has been copied aside. Then the caller may change it."""
+        """Waits until the state has been copied aside. Then the caller may change it.
+
+        It raises the error of a save that fails before, and TimeoutError after timeout seconds.
+        """
         self._staged.result(timeout)
 
     def done(self) -> bool:
-        """Reports whether the save is over."""
+        """Reports whether the save is over: complete or failed."""
         return self._reply.done()
 
     def result(self, timeout: Optional[float] = None) -> dict:
-        """Waits until the checkpoint is complete and returns a report, or raises why it is not."""
+        """Waits until the checkpoint is complete, or raises why it is not. TimeoutError: not within timeout seconds.
+
+        The report has "save_id", "step", "bytes" of all ranks, "local_bytes" that this rank
+        wrote, "files", "plan_reused", and how long it took: "plan_ns", "write_ns" and "phases".
+        """
         return self._reply.result(timeout)["report"]
 
     def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it will write; zero: not known yet."""
+        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
         return self._moved, self._planned
 
     def _fail(self, error: BaseException) -> None:
@@ -281,6 +307,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     saver = ready(j, error, alone)
     assert j is not None
     handle = Handle()
+    handle._path = store
     number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format,

@@ -40,8 +40,7 @@ def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
     keys that are neither strings nor integers, are leaves.
     """
     out: list[Leaf] = []
-    if not isinstance(state, Mapping):
-        raise errors.StateError(f"a state is a dict, not a {type(state).__name__}", ("plan.state",))
+    check(state)
     _open([], "", state, out, whole)
     names: set[str] = set()
     for leaf in out:
@@ -55,6 +54,12 @@ def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
         if not 0 < size <= _MAX_NAME:
             raise errors.StateError(f"the name {leaf.name[:100]!r} does not have 1 to {_MAX_NAME} bytes of UTF-8", ("plan.state",))
     return out
+
+
+def check(state: Any) -> None:
+    """Raises an error if state cannot be one."""
+    if not isinstance(state, Mapping):
+        raise errors.StateError(f"a state is a dict, such as {{'model': model}}, not a {type(state).__name__}", ("plan.state",))
 
 
 def is_stateful(v: Any) -> bool:
