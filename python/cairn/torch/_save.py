@@ -297,6 +297,8 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     j = error = None
     try:
         store = local_path(os.fspath(path))
+        if os.path.isfile(store):
+            raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
         step = None if step is None else operator.index(step)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
