@@ -58,8 +58,9 @@ class Checkpoint(Mapping[str, Any]):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
+        self._store = saver.local_path(path)  # the working directory may change
         self._source: dict[str, Any] = {"format": format, "format_options": format_options}
-        d = saver.shared().describe(path, format, format_options)
+        d = saver.shared().describe(self._store, format, format_options)
         self.format: str = d.get("format", "")
         self.step: Optional[int] = d.get("step")
         self.save_id: str = d.get("save_id", "")
@@ -145,7 +146,7 @@ class Checkpoint(Mapping[str, Any]):
             raise ValueError(f"the checkpoint {self.path} is closed")
 
     def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
-        saver.shared().load(self.path, wants, piece, **self._source)
+        saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
 
     def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
              device: Any = None) -> list[Any]:

@@ -56,6 +56,10 @@ def _is_script(path: str) -> bool:
 def local_path(address: "str | bytes") -> str:
     """Returns the absolute path of an address: a path, or file:///path."""
     address = os.fsdecode(address)
+    try:
+        address.encode()
+    except UnicodeEncodeError:  # messages have no bytes for it, and it would become another path
+        raise OptionsError(f"the path {address!r} is not UTF-8", ("storage.options",)) from None
     if "://" not in address:
         return os.path.abspath(address)
     url = urllib.parse.urlsplit(address)
@@ -127,8 +131,8 @@ class Arena:
         self._backed: list[tuple[int, int]] = []  # what has memory
         self.room = threading.Condition(self._lock)
 
-    def alloc(self, n: int) -> Optional[int]:
-        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now."""
+    def reserve(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before you use them."""
         n = _round(n)
         with self._lock:
             for i, (lo, hi) in enumerate(self._free):
@@ -137,18 +141,22 @@ class Arena:
                         del self._free[i]
                     else:
                         self._free[i] = (lo + n, hi)
-                    break
-            else:
-                return None
-        try:
-            self.back(lo, lo + n)
-        except BaseException:
-            self.free(lo, n)
-            raise
-        return lo
+                    return lo
+        return None
+
+    def alloc(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes that have memory, or None if there is no room now."""
+        at = self.reserve(n)
+        if at is not None:
+            try:
+                self.back(at, at + n)
+            except BaseException:
+                self.free(at, n)
+                raise
+        return at
 
     def free(self, at: int, n: int) -> None:
-        """Returns what alloc gave."""
+        """Returns what reserve or alloc gave."""
         n = _round(n)
         with self._lock:
             i = bisect.bisect_left(self._free, (at, 0))
@@ -280,8 +288,9 @@ class Saver:
             raise
         finally:
             theirs.close()
-        # If nothing refers to this any more, and when the interpreter ends, the process ends too.
-        weakref.finalize(self, _hang_up, self._sock)
+        # If nothing refers to this any more, the process ends too. When the interpreter ends, the system closes the socket:
+        # callers must not hear of it before, and free memory that the process is still saving.
+        weakref.finalize(self, _hang_up, self._sock).atexit = False
         self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver", daemon=True)
         self._reader.start()
         try:
@@ -414,13 +423,15 @@ class Saver:
             raise
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
-             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False) -> list[str]:
+             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
+             save_id: str = "") -> list[str]:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
-        Returns the names that the checkpoint does not have, if allow_missing is set.
+        Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
+        the checkpoint is not that of save_id, if that is not empty.
         """
         source = _source(store, format, format_options)
         under_way: list[Reply] = []
@@ -468,9 +479,9 @@ class Saver:
             if batch:
                 start()
             reports = [reply.result()["report"] for reply in under_way]
-            if len(saves := {r["save_id"] for r in reports}) > 1:
-                raise ChangedError(f"{store} was replaced while it was being loaded: it began with one of the saves {sorted(saves)} "
-                                   "and went on with another", ("storage.changed",))
+            if len(saves := {r["save_id"] for r in reports} | ({save_id} if save_id else set())) > 1:
+                raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves {sorted(saves)}, "
+                                   "and then another", ("storage.changed",))
             return [name for r in reports for name in r.get("missing") or []]
         except BaseException:
             for _, want, at in batch:

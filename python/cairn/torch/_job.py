@@ -38,6 +38,7 @@ class Job:
         self.saver: Optional[Saver] = None
         self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
         self.met: Optional[Saver] = None  # the saver that has met the others
+        self.closing = False  # nothing uses the shared memory again
         self.lock = threading.RLock()
 
     def meet(self) -> None:
@@ -96,6 +97,7 @@ class Job:
     def close(self) -> None:
         if self.pid != os.getpid():
             return
+        self.closing = True
         if self.saver is not None:
             self.saver.close()
         self.memory.close()

@@ -126,8 +126,12 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
-    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict]) -> list[str]:
-        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set."""
+    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
+            save_id: str = "") -> list[str]:
+        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set.
+
+        ChangedError: the checkpoint is not that of save_id, if that is not empty.
+        """
         self.memory.reclaim()
         # Pieces arrive in another thread, whose streams are not those of the caller.
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
@@ -155,7 +159,8 @@ class Loading:
             stream.synchronize()  # the memory is used again after this
 
         try:
-            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)
+            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
+                                 save_id=save_id)
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:

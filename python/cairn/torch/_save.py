@@ -206,7 +206,6 @@ class State:
                 storages.setdefault(key, []).append((index, t))
         self.aliases = 0
         self.units = self._units(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors) for tensors in storages.values())
-        self.bytes = sum(u.size for u in self.units if u.at is None)
 
     def _blob(self, index: int, t: torch.Tensor) -> _Blob:
         """Returns the memory of a tensor that shares its storage with no other."""
@@ -315,7 +314,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         "store": store, "format": format,
         "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
-        "items": state.items, "absent": state.absent, "fits": state.bytes == 0 or state.bytes + j.memory.leased() <= j.arena.window,
+        "items": state.items, "absent": state.absent,
     }
     if format_options:
         message["format_options"] = format_options
@@ -325,17 +324,19 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         message["tags"] = tags
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
-    staging.begun = events(state.units)
-    try:
-        saver.begin(("generation", number), handle._reply, "save", **message)
-    except BaseException:
-        saver.close(5)  # the savers of the other ranks do not wait for this one
-        raise
     handle._reply.then(staging.over)
-    if overlap:
-        threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()
-        return handle
-    staging.run()
+    try:
+        staging.begun = events(state.units)
+        saver.begin(("generation", number), handle._reply, "save", **message, fits=staging.reserve())
+        if overlap:
+            # The interpreter waits for it at its end: a save that is not staged would be lost.
+            threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()
+            return handle
+        staging.run()
+    except BaseException as e:
+        saver.close(5)  # the savers of the other ranks do not wait for this one
+        handle._fail(e)
+        raise
     handle.wait_staged()
     return handle
 
@@ -370,20 +371,48 @@ class _Staging:
         self.lock = threading.Lock()
         self.fetching = threading.Lock()  # held while a fetch reads a tensor
         self.complete = False  # the caller may change the state
+        self.running = False  # the shared memory is being written
+        self.ended = False  # the save is over
+
+    def reserve(self) -> bool:
+        """Takes shared memory for all units, or for none, and reports whether all of them will be staged.
+
+        Without it the saver process must be able to fetch: a later save may stage first, and
+        has its memory until this one is over.
+        """
+        self.job.memory.reclaim()
+        for unit in self.state.units:
+            if unit.at is not None:
+                continue
+            if (at := self.job.arena.reserve(unit.size)) is None:
+                self.free(self.held)
+                self.held = []
+                return False
+            self.held.append((at, unit))
+        return True
 
     def run(self) -> None:
         start = time.monotonic_ns()
+        with self.lock:
+            if self.ended:
+                return
+            self.running = True
+            reserved = {unit: at for at, unit in self.held}
         try:
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
                 if unit.at is not None:
                     pending.append((unit, unit.at))
                     continue
+                if (at := reserved.get(unit)) is not None:
+                    self.job.arena.back(at, at + unit.size)
+                    pending.append((unit, at))
+                    continue
                 at = self.job.memory.alloc(unit.size)
                 while at is None and not self.released.issuperset(unit.items()):
                     self.copy(pending)
                     pending = []
-                    if self.handle._reply.done():
+                    if self.ended:
                         raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
                     with self.job.arena.room:
                         self.job.arena.room.wait(0.1)
@@ -396,6 +425,7 @@ class _Staging:
             self.copy(pending)
             with self.fetching:  # from here on, fetches read what is staged
                 self.complete = True
+            self.stop()
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
@@ -406,7 +436,16 @@ class _Staging:
                 self.saver.send("abandon", generation=self.generation, error={"text": str(e) or repr(e)})
             except errors.CairnError:
                 pass
+            self.stop()
             self.handle._fail(e)
+
+    def stop(self) -> None:
+        """Notes that the shared memory is not being written any more."""
+        with self.lock:
+            self.running = False
+            ended = self.ended
+        if ended:
+            self.over()
 
     def copy(self, pending: list[tuple[_Unit, int]]) -> None:
         """Copies units and tells the saver where they are."""
@@ -438,7 +477,8 @@ class _Staging:
 
     def free(self, units: list[tuple[int, _Unit]]) -> None:
         for at, unit in units:
-            self.job.arena.view[at:at + 8] = bytes(8)
+            if unit.staged and not self.job.closing:  # otherwise the process may be saving it still
+                self.job.arena.view[at:at + 8] = bytes(8)
             self.job.arena.free(at, unit.size)
 
     def fetch(self, body: dict) -> None:
@@ -468,12 +508,15 @@ class _Staging:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
 
     def over(self) -> None:
-        """The save is over: its memory is free."""
+        """The save is over: its memory is free, or will be when nothing writes to it any more."""
         with self.lock:
+            self.ended = True
+            if self.running:
+                return
             held, self.held = self.held, []
             units, self.state.units = self.state.units, []  # its tensors may be large
         for unit in units:
-            if unit.at is not None:
+            if unit.at is not None and not self.job.closing:
                 self.job.arena.view[unit.at:unit.at + 8] = bytes(8)
         self.free(held)
         self.handle._staging = None
