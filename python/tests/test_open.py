@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -225,9 +226,29 @@ class Open(unittest.TestCase):
         for path in (str(self.place), self.place, str(self.place).encode(), self.place.as_uri()):
             with self.subTest(path=path):
                 self.assertEqual(cairn.open(path)["step"], 12)
-        for path in ("s3://bucket/c", "file://host/c", "file:///c?x=1"):
+        # Two paths that are not UTF-8 would become the same one.
+        for path in ("s3://bucket/c", "file://host/c", "file:///c?x=1", bytes(self.place) + b"\xff", str(self.place) + "\udcff"):
             with self.subTest(path=path), self.assertRaises(cairn.OptionsError):
                 cairn.open(path)
+
+    def test_another_working_directory(self):
+        here = os.getcwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(self.folder)
+        c = cairn.open(self.place.name, framework="memory")
+        os.chdir("/")
+        self.assertEqual(c["model.w"][1, 2].tolist(), 12.0)
+        self.assertEqual(c["long"], "x" * 200_000)
+
+    def test_a_checkpoint_that_is_replaced(self):
+        place = self.folder / "replaced"
+        checkpoint(place, {"x": ("int8", (3,), b"abc")}, {"step": 1})
+        c = cairn.open(place, framework="memory")
+        self.assertEqual(bytes(c["x"][:2]), b"ab")
+        checkpoint(place, {"x": ("int8", (3,), b"xyz")}, {"step": 2})
+        with self.assertRaisesRegex(cairn.ChangedError, "replaced"):
+            c["x"][2:]
+        self.assertEqual(bytes(cairn.open(place, framework="memory")["x"][2:]), b"z")
 
 
 def tearDownModule():

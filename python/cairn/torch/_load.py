@@ -16,7 +16,7 @@ from cairn import errors, values
 from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
-from cairn.torch._state import Leaf, check, flatten, is_stateful, parts
+from cairn.torch._state import Leaf, check, check_memory, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
@@ -112,6 +112,7 @@ class Loading:
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
         t = t.detach()
+        check_memory(name, t)
         flat = t
         if not t.is_contiguous() or t.is_conj() or t.is_neg():
             flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)

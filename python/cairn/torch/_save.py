@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import io
+import json
 import operator
 import os
 import secrets
@@ -21,7 +22,7 @@ from cairn import errors, values
 from cairn.saver import Reply, local_path
 from cairn.torch import _memory
 from cairn.torch._job import Job, job, ready
-from cairn.torch._state import Leaf, Part, flatten, parts
+from cairn.torch._state import Leaf, Part, check_memory, flatten, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
@@ -198,6 +199,7 @@ class State:
                 if leaf.value.requires_grad:
                     item["requires_grad"] = True
                 t = t.detach()
+                check_memory(leaf.name, t)
                 if t.is_conj() or t.is_neg():
                     t = t.resolve_conj().resolve_neg()
                 index = len(self.items)
@@ -299,6 +301,10 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         if os.path.isfile(store):
             raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
         step = None if step is None else operator.index(step)
+        if step is not None and not -1 << 63 <= step < 1 << 63:
+            raise errors.OptionsError(f"the step is {step}; it has 64 bits", ("storage.options",))
+        files_per_rank = operator.index(files_per_rank)
+        json.dumps(format_options, allow_nan=False)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
         j = job(alone)
