@@ -32,7 +32,7 @@ _ALIGN = 64
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
          overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0) -> dict:
-    """Saves a state. All ranks call it. It returns when the checkpoint is complete.
+    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete.
 
     The state and the options are those of :func:`async_save`, the report is that of
     :meth:`Handle.result`.
@@ -66,7 +66,10 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
 
 
 class Handle:
-    """A save that is under way. ``warnings`` has what was noticed that does not make it fail."""
+    """A save that is under way. If it fails after it was staged, only :meth:`result` raises the error.
+
+    ``warnings`` has what was noticed that does not make it fail.
+    """
 
     def __init__(self) -> None:
         self._path = ""
