@@ -36,6 +36,7 @@ var edges = []testCase{
 	{name: "cairn.torch: tensors that are not contiguous, larger than the shared memory", run: finds(1, "edges.too_large")},
 	{name: "cairn.torch: a save whose state is copied aside after that of the next", run: finds(1, "edges.overtaken")},
 	{name: "cairn.torch: a save that fails while its state is copied aside", run: finds(1, "edges.fails_early")},
+	{name: "cairn.torch: Ctrl-C while a state is copied aside", run: finds(1, "edges.fails_late")},
 	{name: "cairn.torch: the interpreter ends right after async_save", run: finds(1, "edges.ends")},
 	{name: "cairn.torch: fetches that come late", run: finds(1, "edges.late_fetch")},
 	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},

@@ -203,6 +203,37 @@ def fails_early(path):
     return found + ([] if free[0] <= arena.window - 400_000 and free[1] == arena.window else [f"free were {free} of {arena.window}"])
 
 
+@closed
+def fails_late(path):
+    """Ctrl-C when a part of a state is copied aside: the saver has its memory until it answers, and the next save has other memory."""
+    state = {"x": states.tensor("x", (1000, 100))}
+    cairn.torch.save(state, path)
+    job = cairn.torch._job.job()
+    saver, copy = job.saver, cairn.torch._save._Staging.copy
+
+    def interrupt(self, pending):
+        copy(self, pending)
+        raise KeyboardInterrupt
+
+    saver.process.send_signal(signal.SIGSTOP)  # so that it answers late
+    try:
+        found = []
+        cairn.torch._save._Staging.copy = interrupt
+        try:
+            raises(found, "the first save", KeyboardInterrupt, lambda: cairn.torch.async_save(state, f"{path}-1"))
+        finally:
+            cairn.torch._save._Staging.copy = copy
+        handle = cairn.torch.async_save(state, f"{path}-2")
+    finally:
+        saver.process.send_signal(signal.SIGCONT)
+    handle.result(LIMIT)
+    if job.saver is not saver or not saver.alive():
+        found.append("the saver process has ended")
+    if job.arena.largest() != job.arena.window:
+        found.append(f"{job.arena.largest()} of {job.arena.window} bytes are free")
+    return found + [f"{path}-1 is there"] * os.path.exists(f"{path}-1/cairn.json")
+
+
 ENDS = """
 import sys, torch, cairn.torch
 state = {str(n): torch.full((1 << 20,), float(n)) for n in range(20)}

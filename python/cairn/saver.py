@@ -342,9 +342,13 @@ class Saver:
             self._waiting[subject] = reply
         try:
             self.send(kind, **{subject[0]: subject[1]}, **body)
-        except BaseException:
+        except Exception:  # it was not sent
             with self._lock:
                 self._waiting.pop(subject, None)
+            raise
+        except BaseException:  # Ctrl-C: the process may be using the memory that the message names
+            self._fail(SaverError("a message to the saver process was interrupted"))
+            _hang_up(self._sock)
             raise
         return reply
 
@@ -523,7 +527,7 @@ class Saver:
         reply.then(over)
         try:
             return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing, **source)
-        except CairnError as e:
+        except BaseException as e:
             reply.settle(error=e)
             raise
 

@@ -580,6 +580,25 @@ class Processes(unittest.TestCase):
         self.assertEqual(lines[1:], ["interrupt", "interrupted", ""])
         self.assertTrue(eventually(lambda: ended(int(lines[0]))))
 
+    def test_interrupt_after_a_message(self):
+        # The process may be writing to the memory, so nothing uses it before the process has ended.
+        with cairn.open(self.place, framework="memory") as c:
+            s = saver.shared()
+            send = s.send
+
+            def interrupt(kind, **body):
+                send(kind, **body)
+                raise KeyboardInterrupt
+
+            s.send = interrupt
+            with self.assertRaises(KeyboardInterrupt):
+                c.load()
+            self.assertFalse(s.alive())
+            self.assertEqual(s.arena.largest(), s.arena.window)
+            c.load()
+            self.assertTrue(ended(s.process.pid))
+            self.assertIsNot(saver.shared(), s)
+
     def test_interrupt_of_a_saver_that_hangs(self):
         for read in ("c['row'][:]", "cairn.open(c.path)"):
             with self.subTest(read=read):

@@ -343,9 +343,12 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
             return handle
         staging.run()
     except BaseException as e:
+        staging.abandon(e)
         saver.close(5)  # the savers of the other ranks do not wait for this one
         handle._fail(e)
         raise
+    if staging.error is not None:  # Ctrl-C, although the saver process may have ended by it
+        raise staging.error
     handle.wait_staged()
     return handle
 
@@ -382,6 +385,7 @@ class _Staging:
         self.complete = False  # the caller may change the state
         self.running = False  # the shared memory is being written
         self.ended = False  # the save is over
+        self.error: Optional[BaseException] = None  # of run
 
     def reserve(self) -> bool:
         """Takes shared memory for all units, or for none, and reports whether all of them will be staged.
@@ -441,12 +445,19 @@ class _Staging:
             self.handle._staged.settle({})
         except BaseException as e:
             self.begun.clear()
-            try:
-                self.saver.send("abandon", generation=self.generation, error={"text": str(e) or repr(e)})
-            except errors.CairnError:
-                pass
+            # The shared memory is in use until the saver process has answered, by this error or by the end of the process.
+            self.error = self.handle._reply.error = e
+            self.abandon(e)
+            self.handle._staged.settle(error=e)
+        finally:
             self.stop()
-            self.handle._fail(e)
+
+    def abandon(self, error: BaseException) -> None:
+        """Has the saver process give up the save."""
+        try:
+            self.saver.send("abandon", generation=self.generation, error={"text": str(error) or repr(error)})
+        except errors.CairnError:
+            pass  # it has ended
 
     def stop(self) -> None:
         """Notes that the shared memory is not being written any more."""
