@@ -21,6 +21,7 @@ from torch.distributed.tensor import Replicate, Shard
 import cairn
 import cairn.torch
 import cairn.torch._save
+import cairn.torch._whole
 import digest
 import sharding
 import states
@@ -368,6 +369,24 @@ def mismatches(path):
     if digest.of_state(got) != digest.of_state(state()):
         found.append("the checkpoint has changed")
     cairn.torch.save(got, path)
+    replaced = cairn.torch._load._load
+
+    def first(*args):
+        out = replaced(*args)
+        dist.barrier()
+        return out
+
+    def then(*args):
+        dist.barrier()
+        cairn.torch._whole.async_save_whole({"y": states.tensor("y", (3,))}, path, None, alone=True).result(LIMIT)
+        return replaced(*args)
+
+    cairn.torch._load._load = then if last else first
+    try:
+        fails("load: a replaced checkpoint", cairn.ChangedError, "replaced", lambda: cairn.torch.load({"y": torch.zeros(3)}, path))
+    finally:
+        cairn.torch._load._load = replaced
+    cairn.torch.load({"y": torch.zeros(3)}, path)
     return of_all(found)
 
 

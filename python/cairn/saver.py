@@ -428,14 +428,15 @@ class Saver:
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
              format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
-             save_id: str = "") -> list[str]:
+             save_id: str = "", reports: Optional[list[dict]] = None) -> list[str]:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
         Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
-        the checkpoint is not that of save_id, if that is not empty.
+        the checkpoint is not that of save_id, if that is not empty. reports receives those of the
+        saver process.
         """
         source = _source(store, format, format_options)
         under_way: list[Reply] = []
@@ -482,11 +483,13 @@ class Saver:
                     start()
             if batch:
                 start()
-            reports = [reply.result()["report"] for reply in under_way]
-            if len(saves := {r["save_id"] for r in reports} | ({save_id} if save_id else set())) > 1:
+            received = [reply.result()["report"] for reply in under_way]
+            if len(saves := {r["save_id"] for r in received} | ({save_id} if save_id else set())) > 1:
                 raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves {sorted(saves)}, "
                                    "and then another", ("storage.changed",))
-            return [name for r in reports for name in r.get("missing") or []]
+            if reports is not None:
+                reports += received
+            return [name for r in received for name in r.get("missing") or []]
         except BaseException:
             for _, want, at in batch:
                 if at is not None:

@@ -30,16 +30,18 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     with allow_pickle, because a pickle can run any code. format and format_options are needed
     only if the format cannot be detected or has options for reading.
     """
-    error, missing = None, []
+    error, missing, save_id = None, [], ""
     try:
-        missing = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
+        missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
     except BaseException as e:  # the other ranks must know
         error = e
-    agree("load", error)
+    agree("load", error, save_id=save_id)
     return missing
 
 
-def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
+def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict],
+          allow_pickle: bool) -> tuple[list[str], str]:
+    """Returns the names that are missing, and the save that was loaded, if that is known."""
     check(state)
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
     owners = {k: v for k, v in state.items() if is_stateful(v)}
@@ -72,7 +74,7 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
             owners[k].load_state_dict(v)
         elif v is not state[k]:
             Leaf(str(k), None, v, state, k).replace(v)
-    return missing
+    return missing, loading.save_id
 
 
 def _create_state(optimizer: torch.optim.Optimizer, numbers: set[str]) -> None:
@@ -108,6 +110,7 @@ class Loading:
         self.wants: list[dict] = []
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.save_id = ""  # of what was loaded, if that is known
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
@@ -138,6 +141,7 @@ class Loading:
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
+        reports: list[dict] = []
 
         def piece(i: int, data: Optional[memoryview], value: Any) -> None:
             target = self.targets[i]
@@ -161,7 +165,8 @@ class Loading:
 
         try:
             missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
-                                 save_id=save_id)
+                                 save_id=save_id, reports=reports)
+            self.save_id = reports[0]["save_id"] if reports else ""
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
