@@ -354,6 +354,11 @@ def mismatches(path):
     fails("save: no shard", bad, "x", lambda: cairn.torch.save({k: v for k, v in state().items() if not last or k != "x"}, path))
     fails("save: a key", bad, "2.5", lambda: cairn.torch.save({**state(), **({2.5: 1} if last else {})}, path))
     fails("save: another value", bad, "n", lambda: cairn.torch.save({**state(), "n": int(last)}, path))
+    twice = sharding.cut(states.tensor("x", (9, 4)), init_device_mesh("cpu", (1, 2)), (Shard(0), Shard(0)))
+    if hasattr(twice._spec, "shard_order"):
+        (entry,) = twice._spec.shard_order
+        twice._spec.shard_order = (entry._replace(mesh_dims=entry.mesh_dims[::-1]),)
+        fails("save: another order of the mesh", bad, "redistribute", lambda: cairn.torch.save({"x": twice}, path))
     fails("save: exists", cairn.ExistsError, "", lambda: cairn.torch.save(state(), path, overwrite=False))
     fails("save: a format", cairn.OptionsError, "", lambda: cairn.torch.save(state(), path, format="nothing"))
     fails("save: an address", cairn.OptionsError, "s3://", lambda: cairn.torch.save(state(), "s3://bucket/x"))

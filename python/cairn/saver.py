@@ -149,7 +149,7 @@ class Arena:
         at = self.reserve(n)
         if at is not None:
             try:
-                self.back(at, at + n)
+                self.back(at, at + _round(n))
             except BaseException:
                 self.free(at, n)
                 raise

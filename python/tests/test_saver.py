@@ -98,6 +98,9 @@ class Memory(unittest.TestCase):
         self.arena.back(8000, 12300)
         self.assertEqual(self.arena.backed, [(0, 16384)])
 
+    def test_no_bytes(self):
+        self.assertEqual([self.arena.alloc(0) for _ in range(3)], [0, 64, 128])
+
     def test_no_room(self):
         self.assertIsNone(self.arena.alloc(self.arena.window + 1))
         at = self.arena.alloc(self.arena.window)

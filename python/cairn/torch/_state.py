@@ -137,6 +137,9 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)
         local = _arrived(local)
+        spec: Any = getattr(v, "_spec", None)
+        if getattr(spec, "shard_order", None) is not None and not spec.is_default_device_order(spec.shard_order):
+            raise _unfit(leaf, "is a DTensor that is cut in an order other than that of its mesh: redistribute it first")
         if list(sizes) != list(local.shape):
             raise _unfit(leaf, f"is a DTensor with a local shape of {list(local.shape)}, not {list(sizes)}")
         return [Part(list(v.shape), local, list(offsets))]
