@@ -282,7 +282,7 @@ func CheckValues(plans []*SavePlan) error {
 			if h.hash != v.Hash && !reported[v.FQN] {
 				reported[v.FQN] = true
 				found = append(found, Problem{v.FQN, ProblemDisagree, fmt.Sprintf(
-					"ranks %d and %d hold different values, of which one would be lost; give each rank's value its own name, or set ValuesMayDiffer of the planner", h.rank, rank)})
+					"ranks %d and %d hold different values, of which one would be lost: give each rank's value its own name", h.rank, rank)})
 			}
 		}
 	}

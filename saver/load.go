@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"sync"
 
@@ -176,6 +178,9 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		Group: group.Solo(), Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
 		Observer: s.observer(subject{Load: b.Load}),
 	})
+	if e, ok := err.(*group.StepError); ok && len(e.Failures) == 1 {
+		err = fmt.Errorf("%s: %w", e.Step, e.Failures[0]) // without "rank 0": it is that of the group of this load
+	}
 	if err == nil {
 		err = p.rest(r.Missing)
 	}
@@ -251,6 +256,11 @@ func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
 		return nil, nil, err
 	}
 	c, err := open(s.ctx, store)
+	if errors.Is(err, storage.ErrNotFound) {
+		if _, missing := os.Lstat(src.Store); errors.Is(missing, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %s does not exist", storage.ErrNotFound, src.Store)
+		}
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -283,15 +283,35 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 }
 
 func (s *Store) remove(top *os.Root, name string) error {
-	if fi, err := top.Lstat(name); err != nil || fi.IsDir() {
+	fi, err := top.Lstat(name)
+	if err != nil || fi.IsDir() {
 		return err // a directory is not an object
 	}
-	if err := top.Remove(name); err != nil {
-		return err
+	var open *os.File
+	if fi.Mode().IsRegular() && fi.Size() >= largeFile {
+		open = keepBlocks(top, name)
 	}
-	s.prune(top, path.Dir(name))
-	return nil
+	if err = top.Remove(name); err == nil {
+		s.prune(top, path.Dir(name))
+	}
+	if open != nil {
+		freeing.RLock()
+		go func() {
+			defer freeing.RUnlock()
+			open.Close()
+		}()
+	}
+	return err
 }
+
+// largeFile is the size of files whose blocks are freed in the background: the system
+// takes seconds for some gigabytes. The name is removed at once; the blocks are freed when
+// the file, which is open, is closed.
+const largeFile = 64 << 20
+
+// freeing is held for reading while blocks are freed. A writer that finds no space takes
+// it, and tries again.
+var freeing sync.RWMutex
 
 // Cool implements [blob.Cooler] on Linux.
 func (s *Store) Cool(ctx context.Context, name string) error {

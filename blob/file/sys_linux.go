@@ -20,11 +20,33 @@ import (
 // reserve allocates the blocks of a file, so that a full disk is an error at once. It
 // does nothing if the file system cannot do that.
 func reserve(f *os.File, size int64) error {
-	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+	allocate := func(fd int) error { return unix.Fallocate(fd, 0, 0, size) }
+	err := control(f, allocate)
+	if errors.Is(err, unix.ENOSPC) {
+		freeing.Lock() // there may be more space after this
+		freeing.Unlock()
+		err = control(f, allocate)
+	}
 	if refused(err) {
 		return nil
 	}
 	return err
+}
+
+// keepBlocks opens a file, so that its removal does not free its blocks before the file is
+// closed. It returns nil if that is not possible. NFS would keep a file of another name
+// until then.
+func keepBlocks(dir *os.Root, name string) *os.File {
+	f, err := dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	var fs unix.Statfs_t
+	if err := control(f, func(fd int) error { return unix.Fstatfs(fd, &fs) }); err != nil || fs.Type == unix.NFS_SUPER_MAGIC {
+		f.Close()
+		return nil
+	}
+	return f
 }
 
 // openDirect opens a file for writes past the page cache, or returns nil.

@@ -10,6 +10,8 @@ import (
 
 func reserve(*os.File, int64) error { return nil }
 
+func keepBlocks(*os.Root, string) *os.File { return nil }
+
 func openDirect(*os.Root, string) *os.File { return nil }
 
 func writeBack(*os.File, int64, int64) {}

@@ -6,6 +6,8 @@ import inspect
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -19,6 +21,7 @@ from torch.distributed.tensor import Replicate, Shard
 import cairn
 import cairn.torch
 import cairn.torch._save
+import cairn.torch._whole
 import digest
 import sharding
 import states
@@ -144,6 +147,131 @@ def late_fetch(path):
     return found + ([] if got == [b"\x07\x07", b"\x09\x00"] else [f"fetched {got}"])
 
 
+@closed
+def overtaken(path):
+    """A save whose state is copied aside after that of a later one, which has most of the memory."""
+    cairn.torch.save({"x": torch.zeros(1)}, path)
+    size = cairn.torch._job.job().arena.window * 11 // 20
+    run, later = cairn.torch._save._Staging.run, threading.Event()
+    order = []
+
+    def delayed(self):
+        order.append(self)
+        if len(order) == 1:
+            later.wait(3)
+        run(self)
+        later.set()
+
+    cairn.torch._save._Staging.run = delayed
+    try:
+        handles = [cairn.torch.async_save({"x": torch.full((size,), n, dtype=torch.uint8)}, f"{path}-{n}", overlap=True) for n in (1, 2)]
+    finally:
+        cairn.torch._save._Staging.run = run
+    found = []
+    for n, handle in enumerate(handles, 1):
+        handle.result(LIMIT)
+        with cairn.open(f"{path}-{n}", framework="torch") as c:
+            if not bool((c["x"].torch() == n).all()):
+                found.append(f"save {n} has other bytes")
+    return found
+
+
+@closed
+def fails_early(path):
+    """The memory of a save that fails while its state is copied aside is free after that, and not before."""
+    state = {"x": states.tensor("x", (1000, 100))}
+    cairn.torch.save(state, path)
+    arena = cairn.torch._job.job().arena
+    copy_units = cairn.torch._save.copy_units
+    for _ in range(50):
+        begun = threading.Event()
+        handles, free = [], []
+
+        def late(*args):
+            begun.wait(LIMIT)
+            with contextlib.suppress(cairn.ExistsError):
+                handles[0].result(LIMIT)
+            free.append(arena.largest())
+            copy_units(*args)
+
+        cairn.torch._save.copy_units = late
+        try:
+            handles.append(cairn.torch.async_save(state, path, overwrite=False, overlap=True))
+            begun.set()
+            found = []
+            raises(found, "wait_staged", cairn.ExistsError, lambda: handles[0].wait_staged(LIMIT))
+        finally:
+            cairn.torch._save.copy_units = copy_units
+        free.append(arena.largest())
+        if found or free[-1] != arena.window or any(n > arena.window - 400_000 for n in free[:-1]):
+            return found + [f"free were {free} of {arena.window}"]
+        if len(free) == 2:  # otherwise the save has failed before anything was copied
+            return []
+    return ["no save has failed while its state was copied aside"]
+
+
+@closed
+def fails_late(path):
+    """Ctrl-C when a part of a state is copied aside: the saver has its memory until it answers, and the next save has other memory."""
+    state = {"x": states.tensor("x", (1000, 100))}
+    cairn.torch.save(state, path)
+    job = cairn.torch._job.job()
+    saver, copy = job.saver, cairn.torch._save._Staging.copy
+
+    def interrupt(self, pending):
+        copy(self, pending)
+        raise KeyboardInterrupt
+
+    saver.process.send_signal(signal.SIGSTOP)  # so that it answers late
+    try:
+        found = []
+        cairn.torch._save._Staging.copy = interrupt
+        try:
+            raises(found, "the first save", KeyboardInterrupt, lambda: cairn.torch.async_save(state, f"{path}-1"))
+        finally:
+            cairn.torch._save._Staging.copy = copy
+        handle = cairn.torch.async_save(state, f"{path}-2")
+    finally:
+        saver.process.send_signal(signal.SIGCONT)
+    handle.result(LIMIT)
+    if job.saver is not saver or not saver.alive():
+        found.append("the saver process has ended")
+    if job.arena.largest() != job.arena.window:
+        found.append(f"{job.arena.largest()} of {job.arena.window} bytes are free")
+    return found + [f"{path}-1 is there"] * os.path.exists(f"{path}-1/cairn.json")
+
+
+ENDS = """
+import sys, torch, cairn.torch
+state = {str(n): torch.full((1 << 20,), float(n)) for n in range(20)}
+cairn.torch.async_save(state, sys.argv[1], overlap=bool(sys.argv[2]))
+sys.exit(3)
+"""
+
+
+@closed
+def ends(path):
+    """A save is completed although the interpreter ends at once, and before all is copied aside."""
+    found = []
+    os.makedirs(path)
+    for n in range(6):
+        place = f"{path}/step-{n}"
+        done = subprocess.run([sys.executable, "-c", ENDS, place, "overlap" * (n % 2)], timeout=LIMIT, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        if (done.returncode, done.stderr) != (3, ""):
+            found.append(f"{place}: ended with {done.returncode}: {done.stderr}")
+        try:
+            if (latest := cairn.latest(path, wait=True, timeout=LIMIT)) != os.path.abspath(place):
+                found.append(f"{place} is not there; the latest is {latest}")
+                continue
+            with cairn.open(place, framework="torch") as c:
+                if any(not bool((c[str(n)].torch() == n).all()) for n in range(20)):
+                    found.append(f"{place} has other bytes")
+        except cairn.CairnError as e:
+            found.append(f"{place}: {e!r}")
+    return found
+
+
 # Process groups.
 
 
@@ -232,6 +360,11 @@ def mismatches(path):
     fails("save: no shard", bad, "x", lambda: cairn.torch.save({k: v for k, v in state().items() if not last or k != "x"}, path))
     fails("save: a key", bad, "2.5", lambda: cairn.torch.save({**state(), **({2.5: 1} if last else {})}, path))
     fails("save: another value", bad, "n", lambda: cairn.torch.save({**state(), "n": int(last)}, path))
+    twice = sharding.cut(states.tensor("x", (9, 4)), init_device_mesh("cpu", (1, 2)), (Shard(0), Shard(0)))
+    if hasattr(twice._spec, "shard_order"):
+        (entry,) = twice._spec.shard_order
+        twice._spec.shard_order = (entry._replace(mesh_dims=entry.mesh_dims[::-1]),)
+        fails("save: another order of the mesh", bad, "redistribute", lambda: cairn.torch.save({"x": twice}, path))
     fails("save: exists", cairn.ExistsError, "", lambda: cairn.torch.save(state(), path, overwrite=False))
     fails("save: a format", cairn.OptionsError, "", lambda: cairn.torch.save(state(), path, format="nothing"))
     fails("save: an address", cairn.OptionsError, "gopher://", lambda: cairn.torch.save(state(), "gopher://bucket/x"))
@@ -247,7 +380,48 @@ def mismatches(path):
     if digest.of_state(got) != digest.of_state(state()):
         found.append("the checkpoint has changed")
     cairn.torch.save(got, path)
+    replaced = cairn.torch._load._load
+
+    def first(*args):
+        out = replaced(*args)
+        dist.barrier()
+        return out
+
+    def then(*args):
+        dist.barrier()
+        cairn.torch._whole.async_save_whole({"y": states.tensor("y", (3,))}, path, None, alone=True).result(LIMIT)
+        return replaced(*args)
+
+    cairn.torch._load._load = then if last else first
+    try:
+        fails("load: a replaced checkpoint", cairn.ChangedError, "replaced", lambda: cairn.torch.load({"y": torch.zeros(3)}, path))
+    finally:
+        cairn.torch._load._load = replaced
+    cairn.torch.load({"y": torch.zeros(3)}, path)
     return of_all(found)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that is made of another one, as those of libraries for quantization."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        return NotImplemented
+
+
+def freed():
+    t = torch.ones(1000)
+    t.untyped_storage().resize_(0)
+    return t
 
 
 @closed
@@ -261,9 +435,20 @@ def odd(path):
         ("a sparse tensor", bad, "'x' is a sparse", lambda: cairn.torch.save({"x": torch.eye(3).to_sparse()}, path)),
         ("a nested tensor", bad, "or nested", lambda: cairn.torch.save({"x": torch.nested.nested_tensor([x, x[1:]])}, path)),
         ("a tensor without memory", bad, "to_empty", lambda: cairn.torch.save({"x": torch.empty(3, device="meta")}, path)),
+        ("a tensor that wraps another", bad, "'x' is a Wrapper without", lambda: cairn.torch.save({"x": Wrapper(x), "y": x}, path)),
+        ("a load into a wrapper", bad, "without memory", lambda: cairn.torch.load({"x": Wrapper(x)}, path)),
+        ("a freed tensor", bad, "without memory", lambda: cairn.torch.save({"x": freed()}, path)),
+        ("a lazy parameter", bad, "no shape yet", lambda: cairn.torch.save({"m": torch.nn.LazyLinear(3)}, path)),
+        ("a path", cairn.OptionsError, "not UTF-8", lambda: cairn.torch.save({"x": x}, path.encode() + b"\xff")),
+        ("a large step", cairn.OptionsError, "64 bits", lambda: cairn.torch.save({"x": x}, path, step=1 << 63)),
+        ("files", TypeError, "float", lambda: cairn.torch.save({"x": x}, path, files_per_rank=1.5)),
+        ("an option", ValueError, "JSON", lambda: cairn.torch.save({"x": x}, path, format_options={"x": float("nan")})),
         ("a load without memory", bad, "to_empty", lambda: cairn.torch.load({"x": torch.empty(3, device="meta")}, path)),
         ("a load into what cannot change", bad, "mappingproxy", lambda: cairn.torch.load(locked({"n": 0}), path)),
         ("a list", bad, "a dict", lambda: cairn.torch.save([x], path)),
+        ("a load into a module", bad, "a dict", lambda: cairn.torch.load(torch.nn.Linear(2, 2), path)),
+        ("a file", cairn.OptionsError, "is a file", lambda: cairn.torch.save({"x": x}, __file__)),
+        ("one file without a name", cairn.OptionsError, '"file"', lambda: cairn.torch.save({"x": x}, path + "-file", format="torch")),
         ("nothing", bad, "empty", lambda: cairn.torch.save({}, path)),
         ("no name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"": x}, path)),
         ("a long name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"x" * 5000: x}, path)),

@@ -5,8 +5,10 @@
         print(c.keys())
         rows = c["model.embed.weight"][10:20]
 
-``cairn.torch`` saves and loads the state of PyTorch jobs. The work is done by a process
+``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and
+``cairn.transformers`` are plugins for Lightning and the Trainer of Hugging Face. The work is done by a process
 of the program ``cairn``, which this package contains; CAIRN_BINARY names another one.
+``python -m cairn`` runs its commands. All errors are a :class:`CairnError`.
 Importing this module imports neither torch nor numpy.
 """
 
@@ -37,4 +39,8 @@ def __getattr__(name: str) -> object:
         from cairn import checkpoint
 
         return getattr(checkpoint, name)
+    if name == "values":
+        import importlib
+
+        return importlib.import_module("cairn.values")
     raise AttributeError(f"module 'cairn' has no attribute {name!r}")

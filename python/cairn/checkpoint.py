@@ -39,22 +39,29 @@ def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = Non
 
     framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
     they are numpy arrays if numpy is there, and memoryviews otherwise. Memoryviews of types that
-    they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled.
+    they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled. format and
+    format_options are needed only if the format cannot be detected or has options for reading.
     """
     return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 
 class Checkpoint(Mapping[str, Any]):
-    """An open checkpoint: its names, with a :class:`Tensor` or a value for each."""
+    """An open checkpoint: a mapping of names to a :class:`Tensor` or a value each.
+
+    Attributes, which are empty or None if the format does not record them: ``format``, with
+    its version; ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time``
+    of the save; ``writer``, the program; ``world_size``, the number of ranks; ``notes`` on how
+    the checkpoint was read; ``missing``, names that cannot be read because a file is missing.
+    """
 
     def __init__(self, path: str, framework: Optional[str] = None, format: Optional[str] = None, format_options: Optional[dict] = None):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
+        self._store = saver.address_of(path)  # the working directory may change
         self._source: dict[str, Any] = {"format": format, "format_options": format_options}
-        d = saver.shared().describe(path, format, format_options)
+        d = saver.shared().describe(self._store, format, format_options)
         self.format: str = d.get("format", "")
-        """The format of the checkpoint and its version."""
         self.step: Optional[int] = d.get("step")
         self.save_id: str = d.get("save_id", "")
         self.time: Optional[str] = d.get("time")
@@ -63,9 +70,11 @@ class Checkpoint(Mapping[str, Any]):
         self.world_size: int = d.get("world_size", 0)
         self.notes: list[str] = d.get("notes") or []
         self.missing: list[str] = d.get("missing") or []
-        """Names that cannot be read, because a file is missing or damaged."""
         self._entries: dict[str, dict] = {e["name"]: e for e in d.get("entries") or []}
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{self.path}: {self.format}, {len(self)} names>"
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -104,9 +113,10 @@ class Checkpoint(Mapping[str, Any]):
         return {n: tuple(e.get("shape") or ()) for n, e in self._entries.items() if "dtype" in e}
 
     def load(self, prefix: str = "", *, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
-        """Reads all tensors and values whose names begin with prefix.
+        """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
-        device, such as "cuda", makes the tensors those of torch.
+        framework is that of :func:`cairn.open`. With device, such as "cuda", the tensors are
+        torch tensors on it.
         """
         if device is not None:
             framework = "torch"
@@ -136,7 +146,7 @@ class Checkpoint(Mapping[str, Any]):
             raise ValueError(f"the checkpoint {self.path} is closed")
 
     def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
-        saver.shared().load(self.path, wants, piece, **self._source)
+        saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
 
     def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
              device: Any = None) -> list[Any]:
@@ -210,7 +220,7 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
             raise errors.CastError(f"numpy has no {dtype}: use framework='torch' or 'memory'", ("tensor.cast",))
         import numpy
 
-        array = numpy.empty(sizes, numpy_name)
+        array: Any = numpy.empty(sizes, numpy_name)
         flat = memoryview(array.reshape(-1).view(numpy.uint8)) if array.size else memoryview(bytearray())
         return lambda: array, lambda at, data: flat.__setitem__(slice(at, at + len(data)), data)
     buffer: Any = memoryview(bytearray(n))
@@ -224,7 +234,10 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
 
 
 class Tensor:
-    """A tensor of a checkpoint. ``t[10:20, :]`` reads exactly these elements."""
+    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. Nothing is read before an index or a method asks for it.
+
+    ``t[10:20, :]`` reads exactly these elements, and ``t[:]`` all.
+    """
 
     def __init__(self, checkpoint: Checkpoint, entry: dict):
         self._checkpoint, self._entry = checkpoint, entry
@@ -242,6 +255,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
+        """The size of all elements."""
         return math.prod(self.shape) * element_size(self.dtype)
 
     def numpy(self) -> Any:
@@ -310,24 +324,28 @@ _KINDS: dict[str, type[errors.CairnError]] = {
 
 
 def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None) -> Optional[str]:
-    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None. A folder of a URL has a URL.
+    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if there is none.
+    For a run that is a URL, it returns a URL.
 
+    The newest is the one with the highest step: that of ``save(…, step=…)`` or, without it,
+    the number at the end of the folder's name. Of equal steps, the one that was saved last.
     wait makes it wait for saver processes that are still writing, which may have outlived
     their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
     wait or still after timeout seconds.
     """
-    command = [saver.binary(), "latest", "--json"]
+    program = saver.binary()
+    command = [program, "latest", "--json"]
     if wait:
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     done = subprocess.run([*command, "--", saver.address_of(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode == 0:
-        return json.loads(done.stdout)["path"]
     try:
-        failure = json.loads(done.stderr)
-    except ValueError:  # the program was killed
-        raise errors.CairnError(f"cairn latest ended with {done.returncode}: {done.stderr.strip()}") from None
-    if failure["kind"] == "not-found":
+        answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)
+    except ValueError:  # the program was killed, or is another one
+        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} {done.stderr.strip()}".rstrip()) from None
+    if done.returncode == 0:
+        return answer["path"]
+    if answer["kind"] == "not-found":
         return None
-    raise _KINDS.get(failure["kind"], errors.CairnError)(failure["error"])
+    raise _KINDS.get(answer["kind"], errors.CairnError)(answer["error"])

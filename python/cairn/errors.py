@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CairnError(Exception):
-    """An error of cairn. ``codes`` are the names by which docs/saver.md knows it."""
+    """An error of cairn. ``codes`` tell errors apart that have no class, such as "syscall.ENOSPC" for a full disk."""
 
     def __init__(self, text: str = "", codes: tuple[str, ...] = ()):
         super().__init__(text)
@@ -12,7 +12,7 @@ class CairnError(Exception):
 
 
 class SaverError(CairnError):
-    """The saver process of this rank or of another one has ended. The next call starts new ones."""
+    """The saver process of this rank or of another one has ended or did not start. The next call starts new ones."""
 
     def __init__(self, text: str = "", codes: tuple[str, ...] = ("saver.ended",)):
         super().__init__(text, codes)  # the code makes it the same error on the other ranks
@@ -55,15 +55,15 @@ class UncertainError(CairnError):
 
 
 class OptionsError(CairnError, ValueError):
-    """Options contradict each other, or the format does not have them."""
+    """An option does not exist, contradicts another one, or has a wrong value."""
 
 
 class RepresentError(CairnError):
-    """The format cannot hold a tensor or a value."""
+    """A tensor or a value cannot be saved in the format, or not be made again from the checkpoint."""
 
 
 class StateError(CairnError, ValueError):
-    """The states of the ranks contradict each other."""
+    """The state cannot be saved or loaded, or the states of the ranks contradict each other."""
 
 
 class MismatchError(CairnError, ValueError):

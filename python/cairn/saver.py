@@ -34,15 +34,23 @@ _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been u
 
 def binary() -> str:
     """Returns the path of the program cairn."""
-    named = os.environ.get("CAIRN_BINARY")
-    inside = os.path.join(os.path.dirname(__file__), "bin", "cairn")
-    for path in (named, None if named else inside, None if named else shutil.which("cairn")):
-        if path and os.access(path, os.X_OK) and not os.path.isdir(path):
-            return path
-    if named:
+    if named := os.environ.get("CAIRN_BINARY"):
+        if os.access(named, os.X_OK) and not os.path.isdir(named):
+            return os.path.abspath(named)
         raise SaverError(f"CAIRN_BINARY is {named!r}, which is not a program")
+    inside = os.path.join(os.path.dirname(__file__), "bin", "cairn")
+    if os.access(inside, os.X_OK):
+        return inside
+    if (found := shutil.which("cairn")) and not _is_script(found):
+        return found
     raise SaverError("the program cairn is not part of this installation, and not in PATH: install the package from a wheel, "
                      "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
+
+
+def _is_script(path: str) -> bool:
+    """Reports whether a file is a script, such as the command of this package, which runs what binary returns."""
+    with open(path, "rb") as f:
+        return f.read(2) == b"#!"
 
 
 def address_of(path: "str | bytes") -> str:
@@ -51,6 +59,10 @@ def address_of(path: "str | bytes") -> str:
     The saver process opens URLs. It gets the environment of this process, in which the credentials of services may be.
     """
     address = os.fsdecode(path)
+    try:
+        address.encode()
+    except UnicodeEncodeError:  # messages have no bytes for it, and it would become another path
+        raise OptionsError(f"the path {address!r} is not UTF-8", ("storage.options",)) from None
     if "://" not in address:
         return os.path.abspath(address)
     if not address.startswith("file://"):
@@ -67,6 +79,8 @@ def default_ceiling() -> int:
     The memory is that of the host, or the limit of the container (cgroup) if that is lower.
     """
     if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
+        if not text.isdecimal():
+            raise OptionsError(f"CAIRN_ARENA_BYTES is {text!r}; want a number of bytes", ("storage.options",))
         return int(text)
     memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -122,8 +136,8 @@ class Arena:
         self._backed: list[tuple[int, int]] = []  # what has memory
         self.room = threading.Condition(self._lock)
 
-    def alloc(self, n: int) -> Optional[int]:
-        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now."""
+    def reserve(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before you use them."""
         n = _round(n)
         with self._lock:
             for i, (lo, hi) in enumerate(self._free):
@@ -132,18 +146,22 @@ class Arena:
                         del self._free[i]
                     else:
                         self._free[i] = (lo + n, hi)
-                    break
-            else:
-                return None
-        try:
-            self.back(lo, lo + n)
-        except BaseException:
-            self.free(lo, n)
-            raise
-        return lo
+                    return lo
+        return None
+
+    def alloc(self, n: int) -> Optional[int]:
+        """Returns the offset of n bytes that have memory, or None if there is no room now."""
+        at = self.reserve(n)
+        if at is not None:
+            try:
+                self.back(at, at + _round(n))
+            except BaseException:
+                self.free(at, n)
+                raise
+        return at
 
     def free(self, at: int, n: int) -> None:
-        """Returns what alloc gave."""
+        """Returns what reserve or alloc gave."""
         n = _round(n)
         with self._lock:
             i = bisect.bisect_left(self._free, (at, 0))
@@ -260,11 +278,12 @@ class Saver:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
         try:
+            program = binary()
             fds = (theirs.fileno(), self.arena.fd)
             env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
             with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
                 # A session of its own: Ctrl-C in a terminal does not reach it.
-                self.process = subprocess.Popen([binary(), "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                self.process = subprocess.Popen([program, "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                                 stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
         except BaseException:
             self._ended = SaverError("the saver process did not start")
@@ -274,14 +293,17 @@ class Saver:
             raise
         finally:
             theirs.close()
-        # If nothing refers to this any more, and when the interpreter ends, the process ends too.
-        weakref.finalize(self, _hang_up, self._sock)
+        # If nothing refers to this any more, the process ends too. When the interpreter ends, the system closes the socket:
+        # callers must not hear of it before, and free memory that the process is still saving.
+        weakref.finalize(self, _hang_up, self._sock).atexit = False
         self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver", daemon=True)
         self._reader.start()
         try:
             self.ask("hello", version=VERSION).result(120)
-        except BaseException:
+        except BaseException as e:
             self.close(10)
+            if isinstance(e, SaverError):
+                raise SaverError(f"the saver process has ended before it answered: {program} may not be the program cairn") from e
             raise
 
     # Messages.
@@ -325,9 +347,13 @@ class Saver:
             self._waiting[subject] = reply
         try:
             self.send(kind, **{subject[0]: subject[1]}, **body)
-        except BaseException:
+        except Exception:  # it was not sent
             with self._lock:
                 self._waiting.pop(subject, None)
+            raise
+        except BaseException:  # Ctrl-C: the process may be using the memory that the message names
+            self._fail(SaverError("a message to the saver process was interrupted"))
+            _hang_up(self._sock)
             raise
         return reply
 
@@ -406,13 +432,16 @@ class Saver:
             raise
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
-             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False) -> list[str]:
+             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
+             save_id: str = "", reports: Optional[list[dict]] = None) -> list[str]:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
-        Returns the names that the checkpoint does not have, if allow_missing is set.
+        Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
+        the checkpoint is not that of save_id, if that is not empty. reports receives those of the
+        saver process.
         """
         source = _source(store, format, format_options)
         under_way: list[Reply] = []
@@ -459,11 +488,13 @@ class Saver:
                     start()
             if batch:
                 start()
-            reports = [reply.result()["report"] for reply in under_way]
-            if len(saves := {r["save_id"] for r in reports}) > 1:
-                raise ChangedError(f"{store} was replaced while it was being loaded: it began with one of the saves {sorted(saves)} "
-                                   "and went on with another", ("storage.changed",))
-            return [name for r in reports for name in r.get("missing") or []]
+            received = [reply.result()["report"] for reply in under_way]
+            if len(saves := {r["save_id"] for r in received} | ({save_id} if save_id else set())) > 1:
+                raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves {sorted(saves)}, "
+                                   "and then another", ("storage.changed",))
+            if reports is not None:
+                reports += received
+            return [name for r in received for name in r.get("missing") or []]
         except BaseException:
             for _, want, at in batch:
                 if at is not None:
@@ -504,7 +535,7 @@ class Saver:
         reply.then(over)
         try:
             return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing, **source)
-        except CairnError as e:
+        except BaseException as e:
             reply.settle(error=e)
             raise
 

@@ -71,12 +71,14 @@ def resume(run, model, optimizer):
     return state["step"] + 1
 
 
-def check(wait):
-    """Waits for a save. If it has failed, training goes on: the next save may succeed."""
+def succeeds(wait):
+    """Waits for a save and reports whether it succeeds. If not, training goes on: the next save may succeed."""
     try:
         wait()
+        return True
     except cairn.CairnError as e:
         print("the save failed:", e, file=sys.stderr, flush=True)
+        return False
 
 
 def prune(run, keep):
@@ -113,8 +115,9 @@ def main():
     for step in range(resume(args.folder, model, optimizer), args.steps):
         loss = model(batch(step, device))
         loss.backward()
-        if save is not None:
-            check(save.wait_staged)  # the copy was made during the forward and backward pass; now the state may change
+        # The copy was made during the forward and backward pass. When it is complete, the state may change.
+        if save is not None and not succeeds(save.wait_staged):
+            save = None
         optimizer.step()
         optimizer.zero_grad()
 
@@ -125,13 +128,13 @@ def main():
 
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             if save is not None:
-                check(save.result)  # training waits here only if the disk is slow
+                succeeds(save.result)  # training waits here only if the disk is slow
             if rank == 0:
                 prune(args.folder, args.keep)
             save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step, overlap=True)
 
     if save is not None:
-        check(save.result)
+        succeeds(save.result)
     cairn.torch.close()
     dist.destroy_process_group()
 

@@ -45,6 +45,7 @@ class Results(unittest.TestCase):
         self.assertEqual(found["small: stall / PyTorch DCP"], 0.1)
         self.assertEqual(found["stall / best of the others"], 22.5)
         self.assertNotIn("load warm, GB/s", found)
+        self.assertEqual({g["met"] for g in bench.goals({"rows": self.rows}, "cpu")}, {None})
 
     def test_tables(self):
         times = [0.030] * 90 + [0.031] * 9 + [0.1]

@@ -4,9 +4,12 @@ import ast
 import hashlib
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -106,6 +109,7 @@ class Open(unittest.TestCase):
         self.assertIn("step", c)
         self.assertNotIn("nothing", c)
         self.assertEqual(c.shapes(), {"model.w": (8, 6), "model.half": (2, 2), "model.none": (0, 3), "other": (3,)})
+        self.assertEqual(repr(c), f"<{c.path}: cairn 1, 7 names>")
         self.assertEqual((len(c["model.w"]), c["model.w"].nbytes, repr(c["model.w"])), (8, 192, "<model.w: float32[8, 6]>"))
 
     def test_values(self):
@@ -171,8 +175,12 @@ class Open(unittest.TestCase):
         for place in (self.folder / "empty", self.folder / "nothing"):
             with self.subTest(place=place), self.assertRaises(cairn.NotFoundError):
                 cairn.open(place)
-        with self.assertRaises(FileNotFoundError):
+        with self.assertRaisesRegex(FileNotFoundError, "nothing does not exist"):
             cairn.open(str(self.folder / "nothing"))
+
+    def test_values_are_at_hand(self):
+        code = "import cairn, sys; assert 'cairn.values' not in sys.modules; cairn.values.Object('m', 'n')"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
     def test_options_that_do_not_exist(self):
         with self.assertRaises(cairn.OptionsError):
@@ -218,10 +226,31 @@ class Open(unittest.TestCase):
         for path in (str(self.place), self.place, str(self.place).encode(), self.place.as_uri()):
             with self.subTest(path=path):
                 self.assertEqual(cairn.open(path)["step"], 12)
-        for path in ("gopher://user:hush@bucket/c?key=hush", "file://host/c", "file:///c?x=1"):
+        # Two paths that are not UTF-8 would become the same one.
+        for path in ("gopher://user:hush@bucket/c?key=hush", "file://host/c", "file:///c?x=1",
+                     bytes(self.place) + b"\xff", str(self.place) + "\udcff"):
             with self.subTest(path=path), self.assertRaises(cairn.OptionsError) as raised:
                 cairn.open(path)
             self.assertNotIn("hush", str(raised.exception))
+
+    def test_another_working_directory(self):
+        here = os.getcwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(self.folder)
+        c = cairn.open(self.place.name, framework="memory")
+        os.chdir("/")
+        self.assertEqual(c["model.w"][1, 2].tolist(), 12.0)
+        self.assertEqual(c["long"], "x" * 200_000)
+
+    def test_a_checkpoint_that_is_replaced(self):
+        place = self.folder / "replaced"
+        checkpoint(place, {"x": ("int8", (3,), b"abc")}, {"step": 1})
+        c = cairn.open(place, framework="memory")
+        self.assertEqual(bytes(c["x"][:2]), b"ab")
+        checkpoint(place, {"x": ("int8", (3,), b"xyz")}, {"step": 2})
+        with self.assertRaisesRegex(cairn.ChangedError, "replaced"):
+            c["x"][2:]
+        self.assertEqual(bytes(cairn.open(place, framework="memory")["x"][2:]), b"z")
 
 
 def tearDownModule():

@@ -98,6 +98,9 @@ class Memory(unittest.TestCase):
         self.arena.back(8000, 12300)
         self.assertEqual(self.arena.backed, [(0, 16384)])
 
+    def test_no_bytes(self):
+        self.assertEqual([self.arena.alloc(0) for _ in range(3)], [0, 64, 128])
+
     def test_no_room(self):
         self.assertIsNone(self.arena.alloc(self.arena.window + 1))
         at = self.arena.alloc(self.arena.window)
@@ -157,6 +160,11 @@ class Ceiling(unittest.TestCase):
         ):
             with self.subTest(limits=limits, **environment):
                 self.assertEqual(self.ceiling(limits, **environment), want)
+
+    def test_a_ceiling_that_is_not_a_number(self):
+        for text in ("", "8GiB", "-1"):
+            with self.subTest(text=text), self.assertRaisesRegex(cairn.OptionsError, "want a number of bytes"):
+                self.ceiling([], CAIRN_ARENA_BYTES=text)
 
 
 class Saves(unittest.TestCase):
@@ -378,7 +386,7 @@ class Loads(unittest.TestCase):
 
     def test_missing(self):
         s = self.small()
-        with self.assertRaises(cairn.MissingError):
+        with self.assertRaisesRegex(cairn.MissingError, '^plan: "other": '):
             s.load(self.place, [{"name": "other"}], lambda *a: None)
         self.assertEqual(s.load(self.place, [{"name": "other"}, {"name": "v"}], lambda *a: None, allow_missing=True), ["other"])
 
@@ -422,8 +430,31 @@ class Loads(unittest.TestCase):
                     with self.assertRaisesRegex(cairn.SaverError, text):
                         Saver(ceiling=1 << 20)
                     self.assertEqual(len(os.listdir("/proc/self/fd")), fds)
+                    with self.assertRaisesRegex(cairn.CairnError, program):
+                        cairn.latest(self.place)
                 finally:
                     os.environ["CAIRN_BINARY"] = before
+
+    def test_the_command(self):
+        program = [sys.executable, "-m", "cairn"]
+        done = subprocess.run([*program, "ls", "--json", self.place], capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn('"row"', done.stdout)
+        done = subprocess.run([*program, "ls", "/nothing"], capture_output=True, text=True, timeout=LIMIT)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("/nothing", done.stderr)
+        # As the script of an installation, which must not run itself again and again.
+        with tempfile.TemporaryDirectory() as folder:
+            script = os.path.join(folder, "cairn")
+            with open(script, "w") as f:
+                f.write(f"#!{sys.executable}\nimport sys\nfrom cairn.__main__ import main\nsys.exit(main())\n")
+            os.chmod(script, 0o755)
+            python = os.pathsep.join(p for p in sys.path if p)
+            for named, text in (("/nothing", "not a program"), (script, "this script"), ("", "not part of this installation")):
+                env = {**os.environ, "CAIRN_BINARY": named, "PATH": folder, "PYTHONPATH": python}
+                done = subprocess.run([script, "ls", "/nothing"], env=env, capture_output=True, text=True, timeout=LIMIT)
+                self.assertEqual(done.returncode, 1, named)
+                self.assertIn(text, done.stderr)
 
     def test_a_saver_that_nothing_refers_to_ends(self):
         s = Saver(ceiling=1 << 20)
@@ -562,6 +593,25 @@ class Processes(unittest.TestCase):
         lines = done.stdout.split("\n")
         self.assertEqual(lines[1:], ["interrupt", "interrupted", ""])
         self.assertTrue(eventually(lambda: ended(int(lines[0]))))
+
+    def test_interrupt_after_a_message(self):
+        # The process may be writing to the memory, so nothing uses it before the process has ended.
+        with cairn.open(self.place, framework="memory") as c:
+            s = saver.shared()
+            send = s.send
+
+            def interrupt(kind, **body):
+                send(kind, **body)
+                raise KeyboardInterrupt
+
+            s.send = interrupt
+            with self.assertRaises(KeyboardInterrupt):
+                c.load()
+            self.assertFalse(s.alive())
+            self.assertEqual(s.arena.largest(), s.arena.window)
+            c.load()
+            self.assertTrue(ended(s.process.pid))
+            self.assertIsNot(saver.shared(), s)
 
     def test_interrupt_of_a_saver_that_hangs(self):
         for read in ("c['row'][:]", "cairn.open(c.path)"):

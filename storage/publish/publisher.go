@@ -470,7 +470,7 @@ func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
 		for _, f := range r.Files {
 			size, ok := have[f.Name]
 			if !ok {
-				return fmt.Errorf("%s, which a rank has just written: %w", f.Name, fs.ErrNotExist)
+				return fmt.Errorf("%s, which a rank has just written, is not in the folder that rank 0 sees: %w", f.Name, fs.ErrNotExist)
 			}
 			if size != f.Size {
 				return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)

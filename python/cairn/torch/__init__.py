@@ -1,9 +1,12 @@
 """Saves and loads the state of PyTorch jobs.
 
-    import cairn.torch
-    cairn.torch.save({"model": model, "optim": optimizer, "step": step}, "run/step-100", step=100)
-    handle = cairn.torch.async_save(state, "run/step-200")   # training goes on
-    cairn.torch.load(state, cairn.latest("run"))
+    import cairn, cairn.torch
+    state = {"model": model, "optim": optimizer, "step": step}
+    if path := cairn.latest("run", wait=True):
+        cairn.torch.load(state, path)
+    cairn.torch.save(state, "run/step-100", step=100)
+    handle = cairn.torch.async_save(state, "run/step-200", step=200)   # training goes on
+    handle.result()
 
 All ranks of the job make the same calls. The ranks of the job that loads may be other than
 those that saved. In a process without ``torch.distributed`` the job has one rank.

@@ -38,6 +38,7 @@ class Job:
         self.saver: Optional[Saver] = None
         self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
         self.met: Optional[Saver] = None  # the saver that has met the others
+        self.closing = False  # nothing uses the shared memory again
         self.lock = threading.RLock()
 
     def meet(self) -> None:
@@ -96,6 +97,7 @@ class Job:
     def close(self) -> None:
         if self.pid != os.getpid():
             return
+        self.closing = True
         if self.saver is not None:
             self.saver.close()
         self.memory.close()
@@ -122,19 +124,30 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool) -> Save
         return j.saver
 
 
-def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False) -> bool:
+def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False, save_id: str = "") -> bool:
     """Ends a step that all ranks take, and reports whether any of them lacks something.
 
     If the step failed on any rank, it raises an error on all. Steps of one kind have the
     same order on all ranks. It uses the job's store and not a collective: PyTorch saves in
     threads of their own, whose collectives would mix with those of the training, and a
     collective on a GPU waits for the work of the GPU.
+
+    save_id is that of the checkpoint that this rank has loaded, if there is one. It is an
+    error if those of other ranks differ.
     """
     if not distributed():
         if error is not None:
             raise error
         return lacks
-    rank = dist.get_rank()
+    rank, number = dist.get_rank(), _count(kind)
+    if error is None and save_id:
+        try:
+            first = _store().compare_set(f"cairn/{kind}/{number}/save", "", save_id).decode()
+        except RuntimeError as e:
+            raise _gone(f"the store of the job does not answer: {e}") from e
+        if first != save_id:
+            error = errors.ChangedError(f"the checkpoint was replaced while it was being loaded: another rank has loaded the save {first}, "
+                                        f"and this one {save_id}", ("storage.changed",))
     said: dict[str, Any] = {}
     if isinstance(error, errors.CairnError):
         said = {"text": f"rank {rank}: {error}", "codes": error.codes}
@@ -142,7 +155,7 @@ def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = Fal
         said = {"text": f"rank {rank}: {error!r}"}
     patient = error is None or isinstance(error, Exception)  # after Ctrl-C this rank does not wait for the others
     try:
-        outcome = _exchange(_store(), f"cairn/{kind}", _count(kind), rank, dist.get_world_size(), said, lacks, patient)
+        outcome = _exchange(_store(), f"cairn/{kind}", number, rank, dist.get_world_size(), said, lacks, patient)
     finally:
         if error is not None:
             raise error
@@ -172,7 +185,7 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
     if rank == 0:  # all ranks have read what came before
-        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome")))
+        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "save")))
     return outcome
 
 

@@ -16,7 +16,7 @@ from cairn import errors, values
 from cairn.checkpoint import PIECE, cut
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
-from cairn.torch._state import Leaf, flatten, is_stateful, parts
+from cairn.torch._state import Leaf, check, check_memory, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
@@ -24,20 +24,25 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
-    converted to its dtype. Values are replaced. Without strict, names that the checkpoint
-    does not have are left as they are, and returned. Objects that were pickled are made
-    again only with allow_pickle, because a pickle can run any code.
+    converted to its dtype. Values are replaced in the dict. Names that only the checkpoint has
+    are left out. A name that only the state has is a MissingError; without strict it stays as
+    it is, and is in the list that is returned. Objects that were pickled are made again only
+    with allow_pickle, because a pickle can run any code. format and format_options are needed
+    only if the format cannot be detected or has options for reading.
     """
-    error, missing = None, []
+    error, missing, save_id = None, [], ""
     try:
-        missing = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
+        missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
     except BaseException as e:  # the other ranks must know
         error = e
-    agree("load", error)
+    agree("load", error, save_id=save_id)
     return missing
 
 
-def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict], allow_pickle: bool) -> list[str]:
+def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict],
+          allow_pickle: bool) -> tuple[list[str], str]:
+    """Returns the names that are missing, and the save that was loaded, if that is known."""
+    check(state)
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
     owners = {k: v for k, v in state.items() if is_stateful(v)}
     if new := {k: v for k, v in owners.items() if isinstance(v, torch.optim.Optimizer) and not v.state}:
@@ -69,7 +74,7 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
             owners[k].load_state_dict(v)
         elif v is not state[k]:
             Leaf(str(k), None, v, state, k).replace(v)
-    return missing
+    return missing, loading.save_id
 
 
 def _create_state(optimizer: torch.optim.Optimizer, numbers: set[str]) -> None:
@@ -105,10 +110,12 @@ class Loading:
         self.wants: list[dict] = []
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.save_id = ""  # of what was loaded, if that is known
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
         t = t.detach()
+        check_memory(name, t)
         flat = t
         if not t.is_contiguous() or t.is_conj() or t.is_neg():
             flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)
@@ -123,13 +130,18 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
-    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict]) -> list[str]:
-        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set."""
+    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
+            save_id: str = "") -> list[str]:
+        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set.
+
+        ChangedError: the checkpoint is not that of save_id, if that is not empty.
+        """
         self.memory.reclaim()
         # Pieces arrive in another thread, whose streams are not those of the caller.
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
+        reports: list[dict] = []
 
         def piece(i: int, data: Optional[memoryview], value: Any) -> None:
             target = self.targets[i]
@@ -152,7 +164,9 @@ class Loading:
             stream.synchronize()  # the memory is used again after this
 
         try:
-            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing)
+            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
+                                 save_id=save_id, reports=reports)
+            self.save_id = reports[0]["save_id"] if reports else ""
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
@@ -172,8 +186,8 @@ def made(name: str, v: Any, allow_pickle: bool) -> Any:
     except Exception as e:
         if allow_pickle:
             raise
-        raise errors.RepresentError(f"{name!r} was pickled; load it with allow_pickle=True if you trust the checkpoint: {e}",
-                                    ("storage.represent",)) from None
+        raise errors.RepresentError(f"{name!r} was pickled: load it with allow_pickle=True if you trust the checkpoint",
+                                    ("storage.represent",)) from e
 
 
 def pickled(v: Any) -> Optional[bytes]:

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Callable, Optional
 
 import torch
@@ -42,7 +42,7 @@ class Memory:
 
     def __init__(self, arena: Arena):
         self.arena = arena
-        self.bytes = torch.frombuffer(arena.mem, dtype=torch.uint8)
+        self.bytes = torch.frombuffer(memoryview(arena.mem), dtype=torch.uint8)  # the view keeps the memory while a tensor uses it
         self._registered: list[tuple[int, int]] = []  # parts that CUDA knows
         self._edges: list[int] = []  # where they begin and end, ascending
         self._refused = False  # CUDA takes no more
@@ -59,10 +59,11 @@ class Memory:
 
     def reclaim(self) -> None:
         """Frees what no tensor of lease uses any more."""
-        while self._returned:
-            at, n = self._returned.popleft()
-            self._leased -= n
-            self.arena.free(at, n)
+        with self._lock:
+            while self._returned:
+                at, n = self._returned.popleft()
+                self._leased -= n
+                self.arena.free(at, n)
 
     def leased(self) -> int:
         """Returns the bytes that tensors of lease use."""
@@ -71,7 +72,8 @@ class Memory:
 
     def lease(self, at: int, n: int) -> torch.Tensor:
         """Returns n bytes that alloc gave, with a storage of their own. They are free when no tensor has this storage any more."""
-        self._leased += n
+        with self._lock:
+            self._leased += n
         view = memoryview(self.arena.mem)[at:at + n]
         # The garbage collector may call this at any time, so it takes no lock.
         weakref.finalize(view, self._returned.append, (at, n)).atexit = False
@@ -137,15 +139,17 @@ class Memory:
                 self._gather(to, sources)
         if devices:
             self.register()
-        for device, some in devices.items():
-            stream = self.stream(device)
-            stream.wait_event(begun[device])
-            with torch.cuda.stream(stream):
-                for to, sources in some:
-                    self._gather(to, sources)
-        self._gather_host(host)
-        for device in devices:
-            self.stream(device).synchronize()
+        try:
+            for device, some in devices.items():
+                stream = self.stream(device)
+                stream.wait_event(begun[device])
+                with torch.cuda.stream(stream):
+                    for to, sources in some:
+                        self._gather(to, sources)
+            self._gather_host(host)
+        finally:
+            for device in devices:
+                self.stream(device).synchronize()
 
     def _gather(self, to: torch.Tensor, sources: list[torch.Tensor]) -> None:
         """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
@@ -173,8 +177,17 @@ class Memory:
             for to, sources in work:
                 self._gather(to, sources)
             return
-        for f in [self._pool.submit(self._gather, *w) for w in work]:
-            f.result()
+        copies = []
+        try:
+            for w in work:
+                try:
+                    copies.append(self._pool.submit(self._gather, *w))
+                except RuntimeError:  # the interpreter is ending, and starts nothing more
+                    self._gather(*w)
+            for copy in copies:
+                copy.result()
+        finally:
+            wait(copies)  # after Ctrl-C too: the memory may be used again
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import io
+import json
 import operator
 import os
 import secrets
@@ -21,7 +22,7 @@ from cairn import errors, values
 from cairn.saver import Reply, address_of
 from cairn.torch import _memory
 from cairn.torch._job import Job, job, ready
-from cairn.torch._state import Leaf, Part, flatten, parts
+from cairn.torch._state import Leaf, Part, check_memory, flatten, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
@@ -29,12 +30,15 @@ _STAMP = 64  # bytes before the blobs of a unit
 _ALIGN = 64
 
 
-def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, **options: Any) -> dict:
+def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
+         overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0) -> dict:
     """Saves a state. All ranks call it. It returns a report when the checkpoint is complete.
 
-    The options are those of :func:`async_save`.
+    The state and the options are those of :func:`async_save`, the report is that of
+    :meth:`Handle.result`.
     """
-    return async_save(state, path, step=step, **options).result()
+    return async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
+                      files_per_rank=files_per_rank).result()
 
 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
@@ -45,15 +49,30 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     It returns when the state has been copied aside, and the caller may change it. With
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
+
+    state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
+    modules and optimizers. A tensor that is not sharded is taken to be the same on all ranks,
+    and saved once. Values must be equal on all ranks: give those of one rank a name of their own.
+
+    path is a folder. A checkpoint that is there is replaced when the new one is complete,
+    or, without overwrite, the save fails with ExistsError. step and tags are recorded;
+    :func:`cairn.latest` goes by the step. format is "native", "torchdcp" (PyTorch DCP), "hf"
+    (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
+    "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
+    of files that each rank writes at the same time; 0 leaves it to the format.
     """
     return begin(lambda memory: State([(leaf, parts(leaf)) for leaf in flatten(state)], memory),
                  path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
 
 
 class Handle:
-    """A save that is under way."""
+    """A save that is under way. If it fails after it was staged, only :meth:`result` raises the error.
+
+    ``warnings`` has what was noticed that does not make it fail.
+    """
 
     def __init__(self) -> None:
+        self._path = ""
         self._staged = Reply()
         self._reply = Reply(self._heard)
         self._planned = self._moved = 0
@@ -71,24 +90,35 @@ class Handle:
         elif kind == "warning":
             self.warnings.append(body["text"])
 
+    def __repr__(self) -> str:
+        how = "over" if self.done() else "staged" if self.staged() else "not staged yet"
+        return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
+
     def staged(self) -> bool:
-        """Reports whether the state has been copied aside."""
+        """Reports whether the state has been copied aside, or the save has failed."""
         return self._staged.done()
 
     def wait_staged(self, timeout: Optional[float] = None) -> None:
-        """Waits until the state has been copied aside. Then the caller may change it."""
+        """Waits until the state has been copied aside. Then the caller may change it.
+
+        It raises the error of a save that fails before, and TimeoutError after timeout seconds.
+        """
         self._staged.result(timeout)
 
     def done(self) -> bool:
-        """Reports whether the save is over."""
+        """Reports whether the save is over: complete or failed."""
         return self._reply.done()
 
     def result(self, timeout: Optional[float] = None) -> dict:
-        """Waits until the checkpoint is complete and returns a report, or raises why it is not."""
+        """Waits until the checkpoint is complete, or raises why it is not. TimeoutError: not within timeout seconds.
+
+        The report has "save_id", "step", "bytes" of all ranks, "local_bytes" that this rank
+        wrote, "files", "plan_reused", and how long it took: "plan_ns", "write_ns" and "phases".
+        """
         return self._reply.result(timeout)["report"]
 
     def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it will write; zero: not known yet."""
+        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
         return self._moved, self._planned
 
     def _fail(self, error: BaseException) -> None:
@@ -172,6 +202,7 @@ class State:
                 if leaf.value.requires_grad:
                     item["requires_grad"] = True
                 t = t.detach()
+                check_memory(leaf.name, t)
                 if t.is_conj() or t.is_neg():
                     t = t.resolve_conj().resolve_neg()
                 index = len(self.items)
@@ -180,7 +211,6 @@ class State:
                 storages.setdefault(key, []).append((index, t))
         self.aliases = 0
         self.units = self._units(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors) for tensors in storages.values())
-        self.bytes = sum(u.size for u in self.units if u.at is None)
 
     def _blob(self, index: int, t: torch.Tensor) -> _Blob:
         """Returns the memory of a tensor that shares its storage with no other."""
@@ -271,7 +301,13 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     j = error = None
     try:
         store = address_of(os.fspath(path))
+        if os.path.isfile(store):
+            raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
         step = None if step is None else operator.index(step)
+        if step is not None and not -1 << 63 <= step < 1 << 63:
+            raise errors.OptionsError(f"the step is {step}; it has 64 bits", ("storage.options",))
+        files_per_rank = operator.index(files_per_rank)
+        json.dumps(format_options, allow_nan=False)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
         j = job(alone)
@@ -281,12 +317,13 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     saver = ready(j, error, alone)
     assert j is not None
     handle = Handle()
+    handle._path = store
     number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format,
         "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
-        "items": state.items, "absent": state.absent, "fits": state.bytes == 0 or state.bytes + j.memory.leased() <= j.arena.window,
+        "items": state.items, "absent": state.absent,
     }
     if format_options:
         message["format_options"] = format_options
@@ -296,17 +333,22 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         message["tags"] = tags
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
-    staging.begun = events(state.units)
-    try:
-        saver.begin(("generation", number), handle._reply, "save", **message)
-    except BaseException:
-        saver.close(5)  # the savers of the other ranks do not wait for this one
-        raise
     handle._reply.then(staging.over)
-    if overlap:
-        threading.Thread(target=staging.run, name="cairn-stage", daemon=True).start()
-        return handle
-    staging.run()
+    try:
+        staging.begun = events(state.units)
+        saver.begin(("generation", number), handle._reply, "save", **message, fits=staging.reserve())
+        if overlap:
+            # The interpreter waits for it at its end: a save that is not staged would be lost.
+            threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()
+            return handle
+        staging.run()
+    except BaseException as e:
+        staging.abandon(e)
+        saver.close(5)  # the savers of the other ranks do not wait for this one
+        handle._fail(e)
+        raise
+    if staging.error is not None:  # Ctrl-C, although the saver process may have ended by it
+        raise staging.error
     handle.wait_staged()
     return handle
 
@@ -341,20 +383,49 @@ class _Staging:
         self.lock = threading.Lock()
         self.fetching = threading.Lock()  # held while a fetch reads a tensor
         self.complete = False  # the caller may change the state
+        self.running = False  # the shared memory is being written
+        self.ended = False  # the save is over
+        self.error: Optional[BaseException] = None  # of run
+
+    def reserve(self) -> bool:
+        """Takes shared memory for all units, or for none, and reports whether all of them will be staged.
+
+        Without it the saver process must be able to fetch: a later save may stage first, and
+        has its memory until this one is over.
+        """
+        self.job.memory.reclaim()
+        for unit in self.state.units:
+            if unit.at is not None:
+                continue
+            if (at := self.job.arena.reserve(unit.size)) is None:
+                self.free(self.held)
+                self.held = []
+                return False
+            self.held.append((at, unit))
+        return True
 
     def run(self) -> None:
         start = time.monotonic_ns()
+        with self.lock:
+            if self.ended:
+                return
+            self.running = True
+            reserved = {unit: at for at, unit in self.held}
         try:
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
                 if unit.at is not None:
                     pending.append((unit, unit.at))
                     continue
+                if (at := reserved.get(unit)) is not None:
+                    self.job.arena.back(at, at + unit.size)
+                    pending.append((unit, at))
+                    continue
                 at = self.job.memory.alloc(unit.size)
                 while at is None and not self.released.issuperset(unit.items()):
                     self.copy(pending)
                     pending = []
-                    if self.handle._reply.done():
+                    if self.ended:
                         raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
                     with self.job.arena.room:
                         self.job.arena.room.wait(0.1)
@@ -367,17 +438,34 @@ class _Staging:
             self.copy(pending)
             with self.fetching:  # from here on, fetches read what is staged
                 self.complete = True
+            self.stop()
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
             self.handle._staged.settle({})
         except BaseException as e:
             self.begun.clear()
-            try:
-                self.saver.send("abandon", generation=self.generation, error={"text": str(e) or repr(e)})
-            except errors.CairnError:
-                pass
-            self.handle._fail(e)
+            # The shared memory is in use until the saver process has answered, by this error or by the end of the process.
+            self.error = self.handle._reply.error = e
+            self.abandon(e)
+            self.handle._staged.settle(error=e)
+        finally:
+            self.stop()
+
+    def abandon(self, error: BaseException) -> None:
+        """Has the saver process give up the save."""
+        try:
+            self.saver.send("abandon", generation=self.generation, error={"text": str(error) or repr(error)})
+        except errors.CairnError:
+            pass  # it has ended
+
+    def stop(self) -> None:
+        """Notes that the shared memory is not being written any more."""
+        with self.lock:
+            self.running = False
+            ended = self.ended
+        if ended:
+            self.over()
 
     def copy(self, pending: list[tuple[_Unit, int]]) -> None:
         """Copies units and tells the saver where they are."""
@@ -409,7 +497,8 @@ class _Staging:
 
     def free(self, units: list[tuple[int, _Unit]]) -> None:
         for at, unit in units:
-            self.job.arena.view[at:at + 8] = bytes(8)
+            if unit.staged and not self.job.closing:  # otherwise the process may be saving it still
+                self.job.arena.view[at:at + 8] = bytes(8)
             self.job.arena.free(at, unit.size)
 
     def fetch(self, body: dict) -> None:
@@ -439,12 +528,15 @@ class _Staging:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
 
     def over(self) -> None:
-        """The save is over: its memory is free."""
+        """The save is over: its memory is free, or will be when nothing writes to it any more."""
         with self.lock:
+            self.ended = True
+            if self.running:
+                return
             held, self.held = self.held, []
             units, self.state.units = self.state.units, []  # its tensors may be large
         for unit in units:
-            if unit.at is not None:
+            if unit.at is not None and not self.job.closing:
                 self.job.arena.view[unit.at:unit.at + 8] = bytes(8)
         self.free(held)
         self.handle._staging = None

@@ -40,8 +40,7 @@ def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
     keys that are neither strings nor integers, are leaves.
     """
     out: list[Leaf] = []
-    if not isinstance(state, Mapping):
-        raise errors.StateError(f"a state is a dict, not a {type(state).__name__}", ("plan.state",))
+    check(state)
     _open([], "", state, out, whole)
     names: set[str] = set()
     for leaf in out:
@@ -55,6 +54,12 @@ def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
         if not 0 < size <= _MAX_NAME:
             raise errors.StateError(f"the name {leaf.name[:100]!r} does not have 1 to {_MAX_NAME} bytes of UTF-8", ("plan.state",))
     return out
+
+
+def check(state: Any) -> None:
+    """Raises an error if state cannot be one."""
+    if not isinstance(state, Mapping):
+        raise errors.StateError(f"a state is a dict, such as {{'model': model}}, not a {type(state).__name__}", ("plan.state",))
 
 
 def is_stateful(v: Any) -> bool:
@@ -115,6 +120,8 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
     whole: Any = v  # of classes that not every build of torch has
     if not isinstance(v, torch.Tensor):
         return None
+    if torch.nn.parameter.is_lazy(v):
+        raise _unfit(leaf, "has no shape yet: its module must be called once before")
     if _is_sharded(v):
         shape = list(whole.metadata().size)
         return [Part(shape, s.tensor, list(s.metadata.shard_offsets)) for s in whole.local_shards()]
@@ -129,6 +136,10 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
         if v.device_mesh.get_coordinate() is None:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)
+        local = _arrived(local)
+        spec: Any = getattr(v, "_spec", None)
+        if getattr(spec, "shard_order", None) is not None and not spec.is_default_device_order(spec.shard_order):
+            raise _unfit(leaf, "is a DTensor that is cut in an order other than that of its mesh: redistribute it first")
         if list(sizes) != list(local.shape):
             raise _unfit(leaf, f"is a DTensor with a local shape of {list(local.shape)}, not {list(sizes)}")
         return [Part(list(v.shape), local, list(offsets))]
@@ -136,7 +147,27 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
         raise _unfit(leaf, "is a sparse or nested tensor, which cannot be saved or loaded: use its parts")
     if v.is_meta:
         raise _unfit(leaf, "is on the device meta and has no memory: use to_empty() first")
-    return [Part(list(v.shape), v)]
+    return [Part(list(v.shape), _arrived(v))]
+
+
+def _arrived(t: torch.Tensor) -> torch.Tensor:
+    """Waits for a tensor that a collective is still filling."""
+    return t.wait() if type(t).__name__ == "AsyncCollectiveTensor" else t  # type: ignore[attr-defined]
+
+
+def check_memory(name: str, t: torch.Tensor) -> None:
+    """Raises StateError if the elements of a tensor are not in its own memory."""
+    if not t.numel():
+        return
+    last = int(t.storage_offset()) + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+    try:
+        storage = t.untyped_storage()
+        if storage.device.type == t.device.type and storage.nbytes() >= (last + 1) * t.element_size() and storage.data_ptr():
+            return
+    except (RuntimeError, NotImplementedError):  # a class that wraps other tensors
+        pass
+    raise errors.StateError(f"{name!r} is a {type(t).__name__} without memory of its own, such as one that wraps other tensors, "
+                            "that is fake or whose storage was freed: save and load the tensors that it is made of", ("plan.state",))
 
 
 def _unfit(leaf: Leaf, text: str) -> errors.StateError:

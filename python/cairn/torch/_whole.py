@@ -69,7 +69,7 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
         t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]), device=device)
         root.place(steps, t)
         loading.tensor(name, shape, [0] * len(shape), t)
-    loading.run(saver, os.fspath(path), False, None, None)
+    loading.run(saver, os.fspath(path), False, None, None, described.get("save_id", ""))
     return root.result()
 
 

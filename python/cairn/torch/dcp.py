@@ -73,7 +73,7 @@ class Stager(AsyncStager):
                     t, size = tensors[index], tensors[index].element_size()
                     if t.numel() and (place + start) % size == 0:
                         strides = state.items[index].get("strides") or torch.empty(t.shape, device="meta").stride()
-                        copies[index] = torch.empty(0, dtype=t.dtype).set_(storage, (place + start) // size, t.shape, strides)
+                        copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, (place + start) // size, t.shape, strides)
         numbers = iter(range(len(tensors)))
 
         def copied(t: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,8 @@ class Reader(StorageReader):
             assert isinstance(described, TensorStorageMetadata)
             loading.tensor(name, list(described.size), list(item.storage_offsets), t.detach())
             filled.append((item, t))
-        loading.run(j.own(), os.fspath(self.checkpoint_id), False, self.format, self.format_options)
+        meta = self._metadata.storage_meta
+        loading.run(j.own(), os.fspath(self.checkpoint_id), False, self.format, self.format_options, meta and meta.save_id or "")
         for item, t in filled:
             planner.commit_tensor(item, t)
         done: "Future[None]" = Future()
