@@ -37,6 +37,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
+	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
 
 	// Ranks.
@@ -91,7 +92,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/cli", "saver . blob blob/doctor blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},
