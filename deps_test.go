@@ -80,7 +80,7 @@ var layers = []struct{ name, imports string }{
 	// The protocol and the front door.
 	{"stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
-	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
 	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
