@@ -178,6 +178,7 @@ func (s *Stager) Usage() Usage {
 // Pending is a background save.
 type Pending struct {
 	store    blob.Store
+	since    func() *blob.Traffic
 	snapshot *stage.Snapshot
 	request  *saver.Request          // nil: the save runs in this process
 	process  *saver.Process          // carries out the request
@@ -298,7 +299,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		return nil, err
 	}
 	defer func() { <-s.call }()
-	p := &Pending{store: store, staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
+	p := &Pending{store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
 		return nil, err
@@ -650,6 +651,10 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	} else {
 		report.StageTime, report.MemoryWait = p.stageTime, p.memoryWait
 		report.Phases = p.recorder.Phases()
+		if p.process == nil {
+			report.Traffic = p.since()
+			p.recorder.Traffic(report.Traffic)
+		}
 		written = report.LocalBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)

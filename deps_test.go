@@ -37,6 +37,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
+	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
 
 	// Ranks.
@@ -79,7 +80,7 @@ var layers = []struct{ name, imports string }{
 	// The protocol and the front door.
 	{"stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
-	{"protocol", "group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
 	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
 	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
@@ -91,7 +92,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "saver . blob blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/cli", "saver . blob blob/doctor blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/remote"},

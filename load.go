@@ -103,13 +103,16 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 		o = *opts
 	}
 	job := o.job()
+	since := blob.Since(store)
 	job.Recorder = protocol.NewRecorder(ctx, protocol.OpLoad, job.Group.Rank(), o.Logger, o.Observer)
 	r, err := o.load(job.Recorder.Context(ctx), store, &job, begin)
+	job.Recorder.Traffic(since())
 	if err != nil {
 		err = wrap("load", store, err)
 		job.Recorder.End(0, err)
 		return nil, err
 	}
+	r.Traffic = since()
 	job.Recorder.End(r.Local.Needed, nil)
 	return r, nil
 }

@@ -58,7 +58,8 @@ type SaveOptions struct {
 	// SweepAfter is the age from which Save, after its commit, removes files that
 	// no checkpoint names, if it is unknown whether the save that wrote them is
 	// over. If the process of that save ran on this host and is dead, Save removes
-	// the files at any age. Zero: 24 hours. Negative: Save removes no such files.
+	// the files at any age. Zero: 24 hours; in object storage, only 'cairn clean'
+	// removes such files. Negative: Save removes no such files.
 	SweepAfter time.Duration
 	// Writer stores the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
@@ -123,13 +124,16 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		o = *opts
 	}
 	job := o.job(store)
+	since := blob.Since(store)
 	job.Recorder = o.recorder(ctx, &job)
 	r, err := o.save(job.Recorder.Context(ctx), store, state, &job)
+	job.Recorder.Traffic(since())
 	if err != nil {
 		err = wrap("save", store, err)
 		job.Recorder.End(0, err)
 		return nil, err
 	}
+	r.Traffic = since()
 	job.Recorder.End(r.LocalBytes, nil)
 	return r, nil
 }

@@ -151,6 +151,12 @@ func OpenKnown(ctx context.Context, s Store, name string, size int64) (Reader, e
 	return s.Open(ctx, name)
 }
 
+// BulkRemover is a capability of stores that remove many objects with one request.
+type BulkRemover interface {
+	// RemoveAll removes objects, as Remove does. It continues after an error.
+	RemoveAll(ctx context.Context, names []string) error
+}
+
 // Versioner is a capability of stores whose objects have versions: Info.Version is set,
 // and CreateOptions.IfVersion works.
 type Versioner interface {
@@ -198,4 +204,18 @@ type Summer interface {
 	// Sum returns the CRC-32C of the object name without reading it. ok is false if the
 	// store does not have it.
 	Sum(ctx context.Context, name string) (sum uint32, ok bool, err error)
+}
+
+// Since returns a function that returns what s has done since the call of Since, or nil
+// if s does not count it.
+func Since(s Store) func() *Traffic {
+	m, ok := As[Meter](s)
+	if !ok {
+		return func() *Traffic { return nil }
+	}
+	before := m.Traffic()
+	return func() *Traffic {
+		t := m.Traffic().Sub(before)
+		return &t
+	}
 }

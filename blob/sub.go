@@ -20,6 +20,7 @@ var (
 	_ Cooler       = (*Sub)(nil)
 	_ Copier       = (*Sub)(nil)
 	_ Summer       = (*Sub)(nil)
+	_ BulkRemover  = (*Sub)(nil)
 )
 
 // Sub is a folder of another store as a store: its objects are those below the folder,
@@ -164,6 +165,31 @@ func (s *Sub) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	return s.shown("remove", name, s.inner.Remove(ctx, s.prefix+name))
+}
+
+// RemoveAll implements [BulkRemover].
+func (s *Sub) RemoveAll(ctx context.Context, names []string) error {
+	inner := make([]string, len(names))
+	for i, name := range names {
+		if err := s.check("remove", name); err != nil {
+			return err
+		}
+		inner[i] = s.prefix + name
+	}
+	return RemoveAll(ctx, s.inner, inner)
+}
+
+// RemoveAll removes objects of s, with as few requests as it can. It continues after an
+// error.
+func RemoveAll(ctx context.Context, s Store, names []string) error {
+	if b, ok := As[BulkRemover](s); ok {
+		return b.RemoveAll(ctx, names)
+	}
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, s.Remove(ctx, name))
+	}
+	return errors.Join(errs...)
 }
 
 // Folders implements [FolderLister].

@@ -180,7 +180,7 @@ func TestSaveAbortIsBounded(t *testing.T) {
 	var warned [world]atomic.Int64
 	errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 		s := fault.New(inner,
-			fault.Rule{On: fault.Remove | fault.List, Nth: 2, Times: -1, Do: fault.Delay(24 * time.Hour)},
+			fault.Rule{On: fault.Remove | fault.List, Nth: 1, Times: -1, Do: fault.Delay(24 * time.Hour)},
 			fault.Rule{On: fault.Commit, Match: func(name string) bool { return strings.Contains(name, "-r00003-") }, Do: fault.Fail(syscall.EIO)})
 		job := saveJob(t, g, s, "new", 2)
 		job.Observer = &protocol.Observer{Warned: func(err error) {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -68,6 +69,9 @@ type SaveReport struct {
 	// Phases are those of this rank, in the order in which they ended. Their times
 	// count from the beginning of the first.
 	Phases []meta.Phase `json:"phases,omitempty"`
+	// Traffic is what the store did for this rank, other work in the same blob.Store at
+	// the same time included. Nil: the store does not count its requests.
+	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
 func (r *SaveReport) localBytes() int64 {
@@ -92,6 +96,9 @@ type LoadReport struct {
 	ReadTime time.Duration `json:"read_ns"`
 	// Phases are those of this rank, as in SaveReport.
 	Phases []meta.Phase `json:"phases,omitempty"`
+	// Traffic is what the store did for this rank, other work in the same blob.Store at
+	// the same time included. Nil: the store does not count its requests.
+	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
 func (r *LoadReport) localBytes() int64 {

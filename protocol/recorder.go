@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -56,6 +57,7 @@ type Recorder struct {
 	stall  time.Duration // until the call returned; zero: it has not
 	failed string        // the phase that failed last
 	ended  bool
+	store  *blob.Traffic // what the store did; nil: not known
 }
 
 // tracerName is the name of the instrumentation in spans.
@@ -285,6 +287,13 @@ func (r *Recorder) EndStall() {
 	}
 }
 
+// Traffic notes what the store did, for the log of the outcome. t may be nil.
+func (r *Recorder) Traffic(t *blob.Traffic) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.store = t
+}
+
 // End ends the recording. Bytes is what the rank has written or read, err the outcome.
 // Only the first call has an effect. benign are errors that are no failures.
 func (r *Recorder) End(bytes int64, err error, benign ...error) {
@@ -306,6 +315,9 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	out, attrs := r.out, r.logAttrs()
 	if r.failed != "" {
 		attrs = append(attrs, slog.String("phase", r.failed))
+	}
+	if t := r.store; t != nil {
+		attrs = append(attrs, slog.Int64("requests", t.Requests), slog.Int64("retries", t.Retries), slog.Int64("hedges", t.Hedges))
 	}
 	r.mu.Unlock()
 	endSpan(r.span, now, bytes, err)

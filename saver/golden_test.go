@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -70,7 +71,8 @@ var messages = map[string]any{
 	"saved": savedBody{7, &protocol.SaveReport{
 		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Bytes: 512, LocalBytes: 144, Files: 8, PlanReused: true,
 		PlanTime: time.Millisecond, WriteTime: 2 * time.Second,
-		Phases: []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
+		Phases:  []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
+		Traffic: &blob.Traffic{Requests: 6, Retries: 1, Sent: 1144},
 	}},
 	"load": loadBody{
 		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true,
@@ -95,6 +97,7 @@ var messages = map[string]any{
 	"loaded": loadedBody{3, &protocol.LoadReport{
 		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Local: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1}, Total: storage.ReadStats{Needed: 72, Rounded: 128, Read: 136, Requests: 1},
 		Missing: []string{"scale"}, PlanTime: time.Millisecond, ReadTime: time.Second,
+		Traffic: &blob.Traffic{Requests: 4, Received: 936},
 	}},
 	"cancel": cancelBody{Load: 3},
 	"progress-phases": progressBody{subject: subject{Generation: 7}, Moved: 144, Phases: []meta.Phase{

@@ -162,6 +162,10 @@ func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
 
 // runLoad loads. It reports each item when it has arrived.
 func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
+	if _, err := s.store(b.Store); err != nil {
+		return nil, err
+	}
+	since := s.since(b.Store)
 	c, done, err := s.checkpoint(ctx, &b.source)
 	if err != nil {
 		return nil, err
@@ -182,6 +186,7 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		err = fmt.Errorf("%s: %w", e.Step, e.Failures[0]) // without "rank 0": it is that of the group of this load
 	}
 	if err == nil {
+		r.Traffic = since()
 		err = p.rest(r.Missing)
 	}
 	return r, err

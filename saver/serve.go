@@ -362,8 +362,13 @@ func (s *server) save(b *saveBody) error {
 	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
 	job, err := s.job(b, st)
 	unlock := s.lockPending(b)
+	since := s.since(b.Store)
 	over := func(r *protocol.SaveReport, err error) {
 		unlock() // before the trainer receives the outcome
+		st.recorder.Traffic(since())
+		if r != nil {
+			r.Traffic = since()
+		}
 		s.over(b.Generation, r, err)
 	}
 	if err != nil {
@@ -395,6 +400,13 @@ func (s *server) store(address string) (blob.Store, error) {
 		s.stores[address] = store
 	}
 	return store, err
+}
+
+// since returns a function that returns what a store has done since the call of since.
+func (s *server) since(address string) func() *blob.Traffic {
+	s.storesMu.Lock()
+	defer s.storesMu.Unlock()
+	return blob.Since(s.stores[address]) // files are not counted
 }
 
 // lockPending shows other processes that this saver will save, even while it completes

@@ -38,7 +38,8 @@ type WriteOptions struct {
 	FailIfExists bool
 	// SweepAfter is the age at which leftover files are removed after the commit, if
 	// it is unknown whether the process that saved them is alive. If that process ran
-	// on this host and is dead, its files are removed at any age. Zero: 24 hours.
+	// on this host and is dead, its files are removed at any age. Zero: 24 hours, or
+	// no sweep if the requests of the store are expensive, see blob.GapReader.
 	// Negative: no leftover files are removed.
 	SweepAfter time.Duration
 	// RankLocal means that the rank saves without a group. Each rank is then the
@@ -62,14 +63,11 @@ func (o *WriteOptions) Check() error {
 }
 
 // WithDefaults returns o with the default in place of each zero. The default of
-// FilesPerRank is 1 here.
+// FilesPerRank is 1 here. That of SweepAfter depends on the store, so it stays zero.
 func (o WriteOptions) WithDefaults() WriteOptions {
 	o.FilesPerRank = max(1, o.FilesPerRank)
 	if o.BufferBytes <= 0 {
 		o.BufferBytes = DefaultBufferBytes
-	}
-	if o.SweepAfter == 0 {
-		o.SweepAfter = 24 * time.Hour
 	}
 	return o
 }

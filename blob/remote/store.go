@@ -26,6 +26,7 @@ var (
 	_ blob.Knower       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
 	_ blob.Versioner    = (*Store)(nil)
+	_ blob.BulkRemover  = (*Store)(nil)
 )
 
 const (
@@ -213,6 +214,25 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return s.fail("remove", name, err)
 	}
 	return nil
+}
+
+// RemoveAll implements [blob.BulkRemover].
+func (s *Store) RemoveAll(ctx context.Context, names []string) error {
+	var errs []error
+	for batch := range slices.Chunk(names, max(1, s.limits.Removes)) {
+		keys := make([]string, len(batch))
+		for i, name := range batch {
+			if err := check(ctx, name); err != nil {
+				return errors.Join(append(errs, s.fail("remove", name, err))...)
+			}
+			keys[i] = s.prefix + name
+		}
+		_, err := s.repeat(ctx, "remove", keys[0], 0, func(ctx context.Context) error { return s.service.Remove(ctx, keys) })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, s.fail("remove", batch[0], err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Temps implements [blob.Sweeper]: uploads that were begun and not ended.

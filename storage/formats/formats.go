@@ -109,6 +109,11 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 }
 
 func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+	// Most checkpoints are native. To open one without asking first saves a request.
+	c, err := native.Format{}.OpenRecord(ctx, store)
+	if !errors.Is(err, storage.ErrNotFound) {
+		return c, err
+	}
 	name, err := Detect(ctx, store)
 	if err != nil {
 		return nil, err

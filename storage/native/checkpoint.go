@@ -79,42 +79,59 @@ var _ reading.Index = (*checkpoint)(nil)
 // checkpoint meanwhile.
 const openTries = 10
 
-// openCheckpoint opens the checkpoint at the root of store.
-func openCheckpoint(ctx context.Context, store blob.Store) (c *checkpoint, err error) {
+// openCheckpoint opens the checkpoint at the root of store. read reads its record.
+func openCheckpoint(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (c *checkpoint, err error) {
 	for range openTries {
 		// If the checkpoint was replaced between the reads of record and index, the next
 		// try opens the new one.
-		if c, err = open(ctx, store); !errors.Is(err, storage.ErrChanged) {
+		if c, err = open(ctx, store, read); !errors.Is(err, storage.ErrChanged) {
 			break
 		}
 	}
 	return c, err
 }
 
-func open(ctx context.Context, store blob.Store) (*checkpoint, error) {
-	rec, err := readRecord(ctx, store)
+func open(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (*checkpoint, error) {
+	rec, err := read(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	f := rec.Files[0]
-	r, err := store.Open(ctx, f.Name)
+	r, err := blob.OpenKnown(ctx, store, f.Name, f.Size)
 	c := &checkpoint{store: store, rec: rec, file: r}
-	if errors.Is(err, fs.ErrNotExist) && c.changed(ctx) {
-		err = fmt.Errorf("%w: %s: %w", storage.ErrChanged, store, err)
-	}
-	if err != nil {
-		return nil, gone(store, f.Name, err)
-	}
-	if r.Size() != f.Size {
-		err = fmt.Errorf("%w: it has %d bytes, the record says %d", storage.ErrCorrupt, r.Size(), f.Size)
-	} else {
-		c.index, err = openIndex(ctx, r)
-	}
-	if err != nil {
+	if err == nil && r.Size() != f.Size {
 		r.Close()
+		return nil, fmt.Errorf("%s of %s: %w: it has %d bytes, the record says %d", f.Name, store, storage.ErrCorrupt, r.Size(), f.Size)
+	}
+	if err == nil {
+		if c.index, err = openIndexEnd(ctx, r, firstRead(store)); err != nil {
+			r.Close()
+		}
+	}
+	// A store that was told the size of the file finds out here that there is no such file.
+	missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, blob.ErrChanged)
+	switch {
+	case err == nil:
+		return c, nil
+	case missing && c.changed(ctx):
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrChanged, store, err)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, gone(store, f.Name, err)
+	case missing:
+		return nil, fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, f.Name, store, err)
+	case r != nil:
 		return nil, fmt.Errorf("%s of %s: %w", f.Name, store, err)
 	}
-	return c, nil
+	return nil, err
+}
+
+// firstRead returns how many bytes at the end of an index are read at once. Requests to a
+// remote store take as long as the transfer of a large index.
+func firstRead(s blob.Store) int64 {
+	if _, ok := blob.As[blob.GapReader](s); ok {
+		return indexRemoteRead
+	}
+	return indexFirstRead
 }
 
 // Close closes the index file.

@@ -40,7 +40,17 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 
 // Open opens the checkpoint at the root of store.
 func (Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	c, err := openCheckpoint(ctx, store)
+	return openWith(ctx, store, readRecord)
+}
+
+// OpenRecord is Open without a look at other files: if there is no record, the error
+// wraps storage.ErrNotFound.
+func (Format) OpenRecord(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return openWith(ctx, store, readRecordOnly)
+}
+
+func openWith(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (storage.Checkpoint, error) {
+	c, err := openCheckpoint(ctx, store, read)
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,9 @@ const (
 	// indexFirstRead is the number of bytes that openIndex reads at the end of the
 	// file. The directory of some thousand files fits.
 	indexFirstRead = 64 << 10
+	// indexRemoteRead is the same for stores whose requests are expensive. Most indexes
+	// fit.
+	indexRemoteRead = 8 << 20
 	// crcSize is the size of a checksum, such as the one after each block.
 	crcSize = 4
 )
@@ -58,11 +61,16 @@ type indexBlock struct {
 // the index, and closes it. Errors wrap storage.ErrCorrupt or storage.ErrVersion, apart
 // from those of r.
 func openIndex(ctx context.Context, r blob.Reader) (*indexFile, error) {
+	return openIndexEnd(ctx, r, indexFirstRead)
+}
+
+// openIndexEnd is openIndex. It reads the last first bytes at once.
+func openIndexEnd(ctx context.Context, r blob.Reader, first int64) (*indexFile, error) {
 	size := r.Size()
 	if size < indexHeaderSize+indexTailSize {
 		return nil, fmt.Errorf("%w: %d bytes are too few", storage.ErrCorrupt, size)
 	}
-	buf := make([]byte, min(size, indexFirstRead))
+	buf := make([]byte, min(size, first))
 	if err := r.ReadAt(ctx, buf, size-int64(len(buf))); err != nil {
 		return nil, fmt.Errorf("tail: %w", err)
 	}

@@ -197,7 +197,7 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	c, err := openCheckpoint(ctx, s)
+	c, err := openCheckpoint(ctx, s, readRecord)
 	if err == nil {
 		defer c.Close()
 		rec = c.rec // it may be a later one

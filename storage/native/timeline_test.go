@@ -56,7 +56,7 @@ func TestCheckpointReturnsTheTimeline(t *testing.T) {
 	if err := Commit(t.Context(), s, md, nil); err != nil {
 		t.Fatal(err)
 	}
-	c, err := openCheckpoint(t.Context(), s)
+	c, err := openCheckpoint(t.Context(), s, readRecord)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ type Publisher struct {
 	sess  storage.Session
 	// coordinates is set while this rank is the coordinator of a save with a group.
 	coordinates bool
+	noSweep     bool      // saves leave sweeps to the caller
 	lock        *SaveLock // of the coordinator, while a save is under way
 	held        *Held     // a file that is written but not committed
 	// found are the versions of the records that existed when the coordinator began a
@@ -54,8 +55,19 @@ type Publisher struct {
 
 // New returns a publisher at the root of store.
 func New(store blob.Store, f *Format, o storage.WriteOptions) *Publisher {
-	return &Publisher{store: store, f: f, opts: o.WithDefaults()}
+	o = o.WithDefaults()
+	p := &Publisher{store: store, f: f, opts: o}
+	if _, expensive := blob.As[blob.GapReader](store); expensive {
+		p.noSweep = o.SweepAfter <= 0
+	}
+	if o.SweepAfter == 0 {
+		p.opts.SweepAfter = sweepAfter
+	}
+	return p
 }
+
+// sweepAfter is the default of WriteOptions.SweepAfter.
+const sweepAfter = 24 * time.Hour
 
 // maxSaveID bounds the length of a save's id, so that file names do not exceed the
 // limits of file systems.
@@ -523,16 +535,15 @@ func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 
 // removeAll removes files. If a file cannot be removed, it continues with the rest.
 func (p *Publisher) removeAll(ctx context.Context, names []string) error {
-	var errs []error
-	for _, name := range names {
-		errs = append(errs, p.store.Remove(ctx, name))
+	if len(names) == 0 {
+		return nil
 	}
-	return errors.Join(errs...)
+	return blob.RemoveAll(ctx, p.store, names)
 }
 
 // sweep removes leftovers, see Sweep. It reports errors as warnings.
 func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
-	if p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
+	if p.noSweep || p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return
 	}
 	var err error

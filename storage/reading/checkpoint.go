@@ -119,14 +119,38 @@ func (c *Checkpoint) changed(ctx context.Context) bool {
 // openFile opens a file of the checkpoint. It returns an error that wraps
 // storage.ErrChanged if the file may belong to a new checkpoint instead.
 func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, error) {
+	record := slices.Contains(c.src.records, name)
+	if k, ok := blob.As[blob.Knower](c.store); ok && !record && c.files[name].Size > 0 {
+		r, err := k.OpenKnown(ctx, name, c.files[name].Size)
+		if err != nil {
+			return nil, c.gone(name, err)
+		}
+		return &knownReader{r, c, name}, nil
+	}
 	r, err := c.store.Open(ctx, name)
 	if err != nil {
 		return nil, c.gone(name, err)
 	}
-	if slices.Contains(c.src.records, name) && c.changed(ctx) {
+	if record && c.changed(ctx) {
 		return nil, errors.Join(fmt.Errorf("%w: %s of %s", storage.ErrChanged, name, c.store), r.Close())
 	}
 	return r, nil
+}
+
+// knownReader reads a file that was opened without a request. Its reads find out whether
+// the file exists and has the recorded size.
+type knownReader struct {
+	blob.Reader
+	c    *Checkpoint
+	name string
+}
+
+func (r *knownReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	err := r.Reader.ReadAt(ctx, p, off)
+	if errors.Is(err, blob.ErrChanged) {
+		return fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, r.name, r.c.store, err)
+	}
+	return r.c.gone(r.name, err)
 }
 
 // gone returns an error that wraps storage.ErrCorrupt if err means that the file does

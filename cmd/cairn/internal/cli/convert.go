@@ -94,6 +94,9 @@ type conversionResult struct {
 	conversionOf
 	*convert.Report
 	Seconds float64 `json:"seconds"`
+	// Read and Written are what the stores of SRC and DST did, if they count it.
+	Read    *blob.Traffic `json:"source_traffic,omitempty"`
+	Written *blob.Traffic `json:"target_traffic,omitempty"`
 }
 
 // conversionPlan is what 'cairn convert --dry-run --json' prints.
@@ -135,6 +138,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 		}
 	}
 	opts.Source = store
+	read := blob.Since(store)
 	c, err := f.open(ctx, store, from)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
@@ -166,7 +170,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return f.explain(cmd, src, err)
 	}
-	r := &conversionResult{what, rep, time.Since(start).Seconds()}
+	r := &conversionResult{what, rep, time.Since(start).Seconds(), read(), to.written()}
 	return o.result(r, func() { printConverted(o, r) })
 }
 
@@ -334,11 +338,21 @@ func printConverted(o *output, r *conversionResult) {
 	o.remark("%s: %s: %s, %s, %s in %s (%s, %s)\n", clean(r.Target), o.good("complete"), plural(r.Tensors, "tensor"),
 		plural(r.Objects, "object"), formatBytes(r.FileBytes), plural(r.Files, "file"), formatSeconds(r.Seconds),
 		formatRate(float64(r.Bytes)/max(r.Seconds, 1e-9)))
+	printTraffic(o, r.Source, r.Read)
+	printTraffic(o, r.Target, r.Written)
 	if r.KeptFiles > 0 {
 		o.remark("%s were finished by an earlier run\n", plural(r.KeptFiles, "file"))
 	}
 	for _, name := range r.Skipped {
 		o.printf("left out: %s\n", clean(name))
+	}
+}
+
+// printTraffic prints what a store did, if it counts that.
+func printTraffic(o *output, address string, t *blob.Traffic) {
+	if t != nil {
+		o.remark("%s: %s, %d of them repeated and %d hedged, %s sent, %s received\n", clean(blob.Redact(address)), plural(t.Requests, "request"),
+			t.Retries, t.Hedges, formatBytes(t.Sent), formatBytes(t.Received))
 	}
 }
 

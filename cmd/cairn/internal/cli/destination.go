@@ -32,7 +32,8 @@ type destination struct {
 	// object is the name of the single object at address, if address is that of one and
 	// not in a file system.
 	object string
-	trial  blob.Store // replaces every other store in a dry run
+	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
+	trial  blob.Store           // replaces every other store in a dry run
 }
 
 // safetensorsFile is the file of a checkpoint of one file in the format hf.
@@ -232,18 +233,35 @@ func (d *destination) store(ctx context.Context) (blob.Store, error) {
 	if d.trial != nil {
 		return d.trial, nil
 	}
-	if d.object != "" {
-		dir, name := blob.SplitAddress(d.address)
-		s, err := blob.OpenAddress(ctx, dir)
-		if err != nil {
-			return nil, err
-		}
-		return blob.NewSingle(s, name), nil
+	if d.place != nil {
+		return file.Open(d.place.Staging(), nil)
 	}
-	if d.place == nil {
+	s, err := d.openURL(ctx)
+	if err == nil {
+		d.since = blob.Since(s)
+	}
+	return s, err
+}
+
+// openURL opens a store that is not in a file system.
+func (d *destination) openURL(ctx context.Context) (blob.Store, error) {
+	if d.object == "" {
 		return blob.OpenAddress(ctx, d.address)
 	}
-	return file.Open(d.place.Staging(), nil)
+	dir, name := blob.SplitAddress(d.address)
+	s, err := blob.OpenAddress(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return blob.NewSingle(s, name), nil
+}
+
+// written returns what the store of the result did, or nil.
+func (d *destination) written() *blob.Traffic {
+	if d.since == nil {
+		return nil
+	}
+	return d.since()
 }
 
 // apart refuses a DST that equals SRC, is inside it or contains it: one would

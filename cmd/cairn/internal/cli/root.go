@@ -93,7 +93,7 @@ func newRootCmd() *cobra.Command {
 	addOutputFlags(root.PersistentFlags())
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
-		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newLatestCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
+		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())

@@ -1,0 +1,158 @@
+package conformance
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/doctor"
+	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/blob/s3"
+)
+
+func results(r *doctor.Report) map[string]doctor.Check {
+	out := map[string]doctor.Check{}
+	for _, c := range r.Checks {
+		out[c.Name] = c
+	}
+	return out
+}
+
+// TestDoctorOfS3 examines the server, which keeps all promises, and leaves nothing.
+func TestDoctorOfS3(t *testing.T) {
+	s := openS3(t, nil)
+	r, err := doctor.Examine(t.Context(), s, &doctor.Options{Time: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.Checks {
+		if c.Result != doctor.OK {
+			t.Errorf("%+v", c)
+		}
+	}
+	if !r.Safe || len(r.Rates) != 3 || r.Used == nil || r.Used.Requests == 0 {
+		t.Errorf("%+v", r)
+	}
+	for info, err := range s.List(t.Context(), "") {
+		t.Errorf("left behind: %v, %v", info, err)
+	}
+	if temps, err := s.Temps(t.Context(), ""); err != nil || len(temps) > 0 {
+		t.Errorf("left behind: %v, %v", temps, err)
+	}
+}
+
+// answer replaces an answer by another one.
+func answer(w *http.Response, status int, body []byte) {
+	w.Body.Close()
+	w.StatusCode, w.Status = status, fmt.Sprint(status)
+	w.Body, w.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	w.Header.Set("Content-Length", fmt.Sprint(len(body)))
+}
+
+const denied = `<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>`
+
+var contents = regexp.MustCompile(`(?s)<Contents>.*?</Contents>`)
+
+// lies are answers of a server that breaks one promise each, by the check that finds it.
+var lies = map[string]struct {
+	result string
+	answer func(*http.Request, *http.Response)
+}{
+	"create if absent": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if r.Header.Get("If-None-Match") != "" && w.StatusCode == http.StatusPreconditionFailed {
+			answer(w, http.StatusOK, nil)
+			w.Header.Set("ETag", `"another"`)
+		}
+	}},
+	"replace if unchanged": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if r.Method == http.MethodPut && r.Header.Get("If-Match") != "" && w.StatusCode == http.StatusPreconditionFailed {
+			answer(w, http.StatusOK, nil)
+			w.Header.Set("ETag", `"another"`)
+		}
+	}},
+	"ranges": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/ranges") {
+			body, err := io.ReadAll(w.Body)
+			if err == nil && len(body) > 10 {
+				body[len(body)/2] ^= 1
+			}
+			answer(w, w.StatusCode, body)
+		}
+	}},
+	"list": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if r.URL.Query().Get("list-type") == "2" {
+			body, err := io.ReadAll(w.Body)
+			if err == nil {
+				body = contents.ReplaceAll(body, nil)
+			}
+			answer(w, w.StatusCode, body)
+		}
+	}},
+	"remove": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if r.Method == http.MethodDelete && !r.URL.Query().Has("uploadId") {
+			answer(w, http.StatusForbidden, []byte(denied))
+		}
+	}},
+	"abandoned parts": {doctor.Warning, func(r *http.Request, w *http.Response) {
+		if r.URL.Query().Has("uploads") && r.Method == http.MethodGet {
+			answer(w, http.StatusForbidden, []byte(denied))
+		}
+	}},
+	"clock": {doctor.Failed, func(r *http.Request, w *http.Response) {
+		if m := w.Header.Get("Last-Modified"); m != "" {
+			if at, err := http.ParseTime(m); err == nil {
+				w.Header.Set("Last-Modified", at.Add(-time.Hour).UTC().Format(http.TimeFormat))
+			}
+		}
+	}},
+}
+
+// TestDoctorFindsLies examines the server through a proxy that changes its answers.
+func TestDoctorFindsLies(t *testing.T) {
+	for name, lie := range lies {
+		t.Run(name, func(t *testing.T) {
+			p, err := NewProxy(endpoint, 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			p.Answer = lie.answer
+			s, err := s3.Open(t.Context(), strings.Replace(place(), endpoint, p.URL(), 1), &remote.Options{Policy: remote.Policy{Attempts: 2, Pause: time.Millisecond}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := doctor.Examine(t.Context(), s, &doctor.Options{Quick: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := results(r)[name]
+			if c.Result != lie.result || c.Follows == "" || r.Safe != (lie.result == doctor.Warning) {
+				t.Errorf("the check is %+v, and the store is safe: %v", c, r.Safe)
+			}
+		})
+	}
+}
+
+// TestDoctorWithWrongCredentials says what is wrong.
+func TestDoctorWithWrongCredentials(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "nobody")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "nothing-secret")
+	s, err := blob.OpenAddress(t.Context(), place())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := doctor.Examine(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := results(r)["create"]
+	if r.Safe || c.Result != doctor.Failed || !strings.Contains(c.Text, "AWS_ACCESS_KEY_ID") || strings.Contains(fmt.Sprint(r), "nothing-secret") {
+		t.Errorf("%+v", r)
+	}
+}

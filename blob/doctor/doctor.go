@@ -1,0 +1,219 @@
+// Package doctor tries out whether a store keeps what saves and loads rely on, and says in
+// words what follows if it does not. It works on the storage of a user: it needs no empty
+// store, leaves nothing behind, and does not depend on what the store is. The contract
+// that it tests is that of blob.Store.
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// The results of a check.
+const (
+	OK      = "ok"
+	Warning = "warning" // saves are safe, but something is not as it should be
+	Failed  = "failed"  // saves are not safe, or not possible
+	Skipped = "skipped" // it does not apply, or an earlier failure prevents it
+)
+
+// Check is the result of one check.
+type Check struct {
+	Name   string `json:"name"`
+	Result string `json:"result"`
+	// Text says what was found, and Follows what that means for saves and loads, unless
+	// the result is OK.
+	Text    string  `json:"text"`
+	Follows string  `json:"follows,omitempty"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Rate is how fast objects were written and read by a number of streams.
+type Rate struct {
+	Streams int     `json:"streams"`
+	Write   float64 `json:"write_bytes_per_second"`
+	Read    float64 `json:"read_bytes_per_second"`
+}
+
+// Report is what was found.
+type Report struct {
+	Store string `json:"store"`
+	// Safe means that no check has failed.
+	Safe   bool          `json:"safe"`
+	Checks []Check       `json:"checks"`
+	Rates  []Rate        `json:"rates"`
+	Used   *blob.Traffic `json:"traffic,omitempty"`
+}
+
+// Options change what is tried. Nil means the defaults.
+type Options struct {
+	// Folder is the folder of the store in the file system. Then the file system is
+	// examined too. Empty: the store is not in one.
+	Folder string
+	// Quick leaves the rates out.
+	Quick bool
+	// Time is how long each rate is measured. Zero: 2 s.
+	Time time.Duration
+	// Done, if not nil, is called with each check when it has ended.
+	Done func(Check)
+}
+
+// note is an error that is a result other than Failed.
+type note struct{ result, text string }
+
+func (n *note) Error() string { return n.text }
+
+func warn(format string, args ...any) error { return &note{Warning, fmt.Sprintf(format, args...)} }
+func skip(format string, args ...any) error { return &note{Skipped, fmt.Sprintf(format, args...)} }
+
+// check is something to try.
+type check struct {
+	name    string
+	follows string
+	// run returns what was found. Its error is a note or means that the check has failed.
+	run func(ctx context.Context, e *exam) (string, error)
+}
+
+// exam is the examination of a store.
+type exam struct {
+	opts Options
+	root blob.Store
+	s    *noting // a folder that nothing else uses
+	rep  *Report
+}
+
+// noting is a store that notes the names of its objects, so that they can be removed by a
+// user who may not list them.
+type noting struct {
+	blob.Store
+	mu    sync.Mutex
+	names map[string]bool // guarded by mu
+}
+
+func (s *noting) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+	s.mu.Lock()
+	s.names[name] = true
+	s.mu.Unlock()
+	return s.Store.Create(ctx, name, o)
+}
+
+// Unwrap implements [blob.Wrapper].
+func (s *noting) Unwrap() blob.Store { return s.Store }
+
+// Examine tries out a store, in a folder of its own below its root, which it removes at
+// the end, also if ctx ends. The error means that the examination could not be completed;
+// what is wrong with the store is in the report.
+func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) {
+	e := &exam{root: s, rep: &Report{Store: s.String(), Safe: true, Checks: []Check{}, Rates: []Rate{}}}
+	if opts != nil {
+		e.opts = *opts
+	}
+	if e.opts.Time <= 0 {
+		e.opts.Time = 2 * time.Second
+	}
+	sub, err := blob.NewSub(s, "cairn-doctor-"+strings.ToLower(rand.Text()[:10]))
+	if err != nil {
+		return nil, err
+	}
+	e.s = &noting{Store: sub, names: map[string]bool{}}
+	e.all(ctx)
+	e.run(context.WithoutCancel(ctx), cleaning)
+	if m, ok := blob.As[blob.Meter](s); ok {
+		t := m.Traffic()
+		e.rep.Used = &t
+	}
+	if ctx.Err() != nil {
+		return e.rep, context.Cause(ctx)
+	}
+	return e.rep, nil
+}
+
+// all makes all checks. If objects cannot be created, the others make no sense.
+func (e *exam) all(ctx context.Context) {
+	lists := [][]check{contract, {clock}}
+	if e.opts.Folder != "" {
+		lists = append(lists, folder)
+	}
+	if !e.opts.Quick {
+		lists = append(lists, []check{rates})
+	}
+	if !e.run(ctx, creating) {
+		return
+	}
+	for _, l := range lists {
+		for _, c := range l {
+			if ctx.Err() != nil {
+				return
+			}
+			e.run(ctx, c)
+		}
+	}
+}
+
+// run makes a check and notes its result. It returns false if the check has failed.
+func (e *exam) run(ctx context.Context, c check) bool {
+	begin := time.Now()
+	text, err := c.run(ctx, e)
+	r := Check{Name: c.name, Result: OK, Text: text}
+	n, isNote := errors.AsType[*note](err)
+	switch {
+	case ctx.Err() != nil:
+		return false // it was interrupted, and says nothing
+	case isNote:
+		r.Result, r.Text = n.result, n.text
+	case err != nil:
+		r.Result, r.Text = Failed, err.Error()
+		if errors.Is(err, fs.ErrPermission) {
+			r.Text = "it is not allowed: " + r.Text
+		}
+		e.rep.Safe = false
+	}
+	if r.Result == Warning || r.Result == Failed {
+		r.Follows = c.follows
+	}
+	r.Seconds = time.Since(begin).Seconds()
+	e.rep.Checks = append(e.rep.Checks, r)
+	if e.opts.Done != nil {
+		e.opts.Done(r)
+	}
+	return r.Result != Failed
+}
+
+// cleanTime bounds how long the removal of what the checks have made takes.
+const cleanTime = time.Minute
+
+// cleaning removes what the checks have made.
+var cleaning = check{
+	name:    "clean up",
+	follows: "Objects of this examination stay in the store. Saves cannot remove what they replace either; remove the objects by hand.",
+	run: func(ctx context.Context, e *exam) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, cleanTime)
+		defer cancel()
+		var errs []error
+		for name := range e.s.names {
+			errs = append(errs, e.s.Remove(ctx, name))
+		}
+		for info, err := range e.s.List(ctx, "") {
+			if err == nil {
+				err = fmt.Errorf("%s stays", info.Name)
+			}
+			if !errors.Is(err, fs.ErrPermission) { // the check of lists reports that
+				errs = append(errs, err)
+			}
+		}
+		if w, ok := blob.As[blob.Sweeper](e.s); ok {
+			if _, err := w.SweepTemp(ctx, "", 0); err != nil && !errors.Is(err, fs.ErrPermission) {
+				errs = append(errs, err) // the check of parts reports a missing permission
+			}
+		}
+		return "nothing is left behind", errors.Join(errs...)
+	},
+}

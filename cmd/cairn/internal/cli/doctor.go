@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/doctor"
+	"github.com/cairn-ckpt/cairn/blob/file"
+)
+
+// errUnsafe reports a store to which saves are not safe.
+var errUnsafe = errors.New("saves to it are not safe")
+
+func newDoctorCmd() *cobra.Command {
+	var quick bool
+	cmd := newCommand("doctor", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		return runDoctor(cmd, args[0], quick)
+	})
+	cmd.Flags().BoolVar(&quick, "quick", false, "do not measure rates")
+	return cmd
+}
+
+func runDoctor(cmd *cobra.Command, address string, quick bool) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	store, err := blob.OpenAddress(ctx, address)
+	if err != nil {
+		return err
+	}
+	if _, single := blob.As[*blob.Single](store); single {
+		return usagef(cmd, "%s is a file: doctor takes a folder", clean(blob.Redact(address)))
+	}
+	opts := &doctor.Options{Quick: quick}
+	if path, local, err := file.LocalPath(address); err == nil && local {
+		opts.Folder = path
+	}
+	if !o.json {
+		opts.Done = func(c doctor.Check) { printCheck(o, c) }
+	}
+	r, err := doctor.Examine(ctx, store, opts)
+	if err != nil {
+		return err
+	}
+	return errors.Join(o.result(r, func() { printReport(o, r) }), unsafe(r))
+}
+
+// unsafe returns an error unless saves to the store are safe.
+func unsafe(r *doctor.Report) error {
+	if r.Safe {
+		return nil
+	}
+	var names []string
+	for _, c := range r.Checks {
+		if c.Result == doctor.Failed {
+			names = append(names, c.Name)
+		}
+	}
+	return fmt.Errorf("%s: %w: %s", r.Store, errUnsafe, strings.Join(names, ", "))
+}
+
+func printCheck(o *output, c doctor.Check) {
+	if c.Result == doctor.OK || c.Result == doctor.Skipped {
+		o.remark("%-8s %s: %s\n", c.Result, c.Name, clean(oneLine(c.Text)))
+		return
+	}
+	o.printf("%s %s: %s\n", o.bad(fmt.Sprintf("%-8s", c.Result)), c.Name, clean(oneLine(c.Text)))
+	o.printf("%-8s %s\n", "", c.Follows)
+}
+
+func printReport(o *output, r *doctor.Report) {
+	if len(r.Rates) > 0 {
+		t := newRows(">STREAMS", ">WRITE", ">READ")
+		for _, rate := range r.Rates {
+			t.add(fmt.Sprint(rate.Streams), formatRate(rate.Write), formatRate(rate.Read))
+		}
+		o.printf("\n")
+		o.table(t)
+		o.printf("\n")
+	}
+	if r.Safe {
+		o.remark("%s: saves and loads are %s\n", clean(r.Store), o.good("safe"))
+	}
+}
