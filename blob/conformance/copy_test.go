@@ -53,10 +53,16 @@ func copyOK(t *testing.T, src, dst blob.Store, o *transfer.Options) *transfer.Re
 	return rep
 }
 
-// TestCopyWithS3 copies a checkpoint to S3, within it by the service, and back.
-func TestCopyWithS3(t *testing.T) {
+func TestCopyWithS3(t *testing.T) { testCopyWith(t, openS3(t, nil), openS3(t, nil)) }
+
+func TestCopyWithGCS(t *testing.T) {
+	bucket := startGCS(t)
+	testCopyWith(t, openGCS(t, bucket), openGCS(t, bucket))
+}
+
+// testCopyWith copies a checkpoint to a service, within it by the service, and back.
+func testCopyWith(t *testing.T, first, second *remote.Store) {
 	src := saveNew(t, 40<<20)
-	first, second := openS3(t, nil), openS3(t, nil)
 	rep := copyOK(t, src, first, nil)
 	if rep.KeptFiles != 0 || rep.ByService != 0 || rep.Files < 6 {
 		t.Errorf("the first copy: %+v", rep)

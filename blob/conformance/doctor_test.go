@@ -24,9 +24,12 @@ func results(r *doctor.Report) map[string]doctor.Check {
 	return out
 }
 
-// TestDoctorOfS3 examines the server, which keeps all promises, and leaves nothing.
-func TestDoctorOfS3(t *testing.T) {
-	s := openS3(t, nil)
+func TestDoctorOfS3(t *testing.T) { testDoctor(t, openS3(t, nil)) }
+
+func TestDoctorOfGCS(t *testing.T) { testDoctor(t, openGCS(t, startGCS(t))) }
+
+// testDoctor examines a server that keeps all promises, and wants nothing left behind.
+func testDoctor(t *testing.T, s *remote.Store) {
 	r, err := doctor.Examine(t.Context(), s, &doctor.Options{Time: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

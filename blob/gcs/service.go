@@ -31,7 +31,11 @@ type service struct {
 	conditional bool
 }
 
-var _ remote.Service = (*service)(nil)
+var (
+	_ remote.Service   = (*service)(nil)
+	_ remote.Neighbour = (*service)(nil)
+	_ remote.Summer    = (*service)(nil)
+)
 
 func (v *service) Limits() remote.Limits {
 	return remote.Limits{MinPart: 1 << 20, MaxPart: 1 << 30, Parts: 10_000, Removes: 1, Conditional: v.conditional}
@@ -204,4 +208,22 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 		return remote.Object{}, explain(err)
 	}
 	return describeObject(a), nil
+}
+
+// SourceBucket implements [remote.Neighbour]. All stores share a client.
+func (v *service) SourceBucket(other remote.Service) (string, bool) {
+	o, ok := other.(*service)
+	if !ok || o.client != v.client {
+		return "", false
+	}
+	return o.bucket, true
+}
+
+// Sum implements [remote.Summer].
+func (v *service) Sum(ctx context.Context, key string) (uint32, bool, error) {
+	a, err := v.object(key).Attrs(ctx)
+	if err != nil {
+		return 0, false, explain(err)
+	}
+	return a.CRC32C, a.CRC32C != 0 || a.Size == 0, nil // the SDK does not tell 0 from none
 }
