@@ -30,6 +30,7 @@ const (
 	Status500  Fault = "500"
 	Late500    Fault = "500 late"
 	Status503  Fault = "503"
+	Cut        Fault = "cut" // see Proxy.CutAt
 )
 
 // drawn are the faults that pick chooses from. Stalls take the longest, so they are rarer.
@@ -48,6 +49,12 @@ type Proxy struct {
 	Instead func(*http.Request) (status int, code string)
 	Answer  func(*http.Request, *http.Response)
 
+	// CutAt, if not 0, is the number of the request, from 1 on, at which the client dies:
+	// the server gets neither this request nor any later one. With CutLate it gets this
+	// one, and the client does not get the answer.
+	CutAt   int64
+	CutLate bool
+
 	upstream  *url.URL
 	rate      float64
 	server    *http.Server
@@ -56,9 +63,10 @@ type Proxy struct {
 	served    chan struct{}
 	stop      chan struct{} // closed by Close
 
-	mu     sync.Mutex
-	random *rand.Rand    // guarded by mu
-	counts map[Fault]int // guarded by mu
+	mu       sync.Mutex
+	random   *rand.Rand    // guarded by mu
+	counts   map[Fault]int // guarded by mu
+	requests int64         // guarded by mu
 }
 
 // NewProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
@@ -108,6 +116,14 @@ func (p *Proxy) Close() error {
 func (p *Proxy) pick() (Fault, float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.requests++
+	if n := p.requests; p.CutAt > 0 && n >= p.CutAt {
+		p.counts[Cut]++
+		if n > p.CutAt || !p.CutLate {
+			return Reset, 0
+		}
+		return ResetLate, 0
+	}
 	if p.random.Float64() >= p.rate {
 		return "", 0
 	}
