@@ -184,6 +184,11 @@ func (t Traffic) Sub(u Traffic) Traffic {
 	return Traffic{t.Requests - u.Requests, t.Retries - u.Retries, t.Hedges - u.Hedges, t.Sent - u.Sent, t.Received - u.Received}
 }
 
+// Add returns the sum of two counts.
+func (t Traffic) Add(u Traffic) Traffic {
+	return Traffic{t.Requests + u.Requests, t.Retries + u.Retries, t.Hedges + u.Hedges, t.Sent + u.Sent, t.Received + u.Received}
+}
+
 // Meter is a capability of stores that count their requests.
 type Meter interface {
 	Traffic() Traffic

@@ -84,12 +84,20 @@ func (r *reader) read(ctx context.Context, p []byte, off int64) error {
 	if len(p) == 0 {
 		return nil
 	}
-	n := (len(p) + rangeBytes - 1) / rangeBytes
+	size := rangeSize(len(p), r.s.opts.Parallel)
+	n := (len(p) + size - 1) / size
 	return work.Each(ctx, n, r.s.opts.Parallel, func(ctx context.Context, i int) error {
-		lo, hi := i*rangeBytes, min((i+1)*rangeBytes, len(p))
+		lo, hi := i*size, min((i+1)*size, len(p))
 		_, _, err := r.s.get(ctx, r, p[lo:hi], off+int64(lo))
 		return err
 	})
+}
+
+// rangeSize returns the size of the ranges in which n bytes are read: as many ranges as
+// are read at the same time, but neither small ones, of which each costs a request, nor
+// very large ones, which take long to read again.
+func rangeSize(n, parallel int) int {
+	return min(max((n+parallel-1)/parallel, minRange), maxRange)
 }
 
 // get reads the bytes from off on. Except for the request of Open, which does not know

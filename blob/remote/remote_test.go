@@ -396,6 +396,16 @@ func TestPartSize(t *testing.T) {
 	}
 }
 
+func TestRangeSize(t *testing.T) {
+	for _, c := range []struct{ n, parallel, want int }{
+		{1, 16, 8 << 20}, {64 << 20, 16, 8 << 20}, {256 << 20, 16, 16 << 20}, {1 << 30, 16, 64 << 20}, {8 << 30, 16, 64 << 20}, {1 << 30, 1, 64 << 20},
+	} {
+		if got := rangeSize(c.n, c.parallel); got != c.want {
+			t.Errorf("rangeSize(%d, %d) = %d; want %d", c.n, c.parallel, got, c.want)
+		}
+	}
+}
+
 // If the answer of the write that makes the object visible gets lost, the writer finds
 // out whether the object is its own.
 func TestLostAnswer(t *testing.T) {

@@ -62,6 +62,14 @@ type FolderService interface {
 	Folders(ctx context.Context, prefix, token string) (page []string, next string, err error)
 }
 
+// Plain is implemented by services whose SDK can also be used with all its defaults: what a
+// program does that calls the SDK for whole objects. It is for comparisons.
+type Plain interface {
+	PlainPut(ctx context.Context, key string, body []byte) error
+	// PlainGet reads an object of len(p) bytes.
+	PlainGet(ctx context.Context, key string, p []byte) error
+}
+
 // Upload is an object that is sent in parts.
 type Upload interface {
 	// Part sends the part of that number, from 0 on. All parts but the last have the same

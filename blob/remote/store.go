@@ -34,8 +34,9 @@ const (
 	levelRetry = slog.LevelWarn
 	// readGap is about what a service sends in the time of a request.
 	readGap = 1 << 20
-	// rangeBytes is the size of the ranges in which a large read is divided.
-	rangeBytes = 8 << 20
+	// minRange and maxRange bound the ranges in which a large read is divided.
+	minRange = 8 << 20
+	maxRange = 64 << 20
 	// prefixBytes is how much Open reads at once. Small objects need no other request.
 	prefixBytes = 64 << 10
 )

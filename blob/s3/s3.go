@@ -54,7 +54,7 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	}
 	opts.Unconditional = opts.Unconditional || a.unconditional
 	known := a.endpoint == "" // Amazon keeps conditions
-	return remote.New(&service{client: client, bucket: a.bucket, conditional: known}, a.prefix, blob.Redact(address), &opts)
+	return remote.New(&service{client: client, address: a, bucket: a.bucket, conditional: known}, a.prefix, blob.Redact(address), &opts)
 }
 
 // address is an address of this package.
@@ -134,15 +134,27 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 	if c := clients[key]; c != nil {
 		return c, nil
 	}
-	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
-		t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
-		t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
-		t.ResponseHeaderTimeout = time.Minute
-	})
-	cfg, err := config.LoadDefaultConfig(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), config.WithHTTPClient(transport),
+	c, err := a.newClient(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(tune)),
 		config.WithLogger(logging.Nop{}), // broken connections are in the log of remote.Options
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired))
+	if err == nil {
+		clients[key] = c
+	}
+	return c, err
+}
+
+// tune sets up connections for large bodies.
+func tune(t *http.Transport) {
+	t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
+	t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
+	t.ResponseHeaderTimeout = time.Minute
+}
+
+// newClient returns a client of the service at the address.
+func (a *address) newClient(ctx context.Context, opts ...func(*config.LoadOptions) error) (*s3.Client, error) {
+	cfg, err := config.LoadDefaultConfig(ctx, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -161,14 +173,12 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 		}
 		cfg.Region = "us-east-1" // what other services expect
 	}
-	c := s3.NewFromConfig(cfg, func(o *s3.Options) {
+	return s3.NewFromConfig(cfg, func(o *s3.Options) {
 		o.UsePathStyle = a.pathStyle
 		if a.endpoint != "" {
 			o.BaseEndpoint = aws.String(a.endpoint)
 		}
-	})
-	clients[key] = c
-	return c, nil
+	}), nil
 }
 
 // noRedirect makes a redirect an error: the signature of a request is for one host.

@@ -28,8 +28,12 @@ const writerKey = "cairn-writer"
 // service is a bucket.
 type service struct {
 	client      *s3.Client
+	address     *address
 	bucket      string
 	conditional bool
+
+	plainMu sync.Mutex
+	plain   *s3.Client // guarded by plainMu; see plainClient
 }
 
 var (

@@ -16,7 +16,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchRedistributeCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchRedistributeCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
 		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
 	return cmd
 }
@@ -130,6 +130,42 @@ func printIOBench(o *output, r *bench.IOResult) {
 	t.add("load, cold, verified", two(r.FloorLoadCold), two(r.LoadCold), two(r.LoadColdRatio))
 	t.add("load, warm, verified", two(r.FloorLoadWarm), two(r.LoadWarm), two(r.LoadWarmRatio))
 	o.table(t)
+}
+
+func newBenchBlobCmd() *cobra.Command {
+	o := bench.BlobOptions{Bytes: 1 << 30, Streams: []int{1, 8, 32}, Repeat: 3}
+	low := lowest{"size": 1 << 20, "streams": 1, "repeat": 1}
+	cmd := newCommand("bench-blob", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) (err error) {
+		if err := low.check(cmd); err != nil {
+			return err
+		}
+		if o.Store, err = openStore(cmd.Context(), args[0]); err != nil {
+			return err
+		}
+		out := outputOf(cmd)
+		o.Log = benchLog(out)
+		r, err := bench.Blob(cmd.Context(), o)
+		if err != nil {
+			return err
+		}
+		return out.result(r, func() { printBlobBench(out, r) })
+	})
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "bytes to send and to receive")
+	cmd.Flags().IntSliceVar(&o.Streams, "streams", o.Streams, "numbers of requests at the same time")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	return cmd
+}
+
+func printBlobBench(o *output, r *bench.BlobResult) {
+	o.printf("%s at %s, best of %d; plain: %s\n\n", formatBytes(r.Bytes), r.Address, r.Repeat, r.Plain)
+	t := newRows(">STREAMS", ">PLAIN PUT GB/s", ">CAIRN", ">PLAIN GET GB/s", ">CAIRN", ">PLAIN CORE-s/GB", ">CAIRN")
+	for _, row := range r.Rows {
+		t.add(strconv.Itoa(row.Streams), two(row.PlainPut), two(row.Put), two(row.PlainGet), two(row.Get), two(row.PlainCores), two(row.CoreSeconds))
+	}
+	t.add("best", two(r.BestPlainPut), two(r.BestPut), two(r.BestPlainGet), two(r.BestGet), two(r.PlainCoreSeconds), two(r.CoreSeconds))
+	o.table(t)
+	o.printf("\nof the best of plain requests: upload %s, download %s; cairn made %d requests, %d of them again\n",
+		two(r.PutRatio), two(r.GetRatio), r.Traffic.Requests, r.Traffic.Retries)
 }
 
 func newBenchAsyncCmd() *cobra.Command {

@@ -179,7 +179,7 @@ func TestJSONIsExplained(t *testing.T) {
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
 		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
 		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
-		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}},
+		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
 		"bench group": {bench.GroupResult{}}, "bench tree": {bench.TreeResult{}},
