@@ -1,14 +1,20 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -108,4 +114,95 @@ func dieAt(t *testing.T, n int64, late bool) (died bool, uploads int) {
 		t.Errorf("after a sweep the checkpoint holds %v, %v; want %v", got["n"], err, held)
 	}
 	return died, len(temps)
+}
+
+// meeting makes the savers of one place wait for each other before they commit.
+type meeting struct {
+	*remote.Store
+	left atomic.Int64
+	all  chan struct{}
+}
+
+func (m *meeting) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+	if name == "cairn.json" {
+		if m.left.Add(-1) == 0 {
+			close(m.all)
+		}
+		select {
+		case <-m.all:
+		case <-time.After(time.Minute):
+			return nil, errors.New("the other saver has not come")
+		}
+	}
+	return m.Store.Create(ctx, name, o)
+}
+
+// Of two savers that save in one place at the same time exactly one wins, 200 times, and the
+// other one gets an error and leaves nothing. In half of the rounds they replace a checkpoint.
+func TestS3TwoSavers(t *testing.T) {
+	const workers = 8
+	var wg sync.WaitGroup
+	for worker := range workers {
+		wg.Go(func() {
+			for round := worker; round < 200; round += workers {
+				if err := saveTwice(t, round/workers%2 == 1); err != nil {
+					t.Errorf("round %d: %v", round, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func saveTwice(t *testing.T, replace bool) error {
+	s, err := s3.Open(t.Context(), place(), nil)
+	if err == nil && replace {
+		_, err = cairn.Save(t.Context(), s, cairn.State{"n": 0}, nil)
+	}
+	if err != nil {
+		return err
+	}
+	var savers sync.WaitGroup
+	var errs [2]error
+	m := &meeting{Store: s, all: make(chan struct{})}
+	m.left.Store(int64(len(errs)))
+	for i := range errs {
+		savers.Go(func() { _, errs[i] = cairn.Save(t.Context(), m, cairn.State{"n": i + 1}, nil) })
+	}
+	savers.Wait()
+	won := 0
+	if errs[0] != nil {
+		won = 1
+	}
+	if lost := errs[1-won]; errs[won] != nil || !errors.Is(lost, cairn.ErrExists) && !errors.Is(lost, cairn.ErrChanged) {
+		return fmt.Errorf("the saves = %w; want one to succeed and the other to be refused", errors.Join(errs[:]...))
+	}
+	got, _, err := cairn.LoadNew(t.Context(), s, nil)
+	if err != nil || fmt.Sprint(got["n"]) != fmt.Sprint(won+1) {
+		return fmt.Errorf("the checkpoint holds %v, %w; want %d", got["n"], err, won+1)
+	}
+	if left, err := formats.Leftovers(t.Context(), s); err != nil || len(left) > 0 {
+		return fmt.Errorf("the saver that lost has left %v, %w", left, err)
+	}
+	return nil
+}
+
+// Plain requests, which benchmarks compare with.
+func TestS3Plain(t *testing.T) {
+	v, prefix := openS3(t, nil).Service()
+	plain, ok := v.(remote.Plain)
+	if !ok {
+		t.Fatal("the driver has no plain requests")
+	}
+	data, got := noise(1<<20), make([]byte, 1<<20)
+	if err := plain.PlainPut(t.Context(), prefix+"x", data); err != nil {
+		t.Fatal(err)
+	}
+	if err := plain.PlainGet(t.Context(), prefix+"x", got); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("PlainGet = %v, or other bytes", err)
+	}
+	if err := plain.PlainGet(t.Context(), prefix+"none", got); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("PlainGet of nothing = %v", err)
+	}
 }
