@@ -25,6 +25,7 @@ import (
 // out, leaves the old checkpoint or the new one, and nothing else that clean does not find:
 // data files, and uploads that were begun.
 func TestS3SaverDies(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	for _, late := range []bool{false, true} {
 		name := "before the request"
 		if late {
@@ -140,6 +141,7 @@ func (m *meeting) Create(ctx context.Context, name string, o *blob.CreateOptions
 // Of two savers that save in one place at the same time exactly one wins, 200 times, and the
 // other one gets an error and leaves nothing. In half of the rounds they replace a checkpoint.
 func TestS3TwoSavers(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	const workers = 8
 	var wg sync.WaitGroup
 	for worker := range workers {

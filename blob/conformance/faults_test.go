@@ -37,6 +37,7 @@ func startProxy(t *testing.T, rate float64, seed uint64) *Proxy {
 // Checkpoints are saved, replaced and loaded through a proxy that disturbs requests. FAULTS
 // sets how many, FAULTS_SEED repeats a run as far as the scheduler allows.
 func TestS3Faults(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	saves, seed := 100, rand.Uint64()
 	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
 		saves = n

@@ -81,7 +81,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 	o := remote.Object{
 		Key: key, Size: r.Attrs.Size, ModTime: r.Attrs.LastModified, Version: strconv.FormatInt(r.Attrs.Generation, 10), Writer: r.Metadata()[writerHeader],
 	}
-	n, err := io.ReadFull(r, p)
+	n, err := remote.ReadFull(ctx, r, p)
 	switch {
 	case err == io.EOF || err == io.ErrUnexpectedEOF: // the object ends, or package remote sees that it does not
 		err = nil

@@ -12,7 +12,7 @@ import (
 // errStalled reports a request of which no byte has moved for too long.
 var errStalled = errors.New("the connection has stalled")
 
-// watch ends a request that has stalled. It begins with the first call of moved, so
+// watch ends a request that has stalled. It begins with the first call of Progress, so
 // requests during which the service works without a word are not watched.
 type watch struct {
 	idle time.Duration
@@ -32,8 +32,10 @@ func watched(ctx context.Context, idle time.Duration) (context.Context, func()) 
 	return context.WithValue(ctx, watchKey{}, w), w.stop
 }
 
-// moved reports that bytes have moved.
-func moved(ctx context.Context) {
+// Progress reports that bytes of a request have moved. From its first call on, the request
+// is watched: a driver calls it when it asks for the bytes of an object, and otherwise uses
+// Body and ReadFull, which call it.
+func Progress(ctx context.Context) {
 	w, ok := ctx.Value(watchKey{}).(*watch)
 	if !ok {
 		return
@@ -75,7 +77,7 @@ func NewBody(ctx context.Context, p []byte) *Body {
 
 // Read implements [io.Reader].
 func (b *Body) Read(p []byte) (int, error) {
-	moved(b.ctx)
+	Progress(b.ctx)
 	return b.Reader.Read(p)
 }
 
@@ -84,7 +86,7 @@ func (b *Body) WriteTo(w io.Writer) (int64, error) {
 	const step = 256 << 10
 	var total int64
 	for {
-		moved(b.ctx)
+		Progress(b.ctx)
 		n, err := io.CopyN(w, &b.Reader, step)
 		total += n
 		if err == io.EOF {
@@ -100,7 +102,7 @@ func (b *Body) WriteTo(w io.Writer) (int64, error) {
 // that this package sees whether the bytes move.
 func ReadFull(ctx context.Context, body io.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
-		moved(ctx)
+		Progress(ctx)
 		var k int
 		k, err = body.Read(p[n:])
 		n += k

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -118,7 +119,6 @@ func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (in
 	r.mu.Lock()
 	version := r.version
 	r.mu.Unlock()
-	moved(ctx) // an answer that does not come has stalled, too
 	n, o, err := s.service.Get(ctx, s.prefix+r.name, version, p, off)
 	s.count.received.Add(int64(n))
 	if err != nil {
@@ -220,9 +220,8 @@ func (s *Store) mayHedge() bool {
 
 // pace knows how long reads take.
 type pace struct {
-	mu    sync.Mutex
-	small recent // of up to 1 MiB
-	large recent
+	mu      sync.Mutex
+	classes [8]recent // guarded by mu; of up to 1 MiB, 2 MiB, 4 MiB and so on
 }
 
 // recent holds the durations of the last reads.
@@ -231,11 +230,9 @@ type recent struct {
 	n     int
 }
 
+// class returns the class of reads of n bytes, at least 1. The caller holds mu.
 func (c *pace) class(n int) *recent {
-	if n <= 1<<20 {
-		return &c.small
-	}
-	return &c.large
+	return &c.classes[min(bits.Len(uint(n-1)>>20), len(c.classes)-1)]
 }
 
 func (c *pace) note(n int, d time.Duration) {

@@ -360,7 +360,7 @@ func TestPatience(t *testing.T) {
 		c.note(8<<20, 10*time.Second)
 	}
 	c.note(100, time.Hour) // one of many changes nothing
-	for n, want := range map[int]time.Duration{100: 3 * time.Second, 1 << 20: 3 * time.Second, 8 << 20: 30 * time.Second} {
+	for n, want := range map[int]time.Duration{100: 3 * time.Second, 1 << 20: 3 * time.Second, 8 << 20: 30 * time.Second, 64 << 20: 10 * time.Second} {
 		if got := c.patience(n, time.Second); got != want {
 			t.Errorf("patience of %d bytes = %v; want %v", n, got, want)
 		}

@@ -84,6 +84,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 	if version != "" {
 		in.IfMatch = &version
 	}
+	remote.Progress(ctx) // an answer that does not come has stalled, too
 	out, err := v.client.GetObject(ctx, in)
 	if err != nil {
 		if err = explain(err); !errors.Is(err, errBeyond) {
