@@ -165,10 +165,11 @@ func TestSyncWithS3(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	local, err := file.Open(t.TempDir(), nil)
+	folder, err := file.Open(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	var local blob.Store = folder
 	run := openS3(t, nil)
 	for _, step := range []int64{1, 2, 10} {
 		sub, err := blob.NewSub(local, fmt.Sprint("step-", step))
@@ -187,6 +188,9 @@ func TestSyncWithS3(t *testing.T) {
 		var out []string
 		for _, s := range all {
 			out = append(out, s.Folder+" "+s.State)
+			if s.Copy != nil && src != local && s.Copy.ByService == 0 {
+				t.Errorf("the service has copied no file of %s: %+v", s.Folder, s.Copy)
+			}
 		}
 		return strings.Join(out, ", ")
 	}

@@ -50,37 +50,19 @@ type copyResult struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
 	*transfer.Report
-	Seconds float64      `json:"seconds"`
-	Traffic copyRequests `json:"traffic"`
+	Seconds float64 `json:"seconds"`
+	copyTraffic
 }
 
-// copyRequests are the requests to both stores. They are absent if a store is not a
-// service.
-type copyRequests struct {
-	Source *blob.Traffic `json:"source,omitempty"`
-	Target *blob.Traffic `json:"target,omitempty"`
+// copyTraffic is what the stores of both sides did, if they count it.
+type copyTraffic struct {
+	Read    *blob.Traffic `json:"source_traffic,omitempty"`
+	Written *blob.Traffic `json:"target_traffic,omitempty"`
 }
 
-// requests returns the requests that stores have made.
-func requests(src, dst blob.Store) copyRequests {
-	of := func(s blob.Store) *blob.Traffic {
-		m, ok := blob.As[blob.Meter](s)
-		if !ok {
-			return nil
-		}
-		t := m.Traffic()
-		return &t
-	}
-	return copyRequests{of(src), of(dst)}
-}
-
-func (r copyRequests) count() (n, retries int64) {
-	for _, t := range []*blob.Traffic{r.Source, r.Target} {
-		if t != nil {
-			n, retries = n+t.Requests, retries+t.Retries
-		}
-	}
-	return n, retries
+func (t *copyTraffic) print(o *output, source, target string) {
+	printTraffic(o, source, t.Read)
+	printTraffic(o, target, t.Written)
 }
 
 func newCpCmd() *cobra.Command {
@@ -112,7 +94,7 @@ func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
 		return err
 	}
 	opts.As = as
-	start := time.Now()
+	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var rep *transfer.Report
 	err = o.withPlannedProgress("cp", opts, func() (err error) {
 		rep, err = transfer.Copy(ctx, from, to, opts)
@@ -121,7 +103,7 @@ func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return withHint(err, copyHint(ctx, src, err))
 	}
-	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), requests(from, to)}
+	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), copyTraffic{read(), written()}}
 	return o.result(r, func() { printCopied(o, r) })
 }
 
@@ -206,9 +188,7 @@ func printCopied(o *output, r *copyResult) {
 	if v := r.Verified; v != nil {
 		o.remark("read back: %s, %s, all as they should be\n", plural(v.Files, "file"), formatBytes(v.Bytes))
 	}
-	if n, retries := r.Traffic.count(); n > 0 {
-		o.remark("%s, %s\n", plural(n, "request"), strings.Replace(plural(retries, "retry"), "retrys", "retries", 1))
-	}
+	r.copyTraffic.print(o, r.Source, r.Target)
 	for _, name := range r.LeftOut {
 		o.printf("left out: %s\n", clean(name))
 	}

@@ -20,7 +20,7 @@ type syncResult struct {
 	DryRun  bool              `json:"dry_run"`
 	Folders []transfer.Synced `json:"folders"`
 	Seconds float64           `json:"seconds"`
-	Traffic copyRequests      `json:"traffic"`
+	copyTraffic
 }
 
 func newSyncCmd() *cobra.Command {
@@ -51,7 +51,7 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 	if err != nil {
 		return err
 	}
-	start := time.Now()
+	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var bar *progress
 	defer func() { bar.done() }()
 	all, err := transfer.Sync(ctx, from, to, &transfer.SyncOptions{DryRun: dryRun, Options: func(folder string) *transfer.Options {
@@ -67,7 +67,7 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 	if all == nil && err != nil {
 		return err
 	}
-	r := &syncResult{blob.Redact(src), blob.Redact(dst), dryRun, all, time.Since(start).Seconds(), requests(from, to)}
+	r := &syncResult{blob.Redact(src), blob.Redact(dst), dryRun, all, time.Since(start).Seconds(), copyTraffic{read(), written()}}
 	if outErr := o.result(r, func() { printSynced(o, r) }); outErr != nil {
 		return outErr
 	}
@@ -105,4 +105,5 @@ func printSynced(o *output, r *syncResult) {
 		what = "nothing was copied"
 	}
 	o.remark("%s: %s (%s)\n", clean(r.Target), what, formatSeconds(r.Seconds))
+	r.copyTraffic.print(o, r.Source, r.Target)
 }
