@@ -98,7 +98,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/s3", "blob blob/remote"},
 	{"blob/gcs", "blob blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/s3 cmd/cairn/internal/cli"},
+	{"cmd/cairn", "blob/gcs blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
 	{"metrics", ". group/tcp protocol"},
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -40,9 +41,9 @@ func TestRunInS3(t *testing.T) {
 	}
 }
 
-// TestFoldersOfS3 finds folders with one request, whatever they hold.
-func TestFoldersOfS3(t *testing.T) {
-	s := openS3(t, nil)
+// testFolders tests that a store finds folders with one request, whatever they hold.
+func testFolders(t *testing.T, s *remote.Store) {
+	t.Helper()
 	for _, name := range []string{"a", "b/x", "b/y/z", "b-c/x", "b0/x"} {
 		if _, err := blob.WriteAll(t.Context(), s, name, []byte(name), nil); err != nil {
 			t.Fatal(err)
@@ -59,6 +60,16 @@ func TestFoldersOfS3(t *testing.T) {
 	if got, err := blob.Folders(t.Context(), s, "b"); err != nil || !slices.Equal(got, []string{"y"}) {
 		t.Errorf("Folders(b) = %v, %v; want y", got, err)
 	}
+	if got, err := blob.Folders(t.Context(), s, "nothing"); err != nil || len(got) > 0 {
+		t.Errorf("Folders(nothing) = %v, %v; want none", got, err)
+	}
+}
+
+func TestFoldersOfGCS(t *testing.T) { testFolders(t, openGCS(t, startGCS(t))) }
+
+func TestFoldersOfS3(t *testing.T) {
+	s := openS3(t, nil)
+	testFolders(t, s)
 	one := blob.JoinAddress(s.String(), "one.pt") + "?endpoint=" + endpoint
 	if _, err := blob.WriteAll(t.Context(), s, "one.pt", []byte("one"), nil); err != nil {
 		t.Fatal(err)

@@ -32,9 +32,10 @@ type service struct {
 }
 
 var (
-	_ remote.Service   = (*service)(nil)
-	_ remote.Neighbour = (*service)(nil)
-	_ remote.Summer    = (*service)(nil)
+	_ remote.Service       = (*service)(nil)
+	_ remote.Neighbour     = (*service)(nil)
+	_ remote.Summer        = (*service)(nil)
+	_ remote.FolderService = (*service)(nil)
 )
 
 func (v *service) Limits() remote.Limits {
@@ -170,6 +171,22 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 		objects[i] = describeObject(a)
 	}
 	return objects, next, nil
+}
+
+func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
+	q := &storage.Query{Prefix: prefix, Delimiter: "/", Projection: storage.ProjectionNoACL}
+	var page []*storage.ObjectAttrs
+	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(ctx, q), pageSize, token).NextPage(&page)
+	if err != nil {
+		return nil, "", explain(err)
+	}
+	var folders []string
+	for _, a := range page {
+		if a.Prefix != "" {
+			folders = append(folders, a.Prefix)
+		}
+	}
+	return folders, next, nil
 }
 
 func (v *service) Remove(ctx context.Context, keys []string) error {

@@ -1,0 +1,108 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// buildCairn returns the path of the program.
+func buildCairn(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "cairn")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
+	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return program
+}
+
+// command runs a program with the credentials of the server in its environment, and
+// returns what it printed.
+func command(t *testing.T, env []string, line ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// pythonScript saves two checkpoints of a run, finds the newest one and reads it.
+const pythonScript = `
+import sys, cairn
+from cairn.saver import Saver
+from saving import join, save
+run = sys.argv[1]
+def step(n): return "%s/step-%d" % (run, n)
+s = Saver(ceiling=1 << 20)
+join(s)
+for n in (2, 10):
+    report = save(s, step(n), {"w": ("uint8", [3], bytes([n] * 3))}, {"note": "n%d" % n}, step=n)
+    assert report["traffic"]["requests"] > 0, report
+s.close()
+assert cairn.latest(run) == step(10), cairn.latest(run)
+c = cairn.open(cairn.latest(run), framework="memory")
+assert c.step == 10 and c["note"] == "n10" and c["w"][:].tolist() == [10, 10, 10], c
+try:
+    cairn.open(run + "/nothing")
+    assert False
+except cairn.NotFoundError as e:
+    assert run in str(e), e
+`
+
+// TestProgramInS3 runs commands and the Python package with addresses of S3. The endpoint
+// and the credentials are in the environment, which saver processes get too.
+func TestProgramInS3(t *testing.T) {
+	program := buildCairn(t)
+	run := fmt.Sprintf("s3://bucket/%d/run", folders.Add(1))
+	env := []string{"AWS_ENDPOINT_URL=" + endpoint, "CAIRN_BINARY=" + program, "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" +
+		strings.Join([]string{filepath.Join("..", "..", "python"), filepath.Join("..", "..", "python", "tests")}, string(os.PathListSeparator))}
+	ok := func(want string, args ...string) {
+		t.Helper()
+		out, err := command(t, env, append([]string{program}, args...)...)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("cairn %s = %v, printed %q; want %q in it", strings.Join(args, " "), err, out, want)
+		}
+	}
+	ok("All as promised", "demo", "--dir", run+"/step-1", "--size", "256KiB", "--ranks", "2", "--load-ranks", "3")
+	ok("requests", "convert", run+"/step-1", run+"/dcp", "--to", "dcp", "--world-size", "2")
+	ok("ok", "verify", run+"/dcp")
+	ok("ok", "verify", run+"/step-1/cairn.json")
+	ok("0 files removed", "clean", run)
+	ok("", "convert", run+"/step-1", run+"/model.pt", "--to", "torch")
+	ok("model.norm.weight", "ls", run+"/model.pt")
+
+	python, err := exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, where := range []string{run + "-python", "s3://no-such-bucket/run"} {
+		out, err := command(t, env, python, "-c", pythonScript, where)
+		if missing := strings.Contains(where, "no-such"); (err != nil) != missing || missing && !strings.Contains(out, "no such bucket") {
+			t.Errorf("saves of Python to %s = %v:\n%s", where, err, out)
+		}
+	}
+	if s, err := blob.OpenAddress(t.Context(), run+"-python/step-10?endpoint="+endpoint); err != nil {
+		t.Error(err)
+	} else if _, err := s.Stat(t.Context(), "cairn.json"); err != nil {
+		t.Errorf("what Python has saved: %v", err)
+	}
+	// Credentials are neither printed nor saved.
+	wrong := append(env, "AWS_SECRET_ACCESS_KEY=hush-hush")
+	out, err := command(t, wrong, program, "ls", run+"/step-1")
+	if err == nil || strings.Contains(out, "hush") || !strings.Contains(out, run) {
+		t.Errorf("ls with wrong credentials = %v, printed %q; want an error with the address and without the key", err, out)
+	}
+}
