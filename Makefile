@@ -15,7 +15,7 @@ SOAK ?= 5m
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The modules in this repository beside the main one and the linters.
-MODULES = cmd/cairn blob/s3 blob/gcs blob/conformance group/etcd metrics
+MODULES = cmd/cairn blob/s3 blob/gcs blob/azure blob/conformance group/etcd metrics
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
