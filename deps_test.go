@@ -99,7 +99,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/azure", "blob blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/gcs blob/s3 cmd/cairn/internal/cli"},
+	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
 	{"metrics", ". group/tcp protocol"},
 

@@ -46,7 +46,12 @@ type service struct {
 	token  azcore.TokenCredential // nil: the client has a key or a SAS token
 }
 
-var _ remote.Service = (*service)(nil)
+var (
+	_ remote.Service       = (*service)(nil)
+	_ remote.FolderService = (*service)(nil)
+	_ remote.Neighbour     = (*service)(nil)
+	_ remote.Summer        = (*service)(nil)
+)
 
 func (v *service) Limits() remote.Limits {
 	return remote.Limits{MinPart: 1 << 20, MaxPart: 4000 << 20, Parts: 50_000, Removes: 1, Conditional: true}
@@ -131,6 +136,23 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 	return page, deref(r.NextMarker), nil
 }
 
+// Folders implements [remote.FolderService].
+func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
+	opts := &container.ListBlobsHierarchyOptions{Prefix: &prefix}
+	if token != "" {
+		opts.Marker = &token
+	}
+	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(ctx)
+	if err != nil {
+		return nil, "", explain(err)
+	}
+	var page []string
+	for _, p := range r.Segment.BlobPrefixes {
+		page = append(page, deref(p.Name))
+	}
+	return page, deref(r.NextMarker), nil
+}
+
 func (v *service) Remove(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		_, err := v.client.NewBlobClient(key).Delete(ctx, &blob.DeleteOptions{DeleteSnapshots: to.Ptr(blob.DeleteSnapshotsOptionTypeInclude)})
@@ -165,6 +187,22 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 		return remote.Object{}, explain(err)
 	}
 	return remote.Object{Key: key, Size: deref(was.ContentLength), ModTime: deref(r.LastModified), Version: version(r.ETag), Writer: c.Writer}, nil
+}
+
+// SourceBucket implements [remote.Neighbour]: the same container, with the same account.
+func (v *service) SourceBucket(other remote.Service) (string, bool) {
+	o, ok := other.(*service)
+	return v.name, ok && o.client.URL() == v.client.URL()
+}
+
+// Sum implements [remote.Summer].
+func (v *service) Sum(ctx context.Context, key string) (uint32, bool, error) {
+	r, err := v.client.NewBlobClient(key).GetProperties(ctx, nil)
+	if err != nil {
+		return 0, false, explain(err)
+	}
+	sum, err := strconv.ParseUint(metadata(r.Metadata, sumKey), 16, 32)
+	return uint32(sum), err == nil, nil
 }
 
 // authorize returns the address at which the service may read the source of a copy.

@@ -61,6 +61,7 @@ func TestAzure(t *testing.T) {
 	t.Run("Parts", func(t *testing.T) { testParts(t, openAzure(t, bucket), piece, 3*piece+1, 12*piece) })
 	t.Run("DeadWriters", func(t *testing.T) { testDeadWriters(t, openAzure(t, bucket), piece) })
 	t.Run("Copy", func(t *testing.T) { testCopy(t, openAzure(t, bucket), bucket) })
+	t.Run("Capabilities", func(t *testing.T) { testCapabilities(t, openAzure(t, bucket), openAzure(t, bucket)) })
 	t.Run("MissingContainer", func(t *testing.T) {
 		_, err := blob.WriteAll(t.Context(), openAzure(t, "another"), "x", nil, nil)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "create it") {

@@ -111,6 +111,11 @@ func TestGCSCopy(t *testing.T) {
 	testCopy(t, openGCS(t, bucket), bucket)
 }
 
+func TestGCSCapabilities(t *testing.T) {
+	bucket := startGCS(t)
+	testCapabilities(t, openGCS(t, bucket), openGCS(t, bucket))
+}
+
 func TestGCSWrongSum(t *testing.T) { testWrongSum(t, openGCS(t, startGCS(t))) }
 
 func TestGCSMissingBucket(t *testing.T) {

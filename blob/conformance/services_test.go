@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -168,6 +171,37 @@ func testCopy(t *testing.T, s *remote.Store, bucket string) {
 	gone := remote.Source{Bucket: bucket, Key: prefix + "none"}
 	if _, err := service.Copy(t.Context(), gone, prefix+"x", remote.Condition{Writer: "me"}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Copy of an object that does not exist = %v; want fs.ErrNotExist", err)
+	}
+}
+
+// testCapabilities tests what stores of services can do besides: copies between two
+// stores, checksums of objects, and lists of folders.
+func testCapabilities(t *testing.T, from, to *remote.Store) {
+	t.Helper()
+	data := noise(3<<20 + 1)
+	info, err := blob.WriteAll(t.Context(), from, "a/x", data, &blob.CreateOptions{Piece: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied, err := to.CopyFrom(t.Context(), from, info, "b/c/y")
+	if err != nil || copied.Size != info.Size {
+		t.Fatalf("CopyFrom = %+v, %v; want %d bytes", copied, err, info.Size)
+	}
+	if got, err := blob.ReadAll(t.Context(), to, "b/c/y", 1<<30); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("the copy has other bytes, or %v", err)
+	}
+	want := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	if sum, ok, err := to.Sum(t.Context(), "b/c/y"); sum != want || !ok || err != nil {
+		t.Errorf("Sum = %08x, %v, %v; want %08x", sum, ok, err, want)
+	}
+	for _, name := range []string{"b/d/1", "b/d/2", "b/e", "z"} {
+		if _, err := blob.WriteAll(t.Context(), to, name, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folders, err := to.Folders(t.Context(), "b")
+	if diff := cmp.Diff([]string{"c", "d"}, folders); diff != "" || err != nil {
+		t.Errorf("Folders: %v, -want +got:\n%s", err, diff)
 	}
 }
 
