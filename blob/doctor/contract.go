@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,11 +147,7 @@ func removing(ctx context.Context, e *exam) (string, error) {
 // pattern returns n bytes in which every range is different.
 func pattern(n int) []byte {
 	p := make([]byte, n)
-	x := uint32(1)
-	for i := range p {
-		x = x*1664525 + 1013904223
-		p[i] = byte(x >> 24)
-	}
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(p) // it never fails
 	return p
 }
 

@@ -124,8 +124,12 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 		return nil, err
 	}
 	e.s = &noting{Store: sub, names: map[string]bool{}}
-	e.all(ctx)
-	e.run(context.WithoutCancel(ctx), cleaning)
+	if e.run(ctx, creating) || ctx.Err() != nil {
+		e.all(ctx)
+		e.run(context.WithoutCancel(ctx), cleaning)
+	} else {
+		_, _ = cleaning.run(ctx, e) // there is probably nothing
+	}
 	if m, ok := blob.As[blob.Meter](s); ok {
 		t := m.Traffic()
 		e.rep.Used = &t
@@ -136,7 +140,7 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 	return e.rep, nil
 }
 
-// all makes all checks. If objects cannot be created, the others make no sense.
+// all makes all checks but the first and the last one.
 func (e *exam) all(ctx context.Context) {
 	lists := [][]check{contract, {clock}}
 	if e.opts.Folder != "" {
@@ -144,9 +148,6 @@ func (e *exam) all(ctx context.Context) {
 	}
 	if !e.opts.Quick {
 		lists = append(lists, []check{rates})
-	}
-	if !e.run(ctx, creating) {
-		return
 	}
 	for _, l := range lists {
 		for _, c := range l {
