@@ -60,6 +60,11 @@ func TestCopyWithGCS(t *testing.T) {
 	testCopyWith(t, openGCS(t, bucket), openGCS(t, bucket))
 }
 
+func TestCopyWithAzure(t *testing.T) {
+	bucket := startAzure(t)
+	testCopyWith(t, openAzure(t, bucket), openAzure(t, bucket))
+}
+
 // testCopyWith copies a checkpoint to a service, within it by the service, and back.
 func testCopyWith(t *testing.T, first, second *remote.Store) {
 	src := saveNew(t, 40<<20)

@@ -28,6 +28,8 @@ func TestDoctorOfS3(t *testing.T) { testDoctor(t, openS3(t, nil)) }
 
 func TestDoctorOfGCS(t *testing.T) { testDoctor(t, openGCS(t, startGCS(t))) }
 
+func TestDoctorOfAzure(t *testing.T) { testDoctor(t, openAzure(t, startAzure(t))) }
+
 // testDoctor examines a server that keeps all promises, and wants nothing left behind.
 func testDoctor(t *testing.T, s *remote.Store) {
 	r, err := doctor.Examine(t.Context(), s, &doctor.Options{Time: 50 * time.Millisecond})
