@@ -1,7 +1,6 @@
 package azure
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -71,6 +70,7 @@ func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
 }
 
 func (v *service) Get(ctx context.Context, key, only string, p []byte, off int64) (int, remote.Object, error) {
+	remote.Progress(ctx) // an answer that does not come has stalled, too
 	r, err := v.client.NewBlockBlobClient(key).DownloadStream(ctx, &blob.DownloadStreamOptions{
 		Range: blob.HTTPRange{Offset: off, Count: int64(len(p))}, AccessConditions: conditions(remote.Condition{IfVersion: only}),
 	})
@@ -90,7 +90,7 @@ func (v *service) Get(ctx context.Context, key, only string, p []byte, off int64
 			return 0, o, fmt.Errorf("the service answers with the range %q", *r.ContentRange)
 		}
 	}
-	n, err := io.ReadFull(r.Body, p)
+	n, err := remote.ReadFull(ctx, r.Body, p)
 	switch {
 	case err == io.EOF || err == io.ErrUnexpectedEOF: // the object ends, or package remote sees that it does not
 		err = nil
@@ -105,7 +105,7 @@ func (v *service) Get(ctx context.Context, key, only string, p []byte, off int64
 
 // Put sends the CRC-64 of body with it, which the service checks.
 func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, c remote.Condition) (remote.Object, error) {
-	r, err := v.client.NewBlockBlobClient(key).Upload(ctx, streaming.NopCloser(bytes.NewReader(body)), &blockblob.UploadOptions{
+	r, err := v.client.NewBlockBlobClient(key).Upload(ctx, streaming.NopCloser(remote.NewBody(ctx, body)), &blockblob.UploadOptions{
 		Metadata: notes(c.Writer, sumText(sum)), HTTPHeaders: &blob.HTTPHeaders{BlobContentType: to.Ptr(contentType)},
 		AccessConditions: conditions(c), TransactionalValidation: checksum(body),
 	})

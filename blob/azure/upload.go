@@ -1,7 +1,6 @@
 package azure
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -46,7 +45,7 @@ func (u *upload) client() *blockblob.Client { return u.v.client.NewBlockBlobClie
 
 // Part sends the CRC-64 of body with it, which the service checks.
 func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) error {
-	_, err := u.client().StageBlock(ctx, u.block(number), streaming.NopCloser(bytes.NewReader(body)), &blockblob.StageBlockOptions{TransactionalValidation: checksum(body)})
+	_, err := u.client().StageBlock(ctx, u.block(number), streaming.NopCloser(remote.NewBody(ctx, body)), &blockblob.StageBlockOptions{TransactionalValidation: checksum(body)})
 	return explain(err)
 }
 

@@ -70,6 +70,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 		}
 		h = h.Generation(generation)
 	}
+	remote.Progress(ctx) // an answer that does not come has stalled, too
 	r, err := h.NewRangeReader(withOnce(ctx), off, int64(len(p)))
 	if err != nil {
 		n, o, err := v.getNothing(ctx, h, explain(err))
