@@ -1,6 +1,7 @@
 // Package conformance runs real object storage servers on this machine, for tests and for
-// trying things out: versitygw for S3. Its tests run the contract of blob.Store, faults
-// and crashes against them.
+// trying things out: versitygw for S3, fake-gcs-server for Google Cloud Storage and
+// Azurite for Azure. Its tests run the contract of blob.Store, faults and crashes against
+// them.
 package conformance
 
 import (
