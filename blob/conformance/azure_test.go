@@ -54,6 +54,7 @@ func TestAzure(t *testing.T) {
 		blobtest.Run(t, func(t *testing.T) blob.Store { return openAzure(t, bucket) })
 	})
 	const piece = 1 << 20
+	t.Run("FoldersWithOneRequest", func(t *testing.T) { testFolders(t, openAzure(t, bucket)) })
 	t.Run("OneWriterWins", func(t *testing.T) { testOneWriterWins(t, openAzure(t, bucket), 50, 10, blob.CreateOptions{}) })
 	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
 		testOneWriterWins(t, openAzure(t, bucket), 10, piece, blob.CreateOptions{Piece: piece})
