@@ -23,9 +23,9 @@ func reserve(f *os.File, size int64) error {
 	allocate := func(fd int) error { return unix.Fallocate(fd, 0, 0, size) }
 	err := control(f, allocate)
 	if errors.Is(err, unix.ENOSPC) {
-		freeing.Lock() // there may be more space after this
-		freeing.Unlock()
+		freeing.Lock() // when no blocks are being freed, there may be more space
 		err = control(f, allocate)
+		freeing.Unlock()
 	}
 	if refused(err) {
 		return nil
