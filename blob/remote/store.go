@@ -135,27 +135,42 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			yield(blob.Info{}, s.fail("list", prefix, err))
 			return
 		}
-		for token := ""; ; {
-			var page []Object
-			var next string
-			_, err := s.repeat(ctx, "list", s.prefix+prefix, 0, func(ctx context.Context) (err error) {
-				page, next, err = s.service.List(ctx, s.prefix+prefix, token)
-				return err
-			})
+		for o, err := range pages(ctx, s, "list", s.prefix+prefix, s.service.List) {
+			info := s.info(o)
+			switch {
+			case err == nil && ctx.Err() != nil:
+				err = context.Cause(ctx)
+			case err == nil && blob.CheckName(info.Name) != nil:
+				continue // not an object of ours, such as a folder that a web page has made
+			}
 			if err != nil {
 				yield(blob.Info{}, s.fail("list", prefix, err))
 				return
 			}
-			for _, o := range page {
-				info := s.info(o)
-				if blob.CheckName(info.Name) != nil {
-					continue // not an object of ours, such as a folder that a web page has made
-				}
-				if ctx.Err() != nil {
-					yield(blob.Info{}, s.fail("list", prefix, context.Cause(ctx)))
-					return
-				}
-				if !yield(info, nil) {
+			if !yield(info, nil) {
+				return
+			}
+		}
+	}
+}
+
+// pages yields what a service lists page by page. After a non-nil error the sequence ends.
+func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ctx context.Context, prefix, token string) ([]T, string, error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for token := ""; ; {
+			var page []T
+			var next string
+			_, err := s.repeat(ctx, op, prefix, 0, func(ctx context.Context) (err error) {
+				page, next, err = list(ctx, prefix, token)
+				return err
+			})
+			if err != nil {
+				var none T
+				yield(none, err)
+				return
+			}
+			for _, x := range page {
+				if !yield(x, nil) {
 					return
 				}
 			}
@@ -181,26 +196,16 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 		prefix += dir + "/"
 	}
 	var out []string
-	for token := ""; ; {
-		var page []string
-		var next string
-		_, err := s.repeat(ctx, "list", prefix, 0, func(ctx context.Context) (err error) {
-			page, next, err = service.Folders(ctx, prefix, token)
-			return err
-		})
+	for key, err := range pages(ctx, s, "list", prefix, service.Folders) {
 		if err != nil {
 			return nil, s.fail("list", dir, err)
 		}
-		for _, key := range page {
-			if name := strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/"); blob.CheckName(name) == nil {
-				out = append(out, name)
-			}
-		}
-		if token = next; token == "" {
-			slices.Sort(out) // services order "b-c/" before "b/"
-			return out, nil
+		if name := strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/"); blob.CheckName(name) == nil {
+			out = append(out, name)
 		}
 	}
+	slices.Sort(out) // services order "b-c/" before "b/"
+	return out, nil
 }
 
 // Remove implements [blob.Store].
@@ -272,28 +277,18 @@ func (s *Store) uploads(ctx context.Context, dir string, fn func(PendingUpload) 
 	if dir != "" {
 		prefix += dir + "/"
 	}
-	for token := ""; ; {
-		var page []PendingUpload
-		var next string
-		_, err := s.repeat(ctx, "sweep", prefix, 0, func(ctx context.Context) (err error) {
-			page, next, err = s.service.Uploads(ctx, prefix, token)
-			return err
-		})
+	for u, err := range pages(ctx, s, "sweep", prefix, s.service.Uploads) {
 		if err != nil {
 			return s.fail("sweep", dir, err)
 		}
-		for _, u := range page {
-			if strings.Contains(strings.TrimPrefix(u.Key, prefix), "/") {
-				continue // below dir
-			}
-			if err := fn(u); err != nil {
-				return s.fail("sweep", u.Key, err)
-			}
+		if strings.Contains(strings.TrimPrefix(u.Key, prefix), "/") {
+			continue // below dir
 		}
-		if token = next; token == "" {
-			return nil
+		if err := fn(u); err != nil {
+			return s.fail("sweep", u.Key, err)
 		}
 	}
+	return nil
 }
 
 // tempName returns the name of an upload in messages.
