@@ -42,8 +42,8 @@ type trained struct {
 	resume string // the checkpoint that it went on with
 }
 
-// torchrun runs python/examples/fsdp.py as so many ranks. If the loss of a step is named, it kills
-// the ranks when rank 0 has printed it.
+// torchrun runs python/examples/fsdp.py with that number of ranks. If kill is a step, it kills
+// the ranks when rank 0 has printed its loss.
 func (r *rig) torchrun(ranks, kill int, run string, words ...string) trained {
 	r.Helper()
 	program, err := os.ReadFile(filepath.Join("..", "python", "examples", "fsdp.py"))
