@@ -24,24 +24,28 @@ func results(r *doctor.Report) map[string]doctor.Check {
 	return out
 }
 
-func TestDoctorOfS3(t *testing.T) { testDoctor(t, openS3(t, nil)) }
+// TestDoctorOfS3 lets one check fail: versitygw reads the ETag of an object before it opens
+// the file, so a reader that asks for the bytes of one ETag may get those of the next. The
+// check finds that on some runs.
+func TestDoctorOfS3(t *testing.T) { testDoctor(t, openS3(t, nil), "atomic replacement") }
 
-func TestDoctorOfGCS(t *testing.T) { testDoctor(t, openGCS(t, startGCS(t))) }
+func TestDoctorOfGCS(t *testing.T) { testDoctor(t, openGCS(t, startGCS(t)), "") }
 
-func TestDoctorOfAzure(t *testing.T) { testDoctor(t, openAzure(t, startAzure(t))) }
+func TestDoctorOfAzure(t *testing.T) { testDoctor(t, openAzure(t, startAzure(t)), "") }
 
-// testDoctor examines a server that keeps all promises, and wants nothing left behind.
-func testDoctor(t *testing.T, s *remote.Store) {
+// testDoctor examines a server that keeps all promises, except for what the check racy may
+// find, and wants nothing left behind.
+func testDoctor(t *testing.T, s *remote.Store, racy string) {
 	r, err := doctor.Examine(t.Context(), s, &doctor.Options{Time: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range r.Checks {
-		if c.Result != doctor.OK {
+		if c.Result != doctor.OK && c.Name != racy {
 			t.Errorf("%+v", c)
 		}
 	}
-	if !r.Safe || len(r.Rates) != 3 || r.Used == nil || r.Used.Requests == 0 {
+	if r.Safe != (racy == "" || results(r)[racy].Result == doctor.OK) || len(r.Rates) != 3 || r.Used == nil || r.Used.Requests == 0 {
 		t.Errorf("%+v", r)
 	}
 	for info, err := range s.List(t.Context(), "") {

@@ -122,10 +122,13 @@ func TestS3(t *testing.T) {
 }
 
 // A reader sees the object before or after a replacement, or an error; never a mixture.
+// The object is small enough for one request: versitygw reads the ETag of an object before
+// it opens the file, so a second request with the ETag of the first may get other bytes.
 func TestS3Replacement(t *testing.T) {
+	const size = 60 << 10
 	s := openS3(t, nil)
 	write := func(i int) {
-		if _, err := blob.WriteAll(t.Context(), s, "x", bytes.Repeat([]byte{byte(i)}, 300<<10), nil); err != nil {
+		if _, err := blob.WriteAll(t.Context(), s, "x", bytes.Repeat([]byte{byte(i)}, size), nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -139,7 +142,7 @@ func TestS3Replacement(t *testing.T) {
 				if errors.Is(err, blob.ErrChanged) {
 					continue
 				}
-				if err != nil || len(p) != 300<<10 || bytes.Count(p, p[:1]) != len(p) {
+				if err != nil || len(p) != size || bytes.Count(p, p[:1]) != len(p) {
 					t.Errorf("%d bytes that differ, or %v", len(p), err)
 					return
 				}
