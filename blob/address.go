@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/url"
 	"path"
 	"slices"
@@ -19,6 +20,21 @@ var (
 	schemesMu sync.RWMutex
 	schemes   = map[string]func(ctx context.Context, address string) (Store, error){} // guarded by schemesMu
 )
+
+// logKey is the key of the logger of a context.
+type logKey struct{}
+
+// WithLogger returns a context with which OpenAddress opens stores that log to log, such
+// as requests that are repeated. Nil: they log nothing, as without it.
+func WithLogger(ctx context.Context, log *slog.Logger) context.Context {
+	return context.WithValue(ctx, logKey{}, log)
+}
+
+// Logger returns the logger of a context, or nil. It is for functions that Register gets.
+func Logger(ctx context.Context) *slog.Logger {
+	log, _ := ctx.Value(logKey{}).(*slog.Logger)
+	return log
+}
 
 // Register makes open the function that opens addresses of a scheme, such as "s3". A
 // package that implements a store calls it when it is initialised, so a program imports

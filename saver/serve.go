@@ -45,8 +45,8 @@ var errTrainerGone = errors.New("the trainer has ended before its state was stag
 
 // ServeOptions change how a saver works. Nil means the defaults.
 type ServeOptions struct {
-	// Logger receives what happens to saves, and the end of the trainer. Nil: nothing is
-	// logged by Serve; Run logs to standard error as text.
+	// Logger receives what happens to saves, requests that are repeated, and the end of the
+	// trainer. Nil: nothing is logged by Serve; Run logs to standard error as text.
 	Logger *slog.Logger
 	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
 	// blob.OpenAddress.
@@ -62,7 +62,9 @@ func (o *ServeOptions) withDefaults() ServeOptions {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
 	if out.OpenStore == nil {
-		out.OpenStore = func(address string) (blob.Store, error) { return blob.OpenAddress(context.Background(), address) }
+		out.OpenStore = func(address string) (blob.Store, error) {
+			return blob.OpenAddress(blob.WithLogger(context.Background(), out.Logger), address)
+		}
 	}
 	return out
 }

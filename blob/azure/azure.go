@@ -38,7 +38,9 @@ import (
 )
 
 func init() {
-	blob.Register("azblob", func(ctx context.Context, address string) (blob.Store, error) { return Open(ctx, address, nil) })
+	blob.Register("azblob", func(ctx context.Context, address string) (blob.Store, error) {
+		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+	})
 }
 
 // The variables of the environment.

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,7 +49,7 @@ from cairn.saver import Saver
 from saving import join, save
 run = sys.argv[1]
 def step(n): return "%s/step-%d" % (run, n)
-s = Saver(ceiling=1 << 20)
+s = Saver(ceiling=1 << 20, log=sys.argv[2])
 join(s)
 for n in (2, 10):
     report = save(s, step(n), {"w": ("uint8", [3], bytes([n] * 3))}, {"note": "n%d" % n}, step=n)
@@ -61,6 +64,39 @@ try:
 except cairn.NotFoundError as e:
     assert run in str(e), e
 `
+
+// repeated is the line of a log about a request that is repeated.
+const repeated = "request is repeated"
+
+// startBusy starts a proxy that refuses the first n requests, and then lets all of them
+// through.
+func startBusy(t *testing.T, n int64) *Proxy {
+	t.Helper()
+	p := startProxy(t, 0, 0)
+	var seen atomic.Int64
+	p.Instead = func(*http.Request) (int, string) {
+		if seen.Add(1) > n {
+			return 0, ""
+		}
+		return http.StatusServiceUnavailable, "SlowDown"
+	}
+	return p
+}
+
+// checkRetries tests that a log has a line for each of n retries in the store, and no
+// secret.
+func checkRetries(t *testing.T, log, store string, n int) {
+	t.Helper()
+	for attempt := 1; attempt <= n; attempt++ {
+		line := regexp.MustCompile(fmt.Sprintf(`level=WARN msg="%s" store=%s\S* op=[a-z]+ key=\S+ attempt=%d wait=\S+ error=".*SlowDown`, repeated, regexp.QuoteMeta(store), attempt))
+		if !line.MatchString(log) {
+			t.Errorf("the log of %d retries lacks a line such as %s:\n%s", n, line, log)
+		}
+	}
+	if strings.Count(log, repeated) != n || strings.Contains(log, SecretKey) || strings.Contains(log, "endpoint=") {
+		t.Errorf("want %d retries and no secret in the log:\n%s", n, log)
+	}
+}
 
 // TestProgramInS3 runs commands and the Python package with addresses of S3. The endpoint
 // and the credentials are in the environment, which saver processes get too.
@@ -89,7 +125,14 @@ func TestProgramInS3(t *testing.T) {
 		t.Skip(err)
 	}
 	for _, where := range []string{run + "-python", "s3://no-such-bucket/run"} {
-		out, err := command(t, env, python, "-c", pythonScript, where)
+		busy := append(env, "AWS_ENDPOINT_URL="+startBusy(t, 2).URL())
+		log := filepath.Join(t.TempDir(), "log")
+		out, err := command(t, busy, python, "-c", pythonScript, where, log)
+		logged, logErr := os.ReadFile(log)
+		if logErr != nil {
+			t.Fatal(logErr)
+		}
+		checkRetries(t, string(logged), where, 2)
 		if missing := strings.Contains(where, "no-such"); (err != nil) != missing || missing && !strings.Contains(out, "no such bucket") {
 			t.Errorf("saves of Python to %s = %v:\n%s", where, err, out)
 		}
@@ -99,9 +142,19 @@ func TestProgramInS3(t *testing.T) {
 	} else if _, err := s.Stat(t.Context(), "cairn.json"); err != nil {
 		t.Errorf("what Python has saved: %v", err)
 	}
+	out, err := command(t, env, program, "ls", run+"/step-1", "--verbose", "--json")
+	if err != nil || strings.Contains(out, repeated) {
+		t.Errorf("ls --verbose = %v, printed %q; want no retries", err, out)
+	}
+	busy := run + "/step-1?endpoint=" + startBusy(t, 3).URL()
+	if out, err = command(t, env, program, "ls", busy, "--verbose"); err != nil {
+		t.Errorf("ls --verbose of a busy service = %v, printed %q", err, out)
+	}
+	checkRetries(t, out, run+"/step-1", 3)
+
 	// Credentials are neither printed nor saved.
 	wrong := append(env, "AWS_SECRET_ACCESS_KEY=hush-hush")
-	out, err := command(t, wrong, program, "ls", run+"/step-1")
+	out, err = command(t, wrong, program, "ls", run+"/step-1")
 	if err == nil || strings.Contains(out, "hush") || !strings.Contains(out, run) {
 		t.Errorf("ls with wrong credentials = %v, printed %q; want an error with the address and without the key", err, out)
 	}

@@ -34,7 +34,9 @@ import (
 )
 
 func init() {
-	blob.Register("gs", func(ctx context.Context, address string) (blob.Store, error) { return Open(ctx, address, nil) })
+	blob.Register("gs", func(ctx context.Context, address string) (blob.Store, error) {
+		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+	})
 }
 
 // emulatorEnv names the variable with the address of an emulator. The SDK reads it too.

@@ -91,8 +91,9 @@ func New(service Service, prefix, name string, o *Options) (*Store, error) {
 	if s.opts.Parallel <= 0 {
 		s.opts.Parallel = 16
 	}
-	if s.log = s.opts.Logger; s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
+	s.log = slog.New(slog.DiscardHandler)
+	if s.opts.Logger != nil {
+		s.log = s.opts.Logger.With("store", name)
 	}
 	return s, nil
 }

@@ -34,7 +34,9 @@ import (
 )
 
 func init() {
-	blob.Register("s3", func(ctx context.Context, address string) (blob.Store, error) { return Open(ctx, address, nil) })
+	blob.Register("s3", func(ctx context.Context, address string) (blob.Store, error) {
+		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+	})
 }
 
 // Open returns the store at an address. It makes no request to the bucket. Nil options

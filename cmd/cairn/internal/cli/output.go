@@ -41,7 +41,7 @@ type output struct {
 func addOutputFlags(f *pflag.FlagSet) {
 	f.Bool("json", false, "print the result as JSON")
 	f.BoolP("quiet", "q", false, "print results only: no progress, no remarks (see 'cairn help output')")
-	f.BoolP("verbose", "v", false, "print what each phase of a save, load or conversion took to stderr")
+	f.BoolP("verbose", "v", false, "log the phases of saves, loads and conversions, and requests that are repeated, to stderr")
 	f.Bool("wide", false, "print each row of a table on one line, whatever the width of the terminal")
 	f.Bool("no-color", false, "print without colours (so does a NO_COLOR in the environment)")
 }

@@ -18,6 +18,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/cairn-ckpt/cairn/blob"
 )
 
 // Main runs the command line args, without the program's name, and returns the
@@ -91,6 +93,9 @@ func newRootCmd() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
 	root.SetUsageFunc(printUsage)
 	addOutputFlags(root.PersistentFlags())
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).logger()))
+	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
 		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
