@@ -26,7 +26,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
@@ -54,35 +53,26 @@ const (
 // Open returns the store at an address. It makes no request to the container. Nil options
 // mean the defaults.
 func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store, error) {
-	name, prefix, account, err := parse(address)
+	a, err := parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
 	}
-	v, err := connect(name, account)
+	v, err := connect(a.Bucket, a.Options["account"])
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
-	return remote.New(v, prefix, blob.Redact(address), o)
+	return remote.New(v, a.Prefix, blob.Redact(address), o)
 }
 
-func parse(address string) (container, prefix, account string, err error) {
-	u, err := url.Parse(address)
-	switch {
-	case err != nil || u.Scheme != "azblob" || u.Host == "" || u.Fragment != "":
-		return "", "", "", errors.New("want azblob://container/prefix")
-	case u.User != nil:
-		return "", "", "", fmt.Errorf("credentials do not belong into an address: set %s", connectionEnv)
+// letters are those of the name of an account.
+const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+func parse(text string) (*remote.Address, error) {
+	a, err := remote.ParseAddress(text, "azblob", connectionEnv, "account")
+	if err == nil && strings.Trim(a.Options["account"], letters) != "" {
+		err = errors.New("the name of an account has small letters and digits only")
 	}
-	for key := range u.Query() {
-		if key != "account" {
-			return "", "", "", errors.New("the only option is account; credentials do not belong into an address")
-		}
-	}
-	account = u.Query().Get("account")
-	if strings.ContainsFunc(account, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }) {
-		return "", "", "", errors.New("the name of an account has small letters and digits only")
-	}
-	return u.Host, strings.Trim(u.Path, "/"), account, nil
+	return a, err
 }
 
 // connect returns a container. The account is that of the environment if it is empty.
@@ -131,14 +121,5 @@ func connect(name, account string) (*service, error) {
 // share it.
 var defaultCredential = sync.OnceValues(func() (azcore.TokenCredential, error) { return azidentity.NewDefaultAzureCredential(nil) })
 
-// transport returns the connections that all stores share. They are HTTP/1.1, one for
-// each request, because the streams of one HTTP/2 connection share its rate.
-var transport = sync.OnceValue(func() http.RoundTripper {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(true)
-	t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
-	t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
-	t.ResponseHeaderTimeout = time.Minute
-	return t
-})
+// transport returns the connections that all stores share.
+var transport = sync.OnceValue(func() http.RoundTripper { return remote.NewTransport() })

@@ -27,9 +27,9 @@ func clearEnv(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	clearEnv(t)
-	container, prefix, account, err := parse("azblob://my-container/a%20b/c/?account=me1")
-	if container != "my-container" || prefix != "a b/c" || account != "me1" || err != nil {
-		t.Errorf("parse = %q, %q, %q, %v; want my-container, a b/c and me1", container, prefix, account, err)
+	a, err := parse("azblob://my-container/a%20b/c/?account=me1")
+	if err != nil || a.Bucket != "my-container" || a.Prefix != "a b/c" || a.Options["account"] != "me1" {
+		t.Errorf("parse = %+v, %v; want my-container, a b/c and me1", a, err)
 	}
 	for _, address := range []string{"azblob://", "azblob:///x", "s3://b/x", "azblob://user:secret@b/x", "azblob://b/x?sig=secret", "azblob://b/x#y",
 		"azblob://b/%zz", "azblob://b/x?account=a.example/", "azblob://b/../x?account=a"} {

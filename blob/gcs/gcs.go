@@ -16,14 +16,11 @@ package gcs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"cloud.google.com/go/storage"
 	"google.golang.org/api/option"
@@ -45,7 +42,7 @@ const emulatorEnv = "STORAGE_EMULATOR_HOST"
 // Open returns the store at an address. It makes no request to the bucket. Nil options
 // mean the defaults.
 func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store, error) {
-	bucket, prefix, err := parse(address)
+	a, err := remote.ParseAddress(address, "gs", "GOOGLE_APPLICATION_CREDENTIALS")
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
 	}
@@ -53,21 +50,8 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
-	v := &service{client: c, bucket: bucket, conditional: os.Getenv(emulatorEnv) == ""}
-	return remote.New(v, prefix, blob.Redact(address), o)
-}
-
-func parse(address string) (bucket, prefix string, err error) {
-	u, err := url.Parse(address)
-	switch {
-	case err != nil || u.Scheme != "gs" || u.Host == "" || u.Fragment != "":
-		return "", "", errors.New("want gs://bucket/prefix")
-	case u.User != nil:
-		return "", "", errors.New("credentials do not belong into an address: set GOOGLE_APPLICATION_CREDENTIALS")
-	case u.RawQuery != "":
-		return "", "", errors.New("addresses of Google Cloud Storage have no options")
-	}
-	return u.Host, strings.Trim(u.Path, "/"), nil
+	v := &service{client: c, bucket: a.Bucket, conditional: os.Getenv(emulatorEnv) == ""}
+	return remote.New(v, a.Prefix, blob.Redact(address), o)
 }
 
 var (
@@ -85,7 +69,7 @@ func client(ctx context.Context) (*storage.Client, error) {
 	if c := clients[key]; c != nil {
 		return c, nil
 	}
-	var transport http.RoundTripper = &once{base: plainTransport()}
+	var transport http.RoundTripper = &once{base: remote.NewTransport()}
 	if emulator == "" {
 		authorized, err := htransport.NewTransport(ctx, transport, option.WithScopes(storage.ScopeReadWrite))
 		if err != nil {
@@ -100,16 +84,4 @@ func client(ctx context.Context) (*storage.Client, error) {
 	c.SetRetry(storage.WithPolicy(storage.RetryNever)) // package remote repeats requests
 	clients[key] = c
 	return c, nil
-}
-
-// plainTransport returns connections with HTTP/1.1: one for each request, because the
-// streams of one HTTP/2 connection share its rate.
-func plainTransport() *http.Transport {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(true)
-	t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
-	t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
-	t.ResponseHeaderTimeout = time.Minute
-	return t
 }

@@ -20,12 +20,15 @@ import (
 )
 
 func TestAddresses(t *testing.T) {
-	bucket, prefix, err := parse("gs://my.bucket_1/a%20b/c/")
-	if bucket != "my.bucket_1" || prefix != "a b/c" || err != nil {
-		t.Errorf("parse = %q, %q, %v; want my.bucket_1 and a b/c", bucket, prefix, err)
+	t.Setenv(emulatorEnv, "127.0.0.1:1")
+	s, err := Open(t.Context(), "gs://my.bucket_1/a%20b/c/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, prefix := s.Service(); v.(*service).bucket != "my.bucket_1" || prefix != "a b/c/" {
+		t.Errorf("Open = %+v, %q; want my.bucket_1 and a b/c/", v, prefix)
 	}
 	for _, address := range []string{"gs://", "gs:///x", "s3://b/x", "gs://user:secret@b/x", "gs://b/x?key=secret", "gs://b/x#y", "gs://b/%zz", "gs://b/../x", "gs://b/.cairn-tmp-x"} {
-		t.Setenv(emulatorEnv, "127.0.0.1:1")
 		_, err := Open(t.Context(), address, nil)
 		if !errors.Is(err, blob.ErrAddress) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("Open(%q) = %v; want blob.ErrAddress without the secret", address, err)

@@ -13,15 +13,14 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -61,65 +60,28 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 
 // address is an address of this package.
 type address struct {
-	bucket, prefix   string
-	endpoint, region string
-	pathStyle        bool
-	unconditional    bool
+	bucket, prefix           string
+	endpoint, region         string
+	pathStyle, unconditional bool
 }
 
 func parse(text string) (*address, error) {
-	u, err := url.Parse(text)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("want s3://bucket/prefix")
-	case u.User != nil:
-		return nil, fmt.Errorf("credentials do not belong into an address: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-	case u.Scheme != "s3" || u.Host == "" || u.Fragment != "":
-		return nil, fmt.Errorf("want s3://bucket/prefix")
+	u, err := remote.ParseAddress(text, "s3", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "endpoint", "region", "path_style", "unconditional")
+	if err != nil {
+		return nil, err
 	}
-	a := &address{bucket: u.Host, prefix: strings.Trim(u.Path, "/")}
-	a.endpoint = firstSet("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-	style := ""
-	for key, values := range u.Query() {
-		value := values[len(values)-1]
-		switch key {
-		case "endpoint":
-			a.endpoint = value
-		case "region":
-			a.region = value
-		case "path_style":
-			style = value
-		case "unconditional":
-			if a.unconditional, err = strconv.ParseBool(value); err != nil {
-				return nil, fmt.Errorf("unconditional is true or false")
-			}
-		default:
-			return nil, fmt.Errorf("there is no option %q; there are endpoint, region, path_style and unconditional", key)
-		}
-	}
+	a := &address{bucket: u.Bucket, prefix: u.Prefix, region: u.Options["region"]}
+	a.endpoint = cmp.Or(u.Options["endpoint"], os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	if a.endpoint != "" {
-		if e, err := url.Parse(a.endpoint); err != nil || e.Host == "" || e.Scheme != "http" && e.Scheme != "https" {
-			return nil, fmt.Errorf("the endpoint is not http:// or https:// and a host")
-		} else if e.User != nil {
-			return nil, fmt.Errorf("credentials do not belong into an endpoint")
+		if err := remote.CheckEndpoint(a.endpoint); err != nil {
+			return nil, err
 		}
 	}
-	a.pathStyle = a.endpoint != ""
-	if style != "" {
-		if a.pathStyle, err = strconv.ParseBool(style); err != nil {
-			return nil, fmt.Errorf("path_style is true or false")
-		}
+	if a.unconditional, err = u.Bool("unconditional", false); err != nil {
+		return nil, err
 	}
-	return a, nil
-}
-
-func firstSet(names ...string) string {
-	for _, name := range names {
-		if v := os.Getenv(name); v != "" {
-			return v
-		}
-	}
-	return ""
+	a.pathStyle, err = u.Bool("path_style", a.endpoint != "")
+	return a, err
 }
 
 var (
@@ -137,7 +99,7 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 		return c, nil
 	}
 	c, err := a.newClient(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
-		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(tune)),
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(remote.Tune)),
 		config.WithLogger(logging.Nop{}), // broken connections are in the log of remote.Options
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired))
@@ -145,13 +107,6 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 		clients[key] = c
 	}
 	return c, err
-}
-
-// tune sets up connections for large bodies.
-func tune(t *http.Transport) {
-	t.MaxIdleConnsPerHost, t.MaxIdleConns = 128, 256
-	t.WriteBufferSize, t.ReadBufferSize = 256<<10, 256<<10
-	t.ResponseHeaderTimeout = time.Minute
 }
 
 // newClient returns a client of the service at the address.
