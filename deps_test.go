@@ -95,7 +95,7 @@ var layers = []struct{ name, imports string }{
 	{"cmd/cairn/internal/cli", "saver . blob blob/doctor blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
-	{"blob/s3", "blob blob/remote"},
+	{"blob/s3", "blob blob/remote internal/work"},
 	{"blob/azure", "blob blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},

@@ -122,4 +122,4 @@ func connect(name, account string) (*service, error) {
 var defaultCredential = sync.OnceValues(func() (azcore.TokenCredential, error) { return azidentity.NewDefaultAzureCredential(nil) })
 
 // transport returns the connections that all stores share.
-var transport = sync.OnceValue(func() http.RoundTripper { return remote.NewTransport() })
+var transport = sync.OnceValue(remote.NewTransport)

@@ -65,11 +65,9 @@ func testFolders(t *testing.T, s *remote.Store) {
 	}
 }
 
-func TestFoldersOfGCS(t *testing.T) { testFolders(t, openGCS(t, startGCS(t))) }
-
-func TestFoldersOfS3(t *testing.T) {
+// A URL with an extension is that of an object, if there is one.
+func TestObjectInS3(t *testing.T) {
 	s := openS3(t, nil)
-	testFolders(t, s)
 	one := blob.JoinAddress(s.String(), "one.pt") + "?endpoint=" + endpoint
 	if _, err := blob.WriteAll(t.Context(), s, "one.pt", []byte("one"), nil); err != nil {
 		t.Fatal(err)

@@ -54,15 +54,11 @@ func TestAzure(t *testing.T) {
 		blobtest.Run(t, func(t *testing.T) blob.Store { return openAzure(t, bucket) })
 	})
 	const piece = 1 << 20
-	t.Run("FoldersWithOneRequest", func(t *testing.T) { testFolders(t, openAzure(t, bucket)) })
-	t.Run("OneWriterWins", func(t *testing.T) { testOneWriterWins(t, openAzure(t, bucket), 50, 10, blob.CreateOptions{}) })
+	open := func(t *testing.T) (*remote.Store, string) { return openAzure(t, bucket), bucket }
+	testService(t, open, piece, func(parts int) int { return parts + 1 })
 	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
 		testOneWriterWins(t, openAzure(t, bucket), 10, piece, blob.CreateOptions{Piece: piece})
 	})
-	t.Run("Parts", func(t *testing.T) { testParts(t, openAzure(t, bucket), piece, 3*piece+1, 12*piece) })
-	t.Run("DeadWriters", func(t *testing.T) { testDeadWriters(t, openAzure(t, bucket), piece) })
-	t.Run("Copy", func(t *testing.T) { testCopy(t, openAzure(t, bucket), bucket) })
-	t.Run("Capabilities", func(t *testing.T) { testCapabilities(t, openAzure(t, bucket), openAzure(t, bucket)) })
 	t.Run("MissingContainer", func(t *testing.T) {
 		_, err := blob.WriteAll(t.Context(), openAzure(t, "another"), "x", nil, nil)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "create it") {

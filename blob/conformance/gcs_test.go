@@ -53,13 +53,20 @@ func TestGCS(t *testing.T) {
 	blobtest.Run(t, func(t *testing.T) blob.Store { return openGCS(t, startGCS(t)) })
 }
 
-func TestGCSOneWriterWins(t *testing.T) {
-	testOneWriterWins(t, openGCS(t, startGCS(t)), 50, 10, blob.CreateOptions{})
-}
-
-func TestGCSParts(t *testing.T) {
-	const piece = 1 << 20
-	testParts(t, openGCS(t, startGCS(t)), piece, 3*piece+1, 33*piece+1) // 33 parts are composed in two levels
+func TestServiceGCS(t *testing.T) {
+	open := func(t *testing.T) (*remote.Store, string) {
+		bucket := startGCS(t)
+		return openGCS(t, bucket), bucket
+	}
+	testService(t, open, 1<<20, func(parts int) int {
+		temporary := parts
+		if parts > 32 {
+			temporary += (parts + 31) / 32
+		}
+		return 2*temporary + 1 // to make and to remove them, and to compose the object
+	})
+	t.Run("WrongSum", func(t *testing.T) { testWrongSum(t, openGCS(t, startGCS(t))) })
+	t.Run("MissingBucket", testMissingBucket)
 }
 
 // Gaps of fake-gcs-server: it ignores the condition and the checksum when it composes an
@@ -102,23 +109,7 @@ func TestGCSComposesWithCondition(t *testing.T) {
 	}
 }
 
-func TestGCSDeadWriters(t *testing.T) {
-	testDeadWriters(t, openGCS(t, startGCS(t)), 1<<20)
-}
-
-func TestGCSCopy(t *testing.T) {
-	bucket := startGCS(t)
-	testCopy(t, openGCS(t, bucket), bucket)
-}
-
-func TestGCSCapabilities(t *testing.T) {
-	bucket := startGCS(t)
-	testCapabilities(t, openGCS(t, bucket), openGCS(t, bucket))
-}
-
-func TestGCSWrongSum(t *testing.T) { testWrongSum(t, openGCS(t, startGCS(t))) }
-
-func TestGCSMissingBucket(t *testing.T) {
+func testMissingBucket(t *testing.T) {
 	startGCS(t)
 	s := openGCS(t, "another")
 	for _, err := range s.List(t.Context(), "") {

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -15,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
@@ -156,73 +153,56 @@ func TestS3Replacement(t *testing.T) {
 	readers.Wait()
 }
 
-// Of many writers with the same condition exactly one wins.
-func TestS3OneWriterWins(t *testing.T) {
-	s := openS3(t, nil)
-	for round := range 100 {
-		opts := &blob.CreateOptions{IfAbsent: true}
-		want := fs.ErrExist
-		if round > 0 {
-			info, err := s.Stat(t.Context(), "x")
-			if err != nil {
-				t.Fatal(err)
-			}
-			opts, want = &blob.CreateOptions{IfVersion: info.Version}, blob.ErrChanged
-		}
-		var won atomic.Int64
-		var wg sync.WaitGroup
-		for i := range 4 {
-			wg.Go(func() {
-				_, err := blob.WriteAll(t.Context(), s, "x", fmt.Appendf(nil, "round %d, writer %d", round, i), opts)
-				if err == nil {
-					won.Add(1)
-				} else if !errors.Is(err, want) {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		if won.Load() != 1 {
-			t.Fatalf("round %d: %d of 4 writers have won", round, won.Load())
-		}
-	}
+func TestServiceS3(t *testing.T) {
+	const piece = 5 << 20
+	open := func(t *testing.T) (*remote.Store, string) { return openS3(t, nil), "bucket" }
+	testService(t, open, piece, func(parts int) int { return parts + 2 }) // and to begin and to end
+	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
+		testOneWriterWins(t, openS3(t, nil), 10, piece, blob.CreateOptions{Piece: piece})
+	})
+	t.Run("WrongSum", func(t *testing.T) { testWrongSum(t, openS3(t, nil)) })
+	t.Run("CopyInParts", testCopyInParts)
 }
 
-// An object of several parts, and the parts that a dead writer leaves.
-func TestS3Parts(t *testing.T) {
-	s := openS3(t, nil)
-	const piece = 8 << 20
-	data := make([]byte, 3*piece+12345)
-	rand.NewChaCha8([32]byte{1}).Read(data)
-	before := s.Traffic()
-	if _, err := blob.WriteAll(t.Context(), s, "large", data, &blob.CreateOptions{Piece: piece, IfAbsent: true}); err != nil {
+// testCopyInParts tests copies of objects that are too large for one request.
+func testCopyInParts(t *testing.T) {
+	const part = 5 << 20
+	from, to := openS3(t, nil), openS3(t, &remote.Options{CopyBytes: part})
+	data := noise(2*part + 12345)
+	var was blob.Info
+	for size, want := range map[int]int64{part: 1, len(data): 5} {
+		var err error
+		if was, err = blob.WriteAll(t.Context(), from, "from", data[:size], nil); err != nil {
+			t.Fatal(err)
+		}
+		before := to.Traffic()
+		info, err := to.CopyFrom(t.Context(), from, was, "to")
+		if err != nil || info.Size != int64(size) {
+			t.Fatalf("CopyFrom = %+v, %v; want %d bytes", info, err, size)
+		}
+		if n := to.Traffic().Sub(before); n != (blob.Traffic{Requests: want}) {
+			t.Errorf("a copy of %d bytes: %+v; want %d requests", size, n, want)
+		}
+		now, err := to.Stat(t.Context(), "to")
+		if err != nil || now.Version != info.Version {
+			t.Errorf("Stat = %+v, %v; want version %s", now, err, info.Version)
+		}
+		if got, err := blob.ReadAll(t.Context(), to, "to", 1<<30); err != nil || !bytes.Equal(got, data[:size]) {
+			t.Errorf("the copy of %d bytes has other bytes, or %v", size, err)
+		}
+	}
+	// If the source has changed, the copy fails and leaves nothing.
+	if _, err := blob.WriteAll(t.Context(), from, "from", make([]byte, len(data)), nil); err != nil {
 		t.Fatal(err)
 	}
-	if n := s.Traffic().Sub(before).Requests; n != 6 {
-		t.Errorf("an object of four parts took %d requests; want 6", n)
+	was.Size = int64(len(data))
+	if _, err := to.CopyFrom(t.Context(), from, was, "another"); !errors.Is(err, blob.ErrChanged) {
+		t.Errorf("CopyFrom of an object that has changed = %v; want ErrChanged", err)
 	}
-	got, err := blob.ReadAll(t.Context(), s, "large", 1<<30)
-	if err != nil || !bytes.Equal(got, data) {
-		t.Errorf("the object is another one, or %v", err)
+	if now := names(t, to); now != "to" {
+		t.Errorf("there is %s; want to", now)
 	}
-	dead, err := s.Create(t.Context(), "dead", &blob.CreateOptions{Size: 2 * piece, Piece: piece})
-	if err == nil {
-		err = dead.WriteAt(t.Context(), data[:piece], 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	temps, err := s.Temps(t.Context(), "")
-	if err != nil || len(temps) != 1 || !strings.Contains(temps[0].Name, "dead") {
-		t.Errorf("Temps = %v, %v; want the upload of dead", temps, err)
-	}
-	if n, err := s.SweepTemp(t.Context(), "", time.Hour); n != 0 || err != nil {
-		t.Errorf("SweepTemp of what is an hour old = %d, %v; want 0", n, err)
-	}
-	if n, err := s.SweepTemp(t.Context(), "", 0); n != 1 || err != nil {
-		t.Errorf("SweepTemp = %d, %v; want 1", n, err)
-	}
-	if temps, err := s.Temps(t.Context(), ""); len(temps) != 0 || err != nil {
+	if temps, err := to.Temps(t.Context(), ""); len(temps) != 0 || err != nil {
 		t.Errorf("Temps = %v, %v; want none", temps, err)
 	}
 }

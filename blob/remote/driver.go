@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -65,6 +67,25 @@ func CheckEndpoint(text string) error {
 	return nil
 }
 
+// requestsKey is the key of the *atomic.Int64 of a context that counts requests.
+type requestsKey struct{}
+
+// CountRequest counts a request that a driver makes with a context of this package.
+func CountRequest(ctx context.Context) {
+	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
+		n.Add(1)
+	}
+}
+
+// Counted is a transport that counts requests. The SDKs of drivers use it.
+type Counted struct{ http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (c Counted) RoundTrip(r *http.Request) (*http.Response, error) {
+	CountRequest(r.Context())
+	return c.RoundTripper.RoundTrip(r)
+}
+
 // Tune sets up the connections of a driver for large bodies. They are HTTP/1.1, one for
 // each request, because the streams of one HTTP/2 connection share its rate.
 func Tune(t *http.Transport) {
@@ -76,8 +97,8 @@ func Tune(t *http.Transport) {
 }
 
 // NewTransport returns connections as Tune sets them up.
-func NewTransport() *http.Transport {
+func NewTransport() http.RoundTripper {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	Tune(t)
-	return t
+	return Counted{t}
 }

@@ -214,7 +214,6 @@ func (s *Store) mayHedge() bool {
 		s.count.hedges.Add(-1)
 		return false
 	}
-	s.count.requests.Add(1)
 	return true
 }
 

@@ -75,8 +75,7 @@ func (s *Store) attempt(ctx context.Context, n int, request func(context.Context
 	defer cancel()
 	ctx, stop := watched(ctx, s.policy.Idle)
 	defer stop()
-	s.count.requests.Add(1)
-	err := request(ctx)
+	err := request(context.WithValue(ctx, requestsKey{}, &s.count.requests))
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -47,6 +47,9 @@ type Options struct {
 	// Parallel bounds the reads of one call of ReadAt that are under way at the same
 	// time. Zero: 16.
 	Parallel int
+	// CopyBytes is the most bytes of an object that S3 copies with one request. It copies
+	// larger ones in parts. Zero: 256 MiB.
+	CopyBytes int64
 	// Unconditional allows services that ignore conditions. Then two savers that commit
 	// at the same time may both believe that they have won, and one of the checkpoints is
 	// lost without an error.

@@ -54,8 +54,8 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 		opts = *o
 	}
 	opts.Unconditional = opts.Unconditional || a.unconditional
-	known := a.endpoint == "" // Amazon keeps conditions
-	return remote.New(&service{client: client, address: a, bucket: a.bucket, conditional: known}, a.prefix, blob.Redact(address), &opts)
+	v := &service{client: client, address: a, bucket: a.bucket, amazon: a.endpoint == "", copyBytes: cmp.Or(opts.CopyBytes, copyBytes)}
+	return remote.New(v, a.prefix, blob.Redact(address), &opts)
 }
 
 // address is an address of this package.
@@ -117,7 +117,7 @@ func (a *address) newClient(ctx context.Context, opts ...func(*config.LoadOption
 	}
 	if b, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok { // with the certificates of the user
 		if client, ok := b.Freeze().(*http.Client); ok {
-			client.CheckRedirect = noRedirect
+			client.CheckRedirect, client.Transport = noRedirect, remote.Counted{RoundTripper: client.Transport}
 			cfg.HTTPClient = client
 		}
 	}

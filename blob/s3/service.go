@@ -20,17 +20,23 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/work"
 )
 
-// writerKey is the metadata with Condition.Writer.
-const writerKey = "cairn-writer"
+const (
+	// writerKey is the metadata with Condition.Writer.
+	writerKey = "cairn-writer"
+	// maxParts bounds the parts of an object.
+	maxParts = 10_000
+)
 
 // service is a bucket.
 type service struct {
-	client      *s3.Client
-	address     *address
-	bucket      string
-	conditional bool
+	client    *s3.Client
+	address   *address
+	bucket    string
+	amazon    bool // not another service with the same interface
+	copyBytes int64
 
 	plainMu sync.Mutex
 	plain   *s3.Client // guarded by plainMu; see plainClient
@@ -42,7 +48,7 @@ var (
 )
 
 func (v *service) Limits() remote.Limits {
-	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: 10_000, Removes: 1000, Conditional: v.conditional}
+	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: maxParts, Removes: 1000, Conditional: v.amazon}
 }
 
 func (v *service) Close() error { return nil }
@@ -304,9 +310,12 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// copyPart is the size of the parts in which an object that is too large for one
-// request is copied.
-const copyPart = 1 << 30
+const (
+	// copyBytes is the default of remote.Options.CopyBytes.
+	copyBytes = 256 << 20
+	// parallelCopies bounds the requests of a copy in parts.
+	parallelCopies = 16
+)
 
 func (v *service) Copy(ctx context.Context, from remote.Source, key string, c remote.Condition) (remote.Object, error) {
 	source := from.Bucket + "/" + (&url.URL{Path: from.Key}).EscapedPath()
@@ -314,7 +323,7 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 	if from.Version != "" {
 		match = &from.Version
 	}
-	if from.Size > copyPart {
+	if from.Size > v.copyBytes {
 		return v.copyParts(ctx, from, source, match, key, c)
 	}
 	absent, version := conditions(c)
@@ -333,36 +342,45 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 	return o, nil
 }
 
-// copyParts copies an object by several requests.
+// copyParts copies an object by a request for each part. Amazon computes the CRC-32C of the
+// parts and of the object. Other services are not asked for it: versitygw takes that of the
+// whole source for each part.
 func (v *service) copyParts(ctx context.Context, from remote.Source, source string, match *string, key string, c remote.Condition) (remote.Object, error) {
-	out, err := v.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: &v.bucket, Key: &key, Metadata: map[string]string{writerKey: c.Writer}})
+	begin := &s3.CreateMultipartUploadInput{Bucket: &v.bucket, Key: &key, Metadata: map[string]string{writerKey: c.Writer}}
+	var kind types.ChecksumType
+	if v.amazon {
+		kind = types.ChecksumTypeFullObject
+		begin.ChecksumAlgorithm, begin.ChecksumType = types.ChecksumAlgorithmCrc32c, kind
+	}
+	out, err := v.client.CreateMultipartUpload(ctx, begin)
 	if err != nil {
 		return remote.Object{}, explain(err)
 	}
-	u := remote.PendingUpload{Key: key, ID: aws.ToString(out.UploadId)}
-	done := &types.CompletedMultipartUpload{}
-	for off := int64(0); off < from.Size && err == nil; off += copyPart {
-		n := aws.Int32(int32(len(done.Parts) + 1))
-		var part *s3.UploadPartCopyOutput
-		part, err = v.client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
-			Bucket: &v.bucket, Key: &key, UploadId: &u.ID, PartNumber: n, CopySource: &source, CopySourceIfMatch: match,
-			CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", off, min(off+copyPart, from.Size)-1)),
+	size := max(v.copyBytes, (from.Size+maxParts-1)/maxParts)
+	parts := make([]types.CompletedPart, (from.Size+size-1)/size)
+	err = work.Each(ctx, len(parts), parallelCopies, func(ctx context.Context, i int) error {
+		off, n := int64(i)*size, aws.Int32(int32(i+1))
+		part, err := v.client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
+			Bucket: &v.bucket, Key: &key, UploadId: out.UploadId, PartNumber: n, CopySource: &source, CopySourceIfMatch: match,
+			CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", off, min(off+size, from.Size)-1)),
 		})
 		if err == nil {
-			done.Parts = append(done.Parts, types.CompletedPart{PartNumber: n, ETag: part.CopyPartResult.ETag})
+			parts[i] = types.CompletedPart{PartNumber: n, ETag: part.CopyPartResult.ETag, ChecksumCRC32C: part.CopyPartResult.ChecksumCRC32C}
 		}
-	}
+		return err
+	})
 	var end *s3.CompleteMultipartUploadOutput
 	if err == nil {
 		absent, version := conditions(c)
 		end, err = v.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-			Bucket: &v.bucket, Key: &key, UploadId: &u.ID, MultipartUpload: done, IfNoneMatch: absent, IfMatch: version,
+			Bucket: &v.bucket, Key: &key, UploadId: out.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
+			ChecksumType: kind, MpuObjectSize: &from.Size, IfNoneMatch: absent, IfMatch: version,
 		})
 	}
 	if err != nil {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		return remote.Object{}, errors.Join(explain(err), ignoreMissing(v.AbortUpload(stop, u)))
+		return remote.Object{}, errors.Join(explain(err), ignoreMissing(v.AbortUpload(stop, remote.PendingUpload{Key: key, ID: aws.ToString(out.UploadId)})))
 	}
 	return remote.Object{Key: key, Size: from.Size, ModTime: time.Now(), Version: aws.ToString(end.ETag), Writer: c.Writer}, nil
 }
