@@ -71,6 +71,9 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 }
 
 func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
+	if f.inMemory() {
+		return demo.Run(ctx, c)
+	}
 	var err error
 	rank := []string{"demo-rank", f.dir}
 	if c.Stderr != nil {
@@ -104,11 +107,14 @@ func (f *demoFlags) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--procs and --ranks say the same: give one")
 	case cmd.Flags().Changed("procs") && (f.procs < 2 || max(f.procs, f.loadRanks) > demo.MaxProcs):
 		return usagef(cmd, "--procs must be 2 to %d, and --load-ranks with it at most that", demo.MaxProcs)
-	case f.procs > 0 && strings.HasPrefix(f.dir, "mem:"):
+	case f.procs > 0 && f.inMemory():
 		return usagef(cmd, "--dir %s is memory of one process: --procs needs a directory", quoteArg(f.dir))
 	}
 	return nil
 }
+
+// inMemory reports whether the demo saves in the memory of this process.
+func (f *demoFlags) inMemory() bool { return blob.Scheme(f.dir) == "mem" }
 
 func demoHint(dir string, err error) string {
 	switch {
@@ -287,7 +293,7 @@ func (w *demoWatcher) goodbye(f demoFlags) {
 		return
 	}
 	o.printf("\n%s\n", o.good("All as promised."))
-	if !f.keep || strings.HasPrefix(f.dir, "mem:") {
+	if !f.keep || f.inMemory() {
 		return
 	}
 	cairn, dir := programName(), quoteArg(f.dir)
@@ -313,7 +319,7 @@ func formatMesh(mesh []int) string {
 // newDemoRankCmd returns the command that runs one rank of 'cairn demo --procs'.
 func newDemoRankCmd() *cobra.Command {
 	cmd := newCommand("demo-rank", wantArgs(2, 2), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
-		store, err := blob.OpenAddress(cmd.Context(), args[0])
+		store, err := cairn.OpenStore(args[0]) // which saver processes can open too
 		if err != nil {
 			return err
 		}

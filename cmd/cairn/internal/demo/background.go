@@ -63,11 +63,8 @@ func (t *procRunner) background(ctx context.Context) error {
 
 // noSavers returns why there can be no saver processes, or "".
 func (t *procRunner) noSavers() string {
-	if _, ok := t.Store.(*file.Store); !ok {
-		return "saver processes save to folders only"
-	}
 	if len(t.Command) == 0 || len(t.Saver) == 0 {
-		return "there is no program for the processes"
+		return "no other process can open the store"
 	}
 	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: spareStaging, Process: &saver.Options{}})
 	if err != nil {
@@ -100,7 +97,11 @@ func (t *procRunner) saveInBackground(ctx context.Context, b *Background) error 
 	if err != nil {
 		return err
 	}
-	b.Seconds = max(b.Stall, record.ModTime.Sub(begun).Seconds())
+	ended := time.Now()
+	if _, ok := t.Store.(*file.Store); ok {
+		ended = record.ModTime // by the clock of this machine
+	}
+	b.Seconds = max(b.Stall, ended.Sub(begun).Seconds())
 	return t.checkStaged(ctx, b)
 }
 

@@ -43,8 +43,8 @@ type Config struct {
 	// with a task as its last argument. RunProcs needs it.
 	Command []string
 	// Saver is a program with arguments that is a saver process, as in
-	// [saver.Options]. If Command or Saver is nil, Run does not save in the
-	// background.
+	// [saver.Options]. Both are nil if no other process can open the store; then Run
+	// does not save in the background.
 	Saver []string
 	// Env is added to the environment of the processes.
 	Env []string
