@@ -74,8 +74,8 @@ func TestDemo(t *testing.T) {
 				t.Errorf("steps: %s; want %s", got, want)
 			}
 			checkReport(t, rep)
-			if b := rep.Background; b == nil || !strings.Contains(b.LeftOut, "folders") {
-				t.Errorf("background = %+v; want that it was left out, because memory is not a folder", b)
+			if b := rep.Background; b == nil || !strings.Contains(b.LeftOut, "no other process") {
+				t.Errorf("background = %+v; want that it was left out, because memory is that of one process", b)
 			}
 			if len(n.odd) > 0 {
 				t.Errorf("phases that moved another number of bytes than announced: %s", strings.Join(n.odd, ", "))
