@@ -96,16 +96,22 @@ func (r *reader) read(ctx context.Context, p []byte, off int64) error {
 
 // rangeSize returns the size of the ranges in which n bytes are read: as many ranges as
 // are read at the same time, but neither small ones, of which each costs a request, nor
-// very large ones, which take long to read again.
+// very large ones, of which the last one would be waited for.
 func rangeSize(n, parallel int) int {
+	if parallel == 1 {
+		return n
+	}
 	return min(max((n+parallel-1)/parallel, minRange), maxRange)
 }
 
 // get reads the bytes from off on. Except for the request of Open, which does not know
-// the size of the object, it reads all of p or returns an error.
+// the size of the object, it reads all of p or returns an error. If an answer breaks off,
+// the next attempt reads the rest.
 func (s *Store) get(ctx context.Context, r *reader, p []byte, off int64) (n int, o Object, err error) {
 	_, err = s.repeat(ctx, "read", s.prefix+r.name, len(p), func(ctx context.Context) (err error) {
-		n, o, err = s.hedged(ctx, r, p, off)
+		var more int
+		more, o, err = s.hedged(ctx, r, p[n:], off+int64(n))
+		n += more
 		return err
 	})
 	if errors.Is(err, ErrCondition) {
@@ -114,15 +120,17 @@ func (s *Store) get(ctx context.Context, r *reader, p []byte, off int64) (n int,
 	return n, o, err
 }
 
-// getOnce makes a request for get.
+// getOnce makes a request for get. With an error it returns the number of bytes that are
+// the beginning of the range nevertheless.
 func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (int, Object, error) {
 	r.mu.Lock()
 	version := r.version
 	r.mu.Unlock()
 	n, o, err := s.service.Get(ctx, s.prefix+r.name, version, p, off)
 	s.count.received.Add(int64(n))
-	if err != nil {
-		return n, o, err
+	early := n < len(p) && off+int64(n) < o.Size
+	if err != nil && !early { // no bytes, or all of them with a wrong checksum
+		return 0, o, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,13 +139,13 @@ func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (in
 	}
 	switch {
 	case r.version != o.Version:
-		return n, o, ErrCondition
-	case n < len(p) && off+int64(n) < o.Size:
-		return n, o, &Error{Err: fmt.Errorf("%d of %d bytes: %w", n, len(p), io.ErrUnexpectedEOF), Retry: true}
-	case n < len(p) && r.size > 0: // Open knows the size
-		return n, o, fmt.Errorf("%w: it has %d bytes, not %d", blob.ErrChanged, o.Size, r.size)
+		return 0, o, ErrCondition
+	case err == nil && early:
+		err = &Error{Err: fmt.Errorf("%d of %d bytes: %w", n, len(p), io.ErrUnexpectedEOF), Retry: true}
+	case n < len(p) && !early && r.size > 0: // Open knows the size
+		return 0, o, fmt.Errorf("%w: it has %d bytes, not %d", blob.ErrChanged, o.Size, r.size)
 	}
-	return n, o, nil
+	return n, o, err
 }
 
 // hedged makes a request for get. If it takes much longer than most, it makes another,
@@ -145,7 +153,7 @@ func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (in
 func (s *Store) hedged(ctx context.Context, r *reader, p []byte, off int64) (int, Object, error) {
 	begin := time.Now()
 	wait := s.pace.patience(len(p), s.policy.Hedge)
-	if wait <= 0 {
+	if wait <= 0 || len(p) > maxRange { // the second request needs as much memory
 		return s.getOnce(ctx, r, p, off)
 	}
 	type answer struct {

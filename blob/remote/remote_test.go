@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -268,6 +269,65 @@ func TestBody(t *testing.T) {
 	}
 }
 
+// A read whose answer breaks off goes on where it broke off, in the same object.
+func TestReadGoesOn(t *testing.T) {
+	data := make([]byte, 100)
+	for i := range data {
+		data[i] = byte(i)
+	}
+	broken := &Error{Err: errReset, Retry: true}
+	for name, c := range map[string]struct {
+		bytes    []int  // of each answer; 100: all that are left
+		versions string // of each answer
+		damage   bool   // the first answer is complete, with an error about its checksum
+		offsets  []int64
+		want     error
+	}{
+		"one break":           {bytes: []int{30, 100}, versions: "11", offsets: []int64{0, 30}},
+		"several breaks":      {bytes: []int{30, 0, 20, 100}, versions: "1111", offsets: []int64{0, 30, 30, 50}},
+		"another object":      {bytes: []int{30, 100}, versions: "12", offsets: []int64{0, 30}, want: blob.ErrChanged},
+		"a wrong checksum":    {bytes: []int{100, 100}, versions: "11", damage: true, offsets: []int64{0, 0}},
+		"nothing but breaks":  {bytes: []int{1, 1, 1, 1}, versions: "1111", offsets: []int64{0, 1, 2, 3}, want: errReset},
+		"breaks without ends": {bytes: []int{0, 0, 0, 0}, versions: "1111", offsets: []int64{0, 0, 0, 0}, want: errReset},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var offsets []int64
+				v := &scripted{get: func(_ context.Context, p []byte, off int64) (int, Object, error) {
+					i := len(offsets)
+					offsets = append(offsets, off)
+					n := copy(p[:min(len(p), c.bytes[i])], data[off:])
+					o := Object{Size: int64(len(data)), Version: c.versions[i : i+1]}
+					if c.damage && i == 0 {
+						p[0]++
+						return n, o, broken
+					}
+					if n < len(p) {
+						return n, o, broken
+					}
+					return n, o, nil
+				}}
+				s := newStore(t, v, &Options{Policy: Policy{Attempts: 4}})
+				r, err := s.OpenKnown(t.Context(), "a", int64(len(data)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := make([]byte, len(data))
+				err = r.ReadAt(t.Context(), p, 0)
+				if !errors.Is(err, c.want) || err == nil && !bytes.Equal(p, data) {
+					t.Errorf("ReadAt = %v, %v; want %v", p, err, c.want)
+				}
+				if !slices.Equal(offsets, c.offsets) {
+					t.Errorf("the requests are for %v; want %v", offsets, c.offsets)
+				}
+				if n := s.Traffic().Retries; n != int64(len(c.offsets)-1) {
+					t.Errorf("%d retries; want %d", n, len(c.offsets)-1)
+				}
+			})
+		})
+	}
+}
+
 // A read that takes much longer than most is made again, and the first answer counts.
 func TestHedge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -401,7 +461,7 @@ func TestPartSize(t *testing.T) {
 
 func TestRangeSize(t *testing.T) {
 	for _, c := range []struct{ n, parallel, want int }{
-		{1, 16, 8 << 20}, {64 << 20, 16, 8 << 20}, {256 << 20, 16, 16 << 20}, {1 << 30, 16, 64 << 20}, {8 << 30, 16, 64 << 20}, {1 << 30, 1, 64 << 20},
+		{1, 16, 8 << 20}, {64 << 20, 16, 8 << 20}, {256 << 20, 16, 16 << 20}, {1 << 30, 16, 64 << 20}, {8 << 30, 16, 64 << 20}, {1 << 30, 1, 1 << 30},
 	} {
 		if got := rangeSize(c.n, c.parallel); got != c.want {
 			t.Errorf("rangeSize(%d, %d) = %d; want %d", c.n, c.parallel, got, c.want)

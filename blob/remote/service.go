@@ -28,7 +28,8 @@ type Service interface {
 	// Get reads the bytes of an object from off on into p, which is not empty, and
 	// returns how many there were: fewer than p has if the object ends before. If
 	// version is not empty and the object has another, the error wraps ErrCondition. If
-	// the object ends at off or before, or is empty, it returns 0 and no error.
+	// the object ends at off or before, or is empty, it returns 0 and no error. If the
+	// answer breaks off, it returns the bytes that came before, and the object.
 	Get(ctx context.Context, key, version string, p []byte, off int64) (int, Object, error)
 	// Put writes a whole object. The service checks sum, the CRC-32C of body.
 	Put(ctx context.Context, key string, body []byte, sum uint32, c Condition) (Object, error)
@@ -64,11 +65,13 @@ type FolderService interface {
 }
 
 // Plain is implemented by services whose SDK can also be used with all its defaults: what a
-// program does that calls the SDK for whole objects. It is for comparisons.
+// program does that calls the SDK directly. It is for comparisons.
 type Plain interface {
 	PlainPut(ctx context.Context, key string, body []byte) error
 	// PlainGet reads an object of len(p) bytes.
 	PlainGet(ctx context.Context, key string, p []byte) error
+	// PlainRange reads len(p) bytes of an object from off on.
+	PlainRange(ctx context.Context, key string, p []byte, off int64) error
 }
 
 // Upload is an object that is sent in parts.
