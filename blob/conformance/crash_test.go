@@ -204,6 +204,10 @@ func TestS3Plain(t *testing.T) {
 	if err := plain.PlainGet(t.Context(), prefix+"x", got); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("PlainGet = %v, or other bytes", err)
 	}
+	clear(got)
+	if err := plain.PlainRange(t.Context(), prefix+"x", got[:1000], 5); err != nil || !bytes.Equal(got[:1000], data[5:1005]) {
+		t.Errorf("PlainRange = %v, or other bytes", err)
+	}
 	if err := plain.PlainGet(t.Context(), prefix+"none", got); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("PlainGet of nothing = %v", err)
 	}

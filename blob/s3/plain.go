@@ -5,7 +5,9 @@ import (
 	"context"
 	"io"
 
+	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/logging"
 
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
@@ -17,7 +19,7 @@ func (v *service) plainClient(ctx context.Context) (*s3.Client, error) {
 	v.plainMu.Lock()
 	defer v.plainMu.Unlock()
 	if v.plain == nil {
-		c, err := v.address.newClient(ctx)
+		c, err := v.address.newClient(ctx, config.WithLogger(logging.Nop{}))
 		if err != nil {
 			return nil, err
 		}
@@ -38,11 +40,20 @@ func (v *service) PlainPut(ctx context.Context, key string, body []byte) error {
 
 // PlainGet implements [remote.Plain].
 func (v *service) PlainGet(ctx context.Context, key string, p []byte) error {
+	return v.plainGet(ctx, &s3.GetObjectInput{Bucket: &v.bucket, Key: &key}, p)
+}
+
+// PlainRange implements [remote.Plain].
+func (v *service) PlainRange(ctx context.Context, key string, p []byte, off int64) error {
+	return v.plainGet(ctx, &s3.GetObjectInput{Bucket: &v.bucket, Key: &key, Range: byteRange(off, len(p))}, p)
+}
+
+func (v *service) plainGet(ctx context.Context, in *s3.GetObjectInput, p []byte) error {
 	c, err := v.plainClient(ctx)
 	if err != nil {
 		return err
 	}
-	out, err := c.GetObject(ctx, &s3.GetObjectInput{Bucket: &v.bucket, Key: &key})
+	out, err := c.GetObject(ctx, in)
 	if err != nil {
 		return explain(err)
 	}

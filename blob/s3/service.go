@@ -86,7 +86,7 @@ func (v *service) reason(ctx context.Context, key string, err error) error {
 }
 
 func (v *service) Get(ctx context.Context, key, version string, p []byte, off int64) (int, remote.Object, error) {
-	in := &s3.GetObjectInput{Bucket: &v.bucket, Key: &key, Range: aws.String(fmt.Sprintf("bytes=%d-%d", off, off+int64(len(p))-1))}
+	in := &s3.GetObjectInput{Bucket: &v.bucket, Key: &key, Range: byteRange(off, len(p))}
 	if version != "" {
 		in.IfMatch = &version
 	}
@@ -112,6 +112,10 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 		return n, o, explain(fmt.Errorf("the answer ended after %d of %d bytes: %w", n, len(p), err))
 	}
 	return n, o, nil
+}
+
+func byteRange(off int64, n int) *string {
+	return aws.String(fmt.Sprintf("bytes=%d-%d", off, off+int64(n)-1))
 }
 
 // sizeOf returns the size of an object by the field Content-Range of an answer, which

@@ -42,6 +42,10 @@ type BlobResult struct {
 	BestGet      float64 `json:"best_get_gbs"`
 	GetRatio     float64 `json:"get_ratio"`
 
+	BestPlainRanges float64 `json:"best_plain_ranges_gbs"`
+	BestRanges      float64 `json:"best_ranges_gbs"`
+	RangesRatio     float64 `json:"ranges_ratio"`
+
 	// CoreSeconds is the processor time of this process for 10^9 bytes that are uploaded,
 	// and PlainCoreSeconds that of plain requests: the best of all rows.
 	CoreSeconds      float64      `json:"put_core_seconds_per_gb"`
@@ -49,20 +53,28 @@ type BlobResult struct {
 	Traffic          blob.Traffic `json:"traffic"` // of our requests
 }
 
-// BlobRow has the figures of a number of streams: requests at the same time. Ours are the
-// parts and ranges of one object, plain ones are for as many whole objects.
+// BlobRow has the figures of a number of streams: requests at the same time. Put compares
+// the parts of one object with a plain request for each of as many objects as there are
+// streams. Get reads these objects as a whole, and Ranges reads the one object by ranges:
+// both by our reader and by plain requests, into the same memory.
 type BlobRow struct {
 	Streams     int     `json:"streams"`
 	PlainPut    float64 `json:"plain_put_gbs"`
 	Put         float64 `json:"put_gbs"`
 	PlainGet    float64 `json:"plain_get_gbs"`
 	Get         float64 `json:"get_gbs"`
+	PlainRanges float64 `json:"plain_ranges_gbs"`
+	Ranges      float64 `json:"ranges_gbs"`
 	CoreSeconds float64 `json:"put_core_seconds_per_gb"`
 	PlainCores  float64 `json:"plain_put_core_seconds_per_gb"`
 }
 
-// blobPiece is the size of the pieces of an object that are written at once.
-const blobPiece = 8 << 20
+const (
+	// blobPiece is the size of the pieces of an object that are written at once.
+	blobPiece = 8 << 20
+	// object is the name of the object that is written by parts and read by ranges.
+	object = "object"
+)
 
 // blobBench is a measurement of a service.
 type blobBench struct {
@@ -74,8 +86,7 @@ type blobBench struct {
 	into    []byte // to receive
 }
 
-// Blob measures uploads and downloads of one object by parts and ranges, and by plain
-// requests: one for each of several objects that have as many bytes together.
+// Blob measures uploads and downloads by our store and by plain requests.
 func Blob(ctx context.Context, o BlobOptions) (_ *BlobResult, err error) {
 	o.Repeat = positive(o.Repeat, 3)
 	s, ok := blob.As[*remote.Store](o.Store)
@@ -111,9 +122,10 @@ func (r *BlobResult) sum() {
 		row := &r.Rows[i]
 		r.BestPlainPut, r.BestPut = max(r.BestPlainPut, row.PlainPut), max(r.BestPut, row.Put)
 		r.BestPlainGet, r.BestGet = max(r.BestPlainGet, row.PlainGet), max(r.BestGet, row.Get)
+		r.BestPlainRanges, r.BestRanges = max(r.BestPlainRanges, row.PlainRanges), max(r.BestRanges, row.Ranges)
 		r.CoreSeconds, r.PlainCoreSeconds = least(r.CoreSeconds, row.CoreSeconds), least(r.PlainCoreSeconds, row.PlainCores)
 	}
-	r.PutRatio, r.GetRatio = r.BestPut/r.BestPlainPut, r.BestGet/r.BestPlainGet
+	r.PutRatio, r.GetRatio, r.RangesRatio = r.BestPut/r.BestPlainPut, r.BestGet/r.BestPlainGet, r.BestRanges/r.BestPlainRanges
 }
 
 // least returns the lesser of two figures, of which 0 is unknown.
@@ -127,7 +139,11 @@ func least(a, b float64) float64 {
 // row measures each figure of a row once.
 func (b *blobBench) row(ctx context.Context, row *BlobRow, streams int, sum *blob.Traffic) error {
 	row.Streams = streams
-	s, err := remote.New(b.service, b.folder+"ours", b.name, &remote.Options{Parallel: streams})
+	s, err := remote.New(b.service, b.folder, b.name, &remote.Options{Parallel: streams})
+	if err != nil {
+		return err
+	}
+	single, err := remote.New(b.service, b.folder, b.name, &remote.Options{Parallel: 1})
 	if err != nil {
 		return err
 	}
@@ -135,10 +151,16 @@ func (b *blobBench) row(ctx context.Context, row *BlobRow, streams int, sum *blo
 		rate, cores *float64
 		run         func(context.Context) error
 	}{
-		{&row.PlainPut, &row.PlainCores, func(ctx context.Context) error { return b.plain(ctx, streams, b.plainPut) }},
+		{&row.PlainPut, &row.PlainCores, func(ctx context.Context) error { return b.each(ctx, streams, b.plainPut) }},
 		{&row.Put, &row.CoreSeconds, func(ctx context.Context) error { return b.put(ctx, s, streams) }},
-		{&row.PlainGet, nil, func(ctx context.Context) error { return b.plain(ctx, streams, b.plainGet) }},
-		{&row.Get, nil, func(ctx context.Context) error { return b.get(ctx, s) }},
+		{&row.PlainGet, nil, func(ctx context.Context) error { return b.each(ctx, streams, b.plainGet) }},
+		{&row.Get, nil, func(ctx context.Context) error {
+			return b.each(ctx, streams, func(ctx context.Context, name string, lo, hi int64) error {
+				return b.get(ctx, single, name, b.into[lo:hi])
+			})
+		}},
+		{&row.PlainRanges, nil, func(ctx context.Context) error { return b.each(ctx, streams, b.plainRange) }},
+		{&row.Ranges, nil, func(ctx context.Context) error { return b.get(ctx, s, object, b.into) }},
 	} {
 		before := cpuTime()
 		took, err := timed(func() error { return m.run(ctx) })
@@ -150,13 +172,13 @@ func (b *blobBench) row(ctx context.Context, row *BlobRow, streams int, sum *blo
 			*m.cores = least(*m.cores, (cpuTime()-before).Seconds()/(float64(b.o.Bytes)/1e9))
 		}
 	}
-	*sum = sum.Add(s.Traffic())
+	*sum = sum.Add(s.Traffic()).Add(single.Traffic())
 	return nil
 }
 
 // put writes an object in pieces, of which some are under way at the same time.
 func (b *blobBench) put(ctx context.Context, s *remote.Store, streams int) error {
-	w, err := s.Create(ctx, "object", &blob.CreateOptions{Size: b.o.Bytes, Piece: blobPiece})
+	w, err := s.Create(ctx, object, &blob.CreateOptions{Size: b.o.Bytes, Piece: blobPiece})
 	if err != nil {
 		return err
 	}
@@ -173,41 +195,54 @@ func (b *blobBench) put(ctx context.Context, s *remote.Store, streams int) error
 	return err
 }
 
-// get reads the object by ranges.
-func (b *blobBench) get(ctx context.Context, s *remote.Store) error {
-	r, err := s.OpenKnown(ctx, "object", b.o.Bytes)
+// get reads an object.
+func (b *blobBench) get(ctx context.Context, s *remote.Store, name string, p []byte) error {
+	r, err := s.OpenKnown(ctx, name, int64(len(p)))
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	return r.ReadAt(ctx, b.into, 0)
+	return r.ReadAt(ctx, p, 0)
 }
 
-// plain makes a request for each of as many objects as there are streams.
-func (b *blobBench) plain(ctx context.Context, streams int, request func(ctx context.Context, key string, lo, hi int64) error) error {
+// each calls fn for each stream at the same time, with the name of its object and its part
+// of the bytes.
+func (b *blobBench) each(ctx context.Context, streams int, fn func(ctx context.Context, name string, lo, hi int64) error) error {
 	eg, ctx := errgroup.WithContext(ctx)
 	for i := range streams {
 		lo, hi := b.o.Bytes*int64(i)/int64(streams), b.o.Bytes*int64(i+1)/int64(streams)
-		eg.Go(func() error { return request(ctx, fmt.Sprintf("%splain-%d-%d", b.folder, streams, i), lo, hi) })
+		eg.Go(func() error { return fn(ctx, fmt.Sprintf("plain-%d-%d", streams, i), lo, hi) })
 	}
 	return eg.Wait()
 }
 
-func (b *blobBench) plainPut(ctx context.Context, key string, lo, hi int64) error {
+func (b *blobBench) plainPut(ctx context.Context, name string, lo, hi int64) error {
 	if p, ok := b.service.(remote.Plain); ok {
-		return p.PlainPut(ctx, key, b.data[lo:hi])
+		return p.PlainPut(ctx, b.folder+name, b.data[lo:hi])
 	}
-	_, err := b.service.Put(ctx, key, b.data[lo:hi], crc32c.Checksum(b.data[lo:hi]), remote.Condition{Writer: "bench"})
+	_, err := b.service.Put(ctx, b.folder+name, b.data[lo:hi], crc32c.Checksum(b.data[lo:hi]), remote.Condition{Writer: "bench"})
 	return err
 }
 
-func (b *blobBench) plainGet(ctx context.Context, key string, lo, hi int64) error {
+func (b *blobBench) plainGet(ctx context.Context, name string, lo, hi int64) error {
 	if p, ok := b.service.(remote.Plain); ok {
-		return p.PlainGet(ctx, key, b.into[lo:hi])
+		return p.PlainGet(ctx, b.folder+name, b.into[lo:hi])
 	}
-	n, _, err := b.service.Get(ctx, key, "", b.into[lo:hi], 0)
-	if err == nil && int64(n) != hi-lo {
-		err = fmt.Errorf("%s: %d bytes; want %d", key, n, hi-lo)
+	return b.driverGet(ctx, name, b.into[lo:hi], 0)
+}
+
+func (b *blobBench) plainRange(ctx context.Context, _ string, lo, hi int64) error {
+	if p, ok := b.service.(remote.Plain); ok {
+		return p.PlainRange(ctx, b.folder+object, b.into[lo:hi], lo)
+	}
+	return b.driverGet(ctx, object, b.into[lo:hi], lo)
+}
+
+// driverGet makes one request of a driver without plain ones.
+func (b *blobBench) driverGet(ctx context.Context, name string, p []byte, off int64) error {
+	n, _, err := b.service.Get(ctx, b.folder+name, "", p, off)
+	if err == nil && n != len(p) {
+		err = fmt.Errorf("%s: %d bytes; want %d", name, n, len(p))
 	}
 	return err
 }
@@ -228,6 +263,6 @@ func (b *blobBench) clean(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err = s.SweepTemp(ctx, "ours", 0)
+	_, err = s.SweepTemp(ctx, "", 0)
 	return err
 }

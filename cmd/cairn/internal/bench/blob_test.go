@@ -113,15 +113,16 @@ func TestBlob(t *testing.T) {
 		t.Errorf("the result is %+v", r)
 	}
 	for _, row := range r.Rows {
-		if min(row.PlainPut, row.Put, row.PlainGet, row.Get) <= 0 {
+		if min(row.PlainPut, row.Put, row.PlainGet, row.Get, row.PlainRanges, row.Ranges) <= 0 {
 			t.Errorf("a figure of %+v is missing", row)
 		}
 	}
-	if r.PutRatio != r.BestPut/r.BestPlainPut || r.GetRatio != r.BestGet/r.BestPlainGet || r.BestPut < r.Rows[1].Put || r.BestGet < r.Rows[0].Get {
+	if r.PutRatio != r.BestPut/r.BestPlainPut || r.GetRatio != r.BestGet/r.BestPlainGet || r.RangesRatio != r.BestRanges/r.BestPlainRanges ||
+		r.BestPut < r.Rows[1].Put || r.BestGet < r.Rows[0].Get || r.BestRanges < r.Rows[1].Ranges {
 		t.Errorf("the best of the rows is %+v", r)
 	}
-	// Two rounds for each number of streams: an upload of three parts and its end, and reads of ranges.
-	if r.Traffic.Sent != 80<<20 || r.Traffic.Received != 80<<20 || r.Traffic.Retries != 0 || r.Traffic.Requests < 4*5 {
+	// Two rounds for each number of streams: an upload of three parts and its end, and two downloads.
+	if r.Traffic.Sent != 80<<20 || r.Traffic.Received != 160<<20 || r.Traffic.Retries != 0 || r.Traffic.Requests < 4*6 {
 		t.Errorf("the traffic is %+v", r.Traffic)
 	}
 	if len(v.objects) != 1 {

@@ -157,15 +157,17 @@ func newBenchBlobCmd() *cobra.Command {
 }
 
 func printBlobBench(o *output, r *bench.BlobResult) {
-	o.printf("%s at %s, best of %d; plain: %s\n\n", formatBytes(r.Bytes), r.Address, r.Repeat, r.Plain)
-	t := newRows(">STREAMS", ">PLAIN PUT GB/s", ">CAIRN", ">PLAIN GET GB/s", ">CAIRN", ">PLAIN CORE-s/GB", ">CAIRN")
+	o.printf("%s at %s, best of %d, in GB/s; plain: %s\n\n", formatBytes(r.Bytes), r.Address, r.Repeat, r.Plain)
+	t := newRows(">STREAMS", ">PLAIN PUT", ">CAIRN", ">PLAIN GET", ">CAIRN", ">PLAIN RANGES", ">CAIRN", ">PLAIN CORE-s/GB", ">CAIRN")
 	for _, row := range r.Rows {
-		t.add(strconv.Itoa(row.Streams), two(row.PlainPut), two(row.Put), two(row.PlainGet), two(row.Get), two(row.PlainCores), two(row.CoreSeconds))
+		t.add(strconv.Itoa(row.Streams), two(row.PlainPut), two(row.Put), two(row.PlainGet), two(row.Get), two(row.PlainRanges), two(row.Ranges),
+			two(row.PlainCores), two(row.CoreSeconds))
 	}
-	t.add("best", two(r.BestPlainPut), two(r.BestPut), two(r.BestPlainGet), two(r.BestGet), two(r.PlainCoreSeconds), two(r.CoreSeconds))
+	t.add("best", two(r.BestPlainPut), two(r.BestPut), two(r.BestPlainGet), two(r.BestGet), two(r.BestPlainRanges), two(r.BestRanges),
+		two(r.PlainCoreSeconds), two(r.CoreSeconds))
 	o.table(t)
-	o.printf("\nof the best of plain requests: upload %s, download %s; cairn made %d requests, %d of them again\n",
-		two(r.PutRatio), two(r.GetRatio), r.Traffic.Requests, r.Traffic.Retries)
+	o.printf("\nof the best of plain requests: upload %s, download %s, by ranges %s; cairn made %d requests, %d of them again\n",
+		two(r.PutRatio), two(r.GetRatio), two(r.RangesRatio), r.Traffic.Requests, r.Traffic.Retries)
 }
 
 func newBenchAsyncCmd() *cobra.Command {
