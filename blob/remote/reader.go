@@ -108,10 +108,15 @@ func rangeSize(n, parallel int) int {
 // the size of the object, it reads all of p or returns an error. If an answer breaks off,
 // the next attempt reads the rest.
 func (s *Store) get(ctx context.Context, r *reader, p []byte, off int64) (n int, o Object, err error) {
-	_, err = s.repeat(ctx, "read", s.prefix+r.name, len(p), func(ctx context.Context) (err error) {
-		var more int
-		more, o, err = s.hedged(ctx, r, p[n:], off+int64(n))
-		n += more
+	_, err = s.repeat(ctx, "read", s.prefix+r.name, len(p), func(ctx context.Context) error {
+		more, now, err := s.hedged(ctx, r, p[n:], off+int64(n))
+		switch {
+		case err != nil && more == 0:
+			return err
+		case n > 0 && now.Size != o.Size:
+			return fmt.Errorf("the service answers that the object has %d bytes, and then that it has %d", o.Size, now.Size)
+		}
+		n, o = n+more, now
 		return err
 	})
 	if errors.Is(err, ErrCondition) {
