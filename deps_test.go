@@ -37,6 +37,8 @@ var layers = []struct{ name, imports string }{
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
+	{"internal/size", ""},
+	{"blob/cache", "blob blob/file internal/crc32c internal/size internal/work"},
 	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
 
@@ -92,12 +94,12 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/fault blob/file blob/remote internal/crc32c collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "saver . blob blob/doctor blob/file blob/mem convert inspect cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/cli", "saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
-	{"blob/s3", "blob blob/remote internal/work"},
-	{"blob/azure", "blob blob/remote internal/crc32c"},
-	{"blob/gcs", "blob blob/remote internal/crc32c internal/work"},
+	{"blob/s3", "blob blob/cache blob/remote internal/work"},
+	{"blob/azure", "blob blob/cache blob/remote internal/crc32c"},
+	{"blob/gcs", "blob blob/cache blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
 	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},

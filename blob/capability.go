@@ -164,6 +164,20 @@ type Versioner interface {
 	Versions() bool
 }
 
+// VersionReader is a capability of readers of stores with versions.
+type VersionReader interface {
+	// Version returns the Info.Version of the object that is read. It is empty as long as
+	// it is not known: a reader of OpenKnown may learn it with its first read.
+	Version() string
+}
+
+// Hosted is a capability of stores whose String does not say at which server, or of which
+// account, they are.
+type Hosted interface {
+	// Host identifies the server and the account, without secrets. It may be empty.
+	Host() string
+}
+
 // HasVersions reports whether the objects of s have versions.
 func HasVersions(s Store) bool {
 	v, ok := As[Versioner](s)
@@ -177,16 +191,18 @@ type Traffic struct {
 	Hedges   int64 `json:"hedges"`   // reads that were made twice because the first was slow
 	Sent     int64 `json:"bytes_sent"`
 	Received int64 `json:"bytes_received"`
+	// Cached is how many bytes came from a cache of this host instead; see package cache.
+	Cached int64 `json:"bytes_cached,omitempty"`
 }
 
 // Sub returns what was done after the earlier count u.
 func (t Traffic) Sub(u Traffic) Traffic {
-	return Traffic{t.Requests - u.Requests, t.Retries - u.Retries, t.Hedges - u.Hedges, t.Sent - u.Sent, t.Received - u.Received}
+	return Traffic{t.Requests - u.Requests, t.Retries - u.Retries, t.Hedges - u.Hedges, t.Sent - u.Sent, t.Received - u.Received, t.Cached - u.Cached}
 }
 
 // Add returns the sum of two counts.
 func (t Traffic) Add(u Traffic) Traffic {
-	return Traffic{t.Requests + u.Requests, t.Retries + u.Retries, t.Hedges + u.Hedges, t.Sent + u.Sent, t.Received + u.Received}
+	return Traffic{t.Requests + u.Requests, t.Retries + u.Retries, t.Hedges + u.Hedges, t.Sent + u.Sent, t.Received + u.Received, t.Cached + u.Cached}
 }
 
 // Meter is a capability of stores that count their requests.

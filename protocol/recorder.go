@@ -318,6 +318,9 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	}
 	if t := r.store; t != nil {
 		attrs = append(attrs, slog.Int64("requests", t.Requests), slog.Int64("retries", t.Retries), slog.Int64("hedges", t.Hedges))
+		if t.Cached > 0 {
+			attrs = append(attrs, slog.Int64("bytes_cached", t.Cached))
+		}
 	}
 	r.mu.Unlock()
 	endSpan(r.span, now, bytes, err)

@@ -33,12 +33,17 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
 
 func init() {
 	blob.Register("azblob", func(ctx context.Context, address string) (blob.Store, error) {
-		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		s, err := Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		if err != nil {
+			return nil, err
+		}
+		return cache.FromEnv(ctx, s)
 	})
 }
 

@@ -59,6 +59,12 @@ func (v *service) Limits() remote.Limits {
 // Close does nothing: the connections belong to all stores.
 func (v *service) Close() error { return nil }
 
+// Host returns the address of the container without its query, which may be a SAS token.
+func (v *service) Host() string {
+	host, _, _ := strings.Cut(v.client.URL(), "?")
+	return host
+}
+
 func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
 	r, err := v.client.NewBlockBlobClient(key).GetProperties(ctx, nil)
 	if err != nil {

@@ -46,7 +46,8 @@ var (
 // Options change how a store works. Nil and the zero value are the defaults.
 type Options struct {
 	// NoSync leaves out every sync: objects still appear completely, but may be lost or
-	// damaged in a loss of power. It is for tests and measurements.
+	// damaged in a loss of power. It is for tests, measurements, and caches
+	// that check what they read.
 	NoSync bool
 	// NoDirect writes and reads everything through the page cache. By default, large
 	// objects that are written in pieces bypass it if the system and the alignment of

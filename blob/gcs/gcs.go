@@ -27,12 +27,17 @@ import (
 	htransport "google.golang.org/api/transport/http"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
 
 func init() {
 	blob.Register("gs", func(ctx context.Context, address string) (blob.Store, error) {
-		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		s, err := Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		if err != nil {
+			return nil, err
+		}
+		return cache.FromEnv(ctx, s)
 	})
 }
 
@@ -50,7 +55,8 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
-	v := &service{client: c, bucket: a.Bucket, conditional: os.Getenv(emulatorEnv) == ""}
+	emulator := os.Getenv(emulatorEnv)
+	v := &service{client: c, bucket: a.Bucket, emulator: emulator, conditional: emulator == ""}
 	return remote.New(v, a.Prefix, blob.Redact(address), o)
 }
 

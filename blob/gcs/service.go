@@ -28,6 +28,7 @@ const (
 type service struct {
 	client      *storage.Client
 	bucket      string
+	emulator    string // its address, or empty
 	conditional bool
 }
 
@@ -44,6 +45,9 @@ func (v *service) Limits() remote.Limits {
 
 // Close does nothing: the client belongs to all stores.
 func (v *service) Close() error { return nil }
+
+// Host returns the address of an emulator. Buckets of Google have different names.
+func (v *service) Host() string { return v.emulator }
 
 func (v *service) object(key string) *storage.ObjectHandle {
 	return v.client.Bucket(v.bucket).Object(key)

@@ -204,6 +204,9 @@ type reader struct {
 
 func (r *reader) Size() int64 { return r.o.info.Size }
 
+// Version implements [blob.VersionReader].
+func (r *reader) Version() string { return r.o.info.Version }
+
 func (r *reader) Close() error {
 	r.closed.Store(true)
 	return nil

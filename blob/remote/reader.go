@@ -55,6 +55,13 @@ func (s *Store) OpenKnown(ctx context.Context, name string, size int64) (blob.Re
 
 func (r *reader) Size() int64 { return r.size }
 
+// Version implements [blob.VersionReader].
+func (r *reader) Version() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.version
+}
+
 func (r *reader) Close() error {
 	r.closed.Store(true)
 	return nil

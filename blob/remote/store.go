@@ -27,6 +27,7 @@ var (
 	_ blob.FolderLister = (*Store)(nil)
 	_ blob.Versioner    = (*Store)(nil)
 	_ blob.BulkRemover  = (*Store)(nil)
+	_ blob.Hosted       = (*Store)(nil)
 )
 
 const (
@@ -106,6 +107,14 @@ func (s *Store) String() string { return s.name }
 
 // Service returns the service and the prefix of the keys.
 func (s *Store) Service() (Service, string) { return s.service, s.prefix }
+
+// Host implements [blob.Hosted], if the service does.
+func (s *Store) Host() string {
+	if h, ok := s.service.(blob.Hosted); ok {
+		return h.Host()
+	}
+	return ""
+}
 
 // ReadGap implements [blob.GapReader].
 func (s *Store) ReadGap() int64 { return readGap }

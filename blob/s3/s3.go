@@ -29,12 +29,17 @@ import (
 	"github.com/aws/smithy-go/logging"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
 
 func init() {
 	blob.Register("s3", func(ctx context.Context, address string) (blob.Store, error) {
-		return Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		s, err := Open(ctx, address, &remote.Options{Logger: blob.Logger(ctx)})
+		if err != nil {
+			return nil, err
+		}
+		return cache.FromEnv(ctx, s)
 	})
 }
 

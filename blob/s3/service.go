@@ -53,6 +53,9 @@ func (v *service) Limits() remote.Limits {
 
 func (v *service) Close() error { return nil }
 
+// Host returns the endpoint, which is empty for Amazon, whose buckets have different names.
+func (v *service) Host() string { return v.address.endpoint }
+
 // unsigned leaves the hash of the body out of the signature. The service checks the
 // CRC-32C of the body instead, which takes a tenth of the time.
 func unsigned(o *s3.Options) {

@@ -353,6 +353,9 @@ func printTraffic(o *output, address string, t *blob.Traffic) {
 	if t != nil {
 		o.remark("%s: %s, %d of them repeated and %d hedged, %s sent, %s received\n", clean(blob.Redact(address)), plural(t.Requests, "request"),
 			t.Retries, t.Hedges, formatBytes(t.Sent), formatBytes(t.Received))
+		if t.Cached > 0 {
+			o.remark("%s from the cache\n", formatBytes(t.Cached))
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -125,7 +126,7 @@ func copyTarget(ctx context.Context, from blob.Store, dst string) (to blob.Store
 			to, err := file.Open(behindLink(path), nil)
 			return to, "", err
 		}
-		to, err := blob.OpenAddress(ctx, dst)
+		to, err := blob.OpenAddress(cache.Without(ctx), dst)
 		return to, "", err
 	}
 	dir, as := dst, single.Name()
@@ -134,7 +135,7 @@ func copyTarget(ctx context.Context, from blob.Store, dst string) (to blob.Store
 			dir = "."
 		}
 	}
-	to, err = blob.OpenAddress(ctx, dir)
+	to, err = blob.OpenAddress(cache.Without(ctx), dir)
 	return to, path.Base(as), err
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/doctor"
 	"github.com/cairn-ckpt/cairn/blob/file"
 )
@@ -26,7 +27,7 @@ func newDoctorCmd() *cobra.Command {
 
 func runDoctor(cmd *cobra.Command, address string, quick bool) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
-	store, err := blob.OpenAddress(ctx, address)
+	store, err := blob.OpenAddress(cache.Without(ctx), address)
 	if err != nil {
 		return err
 	}

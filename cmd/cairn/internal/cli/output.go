@@ -19,6 +19,8 @@ import (
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
+
+	"github.com/cairn-ckpt/cairn/internal/size"
 )
 
 // output prints the results and remarks of a command.
@@ -341,29 +343,6 @@ func plural[N int | int64](n N, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// multipliers are the units of parseSize, in lower case, without a B at the end.
-var multipliers = map[string]float64{
-	"":   1,
-	"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50,
-	"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15,
-}
-
-// parseSize parses a number of bytes such as 64MiB, 5GB, 1.5g or 4096.
-func parseSize(s string) (int64, error) {
-	text := strings.ToLower(strings.TrimSpace(s))
-	i := strings.LastIndexAny(text, "0123456789.") + 1
-	v, err := strconv.ParseFloat(text[:i], 64)
-	unit := strings.TrimSpace(text[i:])
-	m, ok := multipliers[strings.TrimSuffix(unit, "b")]
-	if err != nil || !ok || v < 0 {
-		return 0, fmt.Errorf("%q is no size: want a number and a unit such as 64MiB, 5GB or 4096", s)
-	}
-	if v *= m; v >= math.MaxInt64 {
-		return 0, fmt.Errorf("%q is too large", s)
-	}
-	return int64(v), nil
-}
-
 // sizeFlag is a flag that takes a size.
 type sizeFlag int64
 
@@ -374,7 +353,7 @@ func (f *sizeFlag) String() string {
 }
 
 func (f *sizeFlag) Set(s string) error {
-	n, err := parseSize(s)
+	n, err := size.Parse(s)
 	*f = sizeFlag(n)
 	return err
 }

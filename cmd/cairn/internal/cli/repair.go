@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -149,7 +150,7 @@ func completeSaves(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	store, err := blob.OpenAddress(cmd.Context(), args[0])
+	store, err := blob.OpenAddress(cache.Without(cmd.Context()), args[0])
 	var sizes map[string]int64
 	if err == nil {
 		sizes, err = saves(cmd.Context(), store)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -47,7 +48,7 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 	if err != nil {
 		return err
 	}
-	to, err := blob.OpenAddress(ctx, dst)
+	to, err := blob.OpenAddress(cache.Without(ctx), dst)
 	if err != nil {
 		return err
 	}

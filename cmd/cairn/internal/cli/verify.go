@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -32,7 +33,7 @@ func newVerifyCmd() *cobra.Command {
 }
 
 func runVerify(cmd *cobra.Command, args []string) error {
-	c, err := openCheckpoint(cmd.Context(), args[0])
+	c, err := openCheckpoint(cache.Without(cmd.Context()), args[0])
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
 	}

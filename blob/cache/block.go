@@ -1,0 +1,142 @@
+package cache
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+)
+
+const (
+	// pageBytes is the unit of checksums: a read checks the pages that it touches.
+	pageBytes = 64 << 10
+	// magic begins the trailer of a block file.
+	magic = "cairnblk"
+)
+
+// errDamaged reports a block file whose bytes are not those that were written.
+var errDamaged = errors.New("a block of the cache is damaged")
+
+// slot is a block of an object, whatever the object's version is.
+type slot [sha256.Size]byte
+
+// newSlot returns the slot of the block n of an object. Addresses have no secrets.
+func newSlot(host, address string, size, blockBytes, n int64) slot {
+	h := sha256.New()
+	for _, s := range []string{host, address} {
+		binary.Write(h, binary.LittleEndian, int64(len(s)))
+		h.Write([]byte(s))
+	}
+	binary.Write(h, binary.LittleEndian, []int64{size, blockBytes, n})
+	return slot(h.Sum(nil))
+}
+
+// dir returns the folder of the files of s. All that write to it hold its lock.
+func (s slot) dir() string { return blocksDir + "/" + hex.EncodeToString(s[:1]) }
+
+// lock returns the name of the lock of the folder.
+func (s slot) lock() string { return locksDir + "/" + hex.EncodeToString(s[:1]) }
+
+// prefix returns the beginning of the names of the files of s, of all versions.
+func (s slot) prefix() string { return s.dir() + "/" + hex.EncodeToString(s[1:17]) + "-" }
+
+// at returns the key of the block of a version.
+func (s slot) at(version string) key {
+	k := key{slot: s}
+	h := sha256.New()
+	h.Write(s[:])
+	h.Write([]byte(version))
+	h.Sum(k.sum[:0])
+	return k
+}
+
+// key identifies the bytes of a block: no other bytes have the same key.
+type key struct {
+	slot
+	sum [sha256.Size]byte
+}
+
+// name returns the name of the file.
+func (k key) name() string { return k.prefix() + hex.EncodeToString(k.sum[:12]) }
+
+// trailerBytes returns the size of the trailer of a block of n bytes.
+func trailerBytes(n int64) int64 {
+	return int64(len(magic)+sha256.Size) + 4*((n+pageBytes-1)/pageBytes) + 4
+}
+
+// trailer returns what follows the bytes p of a block in its file: magic, key, the
+// CRC-32C of each page, and that of the trailer.
+func trailer(k key, p []byte) []byte {
+	t := make([]byte, 0, trailerBytes(int64(len(p))))
+	t = append(t, magic...)
+	t = append(t, k.sum[:]...)
+	for len(p) > 0 {
+		n := min(len(p), pageBytes)
+		t = binary.LittleEndian.AppendUint32(t, crc32c.Checksum(p[:n]))
+		p = p[n:]
+	}
+	return binary.LittleEndian.AppendUint32(t, crc32c.Checksum(t))
+}
+
+// readBlock fills p with the bytes from off on of the file r of a block of size bytes. If
+// they are not what was written for k, the error wraps errDamaged.
+func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, off int64) error {
+	if r.Size() != size+trailerBytes(size) {
+		return fmt.Errorf("%w: it has %d bytes", errDamaged, r.Size())
+	}
+	t := make([]byte, trailerBytes(size))
+	if err := r.ReadAt(ctx, t, size); err != nil {
+		return err
+	}
+	body, sum := t[:len(t)-4], binary.LittleEndian.Uint32(t[len(t)-4:])
+	if crc32c.Checksum(body) != sum || !strings.HasPrefix(string(body), magic+string(k.sum[:])) {
+		return fmt.Errorf("%w: its trailer is not that of this block", errDamaged)
+	}
+	sums := body[len(magic)+sha256.Size:]
+	check := func(page int64, q []byte) error {
+		if crc32c.Checksum(q) != binary.LittleEndian.Uint32(sums[4*page:]) {
+			return fmt.Errorf("%w at %d", errDamaged, page*pageBytes)
+		}
+		return nil
+	}
+	var edge []byte
+	for len(p) > 0 {
+		page := off / pageBytes
+		begin, end := page*pageBytes, min((page+1)*pageBytes, size)
+		if off == begin && off+int64(len(p)) >= end { // whole pages are read into p
+			n := int64(len(p)) / pageBytes * pageBytes
+			if off+int64(len(p)) == size {
+				n = int64(len(p))
+			}
+			if err := r.ReadAt(ctx, p[:n], off); err != nil {
+				return err
+			}
+			for at := int64(0); at < n; at += pageBytes {
+				if err := check(page+at/pageBytes, p[at:min(at+pageBytes, n)]); err != nil {
+					return err
+				}
+			}
+			p, off = p[n:], off+n
+			continue
+		}
+		if edge == nil {
+			edge = make([]byte, pageBytes)
+		}
+		q := edge[:end-begin]
+		if err := r.ReadAt(ctx, q, begin); err != nil {
+			return err
+		}
+		if err := check(page, q); err != nil {
+			return err
+		}
+		n := copy(p, q[off-begin:])
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
