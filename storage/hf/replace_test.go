@@ -128,6 +128,46 @@ func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
 	}
 }
 
+// Of two saves at the same time in different forms, the one that commits first wins if the
+// store has versions.
+func TestSavesInDifferentForms(t *testing.T) {
+	for first, a := range forms {
+		for second, b := range forms {
+			for _, old := range []bool{false, true} {
+				s := new(mem.Store)
+				if old {
+					if err := storagetest.Save(t.Context(), at(s, forms["an index"]), storagetest.Storage("old", 1, 1), seeded(t, 1)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				one := storagetest.NewSaving(at(s, a), storagetest.Storage("one", 1, 1), 1)
+				two := storagetest.NewSaving(at(s, b), storagetest.Storage("two", 1, 1), 1)
+				for seed, sv := range map[byte]*storagetest.Saving{2: one, 3: two} {
+					if err := errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, seed)}), sv.Write(t.Context())); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := one.Finish(t.Context()); err != nil {
+					t.Fatalf("%s, and then %s: %v", first, second, err)
+				}
+				err := two.Finish(t.Context())
+				if !errors.Is(err, storage.ErrChanged) && !errors.Is(err, storage.ErrExists) {
+					t.Errorf("%s, and then %s: the second save = %v; want ErrChanged or ErrExists", first, second, err)
+				}
+				if err := two.Abort(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if got := seedOf(t, s, 1, 2, 3); got != 2 {
+					t.Errorf("%s, and then %s: the checkpoint is that of seed %d; want that of the first save", first, second, got)
+				}
+				if left, err := publish.Leftovers(t.Context(), s, Files()); err != nil || len(left) > 0 {
+					t.Errorf("%s, and then %s: left are %v, %v", first, second, left, err)
+				}
+			}
+		}
+	}
+}
+
 // savesIn returns the ids of the saves that files are of.
 func savesIn(left []publish.Leftover) []string {
 	var out []string

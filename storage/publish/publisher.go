@@ -629,7 +629,9 @@ func (c *commit) replace(ctx context.Context) error {
 	return nil
 }
 
-// hiding returns the records that exist and that readers prefer to the new one.
+// hiding returns the records that exist and that readers prefer to the new one. If the
+// store has versions and another record than the new one has changed since the save began,
+// the error wraps storage.ErrChanged.
 func (c *commit) hiding(ctx context.Context) ([]string, error) {
 	if len(c.f.Records) == 1 {
 		return nil, nil
@@ -638,10 +640,13 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 	before := true
 	for _, name := range c.f.Records {
 		before = before && name != c.name
-		ok, err := c.exists(ctx, name)
+		info, err := c.store.Stat(ctx, name)
+		ok := err == nil
 		switch {
-		case err != nil:
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return nil, err
+		case c.found != nil && name != c.name && info.Version != c.found[name]:
+			return nil, fmt.Errorf("%w: another save has committed since this one began: %s", storage.ErrChanged, name)
 		case ok && c.opts.FailIfExists:
 			return nil, c.existsError(name)
 		case ok && before:
