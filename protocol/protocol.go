@@ -57,6 +57,8 @@ type SaveReport struct {
 	Bytes      int64 `json:"bytes"`
 	LocalBytes int64 `json:"local_bytes"`
 	Files      int   `json:"files"`
+	// Wrote are the data files that this rank has written. Nil: another process has saved.
+	Wrote []storage.File `json:"-"`
 	// PlanReused is set if this rank reused the plan of its previous save.
 	PlanReused bool          `json:"plan_reused"`
 	PlanTime   time.Duration `json:"plan_ns"`

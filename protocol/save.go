@@ -197,7 +197,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	}
 	s.Recorder.Agreed()
 	planned := time.Now()
-	local, err := s.writeAll(ctx, answer)
+	wrote, err := s.writeAll(ctx, answer)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 		return nil, err
 	}
 	return &SaveReport{
-		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, LocalBytes: local, Files: sum.Files,
+		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, LocalBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
 		PlanReused: answer.Unchanged, PlanTime: planned.Sub(start), WriteTime: time.Since(planned),
 	}, nil
 }
@@ -291,10 +291,10 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []
 	return out, err
 }
 
-// writeAll writes every rank's data. It returns the bytes of this rank's files;
-// the coordinator gets all results.
-func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, error) {
-	var local int64
+// writeAll writes every rank's data. It returns the results of this rank; the
+// coordinator gets all results.
+func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (*storage.WriteResults, error) {
+	var local *storage.WriteResults
 	codec := kept(s.Group, storage.ResultCodec{}, func(*storage.WriteResults) error { return nil })
 	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
 		func(ctx context.Context) (*storage.WriteResults, error) {
@@ -304,8 +304,8 @@ func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (int64, e
 				phase.End(0, err)
 				return nil, err
 			}
-			local, s.wrote = r.Bytes(), true
-			phase.End(local, nil)
+			local, s.wrote = r, true
+			phase.End(r.Bytes(), nil)
 			sent := *r
 			sent.Phases = s.Recorder.sinceAgreed()
 			return &sent, nil

@@ -47,6 +47,9 @@ type WriteOptions struct {
 	// and opening the checkpoint merges the metadata of all ranks. Such a save never
 	// replaces a checkpoint.
 	RankLocal bool
+	// Apart means that ranks may have stores of their own, such as the disks of several
+	// hosts. Finish then accepts that the coordinator does not see the files of a rank.
+	Apart bool
 }
 
 // MaxFilesPerRank is the largest FilesPerRank. More files at the same time do not

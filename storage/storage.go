@@ -65,6 +65,14 @@ type Writer interface {
 	Abort(ctx context.Context) error
 }
 
+// Publisher is a capability of writers whose checkpoints can be copied file by file.
+type Publisher interface {
+	// Published returns the names of the files that Finish has written after the data
+	// files, in this order. The last one is the record, whose appearance was the commit.
+	// It is the data file itself if the checkpoint has only one file.
+	Published() []string
+}
+
 // Resolver provides the bytes of items. A plan.SavePlanner is a Resolver.
 type Resolver interface {
 	Resolve(it *plan.WriteItem) (plan.Data, error)

@@ -31,20 +31,31 @@ func (j *job) copyAll(ctx context.Context) error {
 	if todo, err = j.retract(ctx, todo); err != nil {
 		return err
 	}
-	data := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage > 0 })
-	err = work.Each(ctx, len(data), j.opts.Parallel, func(ctx context.Context, i int) error { return j.copyFile(ctx, &data[i]) })
-	if err != nil {
+	if err := j.copyData(ctx, todo); err != nil {
 		return err
 	}
+	return j.publish(ctx, todo)
+}
+
+// copyData copies those of the files that are data, in parallel.
+func (j *job) copyData(ctx context.Context, todo []item) error {
+	data := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage > 0 })
+	return work.Each(ctx, len(data), j.opts.Parallel, func(ctx context.Context, i int) error { return j.copyFile(ctx, &data[i]) })
+}
+
+// publish copies those of the files that are not data, the record last, and removes what
+// the checkpoint has replaced.
+func (j *job) publish(ctx context.Context, todo []item) error {
 	if err := j.check(ctx); err != nil {
 		return err
 	}
-	for i := len(data); i < len(todo); i++ {
-		last := i == len(todo)-1
-		if last {
-			err = publish.Locked(ctx, j.dst, func() error { return j.commit(ctx, &todo[i]) })
+	last := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage == 0 })
+	for i := range last {
+		var err error
+		if i == len(last)-1 {
+			err = publish.Locked(ctx, j.dst, func() error { return j.commit(ctx, &last[i]) })
 		} else {
-			err = j.copyFile(ctx, &todo[i])
+			err = j.copyFile(ctx, &last[i])
 		}
 		if err != nil {
 			return err

@@ -46,7 +46,8 @@ type Publisher struct {
 	// found are the versions of the records that existed when the coordinator began a
 	// save, and "" for those that did not. Nil: the store has no versions.
 	found map[string]string
-	empty bool // found says that there was no checkpoint at all
+	empty bool     // found says that there was no checkpoint at all
+	last  []string // the files that the last commit has written, the record last
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
@@ -80,7 +81,7 @@ var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
-	p.sess, p.coordinates, p.found, p.empty = s, false, nil, false
+	p.sess, p.coordinates, p.found, p.empty, p.last = s, false, nil, false, nil
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
@@ -97,6 +98,9 @@ func checkSaveID(id string) error {
 	}
 	return nil
 }
+
+// Published implements storage.Publisher.
+func (p *Publisher) Published() []string { return p.last }
 
 // Session returns the session that was passed to SetUp.
 func (p *Publisher) Session() storage.Session { return p.sess }
@@ -382,7 +386,11 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 	if err != nil {
 		return err
 	}
-	if err := CheckFiles(have, results); err != nil {
+	seen := results
+	if p.opts.Apart {
+		seen = seenOf(have, results)
+	}
+	if err := CheckFiles(have, seen); err != nil {
 		return err
 	}
 	for _, f := range before {
@@ -399,7 +407,9 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 	c := &commit{Publisher: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
 	for _, f := range before {
 		c.named[f.Name] = true
+		c.order = append(c.order, f.Name)
 	}
+	c.order = append(c.order, rec.Name)
 	for _, r := range results {
 		for _, f := range r.Files {
 			c.named[f.Name] = true
@@ -429,7 +439,7 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}}
+	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
 	c.write = func(ctx context.Context) error {
 		_, err := h.w.Commit(ctx)
 		return err
@@ -472,6 +482,17 @@ func (p *Publisher) ownPrefix() string {
 		return p.f.Prefix + p.sess.Storage.SaveID
 	}
 	return p.f.Prefix
+}
+
+// seenOf returns the results of the ranks that have written to the store of this rank: it
+// has one of their files.
+func seenOf(have map[string]int64, results []*storage.WriteResults) []*storage.WriteResults {
+	return slices.DeleteFunc(slices.Clone(results), func(r *storage.WriteResults) bool {
+		return !slices.ContainsFunc(r.Files, func(f storage.File) bool {
+			_, ok := have[f.Name]
+			return ok
+		})
+	})
 }
 
 // CheckFiles returns an error if a file that the ranks wrote is missing or has another
@@ -572,6 +593,7 @@ type commit struct {
 	*Publisher
 	name   string                                  // of the new record
 	named  map[string]bool                         // the files of the new checkpoint
+	order  []string                                // the files of this commit, the record last
 	write  func(ctx context.Context) error         // writes the record
 	isOurs func(ctx context.Context) (bool, error) // reports whether the record is in the store
 }
@@ -588,6 +610,7 @@ func (c *commit) run(ctx context.Context) error {
 		err = Locked(ctx, c.store, func() error { return c.replace(ctx) })
 	}
 	if err == nil {
+		c.last = c.order
 		c.sweep(ctx, c.opts.SweepAfter)
 	}
 	if err == nil || errors.Is(err, storage.ErrUncertain) {
