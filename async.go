@@ -5,6 +5,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -18,7 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/stage"
-	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tier"
 )
 
 // AsyncOptions change how SaveAsync works. Nil means the defaults.
@@ -37,6 +39,21 @@ type AsyncOptions struct {
 	// failed and no SaveAsync has returned the error yet. Nothing is saved then. The
 	// value of rank 0 counts.
 	ReturnLast bool
+
+	// Remote is the address of the same checkpoint in another store: a path or a URL, as
+	// for OpenStore. When the save is over, its files are uploaded there in the
+	// background, and the checkpoint appears there once it is complete. The store of
+	// SaveAsync is then the local one. Ranks may have local stores of their own, such as
+	// the disks of several hosts; then only the remote checkpoint can be loaded. Empty:
+	// there is one store. Set on all ranks or on none.
+	Remote string
+	// LocalBytes bounds the bytes in the folder above the local store, which has a folder
+	// for each checkpoint, as the folder above Remote does, under the same names. Before
+	// a save, the oldest local checkpoints are removed whose remote copies are complete;
+	// the save waits for uploads if need be. If there is no room even so, it goes to
+	// Remote at once, with a warning. Zero: there is no bound. Set on all ranks or on
+	// none.
+	LocalBytes int64
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -89,13 +106,14 @@ type Stager struct {
 	stop    context.CancelCauseFunc
 	call    chan struct{} // holds a value while SaveAsync or Close runs
 	runner  saver.Runner
-	// of is the group of the last save, and saving the one made from it for saves.
-	of, saving group.Group
-	process    *saver.Process // nil: not started
+	// of is the group of the last save, and saving and uploading those made from it.
+	of, saving, uploading group.Group
+	process               *saver.Process // nil: not started
 
 	mu         sync.Mutex
 	generation uint64
 	saves      []*Pending // that are not over
+	uploads    []*Pending // that are not over, with those of saves that are not over
 	failed     error      // of the newest save that is over, until SaveAsync returns it
 	closed     bool
 }
@@ -125,9 +143,9 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 	return s, nil
 }
 
-// Close waits for the saves that are under way and releases the memory. If ctx ends
-// first, the saves are cancelled, and so is a SaveAsync that has not returned. A saver
-// process completes what is staged all the same.
+// Close waits for the saves and uploads that are under way and releases the memory. If ctx
+// ends first, they are cancelled, and so is a SaveAsync that has not returned. A saver
+// process completes what is staged all the same, and uploads it.
 func (s *Stager) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })()
 	s.call <- struct{}{}
@@ -147,14 +165,15 @@ func (s *Stager) Close(ctx context.Context) error {
 	return s.arena.Close()
 }
 
-// settle waits until no save is under way. It returns false if ctx ends first.
+// settle waits until no save and no upload is under way. It returns false if ctx ends
+// first.
 func (s *Stager) settle(ctx context.Context) bool {
 	s.mu.Lock()
-	saves := slices.Clone(s.saves)
+	under := slices.Concat(s.saves, s.uploads)
 	s.mu.Unlock()
-	for _, p := range saves {
+	for _, p := range under {
 		select {
-		case <-p.done:
+		case <-p.uploaded:
 		case <-ctx.Done():
 			return false
 		}
@@ -189,6 +208,12 @@ type Pending struct {
 	report   *SaveReport
 	err      error
 
+	remote    string        // its address; empty: there is no upload
+	tiers     *saver.Tiers  // of an upload in this process
+	uploaded  chan struct{} // closed after done, once the upload is over
+	upload    *UploadReport
+	uploadErr error
+
 	stageTime, memoryWait time.Duration // before staged is closed
 
 	number   uint64
@@ -214,6 +239,31 @@ func (p *Pending) Wait(ctx context.Context) (*SaveReport, error) {
 	select {
 	case <-p.done:
 		return p.report, p.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// UploadReport describes an upload to AsyncOptions.Remote that succeeded.
+type UploadReport = tier.Report
+
+// Uploaded is closed once the remote store has the checkpoint, complete and durable, or the
+// save or its upload has failed. Without AsyncOptions.Remote, it is closed with Done.
+func (p *Pending) Uploaded() <-chan struct{} { return p.uploaded }
+
+// WaitUploaded waits until the upload is over. It returns nil and the error of the save if
+// that failed, or if there is no upload. If only the upload fails, the local checkpoint is
+// not harmed, and 'cairn sync' can copy it later. If ctx ends first, WaitUploaded returns
+// its cause, and the upload goes on.
+func (p *Pending) WaitUploaded(ctx context.Context) (*UploadReport, error) {
+	select {
+	case <-p.uploaded:
+		return p.upload, p.uploadErr
+	default:
+	}
+	select {
+	case <-p.uploaded:
+		return p.upload, p.uploadErr
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -299,7 +349,10 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		return nil, err
 	}
 	defer func() { <-s.call }()
-	p := &Pending{store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}), recorder: job.Recorder}
+	p := &Pending{
+		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
+		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder,
+	}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
 		return nil, err
@@ -341,9 +394,11 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	p.number = adm.Generation
 	if adm.Skip {
 		p.err = wrap("save", p.store, ErrSkipped)
+		p.uploadErr = p.err
 		p.recorder.End(0, p.err, ErrSkipped)
 		close(p.staged)
 		close(p.done)
+		close(p.uploaded)
 		return nil
 	}
 	s.mu.Lock()
@@ -455,21 +510,21 @@ func same(of, g group.Group) bool {
 	return of == g || of != nil && of.Size() == 1 && g.Size() == 1
 }
 
-// regroup makes a group for the saves, so that they do not disturb what the caller does
-// with its group.
+// regroup makes groups for the saves and uploads, so that they do not disturb each other and
+// what the caller does with its group.
 func (s *Stager) regroup(ctx context.Context, g group.Group) error {
 	if same(s.of, g) || s.process != nil {
 		return nil
 	}
-	all := make([]int, g.Size())
-	for i := range all {
-		all[i] = i
-	}
-	sub, err := g.Sub(ctx, all)
+	saving, err := saver.SameRanks(ctx, g)
 	if err != nil {
 		return err
 	}
-	s.of, s.saving = g, sub
+	uploading, err := saver.SameRanks(ctx, g)
+	if err != nil {
+		return err
+	}
+	s.of, s.saving, s.uploading = g, saving, uploading
 	return nil
 }
 
@@ -536,12 +591,25 @@ func (s *Stager) setProcess(p *saver.Process) {
 	s.of, s.process = nil, p
 }
 
+// tiered says which stores a rank uses.
+type tiered struct {
+	Remote  bool `json:"remote"`
+	Ceiling bool `json:"ceiling"`
+}
+
 // prepare plans the snapshot and checks the options. It fails on all ranks or on none. If
 // it succeeds, the save that this one replaces is withdrawn.
 func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
-	drop, err := group.AllReduce(ctx, job.Group, "state", group.JSON[bool](), group.JSON[uint64](),
-		func(context.Context) (bool, error) { return true, s.plan(p, job, state, o) },
-		func(context.Context, []bool) (uint64, error) { return s.dropWaiting(o), nil })
+	drop, err := group.AllReduce(ctx, job.Group, "state", group.JSON[tiered](), group.JSON[uint64](),
+		func(context.Context) (tiered, error) {
+			return tiered{o.Remote != "", o.LocalBytes != 0}, s.plan(p, job, state, o)
+		},
+		func(_ context.Context, all []tiered) (uint64, error) {
+			if slices.ContainsFunc(all, func(t tiered) bool { return t != all[0] }) {
+				return 0, fmt.Errorf("%w: AsyncOptions.Remote or LocalBytes is set on some ranks only", ErrOptions)
+			}
+			return s.dropWaiting(o), nil
+		})
 	if err == nil && drop != 0 {
 		s.drop(drop)
 	}
@@ -551,7 +619,10 @@ func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave
 // plan plans the snapshot and checks the options.
 func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	var err error
-	if job.Writer, err = o.writer(p.store); err != nil {
+	if job.Writer, err = o.writer(p.store, o.Remote != ""); err != nil {
+		return err
+	}
+	if p.tiers, err = s.tiers(p, job, o); err != nil {
 		return err
 	}
 	if job.State, _, err = expand(state); err != nil {
@@ -574,20 +645,67 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	s.mu.Lock()
 	s.saves = append(s.saves, p)
+	if p.remote != "" {
+		s.uploads = append(s.uploads, p)
+	}
 	p.process = s.process
 	s.mu.Unlock()
 	over := func(report *SaveReport, err error) { s.over(p, report, err) }
+	uploaded := func(report *UploadReport, err error) { s.uploaded(p, report, err) }
 	if p.process == nil {
 		var ctx context.Context
 		ctx, p.cancel = context.WithCancelCause(s.ctx)
 		job.Group, job.Planner, job.State, job.Verify = s.saving, p.snapshot, nil, p.snapshot.Verify
-		s.runner.Submit(ctx, p.number, job, over)
+		if p.tiers != nil {
+			p.tiers.Group, p.tiers.Uploaded = s.uploading, uploaded
+		}
+		s.runner.Submit(ctx, saver.Task{Generation: p.number, Job: job, Over: over, Tiers: p.tiers})
 		return
 	}
 	p.request.Began = time.Now()
-	if err := p.process.Save(p.request, p.snapshot, p.recorder, over); err != nil {
-		go over(nil, err)
+	if err := p.process.Save(p.request, p.snapshot, p.recorder, over, uploaded); err != nil {
+		go func() {
+			over(nil, err)
+			if p.remote != "" {
+				uploaded(nil, err)
+			}
+		}()
 	}
+}
+
+// tiers checks the options of the second store. It opens that store if the save runs in
+// this process. Without a second store, or with a saver process, it returns nil.
+func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*saver.Tiers, error) {
+	err := refuse(
+		option{"AsyncOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
+		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0 && o.Remote == "", "has no effect without AsyncOptions.Remote"},
+		option{"AsyncOptions.Remote", o.Remote != "" && o.RankLocal != nil, "needs a group: it cannot be combined with SaveOptions.RankLocal"},
+		option{"AsyncOptions.Remote", o.Remote != "" && o.Writer != nil, "cannot be combined with SaveOptions.Writer"},
+	)
+	if err != nil || o.Remote == "" {
+		return nil, err
+	}
+	if _, ok := job.Writer.(storage.Publisher); !ok {
+		return nil, fmt.Errorf("%w: AsyncOptions.Remote: checkpoints of the format %s cannot be uploaded", ErrOptions, o.format().Name())
+	}
+	tiers, err := saver.OpenTiers(saver.TierOptions{
+		Local: p.store, Remote: o.Remote, Ceiling: o.LocalBytes, Open: s.openTier(),
+		Writer: func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) },
+		Format: o.format().Name(), FailIfExists: o.FailIfExists, Planner: job.Planner,
+	})
+	if err != nil || s.options.Process != nil {
+		return nil, err
+	}
+	return tiers, tiers.Err()
+}
+
+// openTier returns the function that opens remote stores. With a saver process, which may
+// know more schemes than this one, nothing is opened here.
+func (s *Stager) openTier() func(address string) (blob.Store, error) {
+	if s.options.Process != nil {
+		return func(string) (blob.Store, error) { return nil, errors.ErrUnsupported }
+	}
+	return OpenStore
 }
 
 // request returns the message that describes a save to a saver process.
@@ -603,16 +721,19 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	if err != nil {
 		return nil, err
 	}
-	f := o.Format
-	if f == nil {
-		f = native.Format{}
-	}
+	f := o.format()
 	options, err := saver.FormatOptions(f)
 	if err != nil {
 		return nil, err
 	}
+	remote := o.Remote
+	if path, local, err := file.LocalPath(remote); err == nil && local && remote != "" {
+		if remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
+			return nil, err
+		}
+	}
 	return saver.NewRequest(saver.Save{
-		Store: address, Storage: job.Storage, Format: f.Name(), FormatOptions: options,
+		Store: address, Remote: remote, LocalBytes: o.LocalBytes, Storage: job.Storage, Format: f.Name(), FormatOptions: options,
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
 		Owner: planner.Owner, ValuesMayDiffer: planner.ValuesMayDiffer, Cache: o.Cache != nil,
 	}, p.snapshot), nil
@@ -640,7 +761,7 @@ func notAFolder(s blob.Store) string {
 // over ends a save.
 func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
-	if p.cancel != nil {
+	if p.cancel != nil && p.remote == "" {
 		p.cancel(nil)
 	}
 	close(p.ran)
@@ -666,6 +787,31 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	s.saves = slices.DeleteFunc(s.saves, func(x *Pending) bool { return x == p })
 	s.mu.Unlock()
 	close(p.done)
+	if p.remote == "" {
+		p.uploadErr = err
+		close(p.uploaded)
+	}
+}
+
+// uploaded ends the upload of a save that is over.
+func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
+	switch {
+	case p.err != nil:
+		report, err = nil, p.err
+	case err != nil:
+		err = &Error{Op: "upload", Where: blob.Redact(p.remote), Err: err}
+		p.recorder.Warn(err)
+	default:
+		p.recorder.LogUpload(report.LocalBytes, report.Time, report.Traffic, nil)
+	}
+	if p.cancel != nil {
+		p.cancel(nil)
+	}
+	s.mu.Lock()
+	p.upload, p.uploadErr = report, err
+	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })
+	s.mu.Unlock()
+	close(p.uploaded)
 }
 
 // fewProcessors is the number of processors up to which a save does not read before

@@ -84,8 +84,9 @@ var layers = []struct{ name, imports string }{
 	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
-	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor value"},
-	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor value"},
+	{"tier", "blob blob/file group plan storage storage/formats storage/publish transfer"},
+	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor tier transfer value"},
+	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor tier value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},

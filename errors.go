@@ -74,7 +74,7 @@ func refuse(all ...option) error {
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
-	// Op is what was being done: "save", "load", "open", "read", "verify" or
+	// Op is what was being done: "save", "upload", "load", "open", "read", "verify" or
 	// "latest".
 	Op string
 	// Where names the store of the checkpoint.

@@ -141,7 +141,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 func (o *SaveOptions) save(ctx context.Context, store blob.Store, state State, job *protocol.RankSave) (*SaveReport, error) {
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
 		var err error
-		if job.Writer, err = o.writer(store); err != nil {
+		if job.Writer, err = o.writer(store, false); err != nil {
 			return err
 		}
 		job.State, _, err = expand(state)
@@ -203,9 +203,17 @@ func (o *SaveOptions) job(store blob.Store) protocol.RankSave {
 	return job
 }
 
+// format returns the format of the checkpoint.
+func (o *SaveOptions) format() storage.Format {
+	if o.Format == nil {
+		return native.Format{}
+	}
+	return o.Format
+}
+
 // writer returns the writer of this rank. The error wraps ErrOptions if an option
-// would have no effect.
-func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
+// would have no effect. apart is that of storage.WriteOptions.
+func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, error) {
 	err := refuse(
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank > storage.MaxFilesPerRank, fmt.Sprintf("is more than %d", storage.MaxFilesPerRank)},
@@ -230,13 +238,9 @@ func (o *SaveOptions) writer(store blob.Store) (storage.Writer, error) {
 	if store == nil {
 		return nil, errNoStore
 	}
-	f := o.Format
-	if f == nil {
-		f = native.Format{}
-	}
-	return f.NewWriter(store, storage.WriteOptions{
+	return o.format().NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-		RankLocal: o.RankLocal != nil,
+		RankLocal: o.RankLocal != nil, Apart: apart,
 	})
 }
 

@@ -38,7 +38,8 @@ type Observer struct {
 	// package meta name them. Its times count from the call of the save or load.
 	Phase func(p meta.Phase)
 	// Ended receives the outcome of a save or load when it is over, also of one that
-	// failed. No other function is called after it. The Outcome must not be changed.
+	// failed. No other function is called after it, except for Warned if the upload of a
+	// background save fails. The Outcome must not be changed.
 	Ended func(o *Outcome)
 }
 

@@ -317,10 +317,7 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 		attrs = append(attrs, slog.String("phase", r.failed))
 	}
 	if t := r.store; t != nil {
-		attrs = append(attrs, slog.Int64("requests", t.Requests), slog.Int64("retries", t.Retries), slog.Int64("hedges", t.Hedges))
-		if t.Cached > 0 {
-			attrs = append(attrs, slog.Int64("bytes_cached", t.Cached))
-		}
+		attrs = append(attrs, trafficAttrs(t)...)
 	}
 	r.mu.Unlock()
 	endSpan(r.span, now, bytes, err)
@@ -345,6 +342,32 @@ func (r *Recorder) logEnd(out *Outcome, attrs []slog.Attr, benign []error) {
 	}
 	attrs = append(attrs, slog.Float64("seconds", out.Time.Seconds()), slog.String("error", out.Err.Error()))
 	r.log(level, text, attrs)
+}
+
+// LogUpload logs the end of an upload to a second store, which may come after End. t may be
+// nil. err is nil if the upload succeeded.
+func (r *Recorder) LogUpload(bytes int64, d time.Duration, t *blob.Traffic, err error) {
+	r.mu.Lock()
+	attrs := r.logAttrs()
+	r.mu.Unlock()
+	if err != nil {
+		r.log(slog.LevelError, "upload: failed", append(attrs, slog.String("error", err.Error())))
+		return
+	}
+	attrs = append(attrs, rateAttrs(d, bytes)...)
+	if t != nil {
+		attrs = append(attrs, trafficAttrs(t)...)
+	}
+	r.log(slog.LevelInfo, "upload: done", attrs)
+}
+
+// trafficAttrs describe in log records what a store did.
+func trafficAttrs(t *blob.Traffic) []slog.Attr {
+	attrs := []slog.Attr{slog.Int64("requests", t.Requests), slog.Int64("retries", t.Retries), slog.Int64("hedges", t.Hedges)}
+	if t.Cached > 0 {
+		attrs = append(attrs, slog.Int64("bytes_cached", t.Cached))
+	}
+	return attrs
 }
 
 // Warn logs an error that does no harm, and passes it to the Observer.

@@ -31,6 +31,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/tier"
 )
 
 // messages are examples of all messages, by the names of their files in
@@ -58,6 +59,7 @@ var messages = map[string]any{
 		Absent: []string{"model.bias"},
 	},
 	"save-least":   saveBody{Generation: 1, Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z", Items: []Item{}},
+	"save-tiers":   saveBody{Generation: 8, Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z", Items: []Item{}},
 	"staged":       stagedBody{Generation: 7, Units: []Unit{{Stamp: 0, Items: []int{0, 1}, At: []int64{64, 128}}, {Stamp: 4096, Items: []int{2}, At: []int64{4160}}}},
 	"staged-all":   stagedBody{Generation: 7, All: true, StageNS: 120_000_000, StageBytes: 8192},
 	"abandon":      abandonBody{7, ErrorValue{Text: "context canceled", Codes: []string{"context.Canceled"}}},
@@ -74,6 +76,10 @@ var messages = map[string]any{
 		Phases:  []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
 		Traffic: &blob.Traffic{Requests: 6, Retries: 1, Sent: 1144},
 	}},
+	"uploaded": uploadedBody{Generation: 8, Report: &tier.Report{
+		SaveID: "b", Bytes: 512, LocalBytes: 400, Files: 8, Time: 3 * time.Second, Traffic: &blob.Traffic{Requests: 7, Retries: 1, Sent: 1400},
+	}},
+	"uploaded-fail": uploadedBody{Generation: 8, Error: &ErrorValue{Text: "put s3://bucket/run/step-200: access denied", Codes: []string{"fs.ErrPermission"}}},
 	"load": loadBody{
 		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true,
 		Items: []WantItem{
@@ -156,6 +162,8 @@ func decodeBody(f *frame) (any, error) {
 		return body(decode[warningBody](f, false))
 	case typeSaved:
 		return body(decode[savedBody](f, false))
+	case typeUploaded:
+		return body(decode[uploadedBody](f, false))
 	case typePiece:
 		return body(decode[pieceBody](f, false))
 	case typeDescribe:
@@ -182,7 +190,7 @@ func body[T any](v *T, err error) (any, error) {
 // types are the types of all messages.
 var types = []string{
 	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeCancel,
-	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typePiece, typeLoaded, typeDescribed, typeFailed, typeRefused,
+	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typeUploaded, typePiece, typeLoaded, typeDescribed, typeFailed, typeRefused,
 }
 
 // golden compares the text with a golden file, or writes it.

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/tier"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -86,6 +87,7 @@ const (
 	typeProgress  = "progress"
 	typeWarning   = "warning"
 	typeSaved     = "saved"
+	typeUploaded  = "uploaded"
 	typePiece     = "piece"
 	typeLoaded    = "loaded"
 	typeDescribed = "described"
@@ -136,8 +138,12 @@ type joinBody struct {
 
 // saveBody describes a state that is about to be staged.
 type saveBody struct {
-	Generation      uint64            `json:"generation"`
-	Store           string            `json:"store"`
+	Generation uint64 `json:"generation"`
+	Store      string `json:"store"`
+	// Remote is the address of the same checkpoint in another store, to which it is
+	// uploaded. LocalBytes bounds the checkpoints in the folders beside Store.
+	Remote          string            `json:"remote,omitempty"`
+	LocalBytes      int64             `json:"local_bytes,omitempty"`
 	Format          string            `json:"format"`
 	FormatOptions   json.RawMessage   `json:"format_options,omitempty"`
 	SaveID          string            `json:"save_id"`
@@ -322,6 +328,13 @@ type warningBody struct {
 type savedBody struct {
 	Generation uint64               `json:"generation"`
 	Report     *protocol.SaveReport `json:"report"`
+}
+
+// uploadedBody is the outcome of an upload. It has a report or an error.
+type uploadedBody struct {
+	Generation uint64       `json:"generation"`
+	Report     *tier.Report `json:"report,omitempty"`
+	Error      *ErrorValue  `json:"error,omitempty"`
 }
 
 // source is a checkpoint to read.
@@ -628,5 +641,7 @@ func (m *Item) span(it *plan.WriteItem) (int64, error) {
 
 // options returns the options of the writer.
 func (b *saveBody) options() storage.WriteOptions {
-	return storage.WriteOptions{FilesPerRank: b.FilesPerRank, BufferBytes: b.BufferBytes, FailIfExists: b.FailIfExists, SweepAfter: time.Duration(b.SweepAfterNS)}
+	return storage.WriteOptions{
+		FilesPerRank: b.FilesPerRank, BufferBytes: b.BufferBytes, FailIfExists: b.FailIfExists, SweepAfter: time.Duration(b.SweepAfterNS),
+	}
 }

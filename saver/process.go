@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/stage"
+	"github.com/cairn-ckpt/cairn/tier"
 )
 
 // Options say how saver processes are started.
@@ -126,6 +127,7 @@ type Process struct {
 
 	mu      sync.Mutex
 	saves   map[uint64]*remoteSave
+	uploads map[uint64]*remoteSave // of saves that are over
 	loads   map[uint64]*remoteLoad
 	answers chan *frame
 	closed  bool
@@ -138,6 +140,15 @@ type remoteSave struct {
 	recorder *protocol.Recorder
 	observer *protocol.Observer
 	over     func(*protocol.SaveReport, error)
+	uploaded func(*tier.Report, error) // nil: there is no upload
+}
+
+// fail ends a save and its upload.
+func (s *remoteSave) fail(err error) {
+	s.over(nil, err)
+	if s.uploaded != nil {
+		s.uploaded(nil, err)
+	}
 }
 
 // exitTime is how long a trainer waits for the end of a saver that it has let go.
@@ -208,7 +219,7 @@ func startLogged(cmd *exec.Cmd, name string) error {
 func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
 	p := &Process{
 		conn: conn, out: newOutbox(conn, ErrSaver), arena: arena, kill: func() {}, ended: make(chan struct{}), exited: make(chan struct{}),
-		saves: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
+		saves: map[uint64]*remoteSave{}, uploads: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
 	}
 	go p.receive(wait)
 	return p
@@ -307,12 +318,15 @@ func (p *Process) receive(wait func() error) {
 	p.mu.Lock()
 	p.err = cause
 	p.closed = true
-	saves, loads := p.saves, p.loads
-	p.saves, p.loads = nil, nil
+	saves, uploads, loads := p.saves, p.uploads, p.loads
+	p.saves, p.uploads, p.loads = nil, nil, nil
 	p.mu.Unlock()
 	close(p.ended)
+	for _, generation := range slices.Sorted(maps.Keys(uploads)) {
+		uploads[generation].uploaded(nil, cause)
+	}
 	for _, generation := range slices.Sorted(maps.Keys(saves)) {
-		saves[generation].over(nil, cause)
+		saves[generation].fail(cause)
 	}
 	if len(loads) > 0 {
 		<-p.exited // until then it may write to the memory of the loads
@@ -349,11 +363,13 @@ func (p *Process) handle(f *frame) error {
 		})
 	case typeSaved:
 		return onLenient(f, func(b *savedBody) error {
-			if s := p.take(b.Generation); s != nil && b.Report != nil {
+			if s := p.take(b.Generation, b.Report != nil); s != nil && b.Report != nil {
 				s.over(b.Report, nil)
 			}
 			return nil
 		})
+	case typeUploaded:
+		return onLenient(f, p.handleUploaded)
 	case typePiece:
 		return onLenient(f, func(b *pieceBody) error {
 			p.mu.Lock()
@@ -401,9 +417,9 @@ func (p *Process) failed(f *frame) error {
 	if b.subject == (subject{}) {
 		return p.answered(f)
 	}
-	if s := p.take(b.Generation); s != nil {
+	if s := p.take(b.Generation, false); s != nil {
 		s.recorder.ImportFailure(b.Phase)
-		s.over(nil, b.Error.err())
+		s.fail(b.Error.err())
 	} else if l := p.takeLoad(b.Load); l != nil {
 		l.over(nil, b.Error.err())
 	}
@@ -416,12 +432,35 @@ func (p *Process) save(generation uint64) *remoteSave {
 	return p.saves[generation]
 }
 
-func (p *Process) take(generation uint64) *remoteSave {
+// take returns a save that is over. If it has succeeded, its upload may follow.
+func (p *Process) take(generation uint64, succeeded bool) *remoteSave {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.saves[generation]
 	delete(p.saves, generation)
+	if s != nil && s.uploaded != nil && succeeded {
+		p.uploads[generation] = s
+	}
 	return s
+}
+
+// handleUploaded ends an upload.
+func (p *Process) handleUploaded(b *uploadedBody) error {
+	p.mu.Lock()
+	s := p.uploads[b.Generation]
+	delete(p.uploads, b.Generation)
+	p.mu.Unlock()
+	switch {
+	case s == nil:
+		return nil
+	case b.Error != nil:
+		s.uploaded(nil, b.Error.err())
+	case b.Report != nil:
+		s.uploaded(b.Report, nil)
+	default:
+		s.uploaded(nil, fmt.Errorf("%w: %q without a report and without an error", ErrMessage, typeUploaded))
+	}
+	return nil
 }
 
 func (p *Process) takeLoad(number uint64) *remoteLoad {
@@ -530,16 +569,20 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 }
 
 // Save begins a save of a snapshot, whose units are sent as they are staged. over is
-// called once with the outcome. recorder receives the phases and warnings, and its
-// Observer the progress. Save itself fails only if the process has ended, or if the
-// description of the state is too large for a message.
-func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorder, over func(*protocol.SaveReport, error)) error {
+// called once with the outcome, and after that uploaded with that of the upload, if the
+// request has one. recorder receives the phases and warnings, and its Observer the
+// progress. Save itself fails only if the process has ended, or if the description of the
+// state is too large for a message.
+func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorder, over func(*protocol.SaveReport, error), uploaded func(*tier.Report, error)) error {
 	r.body.Fits = s.Fits()
 	message, err := appendFrame(nil, typeSave, &r.body)
 	if err != nil {
 		return err
 	}
-	save := &remoteSave{s, recorder, recorder.Remote(), over}
+	if r.body.Remote == "" {
+		uploaded = nil
+	}
+	save := &remoteSave{s, recorder, recorder.Remote(), over, uploaded}
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
@@ -563,8 +606,12 @@ func (p *Process) Drop(generation uint64) { p.post(typeDrop, dropBody{generation
 
 // Save says where and how to save.
 type Save struct {
-	Store   string // address of a folder: a path or a URL
-	Storage meta.Storage
+	Store string // address of a folder: a path or a URL
+	// Remote is that of the same checkpoint in another store, to which it is uploaded, and
+	// LocalBytes bounds the checkpoints in the folders beside Store.
+	Remote     string
+	LocalBytes int64
+	Storage    meta.Storage
 	// Format is the name of the format, and FormatOptions what the function of that name
 	// returns.
 	Format          string
@@ -590,7 +637,7 @@ func NewRequest(v Save, s *stage.Snapshot) *Request {
 	st := &v.Storage
 	local, _ := s.LocalPlan()
 	b := saveBody{
-		Generation: s.Generation(), Store: v.Store, Format: v.Format, FormatOptions: v.FormatOptions,
+		Generation: s.Generation(), Store: v.Store, Remote: v.Remote, LocalBytes: v.LocalBytes, Format: v.Format, FormatOptions: v.FormatOptions,
 		SaveID: st.SaveID, Time: st.Time.Format(time.RFC3339Nano), Writer: st.Writer, Step: st.Step, Tags: st.Tags,
 		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfterNS: int64(v.SweepAfter),
 		Owner: owner(v.Owner), ValuesMayDiffer: v.ValuesMayDiffer, Cache: v.Cache,

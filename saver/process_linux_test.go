@@ -44,7 +44,7 @@ func begin(t *testing.T, p *Process, n int64, folder string) (*stage.Snapshot, c
 	err = p.Save(r, s, protocol.NewRecorder(t.Context(), protocol.OpSave, 0, nil, nil), func(_ *protocol.SaveReport, err error) {
 		s.Close()
 		out <- err
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

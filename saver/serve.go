@@ -26,6 +26,7 @@ import (
 	"github.com/cairn-ckpt/cairn/stage"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/tier"
 )
 
 const (
@@ -84,7 +85,8 @@ type server struct {
 	mu       sync.Mutex
 	joined   chan struct{} // closed once group is set; nil: the trainer has not asked for it
 	group    group.Group
-	leave    func() // the group
+	uploads  group.Group // of the same ranks
+	leave    func()      // the group
 	states   map[uint64]*state
 	loads    map[uint64]context.CancelFunc
 	opened   map[string]*opened // checkpoints that loads are reading
@@ -308,7 +310,7 @@ func (s *server) join(b *joinBody) error {
 		if s.joined != nil {
 			return fmt.Errorf("%w: join after listen or join", ErrMessage)
 		}
-		s.group, s.joined = group.Solo(), make(chan struct{})
+		s.group, s.uploads, s.joined = group.Solo(), group.Solo(), make(chan struct{})
 		close(s.joined)
 		s.out.send(typeJoined, joinedBody{})
 		return nil
@@ -331,9 +333,15 @@ func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string
 		ctx, cancel := context.WithTimeout(s.ctx, joinTime)
 		defer cancel()
 		g, err := tcp.Join(ctx, tcp.Config{Meet: m, Rank: rank, Size: size, Secret: secret, Job: job})
+		var uploads group.Group
+		if err == nil {
+			if uploads, err = SameRanks(ctx, g); err != nil {
+				g.Close()
+			}
+		}
 		s.mu.Lock()
 		if err == nil {
-			s.group, s.leave = g, func() { g.Close() }
+			s.group, s.uploads, s.leave = g, uploads, func() { g.Close() }
 		}
 		s.mu.Unlock()
 		close(done)
@@ -362,10 +370,12 @@ func (s *server) save(b *saveBody) error {
 	st.released = func(item int) { s.out.release(b.Generation, item) }
 	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
 	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
-	job, err := s.job(b, st)
+	job, tiers, err := s.job(b, st)
 	unlock := s.lockPending(b)
 	since := s.since(b.Store)
+	saved := false
 	over := func(r *protocol.SaveReport, err error) {
+		saved = err == nil
 		unlock() // before the trainer receives the outcome
 		st.recorder.Traffic(since())
 		if r != nil {
@@ -377,10 +387,24 @@ func (s *server) save(b *saveBody) error {
 		// The other ranks wait for this one: it takes part with an error.
 		st.fail(err)
 		job = protocol.RankSave{Planner: broken{st, err}, Writer: nil}
+		if b.Remote != "" {
+			tiers = &Tiers{broken: err}
+			if b.LocalBytes != 0 {
+				tiers.room = &tier.Room{Err: err}
+			}
+		}
+	}
+	if tiers != nil {
+		tiers.Group = s.uploads
+		tiers.Uploaded = func(r *tier.Report, err error) {
+			if saved {
+				s.uploaded(b.Generation, st.recorder, r, err)
+			}
+		}
 	}
 	job.Group, job.Recorder = s.group, st.recorder
 	s.states[b.Generation] = st
-	s.runner.Submit(s.ctx, b.Generation, job, over)
+	s.runner.Submit(s.ctx, Task{Generation: b.Generation, Job: job, Over: over, Tiers: tiers})
 	return nil
 }
 
@@ -438,22 +462,28 @@ type broken struct {
 func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
-func (s *server) job(b *saveBody, st *state) (protocol.RankSave, error) {
+func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) {
 	store, err := s.store(b.Store)
 	if err != nil {
-		return protocol.RankSave{}, err
+		return protocol.RankSave{}, nil, err
 	}
 	f, err := decodeFormat(b.Format, b.FormatOptions)
 	if err != nil {
-		return protocol.RankSave{}, err
+		return protocol.RankSave{}, nil, err
 	}
-	w, err := f.NewWriter(store, b.options())
+	o := b.options()
+	tiers, err := s.tiers(b, store, func(to blob.Store) (storage.Writer, error) { return f.NewWriter(to, o) })
 	if err != nil {
-		return protocol.RankSave{}, err
+		return protocol.RankSave{}, nil, err
+	}
+	o.Apart = tiers != nil
+	w, err := f.NewWriter(store, o)
+	if err != nil {
+		return protocol.RankSave{}, nil, err
 	}
 	at, err := time.Parse(time.RFC3339Nano, b.Time)
 	if err != nil {
-		return protocol.RankSave{}, fmt.Errorf("%w: %w", ErrMessage, err)
+		return protocol.RankSave{}, nil, fmt.Errorf("%w: %w", ErrMessage, err)
 	}
 	job := protocol.RankSave{
 		Planner: st, Writer: w, Verify: st.Verify,
@@ -465,7 +495,18 @@ func (s *server) job(b *saveBody, st *state) (protocol.RankSave, error) {
 	if b.Cache {
 		job.Cache = &s.cache
 	}
-	return job, nil
+	return job, tiers, nil
+}
+
+// tiers returns the second store of a save, or nil.
+func (s *server) tiers(b *saveBody, local blob.Store, writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
+	if b.Remote == "" {
+		return nil, storage.RefuseIf(b.LocalBytes != 0, "local_bytes has no effect without remote")
+	}
+	return OpenTiers(TierOptions{
+		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.store, Writer: writer,
+		Format: b.Format, FailIfExists: b.FailIfExists, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
+	})
 }
 
 // observer sends the progress of a save or load to the trainer.
@@ -497,6 +538,19 @@ func (s *server) over(generation uint64, r *protocol.SaveReport, err error) {
 	}
 	st.recorder.End(r.LocalBytes, nil)
 	s.out.send(typeSaved, savedBody{generation, r})
+}
+
+// uploaded ends the upload of a save that succeeded.
+func (s *server) uploaded(generation uint64, rec *protocol.Recorder, r *tier.Report, err error) {
+	body := uploadedBody{Generation: generation, Report: r}
+	if err != nil {
+		v := saverError(err)
+		body.Error = &v
+		rec.LogUpload(0, 0, nil, err)
+	} else {
+		rec.LogUpload(r.LocalBytes, r.Time, r.Traffic, nil)
+	}
+	s.out.send(typeUploaded, body)
 }
 
 // staged notes what the trainer has staged.

@@ -1,0 +1,668 @@
+package cairn_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// faulty are the stores behind the addresses faulty://KEY/PATH: folders in which things go
+// wrong.
+var (
+	faultyMu sync.Mutex
+	faulty   = map[string]func(dir blob.Store) blob.Store{} // guarded by faultyMu
+)
+
+func init() {
+	blob.Register("faulty", func(_ context.Context, address string) (blob.Store, error) {
+		u, err := url.Parse(address)
+		if err != nil {
+			return nil, err
+		}
+		dir, err := file.Open(filepath.FromSlash(u.Path), nil)
+		if err != nil {
+			return nil, err
+		}
+		faultyMu.Lock()
+		defer faultyMu.Unlock()
+		return faulty[u.Host](dir), nil
+	})
+}
+
+// faultyAddress returns the address of a folder that wrap makes faulty.
+func faultyAddress(t *testing.T, dir string, wrap func(dir blob.Store) blob.Store) string {
+	t.Helper()
+	faultyMu.Lock()
+	defer faultyMu.Unlock()
+	key := fmt.Sprintf("key%d", len(faulty))
+	faulty[key] = wrap
+	return "faulty://" + key + filepath.ToSlash(dir)
+}
+
+// tierForms are formats of checkpoints with two stores.
+var tierForms = map[string]storage.Format{
+	"native": native.Format{}, "torchdcp": torchdcp.Format{}, "hyper": hyper.Format{}, "hf": hf.Format{},
+	"hf pieces": hf.Format{Distributed: true}, "torch": torchfile.Format{File: "model.pt"},
+}
+
+func openFolder(t *testing.T, dir ...string) *file.Store {
+	t.Helper()
+	s, err := file.Open(filepath.Join(dir...), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wantTensor fails unless the checkpoint in a store is whole and has the tensor.
+func wantTensor(t *testing.T, s blob.Store, name string, want []byte) {
+	t.Helper()
+	c, err := cairn.Open(t.Context(), s)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer c.Close()
+	if _, err := c.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if x, err := c.ReadTensor(t.Context(), name); err != nil || !bytes.Equal(x.Contents(), want) {
+		t.Errorf("%s of %s is not what was saved: %v", name, s, err)
+	}
+}
+
+// Saves go to the local store and then to the remote one, in all formats, and the next one
+// replaces both checkpoints.
+func TestTiers(t *testing.T) {
+	for mode, options := range modes {
+		for form, format := range tierForms {
+			t.Run(mode+" "+form, func(t *testing.T) {
+				s := stager(t, options(4<<20))
+				local, remote := openFolder(t, t.TempDir(), "run", "a"), filepath.Join(t.TempDir(), "bucket", "run", "a")
+				for step := range int64(3) {
+					x := numbered(t, 300<<10, byte(step))
+					p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": x}, &cairn.AsyncOptions{
+						Stager: s, Remote: remote, SaveOptions: cairn.SaveOptions{Step: &step, Format: format},
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					saved, err := p.Wait(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					wantTensor(t, local, "w", x.Contents())
+					up, err := p.WaitUploaded(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					if up.SaveID != saved.SaveID || up.Bytes != saved.Bytes || up.Files != saved.Files || up.LocalBytes < saved.LocalBytes || up.Time <= 0 || up.Direct {
+						t.Errorf("the upload = %+v of the save %+v", up, saved)
+					}
+					wantTensor(t, openFolder(t, remote), "w", x.Contents())
+					if got, want := listing(t, remote), listing(t, local.Dir()); !slices.Equal(got, want) {
+						t.Errorf("the remote folder has %v; want %v", got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// listing returns the files in a folder and their sizes.
+func listing(t *testing.T, dir string) []string {
+	t.Helper()
+	var out []string
+	for info, err := range openFolder(t, dir).List(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, fmt.Sprint(info.Name, " ", info.Size))
+	}
+	return out
+}
+
+// Without a second store, Uploaded is closed with Done.
+func TestUploadedWithoutRemote(t *testing.T) {
+	for mode, options := range modes {
+		s := stager(t, options(1<<20))
+		p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := p.WaitUploaded(t.Context()); r != nil || err != nil {
+			t.Errorf("%s: WaitUploaded = %v, %v; want nil", mode, r, err)
+		}
+		<-p.Uploaded()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := p.WaitUploaded(ctx); err != nil {
+			t.Errorf("%s: WaitUploaded with an ended context = %v", mode, err)
+		}
+	}
+}
+
+// Ranks with disks of their own upload one checkpoint, and so do ranks that share one.
+func TestTiersOfSeveralRanks(t *testing.T) {
+	const ranks = 3
+	for mode, options := range modes {
+		for _, apart := range []bool{false, true} {
+			for _, form := range []string{"native", "torchdcp", "hyper", "hf pieces"} {
+				t.Run(fmt.Sprint(mode, " apart=", apart, " ", form), func(t *testing.T) {
+					top, remote := t.TempDir(), filepath.Join(t.TempDir(), "run", "a")
+					eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+						dir := filepath.Join(top, "shared", "a")
+						if apart {
+							dir = filepath.Join(top, fmt.Sprint("disk", g.Rank()), "a")
+						}
+						w, err := shard.Zeros[uint8](shard.Rows(ranks), []int64{ranks, 100 << 10}, g.Rank())
+						if err != nil {
+							return err
+						}
+						own, _ := w.Local().Bytes()
+						s, err := cairn.NewStager(options(1 << 20))
+						if err != nil {
+							return err
+						}
+						defer s.Close(ctx)
+						for step := range 3 {
+							for i := range own {
+								own[i] = byte(10*step + g.Rank())
+							}
+							p, err := cairn.SaveAsync(ctx, openFolder(t, dir), cairn.State{"w": w}, &cairn.AsyncOptions{
+								Stager: s, Remote: remote, SaveOptions: cairn.SaveOptions{Group: g, Format: tierForms[form]},
+							})
+							if err != nil {
+								return err
+							}
+							if _, err := p.Wait(ctx); err != nil {
+								return err
+							}
+							r, err := p.WaitUploaded(ctx)
+							if err != nil || r.Bytes < 3*100<<10 || r.LocalBytes >= r.Bytes {
+								return fmt.Errorf("the upload = %+v, %w", r, err)
+							}
+							if err := g.Barrier(ctx); err != nil { // before the next one replaces it
+								return err
+							}
+							if g.Rank() == 0 {
+								var want []byte
+								for r := range ranks {
+									want = append(want, bytes.Repeat([]byte{byte(10*step + r)}, 100<<10)...)
+								}
+								wantTensor(t, openFolder(t, remote), "w", want)
+							}
+							if err := g.Barrier(ctx); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					if _, err := cairn.Load(t.Context(), openFolder(t, top, "disk0", "a"), cairn.State{"w": numbered(t, 1, 1)}, nil); apart && err == nil {
+						t.Error("a disk with the files of one rank can be loaded")
+					}
+				})
+			}
+		}
+	}
+}
+
+// An upload that fails is reported, harms nothing, and leaves nothing that can be opened.
+// The next one succeeds.
+func TestFailedUpload(t *testing.T) {
+	errBroken := errors.New("broken on purpose")
+	run, bucket := t.TempDir(), t.TempDir()
+	var mu sync.Mutex
+	broken := true
+	address := faultyAddress(t, bucket, func(dir blob.Store) blob.Store {
+		mu.Lock()
+		defer mu.Unlock()
+		if !broken {
+			return dir
+		}
+		return fault.New(dir, fault.Rule{On: fault.Commit, Times: -1, Do: fault.Fail(errBroken)})
+	})
+	s := stager(t, nil)
+	var warned []error
+	for step := range 2 {
+		name := fmt.Sprint("step-", step)
+		p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, 1000, 7)}, &cairn.AsyncOptions{
+			Stager: s, Remote: address + "/" + name, ReturnLast: true,
+			SaveOptions: cairn.SaveOptions{Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err) }}},
+		})
+		if err != nil {
+			t.Fatal(err) // the save itself has not failed
+		}
+		if _, err := p.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := p.WaitUploaded(t.Context())
+		wantTensor(t, openFolder(t, run, name), "w", numbered(t, 1000, 7).Contents())
+		if step == 1 {
+			if err != nil {
+				t.Error(err)
+			}
+			wantTensor(t, openFolder(t, bucket, name), "w", numbered(t, 1000, 7).Contents())
+			continue
+		}
+		e, ok := errors.AsType[*cairn.Error](err)
+		if r != nil || !errors.Is(err, errBroken) || !ok || e.Op != "upload" || !strings.Contains(e.Where, "step-0") {
+			t.Errorf("WaitUploaded = %v, %v", r, err)
+		}
+		if len(warned) != 1 || warned[0] != err {
+			t.Errorf("Warned received %v; want the error", warned)
+		}
+		if _, err := cairn.Open(t.Context(), openFolder(t, bucket, name)); err == nil {
+			t.Error("the remote checkpoint can be opened")
+		}
+		mu.Lock()
+		broken = false
+		mu.Unlock()
+	}
+}
+
+// A save that fails has no upload.
+func TestFailedSaveIsNotUploaded(t *testing.T) {
+	for mode, options := range modes {
+		dir, remote := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "a")
+		if err := os.WriteFile(dir, nil, 0o666); err != nil { // where the folder would be
+			t.Fatal(err)
+		}
+		s := stager(t, options(1<<20))
+		p, err := cairn.SaveAsync(t.Context(), openFolder(t, dir, "b"), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s, Remote: remote})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Wait(t.Context())
+		if r, uploadErr := p.WaitUploaded(t.Context()); err == nil || r != nil || uploadErr != err {
+			t.Errorf("%s: Wait = %v, WaitUploaded = %v, %v; want the same error", mode, err, r, uploadErr)
+		}
+		if _, err := os.Stat(remote); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the remote folder exists: %v", mode, err)
+		}
+	}
+}
+
+func TestTierOptions(t *testing.T) {
+	g := group.Solo()
+	step := func(o cairn.AsyncOptions) cairn.AsyncOptions {
+		o.Remote = cmp.Or(o.Remote, "bucket/run/step-1")
+		return o
+	}
+	for name, o := range map[string]cairn.AsyncOptions{
+		"LocalBytes is negative":        step(cairn.AsyncOptions{LocalBytes: -1}),
+		"has no effect without":         {LocalBytes: 1},
+		"SaveOptions.RankLocal":         step(cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{RankLocal: &cairn.RankLocal{Size: 1, SaveID: "a"}, Format: torchdcp.Format{}}}),
+		"SaveOptions.Writer":            step(cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Writer: ownWriter{}}}),
+		`"step-1" in the local run and`: {Remote: "bucket/run/step-2", LocalBytes: 1 << 30},
+		"the format torch":              step(cairn.AsyncOptions{LocalBytes: 1, SaveOptions: cairn.SaveOptions{Format: torchfile.Format{File: "a.pt"}}}),
+	} {
+		for mode, options := range modes {
+			o.Group = cmp.Or(o.Group, nil)
+			o.Stager = stager(t, options(1<<20))
+			if o.RankLocal == nil {
+				o.Group = g
+			}
+			_, err := cairn.SaveAsync(t.Context(), openFolder(t, t.TempDir(), "step-1"), cairn.State{"a": 1}, &o)
+			if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: SaveAsync = %v; want ErrOptions with %q", mode, err, name)
+			}
+		}
+	}
+	_, err := cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"a": 1}, &cairn.AsyncOptions{Remote: "bucket/a", LocalBytes: 1})
+	if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), "is not a folder") {
+		t.Errorf("SaveAsync to memory with a ceiling = %v; want ErrOptions", err)
+	}
+	if _, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"a": 1}, &cairn.AsyncOptions{Remote: "nothing://bucket/a"}); !errors.Is(err, blob.ErrAddress) {
+		t.Errorf("SaveAsync with an unknown scheme = %v; want ErrAddress", err)
+	}
+}
+
+// ownWriter is a writer that is never used.
+type ownWriter struct{ storage.Writer }
+
+// Options of the ranks must agree.
+func TestTiersOnSomeRanks(t *testing.T) {
+	top := t.TempDir()
+	eachRank(t, 2, func(ctx context.Context, g group.Group) error {
+		o := &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Group: g}}
+		if g.Rank() == 1 {
+			o.Remote = filepath.Join(top, "remote", "a")
+		}
+		if _, err := cairn.SaveAsync(ctx, openFolder(t, top, "a"), cairn.State{"a": 1}, o); !errors.Is(err, cairn.ErrOptions) {
+			return fmt.Errorf("SaveAsync = %w; want ErrOptions", err)
+		}
+		return nil
+	})
+}
+
+// A crash at any operation of an upload leaves the local checkpoint whole and no remote
+// one, or a whole one, and nothing that clean does not find.
+func TestCrashDuringUpload(t *testing.T) {
+	for form, format := range tierForms {
+		t.Run(form, func(t *testing.T) {
+			for n := int64(1); ; n++ {
+				run, bucket := t.TempDir(), t.TempDir()
+				var crashing *fault.Store
+				address := faultyAddress(t, bucket, func(dir blob.Store) blob.Store {
+					crashing = fault.New(dir, fault.CrashAt(n))
+					return crashing
+				})
+				s := stager(t, nil)
+				p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, "a"), cairn.State{"w": numbered(t, 5000, 3)}, &cairn.AsyncOptions{
+					Stager: s, Remote: address + "/a", SaveOptions: cairn.SaveOptions{Format: format},
+				})
+				if err == nil {
+					_, err = p.Wait(t.Context())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = p.WaitUploaded(t.Context())
+				wantTensor(t, openFolder(t, run, "a"), "w", numbered(t, 5000, 3).Contents())
+				crashed := crashing.Crashed()
+				if (err == nil) == crashed {
+					t.Fatalf("crash at %d: the upload = %v", n, err)
+				}
+				remote := openFolder(t, bucket, "a")
+				_, openErr := cairn.Open(t.Context(), remote)
+				if openErr == nil {
+					wantTensor(t, remote, "w", numbered(t, 5000, 3).Contents())
+				} else if _, err := formats.Clean(t.Context(), remote, 0); err != nil {
+					t.Error(err)
+				} else if found, err := formats.Leftovers(t.Context(), remote); err != nil || len(found) != len(filesBelow(t, bucket)) {
+					// What is left are temporary files of this process, which has not died.
+					t.Errorf("clean finds %v, %v, of %v", found, err, slices.Collect(maps.Keys(filesBelow(t, bucket))))
+				}
+				if t.Failed() {
+					t.Fatalf("crash at %d", n)
+				}
+				if !crashed {
+					return
+				}
+			}
+		})
+	}
+}
+
+// filesBelow returns the files below a folder and their sizes.
+func filesBelow(t *testing.T, dir string) map[string]int64 {
+	t.Helper()
+	out := map[string]int64{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		if fi, err := e.Info(); err == nil { // otherwise it was removed meanwhile
+			out[path] = fi.Size()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func bytesBelow(t *testing.T, dir string) int64 {
+	var n int64
+	for _, size := range filesBelow(t, dir) {
+		n += size
+	}
+	return n
+}
+
+// The ceiling of the local run holds after every save, and every checkpoint can be found
+// in one of the runs.
+func TestLocalCeiling(t *testing.T) {
+	const n = 1 << 20
+	for mode, options := range modes {
+		for _, ranks := range []int{1, 2} {
+			t.Run(fmt.Sprint(mode, ranks), func(t *testing.T) {
+				run, bucket := filepath.Join(t.TempDir(), "run"), t.TempDir()
+				const ceiling = 5 * n / 2
+				eachRank(t, ranks, func(ctx context.Context, g group.Group) error {
+					s, err := cairn.NewStager(options(4 << 20))
+					if err != nil {
+						return err
+					}
+					defer s.Close(ctx)
+					for step := range int64(6) {
+						name := fmt.Sprint("step-", step)
+						var warned []error
+						// Both ranks hold the same tensor, which is saved once.
+						p, err := cairn.SaveAsync(ctx, openFolder(t, run, name), cairn.State{"w": numbered(t, n, byte(step))}, &cairn.AsyncOptions{
+							Stager: s, Remote: filepath.Join(bucket, name), LocalBytes: ceiling,
+							SaveOptions: cairn.SaveOptions{Group: g, Step: &step, Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err) }}},
+						})
+						if err != nil {
+							return err
+						}
+						if _, err := p.Wait(ctx); err != nil {
+							return err
+						}
+						if err := g.Barrier(ctx); err != nil {
+							return err
+						}
+						if g.Rank() == 0 {
+							if used := bytesBelow(t, run); used > ceiling {
+								t.Errorf("after step %d the local run has %d bytes; want at most %d", step, used, ceiling)
+							}
+							wantTensor(t, openFolder(t, run, name), "w", numbered(t, n, byte(step)).Contents())
+						}
+						if r, err := p.WaitUploaded(ctx); err != nil || r.Direct || len(warned) > 0 {
+							return fmt.Errorf("the upload = %+v, %w, warnings %v", r, err, warned)
+						}
+					}
+					return nil
+				})
+				for step := range 6 {
+					wantTensor(t, openFolder(t, bucket, fmt.Sprint("step-", step)), "w", numbered(t, n, byte(step)).Contents())
+				}
+				left, err := os.ReadDir(run)
+				if err != nil || len(left) != 2 || left[0].Name() != "step-4" || left[1].Name() != "step-5" {
+					t.Errorf("the local run has %v, %v; want the last two steps", left, err)
+				}
+			})
+		}
+	}
+}
+
+// A state that is larger than the ceiling goes to the remote store at once, and so does one
+// whose predecessors cannot be removed, because their uploads have failed.
+func TestNoRoomBelowTheCeiling(t *testing.T) {
+	const n = 1 << 20
+	for mode, options := range modes {
+		for _, ceiling := range []int64{1000, 3 * n / 2} {
+			t.Run(fmt.Sprint(mode, ceiling), func(t *testing.T) {
+				run, bucket := filepath.Join(t.TempDir(), "run"), t.TempDir()
+				s := stager(t, options(4<<20))
+				// The place of the first copy is taken.
+				if ceiling > n {
+					if err := os.WriteFile(filepath.Join(bucket, "step-0"), nil, 0o666); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for step := range int64(3) {
+					name := fmt.Sprint("step-", step)
+					var warned []string
+					p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, n, byte(step))}, &cairn.AsyncOptions{
+						Stager: s, Remote: filepath.Join(bucket, name), LocalBytes: ceiling,
+						SaveOptions: cairn.SaveOptions{Step: &step, Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err.Error()) }}},
+					})
+					if err == nil {
+						_, err = p.Wait(t.Context())
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					if used := bytesBelow(t, run); used > ceiling {
+						t.Errorf("after step %d the local run has %d bytes; want at most %d", step, used, ceiling)
+					}
+					r, err := p.WaitUploaded(t.Context())
+					if ceiling > n && step == 0 {
+						if err == nil {
+							t.Error("the first upload succeeded")
+						}
+						wantTensor(t, openFolder(t, run, name), "w", numbered(t, n, byte(step)).Contents())
+						continue
+					}
+					if err != nil || !r.Direct || r.Bytes < n || !strings.Contains(strings.Join(warned, "\n"), "has no room") {
+						t.Errorf("the upload = %+v, %v; warnings %q", r, err, warned)
+					}
+					wantTensor(t, openFolder(t, bucket, name), "w", numbered(t, n, byte(step)).Contents())
+				}
+				if ceiling > n {
+					wantTensor(t, openFolder(t, run, "step-0"), "w", numbered(t, n, 0).Contents())
+				}
+			})
+		}
+	}
+}
+
+// watched is a remote store that notes when a checkpoint has become complete there, and
+// fails at random.
+type watched struct {
+	blob.Store
+	fails func() bool
+}
+
+var errRandom = errors.New("failed at random")
+
+func (w *watched) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+	if w.fails() {
+		return nil, errRandom
+	}
+	wr, err := w.Store.Create(ctx, name, o)
+	if err != nil {
+		return nil, err
+	}
+	return &watchedWriter{wr, w}, nil
+}
+
+func (w *watched) Open(ctx context.Context, name string) (blob.Reader, error) {
+	if w.fails() {
+		return nil, errRandom
+	}
+	return w.Store.Open(ctx, name)
+}
+
+type watchedWriter struct {
+	blob.Writer
+	w *watched
+}
+
+func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
+	if w.w.fails() {
+		w.Abort()
+		return blob.Info{}, errRandom
+	}
+	return w.Writer.Commit(ctx)
+}
+
+// However uploads fail and whatever else is in the folders: the ceiling holds, and a
+// checkpoint whose save has succeeded is whole in one of the two runs at any time.
+func TestLocalCopiesStayUntilTheyAreUploaded(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("TIERS_SEED"); text != "" {
+		fmt.Sscan(text, &seed)
+	}
+	t.Logf("to repeat: TIERS_SEED=%d go test -run '^%s$' .", seed, t.Name())
+	rng := rand.New(rand.NewPCG(seed, 0))
+	var mu sync.Mutex
+	chance := 0.0
+	fails := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return rng.Float64() < chance
+	}
+	for round := range 10 {
+		run, bucket := filepath.Join(t.TempDir(), "run"), t.TempDir()
+		address := faultyAddress(t, bucket, func(dir blob.Store) blob.Store { return &watched{dir, fails} })
+		s := stager(t, nil)
+		ceiling := int64(300_000 + rng.IntN(900_000))
+		saved := map[int64]*tensor.Tensor{}
+		for step := range int64(8) {
+			mu.Lock()
+			chance = []float64{0, 0.02, 0.2, 1}[rng.IntN(4)]
+			size := int64(1 + rng.IntN(500_000))
+			mu.Unlock()
+			name, x := fmt.Sprint("step-", step), numbered(t, size, byte(step))
+			p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": x}, &cairn.AsyncOptions{
+				Stager: s, Remote: address + "/" + name, LocalBytes: ceiling, SaveOptions: cairn.SaveOptions{Step: &step},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Wait(t.Context()); err == nil {
+				saved[step] = x
+			} else if !errors.Is(err, errRandom) {
+				t.Errorf("round %d: the save of step %d = %v", round, step, err)
+			}
+			if used := bytesBelow(t, run); used > ceiling {
+				t.Errorf("round %d: after step %d the local run has %d bytes; want at most %d", round, step, used, ceiling)
+			}
+			if step%2 == 1 {
+				p.WaitUploaded(t.Context())
+			}
+			for step, x := range saved {
+				if !inOne(t, x, openFolder(t, run, fmt.Sprint("step-", step)), openFolder(t, bucket, fmt.Sprint("step-", step))) {
+					t.Errorf("round %d: step %d is lost", round, step)
+				}
+			}
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// inOne reports whether one of two stores has a whole checkpoint of a tensor. A checkpoint
+// that is removed from the first one meanwhile is in the second one.
+func inOne(t *testing.T, x *tensor.Tensor, stores ...blob.Store) bool {
+	t.Helper()
+	for _, s := range stores {
+		c, err := cairn.Open(t.Context(), s)
+		if err != nil {
+			continue
+		}
+		got, err := c.ReadTensor(t.Context(), "w")
+		c.Close()
+		if err == nil && bytes.Equal(got.Contents(), x.Contents()) {
+			return true
+		}
+	}
+	return false
+}
