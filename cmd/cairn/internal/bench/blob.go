@@ -50,7 +50,8 @@ type BlobResult struct {
 	// and PlainCoreSeconds that of plain requests: the best of all rows.
 	CoreSeconds      float64      `json:"put_core_seconds_per_gb"`
 	PlainCoreSeconds float64      `json:"plain_put_core_seconds_per_gb"`
-	Traffic          blob.Traffic `json:"traffic"` // of our requests
+	Traffic          blob.Traffic `json:"traffic"` // of our requests, without those for Cache
+	Cache            *BlobCache   `json:"cache"`
 }
 
 // BlobRow has the figures of a number of streams: requests at the same time. Put compares
@@ -113,7 +114,9 @@ func Blob(ctx context.Context, o BlobOptions) (_ *BlobResult, err error) {
 		}
 	}
 	r.sum()
-	return r, nil
+	o.Log.printf("readers with and without a cache")
+	r.Cache, err = b.cache(ctx)
+	return r, err
 }
 
 // sum fills in the best of all rows.

@@ -46,6 +46,17 @@ func (s *memory) Get(ctx context.Context, key, _ string, p []byte, off int64) (i
 	return copy(p, data[off:]), remote.Object{Key: key, Size: int64(len(data)), Version: "1"}, nil
 }
 
+func (s *memory) Head(ctx context.Context, key string) (remote.Object, error) {
+	remote.CountRequest(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	data, ok := s.objects[key]
+	if !ok {
+		return remote.Object{}, fs.ErrNotExist
+	}
+	return remote.Object{Key: key, Size: int64(len(data)), Version: "1"}, nil
+}
+
 func (s *memory) Begin(_ context.Context, key, writer string) (remote.Upload, error) {
 	return &memoryUpload{s: s, key: key, parts: map[int][]byte{}}, nil
 }
@@ -124,6 +135,11 @@ func TestBlob(t *testing.T) {
 	// Two rounds for each number of streams: an upload of three parts and its end, and two downloads.
 	if r.Traffic.Sent != 80<<20 || r.Traffic.Received != 160<<20 || r.Traffic.Retries != 0 || r.Traffic.Requests < 4*6 {
 		t.Errorf("the traffic is %+v", r.Traffic)
+	}
+	// Three blocks of 8 MiB, of which a reader that finds one asks for the version.
+	if c := r.Cache; c.Readers != 4 || min(c.Alone.Rate, c.Shared.Rate, c.Warm.Rate) <= 0 || c.Alone.Received != 80<<20 ||
+		c.Shared.Received != 20<<20 || c.Shared.Requests > 3+4 || c.Warm.Received != 0 || c.Warm.Requests != 4 {
+		t.Errorf("the readers: %+v", c)
 	}
 	if len(v.objects) != 1 {
 		t.Errorf("%d objects are left; want the one that was there", len(v.objects))

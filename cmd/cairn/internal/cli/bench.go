@@ -168,6 +168,19 @@ func printBlobBench(o *output, r *bench.BlobResult) {
 	o.table(t)
 	o.printf("\nof the best of plain requests: upload %s, download %s, by ranges %s; cairn made %d requests, %d of them again\n",
 		two(r.PutRatio), two(r.GetRatio), two(r.RangesRatio), r.Traffic.Requests, r.Traffic.Retries)
+	printBlobCache(o, r.Cache)
+}
+
+func printBlobCache(o *output, r *bench.BlobCache) {
+	o.printf("\n%s of this host, each of the whole object:\n\n", plural(r.Readers, "reader"))
+	t := newRows("", ">ALL GB/s", ">FROM THE SERVICE", ">REQUESTS")
+	add := func(name string, c *bench.CacheReads) {
+		t.add(name, two(c.Rate), formatBytes(c.Received), strconv.FormatInt(c.Requests, 10))
+	}
+	add("without a cache", &r.Alone)
+	add("with an empty cache", &r.Shared)
+	add("with a full cache", &r.Warm)
+	o.table(t)
 }
 
 func newBenchAsyncCmd() *cobra.Command {
