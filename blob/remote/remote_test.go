@@ -486,7 +486,7 @@ func TestLostAnswer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				v := &scripted{}
 				s := newStore(t, v, &Options{Policy: Policy{Attempts: c.attempts}})
-				s.probed = true
+				s.probe.kept = true
 				once := true
 				v.after = func(string) error {
 					if once {

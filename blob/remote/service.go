@@ -96,6 +96,8 @@ type Limits struct {
 	// Conditional means that the service is known to keep conditions. Otherwise the store
 	// tries it with the first object that must be absent.
 	Conditional bool
+	// Probe, if not nil, has the result for all stores with the same client.
+	Probe *Probe
 }
 
 // Object describes an object of a service.

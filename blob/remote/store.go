@@ -11,7 +11,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -72,16 +71,16 @@ type Store struct {
 	pace    pace
 	limits  Limits
 	reached atomic.Bool // the service has answered
-
-	probing sync.Mutex
-	probed  bool // guarded by probing; the service keeps conditions
+	probe   *Probe
 }
 
 // New returns the objects of a service below a prefix, which is empty or a path. name is
 // the address of the store for messages; it contains no secrets.
 func New(service Service, prefix, name string, o *Options) (*Store, error) {
 	s := &Store{service: service, prefix: strings.Trim(prefix, "/"), name: name, limits: service.Limits()}
-	s.probed = s.limits.Conditional
+	if s.probe = s.limits.Probe; s.probe == nil {
+		s.probe = new(Probe)
+	}
 	if o != nil {
 		s.opts = *o
 	}

@@ -260,8 +260,8 @@ func (w *writer) put(ctx context.Context, size int64, part *partial) (Object, er
 		return w.s.service.Put(ctx, w.key, body, sum, w.condition())
 	}
 	o, err := w.publish(ctx, len(body), request)
-	if err == nil && w.opts.IfAbsent && !w.s.opts.Unconditional {
-		err = w.s.probe(ctx, w.key, body, sum)
+	if err == nil && w.opts.IfAbsent && !w.s.opts.Unconditional && !w.s.limits.Conditional {
+		err = w.s.tryOut(ctx, w.key, body, sum)
 	}
 	return o, err
 }
@@ -383,13 +383,19 @@ func (w *writer) Abort() error {
 var ErrNoConditions = errors.New("the service ignores If-None-Match, so two savers at the same time could both believe that they have won; " +
 	"the option unconditional allows that")
 
-// probe finds out, once, whether the service keeps conditions: it writes an object that
+// Probe is the result of trying out whether a service keeps conditions.
+type Probe struct {
+	mu   sync.Mutex
+	kept bool // guarded by mu
+}
+
+// tryOut finds out, once, whether the service keeps conditions: it writes an object that
 // is there once more, which the service must refuse. If it does not, no harm is done,
 // because the bytes are the same.
-func (s *Store) probe(ctx context.Context, key string, body []byte, sum uint32) error {
-	s.probing.Lock()
-	defer s.probing.Unlock()
-	if s.probed {
+func (s *Store) tryOut(ctx context.Context, key string, body []byte, sum uint32) error {
+	s.probe.mu.Lock()
+	defer s.probe.mu.Unlock()
+	if s.probe.kept {
 		return nil
 	}
 	_, err := s.repeat(ctx, "probe", key, len(body), func(ctx context.Context) error {
@@ -402,6 +408,6 @@ func (s *Store) probe(ctx context.Context, key string, body []byte, sum uint32) 
 	if !errors.Is(err, ErrCondition) {
 		return err
 	}
-	s.probed = true
+	s.probe.kept = true
 	return nil
 }

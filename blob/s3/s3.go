@@ -91,11 +91,17 @@ func parse(text string) (*address, error) {
 
 var (
 	clientsMu sync.Mutex
-	clients   = map[string]*s3.Client{} // guarded by clientsMu
+	clients   = map[string]*client{} // guarded by clientsMu
 )
 
+// client is a client, and what is known about its service.
+type client struct {
+	*s3.Client
+	probe remote.Probe
+}
+
 // client returns a client. Stores of one service share one, and its connections.
-func (a *address) client(ctx context.Context) (*s3.Client, error) {
+func (a *address) client(ctx context.Context) (*client, error) {
 	key := strings.Join([]string{a.endpoint, a.region, strconv.FormatBool(a.pathStyle), os.Getenv("AWS_PROFILE"), os.Getenv("AWS_ACCESS_KEY_ID"),
 		os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")}, "\x00")
 	clientsMu.Lock()
@@ -108,10 +114,11 @@ func (a *address) client(ctx context.Context) (*s3.Client, error) {
 		config.WithLogger(logging.Nop{}), // broken connections are in the log of remote.Options
 		config.WithRequestChecksumCalculation(aws.RequestChecksumCalculationWhenRequired),
 		config.WithResponseChecksumValidation(aws.ResponseChecksumValidationWhenRequired))
-	if err == nil {
-		clients[key] = c
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	clients[key] = &client{Client: c}
+	return clients[key], nil
 }
 
 // newClient returns a client of the service at the address.

@@ -32,7 +32,7 @@ const (
 
 // service is a bucket.
 type service struct {
-	client    *s3.Client
+	client    *client
 	address   *address
 	bucket    string
 	amazon    bool // not another service with the same interface
@@ -48,7 +48,7 @@ var (
 )
 
 func (v *service) Limits() remote.Limits {
-	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: maxParts, Removes: 1000, Conditional: v.amazon}
+	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: maxParts, Removes: 1000, Conditional: v.amazon, Probe: &v.client.probe}
 }
 
 func (v *service) Close() error { return nil }
