@@ -249,20 +249,30 @@ func Aligned(p []byte) bool {
 // ReadAll returns ErrTooLarge before it reads or allocates anything, so that a bad
 // object cannot make the process run out of memory.
 func ReadAll(ctx context.Context, s Store, name string, max int64) ([]byte, error) {
+	p, _, err := ReadVersion(ctx, s, name, max)
+	return p, err
+}
+
+// ReadVersion is like ReadAll, and also returns the version of the object as Info has it,
+// or "" if its reader is not a [VersionReader].
+func ReadVersion(ctx context.Context, s Store, name string, max int64) (p []byte, version string, err error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer r.Close()
 	if r.Size() > max {
 		err := fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, r.Size(), max)
-		return nil, &Error{Op: "read", Store: s.String(), Name: name, Err: err}
+		return nil, "", &Error{Op: "read", Store: s.String(), Name: name, Err: err}
 	}
-	p := make([]byte, r.Size())
+	p = make([]byte, r.Size())
 	if err := r.ReadAt(ctx, p, 0); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return p, nil
+	if v, ok := r.(VersionReader); ok {
+		version = v.Version()
+	}
+	return p, version, nil
 }
 
 // WriteAll writes data as the object name of s. Nil options mean the defaults. If Size

@@ -137,6 +137,11 @@ var writing = []claim{
 		if err != nil || now.Version != info.Version || now.Version == before.Version {
 			t.Errorf("the versions are %q, %q by Commit and %q by Stat, %v; want a new one twice", before.Version, info.Version, now.Version, err)
 		}
+		// Readers need not have versions.
+		p, version, err := blob.ReadVersion(t.Context(), s, "x", 100)
+		if err != nil || string(p) != "another" || version != "" && version != now.Version {
+			t.Errorf("ReadVersion = %q, %q, %v; want the version %q", p, version, err, now.Version)
+		}
 	}},
 	{"EmptyObject", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "")

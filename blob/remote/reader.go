@@ -135,10 +135,7 @@ func (s *Store) get(ctx context.Context, r *reader, p []byte, off int64) (n int,
 // getOnce makes a request for get. With an error it returns the number of bytes that are
 // the beginning of the range nevertheless.
 func (s *Store) getOnce(ctx context.Context, r *reader, p []byte, off int64) (int, Object, error) {
-	r.mu.Lock()
-	version := r.version
-	r.mu.Unlock()
-	n, o, err := s.service.Get(ctx, s.prefix+r.name, version, p, off)
+	n, o, err := s.service.Get(ctx, s.prefix+r.name, r.Version(), p, off)
 	s.count.received.Add(int64(n))
 	early := n < len(p) && off+int64(n) < o.Size
 	if err != nil && !early { // no bytes, or all of them with a wrong checksum

@@ -26,21 +26,27 @@ func readRecord(ctx context.Context, s blob.Store) (*record, error) {
 // readRecordOnly is readRecord without a look at other files: if there is no record, the
 // error wraps ErrNotFound.
 func readRecordOnly(ctx context.Context, s blob.Store) (*record, error) {
-	b, err := blob.ReadAll(ctx, s, recordName, maxRecordBytes)
+	rec, _, err := readRecordVersion(ctx, s)
+	return rec, err
+}
+
+// readRecordVersion is readRecordOnly. It also returns the version of the file, or "" if
+// that is unknown.
+func readRecordVersion(ctx context.Context, s blob.Store) (rec *record, version string, err error) {
+	b, version, err := blob.ReadVersion(ctx, s, recordName, maxRecordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
+		return nil, "", fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 	}
 	if errors.Is(err, blob.ErrTooLarge) {
-		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+		return nil, "", fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	rec, err := decodeRecord(b)
-	if err != nil {
-		return nil, fmt.Errorf("%s of %s: %w", recordName, s, err)
+	if rec, err = decodeRecord(b); err != nil {
+		return nil, "", fmt.Errorf("%s of %s: %w", recordName, s, err)
 	}
-	return rec, nil
+	return rec, version, nil
 }
 
 // lookAt bounds how many files noRecord looks at: the store may be any folder.

@@ -21,11 +21,11 @@ func Files() *publish.Format {
 // readExisting implements publish.Format.Read. If the record also names files of other
 // saves, a save that replaces the checkpoint does not remove them.
 func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
-	rec, err := readRecordOnly(ctx, s)
+	rec, version, err := readRecordVersion(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	e := &publish.Existing{}
+	e := &publish.Existing{Version: version}
 	for _, f := range rec.Files {
 		e.Files = append(e.Files, f.Name)
 		if isOf(f.Name, rec.SaveID) {

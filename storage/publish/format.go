@@ -62,6 +62,9 @@ type Existing struct {
 	// Replaced are the files that a save removes after its checkpoint has replaced
 	// this one, records first. Files that the new checkpoint uses too are kept.
 	Replaced []string
+	// Version is the version of the record that Read has read, if the format has one
+	// record, or "" if it is unknown.
+	Version string
 }
 
 // isAbsent reports whether an error of Format.Read means that there is no complete

@@ -46,8 +46,9 @@ type Publisher struct {
 	// found are the versions of the records that existed when the coordinator began a
 	// save, and "" for those that did not. Nil: the store has no versions.
 	found map[string]string
-	empty bool     // found says that there was no checkpoint at all
-	last  []string // the files that the last commit has written, the record last
+	empty bool      // found says that there was no checkpoint at all
+	old   *Existing // the checkpoint whose record has the version in found, or nil
+	last  []string  // the files that the last commit has written, the record last
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
@@ -81,7 +82,8 @@ var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
-	p.sess, p.coordinates, p.found, p.empty, p.last = s, false, nil, false, nil
+	p.sess, p.coordinates, p.last = s, false, nil
+	p.found, p.empty, p.old = nil, false, nil
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
@@ -181,7 +183,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	old, err := p.f.Read(ctx, p.store)
 	switch {
 	case isAbsent(err):
-		return p.find(ctx, err)
+		return p.find(ctx, nil, err)
 	case errors.Is(err, storage.ErrVersion):
 		return fmt.Errorf("the existing checkpoint cannot be replaced: %w", err)
 	case err != nil && !errors.Is(err, storage.ErrCorrupt):
@@ -193,18 +195,23 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
 	}
-	return p.find(ctx, nil)
+	return p.find(ctx, old, err)
 }
 
-// find sets p.found if the store has versions. err is the error of Format.Read. With a
-// journal, no other save uses the store.
-func (p *Publisher) find(ctx context.Context, err error) error {
+// find sets p.found if the store has versions. old and err are the result of Format.Read.
+// With a journal, no other save uses the store.
+func (p *Publisher) find(ctx context.Context, old *Existing, err error) error {
+	p.found, p.empty, p.old = nil, false, nil
 	if p.sess.Journal != nil || !blob.HasVersions(p.store) {
 		return nil
 	}
 	p.found = map[string]string{}
 	if errors.Is(err, storage.ErrNotFound) && len(p.f.Records) == 1 {
 		p.found[p.f.Records[0]], p.empty = "", true
+		return nil
+	}
+	if err == nil && old.Version != "" {
+		p.found[p.f.Records[0]], p.old = old.Version, old
 		return nil
 	}
 	for _, name := range p.f.Records {
@@ -625,9 +632,9 @@ func (c *commit) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var old *Existing
-	oldErr := storage.ErrNotFound
-	if !c.empty { // otherwise the record cannot replace another
+	old := c.old
+	var oldErr error
+	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or nothing
 		old, oldErr = c.f.Read(ctx, c.store)
 	}
 	if old != nil {
