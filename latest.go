@@ -29,11 +29,16 @@ type LatestOptions struct {
 	// Wait makes Latest wait until no save is under way in the folders. ctx bounds
 	// how long it waits.
 	Wait bool
+	// Remote is the address of the same run in another store, to which its saves are
+	// uploaded; see AsyncOptions.Remote. Latest looks in both. If both have the newest
+	// checkpoint, it returns the one in run. Empty: there is no such run.
+	Remote string
 }
 
 // Found is what Latest has found.
 type Found struct {
-	// Path is the folder of the checkpoint: a path or a URL, as run is.
+	// Path is the folder of the checkpoint: a path or a URL, as run is, or
+	// LatestOptions.Remote.
 	Path string `json:"path"`
 	// Step is the step that the checkpoint records or, if it does not record one, the
 	// number at the end of the name of a folder below run. Nil: it has neither.
@@ -43,6 +48,8 @@ type Found struct {
 	Time   time.Time `json:"time,omitzero"`
 	// Skipped are the folders with a part of a checkpoint or with a damaged one.
 	Skipped []Skipped `json:"skipped"`
+
+	remote bool // it is in LatestOptions.Remote
 }
 
 // Skipped is a folder that Latest has not chosen.
@@ -54,9 +61,9 @@ type Skipped struct {
 
 // Latest returns the complete checkpoint with the highest step in the folder run or in a
 // folder directly below it, in any format that Open opens. run is an address, as for
-// OpenStore. Of checkpoints with equal
-// steps, it returns the one that was saved last. A checkpoint is complete if Open opens it
-// and all of its files exist. Latest does not read their contents.
+// OpenStore. Of checkpoints with equal steps, it returns the one that was saved last. A
+// checkpoint is complete if Open opens it and all of its files exist. Latest does not read
+// their contents.
 //
 // The error wraps ErrNotFound if there is no checkpoint and no save is under way: a job
 // can then start from the beginning. It wraps ErrUnderWay if there is no complete
@@ -76,11 +83,11 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 	var waitErr error
 	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.Func[*Found]{EncodeFunc: encodeFound, DecodeFunc: decodeFound}, func(ctx context.Context) (*Found, error) {
 		if o.Wait {
-			if waitErr = waitIdle(ctx, run); waitErr != nil {
+			if waitErr = waitIdle(ctx, run, o.Remote); waitErr != nil {
 				return nil, waitErr
 			}
 		}
-		return latest(ctx, run)
+		return latest(ctx, run, o.Remote)
 	})
 	if err != nil && errors.Is(waitErr, ErrUnderWay) {
 		err = waitErr // the step returns the cause of ctx alone
@@ -127,6 +134,20 @@ type runFolder struct {
 	shown   string // the same, for messages
 	name    string // empty: the run itself
 	store   blob.Store
+	remote  bool // it is in LatestOptions.Remote
+}
+
+// bothFolders returns the folders of a run and those of the remote one, if there is one.
+func bothFolders(ctx context.Context, run, remote string) ([]runFolder, error) {
+	dirs, err := runFolders(ctx, run)
+	if err != nil || remote == "" {
+		return dirs, err
+	}
+	there, err := runFolders(ctx, remote)
+	for i := range there {
+		there[i].remote = true
+	}
+	return append(dirs, there...), err
 }
 
 // runFolders returns a run and the folders directly below it. A path that does not exist
@@ -181,10 +202,10 @@ func openFolder(ctx context.Context, address string, local bool) (blob.Store, er
 	return file.Open(address, nil)
 }
 
-// waitIdle waits until no save is under way in the folders of a run.
-func waitIdle(ctx context.Context, run string) error {
+// waitIdle waits until no save is under way in the folders of a run and of the remote one.
+func waitIdle(ctx context.Context, run, remote string) error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := checkIdle(context.WithoutCancel(ctx), run) // so that its error names the save
+		err := checkIdle(context.WithoutCancel(ctx), run, remote) // so that its error names the save
 		if !errors.Is(err, ErrUnderWay) {
 			return err
 		}
@@ -197,9 +218,9 @@ func waitIdle(ctx context.Context, run string) error {
 }
 
 // checkIdle returns an error that wraps ErrUnderWay if a save is under way in a folder of
-// a run.
-func checkIdle(ctx context.Context, run string) error {
-	dirs, err := runFolders(ctx, run)
+// a run or of the remote one.
+func checkIdle(ctx context.Context, run, remote string) error {
+	dirs, err := bothFolders(ctx, run, remote)
 	if err != nil {
 		return err
 	}
@@ -214,9 +235,9 @@ func checkIdle(ctx context.Context, run string) error {
 // parallelFolders is how many folders of a run are opened at the same time.
 const parallelFolders = 8
 
-// latest returns the newest checkpoint in the folders of a run.
-func latest(ctx context.Context, run string) (*Found, error) {
-	dirs, err := runFolders(ctx, run)
+// latest returns the newest checkpoint in the folders of a run and of the remote one.
+func latest(ctx context.Context, run, remote string) (*Found, error) {
+	dirs, err := bothFolders(ctx, run, remote)
 	if err != nil {
 		return nil, err
 	}
@@ -297,7 +318,7 @@ func look(ctx context.Context, dir *runFolder) (*Found, []string, error) {
 		return nil, nil, err
 	}
 	info := c.Info()
-	return &Found{Path: dir.address, Step: info.Step, SaveID: info.SaveID, Time: info.Time}, missing, nil
+	return &Found{Path: dir.address, Step: info.Step, SaveID: info.SaveID, Time: info.Time, remote: dir.remote}, missing, nil
 }
 
 // numberOf returns the number at the end of a folder's name, or nil.
@@ -309,14 +330,65 @@ func numberOf(name string) *int64 {
 	return &n
 }
 
-// compare orders checkpoints by step, then by time, then by name. One without a step
-// comes first.
+// compare orders checkpoints: see newer. Of equal ones, a remote one comes first, and then
+// the names decide.
 func (f *Found) compare(g *Found) int {
+	tier := func(f *Found) int {
+		if f.remote {
+			return -1
+		}
+		return 0
+	}
+	return cmp.Or(f.newer(g), cmp.Compare(tier(f), tier(g)), strings.Compare(f.Path, g.Path))
+}
+
+// newer orders checkpoints by step, then by time. One without a step comes first.
+func (f *Found) newer(g *Found) int {
 	step := func(f *Found) int64 {
 		if f.Step == nil {
 			return -1
 		}
 		return *f.Step
 	}
-	return cmp.Or(cmp.Compare(step(f), step(g)), f.Time.Compare(g.Time), strings.Compare(f.Path, g.Path))
+	return cmp.Or(cmp.Compare(step(f), step(g)), f.Time.Compare(g.Time))
+}
+
+// OpenNearest returns the store of a checkpoint that is at several addresses, such as a
+// local folder and a URL to which it was uploaded, for Load and Open. The nearest address
+// comes first. OpenNearest returns the first one at which the checkpoint is complete, as
+// for Latest, unless a later one holds a newer save: one with a higher step or, if the
+// steps are equal, a later time. An address that cannot be read is passed over if another
+// one has a complete checkpoint.
+//
+// If there is none, the error wraps what is known of the addresses, such as ErrNotFound,
+// ErrUnderWay or ErrCorrupt. Ranks on several hosts may get different stores.
+func OpenNearest(ctx context.Context, addresses ...string) (blob.Store, error) {
+	each, errs := make([]*Found, len(addresses)), make([]error, len(addresses))
+	stores := make([]blob.Store, len(addresses))
+	err := work.Each(ctx, len(addresses), parallelFolders, func(ctx context.Context, i int) error {
+		if stores[i], errs[i] = openAddress(ctx, addresses[i]); errs[i] == nil {
+			each[i], errs[i] = found(ctx, &runFolder{address: addresses[i], shown: blob.Redact(addresses[i]), store: stores[i]})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	best := -1
+	for i, f := range each {
+		if f != nil && (best < 0 || f.newer(each[best]) > 0) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		return stores[best], nil
+	}
+	for _, absent := range []bool{false, true} { // other errors are more important
+		for i, err := range errs {
+			if err != nil && absent == errors.Is(err, ErrNotFound) {
+				return nil, &Error{Op: "open", Where: blob.Redact(addresses[i]), Err: err}
+			}
+		}
+	}
+	return nil, wrap("open", nil, errNoStore)
 }

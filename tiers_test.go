@@ -666,3 +666,88 @@ func inOne(t *testing.T, x *tensor.Tensor, stores ...blob.Store) bool {
 	}
 	return false
 }
+
+// Latest finds the newest checkpoint of two runs, in the first one if both have it whole.
+func TestLatestOfTwoRuns(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	o := &cairn.LatestOptions{Remote: remote}
+	want := func(path string) {
+		t.Helper()
+		if f, err := cairn.Latest(t.Context(), local, o); err != nil || f.Path != path {
+			t.Errorf("Latest = %+v, %v; want %s", f, err, path)
+		}
+	}
+	if _, err := cairn.Latest(t.Context(), local, o); !errors.Is(err, cairn.ErrNotFound) {
+		t.Errorf("Latest of two empty runs = %v; want ErrNotFound", err)
+	}
+	a, b := filepath.Join(local, "step-1"), filepath.Join(remote, "step-1")
+	saveStep(t, b, 1, native.Format{})
+	want(b)
+	copyFolder(t, b, a)
+	want(a)
+	saveStep(t, filepath.Join(remote, "step-2"), 2, native.Format{})
+	want(filepath.Join(remote, "step-2"))
+	saveStep(t, filepath.Join(local, "step-3"), 3, native.Format{})
+	want(filepath.Join(local, "step-3"))
+	copyFolder(t, filepath.Join(local, "step-3"), filepath.Join(remote, "step-3"))
+	want(filepath.Join(local, "step-3"))
+	removeFiles(t, filepath.Join(local, "step-3"), "*.safetensors")
+	want(filepath.Join(remote, "step-3"))
+	want1 := &cairn.LatestOptions{Remote: "nothing://bucket"}
+	if _, err := cairn.Latest(t.Context(), local, want1); !errors.Is(err, blob.ErrAddress) {
+		t.Errorf("Latest with a remote run that cannot be opened = %v; want ErrAddress", err)
+	}
+}
+
+func copyFolder(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// OpenNearest returns the first store that has the checkpoint whole, unless another one has
+// a newer save.
+func TestOpenNearest(t *testing.T) {
+	top := t.TempDir()
+	near, far := filepath.Join(top, "near"), filepath.Join(top, "far")
+	want := func(path string) {
+		t.Helper()
+		s, err := cairn.OpenNearest(t.Context(), near, "nothing://bucket/far", far)
+		if err != nil || s.String() != path {
+			t.Errorf("OpenNearest = %v, %v; want %s", s, err, path)
+		}
+	}
+	for _, addresses := range [][]string{nil, {near, far}, {near, "nothing://bucket/far"}} {
+		s, err := cairn.OpenNearest(t.Context(), addresses...)
+		wanted := cairn.ErrNotFound
+		switch len(addresses) {
+		case 0:
+			wanted = fs.ErrInvalid
+		case 2:
+			if addresses[1] != far {
+				wanted = blob.ErrAddress
+			}
+		}
+		if !errors.Is(err, wanted) || s != nil {
+			t.Errorf("OpenNearest of %q = %v, %v; want %v", addresses, s, err, wanted)
+		}
+	}
+	saveStep(t, far, 1, native.Format{})
+	want(far)
+	copyFolder(t, far, near)
+	want(near)
+	removeFiles(t, near, "*.safetensors")
+	want(far)
+	saveStep(t, near, 1, native.Format{}) // later than that of far
+	want(near)
+	saveStep(t, far, 1, native.Format{})
+	want(far)
+	saveStep(t, near, 2, native.Format{})
+	want(near)
+	removeFiles(t, near, "cairn.json")
+	removeFiles(t, far, "*.safetensors")
+	if _, err := cairn.OpenNearest(t.Context(), near, far); !errors.Is(err, cairn.ErrIncomplete) && !errors.Is(err, cairn.ErrCorrupt) {
+		t.Errorf("OpenNearest of two damaged checkpoints = %v", err)
+	}
+}

@@ -17,19 +17,21 @@ import (
 func newLatestCmd() *cobra.Command {
 	var wait bool
 	var timeout time.Duration
+	var remote string
 	cmd := newCommand("latest", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
 		if timeout < 0 || cmd.Flags().Changed("timeout") && !wait {
 			return usagef(cmd, "--timeout needs --wait, and must not be negative")
 		}
-		return runLatest(cmd, args[0], wait, timeout)
+		return runLatest(cmd, args[0], &cairn.LatestOptions{Wait: wait, Remote: remote}, timeout)
 	})
+	cmd.Flags().StringVar(&remote, "remote", "", "look also in the run at this `address`, to which the saves of RUN are uploaded")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no save is under way")
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: give up after this `duration`, such as 30m")
 	hideDefault(cmd.Flags(), "timeout")
 	return cmd
 }
 
-func runLatest(cmd *cobra.Command, address string, wait bool, timeout time.Duration) error {
+func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, timeout time.Duration) error {
 	run := address
 	if path, local, err := file.LocalPath(address); err != nil {
 		return err
@@ -42,7 +44,7 @@ func runLatest(cmd *cobra.Command, address string, wait bool, timeout time.Durat
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	f, err := cairn.Latest(ctx, run, &cairn.LatestOptions{Wait: wait})
+	f, err := cairn.Latest(ctx, run, opts)
 	if err != nil {
 		return withHint(err, latestHint(run, err))
 	}
