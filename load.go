@@ -48,8 +48,8 @@ type LoadOptions struct {
 	// BufferBytes bounds the host memory this rank uses beyond the state itself
 	// for bytes on their way from the store. Zero: 1 GiB.
 	BufferBytes int64
-	// Parallel is the number of reads at the same time. Zero: 4, or one for
-	// each processor if there are more.
+	// Parallel is the number of reads at the same time. Zero: 4, or 16 from object
+	// storage, or one for each processor if there are more.
 	Parallel int
 	// Reader reads the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format or Parallel, or with BufferBytes

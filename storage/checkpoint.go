@@ -55,7 +55,7 @@ type ReadOptions struct {
 	// are read directly into the state do not count. Zero: DefaultBufferBytes.
 	BufferBytes int64
 	// Parallel is the number of reads at the same time. Zero: the number of
-	// processors that Go uses, but at least 4.
+	// processors that Go uses, but at least 4, or 16 if the store is a blob.GapReader.
 	Parallel int
 	// TrustSizes makes a Reader skip Checkpoint.CheckFiles. In a job, it is enough
 	// if one rank makes this check.

@@ -88,7 +88,11 @@ func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int,
 	for _, f := range files {
 		w.progress.Total += f.Size()
 	}
-	w.pieces = newPieces(budget, min(len(files), parallel))
+	pieces := max(1, min(len(files), parallel)) * maxPieces
+	if _, slow := blob.As[blob.GapReader](w.store); slow {
+		pieces = max(pieces, slowPieces)
+	}
+	w.pieces = newPieces(budget, pieces)
 	results := make([]*storage.WriteResults, len(files))
 	err := work.Each(ctx, len(files), max(1, min(parallel, w.pieces.Count()/2)), func(ctx context.Context, i int) (err error) {
 		results[i], err = w.file(ctx, files[i])
@@ -210,16 +214,18 @@ const (
 	// maxPieces bounds the number of pieces in memory for each file. More pieces do not
 	// make writing faster.
 	maxPieces = 6
+	// slowPieces is the least number of pieces in memory if the requests of the store
+	// take long compared with the bytes that they write.
+	slowPieces = 16
 )
 
-// newPieces returns the buffers for writing that number of files at the same time,
-// within a budget.
-func newPieces(budget int64, files int) *work.Pool {
+// newPieces returns the buffers for that number of pieces, within a budget.
+func newPieces(budget int64, pieces int) *work.Pool {
 	size := int64(pieceBytes)
 	for size > minPiece && 2*size > budget {
 		size /= 2
 	}
-	return work.NewPool(int(size), min(budget, int64(max(1, files))*maxPieces*size), 2)
+	return work.NewPool(int(size), min(budget, int64(pieces)*size), 2)
 }
 
 // ValueBytes returns the content of a value. It returns an error if its size is not the

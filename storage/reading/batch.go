@@ -24,6 +24,9 @@ const (
 	// smallBytes is the size up to which a range is read into a buffer, together with
 	// its neighbours. Larger ranges are read directly into the memory of the receiver.
 	smallBytes = 256 << 10
+	// slowReads is the number of reads at the same time if requests take long compared
+	// with the bytes that they read.
+	slowReads = 16
 )
 
 // limits determine how chunks are cut into reads. Tests use small limits.
@@ -61,6 +64,9 @@ func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch
 	if g, ok := blob.As[blob.GapReader](c.store); ok {
 		b.storeGap = g.ReadGap()
 		b.limits.gap = max(b.limits.gap, b.storeGap)
+		if o.Parallel == 0 {
+			b.opts.Parallel = max(slowReads, o.Workers())
+		}
 	}
 	return b
 }

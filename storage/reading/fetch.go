@@ -324,7 +324,10 @@ func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) err
 	d, ok := r.(blob.DirectReader)
 	bypass := ok && !f.Cached && q.Width >= largeBytes && min(q.Width, f.piece)+slack <= int64(f.pool.Size())
 	for p, off := q.Direct, q.Offset; len(p) > 0; {
-		now := p[:min(int64(len(p)), f.piece-off%blob.Align)] // each piece ends at the end of a disk block
+		now := p
+		if ok || !f.Slow { // otherwise one more request costs more than small pieces save
+			now = p[:min(int64(len(p)), f.piece-off%blob.Align)] // each piece ends at the end of a disk block
+		}
 		read := f.readPiece
 		if bypass && !d.Cached(off, int64(len(now))) {
 			read = f.copyPiece

@@ -257,6 +257,20 @@ func TestFetchStepsThroughDirectReads(t *testing.T) {
 	}
 }
 
+// If requests are slow, a direct read is one request, however large it is.
+func TestFetchReadsSlowStoresAtOnce(t *testing.T) {
+	const size = 2*pieceBytes + 5000
+	store := new(mem.Store)
+	putContent(t, store, "a", size)
+	for slow, want := range map[bool]int64{false: 3, true: 1} {
+		q := Request{File: "a", Offset: 10, Width: size - 10, Direct: make([]byte, size-10), To: &takes{}}
+		st, err := Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Slow: slow})
+		if err != nil || st.Requests != want || !bytes.Equal(q.Direct, content("a", size)[10:]) {
+			t.Errorf("slow %v: Fetch = %+v, %v; want %d reads, or the bytes differ", slow, st, err, want)
+		}
+	}
+}
+
 func TestFetchStaysWithinTheBudget(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", 4<<20)
