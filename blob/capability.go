@@ -138,17 +138,27 @@ type DirectReader interface {
 // Knower is a capability of stores whose requests are expensive: it saves the request
 // that Open makes to find out the size of an object.
 type Knower interface {
-	// OpenKnown is like Open for an object that has size bytes and exists. If that is
-	// not so, reads fail.
-	OpenKnown(ctx context.Context, name string, size int64) (Reader, error)
+	// OpenKnown is like Open for an object that exists and has the size of o, and its
+	// version if that is not empty. If that is not so, reads fail.
+	OpenKnown(ctx context.Context, o Info) (Reader, error)
 }
 
-// OpenKnown opens an object that has size bytes, in the cheapest way that s has.
-func OpenKnown(ctx context.Context, s Store, name string, size int64) (Reader, error) {
+// OpenKnown opens an object with the size of o, and its version if that is not empty, in
+// the cheapest way that s has. If the object is another one by then, OpenKnown or the reads
+// fail.
+func OpenKnown(ctx context.Context, s Store, o Info) (Reader, error) {
 	if k, ok := As[Knower](s); ok {
-		return k.OpenKnown(ctx, name, size)
+		return k.OpenKnown(ctx, o)
 	}
-	return s.Open(ctx, name)
+	r, err := s.Open(ctx, o.Name)
+	if err != nil || o.Version == "" {
+		return r, err
+	}
+	if v, ok := r.(VersionReader); ok && v.Version() != o.Version {
+		r.Close()
+		return nil, &Error{Op: "open", Store: s.String(), Name: o.Name, Err: ErrChanged}
+	}
+	return r, nil
 }
 
 // BulkRemover is a capability of stores that remove many objects with one request.

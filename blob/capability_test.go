@@ -52,3 +52,29 @@ func TestErrorText(t *testing.T) {
 		}
 	}
 }
+
+// OpenKnown with a version opens that version or returns ErrChanged.
+func TestOpenKnownVersion(t *testing.T) {
+	inner := new(mem.Store)
+	sub, err := blob.NewSub(inner, "folder")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := blob.WriteAll(t.Context(), sub, "a", []byte("old"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []blob.Info{{Name: "a", Size: 3}, old} {
+		r, err := blob.OpenKnown(t.Context(), sub, o)
+		if err != nil {
+			t.Fatalf("OpenKnown(%+v) = %v", o, err)
+		}
+		r.Close()
+	}
+	if _, err := blob.WriteAll(t.Context(), sub, "a", []byte("new"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := blob.OpenKnown(t.Context(), sub, old); !errors.Is(err, blob.ErrChanged) {
+		t.Errorf("OpenKnown of an object that was replaced = %v, %v; want ErrChanged", r, err)
+	}
+}

@@ -115,11 +115,13 @@ func (s *Sub) Open(ctx context.Context, name string) (Reader, error) {
 }
 
 // OpenKnown implements [Knower].
-func (s *Sub) OpenKnown(ctx context.Context, name string, size int64) (Reader, error) {
+func (s *Sub) OpenKnown(ctx context.Context, o Info) (Reader, error) {
+	name := o.Name
 	if err := s.check("open", name); err != nil {
 		return nil, err
 	}
-	r, err := OpenKnown(ctx, s.inner, s.prefix+name, size)
+	o.Name = s.prefix + name
+	r, err := OpenKnown(ctx, s.inner, o)
 	if err != nil {
 		return nil, s.shown("open", name, err)
 	}

@@ -116,7 +116,7 @@ func (j *job) sumOf(ctx context.Context, s blob.Store, name string, size int64) 
 			return sum, err
 		}
 	}
-	r, err := blob.OpenKnown(ctx, s, name, size)
+	r, err := blob.OpenKnown(ctx, s, blob.Info{Name: name, Size: size})
 	if err != nil {
 		return 0, err
 	}
@@ -168,7 +168,7 @@ func (j *job) commit(ctx context.Context, it *item) error {
 // write begins a file of the target and writes its bytes, which are those that the
 // checkpoint says. The caller ends the writer.
 func (j *job) write(ctx context.Context, it *item, opts *blob.CreateOptions) (blob.Writer, error) {
-	r, err := blob.OpenKnown(ctx, j.src, it.Name, it.Size)
+	r, err := blob.OpenKnown(ctx, j.src, it.Info)
 	if err != nil {
 		return nil, err
 	}

@@ -186,14 +186,14 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return s.reader(name, r), nil
 }
 
-// OpenKnown implements [blob.Knower]. A read that finds a block asks for the version of the
-// object, unless an earlier one has.
-func (s *Store) OpenKnown(ctx context.Context, name string, size int64) (blob.Reader, error) {
-	r, err := blob.OpenKnown(ctx, s.inner, name, size)
+// OpenKnown implements [blob.Knower]. If the version is not known, a read that finds a
+// block asks for it, once.
+func (s *Store) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
+	r, err := blob.OpenKnown(ctx, s.inner, o)
 	if err != nil {
 		return nil, err
 	}
-	return s.reader(name, r), nil
+	return s.reader(o.Name, r), nil
 }
 
 // Traffic implements [blob.Meter]: what the wrapped store did, and the bytes that came from

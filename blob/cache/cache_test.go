@@ -165,7 +165,7 @@ func TestRequestsOfWarmReads(t *testing.T) {
 	dir := t.TempDir()
 	for i, want := range []string{"read 65536\nread 65536\nread 65536\nread 3392\n", "stat 0\n"} {
 		s := newCache(t, inner, Options{Dir: dir, block: 64 << 10})
-		r, err := s.OpenKnown(t.Context(), "a", int64(len(data)))
+		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: int64(len(data))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func TestObjectsThatAreReplaced(t *testing.T) {
 	if err := open.ReadAt(t.Context(), p, 0); err == nil && !bytes.Equal(p, old) {
 		t.Error("a reader of the old object has read something else")
 	}
-	known, err := s.OpenKnown(t.Context(), "a", 20_000)
+	known, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 20_000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestNoMixtureOfVersions(t *testing.T) {
 	put(t, inner, "a", old)
 	dir := t.TempDir()
 	s := newCache(t, inner, small(dir))
-	first, err := s.OpenKnown(t.Context(), "a", 8192)
+	first, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 8192})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -82,8 +83,18 @@ func (s *service) Open(ctx context.Context, name string) (blob.Reader, error) {
 }
 
 // OpenKnown returns a reader that does not know its version before its first read.
-func (s *service) OpenKnown(ctx context.Context, name string, _ int64) (blob.Reader, error) {
-	return s.open(ctx, name)
+func (s *service) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
+	r, err := s.open(ctx, o.Name)
+	if err != nil {
+		return nil, err
+	}
+	if o.Version != "" {
+		if r.version != o.Version {
+			return nil, errors.Join(blob.ErrChanged, r.Close())
+		}
+		r.known.Store(true)
+	}
+	return r, nil
 }
 
 func (s *service) open(ctx context.Context, name string) (*serviceReader, error) {

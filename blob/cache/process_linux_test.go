@@ -57,7 +57,7 @@ func readChild(args []string) error {
 	}
 	rng := rand.New(rand.NewPCG(seed, 3))
 	for _, i := range rng.Perm(childObjects) {
-		r, err := blob.OpenKnown(ctx, s, fmt.Sprint(i), childBytes)
+		r, err := blob.OpenKnown(ctx, s, blob.Info{Name: fmt.Sprint(i), Size: childBytes})
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,7 @@ func (e *exam) rate(ctx context.Context, streams int, data []byte) (Rate, error)
 		return Rate{}, err
 	}
 	read, err := e.measure(ctx, streams, func(ctx context.Context, i int) error {
-		r, err := blob.OpenKnown(ctx, e.s, name(i), partBytes)
+		r, err := blob.OpenKnown(ctx, e.s, blob.Info{Name: name(i), Size: partBytes})
 		if err != nil {
 			return err
 		}

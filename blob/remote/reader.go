@@ -46,11 +46,11 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 }
 
 // OpenKnown implements [blob.Knower]. It makes no request.
-func (s *Store) OpenKnown(ctx context.Context, name string, size int64) (blob.Reader, error) {
-	if err := check(ctx, name); err != nil {
-		return nil, s.fail("open", name, err)
+func (s *Store) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
+	if err := check(ctx, o.Name); err != nil {
+		return nil, s.fail("open", o.Name, err)
 	}
-	return &reader{s: s, name: name, size: size}, nil
+	return &reader{s: s, name: o.Name, size: o.Size, version: o.Version}, nil
 }
 
 func (r *reader) Size() int64 { return r.size }

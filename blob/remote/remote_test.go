@@ -237,7 +237,7 @@ func TestStalls(t *testing.T) {
 					return n, Object{Size: size}, err
 				}}
 				s := newStore(t, v, &Options{Policy: Policy{Attempts: 1, Hedge: -1}})
-				r, err := s.OpenKnown(t.Context(), "a", size)
+				r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: size})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -308,7 +308,7 @@ func TestReadGoesOn(t *testing.T) {
 					return n, o, nil
 				}}
 				s := newStore(t, v, &Options{Policy: Policy{Attempts: 4}})
-				r, err := s.OpenKnown(t.Context(), "a", int64(len(data)))
+				r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: int64(len(data))})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -355,7 +355,7 @@ func TestHedge(t *testing.T) {
 			return len(p), Object{Size: 1000, Version: "1"}, nil
 		}}
 		s := newStore(t, v, &Options{Policy: Policy{Idle: time.Hour}})
-		r, err := s.OpenKnown(t.Context(), "a", 1000)
+		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -392,7 +392,7 @@ func TestHedgesAreFew(t *testing.T) {
 			}
 		}}
 		s := newStore(t, v, nil)
-		r, err := s.OpenKnown(t.Context(), "a", 1000)
+		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}

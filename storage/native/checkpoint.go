@@ -103,7 +103,7 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 		return nil, err
 	}
 	f := rec.Files[0]
-	r, err := blob.OpenKnown(ctx, store, f.Name, f.Size)
+	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
 	c := &checkpoint{store: store, rec: rec, file: r}
 	if err == nil && r.Size() != f.Size {
 		r.Close()
@@ -262,22 +262,23 @@ func (c *checkpoint) changed(ctx context.Context) bool {
 }
 
 // checkFiles returns an error if a file that the record names is missing or has another
-// size.
-func (c *checkpoint) checkFiles(ctx context.Context) error {
-	have, err := filesOf(ctx, c.store, c.rec.SaveID)
+// size, and otherwise what the store says about the files of the save.
+func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
+	infos, err := infosOf(ctx, c.store, c.rec.SaveID)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	have := sizesOf(infos)
 	for _, f := range c.rec.Files {
 		size, ok := have[f.Name]
 		if !ok {
-			return gone(c.store, f.Name, fs.ErrNotExist)
+			return nil, gone(c.store, f.Name, fs.ErrNotExist)
 		}
 		if size != f.Size {
-			return fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
+			return nil, fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
 		}
 	}
-	return nil
+	return infos, nil
 }
 
 // gone returns an error that wraps storage.ErrCorrupt if err means that a file does not
@@ -291,16 +292,30 @@ func gone(s blob.Store, name string, err error) error {
 
 // filesOf returns the sizes of the existing files of a save, by name.
 func filesOf(ctx context.Context, s blob.Store, saveID string) (map[string]int64, error) {
-	have := map[string]int64{}
+	infos, err := infosOf(ctx, s, saveID)
+	return sizesOf(infos), err
+}
+
+// infosOf returns the existing files of a save.
+func infosOf(ctx context.Context, s blob.Store, saveID string) (infos []blob.Info, err error) {
 	for info, err := range s.List(ctx, saveID) {
 		if err != nil {
 			return nil, err
 		}
 		if isOf(info.Name, saveID) {
-			have[info.Name] = info.Size
+			infos = append(infos, info)
 		}
 	}
-	return have, nil
+	return infos, nil
+}
+
+// sizesOf returns the sizes of files, by name.
+func sizesOf(infos []blob.Info) map[string]int64 {
+	sizes := make(map[string]int64, len(infos))
+	for _, info := range infos {
+		sizes[info.Name] = info.Size
+	}
+	return sizes
 }
 
 // isOf reports whether name is the name of a data file or index of that save.

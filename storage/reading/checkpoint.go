@@ -35,6 +35,9 @@ type Checkpoint struct {
 	files map[string]storage.File // by name
 	sums  *sums                   // of records that were read in part
 
+	mu   sync.Mutex
+	seen map[string]blob.Info // guarded by mu; files as a store with versions has described them; size -1: not known
+
 	summed  sync.Once
 	repeats map[string]int64 // files whose chunks have too many bytes in total, with that total; set by summed
 }
@@ -43,7 +46,7 @@ var _ storage.Checkpoint = (*Checkpoint)(nil)
 
 // Open returns the checkpoint that src describes, whose files are in store.
 func Open(store blob.Store, src *Source) *Checkpoint {
-	c := &Checkpoint{Index: src.Index, store: store, src: src, files: make(map[string]storage.File, len(src.Files)), sums: newSums()}
+	c := &Checkpoint{Index: src.Index, store: store, src: src, files: make(map[string]storage.File, len(src.Files)), sums: newSums(), seen: map[string]blob.Info{}}
 	if src.Index == nil {
 		md := *src.Metadata
 		if md.Storage.ID == "" {
@@ -75,7 +78,11 @@ func (c *Checkpoint) CheckFiles(ctx context.Context) error {
 	if c.src.CheckFiles == nil {
 		return nil
 	}
-	return c.explain(ctx, c.src.CheckFiles(ctx))
+	infos, err := c.src.CheckFiles(ctx)
+	for _, info := range infos {
+		c.note(info)
+	}
+	return c.explain(ctx, err)
 }
 
 // Read reads the items of a plan. It reads only the ranges of bytes that hold them,
@@ -121,7 +128,11 @@ func (c *Checkpoint) changed(ctx context.Context) bool {
 func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, error) {
 	record := slices.Contains(c.src.records, name)
 	if k, ok := blob.As[blob.Knower](c.store); ok && !record && c.files[name].Size > 0 {
-		r, err := k.OpenKnown(ctx, name, c.files[name].Size)
+		info := blob.Info{Name: name, Size: c.files[name].Size}
+		if seen, ok := c.described(name); ok {
+			info.Version = seen.Version
+		}
+		r, err := k.OpenKnown(ctx, info)
 		if err != nil {
 			return nil, c.gone(name, err)
 		}
@@ -147,10 +158,44 @@ type knownReader struct {
 
 func (r *knownReader) ReadAt(ctx context.Context, p []byte, off int64) error {
 	err := r.Reader.ReadAt(ctx, p, off)
+	if v, ok := r.Reader.(blob.VersionReader); ok && err == nil {
+		r.c.note(blob.Info{Name: r.name, Size: -1, Version: v.Version()}) // the store has not told the size
+	}
 	if errors.Is(err, blob.ErrChanged) {
 		return fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, r.name, r.c.store, err)
 	}
 	return r.c.gone(r.name, err)
+}
+
+// note keeps what the store says about a file, if the file has a version: then a later read
+// gets the same file or an error, and needs no request to find that out.
+func (c *Checkpoint) note(info blob.Info) {
+	if info.Version == "" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if was, ok := c.seen[info.Name]; !ok || was.Size < 0 && was.Version == info.Version {
+		c.seen[info.Name] = info
+	}
+}
+
+// described returns what note has kept about a file.
+func (c *Checkpoint) described(name string) (blob.Info, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	info, ok := c.seen[name]
+	return info, ok
+}
+
+// sizeOf returns the size of a file, from the store.
+func (c *Checkpoint) sizeOf(ctx context.Context, name string) (int64, error) {
+	if info, ok := c.described(name); ok && info.Size >= 0 {
+		return info.Size, nil
+	}
+	info, err := c.store.Stat(ctx, name)
+	c.note(info)
+	return info.Size, err
 }
 
 // gone returns an error that wraps storage.ErrCorrupt if err means that the file does
@@ -249,11 +294,9 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 			continue
 		}
 		if _, ok := sizes[r.File]; !ok {
-			info, err := c.store.Stat(ctx, r.File)
-			if err != nil {
+			if sizes[r.File], err = c.sizeOf(ctx, r.File); err != nil {
 				return c.explain(ctx, c.gone(r.File, err))
 			}
-			sizes[r.File] = info.Size
 		}
 		if r.End > sizes[r.File] {
 			return fmt.Errorf("%w: bytes %d to %d of %s, which has %d bytes", storage.ErrCorrupt, r.Offset, r.End, r.File, sizes[r.File])

@@ -55,8 +55,9 @@ type Source struct {
 	// whose checksum does not match. It returns the number of bytes of tensors and
 	// values in the file that have no checksum. Nil: no byte of any file has a checksum.
 	Check func(ctx context.Context, f *FileCheck) (unsummed int64, err error)
-	// CheckFiles, if not nil, implements Checkpoint.CheckFiles.
-	CheckFiles func(ctx context.Context) error
+	// CheckFiles, if not nil, implements Checkpoint.CheckFiles. It returns what the store
+	// says about the files.
+	CheckFiles func(ctx context.Context) ([]blob.Info, error)
 	// Changed, if not nil, reports whether the checkpoint was replaced since it was
 	// opened. Watch sets it.
 	Changed func(ctx context.Context) bool

@@ -200,7 +200,7 @@ func (b *blobBench) put(ctx context.Context, s *remote.Store, streams int) error
 
 // get reads an object.
 func (b *blobBench) get(ctx context.Context, s *remote.Store, name string, p []byte) error {
-	r, err := s.OpenKnown(ctx, name, int64(len(p)))
+	r, err := s.OpenKnown(ctx, blob.Info{Name: name, Size: int64(len(p))})
 	if err != nil {
 		return err
 	}

@@ -93,7 +93,7 @@ func (b *blobBench) readers(ctx context.Context, dir string) (CacheReads, error)
 
 // readPieces reads the object of size bytes piece by piece into p.
 func readPieces(ctx context.Context, s blob.Store, p []byte, size int64) error {
-	r, err := blob.OpenKnown(ctx, s, object, size)
+	r, err := blob.OpenKnown(ctx, s, blob.Info{Name: object, Size: size})
 	if err != nil {
 		return err
 	}
