@@ -30,7 +30,6 @@ func TestPackage(t *testing.T) {
 	t.Logf("%s is Python %s", python, version)
 	program := filepath.Join(t.TempDir(), "cairn")
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
