@@ -46,6 +46,7 @@ var edges = []testCase{
 	{name: "cairn.torch: 2 ranks, the first, with the store, is killed before it has staged", run: finds(1, "edges.first_dies_before_staging")},
 	{name: "cairn.torch: 2 ranks, one is killed after it has staged", run: finds(1, "edges.rank_dies_after_staging")},
 	{name: "cairn.torch: 2 ranks, both are killed after they have staged", run: finds(1, "edges.all_die_after_staging")},
+	{name: "cairn.torch: 2 ranks with disks of their own, uploads to one store", run: finds(2, "edges.uploads")},
 	{name: "cairn.torch: 2 ranks, a saver is killed during a save", run: finds(1, "edges.saver_dies")},
 	{name: "cairn.torch: Ctrl-C while a save is under way", run: finds(1, "edges.ctrl_c")},
 	{name: "cairn.torch: 2 ranks, Ctrl-C while one waits for the other", run: finds(1, "edges.ctrl_c_of_ranks")},

@@ -639,6 +639,37 @@ def all_die_after_staging(path):
     return dies("after_staging", path, [1, 2], [False, False], 2, all_ranks=True)
 
 
+@closed
+def uploads(path):
+    """Ranks with disks of their own save there, and upload to one store."""
+    found = []
+    disk, there = f"{path}/disk-{dist.get_rank()}", f"{path}/there"
+    for step in range(1, 5):
+        handle = cairn.torch.async_save(state_of(step), f"{disk}/step-{step}", step=step, remote=f"{there}/step-{step}", local_bytes=7 << 20)
+        saved = handle.result(LIMIT)
+        if (report := handle.wait_uploaded(LIMIT))["save_id"] != saved["save_id"] or not handle.uploaded() or report.get("direct"):
+            found.append(f"the upload of step {step}: {report}, after {saved}")
+        if (used := sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(disk) for f in files)) > 7 << 20:
+            found.append(f"{used} bytes on the disk of rank {dist.get_rank()}")
+    cairn.torch.save(state_of(5), f"{disk}/step-5", step=5, remote=f"{there}/step-5")  # waits for the upload
+    for step in range(1, 6):
+        found += holds(f"{there}/step-{step}", step)
+    if (newest := cairn.latest(disk, remote=there)) != os.path.abspath(f"{there}/step-5"):  # a disk has only a half of it
+        found.append(f"latest is {newest}")
+    if os.path.exists(f"{disk}/step-1") or not os.path.exists(f"{disk}/step-4"):
+        found.append(f"on the disk are {sorted(os.listdir(disk))}")
+    raises(found, "local_bytes without remote", cairn.OptionsError, lambda: cairn.torch.save(state_of(6), f"{disk}/step-6", local_bytes=1))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with open(f"{path}/file", "w") as f:
+            f.write("in the way")
+    dist.barrier()
+    handle = cairn.torch.async_save(state_of(6), f"{disk}/step-6", step=6, remote=f"{path}/file/step-6")
+    handle.result(LIMIT)
+    raises(found, "an upload to where a file is", cairn.CairnError, lambda: handle.wait_uploaded(LIMIT))
+    return found
+
+
 # Ctrl-C.
 
 

@@ -323,9 +323,11 @@ _KINDS: dict[str, type[errors.CairnError]] = {
 }
 
 
-def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None) -> Optional[str]:
+def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None,
+           remote: "Union[str, os.PathLike[str], None]" = None) -> Optional[str]:
     """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if there is none.
-    For a run that is a URL, it returns a URL.
+    For a run that is a URL, it returns a URL. With remote, the run to which the saves were
+    uploaded, it looks at both; of equal saves it returns the one in run, if that is whole.
 
     The newest is the one with the highest step: that of ``save(…, step=…)`` or, without it,
     the number at the end of the folder's name. Of equal steps, the one that was saved last.
@@ -339,6 +341,8 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
+    if remote is not None:
+        command.append(f"--remote={saver.address_of(os.fsdecode(remote))}")
     done = subprocess.run([*command, "--", saver.address_of(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)

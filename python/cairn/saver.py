@@ -357,6 +357,14 @@ class Saver:
             raise
         return reply
 
+    def expect_upload(self, number: int) -> Reply:
+        """Returns the outcome of the upload of a save that is about to begin, which comes after that of the save."""
+        reply = Reply()
+        with self._lock:
+            self._check()
+            self._waiting["upload", number] = reply
+        return reply
+
     def _check(self) -> None:
         if self._ended is not None:
             raise self._ended
@@ -372,21 +380,26 @@ class Saver:
         if kind == "refused":
             self._fail(from_message(body["error"]))
             return
-        subject = ("generation", body["generation"]) if body.get("generation") else ("load", body["load"]) if body.get("load") else None
+        subject = ("upload", body["generation"]) if kind == "uploaded" else \
+            ("generation", body["generation"]) if body.get("generation") else ("load", body["load"]) if body.get("load") else None
         if subject is None:
             if kind == "failed":
                 self._answer(None, from_message(body["error"]))
             return
-        over = kind in ("saved", "loaded", "described", "failed")
+        over = kind in ("saved", "uploaded", "loaded", "described", "failed")
         with self._lock:
             reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
+            upload = self._waiting.pop(("upload", subject[1]), None) if kind == "failed" and subject[0] == "generation" else None
         if kind == "fetch" and (reply is None or reply.on is None):  # every fetch has an answer
             self.send("fetched", fetch=body["fetch"], error={"text": "the save is over"})
             return
         if reply is None:
             return
-        if kind == "failed":
-            reply.settle(error=from_message(body["error"]))
+        if body.get("error"):
+            error = from_message(body["error"])
+            reply.settle(error=error)
+            if upload is not None:  # of a save that failed
+                upload.settle(error=error)
         elif over:
             reply.settle(body)
         elif (on := reply.on) is not None:
@@ -547,13 +560,13 @@ class Saver:
             pass
 
     def close(self, timeout: float = 60) -> None:
-        """Ends the conversation when the saves are over that are under way. If that takes longer, the process completes
+        """Ends the conversation when the saves and uploads are over that are under way. If that takes longer, the process completes
         those that are staged, and ends."""
         if self._pid != os.getpid():
             return
         end = time.monotonic() + timeout
         with self._lock:
-            saves = [reply for subject, reply in self._waiting.items() if subject[0] == "generation"]
+            saves = [reply for subject, reply in self._waiting.items() if subject[0] != "load"]
         for reply in saves:
             reply.wait(max(0, end - time.monotonic()))
         _hang_up(self._sock)

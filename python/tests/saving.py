@@ -12,8 +12,9 @@ def join(saver):
     saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(120)
 
 
-def save(saver, folder, tensors, objects=None, staged=True, **options):
-    """Saves tensors, {name: (dtype, shape, bytes)}, and values. If staged is not set, the saver fetches the tensors."""
+def save(saver, folder, tensors, objects=None, staged=True, uploads=None, **options):
+    """Saves tensors, {name: (dtype, shape, bytes)}, and values. If staged is not set, the saver fetches the tensors.
+    uploads receives the outcome of the upload."""
     names = list(tensors)
     items = [{"name": n, "dtype": tensors[n][0], "shape": list(tensors[n][1])} for n in names]
     for n, v in (objects or {}).items():
@@ -39,6 +40,8 @@ def save(saver, folder, tensors, objects=None, staged=True, **options):
                 saver.send("staged", generation=generation, all=True)
 
     reply = Reply(on)
+    if uploads is not None:
+        uploads.append(saver.expect_upload(generation))
     saver.begin(("generation", generation), reply, "save", store=str(folder), format="native", save_id=secrets.token_hex(8),
                 time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
     if staged:

@@ -115,6 +115,72 @@ class Memory(unittest.TestCase):
         self.assertEqual(len(view), 10)
 
 
+
+class Uploads(unittest.TestCase):
+    """Saves that are uploaded to a second store."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+        self.state = {"x": ("int64", (1 << 17,), numbers(1 << 17))}
+        self.saver = Saver(ceiling=8 << 20)
+        self.addCleanup(self.saver.close)
+        join(self.saver)
+
+    def save(self, step, **options):
+        """Saves a step to the folder local and returns the reports of the save and of its upload."""
+        uploads = []
+        saved = save(self.saver, self.dir / "local" / step, self.state, uploads=uploads, **{"remote": str(self.dir / "remote" / step), **options})
+        return saved, uploads[0]
+
+    def steps(self, run):
+        return sorted(p.name for p in (self.dir / run).iterdir() if (p / "cairn.json").exists())
+
+    def test_both_stores_have_it(self):
+        saved, upload = self.save("step-1")
+        report = upload.result(LIMIT)["report"]
+        self.assertEqual(report["save_id"], saved["save_id"])
+        for run in "local", "remote":
+            with cairn.open(self.dir / run / "step-1", framework="memory") as c:
+                self.assertEqual(c["x"][:].tolist(), list(range(1 << 17)))
+
+    def test_close_waits_for_uploads(self):
+        _, upload = self.save("step-1")
+        self.saver.close()
+        self.assertTrue(upload.done())
+        self.assertEqual(self.steps("remote"), ["step-1"])
+
+    def test_failed_upload(self):
+        (self.dir / "file").write_text("in the way")
+        _, upload = self.save("step-1", remote=str(self.dir / "file" / "step-1"))
+        with self.assertRaises(cairn.CairnError):
+            upload.result(LIMIT)
+        self.assertEqual(self.steps("local"), ["step-1"])
+
+    def test_failed_save(self):
+        self.save("step-1")
+        uploads = []
+        with self.assertRaises(cairn.ExistsError):
+            save(self.saver, self.dir / "local" / "step-1", self.state, uploads=uploads, remote=str(self.dir / "remote" / "step-1"), fail_if_exists=True)
+        with self.assertRaises(cairn.ExistsError):
+            uploads[0].result(LIMIT)
+
+    def test_ceiling(self):
+        def size():
+            return sum(p.stat().st_size for p in (self.dir / "local").rglob("*") if p.is_file())
+
+        self.save("step-0")[1].result(LIMIT)
+        ceiling = 3 * size()
+        for n in range(1, 6):
+            _, upload = self.save(f"step-{n}", local_bytes=ceiling)
+            self.assertLessEqual(size(), ceiling)
+            upload.result(LIMIT)
+        self.assertEqual(self.steps("remote"), [f"step-{n}" for n in range(6)])
+        self.assertEqual(self.steps("local")[-1], "step-5")
+        self.assertNotIn("step-0", self.steps("local"))
+
+
 class Ceiling(unittest.TestCase):
     """The default ceiling of the shared memory."""
 

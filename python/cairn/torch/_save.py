@@ -31,19 +31,24 @@ _ALIGN = 64
 
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
-         overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0) -> dict:
-    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete.
+         overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0,
+         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0) -> dict:
+    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete, at remote too if that is set.
 
     The state and the options are those of :func:`async_save`, the report is that of
     :meth:`Handle.result`.
     """
-    return async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
-                      files_per_rank=files_per_rank).result()
+    handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
+                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes)
+    report = handle.result()
+    handle.wait_uploaded()
+    return report
 
 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
                overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
-               files_per_rank: int = 0, overlap: bool = False) -> "Handle":
+               files_per_rank: int = 0, overlap: bool = False, remote: "str | os.PathLike[str] | None" = None,
+               local_bytes: int = 0) -> "Handle":
     """Saves a state in the background. All ranks call it.
 
     It returns when the state has been copied aside, and the caller may change it. With
@@ -60,9 +65,15 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
     "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
     of files that each rank writes at the same time; 0 leaves it to the format.
+
+    remote is the address of the same checkpoint in another store, such as
+    "s3://bucket/run/step-100". It is uploaded there when path has it; see
+    :meth:`Handle.wait_uploaded`. path may be a disk of each host then. local_bytes bounds the
+    checkpoints in the folders beside path: the oldest are removed, once remote has them. If
+    there is still no room, the save goes to remote at once.
     """
     return begin(lambda memory: State([(leaf, parts(leaf)) for leaf in flatten(state)], memory),
-                 path, step, tags, overwrite, format, format_options, files_per_rank, overlap)
+                 path, step, tags, overwrite, format, format_options, files_per_rank, overlap, remote=remote, local_bytes=local_bytes)
 
 
 class Handle:
@@ -75,6 +86,7 @@ class Handle:
         self._path = ""
         self._staged = Reply()
         self._reply = Reply(self._heard)
+        self._upload: Optional[Reply] = None  # None: there is no remote store
         self._planned = self._moved = 0
         self._staging: Optional[_Staging] = None
         self.warnings: list[str] = []
@@ -117,6 +129,22 @@ class Handle:
         """
         return self._reply.result(timeout)["report"]
 
+    def uploaded(self) -> bool:
+        """Reports whether the upload is over: the remote store has the checkpoint, or it failed. Without remote, it is :meth:`done`."""
+        return (self._upload or self._reply).done()
+
+    def wait_uploaded(self, timeout: Optional[float] = None) -> Optional[dict]:
+        """Waits until the remote store has the checkpoint, or raises why it does not. TimeoutError: not within timeout seconds.
+
+        An upload that fails does not harm the checkpoint at path. The report has "save_id",
+        "bytes" and "files" of all ranks, "local_bytes" that this rank uploaded, "upload_ns",
+        "traffic", and "direct" if there was no room at path. Without remote it is None.
+        """
+        if self._upload is None:
+            self._reply.result(timeout)
+            return None
+        return self._upload.result(timeout)["report"]
+
     def progress(self) -> tuple[int, int]:
         """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
         return self._moved, self._planned
@@ -124,6 +152,8 @@ class Handle:
     def _fail(self, error: BaseException) -> None:
         self._staged.settle(error=error)
         self._reply.settle(error=error)
+        if self._upload is not None:
+            self._upload.settle(error=error)
 
 
 @dataclass(slots=True)
@@ -296,7 +326,8 @@ def _value(v: Any) -> dict:
 
 
 def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
-          format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False) -> Handle:
+          format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False, remote: Any = None,
+          local_bytes: int = 0) -> Handle:
     """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks."""
     j = error = None
     try:
@@ -306,7 +337,10 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         step = None if step is None else operator.index(step)
         if step is not None and not -1 << 63 <= step < 1 << 63:
             raise errors.OptionsError(f"the step is {step}; it has 64 bits", ("storage.options",))
-        files_per_rank = operator.index(files_per_rank)
+        files_per_rank, local_bytes = operator.index(files_per_rank), operator.index(local_bytes)
+        if local_bytes and remote is None:
+            raise errors.OptionsError("local_bytes is set without remote: nothing could be removed", ("storage.options",))
+        upload_to = None if remote is None else address_of(os.fspath(remote))
         json.dumps(format_options, allow_nan=False)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
@@ -331,6 +365,9 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         message["step"] = step
     if tags:
         message["tags"] = tags
+    if upload_to is not None:
+        message.update(remote=upload_to, local_bytes=local_bytes)
+        handle._upload = saver.expect_upload(number)
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
