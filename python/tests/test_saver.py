@@ -128,10 +128,10 @@ class Uploads(unittest.TestCase):
         self.addCleanup(self.saver.close)
         join(self.saver)
 
-    def save(self, step, **options):
-        """Saves a step to the folder local and returns the reports of the save and of its upload."""
+    def save(self, name, **options):
+        """Saves to a folder of local and returns the report of the save and the outcome of its upload."""
         uploads = []
-        saved = save(self.saver, self.dir / "local" / step, self.state, uploads=uploads, **{"remote": str(self.dir / "remote" / step), **options})
+        saved = save(self.saver, self.dir / "local" / name, self.state, uploads=uploads, **{"remote": str(self.dir / "remote" / name), **options})
         return saved, uploads[0]
 
     def steps(self, run):
@@ -150,6 +150,14 @@ class Uploads(unittest.TestCase):
         self.saver.close()
         self.assertTrue(upload.done())
         self.assertEqual(self.steps("remote"), ["step-1"])
+
+    def test_latest_looks_in_both(self):
+        for step in 1, 2:
+            self.save(f"step-{step}", step=step)[1].result(LIMIT)
+        local, remote = self.dir / "local", self.dir / "remote"
+        self.assertEqual(cairn.latest(local, remote=remote), str(local / "step-2"))
+        next((local / "step-2").glob("*.safetensors")).unlink()
+        self.assertEqual(cairn.latest(local, remote=remote), str(remote / "step-2"))
 
     def test_failed_upload(self):
         (self.dir / "file").write_text("in the way")
