@@ -36,12 +36,13 @@ func init() {
 }
 
 // The environment of a trainer, which is a process of a test: its rank, its folder, how
-// much memory it may stage, and whether it hangs in its second save.
+// much memory it may stage, whether it hangs in its second save, and more.
 const (
 	trainerRank    = "CAIRN_TEST_TRAINER"
 	trainerFolder  = "CAIRN_TEST_FOLDER"
 	trainerCeiling = "CAIRN_TEST_CEILING"
 	trainerHangs   = "CAIRN_TEST_HANGS"
+	trainerRemote  = "CAIRN_TEST_REMOTE" // where it uploads to
 )
 
 const (
@@ -103,7 +104,7 @@ func train(ctx context.Context) error {
 			}}
 		}
 		p, err := cairn.SaveAsync(ctx, store, cairn.State{"w": w}, &cairn.AsyncOptions{
-			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step, Observer: o},
+			Stager: s, SaveOptions: cairn.SaveOptions{Group: g, Step: &step, Observer: o}, Remote: os.Getenv(trainerRemote),
 		})
 		if err != nil {
 			return err
@@ -219,9 +220,10 @@ func checkpointOf(t *testing.T, dir string) byte {
 }
 
 // TestTrainerKilledAfterStaging kills all trainers as soon as their states are staged:
-// the savers complete the checkpoint and exit.
+// the savers complete the checkpoint, upload it, and exit.
 func TestTrainerKilledAfterStaging(t *testing.T) {
-	dir := t.TempDir()
+	dir, bucket := t.TempDir(), t.TempDir()
+	t.Setenv(trainerRemote, filepath.Join(bucket, "checkpoint"))
 	ps := startTrainers(t, dir, 4<<20)
 	for _, pid := range marked(t, dir, true) { // so that they cannot be done before the trainers are killed
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -247,9 +249,13 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 	if got := checkpointOf(t, dir); got != 2 {
 		t.Errorf("the checkpoint is of step %d; want 2", got)
 	}
+	if got := checkpointOf(t, bucket); got != 2 {
+		t.Errorf("the remote checkpoint is of step %d; want 2", got)
+	}
 	for rank := range trainers {
 		logged(t, dir, `msg="saver: the trainer has ended"`, "saves=1", fmt.Sprint("rank=", rank))
 		logged(t, dir, `msg="save: done"`, fmt.Sprint("rank=", rank), "step=2")
+		logged(t, dir, `msg="upload: done"`, fmt.Sprint("rank=", rank), "step=2")
 	}
 }
 

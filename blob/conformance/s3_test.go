@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/saver"
 )
 
 // serveEnv names the folder of a server that this process is to be.
@@ -26,6 +27,7 @@ const serveEnv = "CAIRN_CONFORMANCE_SERVE"
 var endpoint string // of the S3 server, which is a process of its own
 
 func TestMain(m *testing.M) {
+	saver.Main() // this program is also the saver of its tests
 	if dir := os.Getenv(serveEnv); dir != "" {
 		os.Exit(serve(dir))
 	}
