@@ -108,7 +108,8 @@ type Stager struct {
 	runner  saver.Runner
 	// of is the group of the last save, and saving and uploading those made from it.
 	of, saving, uploading group.Group
-	process               *saver.Process // nil: not started
+	process               *saver.Process        // nil: not started
+	remotes               map[string]blob.Store // runs by their addresses
 
 	mu         sync.Mutex
 	generation uint64
@@ -138,7 +139,7 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1)}
+	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1), remotes: map[string]blob.Store{}}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s, nil
 }
@@ -689,9 +690,9 @@ func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*sa
 		return nil, fmt.Errorf("%w: AsyncOptions.Remote: checkpoints of the format %s cannot be uploaded", ErrOptions, o.format().Name())
 	}
 	tiers, err := saver.OpenTiers(saver.TierOptions{
-		Local: p.store, Remote: o.Remote, Ceiling: o.LocalBytes, Open: s.openTier(),
+		Local: p.store, Remote: o.Remote, Ceiling: o.LocalBytes, Open: s.openTier,
 		Writer: func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) },
-		Format: o.format().Name(), FailIfExists: o.FailIfExists, Planner: job.Planner,
+		Format: o.format().Name(), FailIfExists: o.FailIfExists, BufferBytes: o.BufferBytes, Planner: job.Planner,
 	})
 	if err != nil || s.options.Process != nil {
 		return nil, err
@@ -699,13 +700,24 @@ func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*sa
 	return tiers, tiers.Err()
 }
 
-// openTier returns the function that opens remote stores. With a saver process, which may
-// know more schemes than this one, nothing is opened here.
-func (s *Stager) openTier() func(address string) (blob.Store, error) {
+// openTier opens a remote store. It keeps the stores of URLs, whose clients have
+// connections. With a saver process, which may know more schemes than this one, nothing is
+// opened here.
+func (s *Stager) openTier(address string) (blob.Store, error) {
 	if s.options.Process != nil {
-		return func(string) (blob.Store, error) { return nil, errors.ErrUnsupported }
+		return nil, errors.ErrUnsupported
 	}
-	return OpenStore
+	if blob.Scheme(address) == "file" {
+		return OpenStore(address)
+	}
+	if store := s.remotes[address]; store != nil {
+		return store, nil
+	}
+	store, err := OpenStore(address)
+	if err == nil {
+		s.remotes[address] = store
+	}
+	return store, err
 }
 
 // request returns the message that describes a save to a saver process.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -55,6 +56,22 @@ func init() {
 		faultyMu.Lock()
 		defer faultyMu.Unlock()
 		return faulty[u.Host](dir), nil
+	})
+}
+
+// slow:///PATH?ms=N is a folder in which each new file takes time.
+func init() {
+	blob.Register("slow", func(_ context.Context, address string) (blob.Store, error) {
+		u, err := url.Parse(address)
+		if err != nil {
+			return nil, err
+		}
+		ms, err := strconv.Atoi(u.Query().Get("ms"))
+		if err != nil {
+			return nil, err
+		}
+		dir, err := file.Open(filepath.FromSlash(u.Path), nil)
+		return fault.New(dir, fault.Rule{On: fault.Commit, Times: -1, Do: fault.Delay(time.Duration(ms) * time.Millisecond)}), err
 	})
 }
 
@@ -151,6 +168,110 @@ func listing(t *testing.T, dir string) []string {
 	return out
 }
 
+// Saves to one place do not disturb the uploads of those before them, which take longer.
+func TestTiersInOnePlace(t *testing.T) {
+	for mode, options := range modes {
+		s := stager(t, options(1<<20))
+		local, bucket := tempStore(t), t.TempDir()
+		var saves []*cairn.Pending
+		for seed := range byte(3) {
+			p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{
+				Stager: s, Remote: "slow://" + filepath.ToSlash(bucket) + "/a?ms=100",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			saves = append(saves, p)
+		}
+		for i, p := range saves {
+			if r, err := p.WaitUploaded(t.Context()); err != nil || r.Time < 100*time.Millisecond {
+				t.Errorf("%s: upload %d = %+v, %v", mode, i, r, err)
+			}
+		}
+		wantTensor(t, local, "w", numbered(t, 50_000, 2).Contents())
+		wantTensor(t, openFolder(t, bucket, "a"), "w", numbered(t, 50_000, 2).Contents())
+	}
+}
+
+// The next save begins during an upload, in the memory that the upload does not need.
+func TestUploadNeedsNoStagingMemory(t *testing.T) {
+	for mode, options := range modes {
+		s := stager(t, options(1<<20))
+		run, bucket := t.TempDir(), "slow://"+filepath.ToSlash(t.TempDir())
+		var saves []*cairn.Pending
+		for step := range 4 {
+			name := fmt.Sprint("step-", step)
+			p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, 700_000, byte(step))}, &cairn.AsyncOptions{
+				Stager: s, Remote: bucket + "/" + name + "?ms=300",
+			})
+			if err == nil {
+				_, err = p.Wait(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			saves = append(saves, p)
+		}
+		select {
+		case <-saves[3].Uploaded():
+			t.Errorf("%s: four uploads took less than a second", mode)
+		default:
+		}
+		if u := s.Usage(); u.Used != 0 {
+			t.Errorf("%s: %d bytes are staged during uploads", mode, u.Used)
+		}
+		for i, p := range saves {
+			if _, err := p.WaitUploaded(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if i < 3 {
+				select {
+				case <-saves[3].Uploaded():
+					t.Errorf("%s: the last upload was over before upload %d", mode, i)
+				default:
+				}
+			}
+		}
+	}
+}
+
+// Close waits for uploads. If its context has ended, uploads in this process are cancelled,
+// and a saver process completes them.
+func TestCloseDuringUpload(t *testing.T) {
+	for mode, options := range modes {
+		for _, patient := range []bool{true, false} {
+			bucket := t.TempDir()
+			s, err := cairn.NewStager(options(1 << 20))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"w": numbered(t, 1000, 1)}, &cairn.AsyncOptions{
+				Stager: s, Remote: "slow://" + filepath.ToSlash(bucket) + "/a?ms=300",
+			})
+			if err == nil {
+				_, err = p.Wait(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			if !patient {
+				cancel()
+			}
+			if err := s.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+			_, err = p.WaitUploaded(t.Context())
+			waitSavers(t)
+			_, openErr := cairn.Open(t.Context(), openFolder(t, bucket, "a"))
+			if complete := patient || mode == "process"; (err == nil) != patient || (openErr == nil) != complete {
+				t.Errorf("%s, patient=%v: the upload = %v, the remote checkpoint: %v", mode, patient, err, openErr)
+			}
+		}
+	}
+}
+
 // Without a second store, Uploaded is closed with Done.
 func TestUploadedWithoutRemote(t *testing.T) {
 	for mode, options := range modes {
@@ -244,12 +365,11 @@ func TestFailedUpload(t *testing.T) {
 	var mu sync.Mutex
 	broken := true
 	address := faultyAddress(t, bucket, func(dir blob.Store) blob.Store {
-		mu.Lock()
-		defer mu.Unlock()
-		if !broken {
-			return dir
-		}
-		return fault.New(dir, fault.Rule{On: fault.Commit, Times: -1, Do: fault.Fail(errBroken)})
+		return fault.New(dir, fault.Rule{On: fault.Commit, Times: -1, Do: fault.Fail(errBroken), Match: func(string) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return broken
+		}})
 	})
 	s := stager(t, nil)
 	var warned []error

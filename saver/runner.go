@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -41,9 +43,10 @@ type Runner struct {
 type running struct {
 	Task
 	begun, dropped bool
-	done           chan struct{} // closed when the save is over
-	uploaded       chan struct{} // closed when its upload is over
-	direct         bool          // it goes to the remote store
+	done           chan struct{}        // closed when the save is over
+	uploaded       chan struct{}        // closed when its upload is over
+	direct         bool                 // it goes to the remote store
+	traffic        func() *blob.Traffic // of the remote store, if direct is set
 }
 
 // Submit runs a save after those that were submitted before it. All ranks of the job's
@@ -116,6 +119,14 @@ func (r *Runner) Drop(generation uint64) {
 	}
 }
 
+// Uploads returns the number of uploads that are not over, with those of saves that are not
+// over.
+func (r *Runner) Uploads() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.uploads)
+}
+
 // Wait waits until all saves and uploads are over.
 func (r *Runner) Wait() {
 	r.mu.Lock()
@@ -126,6 +137,26 @@ func (r *Runner) Wait() {
 	}
 	if upload != nil {
 		<-upload.uploaded
+	}
+}
+
+// waitSame waits for the uploads of earlier saves to the same place: the save would remove
+// the files that they read.
+func (r *Runner) waitSame(ctx context.Context, run *running) {
+	if run.Tiers == nil || run.Tiers.Local == nil {
+		return
+	}
+	r.mu.Lock()
+	uploads := slices.Clone(r.uploads)
+	r.mu.Unlock()
+	for _, u := range uploads[:slices.Index(uploads, run)] {
+		if u.Tiers.Local == nil || u.Tiers.Local.String() != run.Tiers.Local.String() {
+			continue
+		}
+		select {
+		case <-u.uploaded:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -148,6 +179,7 @@ func (r *Runner) waitUpload(ctx context.Context, run *running) bool {
 
 // run saves, unless rank 0 has dropped the save meanwhile.
 func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, error) {
+	r.waitSame(ctx, run) // until it begins, another save may replace it
 	begin, err := group.Broadcast(ctx, run.Job.Group, "begin", 0, group.JSON[bool](), func(context.Context) (bool, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -182,7 +214,7 @@ func (r *Runner) makeRoom(ctx context.Context, run *running) error {
 	if err != nil || fits {
 		return err
 	}
-	run.direct = true
+	run.direct, run.traffic = true, blob.Since(t.Remote)
 	return group.Each(ctx, run.Job.Group, "direct", func(context.Context) (err error) {
 		full := fmt.Errorf("%s has no room for the checkpoint below its ceiling of %d bytes", t.Local, t.room.Ceiling)
 		if t.broken != nil {
@@ -201,7 +233,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	if run.direct && err == nil {
 		return &tier.Report{
 			SaveID: saved.SaveID, Bytes: saved.Bytes, LocalBytes: saved.LocalBytes, Files: saved.Files,
-			Time: saved.PlanTime + saved.WriteTime, Direct: true,
+			Time: saved.PlanTime + saved.WriteTime, Direct: true, Traffic: run.traffic(),
 		}, nil
 	}
 	if run.direct {

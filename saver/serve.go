@@ -239,7 +239,7 @@ func (s *server) finish(err error) {
 	for _, stop := range s.loads {
 		stop()
 	}
-	if len(s.states) == 0 && s.joined != nil {
+	if len(s.states) == 0 && s.joined != nil && s.runner.Uploads() == 0 {
 		s.cancel(errTrainerGone) // savers that wait for each other
 	}
 	s.mu.Unlock()
@@ -254,7 +254,7 @@ func (s *server) finish(err error) {
 
 // logEnd logs that the conversation with the trainer is over. The caller holds mu.
 func (s *server) logEnd(err error) {
-	attrs := []slog.Attr{slog.Int("saves", len(s.states))}
+	attrs := []slog.Attr{slog.Int("saves", len(s.states)), slog.Int("uploads", s.runner.Uploads())}
 	if s.group != nil {
 		attrs = append(attrs, slog.Int("rank", s.group.Rank()))
 	}
@@ -505,7 +505,7 @@ func (s *server) tiers(b *saveBody, local blob.Store, writer func(blob.Store) (s
 	}
 	return OpenTiers(TierOptions{
 		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.store, Writer: writer,
-		Format: b.Format, FailIfExists: b.FailIfExists, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
+		Format: b.Format, FailIfExists: b.FailIfExists, BufferBytes: b.BufferBytes, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
 	})
 }
 

@@ -47,15 +47,19 @@ type TierOptions struct {
 	Writer       func(store blob.Store) (storage.Writer, error)
 	Format       string // its name
 	FailIfExists bool
+	BufferBytes  int64
 	// Planner decides which rank writes what.
 	Planner plan.SavePlanner
 }
+
+// maxUploadMemory bounds the buffers of an upload. More of them do not make it faster.
+const maxUploadMemory = 256 << 20
 
 // OpenTiers opens the remote store. The error wraps storage.ErrOptions if the options make
 // no sense. If the remote store cannot be opened, saves take place all the same, and
 // their uploads fail; Err returns why.
 func OpenTiers(o TierOptions) (*Tiers, error) {
-	t := &Tiers{Pair: tier.Pair{Local: o.Local, Overwrite: !o.FailIfExists}, format: o.Format}
+	t := &Tiers{Pair: tier.Pair{Local: o.Local, Overwrite: !o.FailIfExists, Memory: min(o.BufferBytes, maxUploadMemory)}, format: o.Format}
 	t.direct = func() (storage.Writer, error) { return o.Writer(t.Remote) }
 	err := storage.RefuseIf(o.Ceiling < 0, "the ceiling of local checkpoints is negative")
 	if err != nil {

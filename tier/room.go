@@ -226,13 +226,21 @@ func ignoreGone(err error) error {
 }
 
 // removeOldest removes the oldest local checkpoint that the remote run has too. It returns
-// false if there is none.
+// false if there is none, or if the remote store fails.
 func (r *Room) removeOldest(ctx context.Context) bool {
 	if r.Remote == nil {
 		return false
 	}
 	for _, c := range r.local() {
-		removed, err := c.remove(ctx, r.Remote)
+		there, err := r.remote(ctx, c.name)
+		if err != nil {
+			r.Warn(fmt.Errorf("the copy of %s cannot be looked up: %w", c.dir, err))
+			return false
+		}
+		if there == nil {
+			continue
+		}
+		removed, err := c.remove(ctx, there)
 		if err != nil {
 			r.Warn(fmt.Errorf("%s stays: %w", c.dir, err))
 		}
@@ -241,6 +249,15 @@ func (r *Room) removeOldest(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// remote returns the checkpoint of that name in the remote run, or nil if it is not whole.
+func (r *Room) remote(ctx context.Context, name string) (*complete, error) {
+	store, err := blob.NewSub(r.Remote, name)
+	if err != nil {
+		return nil, err
+	}
+	return whole(ctx, store)
 }
 
 // copied is a local checkpoint, or the part of one that ranks of this host have written.
@@ -278,25 +295,17 @@ func (r *Room) local() []copied {
 	return out
 }
 
-// remove removes the files that the remote run has too, if it has all files of the same
-// save. It removes no other files, and nothing while a save is under way.
-func (c *copied) remove(ctx context.Context, remoteRun blob.Store) (removed bool, err error) {
+// remove removes the files that the remote run has too, if both are of the same save. It
+// removes no other files, and nothing while a save is under way.
+func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err error) {
 	store, err := file.Open(c.dir, nil)
 	if err != nil {
 		return false, err
 	}
-	if err := publish.CheckUnderWay(ctx, store); err != nil {
-		return false, ignoreUnderWay(err)
-	}
-	remote, err := blob.NewSub(remoteRun, c.name)
-	if err != nil {
-		return false, err
-	}
-	there, err := whole(ctx, remote)
-	if there == nil || err != nil {
-		return false, err
-	}
 	err = publish.Locked(ctx, store, func() error {
+		if err := publish.CheckUnderWay(ctx, store); err != nil {
+			return ignoreUnderWay(err)
+		}
 		names, err := there.common(ctx, store)
 		for _, name := range names {
 			if err := store.Remove(ctx, name); err != nil {

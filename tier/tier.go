@@ -38,6 +38,8 @@ type Pair struct {
 	Local, Remote blob.Store
 	// Overwrite allows an upload to replace the checkpoint that is in Remote.
 	Overwrite bool
+	// Memory bounds the buffers of an upload. Zero: the default of package transfer.
+	Memory int64
 }
 
 // totals is what all ranks have uploaded.
@@ -65,7 +67,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 			if saved != nil {
 				return nil, fmt.Errorf("there is nothing to upload: %w", saved)
 			}
-			if parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite}); err != nil {
+			if parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite, Memory: p.Memory}); err != nil {
 				return nil, err
 			}
 			return s.Files, parts.Copy(ctx)

@@ -131,6 +131,10 @@ func TestTiersInS3(t *testing.T) {
 		if r.Bytes < tierRanks*tierBytes || r.LocalBytes < tierBytes || r.Traffic == nil || r.Traffic.Requests == 0 || r.Traffic.Sent < tierBytes || r.Direct {
 			return fmt.Errorf("the upload of step %d = %+v, traffic %+v", step, r, r.Traffic)
 		}
+		// A list, the file in two parts, and on rank 0 another list, the index and the record.
+		if most := int64(8); step == steps-1 && r.Traffic.Requests > most {
+			return fmt.Errorf("the upload made %d requests; want at most %d", r.Traffic.Requests, most)
+		}
 		return nil
 	})
 	for step := range int64(steps) {
