@@ -23,34 +23,34 @@ const (
 // errDamaged reports a block file whose bytes are not those that were written.
 var errDamaged = errors.New("a block of the cache is damaged")
 
-// slot is a block of an object, whatever the object's version is.
-type slot [sha256.Size]byte
+// blockID is a block of an object, whatever the object's version is.
+type blockID [sha256.Size]byte
 
-// newSlot returns the slot of the block n of an object. Addresses have no secrets.
-func newSlot(host, address string, size, blockBytes, n int64) slot {
+// newBlockID returns the identity of the block n of an object. Addresses have no secrets.
+func newBlockID(host, address string, size, blockBytes, n int64) blockID {
 	h := sha256.New()
 	for _, s := range []string{host, address} {
 		binary.Write(h, binary.LittleEndian, int64(len(s)))
 		h.Write([]byte(s))
 	}
 	binary.Write(h, binary.LittleEndian, []int64{size, blockBytes, n})
-	return slot(h.Sum(nil))
+	return blockID(h.Sum(nil))
 }
 
-// dir returns the folder of the files of s. All that write to it hold its lock.
-func (s slot) dir() string { return blocksDir + "/" + hex.EncodeToString(s[:1]) }
+// dir returns the folder of the files of b. All that write to it hold its lock.
+func (b blockID) dir() string { return blocksDir + "/" + hex.EncodeToString(b[:1]) }
 
 // lock returns the name of the lock of the folder.
-func (s slot) lock() string { return locksDir + "/" + hex.EncodeToString(s[:1]) }
+func (b blockID) lock() string { return locksDir + "/" + hex.EncodeToString(b[:1]) }
 
-// prefix returns the beginning of the names of the files of s, of all versions.
-func (s slot) prefix() string { return s.dir() + "/" + hex.EncodeToString(s[1:17]) + "-" }
+// prefix returns the beginning of the names of the files of b, of all versions.
+func (b blockID) prefix() string { return b.dir() + "/" + hex.EncodeToString(b[1:17]) + "-" }
 
 // at returns the key of the block of a version.
-func (s slot) at(version string) key {
-	k := key{slot: s}
+func (b blockID) at(version string) key {
+	k := key{blockID: b}
 	h := sha256.New()
-	h.Write(s[:])
+	h.Write(b[:])
 	h.Write([]byte(version))
 	h.Sum(k.sum[:0])
 	return k
@@ -58,7 +58,7 @@ func (s slot) at(version string) key {
 
 // key identifies the bytes of a block: no other bytes have the same key.
 type key struct {
-	slot
+	blockID
 	sum [sha256.Size]byte
 }
 

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -257,7 +258,7 @@ func TestNoMixtureOfVersions(t *testing.T) {
 	if err := second.ReadAt(t.Context(), p, 4096); !errors.Is(err, blob.ErrChanged) {
 		t.Errorf("the block that is not there: %v; want ErrChanged", err)
 	}
-	if s.folder.has(t.Context(), second.slot(1)) {
+	if s.folder.has(t.Context(), second.blockID(1)) {
 		t.Error("the block of another version was kept")
 	}
 }
@@ -428,6 +429,30 @@ func TestLeastRecentlyUsedGoFirst(t *testing.T) {
 	}
 }
 
+// A user may remove the folder at any time.
+func TestFolderThatIsRemoved(t *testing.T) {
+	inner, dir := new(counting), filepath.Join(t.TempDir(), "cache")
+	s := newCache(t, inner, small(dir))
+	data := random(1, 10_000)
+	put(t, inner, "a", data)
+	for range 2 {
+		readAll(t, s, "a", data)
+		if n := inner.read(); n != 10_000 {
+			t.Errorf("%d bytes were read from the store; want 10000", n)
+		}
+		if fi, err := os.Stat(dir); err != nil || runtime.GOOS != "windows" && fi.Mode().Perm() != 0o700 {
+			t.Errorf("the folder is %v, %v; want it for its owner alone", fi, err)
+		}
+		readAll(t, s, "a", data)
+		if n := inner.read(); n != 0 {
+			t.Errorf("%d bytes were read again", n)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A bound below the size of a block turns the cache off, but not the reads.
 func TestTooSmallBound(t *testing.T) {
 	inner := new(counting)
@@ -515,7 +540,7 @@ func TestCapabilities(t *testing.T) {
 // block takes the lock of a block, as another process does that downloads it.
 func block(t *testing.T, s *Store, name string, size, n int64) blob.HeldLock {
 	t.Helper()
-	lock, err := s.folder.tryLock(t.Context(), newSlot(s.host, blob.JoinAddress(s.String(), name), size, s.opts.block, n))
+	lock, err := s.folder.tryLock(t.Context(), newBlockID(s.host, blob.JoinAddress(s.String(), name), size, s.opts.block, n))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -576,7 +601,7 @@ func TestFromEnv(t *testing.T) {
 	if c, ok := s.(*Store); err != nil || !ok || c.opts.Bytes != 3<<29 || c.opts.Dir != dir {
 		t.Errorf("FromEnv = %+v, %v; want a cache of 1.5 GiB", s, err)
 	}
-	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm()&0o077 != 0 {
+	if fi, err := os.Stat(dir); err != nil || runtime.GOOS != "windows" && fi.Mode().Perm() != 0o700 {
 		t.Errorf("the folder is %v, %v; want it for its owner alone", fi.Mode(), err)
 	}
 	if s, err := FromEnv(Without(t.Context()), inner); s != blob.Store(inner) || err != nil {

@@ -48,17 +48,9 @@ type folder struct {
 // openFolder makes the folder if it does not exist. The error wraps errOwner if another
 // user could change what is in it.
 func openFolder(dir string, bytes int64) (*folder, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := checkOwner(dir); err != nil {
-		return nil, err
-	}
 	f := &folder{dir: filepath.Join(dir, format), bytes: bytes}
-	for _, d := range []string{f.dir, filepath.Join(f.dir, locksDir), filepath.Join(f.dir, blocksDir)} {
-		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
+	if err := f.make(); err != nil {
+		return nil, err
 	}
 	var err error
 	// Blocks need not survive a loss of power: their checksums show whether they did.
@@ -66,9 +58,25 @@ func openFolder(dir string, bytes int64) (*folder, error) {
 	return f, err
 }
 
-// has reports whether there may be a block of s, of any version.
-func (f *folder) has(ctx context.Context, s slot) bool {
-	for range f.files.List(ctx, s.prefix()) {
+// make makes the folder, for this user alone, if it does not exist.
+func (f *folder) make() error {
+	if err := os.MkdirAll(filepath.Dir(f.dir), 0o700); err != nil {
+		return err
+	}
+	if err := checkOwner(filepath.Dir(f.dir)); err != nil {
+		return err
+	}
+	for _, d := range []string{"", locksDir, blocksDir} {
+		if err := os.Mkdir(filepath.Join(f.dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// has reports whether there may be that block, of any version.
+func (f *folder) has(ctx context.Context, id blockID) bool {
+	for range f.files.List(ctx, id.prefix()) {
 		return true
 	}
 	return false
@@ -84,8 +92,9 @@ func (f *folder) get(ctx context.Context, k key, size int64, p []byte, off int64
 	if err != nil {
 		return false, err
 	}
-	defer r.Close()
-	if err := readBlock(ctx, r, k, size, p, off); err != nil {
+	err = readBlock(ctx, r, k, size, p, off)
+	r.Close()
+	if err != nil {
 		if ctx.Err() == nil {
 			err = errors.Join(err, f.files.Remove(ctx, k.name()))
 		}
@@ -97,13 +106,16 @@ func (f *folder) get(ctx context.Context, k key, size int64, p []byte, off int64
 	return true, nil
 }
 
-// tryLock takes the lock under which the block of s is downloaded and written. The error
+// tryLock takes the lock under which the block is downloaded and written. The error
 // wraps blob.ErrLocked if another process or goroutine has it.
-func (f *folder) tryLock(ctx context.Context, s slot) (blob.HeldLock, error) {
-	return f.files.TryLock(ctx, s.lock(), nil)
+func (f *folder) tryLock(ctx context.Context, id blockID) (blob.HeldLock, error) {
+	if err := f.make(); err != nil { // a user may have removed it
+		return nil, err
+	}
+	return f.files.TryLock(ctx, id.lock(), nil)
 }
 
-// put keeps the bytes p of a block. The caller has the lock of its slot.
+// put keeps the bytes p of a block. The caller has its lock.
 func (f *folder) put(ctx context.Context, k key, p []byte) error {
 	// With the lock, no other process writes in that folder: temporary files there are
 	// those of processes that were killed.

@@ -16,10 +16,10 @@ const (
 	// patience bounds the wait for a block that another process downloads: it may have
 	// been stopped.
 	patience = time.Minute
-	// leastPause and mostPause bound the pauses after which a process that waits looks
-	// whether the block is there, or the other process has gone.
-	leastPause = 2 * time.Millisecond
-	mostPause  = 32 * time.Millisecond
+	// A process that waits looks every lookPause whether the block is there, which is
+	// cheap, and every lockPause whether the other process has gone.
+	lookPause = 4 * time.Millisecond
+	lockPause = 32 * time.Millisecond
 )
 
 // reader reads an object block by block.
@@ -83,34 +83,35 @@ func (r *reader) fail(err error) error {
 
 // readBlock fills p with the bytes from off on of the block n.
 func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) error {
-	sl := r.slot(n)
-	begin, pause := time.Now(), leastPause
-	for {
-		if done, err := r.get(ctx, sl, n, p, off); done || err != nil {
+	id := r.blockID(n)
+	for begin, next := time.Now(), time.Now(); ; {
+		if done, err := r.get(ctx, id, n, p, off); done || err != nil {
 			return err
 		}
-		lock, err := r.s.folder.tryLock(ctx, sl)
-		if err == nil {
-			defer lock.Release() // a lock that stays is that of a dead process
-			return r.fill(ctx, sl, n, p, off)
+		if now := time.Now(); !now.Before(next) {
+			next = now.Add(lockPause)
+			lock, err := r.s.folder.tryLock(ctx, id)
+			if err == nil {
+				defer lock.Release() // a lock that stays is that of a dead process
+				return r.fill(ctx, id, n, p, off)
+			}
+			if ctx.Err() == nil && (!errors.Is(err, blob.ErrLocked) || now.Sub(begin) > r.s.opts.patience) {
+				r.s.warn(err)
+				return r.download(ctx, p, n*r.s.opts.block+off)
+			}
 		}
-		if ctx.Err() == nil && (!errors.Is(err, blob.ErrLocked) || time.Since(begin) > r.s.opts.patience) {
-			r.s.warn(err)
-			return r.download(ctx, p, n*r.s.opts.block+off)
-		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := sleep(ctx, lookPause); err != nil {
 			return r.fail(err)
 		}
-		pause = min(2*pause, mostPause)
 	}
 }
 
 // get takes bytes of a block from the cache, and reports whether they were there.
-func (r *reader) get(ctx context.Context, sl slot, n int64, p []byte, off int64) (bool, error) {
+func (r *reader) get(ctx context.Context, id blockID, n int64, p []byte, off int64) (bool, error) {
 	version := r.Version()
 	if version == "" {
 		// If there is no block to compare with, the download tells the version.
-		if !r.s.folder.has(ctx, sl) {
+		if !r.s.folder.has(ctx, id) {
 			return false, nil
 		}
 		var err error
@@ -118,7 +119,7 @@ func (r *reader) get(ctx context.Context, sl slot, n int64, p []byte, off int64)
 			return false, err
 		}
 	}
-	done, err := r.s.folder.get(ctx, sl.at(version), r.length(n), p, off)
+	done, err := r.s.folder.get(ctx, id.at(version), r.length(n), p, off)
 	if err != nil {
 		if ctx.Err() != nil {
 			return false, r.fail(context.Cause(ctx))
@@ -131,9 +132,9 @@ func (r *reader) get(ctx context.Context, sl slot, n int64, p []byte, off int64)
 	return done, nil
 }
 
-// slot returns the slot of the block n.
-func (r *reader) slot(n int64) slot {
-	return newSlot(r.s.host, blob.JoinAddress(r.s.String(), r.name), r.Size(), r.s.opts.block, n)
+// blockID returns the identity of the block n.
+func (r *reader) blockID(n int64) blockID {
+	return newBlockID(r.s.host, blob.JoinAddress(r.s.String(), r.name), r.Size(), r.s.opts.block, n)
 }
 
 // length returns the size of the block n.
@@ -177,10 +178,10 @@ func (r *reader) note(version string) error {
 }
 
 // fill downloads the block n, keeps it, and fills p with its bytes from off on. The caller
-// has the lock of the slot.
-func (r *reader) fill(ctx context.Context, sl slot, n int64, p []byte, off int64) error {
+// has its lock.
+func (r *reader) fill(ctx context.Context, id blockID, n int64, p []byte, off int64) error {
 	// Another process may have kept it since the last look.
-	if done, err := r.get(ctx, sl, n, p, off); done || err != nil {
+	if done, err := r.get(ctx, id, n, p, off); done || err != nil {
 		return err
 	}
 	all := p
@@ -198,7 +199,7 @@ func (r *reader) fill(ctx context.Context, sl slot, n int64, p []byte, off int64
 	if len(all) != len(p) {
 		copy(p, all[off:])
 	}
-	if err := r.s.folder.put(ctx, sl.at(r.Version()), all); err != nil && ctx.Err() == nil {
+	if err := r.s.folder.put(ctx, id.at(r.Version()), all); err != nil && ctx.Err() == nil {
 		r.s.warn(err)
 	}
 	return nil

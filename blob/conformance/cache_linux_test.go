@@ -2,11 +2,13 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -148,6 +150,17 @@ func TestProcessesShareADownload(t *testing.T) {
 		if data > most {
 			t.Errorf("round %d: %d bytes of data files were read; want at most %d", round, data, most)
 		}
+	}
+	python, err := exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
+	if err != nil {
+		t.Skip(err)
+	}
+	env = append(env, "CAIRN_BINARY="+program, "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+filepath.Join("..", "..", "python"))
+	out, err := command(t, env, python, "-c", `import sys, cairn
+c = cairn.open(sys.argv[1], framework="memory")
+assert c["layer3"][:].cast("B").cast("f")[998] == 3001, c["layer3"][:]`, address)
+	if _, data := m.take(); err != nil || data != 0 {
+		t.Errorf("a read of Python with a full cache = %v, %d bytes from the service:\n%s", err, data, out)
 	}
 }
 
