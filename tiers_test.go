@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -59,20 +58,61 @@ func init() {
 	})
 }
 
-// slow:///PATH?ms=N is a folder in which each new file takes time.
+// gated:///PATH?gate=FILE is a folder in which a new file appears only when the gate is open:
+// that file exists. Saver processes know it too.
 func init() {
-	blob.Register("slow", func(_ context.Context, address string) (blob.Store, error) {
+	blob.Register("gated", func(_ context.Context, address string) (blob.Store, error) {
 		u, err := url.Parse(address)
 		if err != nil {
 			return nil, err
 		}
-		ms, err := strconv.Atoi(u.Query().Get("ms"))
-		if err != nil {
+		dir, err := file.Open(filepath.FromSlash(u.Path), nil)
+		return &gated{dir, u.Query().Get("gate")}, err
+	})
+}
+
+type gated struct {
+	blob.Store
+	gate string
+}
+
+func (g *gated) Unwrap() blob.Store { return g.Store }
+
+func (g *gated) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(g.gate); err == nil {
+			return g.Store.Create(ctx, name, o)
+		}
+		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
-		dir, err := file.Open(filepath.FromSlash(u.Path), nil)
-		return fault.New(dir, fault.Rule{On: fault.Commit, Times: -1, Do: fault.Delay(time.Duration(ms) * time.Millisecond)}), err
-	})
+	}
+}
+
+// newGate returns the address of a gated folder, the folder, and a function that opens the
+// gate.
+func newGate(t *testing.T) (address func(name string) string, dir string, open func()) {
+	t.Helper()
+	dir = t.TempDir()
+	gate := filepath.Join(t.TempDir(), "gate")
+	open = func() {
+		if err := os.WriteFile(gate, nil, 0o666); err != nil {
+			t.Error(err)
+		}
+	}
+	return func(name string) string {
+		return "gated://" + filepath.ToSlash(dir) + "/" + name + "?gate=" + url.QueryEscape(gate)
+	}, dir, open
+}
+
+// isOver reports whether a channel is closed.
+func isOver(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // faultyAddress returns the address of a folder that wrap makes faulty.
@@ -168,24 +208,27 @@ func listing(t *testing.T, dir string) []string {
 	return out
 }
 
-// Saves to one place do not disturb the uploads of those before them, which take longer.
+// Saves to one place do not disturb the uploads of those before them.
 func TestTiersInOnePlace(t *testing.T) {
 	for mode, options := range modes {
 		s := stager(t, options(1<<20))
-		local, bucket := tempStore(t), t.TempDir()
+		local := tempStore(t)
+		remote, bucket, open := newGate(t)
 		var saves []*cairn.Pending
 		for seed := range byte(3) {
-			p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{
-				Stager: s, Remote: "slow://" + filepath.ToSlash(bucket) + "/a?ms=100",
-			})
+			p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{Stager: s, Remote: remote("a")})
 			if err != nil {
 				t.Fatal(err)
 			}
 			saves = append(saves, p)
 		}
+		if _, err := saves[0].Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		open()
 		for i, p := range saves {
-			if r, err := p.WaitUploaded(t.Context()); err != nil || r.Time < 100*time.Millisecond {
-				t.Errorf("%s: upload %d = %+v, %v", mode, i, r, err)
+			if _, err := p.WaitUploaded(t.Context()); err != nil {
+				t.Errorf("%s: upload %d = %v", mode, i, err)
 			}
 		}
 		wantTensor(t, local, "w", numbered(t, 50_000, 2).Contents())
@@ -193,16 +236,18 @@ func TestTiersInOnePlace(t *testing.T) {
 	}
 }
 
-// The next save begins during an upload, in the memory that the upload does not need.
+// Saves go on during an upload, in memory that the upload does not need. Uploads end in the
+// order of the saves.
 func TestUploadNeedsNoStagingMemory(t *testing.T) {
 	for mode, options := range modes {
 		s := stager(t, options(1<<20))
-		run, bucket := t.TempDir(), "slow://"+filepath.ToSlash(t.TempDir())
+		remote, _, open := newGate(t)
+		run := t.TempDir()
 		var saves []*cairn.Pending
 		for step := range 4 {
 			name := fmt.Sprint("step-", step)
 			p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, 700_000, byte(step))}, &cairn.AsyncOptions{
-				Stager: s, Remote: bucket + "/" + name + "?ms=300",
+				Stager: s, Remote: remote(name), Busy: cairn.BusySkip, // no save is under way
 			})
 			if err == nil {
 				_, err = p.Wait(t.Context())
@@ -212,24 +257,19 @@ func TestUploadNeedsNoStagingMemory(t *testing.T) {
 			}
 			saves = append(saves, p)
 		}
-		select {
-		case <-saves[3].Uploaded():
-			t.Errorf("%s: four uploads took less than a second", mode)
-		default:
+		if isOver(saves[0].Uploaded()) {
+			t.Errorf("%s: an upload is over while the gate is closed", mode)
 		}
 		if u := s.Usage(); u.Used != 0 {
 			t.Errorf("%s: %d bytes are staged during uploads", mode, u.Used)
 		}
+		open()
+		if _, err := saves[3].WaitUploaded(t.Context()); err != nil {
+			t.Error(err)
+		}
 		for i, p := range saves {
-			if _, err := p.WaitUploaded(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if i < 3 {
-				select {
-				case <-saves[3].Uploaded():
-					t.Errorf("%s: the last upload was over before upload %d", mode, i)
-				default:
-				}
+			if !isOver(p.Uploaded()) {
+				t.Errorf("%s: the last upload was over before upload %d", mode, i)
 			}
 		}
 	}
@@ -240,14 +280,12 @@ func TestUploadNeedsNoStagingMemory(t *testing.T) {
 func TestCloseDuringUpload(t *testing.T) {
 	for mode, options := range modes {
 		for _, patient := range []bool{true, false} {
-			bucket := t.TempDir()
 			s, err := cairn.NewStager(options(1 << 20))
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"w": numbered(t, 1000, 1)}, &cairn.AsyncOptions{
-				Stager: s, Remote: "slow://" + filepath.ToSlash(bucket) + "/a?ms=300",
-			})
+			remote, bucket, open := newGate(t)
+			p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"w": numbered(t, 1000, 1)}, &cairn.AsyncOptions{Stager: s, Remote: remote("a")})
 			if err == nil {
 				_, err = p.Wait(t.Context())
 			}
@@ -255,15 +293,21 @@ func TestCloseDuringUpload(t *testing.T) {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			if !patient {
+			if patient {
+				time.AfterFunc(50*time.Millisecond, open)
+			} else {
 				cancel()
 			}
 			if err := s.Close(ctx); err != nil {
 				t.Error(err)
 			}
 			cancel()
-			_, err = p.WaitUploaded(t.Context())
+			if !isOver(p.Uploaded()) {
+				t.Errorf("%s, patient=%v: Close returns before the upload is over", mode, patient)
+			}
+			open()
 			waitSavers(t)
+			_, err = p.WaitUploaded(t.Context())
 			_, openErr := cairn.Open(t.Context(), openFolder(t, bucket, "a"))
 			if complete := patient || mode == "process"; (err == nil) != patient || (openErr == nil) != complete {
 				t.Errorf("%s, patient=%v: the upload = %v, the remote checkpoint: %v", mode, patient, err, openErr)
