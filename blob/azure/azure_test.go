@@ -65,6 +65,8 @@ func TestAccounts(t *testing.T) {
 			t.Errorf("Open with %v = %v, %v; want a store", c.env, s, err)
 		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret")):
 			t.Errorf("Open with %v = %v; want an error that names %s", c.env, err, c.want)
+		case c.want == "" && s.Host() != "https://me.blob.core.windows.net/container":
+			t.Errorf("Host with %v = %q; want the address of the container without secrets", c.env, s.Host())
 		}
 	}
 }
