@@ -511,6 +511,34 @@ func TestTierOptions(t *testing.T) {
 	}
 }
 
+// A second store that is the first one would be no copy, and the ceiling would remove the
+// only checkpoint.
+func TestRemoteIsNotTheLocalStore(t *testing.T) {
+	top := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(top, "run"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	remotes := []string{filepath.Join(top, "run", "a"), "file://" + filepath.ToSlash(top) + "/run/a", top + "/run/../run/a/"}
+	if err := os.Symlink("run", filepath.Join(top, "link")); err == nil {
+		remotes = append(remotes, filepath.Join(top, "link", "a"))
+	}
+	for mode, options := range modes {
+		for _, remote := range remotes {
+			for range 2 { // before and after the folder exists
+				s := stager(t, options(1<<20))
+				_, err := cairn.SaveAsync(t.Context(), openFolder(t, top, "run", "a"), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s, Remote: remote})
+				if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), "is the local one") {
+					t.Errorf("%s: SaveAsync with the remote store %s = %v; want ErrOptions", mode, remote, err)
+				}
+				saveStep(t, filepath.Join(top, "run", "a"), 1, native.Format{})
+			}
+			if err := os.RemoveAll(filepath.Join(top, "run", "a")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // ownWriter is a writer that is never used.
 type ownWriter struct{ storage.Writer }
 

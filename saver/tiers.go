@@ -67,12 +67,14 @@ func OpenTiers(o TierOptions) (*Tiers, error) {
 	}
 	var run blob.Store
 	t.Remote, run, t.broken = tier.Open(o.Open, o.Remote)
-	if o.Ceiling == 0 {
-		return t, nil
-	}
 	dir, err := folderOf(o.Local)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = refuseSame(dir, o.Remote)
+	} else if o.Ceiling == 0 {
+		err = nil // without a ceiling, the local store may be any other one
+	}
+	if err != nil || o.Ceiling == 0 {
+		return t, err
 	}
 	name := filepath.Base(dir)
 	if err := refuseCeiling(name, o.Remote, o.Format); err != nil {
@@ -94,6 +96,23 @@ func folderOf(s blob.Store) (string, error) {
 		return "", fmt.Errorf("%w: %sthe local store %s is not a folder", storage.ErrOptions, noCeiling, s)
 	}
 	return filepath.Abs(f.Dir())
+}
+
+// refuseSame returns an error that wraps storage.ErrOptions if a folder and an address are
+// the same place.
+func refuseSame(dir, address string) error {
+	path, local, err := file.LocalPath(address)
+	if err != nil || !local {
+		return err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return err
+	}
+	above, err := file.Open(filepath.Dir(path), nil)
+	if err != nil {
+		return err
+	}
+	return storage.RefuseIf(tier.SameFolder(dir, above, filepath.Base(path)), "the remote store %s is the local one", path)
 }
 
 // refuseCeiling returns an error that wraps storage.ErrOptions if copies of a checkpoint

@@ -232,6 +232,9 @@ func (r *Room) removeOldest(ctx context.Context) bool {
 		return false
 	}
 	for _, c := range r.local() {
+		if SameFolder(c.dir, r.Remote, c.name) {
+			continue // it is the only copy
+		}
 		there, err := r.remote(ctx, c.name)
 		if err != nil {
 			r.Warn(fmt.Errorf("the copy of %s cannot be looked up: %w", c.dir, err))
@@ -249,6 +252,27 @@ func (r *Room) removeOldest(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// SameFolder reports whether a folder is the folder of that name in a run, perhaps through
+// links.
+func SameFolder(dir string, run blob.Store, name string) bool {
+	f, ok := blob.As[*file.Store](run)
+	if !ok {
+		return false
+	}
+	other := filepath.Join(f.Dir(), name)
+	if filepath.Clean(dir) == other {
+		return true
+	}
+	a, errA := os.Stat(dir)
+	b, errB := os.Stat(other)
+	if errA != nil || errB != nil { // one of them does not exist: look at the folders above
+		a, errA = os.Stat(filepath.Dir(dir))
+		b, errB = os.Stat(f.Dir())
+		return errA == nil && errB == nil && os.SameFile(a, b) && filepath.Base(dir) == name
+	}
+	return os.SameFile(a, b)
 }
 
 // remote returns the checkpoint of that name in the remote run, or nil if it is not whole.

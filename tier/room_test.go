@@ -188,6 +188,22 @@ func TestFoldersInUseStay(t *testing.T) {
 	}
 }
 
+// The only copy stays, even if it can be reached by two paths.
+func TestTheOnlyCopyStays(t *testing.T) {
+	local := t.TempDir()
+	save(t, filepath.Join(local, "step-1"), "save1")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(local, link); err != nil {
+		t.Skip(err)
+	}
+	for _, remote := range []string{local, link} {
+		r := &Room{Ceiling: 1000, Dir: local, Name: "step-2", Remote: open(t, remote), Warn: func(err error) { t.Error(err) }, Uploads: func(context.Context) bool { return false }}
+		if r.make(t.Context(), 900) || len(names(t, filepath.Join(local, "step-1"))) != 3 {
+			t.Errorf("the only copy was removed, which %s is too", remote)
+		}
+	}
+}
+
 // The oldest checkpoint goes first, and an upload that is under way is waited for.
 func TestRoomWaitsForUploads(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
