@@ -41,19 +41,22 @@ type meter struct {
 }
 
 func startMeter(t *testing.T) *meter {
-	m := &meter{Proxy: startProxy(t, 0, 0), first: make(chan struct{})}
-	m.Answer = func(r *http.Request, a *http.Response) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.requests++
-		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, ".safetensors") {
-			if m.data == 0 {
-				close(m.first)
-			}
-			m.data += a.ContentLength
-		}
-	}
+	m := &meter{first: make(chan struct{})}
+	m.Proxy = startProxy(t, 0, 0, func(p *Proxy) { p.Answer = m.count })
 	return m
+}
+
+// count counts an answer.
+func (m *meter) count(r *http.Request, a *http.Response) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.requests++
+	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, ".safetensors") {
+		if m.data == 0 {
+			close(m.first)
+		}
+		m.data += a.ContentLength
+	}
 }
 
 // take returns the counts since the last call.

@@ -24,9 +24,9 @@ var quick = remote.Policy{
 	Attempts: 14, Pause: 2 * time.Millisecond, MaxPause: 100 * time.Millisecond, Idle: time.Second, Hedge: 200 * time.Millisecond,
 }
 
-func startProxy(t *testing.T, rate float64, seed uint64) *Proxy {
+func startProxy(t *testing.T, rate float64, seed uint64, change ...func(*Proxy)) *Proxy {
 	t.Helper()
-	p, err := NewProxy(endpoint, rate, seed)
+	p, err := NewProxy(endpoint, rate, seed, change...)
 	if err != nil {
 		t.Fatal(err)
 	}

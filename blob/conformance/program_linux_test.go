@@ -72,15 +72,15 @@ const repeated = "request is repeated"
 // through.
 func startBusy(t *testing.T, n int64) *Proxy {
 	t.Helper()
-	p := startProxy(t, 0, 0)
 	var seen atomic.Int64
-	p.Instead = func(*http.Request) (int, string) {
-		if seen.Add(1) > n {
-			return 0, ""
+	return startProxy(t, 0, 0, func(p *Proxy) {
+		p.Instead = func(*http.Request) (int, string) {
+			if seen.Add(1) > n {
+				return 0, ""
+			}
+			return http.StatusServiceUnavailable, "SlowDown"
 		}
-		return http.StatusServiceUnavailable, "SlowDown"
-	}
-	return p
+	})
 }
 
 // checkRetries tests that a log has a line for each of n retries in the store, and no

@@ -70,8 +70,9 @@ type Proxy struct {
 }
 
 // NewProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
-// is 0, all if it is 1. The caller closes it.
-func NewProxy(upstream string, rate float64, seed uint64) (*Proxy, error) {
+// is 0, all if it is 1. It calls the functions of change before it serves. The caller
+// closes it.
+func NewProxy(upstream string, rate float64, seed uint64, change ...func(*Proxy)) (*Proxy, error) {
 	u, err := url.Parse(upstream)
 	if err != nil {
 		return nil, err
@@ -84,6 +85,9 @@ func NewProxy(upstream string, rate float64, seed uint64) (*Proxy, error) {
 		upstream: u, rate: rate, address: "http://" + l.Addr().String(), served: make(chan struct{}), stop: make(chan struct{}),
 		random: rand.New(rand.NewPCG(seed, 0)), counts: map[Fault]int{},
 		transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64},
+	}
+	for _, f := range change {
+		f(p)
 	}
 	p.server = &http.Server{Handler: p}
 	go func() {
