@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -178,4 +179,34 @@ func uploadAndDie(t *testing.T, ranks int, n int64, late bool) (killed bool) {
 		t.Errorf("clean has left %v", left)
 	}
 	return killed
+}
+
+// If a saver process cannot open the remote store, saves succeed and their uploads fail,
+// until there is no room for another one.
+func TestSaverCannotOpenTheRemoteStore(t *testing.T) {
+	run := t.TempDir()
+	s := stager(t, modes["process"](4<<20))
+	for step := range 3 {
+		name := fmt.Sprint("step-", step)
+		p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, 1<<20, byte(step))}, &cairn.AsyncOptions{
+			Stager: s, Remote: "nothing://bucket/" + name, LocalBytes: 5 << 19,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Wait(t.Context())
+		_, uploadErr := p.WaitUploaded(t.Context())
+		if uploadErr == nil || !strings.Contains(uploadErr.Error(), "this program knows the schemes") {
+			t.Errorf("the upload of step %d = %v", step, uploadErr)
+		}
+		if full := step == 2; (err != nil) != full || full && !strings.Contains(err.Error(), "has no room") {
+			t.Errorf("the save of step %d = %v", step, err)
+		}
+		if used := bytesBelow(t, run); used > 5<<19 {
+			t.Errorf("after step %d the local run has %d bytes", step, used)
+		}
+	}
+	for step := range 2 {
+		wantTensor(t, openFolder(t, run, fmt.Sprint("step-", step)), "w", numbered(t, 1<<20, byte(step)).Contents())
+	}
 }

@@ -236,6 +236,97 @@ func TestTiersInOnePlace(t *testing.T) {
 	}
 }
 
+// A save that a newer one replaces is not uploaded, and the uploads of all ranks stay in
+// step.
+func TestReplacedSaveIsNotUploaded(t *testing.T) {
+	for mode, options := range modes {
+		top := t.TempDir()
+		remote, bucket, open := newGate(t)
+		eachRank(t, 2, func(ctx context.Context, g group.Group) error {
+			s, err := cairn.NewStager(options(1 << 20))
+			if err != nil {
+				return err
+			}
+			defer s.Close(ctx)
+			var saves []*cairn.Pending
+			for seed := range byte(3) {
+				p, err := cairn.SaveAsync(ctx, openFolder(t, top, "a"), cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{
+					Stager: s, Remote: remote("a"), Busy: cairn.BusyReplace, SaveOptions: cairn.SaveOptions{Group: g},
+				})
+				if err != nil {
+					return err
+				}
+				if saves = append(saves, p); seed == 0 {
+					if _, err := p.Wait(ctx); err != nil { // the next one waits for its upload
+						return err
+					}
+				}
+			}
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			open()
+			for i, p := range saves {
+				_, err := p.Wait(ctx)
+				_, uploadErr := p.WaitUploaded(ctx)
+				replaced := errors.Is(err, cairn.ErrReplaced)
+				// A saver process may read that it is replaced after it has begun.
+				if want := i == 1; replaced != want && (!want || mode != "process") || errors.Is(uploadErr, cairn.ErrReplaced) != replaced || (uploadErr != nil) != replaced {
+					return fmt.Errorf("save %d = %w, its upload = %w", i, err, uploadErr)
+				}
+			}
+			return nil
+		})
+		if t.Failed() {
+			t.Fatal(mode)
+		}
+		wantTensor(t, openFolder(t, bucket, "a"), "w", numbered(t, 50_000, 2).Contents())
+	}
+}
+
+// If the upload of one rank fails, that of all ranks does, and nothing appears.
+func TestUploadFailsOnOneRank(t *testing.T) {
+	errBroken := errors.New("broken on purpose")
+	top, bucket := t.TempDir(), t.TempDir()
+	address := faultyAddress(t, bucket, func(dir blob.Store) blob.Store {
+		return fault.New(dir, fault.Rule{On: fault.Commit, Do: fault.Fail(errBroken)})
+	})
+	eachRank(t, 2, func(ctx context.Context, g group.Group) error {
+		s, err := cairn.NewStager(nil)
+		if err != nil {
+			return err
+		}
+		defer s.Close(ctx)
+		w, err := shard.Zeros[uint8](shard.Rows(2), []int64{2, 1000}, g.Rank())
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{"a", "b"} {
+			o := &cairn.AsyncOptions{Stager: s, Remote: filepath.Join(bucket, name), SaveOptions: cairn.SaveOptions{Group: g}}
+			if g.Rank() == 1 {
+				o.Remote = address + "/" + name
+			}
+			p, err := cairn.SaveAsync(ctx, openFolder(t, top, name), cairn.State{"w": w}, o)
+			if err != nil {
+				return err
+			}
+			if _, err := p.Wait(ctx); err != nil {
+				return err
+			}
+			_, err = p.WaitUploaded(ctx)
+			step, ok := errors.AsType[*group.StepError](err)
+			if failed := name == "a"; failed != (err != nil) || failed && (!ok || !slices.Equal(step.Ranks(), []int{1})) {
+				return fmt.Errorf("the upload of %s = %w", name, err)
+			}
+			_, openErr := cairn.Open(ctx, openFolder(t, bucket, name))
+			if (openErr == nil) != (err == nil) {
+				return fmt.Errorf("the remote checkpoint %s: %w", name, openErr)
+			}
+		}
+		return nil
+	})
+}
+
 // Saves go on during an upload, in memory that the upload does not need. Uploads end in the
 // order of the saves.
 func TestUploadNeedsNoStagingMemory(t *testing.T) {
