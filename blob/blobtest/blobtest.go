@@ -310,7 +310,7 @@ var naming = []claim{
 }
 
 // many is more than a page of the listings of object stores.
-const many = 3000
+const many = 2100
 
 var listing = []claim{
 	{"EmptyStoreListsNothing", func(t *testing.T, s blob.Store) {

@@ -27,25 +27,39 @@ func results(r *doctor.Report) map[string]doctor.Check {
 // TestDoctorOfS3 lets one check fail: versitygw reads the ETag of an object before it opens
 // the file, so a reader that asks for the bytes of one ETag may get those of the next. The
 // check finds that on some runs.
-func TestDoctorOfS3(t *testing.T) { testDoctor(t, openS3(t, nil), "atomic replacement") }
+func TestDoctorOfS3(t *testing.T) {
+	testDoctor(t, openS3(t, nil), racy, doctor.Options{Time: 50 * time.Millisecond})
+}
 
-func TestDoctorOfGCS(t *testing.T) { testDoctor(t, openGCS(t, startGCS(t)), "") }
+// The other servers are slow: rates are measured with S3 only.
+func TestDoctorOfGCS(t *testing.T) {
+	testDoctor(t, openGCS(t, startGCS(t)), "", doctor.Options{Quick: true})
+}
 
-func TestDoctorOfAzure(t *testing.T) { testDoctor(t, openAzure(t, startAzure(t)), "") }
+func TestDoctorOfAzure(t *testing.T) {
+	testDoctor(t, openAzure(t, startAzure(t)), "", doctor.Options{Quick: true})
+}
 
-// testDoctor examines a server that keeps all promises, except for what the check racy may
+// racy is the check that may fail with versitygw.
+const racy = "atomic replacement"
+
+// testDoctor examines a server that keeps all promises, except for what the check but may
 // find, and wants nothing left behind.
-func testDoctor(t *testing.T, s *remote.Store, racy string) {
-	r, err := doctor.Examine(t.Context(), s, &doctor.Options{Time: 50 * time.Millisecond})
+func testDoctor(t *testing.T, s *remote.Store, but string, o doctor.Options) {
+	r, err := doctor.Examine(t.Context(), s, &o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range r.Checks {
-		if c.Result != doctor.OK && c.Name != racy {
+		if c.Result != doctor.OK && c.Name != but {
 			t.Errorf("%+v", c)
 		}
 	}
-	if r.Safe != (racy == "" || results(r)[racy].Result == doctor.OK) || len(r.Rates) != 3 || r.Used == nil || r.Used.Requests == 0 {
+	rates := 3
+	if o.Quick {
+		rates = 0
+	}
+	if r.Safe != (but == "" || results(r)[but].Result == doctor.OK) || len(r.Rates) != rates || r.Used == nil || r.Used.Requests == 0 {
 		t.Errorf("%+v", r)
 	}
 	for info, err := range s.List(t.Context(), "") {
@@ -141,7 +155,8 @@ func TestDoctorFindsLies(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := results(r)[name]
-			if c.Result != lie.result || c.Follows == "" || r.Safe != (lie.result == doctor.Warning) {
+			safe := lie.result == doctor.Warning && results(r)[racy].Result == doctor.OK
+			if c.Result != lie.result || c.Follows == "" || r.Safe != safe {
 				t.Errorf("the check is %+v, and the store is safe: %v", c, r.Safe)
 			}
 		})
