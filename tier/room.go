@@ -140,6 +140,9 @@ func (r *Room) Trim(ctx context.Context) {
 	}
 }
 
+// markPrefix begins the names of the locks that are marks.
+const markPrefix = "tier-"
+
 // mark is what a rank shows to the others in its folder.
 type mark struct {
 	Token string `json:"token"` // of a lock in the folder; empty: it has no locks
@@ -160,18 +163,37 @@ func (m *marked) put(ctx context.Context, dir string) (mark, error) {
 		return mark{}, err
 	}
 	host, _ := os.Hostname() // empty: the path alone counts
-	m.mark = mark{Token: "tier-" + strings.ToLower(crand.Text()), Place: host + ":" + dir}
+	m.mark = mark{Token: markPrefix + strings.ToLower(crand.Text()), Place: host + ":" + dir}
 	if m.lock, err = m.store.TryLock(ctx, m.Token, nil); err != nil {
 		m.Token = ""
 	}
+	m.sweep(ctx)
 	return m.mark, nil
 }
 
-// lowest returns the lowest rank whose mark is in the folder.
+// sweep removes the marks of processes that were killed. They do no harm, so errors do not
+// matter.
+func (m *marked) sweep(ctx context.Context) {
+	locks, _ := m.store.Locks(ctx, "")
+	for _, l := range locks {
+		if l.Owner != blob.OwnerDead || !strings.HasPrefix(l.Name, markPrefix) {
+			continue
+		}
+		if dead, err := m.store.TryLock(ctx, l.Name, nil); err == nil {
+			_ = dead.Release()
+		}
+	}
+}
+
+// lowest returns the lowest rank whose mark is in the folder. Host and path count only if
+// there are no locks: several hosts may have the same name.
 func (m *marked) lowest(ctx context.Context, all []mark) (int, error) {
 	locks, err := m.store.Locks(ctx, "")
 	return slices.IndexFunc(all, func(x mark) bool {
-		return x.Place == m.Place || x.Token != "" && slices.ContainsFunc(locks, func(l blob.Lock) bool { return l.Name == x.Token })
+		if x.Token == "" || m.Token == "" {
+			return x.Place == m.Place
+		}
+		return x.Token == m.Token || slices.ContainsFunc(locks, func(l blob.Lock) bool { return l.Name == x.Token })
 	}), err
 }
 
@@ -204,8 +226,12 @@ func (r *Room) make(ctx context.Context, need int64) bool {
 
 // used returns the bytes of all files of the local run.
 func (r *Room) used() (int64, error) {
+	dir, err := filepath.EvalSymlinks(r.Dir) // WalkDir does not follow a link
+	if err != nil {
+		return 0, ignoreGone(err)
+	}
 	var n int64
-	err := filepath.WalkDir(r.Dir, func(_ string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return ignoreGone(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -307,6 +308,75 @@ func TestRoomOfSeveralRanks(t *testing.T) {
 				t.Errorf("%d ranks have made room; want %d", leaders, want)
 			}
 		})
+	}
+}
+
+// Ranks on hosts of the same name, whose folders have the same path, make room on their own
+// disks.
+func TestHostsOfOneName(t *testing.T) {
+	var ms [2]marked
+	var all []mark
+	for i := range ms {
+		m, err := ms[i].put(t.Context(), t.TempDir())
+		if err != nil || m.Token == "" {
+			t.Fatal(m, err)
+		}
+		defer ms[i].release()
+		ms[i].Place = "host:/run"
+		all = append(all, ms[i].mark)
+	}
+	for i := range ms {
+		if got, err := ms[i].lowest(t.Context(), all); got != i || err != nil {
+			t.Errorf("rank %d: lowest = %d, %v; want %d", i, got, err, i)
+		}
+	}
+}
+
+// Marks of ranks that were killed do not stay.
+func TestMarksOfDeadRanks(t *testing.T) {
+	if os.Getenv("MARK_DIR") != "" {
+		var m marked
+		if _, err := m.put(t.Context(), os.Getenv("MARK_DIR")); err != nil {
+			t.Fatal(err)
+		}
+		os.Exit(0) // without release
+	}
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMarksOfDeadRanks$")
+	cmd.Env = append(os.Environ(), "MARK_DIR="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Fatalf("the dead rank has left %v, %v; want its mark", left, err)
+	}
+	var m marked
+	if _, err := m.put(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	m.release()
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("the folder has %v, %v; want nothing", left, err)
+	}
+}
+
+// The ceiling holds for a run that is a link to a folder.
+func TestRunThatIsALink(t *testing.T) {
+	top, remote := t.TempDir(), t.TempDir()
+	save(t, filepath.Join(top, "disk", "step-1"), "save1")
+	if err := os.Symlink("disk", filepath.Join(top, "run")); err != nil {
+		t.Skip(err)
+	}
+	r := &Room{
+		Ceiling: 1000, Dir: filepath.Join(top, "run"), Name: "step-2", Remote: open(t, remote), Warn: func(err error) { t.Error(err) },
+		Uploads: func(context.Context) bool { return false },
+	}
+	if r.make(t.Context(), 900) {
+		t.Error("make = true; want no room beside a checkpoint that is not uploaded")
+	}
+	copyFolder(t, filepath.Join(top, "disk", "step-1"), filepath.Join(remote, "step-1"))
+	if !r.make(t.Context(), 900) {
+		t.Error("make = false; want room once the checkpoint is uploaded")
 	}
 }
 
