@@ -690,8 +690,20 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 // writeRecord reads the record. If there is no record or another one, the commit did
 // not take effect. If it is the new record, the commit is visible, but may be lost if
 // the power fails.
+//
+// A service may carry out a request that was cancelled, even after the record was read.
+// So the write is not cancelled when ctx ends, or else only after recordTime, and then it
+// is unknown whether it takes effect.
 func (c *commit) writeRecord(ctx context.Context) error {
-	err := c.write(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	writing, end := outlive(ctx, recordTime)
+	defer end()
+	if c.found == nil { // the store is no service
+		writing = ctx
+	}
+	err := c.write(writing)
 	if err == nil {
 		c.keep()
 		return nil
@@ -700,11 +712,30 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	switch {
 	case readErr == nil && ours:
 		err = fmt.Errorf("%s exists, but may be lost if the power fails: %w", c.name, err)
-	case readErr == nil:
+	case readErr == nil && (c.found == nil || writing.Err() == nil):
 		return refused(err)
 	}
 	c.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// recordTime is how long the write of a record may go on after its context has ended.
+const recordTime = 20 * time.Second
+
+// outlive returns a context that ends some time after ctx. The caller calls end.
+func outlive(ctx context.Context, by time.Duration) (out context.Context, end func()) {
+	out, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(by):
+			cancel(context.Cause(ctx))
+		case <-out.Done():
+		}
+	})
+	return out, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 // refused returns the error for a record that the store did not write because another

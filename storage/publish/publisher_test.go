@@ -267,6 +267,72 @@ func TestCommitErrorUncertain(t *testing.T) {
 	}
 }
 
+// lateStore carries out the write of the record even if it is cancelled, but only when
+// something is removed.
+type lateStore struct {
+	*mem.Store
+	cancel func()
+	late   func()
+}
+
+func (s *lateStore) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+	w, err := s.Store.Create(ctx, name, o)
+	if name == "record" {
+		w = &lateWriter{w, s}
+	}
+	return w, err
+}
+
+func (s *lateStore) Remove(ctx context.Context, name string) error {
+	if s.late != nil {
+		s.late()
+	}
+	return s.Store.Remove(ctx, name)
+}
+
+type lateWriter struct {
+	blob.Writer
+	s *lateStore
+}
+
+func (w *lateWriter) Commit(ctx context.Context) (blob.Info, error) {
+	w.s.cancel()
+	if ctx.Err() == nil {
+		return w.Writer.Commit(ctx)
+	}
+	w.s.late = func() { w.Writer.Commit(context.Background()) }
+	return blob.Info{}, context.Cause(ctx)
+}
+
+func (w *lateWriter) Abort() error { return nil }
+
+// A save that is cancelled while a service writes its record leaves the old checkpoint or
+// the new one, with all files.
+func TestCancelledWhileTheRecordIsWritten(t *testing.T) {
+	inner := new(mem.Store)
+	storagetest.Put(t, inner, "record", []byte("d0.old"))
+	storagetest.Put(t, inner, "d0.old", []byte("data"))
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &lateStore{Store: inner, cancel: cancel}
+	ps := begin(t, s, "new", storage.WriteOptions{})
+	results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
+	if err := ps[0].Commit(ctx, record("d0.new", "d1.new"), results); err != nil {
+		t.Logf("Commit = %v", err)
+		if err := ps[0].Abort(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	now, err := read(t.Context(), inner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range now.Files {
+		if _, err := inner.Stat(t.Context(), name); err != nil {
+			t.Errorf("the record names %v: %v", now.Files, err)
+		}
+	}
+}
+
 func TestSetUpChecksTheSaveID(t *testing.T) {
 	for id, ok := range map[string]bool{"a": true, "A-1": true, "": false, "-a": false, "a_b": false, "a/b": false, "ü": false, strings.Repeat("a", 65): false} {
 		err := publish.New(new(mem.Store), toy, storage.WriteOptions{}).SetUp(t.Context(), session(0, id))
