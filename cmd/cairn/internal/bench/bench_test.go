@@ -42,7 +42,7 @@ func TestTransformerHasTheSizeThatIsAskedFor(t *testing.T) {
 }
 
 func TestReshardBench(t *testing.T) {
-	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 125 << 20})
+	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 40 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
