@@ -70,13 +70,13 @@ func OpenStore(address string) (blob.Store, error) {
 
 func openAddress(ctx context.Context, address string) (blob.Store, error) {
 	s, err := blob.OpenAddress(ctx, address)
-	if err != nil || blob.Scheme(address) == "file" {
+	if _, single := s.(*blob.Single); err != nil || single || blob.Scheme(address) == "file" {
 		return s, err
 	}
 	return &located{s, address}, nil
 }
 
-// located is a store that a saver process can open too, by its address.
+// located is a folder that a saver process can open too, by its address.
 type located struct {
 	blob.Store
 	address string

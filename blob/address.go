@@ -74,6 +74,10 @@ func OpenAddress(ctx context.Context, address string) (Store, error) {
 	return openScheme(ctx, address)
 }
 
+// OpenFolder is OpenAddress for an address that is not that of a single object. It makes no
+// request, whatever the name of the folder.
+func OpenFolder(ctx context.Context, address string) (Store, error) { return openScheme(ctx, address) }
+
 // openScheme opens an address with the function of its scheme.
 func openScheme(ctx context.Context, address string) (Store, error) {
 	scheme := Scheme(address)

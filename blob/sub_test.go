@@ -130,6 +130,12 @@ func TestAddressesOfObjects(t *testing.T) {
 	if single, ok := one.(*blob.Single); err != nil || !ok || single.Name() != "one.pt" {
 		t.Errorf("OpenAddress(one.pt) = %v, %v; want that object alone", one, err)
 	}
+	// OpenFolder does not look whether there is an object.
+	if folder, err := blob.OpenFolder(t.Context(), "objects://x/one.pt"); err != nil {
+		t.Error(err)
+	} else if _, single := folder.(*blob.Single); single {
+		t.Error("OpenFolder(one.pt) is a single object")
+	}
 	folder, err := blob.OpenAddress(t.Context(), "objects://x/folder.pt")
 	if err != nil {
 		t.Fatal(err)

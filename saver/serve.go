@@ -52,6 +52,10 @@ type ServeOptions struct {
 	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
 	// blob.OpenAddress.
 	OpenStore func(address string) (blob.Store, error)
+
+	// openFolder opens the store of a save without a request, because the saver handles no
+	// other message meanwhile. Nil: OpenStore.
+	openFolder func(address string) (blob.Store, error)
 }
 
 func (o *ServeOptions) withDefaults() ServeOptions {
@@ -63,9 +67,9 @@ func (o *ServeOptions) withDefaults() ServeOptions {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
 	if out.OpenStore == nil {
-		out.OpenStore = func(address string) (blob.Store, error) {
-			return blob.OpenAddress(blob.WithLogger(context.Background(), out.Logger), address)
-		}
+		ctx := blob.WithLogger(context.Background(), out.Logger)
+		out.OpenStore = func(address string) (blob.Store, error) { return blob.OpenAddress(ctx, address) }
+		out.openFolder = func(address string) (blob.Store, error) { return blob.OpenFolder(ctx, address) }
 	}
 	return out
 }
@@ -410,22 +414,39 @@ func (s *server) save(b *saveBody) error {
 
 // store opens the store of a save or a load. It keeps the stores of URLs, whose clients
 // have connections, and opens paths anew, because they may have become files or folders.
-func (s *server) store(address string) (blob.Store, error) {
-	if blob.Scheme(address) != "file" {
-		s.storesMu.Lock()
-		defer s.storesMu.Unlock()
-		if store := s.stores[address]; store != nil {
-			return store, nil
-		}
+func (s *server) store(address string) (blob.Store, error) { return s.keep(address, s.OpenStore) }
+
+// folder is store for a save, which is never to a single object.
+func (s *server) folder(address string) (blob.Store, error) {
+	if s.openFolder == nil {
+		return s.store(address)
 	}
-	store, err := s.OpenStore(address)
+	return s.keep(address, s.openFolder)
+}
+
+// keep opens a store, or returns the one that was opened before. storesMu is not held while
+// a store is opened, which may take a request.
+func (s *server) keep(address string, open func(string) (blob.Store, error)) (blob.Store, error) {
+	s.storesMu.Lock()
+	kept := s.stores[address]
+	s.storesMu.Unlock()
+	if kept != nil {
+		return kept, nil
+	}
+	store, err := open(address)
 	if errors.Is(err, blob.ErrAddress) {
 		err = fmt.Errorf("%w: %w", storage.ErrOptions, err)
 	}
-	if err == nil && blob.Scheme(address) != "file" {
-		s.stores[address] = store
+	if err != nil || blob.Scheme(address) == "file" {
+		return store, err
 	}
-	return store, err
+	s.storesMu.Lock()
+	defer s.storesMu.Unlock()
+	if kept := s.stores[address]; kept != nil {
+		return kept, nil
+	}
+	s.stores[address] = store
+	return store, nil
 }
 
 // since returns a function that returns what a store has done since the call of since.
@@ -442,7 +463,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if s.group.Rank() != 0 {
 		return func() {}
 	}
-	store, err := s.store(b.Store)
+	store, err := s.folder(b.Store)
 	if err != nil {
 		return func() {}
 	}
@@ -463,7 +484,7 @@ func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
 func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) {
-	store, err := s.store(b.Store)
+	store, err := s.folder(b.Store)
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
@@ -504,7 +525,7 @@ func (s *server) tiers(b *saveBody, local blob.Store, writer func(blob.Store) (s
 		return nil, storage.RefuseIf(b.LocalBytes != 0, "local_bytes has no effect without remote")
 	}
 	return OpenTiers(TierOptions{
-		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.store, Writer: writer,
+		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.folder, Writer: writer,
 		Format: b.Format, FailIfExists: b.FailIfExists, BufferBytes: b.BufferBytes, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
 	})
 }

@@ -76,4 +76,10 @@ func TestObjectInS3(t *testing.T) {
 	if _, ok := single.(*blob.Single); err != nil || !ok {
 		t.Errorf("OpenAddress(one.pt) = %v, %v; want that object alone", single, err)
 	}
+	// Saver processes refuse it, because it is not a folder.
+	if s, err := cairn.OpenStore(one); err != nil {
+		t.Error(err)
+	} else if _, ok := s.(*blob.Single); !ok {
+		t.Errorf("OpenStore(one.pt) = %T; want *blob.Single", s)
+	}
 }
