@@ -83,30 +83,47 @@ func openScheme(ctx context.Context, address string) (Store, error) {
 	scheme := Scheme(address)
 	schemesMu.RLock()
 	open := schemes[scheme]
+	_, rest, isURL := strings.Cut(address, "://")
 	var known []string
 	for s := range schemes {
 		known = append(known, s)
 	}
 	schemesMu.RUnlock()
+	if scheme != "file" && !isURL {
+		return nil, fmt.Errorf("%w: %s: a URL begins with %s://, and the path of such a folder with ./", ErrAddress, Redact(address), scheme)
+	}
 	if open == nil {
 		slices.Sort(known)
 		return nil, fmt.Errorf("%w: %s: this program knows the schemes %s", ErrAddress, Redact(address), strings.Join(known, ", "))
 	}
+	if isURL {
+		address = scheme + "://" + rest
+	}
 	return open(ctx, address)
 }
 
-// Scheme returns the scheme of an address. A path has the scheme "file".
+// Scheme returns the scheme of an address, in lower case. A path has the scheme "file". An
+// address such as s3:/bucket, which is a URL that has lost a slash, has the scheme "s3" and
+// cannot be opened: it would otherwise be a folder on the local disk.
 func Scheme(address string) string {
-	if scheme, _, ok := strings.Cut(address, "://"); ok {
-		return scheme
+	scheme, _, ok := strings.Cut(address, "://")
+	if !ok {
+		scheme, _, ok = strings.Cut(address, ":/")
+		ok = ok && len(scheme) > 1 && !strings.ContainsAny(scheme, "/\\. ") // C:/ is a disk
 	}
-	return "file"
+	if !ok {
+		return "file"
+	}
+	return strings.ToLower(scheme)
 }
 
 // Redact returns an address without what may be a secret: its user and its query.
 func Redact(address string) string {
 	if Scheme(address) == "file" {
 		return address
+	}
+	if !strings.Contains(address, "://") {
+		return Scheme(address) + ":/…"
 	}
 	u, err := url.Parse(address)
 	if err != nil {

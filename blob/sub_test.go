@@ -160,6 +160,33 @@ func TestUnknownSchemes(t *testing.T) {
 	}
 }
 
+// A URL that has lost a slash, as pathlib.Path makes it, is not a folder on the local disk.
+func TestURLThatLacksASlash(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, address := range []string{"s3:/bucket/x", "S3:/bucket/x.pt", "s3:/key:secret@bucket/x?key=secret", "file:/x", "gopher:/x"} {
+		s, err := blob.OpenAddress(t.Context(), address)
+		if !errors.Is(err, blob.ErrAddress) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("OpenAddress(%s) = %v, %v; want ErrAddress without secrets", address, s, err)
+		}
+	}
+	for _, address := range []string{"./s3:/x", "a/s3:/x", "C:/x", "s3:x"} {
+		if got := blob.Scheme(address); got != "file" {
+			t.Errorf("Scheme(%s) = %s; want file", address, got)
+		}
+	}
+}
+
+func TestSchemesInCapitals(t *testing.T) {
+	var got string
+	blob.Register("capitals", func(_ context.Context, address string) (blob.Store, error) {
+		got = address
+		return new(mem.Store), nil
+	})
+	if _, err := blob.OpenAddress(t.Context(), "Capitals://Bucket/X"); err != nil || got != "capitals://Bucket/X" {
+		t.Errorf("OpenAddress(Capitals://Bucket/X) opens %s, %v; want capitals://Bucket/X", got, err)
+	}
+}
+
 func TestSplitAddress(t *testing.T) {
 	for address, want := range map[string][2]string{
 		"a/b":                    {"a/", "b"},

@@ -3,8 +3,10 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -71,6 +73,7 @@ var badInputs = []badInput{
 	{name: "no TLS to a server with", endpoint: tlsServer("http"), save: "check the endpoint", load: "check the endpoint"},
 	{name: "unknown certificate", endpoint: tlsServer("https"), save: "certificate", load: "certificate"},
 	{name: "not S3", endpoint: website, save: "check the endpoint", load: "check the endpoint"},
+	{name: "a site without such pages", endpoint: noPages, save: "check the endpoint", load: "check the endpoint"},
 	{name: "redirect", proxy: elsewhere(http.StatusTemporaryRedirect, "TemporaryRedirect"), save: "another region", load: "another region"},
 	{name: "moved", proxy: elsewhere(http.StatusMovedPermanently, "PermanentRedirect"), save: "another region", load: "another region"},
 	{name: "clock", proxy: elsewhere(http.StatusForbidden, "RequestTimeTooSkewed"), save: "clock", load: "clock"},
@@ -122,6 +125,12 @@ func website(t *testing.T) string {
 	return s.URL
 }
 
+func noPages(t *testing.T) string {
+	s := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 // Each mistake gives an error that names the address and says what to do, without a
 // secret, and leaves the checkpoint that was there.
 func TestS3BadInput(t *testing.T) {
@@ -162,6 +171,9 @@ func testBadInput(t *testing.T, c badInput) {
 	defer cancel()
 	_, _, err = cairn.LoadNew(ctx, s, nil)
 	checkError(t, "load", address, err, c.load)
+	if errors.Is(err, cairn.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("load: %v; a job would take it for a place without a checkpoint, and start from the beginning", err)
+	}
 	before := names(t, good)
 	_, err = cairn.Save(ctx, s, number(t, 2), &cairn.SaveOptions{Step: new(int64(2))})
 	checkError(t, "save", address, err, c.save)

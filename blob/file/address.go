@@ -27,14 +27,14 @@ func init() {
 // of file:///path, without its escapes. local is false if the address has another scheme.
 // The error wraps blob.ErrAddress.
 func LocalPath(address string) (path string, local bool, err error) {
-	if !strings.Contains(address, "://") {
-		return address, true, nil
-	}
 	if blob.Scheme(address) != "file" {
 		return address, false, nil
 	}
+	if !strings.HasPrefix(strings.ToLower(address), "file:/") {
+		return address, true, nil
+	}
 	u, err := url.Parse(address)
-	if err != nil || u.Path == "" || u.User != nil || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || !strings.Contains(address, "://") || u.Path == "" || u.User != nil || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
 		return "", true, fmt.Errorf("%w: %s: want file:///path", blob.ErrAddress, address)
 	}
 	return filepath.FromSlash(u.Path), true, nil

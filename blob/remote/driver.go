@@ -28,7 +28,7 @@ func ParseAddress(text, scheme, secrets string, options ...string) (*Address, er
 	case err != nil || u.Scheme != scheme || u.Host == "" || u.Fragment != "":
 		return nil, fmt.Errorf("want %s://bucket/prefix", scheme)
 	case u.User != nil:
-		return nil, fmt.Errorf("credentials do not belong into an address: set %s", secrets)
+		return nil, fmt.Errorf("credentials do not belong in an address: set %s", secrets)
 	case u.RawQuery != "" && len(options) == 0:
 		return nil, fmt.Errorf("addresses of %s have no options", scheme)
 	}
@@ -60,9 +60,9 @@ func CheckEndpoint(text string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-		return errors.New("the endpoint is not http:// or https:// and a host")
+		return errors.New("an endpoint begins with http:// or https://, such as http://127.0.0.1:9000")
 	case u.User != nil:
-		return errors.New("credentials do not belong into an endpoint")
+		return errors.New("credentials do not belong in an endpoint")
 	}
 	return nil
 }

@@ -167,6 +167,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 }
 
 // pages yields what a service lists page by page. After a non-nil error the sequence ends.
+// The error never wraps fs.ErrNotExist.
 func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ctx context.Context, prefix, token string) ([]T, string, error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for token := ""; ; {
@@ -176,6 +177,11 @@ func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ct
 				page, next, err = list(ctx, prefix, token)
 				return err
 			})
+			if errors.Is(err, fs.ErrNotExist) {
+				// A prefix without objects is no error. This is a missing bucket or another
+				// service, which must not pass for a place without a checkpoint.
+				err = errors.New(err.Error())
+			}
 			if err != nil {
 				var none T
 				yield(none, err)

@@ -34,8 +34,8 @@ type meaning struct {
 const (
 	hintNoKey    = "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 	hintExpired  = "the credentials have expired: get new ones"
-	hintEndpoint = "check the endpoint and the network: ?endpoint=… of the address, or AWS_ENDPOINT_URL"
-	hintNotS3    = "is this an S3 service, or a proxy that changes answers? check the endpoint: ?endpoint=… of the address, or AWS_ENDPOINT_URL"
+	hintEndpoint = "check the endpoint and the network: ?endpoint=… of the address, or AWS_ENDPOINT_URL_S3"
+	hintNotS3    = "is this an S3 service, or a proxy that changes answers? check the endpoint: ?endpoint=… of the address, or AWS_ENDPOINT_URL_S3"
 	hintKey      = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
 	hintRegion   = "the bucket is in another region or at another endpoint: set AWS_REGION, or add ?region=… or ?endpoint=… to the address"
 )
@@ -46,13 +46,14 @@ var codes = map[string]meaning{
 	"NoSuchKey":                          {cause: fs.ErrNotExist},
 	"NotFound":                           {cause: fs.ErrNotExist},
 	"NoSuchUpload":                       {cause: fs.ErrNotExist},
-	"NoSuchBucket":                       {cause: fs.ErrNotExist, hint: "there is no such bucket: create it, or check its name and the endpoint"},
+	"NoSuchBucket":                       {hint: "there is no such bucket: create it, or check its name and the endpoint"},
 	"InvalidRange":                       {cause: errBeyond},
 	"PreconditionFailed":                 {cause: remote.ErrCondition},
 	"AccessDenied":                       {cause: fs.ErrPermission, hint: "the key may not do this: docs/object-storage.md lists the permissions that each operation needs"},
 	"Forbidden":                          {cause: fs.ErrPermission, hint: "the key may not do this, or the object does not exist and the key may not list the bucket"},
 	"AllAccessDisabled":                  {cause: fs.ErrPermission},
 	"InvalidAccessKeyId":                 {cause: fs.ErrPermission, hint: hintKey},
+	"XAdminUserNotFound":                 {cause: fs.ErrPermission, hint: hintKey}, // versitygw, with status 404
 	"SignatureDoesNotMatch":              {cause: fs.ErrPermission, hint: hintKey},
 	"InvalidToken":                       {cause: fs.ErrPermission, hint: hintKey},
 	"ExpiredToken":                       {cause: fs.ErrPermission, hint: hintExpired},
@@ -95,6 +96,8 @@ func explain(err error) error {
 		text = errors.New(describe(api, status))
 	}
 	switch {
+	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK makes this code if there is none
+		m.hint = hintNotS3
 	case known:
 	case status == 0:
 		return unanswered(err)
@@ -110,6 +113,13 @@ func explain(err error) error {
 		text = fmt.Errorf("%w: %w", m.cause, text)
 	}
 	return &remote.Error{Err: text, Retry: m.retry, Sent: status >= 500, After: after(response), Hint: m.hint}
+}
+
+// ofHead reports whether the error is that of a request whose answer has no body, and so no
+// code.
+func ofHead(err error) bool {
+	op, ok := errors.AsType[*smithy.OperationError](err)
+	return ok && op.OperationName == "HeadObject"
 }
 
 // statusOf returns the status of the answer, or 0.
@@ -136,7 +146,7 @@ func describe(api smithy.APIError, status int) string {
 func byStatus(status int) meaning {
 	switch {
 	case status == http.StatusNotFound:
-		return meaning{cause: fs.ErrNotExist}
+		return meaning{cause: fs.ErrNotExist, hint: hintNotS3}
 	case status == http.StatusPreconditionFailed:
 		return meaning{cause: remote.ErrCondition}
 	case status == http.StatusRequestedRangeNotSatisfiable:

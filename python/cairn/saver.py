@@ -13,6 +13,7 @@ import functools
 import json
 import mmap
 import os
+import re
 import shutil
 import socket
 import struct
@@ -64,6 +65,8 @@ def address_of(path: "str | bytes") -> str:
     except UnicodeEncodeError:  # messages have no bytes for it, and it would become another path
         raise OptionsError(f"the path {address!r} is not UTF-8", ("storage.options",)) from None
     if "://" not in address:
+        if lost := re.match(r"([^/\\. ]{2,}):/", address):  # it would be a folder on the local disk
+            raise OptionsError(f"a URL begins with {lost[1]}://, not {lost[1]}:/; pass it as str, because pathlib.Path changes it", ("storage.options",))
         return os.path.abspath(address)
     if not address.startswith("file://"):
         return address

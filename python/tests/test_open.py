@@ -227,7 +227,7 @@ class Open(unittest.TestCase):
             with self.subTest(path=path):
                 self.assertEqual(cairn.open(path)["step"], 12)
         # Two paths that are not UTF-8 would become the same one.
-        for path in ("gopher://user:hush@bucket/c?key=hush", "file://host/c", "file:///c?x=1",
+        for path in ("gopher://user:hush@bucket/c?key=hush", pathlib.Path("s3://user:hush@bucket/c?key=hush"), "file://host/c", "file:///c?x=1",
                      bytes(self.place) + b"\xff", str(self.place) + "\udcff"):
             with self.subTest(path=path), self.assertRaises(cairn.OptionsError) as raised:
                 cairn.open(path)
