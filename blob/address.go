@@ -54,10 +54,11 @@ func Register(scheme string, open func(ctx context.Context, address string) (Sto
 // repeat its query or its user, which may hold secrets.
 //
 // A URL is that of a single object if its last element has an extension, such as .pt, and
-// there is an object of that name. It takes a request to find out. Otherwise it is that of
-// a folder, and OpenAddress makes no request.
+// there is an object of that name. It takes a request to find out. Otherwise, or if it ends
+// with a slash, it is that of a folder, and OpenAddress makes no request.
 func OpenAddress(ctx context.Context, address string) (Store, error) {
-	if dir, name := SplitAddress(address); Scheme(address) != "file" && path.Ext(name) != "" && CheckName(name) == nil {
+	before, _, _ := strings.Cut(address, "?")
+	if dir, name := SplitAddress(address); Scheme(address) != "file" && !strings.HasSuffix(before, "/") && path.Ext(name) != "" && CheckName(name) == nil {
 		s, err := openScheme(ctx, dir)
 		if err != nil {
 			return nil, err

@@ -107,12 +107,15 @@ func Open(open func(address string) (blob.Store, error), address string) (at, ru
 		at, err = open(address)
 		return at, nil, err
 	}
-	if run, err = open(above); err != nil {
-		return nil, nil, err
-	}
 	if blob.Scheme(address) == "file" {
-		at, err = open(address)
-	} else {
+		if run, err = open(above); err == nil {
+			at, err = open(address)
+		}
+		return at, run, err
+	}
+	// With a slash at its end, it takes no request to open, so saves do not wait for a store
+	// that does not answer.
+	if run, err = open(blob.JoinAddress(above, "")); err == nil {
 		at, err = blob.NewSub(run, name)
 	}
 	return at, run, err

@@ -142,7 +142,10 @@ func (j *job) copyFile(ctx context.Context, it *item) error {
 func (j *job) commit(ctx context.Context, it *item) error {
 	opts := &blob.CreateOptions{}
 	if have, ok := j.have[it.to]; ok {
-		opts.IfVersion = have.Version // empty if the store has no versions
+		opts.IfVersion = have.Version
+		if err := j.unchanged(ctx, have); err != nil {
+			return err
+		}
 	} else {
 		opts.IfAbsent = true
 	}
@@ -161,6 +164,19 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	_, err = w.Commit(ctx)
 	if errors.Is(err, fs.ErrExist) {
 		err = fmt.Errorf("%w: another writer was faster: %w", storage.ErrExists, err)
+	}
+	return err
+}
+
+// unchanged does what a condition would do for a file of the target, if that has no
+// versions. The caller has the lock of the target.
+func (j *job) unchanged(ctx context.Context, have blob.Info) error {
+	if have.Version != "" {
+		return nil
+	}
+	now, err := j.dst.Stat(ctx, have.Name)
+	if err == nil && (now.Size != have.Size || !now.ModTime.Equal(have.ModTime)) || errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s of %s was replaced while the checkpoint was copied: %w", have.Name, j.dst, blob.ErrChanged)
 	}
 	return err
 }

@@ -4,11 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -162,6 +167,41 @@ func TestPartsDoNotReplaceANewerCopy(t *testing.T) {
 		t.Errorf("Publish = %v; want ErrExists", err)
 	}
 	wantSeed(t, dst, 20)
+}
+
+// A copy does not replace one that has replaced what it has found, in a store that has no
+// versions either.
+func TestPartsDoNotReplaceAnotherReplacement(t *testing.T) {
+	dir := t.TempDir()
+	folder, err := file.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dst := range []blob.Store{new(mem.Store), folder} {
+		var srcs []*mem.Store
+		for i := range 3 {
+			srcs = append(srcs, new(mem.Store))
+			save(t, srcs[i], formats.Native, fmt.Sprint("save", i), 64, byte(10*i))
+		}
+		if _, err := Copy(t.Context(), srcs[0], dst, nil); err != nil {
+			t.Fatal(err)
+		}
+		if dst == folder { // times of files may be coarse
+			if err := os.Chtimes(filepath.Join(dir, "cairn.json"), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ranks, data := divided(t, srcs[1])
+		_, err := copyParts(t.Context(), dst, ranks, data, &Options{Overwrite: true}, func() {
+			if _, err := Copy(t.Context(), srcs[2], dst, &Options{Overwrite: true}); err != nil {
+				t.Error(err)
+			}
+		})
+		if !errors.Is(err, blob.ErrChanged) {
+			t.Errorf("%s: Publish = %v; want ErrChanged", dst, err)
+		}
+		wantSeed(t, dst, 20)
+	}
 }
 
 // Neither a damaged file nor one that a rank has not copied becomes part of a checkpoint.
