@@ -648,6 +648,46 @@ func TestTiersOnSomeRanks(t *testing.T) {
 	})
 }
 
+// Ranks with disks of their own save to one folder again and again. Files of the saves that
+// were replaced do not stay on any disk.
+func TestTiersReplaceOnSeveralDisks(t *testing.T) {
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			top := t.TempDir()
+			eachRank(t, 2, func(ctx context.Context, g group.Group) error {
+				s, err := cairn.NewStager(options(4 << 20))
+				if err != nil {
+					return err
+				}
+				defer s.Close(ctx)
+				disk := filepath.Join(top, fmt.Sprint("disk", g.Rank()))
+				for step := range int64(3) {
+					p, err := cairn.SaveAsync(ctx, openFolder(t, disk, "last"), cairn.State{fmt.Sprint("w", g.Rank()): numbered(t, 1000, byte(step))}, &cairn.AsyncOptions{
+						Stager: s, Remote: filepath.Join(top, "bucket", "last"), SaveOptions: cairn.SaveOptions{Group: g, Step: &step},
+					})
+					if err != nil {
+						return err
+					}
+					r, err := p.Wait(ctx)
+					if err != nil {
+						return err
+					}
+					for name := range filesBelow(t, disk) {
+						if !strings.Contains(name, r.SaveID) && filepath.Base(name) != "cairn.json" {
+							t.Errorf("step %d: %s stays after the save %s", step, name, r.SaveID)
+						}
+					}
+					if _, err := p.WaitUploaded(ctx); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			wantTensor(t, openFolder(t, top, "bucket", "last"), "w1", numbered(t, 1000, 2).Contents())
+		})
+	}
+}
+
 // A crash at any operation of an upload leaves the local checkpoint whole and no remote
 // one, or a whole one, and nothing that clean does not find.
 func TestCrashDuringUpload(t *testing.T) {

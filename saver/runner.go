@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -37,7 +39,18 @@ type Runner struct {
 	mu      sync.Mutex
 	saves   []*running // that are not over, in order
 	uploads []*running // that are not over, in order, with those of saves that are not over
+
+	written []written // by the last saves to different local stores; only one save uses it at a time
 }
+
+// written is what this rank has written in its last save to a local store.
+type written struct {
+	place, format, saveID string
+	files                 []storage.File
+}
+
+// maxWritten bounds Runner.written.
+const maxWritten = 16
 
 // running is one save of a Runner.
 type running struct {
@@ -65,6 +78,9 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 			<-before.done
 		}
 		report, err := r.run(ctx, run)
+		if err == nil && t.Tiers != nil && !run.direct {
+			r.removeReplaced(ctx, run, report)
+		}
 		t.Over(report, err)
 		r.mu.Lock()
 		r.saves = r.saves[1:]
@@ -137,6 +153,29 @@ func (r *Runner) Wait() {
 	}
 	if upload != nil {
 		<-upload.uploaded
+	}
+}
+
+// removeReplaced removes the files that this rank has written in its last save to the same
+// local store, because a save has replaced that. Rank 0 has done so, but only in its own
+// store, and the record that names the files is there.
+func (r *Runner) removeReplaced(ctx context.Context, run *running, report *protocol.SaveReport) {
+	now := written{run.Tiers.Local.String(), run.Tiers.format, report.SaveID, report.Wrote}
+	i := slices.IndexFunc(r.written, func(w written) bool { return w.place == now.place && w.format == now.format })
+	if i >= 0 {
+		for _, f := range r.written[i].files {
+			if !strings.Contains(f.Name, r.written[i].saveID) {
+				continue // not only of that save
+			}
+			if err := run.Tiers.Local.Remove(ctx, f.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				run.Job.Recorder.Warn(err)
+			}
+		}
+		r.written = slices.Delete(r.written, i, i+1)
+	}
+	r.written = append(r.written, now)
+	if len(r.written) > maxWritten {
+		r.written = slices.Delete(r.written, 0, 1)
 	}
 }
 
