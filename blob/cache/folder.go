@@ -71,7 +71,7 @@ func (f *folder) make() error {
 			return err
 		}
 	}
-	return nil
+	return checkOwner(f.dir) // another user may have made it while the folder above was open to all
 }
 
 // has reports whether there may be that block, of any version.

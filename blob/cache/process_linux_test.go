@@ -313,7 +313,11 @@ func TestOtherUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, dir := range []string{open, other} {
+	below := t.TempDir() // it was open to all until somebody had made the folder in it
+	if err := errors.Join(os.Mkdir(filepath.Join(below, format), 0o700), os.Chmod(filepath.Join(below, format), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{open, other, below} {
 		if s, err := New(new(mem.Store), Options{Dir: dir}); !errors.Is(err, errOwner) || s != nil {
 			t.Errorf("New with a folder that others can change = %v, %v; want errOwner", s, err)
 		}
