@@ -383,11 +383,12 @@ type complete struct {
 }
 
 // whole returns the checkpoint in a store. It is nil if there is none, if a file is missing,
-// or if it does not record of which save it is.
+// if it cannot be read, or if it does not record of which save it is. An error is that of
+// the store.
 func whole(ctx context.Context, store blob.Store) (*complete, error) {
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		for _, absent := range []error{storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt} {
+		for _, absent := range []error{storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt, storage.ErrVersion, storage.ErrUnderWay} {
 			if errors.Is(err, absent) {
 				return nil, nil
 			}

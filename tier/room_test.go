@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -377,6 +379,39 @@ func TestRunThatIsALink(t *testing.T) {
 	copyFolder(t, filepath.Join(top, "disk", "step-1"), filepath.Join(remote, "step-1"))
 	if !r.make(t.Context(), 900) {
 		t.Error("make = false; want room once the checkpoint is uploaded")
+	}
+}
+
+// A remote checkpoint of a newer program does not keep others from being removed.
+func TestRemoteOfANewerVersion(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	for i, name := range []string{"step-1", "step-2"} {
+		save(t, filepath.Join(local, name), fmt.Sprint("save", i))
+		copyFolder(t, filepath.Join(local, name), filepath.Join(remote, name))
+	}
+	record := filepath.Join(remote, "step-1", "cairn.json")
+	b, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = bytes.Replace(b, []byte(`"version": 1`), []byte(`"version": 99`), 1)
+	b = bytes.Replace(b, []byte(`"crc32c"`), []byte(`"sum"`), 1)
+	if err := os.WriteFile(record, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := formats.Open(t.Context(), open(t, remote, "step-1"), nil); !errors.Is(err, storage.ErrVersion) {
+		t.Fatalf("Open = %v; want ErrVersion", err)
+	}
+	r := &Room{
+		Ceiling: 1 << 20, Dir: local, Name: "step-3", Remote: open(t, remote), Warn: func(err error) { t.Error(err) },
+		Uploads: func(context.Context) bool { return false },
+	}
+	used, err := r.used()
+	if err != nil || !r.make(t.Context(), r.Ceiling-used+1) {
+		t.Errorf("no room is made beside %d bytes, %v", used, err)
+	}
+	if left, err := os.ReadDir(local); err != nil || len(left) != 1 || left[0].Name() != "step-1" {
+		t.Errorf("%v are left, %v; want step-1", left, err)
 	}
 }
 
