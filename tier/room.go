@@ -224,14 +224,18 @@ func (r *Room) make(ctx context.Context, need int64) bool {
 	return false
 }
 
-// used returns the bytes of all files of the local run.
+// used returns the bytes of all files of the local run. It leaves out folders that this user
+// may not read, such as lost+found.
 func (r *Room) used() (int64, error) {
 	dir, err := filepath.EvalSymlinks(r.Dir) // WalkDir does not follow a link
 	if err != nil {
 		return 0, ignoreGone(err)
 	}
 	var n int64
-	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrPermission) && path != dir {
+			return nil
+		}
 		if err != nil || !e.Type().IsRegular() {
 			return ignoreGone(err)
 		}
