@@ -110,7 +110,7 @@ func refuseSame(dir, address string) error {
 	}
 	above, err := file.Open(filepath.Dir(path), nil)
 	if err != nil {
-		return err
+		return nil // another place, at which the upload fails
 	}
 	return storage.RefuseIf(tier.SameFolder(dir, above, filepath.Base(path)), "the remote store %s is the local one", path)
 }
