@@ -98,7 +98,7 @@ type StagerOptions struct {
 }
 
 // Stager stages the states of one rank in memory that it keeps from save to save. It
-// runs one save at a time.
+// runs one save at a time. NewStager makes one; the zero value does not work.
 type Stager struct {
 	arena   *stage.Arena
 	options StagerOptions

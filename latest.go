@@ -280,13 +280,13 @@ func latest(ctx context.Context, run, remote string) (*Found, error) {
 func noneOf(problems []error, folders int) error {
 	for _, kind := range []error{ErrUnderWay, ErrCorrupt} {
 		if i := slices.IndexFunc(problems, func(err error) bool { return errors.Is(err, kind) }); i >= 0 {
-			return fmt.Errorf("no complete checkpoint in %d folders: %w", folders, problems[i])
+			return fmt.Errorf("no complete checkpoint (folders searched: %d): %w", folders, problems[i])
 		}
 	}
 	if len(problems) > 0 { // their saves are over and will never be complete
-		return fmt.Errorf("%w: %d folders, %d of them with a part of a checkpoint: %v", ErrNotFound, folders, len(problems), problems[0])
+		return fmt.Errorf("%w (folders searched: %d, with a part of a checkpoint: %d): %v", ErrNotFound, folders, len(problems), problems[0])
 	}
-	return fmt.Errorf("%w: %d folders", ErrNotFound, folders)
+	return fmt.Errorf("%w (folders searched: %d)", ErrNotFound, folders)
 }
 
 // found describes the checkpoint in a folder. Files of a checkpoint may be missing because

@@ -166,7 +166,7 @@ func printBlobBench(o *output, r *bench.BlobResult) {
 	t.add("best", two(r.BestPlainPut), two(r.BestPut), two(r.BestPlainGet), two(r.BestGet), two(r.BestPlainRanges), two(r.BestRanges),
 		two(r.PlainCoreSeconds), two(r.CoreSeconds))
 	o.table(t)
-	o.printf("\nof the best of plain requests: upload %s, download %s, by ranges %s; cairn made %d requests, %d of them again\n",
+	o.printf("\ncairn, compared with the best of plain requests: upload %s, download %s, by ranges %s; %d requests, %d of them repeated\n",
 		two(r.PutRatio), two(r.GetRatio), two(r.RangesRatio), r.Traffic.Requests, r.Traffic.Retries)
 	printBlobCache(o, r.Cache)
 }

@@ -79,7 +79,12 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 }
 
 // hideDefault removes an empty default from the help of a flag.
-func hideDefault(fl *pflag.FlagSet, name string) { fl.Lookup(name).DefValue = "" }
+func hideDefault(fl *pflag.FlagSet, name string) {
+	f := fl.Lookup(name)
+	if f.DefValue = ""; f.Value.Type() == "duration" {
+		f.DefValue = "0s" // the help would show an empty one
+	}
+}
 
 // conversionOf has the source and the target of a conversion, in JSON.
 type conversionOf struct {
@@ -351,11 +356,14 @@ func printConverted(o *output, r *conversionResult) {
 // printTraffic prints what a store did, if it counts that.
 func printTraffic(o *output, address string, t *blob.Traffic) {
 	if t != nil {
-		o.remark("%s: %s, %d of them repeated and %d hedged, %s sent, %s received\n", clean(blob.Redact(address)), plural(t.Requests, "request"),
-			t.Retries, t.Hedges, formatBytes(t.Sent), formatBytes(t.Received))
+		text := fmt.Sprintf("%s, %s sent, %s received", plural(t.Requests, "request"), formatBytes(t.Sent), formatBytes(t.Received))
 		if t.Cached > 0 {
-			o.remark("%s from the cache\n", formatBytes(t.Cached))
+			text += fmt.Sprintf(", %s from the cache", formatBytes(t.Cached))
 		}
+		if t.Retries+t.Hedges > 0 {
+			text += fmt.Sprintf("; %d of the requests repeated and %d hedged", t.Retries, t.Hedges)
+		}
+		o.remark("%s: %s\n", clean(blob.Redact(address)), text)
 	}
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -165,6 +166,8 @@ func copyHint(ctx context.Context, src string, err error) string {
 		return "give DST another path"
 	case errors.Is(err, storage.ErrNotFound) || unsupported:
 		return openHint(ctx, src, err)
+	case errors.Is(err, fs.ErrPermission):
+		return ""
 	case errors.Is(err, storage.ErrCorrupt):
 		return "'cairn verify " + quoteArg(src) + "' lists what is damaged"
 	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrVersion):
