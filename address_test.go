@@ -60,8 +60,13 @@ func TestAddressesOfStores(t *testing.T) {
 	if !errors.Is(err, cairn.ErrNotFound) || strings.Contains(err.Error(), "hush") {
 		t.Errorf("Latest of nothing = %v; want ErrNotFound without secrets", err)
 	}
-	_, err = cairn.OpenStore("unknown://user:hush@host/x")
-	if !errors.Is(err, blob.ErrAddress) || strings.Contains(err.Error(), "hush") {
-		t.Errorf("OpenStore(unknown) = %v; want ErrAddress without secrets", err)
+	for _, address := range []string{"unknown://user:hush@host/x", "file://user:hush@host/x", "file:///x?key=hush", "file://user:hush@host:port/%zz"} {
+		_, err := cairn.OpenStore(address)
+		_, err2 := cairn.Latest(t.Context(), address, nil)
+		for _, err := range []error{err, err2} {
+			if !errors.Is(err, blob.ErrAddress) || strings.Contains(err.Error(), "hush") {
+				t.Errorf("an address that is not valid: %v; want ErrAddress without secrets", err)
+			}
+		}
 	}
 }

@@ -120,8 +120,8 @@ func Scheme(address string) string {
 
 // Redact returns an address without what may be a secret: its user and its query.
 func Redact(address string) string {
-	if Scheme(address) == "file" {
-		return address
+	if !strings.Contains(address, "://") && Scheme(address) == "file" {
+		return address // a path
 	}
 	if !strings.Contains(address, "://") {
 		return Scheme(address) + ":/…"

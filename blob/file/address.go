@@ -35,7 +35,7 @@ func LocalPath(address string) (path string, local bool, err error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil || !strings.Contains(address, "://") || u.Path == "" || u.User != nil || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
-		return "", true, fmt.Errorf("%w: %s: want file:///path", blob.ErrAddress, address)
+		return "", true, fmt.Errorf("%w: %s: want file:///path", blob.ErrAddress, blob.Redact(address))
 	}
 	return filepath.FromSlash(u.Path), true, nil
 }
