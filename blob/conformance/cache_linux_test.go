@@ -103,7 +103,7 @@ func TestProcessesShareADownload(t *testing.T) {
 		t.Fatal(err)
 	}
 	total := saveTensors(t, s, 5)
-	env := append(os.Environ(), "AWS_ENDPOINT_URL="+m.URL(), cache.DirEnv+"="+t.TempDir(), cache.BytesEnv+"=1GiB")
+	env := append(os.Environ(), "AWS_ENDPOINT_URL_S3="+m.URL(), cache.DirEnv+"="+t.TempDir(), cache.BytesEnv+"=1GiB")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	start := func(env []string) (*exec.Cmd, *bytes.Buffer) {
@@ -115,7 +115,7 @@ func TestProcessesShareADownload(t *testing.T) {
 		}
 		return cmd, out
 	}
-	alone, want := start(append(os.Environ(), "AWS_ENDPOINT_URL="+endpoint))
+	alone, want := start(append(os.Environ(), "AWS_ENDPOINT_URL_S3="+endpoint))
 	if err := alone.Wait(); err != nil {
 		t.Fatalf("digest without a cache: %v\n%s", err, want)
 	}

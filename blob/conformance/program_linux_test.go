@@ -103,7 +103,7 @@ func checkRetries(t *testing.T, log, store string, n int) {
 func TestProgramInS3(t *testing.T) {
 	program := buildCairn(t)
 	run := fmt.Sprintf("s3://bucket/%d/run", folders.Add(1))
-	env := []string{"AWS_ENDPOINT_URL=" + endpoint, "CAIRN_BINARY=" + program, "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" +
+	env := []string{"AWS_ENDPOINT_URL_S3=" + endpoint, "CAIRN_BINARY=" + program, "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" +
 		strings.Join([]string{filepath.Join("..", "..", "python"), filepath.Join("..", "..", "python", "tests")}, string(os.PathListSeparator))}
 	ok := func(want string, args ...string) {
 		t.Helper()
@@ -125,7 +125,7 @@ func TestProgramInS3(t *testing.T) {
 		t.Skip(err)
 	}
 	for _, where := range []string{run + "-python", "s3://no-such-bucket/run"} {
-		busy := append(env, "AWS_ENDPOINT_URL="+startBusy(t, 2).URL())
+		busy := append(env, "AWS_ENDPOINT_URL_S3="+startBusy(t, 2).URL())
 		log := filepath.Join(t.TempDir(), "log")
 		out, err := command(t, busy, python, "-c", pythonScript, where, log)
 		logged, logErr := os.ReadFile(log)
