@@ -119,6 +119,9 @@ type Stager struct {
 	closed     bool
 }
 
+// errNoStager is the error of a Stager that is the zero value.
+var errNoStager = fmt.Errorf("%w: the Stager was not made by NewStager", ErrOptions)
+
 // NewStager returns a Stager, to be closed when it is no longer needed.
 func NewStager(opts *StagerOptions) (*Stager, error) {
 	var o StagerOptions
@@ -148,6 +151,9 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 // ends first, they are cancelled, and so is a SaveAsync that has not returned. A saver
 // process completes what is staged all the same, and uploads it.
 func (s *Stager) Close(ctx context.Context) error {
+	if s.call == nil {
+		return errNoStager
+	}
 	defer context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })()
 	s.call <- struct{}{}
 	defer func() { <-s.call }()
@@ -291,6 +297,9 @@ func SaveAsync(ctx context.Context, store blob.Store, state State, opts *AsyncOp
 		if s, err = NewStager(nil); err != nil {
 			return nil, wrap("save", store, err)
 		}
+	}
+	if s.call == nil {
+		return nil, wrap("save", store, errNoStager)
 	}
 	p, err := s.save(ctx, store, state, &o)
 	if once {

@@ -368,3 +368,14 @@ func TestFailedSaveAsyncKeepsCheckpoint(t *testing.T) {
 		})
 	}
 }
+
+// A Stager that NewStager has not made is refused.
+func TestZeroStager(t *testing.T) {
+	s := new(cairn.Stager)
+	if _, err := cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"x": int64(1)}, &cairn.AsyncOptions{Stager: s}); !errors.Is(err, cairn.ErrOptions) {
+		t.Errorf("SaveAsync = %v; want ErrOptions", err)
+	}
+	if err := s.Close(t.Context()); !errors.Is(err, cairn.ErrOptions) {
+		t.Errorf("Close = %v; want ErrOptions", err)
+	}
+}
