@@ -360,8 +360,8 @@ func (f *Found) newer(g *Found) int {
 // steps are equal, a later time. An address that cannot be read is passed over if another
 // one has a complete checkpoint.
 //
-// If there is none, the error wraps what is known of the addresses, such as ErrNotFound,
-// ErrUnderWay or ErrCorrupt. Ranks on several hosts may get different stores.
+// If no address has a complete checkpoint, the error wraps ErrNotFound, ErrUnderWay,
+// ErrCorrupt or the reason why an address cannot be read. Ranks on several hosts may get different stores.
 func OpenNearest(ctx context.Context, addresses ...string) (blob.Store, error) {
 	each, errs := make([]*Found, len(addresses)), make([]error, len(addresses))
 	stores := make([]blob.Store, len(addresses))

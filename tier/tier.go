@@ -1,7 +1,7 @@
 // Package tier keeps checkpoints in two stores: a local one, to which saves go first, and a
 // remote one, to which they are uploaded afterwards. It also bounds the bytes of the local
-// one. It does not depend on what the stores are, on planners or on how saves are run.
-// docs/design/0021-tiers.md describes it.
+// one, which is then a folder. It does not depend on how states are staged and saves are
+// run. docs/design/0021-tiers.md describes it.
 package tier
 
 import (

@@ -313,7 +313,7 @@ func TestOtherUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	below := t.TempDir() // it was open to all until somebody had made the folder in it
+	below := t.TempDir() // all users could write to it when one of them made the folder in it
 	if err := errors.Join(os.Mkdir(filepath.Join(below, format), 0o700), os.Chmod(filepath.Join(below, format), 0o777)); err != nil {
 		t.Fatal(err)
 	}

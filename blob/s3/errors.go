@@ -96,7 +96,7 @@ func explain(err error) error {
 		text = errors.New(describe(api, status))
 	}
 	switch {
-	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK makes this code if there is none
+	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK uses this code if the answer has none
 		m.hint = hintNotS3
 	case known:
 	case status == 0:

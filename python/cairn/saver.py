@@ -383,9 +383,11 @@ class Saver:
         if kind == "refused":
             self._fail(from_message(body["error"]))
             return
-        subject = ("upload", body["generation"]) if kind == "uploaded" else \
-            ("generation", body["generation"]) if body.get("generation") else ("load", body["load"]) if body.get("load") else None
-        if subject is None:
+        if body.get("generation"):
+            subject = ("upload" if kind == "uploaded" else "generation", body["generation"])
+        elif body.get("load"):
+            subject = ("load", body["load"])
+        else:
             if kind == "failed":
                 self._answer(None, from_message(body["error"]))
             return
