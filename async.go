@@ -108,8 +108,8 @@ type Stager struct {
 	runner  saver.Runner
 	// of is the group of the last save, and saving and uploading those made from it.
 	of, saving, uploading group.Group
-	process               *saver.Process        // nil: not started
-	remotes               map[string]blob.Store // runs by their addresses
+	process               *saver.Process // nil: not started
+	remotes               saver.Stores   // of uploads in this process
 
 	mu         sync.Mutex
 	generation uint64
@@ -142,7 +142,7 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1), remotes: map[string]blob.Store{}}
+	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s, nil
 }
@@ -709,24 +709,13 @@ func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*sa
 	return tiers, tiers.Err()
 }
 
-// openTier opens a remote store. It keeps the stores of URLs, whose clients have
-// connections. With a saver process, which may know more schemes than this one, nothing is
-// opened here.
+// openTier opens a remote store. With a saver process, which may know more schemes than this
+// one, nothing is opened here.
 func (s *Stager) openTier(address string) (blob.Store, error) {
 	if s.options.Process != nil {
 		return nil, errors.ErrUnsupported
 	}
-	if blob.Scheme(address) == "file" {
-		return OpenStore(address)
-	}
-	if store := s.remotes[address]; store != nil {
-		return store, nil
-	}
-	store, err := OpenStore(address)
-	if err == nil {
-		s.remotes[address] = store
-	}
-	return store, err
+	return s.remotes.Open(address, OpenStore)
 }
 
 // request returns the message that describes a save to a saver process.

@@ -100,8 +100,7 @@ type server struct {
 	requests uint64
 	work     sync.WaitGroup
 
-	storesMu sync.Mutex
-	stores   map[string]blob.Store // by their addresses, except for paths; guarded by storesMu
+	stores Stores
 }
 
 // Serve is the work of a saver process: it talks to the trainer at conn until the trainer
@@ -120,7 +119,6 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	defer stage.Unmap(mem)
 	s := &server{
 		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
-		stores: map[string]blob.Store{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
@@ -412,11 +410,10 @@ func (s *server) save(b *saveBody) error {
 	return nil
 }
 
-// store opens the store of a save or a load. It keeps the stores of URLs, whose clients
-// have connections, and opens paths anew, because they may have become files or folders.
+// store opens the store of a load.
 func (s *server) store(address string) (blob.Store, error) { return s.keep(address, s.OpenStore) }
 
-// folder is store for a save, which is never to a single object.
+// folder opens the store of a save, which is never to a single object.
 func (s *server) folder(address string) (blob.Store, error) {
 	if s.openFolder == nil {
 		return s.store(address)
@@ -424,36 +421,18 @@ func (s *server) folder(address string) (blob.Store, error) {
 	return s.keep(address, s.openFolder)
 }
 
-// keep opens a store, or returns the one that was opened before. storesMu is not held while
-// a store is opened, which may take a request.
+// keep opens a store, or returns the one that was opened before.
 func (s *server) keep(address string, open func(string) (blob.Store, error)) (blob.Store, error) {
-	s.storesMu.Lock()
-	kept := s.stores[address]
-	s.storesMu.Unlock()
-	if kept != nil {
-		return kept, nil
-	}
-	store, err := open(address)
+	store, err := s.stores.Open(address, open)
 	if errors.Is(err, blob.ErrAddress) {
 		err = fmt.Errorf("%w: %w", storage.ErrOptions, err)
 	}
-	if err != nil || blob.Scheme(address) == "file" {
-		return store, err
-	}
-	s.storesMu.Lock()
-	defer s.storesMu.Unlock()
-	if kept := s.stores[address]; kept != nil {
-		return kept, nil
-	}
-	s.stores[address] = store
-	return store, nil
+	return store, err
 }
 
 // since returns a function that returns what a store has done since the call of since.
 func (s *server) since(address string) func() *blob.Traffic {
-	s.storesMu.Lock()
-	defer s.storesMu.Unlock()
-	return blob.Since(s.stores[address]) // files are not counted
+	return blob.Since(s.stores.Kept(address)) // files are not counted
 }
 
 // lockPending shows other processes that this saver will save, even while it completes
