@@ -19,8 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/stage"
-	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/tier"
 )
 
 // AsyncOptions change how SaveAsync works. Nil means the defaults.
@@ -246,31 +244,6 @@ func (p *Pending) Wait(ctx context.Context) (*SaveReport, error) {
 	select {
 	case <-p.done:
 		return p.report, p.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// UploadReport describes an upload to AsyncOptions.Remote that succeeded.
-type UploadReport = tier.Report
-
-// Uploaded is closed once the remote store has the checkpoint, complete and durable, or the
-// save or its upload has failed. Without AsyncOptions.Remote, it is closed with Done.
-func (p *Pending) Uploaded() <-chan struct{} { return p.uploaded }
-
-// WaitUploaded waits until the upload is over. It returns nil and the error of the save if
-// that failed, or if there is no upload. If only the upload fails, the local checkpoint is
-// not harmed, and 'cairn sync' can copy it later. If ctx ends first, WaitUploaded returns
-// its cause, and the upload goes on.
-func (p *Pending) WaitUploaded(ctx context.Context) (*UploadReport, error) {
-	select {
-	case <-p.uploaded:
-		return p.upload, p.uploadErr
-	default:
-	}
-	select {
-	case <-p.uploaded:
-		return p.upload, p.uploadErr
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -601,12 +574,6 @@ func (s *Stager) setProcess(p *saver.Process) {
 	s.of, s.process = nil, p
 }
 
-// tiered says which stores a rank uses.
-type tiered struct {
-	Remote  bool `json:"remote"`
-	Ceiling bool `json:"ceiling"`
-}
-
 // prepare plans the snapshot and checks the options. It fails on all ranks or on none. If
 // it succeeds, the save that this one replaces is withdrawn.
 func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
@@ -681,41 +648,6 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 			}
 		}()
 	}
-}
-
-// tiers checks the options of the second store. It opens that store if the save runs in
-// this process. Without a second store, or with a saver process, it returns nil.
-func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*saver.Tiers, error) {
-	err := refuse(
-		option{"AsyncOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
-		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0 && o.Remote == "", "has no effect without AsyncOptions.Remote"},
-		option{"AsyncOptions.Remote", o.Remote != "" && o.RankLocal != nil, "needs a group: it cannot be combined with SaveOptions.RankLocal"},
-		option{"AsyncOptions.Remote", o.Remote != "" && o.Writer != nil, "cannot be combined with SaveOptions.Writer"},
-	)
-	if err != nil || o.Remote == "" {
-		return nil, err
-	}
-	if _, ok := job.Writer.(storage.Publisher); !ok {
-		return nil, fmt.Errorf("%w: AsyncOptions.Remote: checkpoints of the format %s cannot be uploaded", ErrOptions, o.format().Name())
-	}
-	tiers, err := saver.OpenTiers(saver.TierOptions{
-		Local: p.store, Remote: o.Remote, Ceiling: o.LocalBytes, Open: s.openTier,
-		Writer: func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) },
-		Format: o.format().Name(), FailIfExists: o.FailIfExists, BufferBytes: o.BufferBytes, Planner: job.Planner,
-	})
-	if err != nil || s.options.Process != nil {
-		return nil, err
-	}
-	return tiers, tiers.Err()
-}
-
-// openTier opens a remote store. With a saver process, which may know more schemes than this
-// one, nothing is opened here.
-func (s *Stager) openTier(address string) (blob.Store, error) {
-	if s.options.Process != nil {
-		return nil, errors.ErrUnsupported
-	}
-	return s.remotes.Open(address, OpenStore)
 }
 
 // request returns the message that describes a save to a saver process.
@@ -801,27 +733,6 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		p.uploadErr = err
 		close(p.uploaded)
 	}
-}
-
-// uploaded ends the upload of a save that is over.
-func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
-	switch {
-	case p.err != nil:
-		report, err = nil, p.err
-	case err != nil:
-		err = &Error{Op: "upload", Where: blob.Redact(p.remote), Err: err}
-		p.recorder.Warn(err)
-	default:
-		p.recorder.LogUpload(report.LocalBytes, report.Time, report.Traffic, nil)
-	}
-	if p.cancel != nil {
-		p.cancel(nil)
-	}
-	s.mu.Lock()
-	p.upload, p.uploadErr = report, err
-	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })
-	s.mu.Unlock()
-	close(p.uploaded)
 }
 
 // fewProcessors is the number of processors up to which a save does not read before
