@@ -61,17 +61,21 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 			parts.Close()
 		}
 	}()
+	// Rank 0 locks the remote folder before any rank writes to it, so that 'cairn clean'
+	// knows whose files are there if the ranks die.
+	err := group.Each(ctx, group.StopEarly(g), "begin upload", func(ctx context.Context) (err error) {
+		if saved != nil {
+			return fmt.Errorf("there is nothing to upload: %w", saved)
+		}
+		parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite, Memory: p.Memory})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
 	var data []storage.File // of all ranks, on rank 0
-	_, err := group.AllReduce(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
-		func(ctx context.Context) (_ []storage.File, err error) {
-			if saved != nil {
-				return nil, fmt.Errorf("there is nothing to upload: %w", saved)
-			}
-			if parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite, Memory: p.Memory}); err != nil {
-				return nil, err
-			}
-			return s.Files, parts.Copy(ctx)
-		},
+	_, err = group.AllReduce(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
+		func(ctx context.Context) ([]storage.File, error) { return s.Files, parts.Copy(ctx) },
 		func(_ context.Context, all [][]storage.File) ([]byte, error) {
 			data = slices.Concat(all...)
 			return nil, nil
