@@ -29,7 +29,7 @@ func init() {
 	standInMain()
 	soakMain()
 	modes["process"] = func(c int64) *cairn.StagerOptions { return &cairn.StagerOptions{Ceiling: c, Process: &saver.Options{}} }
-	pause = func(t *testing.T) { signalSavers(t, syscall.SIGSTOP) }
+	pause = stopSavers
 	resume = func(t *testing.T) { signalSavers(t, syscall.SIGCONT) }
 	waitSavers = waitNoSavers
 	trainer = trainerMain
@@ -226,9 +226,7 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 	t.Setenv(trainerRemote, filepath.Join(bucket, "checkpoint"))
 	ps := startTrainers(t, dir, 4<<20)
 	for _, pid := range marked(t, dir, true) { // so that they cannot be done before the trainers are killed
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		tcptest.Stop(t, pid)
 	}
 	for _, p := range ps {
 		fmt.Fprintln(p.In, "again")
@@ -269,9 +267,7 @@ func TestTrainerKilledWhileStaging(t *testing.T) {
 			ps := startTrainers(t, dir, trainerBytes/2)
 			savers := marked(t, dir, true)
 			for _, pid := range savers {
-				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				tcptest.Stop(t, pid)
 			}
 			for _, p := range ps {
 				fmt.Fprintln(p.In, "again")
@@ -324,7 +320,7 @@ func TestStoppedSaverIsNotMixedUp(t *testing.T) {
 	if _, err := save(1).Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	signalSavers(t, syscall.SIGSTOP)
+	stopSavers(t)
 	first := save(2)
 	time.AfterFunc(50*time.Millisecond, func() { signalSavers(t, syscall.SIGCONT) })
 	second := save(3) // waits for the memory of the first
@@ -371,6 +367,14 @@ func waitNoSavers(t *testing.T) {
 	}
 }
 
+// stopSavers keeps the saver processes of this process from running.
+func stopSavers(t *testing.T) {
+	t.Helper()
+	for _, pid := range savers(t) {
+		tcptest.Stop(t, pid)
+	}
+}
+
 // signalSavers sends a signal to the saver processes of this process.
 func signalSavers(t *testing.T, s syscall.Signal) {
 	t.Helper()
@@ -398,7 +402,7 @@ func TestKilledSaverFailsPending(t *testing.T) {
 		if _, err := save(seed).Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		signalSavers(t, syscall.SIGSTOP)
+		stopSavers(t)
 		p := save(seed + 100)
 		signalSavers(t, syscall.SIGKILL)
 		if _, err := p.Wait(t.Context()); !errors.Is(err, cairn.ErrSaver) {
@@ -441,7 +445,7 @@ func TestKilledSaverFailsAllSaves(t *testing.T) {
 			if _, err := p.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			signalSavers(t, syscall.SIGSTOP)
+			stopSavers(t)
 		}
 		signalSavers(t, syscall.SIGKILL)
 		if _, err := all[len(all)-1].Wait(t.Context()); !errors.Is(err, cairn.ErrSaver) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/saver"
 )
 
@@ -103,9 +104,7 @@ func TestLostSaverIsNotALostTrainer(t *testing.T) {
 			return err
 		}
 		own := saverOf(t, g.Rank())
-		if err := syscall.Kill(own, syscall.SIGSTOP); err != nil {
-			return err
-		}
+		tcptest.Stop(t, own)
 		if p, err = save(); err != nil {
 			return err
 		}

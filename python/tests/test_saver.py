@@ -37,6 +37,41 @@ def ended(pid):
         return True
 
 
+def stop(pid):
+    """Keeps a process from running. The signal alone takes effect some time later."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def state(stat):
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return "X"
+
+    assert eventually(lambda: all(state(s) in "TtZX" for s in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
+def interrupt_after_send():
+    """Returns a function for another thread: it interrupts this process, as Ctrl-C does, when it has sent the next
+    message to the saver, and then calls something."""
+    s, sent = saver.shared(), threading.Event()
+    send = s.send
+
+    def send_and_tell(kind, **body):
+        send(kind, **body)
+        sent.set()
+
+    s.send = send_and_tell
+
+    def interrupt(then=lambda: None):
+        sent.wait(LIMIT)
+        time.sleep(0.1)  # so that it nearly always waits for the answer
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        then()
+
+    return interrupt
+
+
 def eventually(what):
     """Waits until what() is true, and reports whether it is."""
     end = time.monotonic() + LIMIT
@@ -641,20 +676,15 @@ class Processes(unittest.TestCase):
 
     def test_interrupt(self):
         # The saver is stopped, so that the read waits until Ctrl-C.
-        code = textwrap.dedent(f"""
-            import os, signal, sys, threading, time, cairn
+        done = run(f"""
+            import os, signal, threading, time, cairn
+            from test_saver import interrupt_after_send, stop
             from cairn import saver
             c = cairn.open({self.place!r}, framework="memory")
-            process = saver.shared().process
-            print(process.pid, flush=True)
-            os.kill(process.pid, signal.SIGSTOP)
-            def interrupt():
-                time.sleep(0.3)
-                print("interrupt", flush=True)
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.3)
-                os.kill(process.pid, signal.SIGCONT)
-            threading.Thread(target=interrupt).start()
+            pid = saver.shared().process.pid
+            print(pid, flush=True)
+            stop(pid)
+            threading.Thread(target=interrupt_after_send(), args=(lambda: os.kill(pid, signal.SIGCONT),)).start()
             try:
                 c["row"][:]
             except KeyboardInterrupt:
@@ -662,11 +692,10 @@ class Processes(unittest.TestCase):
             assert c["row"][999:].tolist() == [999]
             assert saver.shared().arena.largest() == saver.shared().arena.window
         """)
-        done = run(code)
         self.assertEqual(done.stderr, "")
-        lines = done.stdout.split("\n")
-        self.assertEqual(lines[1:], ["interrupt", "interrupted", ""])
-        self.assertTrue(eventually(lambda: ended(int(lines[0]))))
+        pid, *lines = done.stdout.split("\n")
+        self.assertEqual(lines, ["interrupted", ""])
+        self.assertTrue(eventually(lambda: ended(int(pid))))
 
     def test_interrupt_after_a_message(self):
         # The process may be writing to the memory, so nothing uses it before the process has ended.
@@ -691,13 +720,14 @@ class Processes(unittest.TestCase):
         for read in ("c['row'][:]", "cairn.open(c.path)"):
             with self.subTest(read=read):
                 done = run(f"""
-                    import os, signal, threading, time, cairn
+                    import threading, cairn
+                    from test_saver import interrupt_after_send, stop
                     from cairn import saver
                     c = cairn.open({self.place!r}, framework="memory")
-                    process = saver.shared().process
-                    print(process.pid, flush=True)
-                    os.kill(process.pid, signal.SIGSTOP)
-                    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    pid = saver.shared().process.pid
+                    print(pid, flush=True)
+                    stop(pid)
+                    threading.Thread(target=interrupt_after_send()).start()
                     {read}
                 """)
                 pid = int(done.stdout)
