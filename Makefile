@@ -26,9 +26,8 @@ BENCHSIZE ?= 4GiB
 
 all: build test lint ## build, test and lint
 
-# The tag leaves modules of gRPC out of the client of Google Cloud Storage, which we do not use.
 build: ## build the static binary bin/cairn
-	CGO_ENABLED=0 $(GO) build -trimpath -tags disable_grpc_modules -ldflags "-s -w" -o $(BIN)/cairn ./cmd/cairn
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cairn ./cmd/cairn
 
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo

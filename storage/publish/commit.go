@@ -1,0 +1,349 @@
+package publish
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// File is the name and content of a small file.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Commit makes the checkpoint visible, which consists of rec, the files of before and
+// the files of the results. It writes the files of before, and then the record rec, in
+// one atomic step. After that it removes the files that no checkpoint needs. If Commit
+// returns an error, the checkpoint is not visible, unless the error wraps
+// storage.ErrUncertain. If the rank saves without a group, the name of the record is
+// that of Format.RankRecord.
+func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
+	have, err := p.sizes(ctx)
+	if err != nil {
+		return err
+	}
+	seen := results
+	if p.opts.Apart {
+		seen = seenOf(have, results)
+	}
+	if err := CheckFiles(have, seen); err != nil {
+		return err
+	}
+	for _, f := range before {
+		p.mayExist(f.Name)
+		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: true}); err != nil {
+			return err
+		}
+	}
+	cond := p.condition(rec.Name)
+	if p.opts.RankLocal {
+		rec.Name = p.f.RankRecord(p.sess.Rank)
+		cond = blob.CreateOptions{IfAbsent: true}
+	}
+	c := &commit{Publisher: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
+	for _, f := range before {
+		c.named[f.Name] = true
+		c.order = append(c.order, f.Name)
+	}
+	c.order = append(c.order, rec.Name)
+	for _, r := range results {
+		for _, f := range r.Files {
+			c.named[f.Name] = true
+		}
+	}
+	c.write = func(ctx context.Context) error {
+		_, err := blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &cond)
+		return err
+	}
+	c.isOurs = func(ctx context.Context) (bool, error) {
+		now, err := blob.ReadAll(ctx, p.store, rec.Name, int64(len(rec.Data)))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, blob.ErrTooLarge) {
+			return false, nil
+		}
+		return bytes.Equal(now, rec.Data), err
+	}
+	return c.run(ctx)
+}
+
+// CommitHeld makes the file of WriteHeld visible. Its errors are like those of Commit.
+func (p *Publisher) CommitHeld(ctx context.Context) error {
+	h := p.held
+	if h == nil {
+		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
+	}
+	defer p.drop()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
+	c.write = func(ctx context.Context) error {
+		_, err := h.w.Commit(ctx)
+		return err
+	}
+	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
+	return c.run(ctx)
+}
+
+// isAt reports whether the file in the store is the one that h describes.
+func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
+	r, err := store.Open(ctx, h.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	if r.Size() != h.Size {
+		return false, nil
+	}
+	now := make([]byte, len(h.Sample))
+	err = r.ReadAt(ctx, now, h.Offset)
+	return bytes.Equal(now, h.Sample), err
+}
+
+// sizes returns the sizes of the data files in the store, by name. If the format has
+// IDFirst, it returns only those whose names begin with the id of this save.
+func (p *Publisher) sizes(ctx context.Context) (map[string]int64, error) {
+	files, err := p.f.list(ctx, p.store, p.ownPrefix())
+	out := make(map[string]int64, len(files))
+	for _, f := range files {
+		out[f.Name] = f.Size
+	}
+	return out, err
+}
+
+func (p *Publisher) ownPrefix() string {
+	if p.f.IDFirst {
+		return p.f.Prefix + p.sess.Storage.SaveID
+	}
+	return p.f.Prefix
+}
+
+// seenOf returns the results of the ranks that have written to the store of this rank: it
+// has one of their files.
+func seenOf(have map[string]int64, results []*storage.WriteResults) []*storage.WriteResults {
+	return slices.DeleteFunc(slices.Clone(results), func(r *storage.WriteResults) bool {
+		return !slices.ContainsFunc(r.Files, func(f storage.File) bool {
+			_, ok := have[f.Name]
+			return ok
+		})
+	})
+}
+
+// CheckFiles returns an error if a file that the ranks wrote is missing or has another
+// size. So a record does not name a file that another program has removed. have maps
+// the names of the existing files to their sizes.
+func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
+	for _, r := range results {
+		for _, f := range r.Files {
+			size, ok := have[f.Name]
+			if !ok {
+				return fmt.Errorf("%s, which a rank has just written, is not in the folder that rank 0 sees: %w", f.Name, fs.ErrNotExist)
+			}
+			if size != f.Size {
+				return fmt.Errorf("%w: %s has %d bytes, its writer wrote %d", storage.ErrCorrupt, f.Name, size, f.Size)
+			}
+		}
+	}
+	return nil
+}
+
+// commit is the state of a call of Commit or CommitHeld.
+type commit struct {
+	*Publisher
+	name   string                                  // of the new record
+	named  map[string]bool                         // the files of the new checkpoint
+	order  []string                                // the files of this commit, the record last
+	write  func(ctx context.Context) error         // writes the record
+	isOurs func(ctx context.Context) (bool, error) // reports whether the record is in the store
+}
+
+// run replaces the checkpoint and removes the files that no checkpoint needs any more.
+func (c *commit) run(ctx context.Context) error {
+	if c.opts.RankLocal {
+		return c.writeRecord(ctx)
+	}
+	var err error
+	if c.f.OneFile {
+		err = c.writeRecord(ctx)
+	} else {
+		err = Locked(ctx, c.store, func() error { return c.replace(ctx) })
+	}
+	if err == nil {
+		c.last = c.order
+		c.sweep(ctx, c.opts.SweepAfter)
+	}
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		c.release()
+	}
+	return err
+}
+
+// replace replaces the existing checkpoint and removes its files.
+func (c *commit) replace(ctx context.Context) error {
+	hiding, err := c.hiding(ctx)
+	if err != nil {
+		return err
+	}
+	old := c.old
+	var oldErr error
+	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or nothing
+		old, oldErr = c.f.Read(ctx, c.store)
+	}
+	if old != nil {
+		if err := c.lock.Replaces(old.Replaced); err != nil {
+			return err
+		}
+	}
+	if len(hiding) > 0 {
+		err = c.commitByRemoval(ctx, hiding)
+	} else {
+		err = c.writeRecord(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		c.warn(c.removeAll(ctx, slices.DeleteFunc(slices.Clone(old.Replaced), func(n string) bool { return c.named[n] })))
+	}
+	if oldErr != nil && !isAbsent(oldErr) {
+		c.warn(oldErr)
+	}
+	return nil
+}
+
+// hiding returns the records that exist and that readers prefer to the new one. If the
+// store has versions and another record than the new one has changed since the save began,
+// the error wraps storage.ErrChanged.
+func (c *commit) hiding(ctx context.Context) ([]string, error) {
+	if len(c.f.Records) == 1 {
+		return nil, nil
+	}
+	var out []string
+	before := true
+	for _, name := range c.f.Records {
+		before = before && name != c.name
+		info, err := c.store.Stat(ctx, name)
+		ok := err == nil
+		switch {
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		case c.found != nil && name != c.name && info.Version != c.found[name]:
+			return nil, fmt.Errorf("%w: another save has committed since this one began: %s", storage.ErrChanged, name)
+		case ok && c.opts.FailIfExists:
+			return nil, c.existsError(name)
+		case ok && before:
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// writeRecord writes the record, which is the commit. If the store returns an error,
+// writeRecord reads the record. If there is no record or another one, the commit did
+// not take effect. If it is the new record, the commit is visible, but may be lost if
+// the power fails.
+//
+// A service may carry out a request that was cancelled, even after the record was read.
+// So the write is not cancelled when ctx ends, or else only after recordTime, and then it
+// is unknown whether it takes effect.
+func (c *commit) writeRecord(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	writing, end := outlive(ctx, recordTime)
+	defer end()
+	if c.found == nil { // the store is no service
+		writing = ctx
+	}
+	err := c.write(writing)
+	if err == nil {
+		c.keep()
+		return nil
+	}
+	ours, readErr := c.isOurs(context.WithoutCancel(ctx))
+	switch {
+	case readErr == nil && ours:
+		err = fmt.Errorf("%s exists, but may be lost if the power fails: %w", c.name, err)
+	case readErr == nil && (c.found == nil || writing.Err() == nil):
+		return refused(err)
+	}
+	c.keep()
+	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+}
+
+// recordTime is how long the write of a record may go on after its context has ended.
+const recordTime = 20 * time.Second
+
+// outlive returns a context that ends some time after ctx. The caller calls end.
+func outlive(ctx context.Context, by time.Duration) (out context.Context, end func()) {
+	out, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(by):
+			cancel(context.Cause(ctx))
+		case <-out.Done():
+		}
+	})
+	return out, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// refused returns the error for a record that the store did not write because another
+// save has written one.
+func refused(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("%w: %w", storage.ErrExists, err)
+	case errors.Is(err, blob.ErrChanged):
+		return fmt.Errorf("%w: another save has committed since this one began: %w", storage.ErrChanged, err)
+	}
+	return err
+}
+
+// commitByRemoval writes the record and then removes the records in hiding, which
+// readers prefer to it. The removal of the last of them is the commit: until then, Abort
+// may remove the new record. The record that readers look for first is removed last, so
+// at any time readers find the old checkpoint or the new one. Finally the record is
+// written again, which makes the removal durable in a file system.
+func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
+	if err := c.write(ctx); err != nil {
+		if err := refused(err); errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrChanged) {
+			return err // the record is that of another save
+		}
+		c.mayExist(c.name)
+		return err
+	}
+	c.mayExist(c.name)
+	for i, name := range slices.Backward(hiding) {
+		err := c.store.Remove(ctx, name)
+		if err == nil {
+			continue
+		}
+		if _, statErr := c.store.Stat(context.WithoutCancel(ctx), name); statErr != nil && i == 0 {
+			c.keep()
+			err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+		}
+		return err
+	}
+	c.keep()
+	if c.found != nil {
+		return nil // stores with versions are not file systems
+	}
+	if err := c.write(ctx); err != nil {
+		return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	return nil
+}
