@@ -20,6 +20,9 @@ var frameworks = []testCase{
 	{name: "Lightning: objects are unpickled only if allowed", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.objects", args{"folder": r.there("run")})
 	}},
+	{name: "Lightning: the removal of checkpoints that are URLs", needs: "lightning", run: func(r *rig) {
+		r.frameworks().nothing("with_lightning.removed", args{"folder": r.there("run")})
+	}},
 	{name: "Lightning: a background save that fails is an error, and loses nothing", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.failed", args{"folder": r.there("run")})
 	}},

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import warnings
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -141,6 +142,24 @@ def objects(folder):
     with cairn.open(path) as c:
         if c.step != 7:
             wrong.append(f"step {c.step}")
+    return wrong
+
+
+def removed(folder):
+    """Returns what is wrong with the removal of checkpoints that are URLs."""
+    path = os.path.abspath(folder) + "/x.ckpt"
+    io = cairn.lightning.CheckpointIO()
+    io.save_checkpoint({"w": torch.ones(3)}, "file://" + path)
+    io.teardown()
+    wrong = [] if os.path.isdir(path) else ["it was not saved"]
+    io.remove_checkpoint("file://" + path)
+    if os.path.lexists(path):
+        wrong.append("a checkpoint is left")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        io.remove_checkpoint("s3://bucket/x.ckpt")
+    if not said:
+        wrong.append("no warning that a checkpoint stays")
     return wrong
 
 

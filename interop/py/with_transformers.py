@@ -32,7 +32,7 @@ class Stop(TrainerCallback):
             raise Interrupted
 
 
-def train(folder, stop=None, how=None, resume=False, ranks=1, **more):
+def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, **more):
     """Returns what the Trainer has logged, by step."""
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
@@ -45,7 +45,7 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, **more):
     args = TrainingArguments(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4 // ranks, learning_rate=1e-2, logging_steps=1, save_steps=SAVE,
         save_total_limit=2, warmup_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, **more)
-    checkpoints = cairn.transformers.CheckpointCallback()
+    checkpoints = cairn.transformers.CheckpointCallback(to)
     trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=data, callbacks=[checkpoints, Stop(stop, how)])
     with contextlib.suppress(Interrupted):
         trainer.train(resume_from_checkpoint=checkpoints.resume(trainer) if resume else None)
@@ -81,9 +81,12 @@ def damaged(folder):
 
 
 def refused(folder):
-    """Returns the error of a Trainer that saves the best model itself."""
-    try:
-        train(folder, save_strategy="best", metric_for_best_model="loss", eval_strategy="no")
-    except cairn.CairnError as e:
-        return type(e).__name__
-    return "nothing"
+    """Returns the error of a Trainer that saves the best model itself, and of one that limits checkpoints in object storage."""
+    for options in ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "no"}, {"to": "s3://bucket/run"}):
+        try:
+            train(folder, **options)
+            return "nothing"
+        except cairn.CairnError as e:
+            if not isinstance(e, cairn.OptionsError):
+                return type(e).__name__
+    return "OptionsError"

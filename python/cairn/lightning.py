@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from typing import Any, Optional
 
 from cairn import errors
+from cairn.saver import address_of
 from cairn.torch._save import Handle
 from cairn.torch._whole import async_save_whole, load_whole
 
@@ -70,8 +72,12 @@ class CheckpointIO(_CheckpointIO):
         return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
-        """Removes a checkpoint. While a save is under way it is kept, in case that the save fails."""
-        self._unwanted.append(os.fspath(path))
+        """Removes a checkpoint. While a save is under way it is kept, in case that the save fails. Those in object storage stay."""
+        path = address_of(os.fspath(path))
+        if "://" in path:
+            warnings.warn(f"cairn.lightning.CheckpointIO removes folders only: {path} stays")
+            return
+        self._unwanted.append(path)
         if self._handle is None or self._handle.done():
             self._settle()
 

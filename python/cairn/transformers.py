@@ -26,6 +26,7 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors
+from cairn.saver import address_of
 from cairn.torch._job import agree, distributed
 from cairn.torch._whole import async_save_whole, load_whole
 
@@ -83,6 +84,9 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _check(args, kwargs["model"], kwargs["optimizer"])
+        if args.save_total_limit and "://" in self._run(args):
+            raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
+                                      f"save_total_limit must be None for {self._run(args)}", ("storage.options",))
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
@@ -165,7 +169,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             shutil.rmtree(os.path.join(run, f"checkpoint-{step}"), ignore_errors=True)
 
     def _run(self, args: Any) -> str:
-        return self.folder or args.output_dir
+        return address_of(self.folder or args.output_dir)
 
 
 def _check(args: Any, model: Any, optimizer: Any) -> None:
