@@ -3,8 +3,8 @@
 
 GO      ?= go
 BIN     ?= bin
-# A package's tests take seconds; the limit is for a machine that is busy.
-TIMEOUT ?= 10m
+# For a package. Its tests take seconds, or a few minutes on a busy machine.
+TIMEOUT ?= 20m
 # The race detector needs a C compiler; Go knows whether there is one.
 RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.
