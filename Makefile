@@ -53,10 +53,11 @@ vet-others:
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
 
+# The SDKs are compiled for the race detector already.
 staticcheck:
 	GOWORK=off $(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
-	for m in $(MODULES); do (cd $$m && $(abspath $(BIN))/staticcheck ./...) || exit; done
+	for m in $(MODULES); do (cd $$m && GOFLAGS="$$GOFLAGS $(RACE)" $(abspath $(BIN))/staticcheck ./...) || exit; done
 
 mod:
 	$(GO) mod verify

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,11 +19,16 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// buildCairn returns the path of the program.
+// buildCairn returns the path of the program. It has the race detector if the tests have,
+// so that the SDKs are compiled once.
 func buildCairn(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "cairn")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
+	args := []string{"build", "-buildvcs=false", "-o", program}
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		args = append(args, "-race")
+	}
+	build := exec.CommandContext(t.Context(), "go", append(args, "github.com/cairn-ckpt/cairn/cmd/cairn")...)
 	build.Dir = filepath.Join("..", "..")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
