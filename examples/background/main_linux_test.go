@@ -27,7 +27,7 @@ func build(t *testing.T) *program {
 	dir := t.TempDir()
 	for _, pkg := range []string{"cmd/cairn", "examples/background"} {
 		out := filepath.Join(dir, filepath.Base(pkg))
-		if text, err := exec.CommandContext(t.Context(), "go", "build", "-o", out, "github.com/cairn-ckpt/cairn/"+pkg).CombinedOutput(); err != nil {
+		if text, err := exec.CommandContext(t.Context(), "go", "build", "-tags=nocloud", "-o", out, "github.com/cairn-ckpt/cairn/"+pkg).CombinedOutput(); err != nil {
 			t.Fatalf("go build: %v\n%s", err, text)
 		}
 	}
