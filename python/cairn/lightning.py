@@ -75,7 +75,8 @@ class CheckpointIO(_CheckpointIO):
         """Removes a checkpoint. While a save is under way it is kept, in case that the save fails. Those in object storage stay."""
         path = address_of(os.fspath(path))
         if "://" in path:
-            warnings.warn(f"cairn.lightning.CheckpointIO removes folders only: {path} stays")
+            name = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+            warnings.warn(f"cairn.lightning.CheckpointIO removes folders only: {name} stays in object storage")
             return
         self._unwanted.append(path)
         if self._handle is None or self._handle.done():

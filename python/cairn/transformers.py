@@ -86,7 +86,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         _check(args, kwargs["model"], kwargs["optimizer"])
         if args.save_total_limit and "://" in self._run(args):
             raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
-                                      f"save_total_limit must be None for {self._run(args)}", ("storage.options",))
+                                      "save_total_limit must be None if checkpoints go to object storage", ("storage.options",))
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
