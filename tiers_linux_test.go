@@ -23,11 +23,13 @@ import (
 )
 
 // deadly is a folder in which a process is killed when it changes something for the n-th
-// time, before or after the change. Its address is deadly:///PATH?at=N&late=true.
+// time, before or after the change. Before it dies, it creates the file grave. Its address
+// is deadly:///PATH?at=N&late=true&grave=PATH.
 type deadly struct {
 	blob.Store
-	at   int64
-	late bool
+	at    int64
+	late  bool
+	grave string
 }
 
 var changes atomic.Int64 // of this process, in deadly folders
@@ -43,7 +45,7 @@ func init() {
 			return nil, err
 		}
 		dir, err := file.Open(u.Path, nil)
-		return &deadly{dir, at, u.Query().Get("late") == "true"}, err
+		return &deadly{dir, at, u.Query().Get("late") == "true", u.Query().Get("grave")}, err
 	})
 }
 
@@ -53,6 +55,7 @@ func (d *deadly) Unwrap() blob.Store { return d.Store }
 func (d *deadly) change(fn func()) {
 	n := changes.Add(1)
 	die := func() {
+		_ = os.WriteFile(d.grave, nil, 0o600) // the test looks for it
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		time.Sleep(time.Hour)
 	}
@@ -121,7 +124,8 @@ func TestSaverKilledDuringUpload(t *testing.T) {
 // whether they have died.
 func uploadAndDie(t *testing.T, ranks int, n int64, late bool) (killed bool) {
 	t.Helper()
-	run, bucket := t.TempDir(), t.TempDir()
+	run, bucket, graves := t.TempDir(), t.TempDir(), t.TempDir()
+	grave := func(rank int) string { return filepath.Join(graves, fmt.Sprint(rank)) }
 	rows := make([]byte, ranks*50_000)
 	for i := range rows {
 		rows[i] = byte(i)
@@ -149,7 +153,7 @@ func uploadAndDie(t *testing.T, ranks int, n int64, late bool) (killed bool) {
 			_, uploaded = p.WaitUploaded(ctx)
 			return saved, uploaded
 		}
-		saved, uploaded := save("a", fmt.Sprintf("deadly://%s/a?at=%d&late=%v", bucket, n, late))
+		saved, uploaded := save("a", fmt.Sprintf("deadly://%s/a?at=%d&late=%v&grave=%s", bucket, n, late, grave(g.Rank())))
 		// The message that the save is over may die with its sender.
 		if saved != nil && !errors.Is(saved, cairn.ErrSaver) || uploaded != nil && !errors.Is(uploaded, cairn.ErrSaver) {
 			return fmt.Errorf("the save = %w, its upload = %w", saved, uploaded)
@@ -172,8 +176,16 @@ func uploadAndDie(t *testing.T, ranks int, n int64, late bool) (killed bool) {
 	if !killed {
 		t.Error("the upload succeeded, and there is no remote checkpoint")
 	}
-	// If one saver dies, another may live, and release its lock. Then the age of the files decides.
-	if _, err := formats.Clean(t.Context(), remote, 0); err != nil {
+	// The lock of rank 0 says that the save is over. If its saver lives, it has released the
+	// lock, and the age of the files decides.
+	if dead, _ := os.ReadDir(graves); len(dead) == 0 {
+		t.Error("no saver has died")
+	}
+	olderThan := time.Duration(-1)
+	if _, err := os.Stat(grave(0)); err != nil {
+		olderThan = 0
+	}
+	if _, err := formats.Clean(t.Context(), remote, olderThan); err != nil {
 		t.Error(err)
 	}
 	if left := filesBelow(t, filepath.Join(bucket, "a")); len(left) > 0 {
