@@ -236,16 +236,24 @@ func (p *Pending) Done() <-chan struct{} { return p.done }
 // error of a save that did not take place wraps ErrSkipped or ErrReplaced. If ctx ends
 // first, Wait returns its cause, and the save goes on.
 func (p *Pending) Wait(ctx context.Context) (*SaveReport, error) {
+	if err := waitFor(ctx, p.done); err != nil {
+		return nil, err
+	}
+	return p.report, p.err
+}
+
+// waitFor waits until done is closed. If ctx ends first, it returns its cause.
+func waitFor(ctx context.Context, done <-chan struct{}) error {
 	select {
-	case <-p.done:
-		return p.report, p.err
+	case <-done:
+		return nil
 	default:
 	}
 	select {
-	case <-p.done:
-		return p.report, p.err
+	case <-done:
+		return nil
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 }
 

@@ -25,17 +25,10 @@ func (p *Pending) Uploaded() <-chan struct{} { return p.uploaded }
 // local checkpoint is not harmed, and 'cairn sync' can copy it later. If ctx ends first,
 // WaitUploaded returns its cause, and the upload goes on.
 func (p *Pending) WaitUploaded(ctx context.Context) (*UploadReport, error) {
-	select {
-	case <-p.uploaded:
-		return p.upload, p.uploadErr
-	default:
+	if err := waitFor(ctx, p.uploaded); err != nil {
+		return nil, err
 	}
-	select {
-	case <-p.uploaded:
-		return p.upload, p.uploadErr
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	return p.upload, p.uploadErr
 }
 
 // tiered says which stores a rank uses.
