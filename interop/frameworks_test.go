@@ -47,7 +47,7 @@ var frameworks = []testCase{
 	{name: "Hugging Face: a damaged checkpoint is an error", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.damaged", "CorruptError")
 	}},
-	{name: "Hugging Face: what the Trainer saves itself is refused", needs: "transformers", run: func(r *rig) {
+	{name: "Hugging Face: what the callback cannot do is refused", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.refused", "OptionsError")
 	}},
 }

@@ -83,10 +83,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return self._folder.name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        _check(args, kwargs["model"], kwargs["optimizer"])
-        if args.save_total_limit and "://" in self._run(args):
-            raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
-                                      "save_total_limit must be None if checkpoints go to object storage", ("storage.options",))
+        _check(args, self._run(args), kwargs["model"], kwargs["optimizer"])
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
@@ -172,8 +169,11 @@ class CheckpointCallback(transformers.TrainerCallback):
         return address_of(self.folder or args.output_dir)
 
 
-def _check(args: Any, model: Any, optimizer: Any) -> None:
+def _check(args: Any, run: str, model: Any, optimizer: Any) -> None:
     """Refuses what this callback cannot do."""
+    if args.save_total_limit and "://" in run:
+        raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
+                                  "save_total_limit must be None if checkpoints go to object storage", ("storage.options",))
     if args.load_best_model_at_end or getattr(args.save_strategy, "value", args.save_strategy) == "best":
         raise errors.OptionsError("cairn.transformers.CheckpointCallback: the Trainer saves the best model itself; "
                                   "use neither save_strategy='best' nor load_best_model_at_end", ("storage.options",))

@@ -28,25 +28,22 @@ def numbers(n):
     return struct.pack(f"<{n}q", *range(n))
 
 
+def state(stat):
+    """Returns the state of a process or a thread from its file in /proc: X if it is gone."""
+    try:
+        return pathlib.Path(stat).read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def ended(pid):
     """Reports whether a process has ended, even if its parent has not waited for it."""
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return state(f"/proc/{pid}/stat") in "ZX"
 
 
 def stop(pid):
     """Keeps a process from running. The signal alone takes effect some time later."""
     os.kill(pid, signal.SIGSTOP)
-
-    def state(stat):
-        try:
-            return stat.read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return "X"
-
     assert eventually(lambda: all(state(s) in "TtZX" for s in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")))
 
 
