@@ -53,7 +53,7 @@ vet-others:
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
 
-# The SDKs are compiled for the race detector already.
+# "make test" has compiled the SDKs of object storage for the race detector, and for nothing else.
 staticcheck:
 	GOWORK=off $(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...

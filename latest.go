@@ -361,7 +361,8 @@ func (f *Found) newer(g *Found) int {
 // one has a complete checkpoint.
 //
 // If no address has a complete checkpoint, the error wraps ErrNotFound, ErrUnderWay,
-// ErrCorrupt or the reason why an address cannot be read. Ranks on several hosts may get different stores.
+// ErrCorrupt or the reason why an address cannot be read. Ranks on several hosts may get
+// different stores.
 func OpenNearest(ctx context.Context, addresses ...string) (blob.Store, error) {
 	each, errs := make([]*Found, len(addresses)), make([]error, len(addresses))
 	stores := make([]blob.Store, len(addresses))
