@@ -511,7 +511,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := New(files, small(t.TempDir())); !errors.Is(err, errors.ErrUnsupported) {
+	if s, err := New(struct{ blob.Store }{files}, small(t.TempDir())); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("New of a store without versions = %v, %v", s, err)
 	}
 	for _, o := range []Options{{}, {Dir: t.TempDir(), Bytes: -1}} {

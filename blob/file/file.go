@@ -41,6 +41,7 @@ var (
 	_ blob.Sweeper      = (*Store)(nil)
 	_ blob.Locker       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
+	_ blob.Versioner    = (*Store)(nil)
 )
 
 // Options change how a store works. Nil and the zero value are the defaults.
@@ -172,7 +173,7 @@ func (s *Store) step(name string) error {
 }
 
 func info(name string, fi fs.FileInfo) blob.Info {
-	return blob.Info{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}
+	return blob.Info{Name: name, Size: fi.Size(), ModTime: fi.ModTime(), Version: version(fi)}
 }
 
 // List implements [blob.Store]. It reads one directory at a time, and only those in
@@ -553,11 +554,11 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if err := s.check(ctx, name); err != nil {
 		return nil, s.fail("open", name, err)
 	}
-	f, size, err := openRegular(s.path(name))
+	f, fi, err := openRegular(s.path(name))
 	if err != nil {
 		return nil, s.fail("open", name, err)
 	}
-	return &reader{s: s, name: name, f: f, size: size, noDirect: s.opts.NoDirect}, nil
+	return &reader{s: s, name: name, f: f, size: fi.Size(), version: version(fi), noDirect: s.opts.NoDirect}, nil
 }
 
 // Create implements [blob.Store]. It makes the temporary file, and reserves its blocks
@@ -567,9 +568,6 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 		return nil, s.fail("create", name, err)
 	}
 	acct, err := blob.NewExtents(opts)
-	if err == nil && opts != nil && opts.IfVersion != "" {
-		err = fmt.Errorf("versions of files: %w", errors.ErrUnsupported)
-	}
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -109,6 +110,9 @@ func readLock(root *os.Root, name string, most int64, l *blob.Lock) error {
 		l.Note, l.Host, l.PID = t.Note, t.Host, t.PID
 	}
 	l.Owner = owner(err, root, t.Tag)
+	if l.Owner == blob.OwnerUnknown && !l.ModTime.IsZero() && time.Since(l.ModTime) < blob.Lease {
+		l.Owner = blob.OwnerAlive
+	}
 	return nil
 }
 
@@ -257,6 +261,10 @@ func (l *PathLock) SetNote(note []byte) error {
 	}
 	return writeText(l.file, b)
 }
+
+// Beat implements [blob.HeldLock]. Processes of this host do not need it: they see
+// whether the lock is held.
+func (l *PathLock) Beat(context.Context) error { return os.Chtimes(l.path, time.Time{}, time.Now()) }
 
 // Release removes the file and releases its lock.
 func (l *PathLock) Release() error {

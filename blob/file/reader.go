@@ -16,41 +16,48 @@ import (
 // end of its context.
 const slice = 16 << 20
 
-// openRegular opens a regular file and returns its size. It calls Stat first, because
-// to open a pipe would wait for a writer.
-func openRegular(path string) (*os.File, int64, error) {
+// openRegular opens a regular file and describes it. It calls Stat first, because to
+// open a pipe would wait for a writer.
+func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, 0, fs.ErrNotExist
+		return nil, nil, fs.ErrNotExist
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if fi, err = f.Stat(); err != nil {
 		f.Close()
-		return nil, 0, err
+		return nil, nil, err
 	}
-	return f, fi.Size(), nil
+	return f, fi, nil
 }
 
 type reader struct {
-	s    *Store
-	name string
-	f    *os.File
-	size int64
+	s       *Store
+	name    string
+	f       *os.File
+	size    int64
+	version string
 
 	mu       sync.Mutex
 	direct   *os.File // guarded by mu; the same file past the page cache, opened by the first large read
 	noDirect bool     // guarded by mu; reads past the page cache are not possible, not wanted or over
 }
 
-var _ blob.DirectReader = (*reader)(nil)
+var (
+	_ blob.DirectReader  = (*reader)(nil)
+	_ blob.VersionReader = (*reader)(nil)
+)
 
 func (r *reader) Size() int64 { return r.size }
+
+// Version implements [blob.VersionReader].
+func (r *reader) Version() string { return r.version }
 
 func (r *reader) Close() error {
 	r.closeDirect()

@@ -236,6 +236,25 @@ func (w *writer) commit(ctx context.Context) (fs.FileInfo, error) {
 	if ctx.Err() != nil { // the sync may have taken long
 		return nil, context.Cause(ctx)
 	}
+	if w.opts.IfVersion == "" {
+		return w.replace(fi)
+	}
+	err = w.exclusively(ctx, func() error {
+		if err := w.checkVersion(); err != nil {
+			return err
+		}
+		fi, err = w.replace(fi)
+		return err
+	})
+	return fi, err
+}
+
+// replace gives the temporary file its name and returns its description.
+func (w *writer) replace(fi fs.FileInfo) (fs.FileInfo, error) {
+	fi, err := w.distinguish(fi)
+	if err != nil {
+		return nil, err
+	}
 	return fi, w.publish()
 }
 
