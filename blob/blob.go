@@ -98,7 +98,7 @@ type Writer interface {
 	// other error the same range may be written again.
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	// Commit makes the object durable and then visible, atomically. After an
-	// error the object is not visible (unless the medium cannot find out), and the
+	// error the object is not visible, unless the error wraps ErrUncertain, and the
 	// writer is ended as by Abort. Every WriteAt must have returned before. If nothing
 	// was written, the object is empty.
 	Commit(ctx context.Context) (Info, error)
@@ -192,6 +192,10 @@ var (
 	// ErrChanged reports an object that is another than CreateOptions.IfVersion says, or
 	// that was replaced while it was being read.
 	ErrChanged = errors.New("object has changed")
+	// ErrUncertain reports a Commit whose fate is unknown: a service may have carried it
+	// out, or may do so later, although it gave no answer. If the Commit has a condition,
+	// its fate is known once the object is no longer as the condition says.
+	ErrUncertain = errors.New("it is unknown whether the object was written")
 	// ErrLocked reports a lock whose holder is alive.
 	ErrLocked = errors.New("locked by another process")
 )

@@ -101,17 +101,25 @@ type Lock struct {
 	Owner   Owner
 }
 
+// Lease is how long after its last Beat a lock has a living owner, in stores that cannot
+// find out whether its process runs.
+const Lease = 2 * time.Minute
+
 // HeldLock is a lock that this process holds.
 type HeldLock interface {
 	// SetNote replaces the note of the lock.
 	SetNote(note []byte) error
+	// Beat shows other processes that the holder is alive, for as long as Lease. It sets
+	// Lock.ModTime. The error wraps ErrLocked if this process has lost the lock.
+	Beat(ctx context.Context) error
 	// Release releases the lock and removes it.
 	Release() error
 }
 
 // Locker is a capability of stores with locks. A lock is held until it is released or
-// its process ends in any way, so it shows other processes whether its owner is alive.
-// Names of locks follow the rules of names of objects, but locks are not objects.
+// its process ends in any way, so it shows other processes whether its owner is alive. A
+// store that cannot find out whether the process runs goes by the time of the last Beat,
+// so a holder calls Beat several times in each [Lease]. Names of locks follow the rules of names of objects, but locks are not objects.
 type Locker interface {
 	// TryLock takes the lock of that name and stores note with it. It does not
 	// wait: if another holder is alive, the error wraps ErrLocked. If the store cannot
@@ -120,6 +128,25 @@ type Locker interface {
 	TryLock(ctx context.Context, name string, note []byte) (HeldLock, error)
 	// Locks returns the locks in the directory dir, but not below it.
 	Locks(ctx context.Context, dir string) ([]Lock, error)
+}
+
+// Clock is a capability of stores with a clock of their own, from which the times of
+// objects come.
+type Clock interface {
+	Now() time.Time
+}
+
+// Age returns how long ago an object of s was written, by the clock of s. It is 0 if the
+// time is unknown.
+func Age(s Store, written time.Time) time.Duration {
+	if written.IsZero() {
+		return 0
+	}
+	now := time.Now()
+	if c, ok := As[Clock](s); ok {
+		now = c.Now()
+	}
+	return now.Sub(written)
 }
 
 // DirectReader is a capability of readers that can read past the system's cache.

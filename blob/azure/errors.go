@@ -89,7 +89,8 @@ func explain(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return &remote.Error{Err: err, Retry: true, Sent: true} // the connection failed
+	unreachable := remote.IsUnreachable(err)
+	return &remote.Error{Err: err, Retry: true, Sent: !unreachable, Unreachable: unreachable} // the connection failed
 }
 
 // isUnavailable reports whether no part of the chain has credentials.
@@ -117,7 +118,9 @@ func explainAnswer(r *azcore.ResponseError) error {
 	if m.cause != nil {
 		err = fmt.Errorf("%w: %w", m.cause, err)
 	}
-	return &remote.Error{Err: err, Retry: m.retry, Sent: status >= 500, After: after(r.RawResponse), Hint: m.hint}
+	// A service that is too busy has not begun; a proxy that answers for it may have.
+	sent := status >= 500 && !(known && status == http.StatusServiceUnavailable)
+	return &remote.Error{Err: err, Retry: m.retry, Sent: sent, After: after(r.RawResponse), Hint: m.hint}
 }
 
 // byStatus returns the meaning of a status for codes that are not known.

@@ -47,7 +47,8 @@ func explain(err error) error {
 		passing := errors.As(err, &network)
 		return &remote.Error{Err: fmt.Errorf("%w: %w", fs.ErrPermission, credential.err), Retry: passing, Hint: hintCredentials}
 	}
-	return &remote.Error{Err: err, Retry: true, Sent: true} // the connection failed
+	unreachable := remote.IsUnreachable(err)
+	return &remote.Error{Err: err, Retry: true, Sent: !unreachable, Unreachable: unreachable} // the connection failed
 }
 
 // explainAnswer explains an answer of the service.

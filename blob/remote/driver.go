@@ -67,23 +67,43 @@ func CheckEndpoint(text string) error {
 	return nil
 }
 
-// requestsKey is the key of the *atomic.Int64 of a context that counts requests.
-type requestsKey struct{}
+// tallyKey is the key of the *tally of a context.
+type tallyKey struct{}
 
-// CountRequest counts a request that a driver makes with a context of this package.
-func CountRequest(ctx context.Context) {
-	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
-		n.Add(1)
-	}
+// tally is what the transport notes about the requests of a store.
+type tally struct {
+	requests *atomic.Int64 // counted
+	skew     *atomic.Int64 // how far the clock of the service is ahead, in nanoseconds
 }
 
-// Counted is a transport that counts requests. The SDKs of drivers use it.
+// countRequest counts a request that is made with a context of this package.
+func countRequest(ctx context.Context) *tally {
+	t, _ := ctx.Value(tallyKey{}).(*tally)
+	if t != nil {
+		t.requests.Add(1)
+	}
+	return t
+}
+
+// Counted is a transport that counts requests and compares the clocks. The SDKs of
+// drivers use it.
 type Counted struct{ http.RoundTripper }
 
 // RoundTrip implements [http.RoundTripper].
 func (c Counted) RoundTrip(r *http.Request) (*http.Response, error) {
-	CountRequest(r.Context())
-	return c.RoundTripper.RoundTrip(r)
+	t := countRequest(r.Context())
+	answer, err := c.RoundTripper.RoundTrip(r)
+	if err != nil || t == nil {
+		return answer, err
+	}
+	if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+		skew := time.Until(at)
+		if skew.Abs() < 2*time.Second { // the header has whole seconds
+			skew = 0
+		}
+		t.skew.Store(int64(skew))
+	}
+	return answer, nil
 }
 
 // Tune sets up the connections of a driver for large bodies. They are HTTP/1.1, one for

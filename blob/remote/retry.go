@@ -75,7 +75,7 @@ func (s *Store) attempt(ctx context.Context, n int, request func(context.Context
 	defer cancel()
 	ctx, stop := watched(ctx, s.policy.Idle)
 	defer stop()
-	err := request(context.WithValue(ctx, requestsKey{}, &s.count.requests))
+	err := request(context.WithValue(ctx, tallyKey{}, &tally{&s.count.requests, &s.skew}))
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -96,7 +96,7 @@ func (s *Store) attempts(e *Error) int {
 
 // repeat makes a request that moves n bytes, and makes it again while it fails for a
 // passing reason. uncertain reports whether the service may have carried out an attempt
-// that failed.
+// that failed, or may do so later.
 func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(context.Context) error) (uncertain bool, err error) {
 	pause := s.policy.Pause
 	for i := 1; ; i++ {
@@ -105,6 +105,7 @@ func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(
 		}
 		err = s.attempt(ctx, n, request)
 		var e *Error
+		uncertain = uncertain || err != nil && (ctx.Err() != nil || errors.As(err, &e) && e.Sent)
 		if err == nil || ctx.Err() != nil || !errors.As(err, &e) || !e.Retry || i >= s.attempts(e) {
 			switch {
 			case err != nil && ctx.Err() != nil:
@@ -114,7 +115,6 @@ func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(
 			}
 			return uncertain, err
 		}
-		uncertain = uncertain || e.Sent
 		s.count.retries.Add(1)
 		wait := max(time.Duration(float64(pause)*(0.5+rand.Float64())), e.After)
 		pause = min(2*pause, s.policy.MaxPause)

@@ -9,12 +9,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 )
 
 // Service is an object storage service as one bucket of it is seen. Keys are whole keys
 // in the bucket. Each method makes one request and does not repeat it, or few if the service
-// has no such request; CountRequest or a Counted transport counts them. Bytes of objects
+// has no such request; a Counted transport counts them. Bytes of objects
 // are sent as a Body and read by ReadFull. The methods are safe for concurrent use.
 //
 // Errors wrap fs.ErrNotExist if the object, the upload or the bucket does not exist,
@@ -151,6 +152,14 @@ type Error struct {
 	Unreachable bool
 	// Hint says what the user can do about it, or is empty.
 	Hint string
+}
+
+// IsUnreachable reports whether err, the error of a connection, means that there was
+// none: the name of the server is unknown, or it could not be called.
+func IsUnreachable(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	_, unknown := errors.AsType[*net.DNSError](err)
+	return unknown || ok && op.Op == "dial"
 }
 
 // Error returns the cause and the hint.

@@ -70,7 +70,8 @@ type Store struct {
 	count   counters
 	pace    pace
 	limits  Limits
-	reached atomic.Bool // the service has answered
+	reached atomic.Bool  // the service has answered
+	skew    atomic.Int64 // see tally
 	probe   *Probe
 }
 
@@ -275,7 +276,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 		return 0, nil
 	}
 	err = s.uploads(ctx, dir, func(u PendingUpload) error {
-		if time.Since(u.Begun) < olderThan {
+		if u.Begun.IsZero() || s.Now().Sub(u.Begun) < olderThan { // some services do not say when it was begun
 			return nil
 		}
 		_, err := s.repeat(ctx, "sweep", u.Key, 0, func(ctx context.Context) error { return s.service.AbortUpload(ctx, u) })

@@ -294,8 +294,10 @@ func (w *writer) condition() Condition {
 	return Condition{IfAbsent: w.opts.IfAbsent, IfVersion: w.opts.IfVersion, Writer: w.id}
 }
 
-// publish makes the request that makes the object visible. If an answer got lost, it
-// looks whether the object is there.
+// publish makes the request that makes the object visible. If an attempt got no answer,
+// the service may carry it out later: after an error, publish looks at the object. Either
+// it is there, or it has changed so that the condition refuses the attempt, or the error
+// wraps blob.ErrUncertain.
 func (w *writer) publish(ctx context.Context, n int, request func(context.Context) (Object, error)) (Object, error) {
 	if w.s.opts.Unconditional {
 		if err := w.checkUnconditional(ctx); err != nil {
@@ -310,15 +312,13 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 	if err == nil {
 		return o, nil
 	}
-	var e *Error
-	uncertain = uncertain || errors.As(err, &e) && e.Sent
-	if uncertain && ctx.Err() == nil {
-		now, headErr := w.head(ctx)
-		if headErr == nil && now.Writer == w.id {
+	if uncertain {
+		now, known := w.fate(ctx)
+		switch {
+		case known && now.Writer == w.id:
 			return now, nil
-		}
-		if headErr != nil && !errors.Is(headErr, fs.ErrNotExist) {
-			return Object{}, fmt.Errorf("%w; whether the object was written is unknown: %w", err, headErr)
+		case !known:
+			return Object{}, fmt.Errorf("%w: %w", blob.ErrUncertain, err)
 		}
 	}
 	switch {
@@ -328,6 +328,26 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 		return Object{}, blob.ErrChanged
 	}
 	return Object{}, err
+}
+
+// fate finds out what has become of a request that got no answer. known is true if the
+// object was written, which is then o, or if it will not be written any more: the object
+// is not as the condition says.
+func (w *writer) fate(ctx context.Context) (o Object, known bool) {
+	if ctx.Err() != nil {
+		return Object{}, false
+	}
+	o, err := w.head(ctx)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return Object{}, false
+	case err == nil && o.Writer == w.id:
+		return o, true
+	case w.s.opts.Unconditional:
+		return Object{}, false
+	}
+	gone := err != nil
+	return o, w.opts.IfAbsent && !gone || w.opts.IfVersion != "" && (gone || o.Version != w.opts.IfVersion)
 }
 
 func (w *writer) head(ctx context.Context) (o Object, err error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -112,7 +111,9 @@ func explain(err error) error {
 	if m.cause != nil {
 		text = fmt.Errorf("%w: %w", m.cause, text)
 	}
-	return &remote.Error{Err: text, Retry: m.retry, Sent: status >= 500, After: after(response), Hint: m.hint}
+	// A service that is too busy has not begun; a proxy that answers for it may have.
+	sent := status >= 500 && !(known && status == http.StatusServiceUnavailable)
+	return &remote.Error{Err: text, Retry: m.retry, Sent: sent, After: after(response), Hint: m.hint}
 }
 
 // ofHead reports whether the error is that of a request whose answer has no body, and so no
@@ -189,16 +190,12 @@ func unanswered(err error) error {
 		}
 		err = send.Err
 	}
-	var dial *net.OpError
-	var dns *net.DNSError
 	switch {
 	case errors.As(err, new(*tls.CertificateVerificationError)):
 		return &remote.Error{Err: cause(err), Hint: "the certificate of the endpoint is not trusted: AWS_CA_BUNDLE names a file with others"}
 	case errors.As(err, new(tls.RecordHeaderError)) || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		return &remote.Error{Err: cause(err), Hint: "the endpoint does not speak TLS: begin it with http://"}
-	case errors.As(err, &dns):
-		return &remote.Error{Err: cause(err), Retry: true, Unreachable: true, Hint: hintEndpoint}
-	case errors.As(err, &dial) && dial.Op == "dial":
+	case remote.IsUnreachable(err):
 		return &remote.Error{Err: cause(err), Retry: true, Unreachable: true, Hint: hintEndpoint}
 	}
 	return &remote.Error{Err: cause(err), Retry: true, Sent: true}

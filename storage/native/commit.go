@@ -25,7 +25,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 	if err != nil {
 		return nil, err
 	}
-	e := &publish.Existing{Version: version}
+	e := &publish.Existing{Version: version, Time: rec.Time, Step: rec.Step}
 	for _, f := range rec.Files {
 		e.Files = append(e.Files, f.Name)
 		if isOf(f.Name, rec.SaveID) {

@@ -27,22 +27,14 @@ type File struct {
 // storage.ErrUncertain. If the rank saves without a group, the name of the record is
 // that of Format.RankRecord.
 func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
-	have, err := p.sizes(ctx)
-	if err != nil {
-		return err
-	}
-	seen := results
-	if p.opts.Apart {
-		seen = seenOf(have, results)
-	}
-	if err := CheckFiles(have, seen); err != nil {
-		return err
-	}
 	for _, f := range before {
 		p.mayExist(f.Name)
 		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: true}); err != nil {
 			return err
 		}
+	}
+	if err := p.checkFiles(ctx, results); err != nil {
+		return err
 	}
 	cond := p.condition(rec.Name)
 	if p.opts.RankLocal {
@@ -60,9 +52,9 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 			c.named[f.Name] = true
 		}
 	}
-	c.write = func(ctx context.Context) error {
-		_, err := blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &cond)
-		return err
+	c.cond = cond
+	c.write = func(ctx context.Context, cond blob.CreateOptions) (blob.Info, error) {
+		return blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &cond)
 	}
 	c.isOurs = func(ctx context.Context) (bool, error) {
 		now, err := blob.ReadAll(ctx, p.store, rec.Name, int64(len(rec.Data)))
@@ -72,6 +64,22 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 		return bytes.Equal(now, rec.Data), err
 	}
 	return c.run(ctx)
+}
+
+// checkFiles returns an error if a file of the results is missing, right before the record
+// is written.
+func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResults) error {
+	if err := p.lock.Confirm(ctx); err != nil {
+		return err
+	}
+	have, err := p.sizes(ctx)
+	if err != nil {
+		return err
+	}
+	if p.opts.Apart {
+		results = seenOf(have, results)
+	}
+	return CheckFiles(have, results)
 }
 
 // CommitHeld makes the file of WriteHeld visible. Its errors are like those of Commit.
@@ -85,10 +93,7 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 		return err
 	}
 	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
-	c.write = func(ctx context.Context) error {
-		_, err := h.w.Commit(ctx)
-		return err
-	}
+	c.write = func(ctx context.Context, _ blob.CreateOptions) (blob.Info, error) { return h.w.Commit(ctx) } // WriteHeld has set the condition
 	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
 	return c.run(ctx)
 }
@@ -161,11 +166,13 @@ func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
 // commit is the state of a call of Commit or CommitHeld.
 type commit struct {
 	*Publisher
-	name   string                                  // of the new record
-	named  map[string]bool                         // the files of the new checkpoint
-	order  []string                                // the files of this commit, the record last
-	write  func(ctx context.Context) error         // writes the record
-	isOurs func(ctx context.Context) (bool, error) // reports whether the record is in the store
+	name  string             // of the new record
+	named map[string]bool    // the files of the new checkpoint
+	order []string           // the files of this commit, the record last
+	cond  blob.CreateOptions // the condition of the record
+	// write writes the record, and isOurs reports whether the record is in the store.
+	write  func(ctx context.Context, cond blob.CreateOptions) (blob.Info, error)
+	isOurs func(ctx context.Context) (bool, error)
 }
 
 // run replaces the checkpoint and removes the files that no checkpoint needs any more.
@@ -254,29 +261,38 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 // not take effect. If it is the new record, the commit is visible, but may be lost if
 // the power fails.
 //
-// A service may carry out a request that was cancelled, even after the record was read.
-// So the write is not cancelled when ctx ends, or else only after recordTime, and then it
-// is unknown whether it takes effect.
+// A service may carry out a request that got no answer or was cancelled, even after the
+// record was read. So the write is not cancelled when ctx ends, or else only after
+// recordTime. If its fate is unknown then, all files stay, and so does the lock of the
+// save: it tells other processes why.
 func (c *commit) writeRecord(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	writing, end := outlive(ctx, recordTime)
 	defer end()
-	if c.found == nil { // the store is no service
+	if !c.service {
 		writing = ctx
 	}
-	err := c.write(writing)
+	_, err := c.write(writing, c.cond)
 	if err == nil {
 		c.keep()
 		return nil
 	}
-	ours, readErr := c.isOurs(context.WithoutCancel(ctx))
+	after := context.WithoutCancel(ctx)
+	ours, readErr := c.isOurs(after)
 	switch {
+	case readErr == nil && ours && c.service:
+		c.keep()
+		return nil
 	case readErr == nil && ours:
 		err = fmt.Errorf("%s exists, but may be lost if the power fails: %w", c.name, err)
-	case readErr == nil && (c.found == nil || writing.Err() == nil):
-		return refused(err)
+	case errors.Is(err, blob.ErrUncertain) || c.service && writing.Err() != nil:
+		if markErr := c.lock.LeaveUncertain(after, c.name, c.cond.IfVersion); markErr != nil {
+			c.warn(fmt.Errorf("do not clean %s within a day: the commit is uncertain, and this could not be noted there: %w", c.store, markErr))
+		}
+	case readErr == nil:
+		return c.refused(err)
 	}
 	c.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
@@ -303,11 +319,11 @@ func outlive(ctx context.Context, by time.Duration) (out context.Context, end fu
 
 // refused returns the error for a record that the store did not write because another
 // save has written one.
-func refused(err error) error {
+func (c *commit) refused(err error) error {
 	switch {
-	case errors.Is(err, fs.ErrExist):
+	case errors.Is(err, fs.ErrExist) && (c.opts.FailIfExists || c.opts.RankLocal):
 		return fmt.Errorf("%w: %w", storage.ErrExists, err)
-	case errors.Is(err, blob.ErrChanged):
+	case errors.Is(err, fs.ErrExist), errors.Is(err, blob.ErrChanged):
 		return fmt.Errorf("%w: another save has committed since this one began: %w", storage.ErrChanged, err)
 	}
 	return err
@@ -319,8 +335,9 @@ func refused(err error) error {
 // at any time readers find the old checkpoint or the new one. Finally the record is
 // written again, which makes the removal durable in a file system.
 func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
-	if err := c.write(ctx); err != nil {
-		if err := refused(err); errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrChanged) {
+	info, err := c.write(ctx, c.cond)
+	if err != nil {
+		if err := c.refused(err); errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrChanged) {
 			return err // the record is that of another save
 		}
 		c.mayExist(c.name)
@@ -339,10 +356,10 @@ func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 		return err
 	}
 	c.keep()
-	if c.found != nil {
-		return nil // stores with versions are not file systems
+	if c.service {
+		return nil // services are not file systems
 	}
-	if err := c.write(ctx); err != nil {
+	if _, err := c.write(ctx, blob.CreateOptions{IfVersion: info.Version}); err != nil {
 		return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}
 	return nil

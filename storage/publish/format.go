@@ -3,8 +3,10 @@ package publish
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -65,6 +67,17 @@ type Existing struct {
 	// Version is the version of the record that Read has read, if the format has one
 	// record, or "" if it is unknown.
 	Version string
+	// Time and Step are when the save was asked for and its step. Zero and nil: the
+	// checkpoint does not have them.
+	Time time.Time
+	Step *int64
+}
+
+// newer reports whether the checkpoint is of a later save than s: it was asked for later,
+// and does not have a lower step. A process that was suspended may carry out its saves
+// after those of the process that has taken its place.
+func (e *Existing) newer(s *meta.Storage) bool {
+	return e.Time.After(s.Time) && !s.Time.IsZero() && (e.Step == nil || s.Step == nil || *e.Step >= *s.Step)
 }
 
 // isAbsent reports whether an error of Format.Read means that there is no complete

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -17,18 +19,31 @@ type Leftover struct {
 	Name    string    `json:"name"`
 	Size    int64     `json:"bytes"`
 	ModTime time.Time `json:"time"`
+	// Age is how long ago the file was written, by the clock of its store.
+	Age time.Duration `json:"-"`
 	// SaveID is the id of the save that wrote it, or "" if that is unknown.
 	SaveID string `json:"save_id,omitempty"`
 	// Owner is the state of the process that would remove the file or make it part of
 	// a checkpoint.
 	Owner blob.Owner `json:"-"`
+	// Uncertain means that the commit of the save is uncertain: the record that names
+	// the file may still appear.
+	Uncertain bool `json:"uncertain,omitempty"`
 }
+
+// settled is the age after which a write of a record that got no answer has not taken
+// place and does not any more. No service keeps a request for that long.
+const settled = 24 * time.Hour
 
 // Removable reports whether the file can be removed: its owner is dead, or its owner is
 // unknown and the file is at least olderThan old. If olderThan is negative, only the
-// files of dead owners can be removed.
+// files of dead owners can be removed. While the commit of its save is uncertain, it
+// cannot be removed.
 func (l *Leftover) Removable(olderThan time.Duration) bool {
-	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && time.Since(l.ModTime) >= olderThan
+	if l.Uncertain && l.Age < settled {
+		return false
+	}
+	return l.Owner == blob.OwnerDead || l.Owner == blob.OwnerUnknown && olderThan >= 0 && l.Age >= olderThan
 }
 
 // Leftovers returns the files of the format at the root of store that the
@@ -58,7 +73,8 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 	var out []Leftover
 	for _, l := range data {
 		if !named[l.Name] {
-			l.Owner = ownerOf(&l, locks)
+			l.own(locks)
+			l.Age = blob.Age(store, l.ModTime)
 			out = append(out, l)
 		}
 	}
@@ -74,7 +90,7 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	temps, err := s.Temps(ctx, "")
 	out := make([]Leftover, len(temps))
 	for i, t := range temps {
-		out[i] = Leftover{Name: t.Name, Size: t.Size, ModTime: t.ModTime, Owner: t.Owner}
+		out[i] = Leftover{Name: t.Name, Size: t.Size, ModTime: t.ModTime, Age: blob.Age(store, t.ModTime), Owner: t.Owner}
 	}
 	return out, err
 }
@@ -83,7 +99,35 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 type foundLock struct {
 	saveID string
 	note   note
+	// uncertain means that the record of the save may still appear.
+	uncertain bool
 	blob.Lock
+}
+
+// advice says what the user can do about a save whose fate is unknown.
+func (l *foundLock) advice() string {
+	return fmt.Sprintf("save %s got no answer when it wrote %s at %s, and the service may still write it: "+
+		"save here again, which settles it, or wait a day; until then nothing of that save is removed",
+		l.saveID, l.note.Record, l.ModTime.UTC().Format(time.RFC3339))
+}
+
+// settle finds out whether the record of an uncertain save can still appear. If not, its
+// owner is dead.
+func (l *foundLock) settle(ctx context.Context, store blob.Store) error {
+	if l.note.Record == "" {
+		return nil
+	}
+	info, err := store.Stat(ctx, l.note.Record)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	switch {
+	case info.Version != l.note.Base:
+		l.Owner = blob.OwnerDead
+	default:
+		l.Owner, l.uncertain = blob.OwnerUnknown, blob.Age(store, l.ModTime) < settled
+	}
+	return nil
 }
 
 // saveLocks returns the locks of saves in a format, and those of pending saves. If format
@@ -107,30 +151,33 @@ func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLoc
 		if ok && (format == "" || of == format || of == pending) {
 			f := foundLock{saveID: id, Lock: l}
 			_ = json.Unmarshal(l.Note, &f.note) // without a valid note, no replaced files are known
+			if err := f.settle(ctx, store); err != nil {
+				return nil, err
+			}
 			out = append(out, f)
 		}
 	}
 	return out, nil
 }
 
-// ownerOf returns the state of the owner of a data file, from the locks of its save and
-// of saves that replace it: the owner is alive if a living process holds one of them,
-// dead if dead processes have left all of them, and otherwise unknown.
-func ownerOf(l *Leftover, locks []foundLock) blob.Owner {
+// own sets the owner of a data file from the locks of its save and of saves that
+// replace it: the owner is alive if a living process holds one of them, dead if dead
+// processes have left all of them, and otherwise unknown.
+func (l *Leftover) own(locks []foundLock) {
 	var seen [3]bool
 	for i := range locks {
 		f := &locks[i]
 		if l.SaveID != "" && f.saveID == l.SaveID || slices.Contains(f.note.Replaced, l.Name) {
 			seen[f.Owner] = true
+			l.Uncertain = l.Uncertain || f.uncertain
 		}
 	}
 	switch {
 	case seen[blob.OwnerAlive]:
-		return blob.OwnerAlive
+		l.Owner = blob.OwnerAlive
 	case seen[blob.OwnerDead] && !seen[blob.OwnerUnknown]:
-		return blob.OwnerDead
+		l.Owner = blob.OwnerDead
 	}
-	return blob.OwnerUnknown
 }
 
 // Sweep removes the leftovers for which Leftover.Removable is true. It returns those
@@ -193,10 +240,16 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	if !ok {
 		return nil, nil
 	}
-	if olderThan < 0 {
+	// It is unknown to which save a temporary file belongs, so those of unknown owners stay
+	// while a save is under way.
+	locks, err := saveLocks(ctx, store, "")
+	if err != nil {
+		return nil, err
+	}
+	if olderThan < 0 || slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner == blob.OwnerAlive }) {
 		olderThan = 100 * 365 * 24 * time.Hour
 	}
-	_, err := s.SweepTemp(ctx, "", olderThan)
+	_, err = s.SweepTemp(ctx, "", olderThan)
 	now, tempErr := s.Temps(ctx, "")
 	left = slices.DeleteFunc(slices.Clone(left), func(l Leftover) bool {
 		return !isTemp(l.Name) || slices.ContainsFunc(now, func(t blob.Temp) bool { return t.Name == l.Name })
@@ -208,19 +261,22 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 // files of these saves.
 func sweepLocks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
 	locks, err := saveLocks(ctx, store, format)
-	if err != nil {
+	if err != nil || len(locks) == 0 {
 		return err
 	}
+	locker, _ := blob.As[blob.Locker](store) // it has locks
 	var errs []error
 	for _, f := range locks {
-		if l := (Leftover{Owner: f.Owner, ModTime: f.ModTime}); !l.Removable(olderThan) {
+		if l := (Leftover{Owner: f.Owner, Age: blob.Age(store, f.ModTime), Uncertain: f.uncertain}); !l.Removable(olderThan) {
 			continue
 		}
-		taken, err := lockNamed(ctx, store, f.Name)
-		if errors.Is(err, blob.ErrLocked) {
-			continue
+		taken, err := locker.TryLock(ctx, f.Name, nil)
+		if err == nil {
+			err = taken.Release()
 		}
-		errs = append(errs, err, taken.Release())
+		if !errors.Is(err, blob.ErrLocked) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

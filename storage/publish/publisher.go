@@ -39,6 +39,7 @@ type Publisher struct {
 	sess  storage.Session
 	// coordinates is set while this rank is the coordinator of a save with a group.
 	coordinates bool
+	service     bool      // requests to the store are expensive: it is a service
 	noSweep     bool      // saves leave sweeps to the caller
 	lock        *SaveLock // of the coordinator, while a save is under way
 	held        *Held     // a file that is written but not committed
@@ -58,9 +59,8 @@ type Publisher struct {
 func New(store blob.Store, f *Format, o storage.WriteOptions) *Publisher {
 	o = o.WithDefaults()
 	p := &Publisher{store: store, f: f, opts: o}
-	if _, expensive := blob.As[blob.GapReader](store); expensive {
-		p.noSweep = o.SweepAfter <= 0
-	}
+	_, p.service = blob.As[blob.GapReader](store)
+	p.noSweep = p.service && o.SweepAfter <= 0
 	if o.SweepAfter == 0 {
 		p.opts.SweepAfter = sweepAfter
 	}
@@ -135,7 +135,11 @@ func (p *Publisher) begin(ctx context.Context) error {
 		return err
 	}
 	p.coordinates = true
-	p.sweep(ctx, -1)
+	if p.sweep(ctx, -1) > 0 { // it may have removed a record that a dead save has left
+		if err := p.checkReplaceable(ctx); err != nil {
+			return err
+		}
+	}
 	if p.sess.Journal != nil || p.lock != nil || p.f.OneFile { // with a journal, no other save uses the store
 		return nil
 	}
@@ -193,6 +197,10 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 		return p.existsError(p.f.Records[0])
 	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
+	case err == nil && p.sess.Journal == nil && old.newer(&p.sess.Storage):
+		return fmt.Errorf("%w: %s holds a save of %s, which is later than this one, of %s: another process has saved there meanwhile; "+
+			"if that is not so, the clocks of the hosts differ", storage.ErrChanged, p.store,
+			old.Time.UTC().Format(time.RFC3339), p.sess.Storage.Time.UTC().Format(time.RFC3339))
 	}
 	return p.find(ctx, old, err)
 }
@@ -424,18 +432,22 @@ func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 	return blob.RemoveAll(ctx, p.store, names)
 }
 
-// sweep removes leftovers, see Sweep. It reports errors as warnings.
-func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) {
+// sweep removes leftovers, see Sweep, and returns their number. It reports errors as
+// warnings.
+func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) (n int) {
 	if p.noSweep || p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
-		return
+		return 0
 	}
 	var err error
 	if !p.f.OneFile {
-		_, err = Sweep(ctx, p.store, p.f, olderThan, nil)
+		var removed []Leftover
+		removed, err = Sweep(ctx, p.store, p.f, olderThan, nil)
+		n = len(removed)
 	} else if s, ok := blob.As[blob.Sweeper](p.store); ok {
-		_, err = s.SweepTemp(ctx, "", olderThan)
+		n, err = s.SweepTemp(ctx, "", olderThan)
 	}
 	p.warn(err)
+	return n
 }
 
 // release releases the lock of the save.

@@ -275,6 +275,8 @@ type lateStore struct {
 	late   func()
 }
 
+func (s *lateStore) ReadGap() int64 { return 1 } // it is a service
+
 func (s *lateStore) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
 	w, err := s.Store.Create(ctx, name, o)
 	if name == "record" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -26,23 +27,70 @@ type note struct {
 	// Replaced are the files of the checkpoint that the save replaces. It
 	// removes them after its commit.
 	Replaced []string `json:"replaced,omitempty"`
+	// Record is the name of the record if the fate of its write is unknown: a service has
+	// not answered, and may still write it. Base is the version of the record that it
+	// replaces, or empty if there was none: any other version settles it.
+	Record string `json:"record,omitempty"`
+	Base   string `json:"base,omitempty"`
 }
+
+const (
+	// beatEvery is how often the lock of a save shows that the save is alive.
+	beatEvery = blob.Lease / 6
+	// LockAfter is how long after its beginning a save takes its lock in a service, where
+	// a lock costs two requests. Most saves are over by then.
+	LockAfter = 10 * time.Second
+)
 
 // SaveLock is a lock that shows other processes that a save is under way, as long as its
 // process is alive. The coordinator holds it from before the first write of any rank
-// until the end of the save. A save cannot commit without its coordinator, so it ends if
-// the coordinator dies. A nil SaveLock does nothing; stores without locks have nil
-// SaveLocks.
-type SaveLock struct{ lock blob.HeldLock }
+// until the end of the save; in a service, it takes the lock after LockAfter. A save
+// cannot commit without its coordinator, so it ends if the coordinator dies. A nil
+// SaveLock does nothing; stores without locks have nil SaveLocks.
+type SaveLock struct {
+	take   func(ctx context.Context, note []byte) (blob.HeldLock, error)
+	ctx    context.Context // of take and of beats, until the end
+	cancel context.CancelFunc
+	timer  *time.Timer
+
+	mu    sync.Mutex
+	lock  blob.HeldLock // guarded by mu; nil: not taken
+	note  note          // guarded by mu
+	beat  time.Time     // guarded by mu; of the last beat
+	ended bool          // guarded by mu
+}
 
 // LockSave takes the lock of a save in a format. The error wraps blob.ErrLocked if
 // another process holds it, because it writes or repairs the same save.
 func LockSave(ctx context.Context, store blob.Store, format, saveID string) (*SaveLock, error) {
-	lock, err := lockNamed(ctx, store, savePrefix+format+"-"+saveID)
-	if err != nil {
-		return nil, fmt.Errorf("save %s: %w", saveID, err)
+	locker, ok := blob.As[blob.Locker](store)
+	if !ok {
+		return nil, nil
 	}
-	return lock, nil
+	l := &SaveLock{take: func(ctx context.Context, note []byte) (blob.HeldLock, error) {
+		return locker.TryLock(ctx, savePrefix+format+"-"+saveID, note)
+	}}
+	first := beatEvery
+	if isService(store) {
+		first = LockAfter
+	} else if lock, err := l.take(ctx, []byte("{}")); errors.Is(err, errors.ErrUnsupported) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("save %s: %w", saveID, err)
+	} else {
+		l.lock, l.beat = lock, time.Now()
+	}
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	l.mu.Lock() // the timer may fire before it is kept
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(first, l.tick)
+	return l, nil
+}
+
+// isService reports whether the requests of a store are expensive.
+func isService(store blob.Store) bool {
+	_, expensive := blob.As[blob.GapReader](store)
+	return expensive
 }
 
 // LockPending takes the lock of a save that will begin later. It shows other processes
@@ -54,20 +102,61 @@ func LockPending(ctx context.Context, store blob.Store, saveID string) (*SaveLoc
 	return LockSave(ctx, store, pending, saveID)
 }
 
-// lockNamed takes a lock. It returns nil if the store has no locks.
-func lockNamed(ctx context.Context, store blob.Store, name string) (*SaveLock, error) {
-	l, ok := blob.As[blob.Locker](store)
-	if !ok {
-		return nil, nil
+// tick takes the lock if it is not taken yet, and beats otherwise. If that fails, the
+// next tick tries again.
+func (l *SaveLock) tick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return
 	}
-	lock, err := l.TryLock(ctx, name, []byte("{}"))
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil, nil
+	_ = l.renew(l.ctx)
+	if !l.ended {
+		l.timer.Reset(beatEvery)
 	}
+}
+
+// renew takes the lock or beats. The caller holds mu.
+func (l *SaveLock) renew(ctx context.Context) error {
+	var err error
+	if l.lock != nil {
+		err = l.lock.Beat(ctx)
+	} else {
+		err = l.write(ctx)
+	}
+	if err == nil {
+		l.beat = time.Now()
+	}
+	return err
+}
+
+// write writes the note into the lock, and takes the lock if it is not taken yet. The
+// caller holds mu.
+func (l *SaveLock) write(ctx context.Context) error {
+	b, err := json.Marshal(l.note)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &SaveLock{lock}, nil
+	if l.lock != nil {
+		return l.lock.SetNote(b)
+	}
+	l.lock, err = l.take(ctx, b)
+	return err
+}
+
+// Confirm makes sure that other processes still see the lock. If this process was
+// suspended, they may have removed the files of the save: the caller looks for them after
+// Confirm. The error wraps blob.ErrLocked if another process has taken the lock.
+func (l *SaveLock) Confirm(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lock == nil || time.Since(l.beat) < blob.Lease/2 {
+		return nil
+	}
+	return l.renew(ctx)
 }
 
 // Replaces writes the names of the files that the save removes after its commit into
@@ -76,31 +165,64 @@ func (l *SaveLock) Replaces(files []string) error {
 	if l == nil || len(files) == 0 {
 		return nil
 	}
-	b, err := json.Marshal(note{files})
-	if err != nil {
-		return err
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.note.Replaced = files
+	if l.lock == nil {
+		return nil
 	}
-	return l.lock.SetNote(b)
+	return l.write(l.ctx)
+}
+
+// LeaveUncertain writes into the lock that the fate of the record's write is unknown, and
+// leaves the lock there: until the record has another version than base, no other process
+// removes the files of the save.
+func (l *SaveLock) LeaveUncertain(ctx context.Context, record, base string) error {
+	if l == nil {
+		return nil
+	}
+	lock := l.end()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lock, l.note.Record, l.note.Base = lock, record, base
+	err := l.write(ctx)
+	l.lock = nil // Release does not remove it
+	return err
 }
 
 // Release releases the lock, if it is held.
 func (l *SaveLock) Release() error {
-	if l == nil || l.lock == nil {
+	if l == nil {
 		return nil
 	}
+	if lock := l.end(); lock != nil {
+		return lock.Release()
+	}
+	return nil
+}
+
+// end ends the beats. It returns the lock, or nil if it is not held.
+func (l *SaveLock) end() blob.HeldLock {
+	l.cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer.Stop()
 	lock := l.lock
-	l.lock = nil
-	return lock.Release()
+	l.lock, l.ended = nil, true
+	return lock
 }
 
 // CheckIdle returns an error that wraps blob.ErrLocked if a living process holds the
-// lock of a save in a format.
+// lock of a save in a format, and storage.ErrUncertain if the fate of a save is unknown.
 func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	locks, err := saveLocks(ctx, store, format)
 	if err != nil {
 		return err
 	}
 	for _, l := range locks {
+		if l.uncertain {
+			return fmt.Errorf("%s: %w: %s", store, storage.ErrUncertain, l.advice())
+		}
 		if l.Owner == blob.OwnerAlive {
 			return fmt.Errorf("%s: save %s is under way (process %d on %s): %w", store, l.saveID, l.PID, l.Host, blob.ErrLocked)
 		}
@@ -124,6 +246,18 @@ func CheckUnderWay(ctx context.Context, store blob.Store) error {
 	return nil
 }
 
+// CheckUncertain returns an error that wraps storage.ErrUncertain if the fate of a save
+// to the root of store is unknown: a service may still write its record.
+func CheckUncertain(ctx context.Context, store blob.Store) error {
+	locks, err := saveLocks(ctx, store, "")
+	for _, l := range locks {
+		if l.uncertain {
+			return fmt.Errorf("%s: %w: %s", store, storage.ErrUncertain, l.advice())
+		}
+	}
+	return err
+}
+
 // Explain returns a better error than err, the error of opening the checkpoint at the
 // root of store, if there is no checkpoint and a save has left its lock there. If the save
 // is under way, that error wraps storage.ErrUnderWay instead of err.
@@ -135,9 +269,12 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 		return under
 	}
 	locks, lockErr := saveLocks(ctx, store, "")
+	uncertain := slices.IndexFunc(locks, func(l foundLock) bool { return l.uncertain })
 	switch {
 	case lockErr != nil || len(locks) == 0:
 		return err
+	case uncertain >= 0:
+		return fmt.Errorf("%w; %s", err, locks[uncertain].advice())
 	case slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner != blob.OwnerDead }):
 		return fmt.Errorf("%w; a save has left its lock here, and it is unknown whether it is over: 'cairn clean --older-than' removes its files by age", err)
 	}
@@ -149,11 +286,11 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 const lockWait = 10 * time.Second
 
 // Locked runs fn while it holds a lock of the store, so that other processes of this
-// host do not run their fn at the same time. If the store has no locks, or another
-// process holds the lock for longer than lockWait, Locked runs fn without the lock. So
+// host do not run their fn at the same time. If the store has no locks or is a service,
+// whose records have conditions instead, or if another process holds the lock for longer than lockWait, Locked runs fn without the lock. So
 // fn must not damage the checkpoint even if it runs concurrently.
 func Locked(ctx context.Context, store blob.Store, fn func() error) error {
-	if l, ok := blob.As[blob.Locker](store); ok {
+	if l, ok := blob.As[blob.Locker](store); ok && !isService(store) {
 		if lock := waitLock(ctx, l); lock != nil {
 			defer lock.Release()
 		}
