@@ -46,10 +46,12 @@ func (j *job) copyData(ctx context.Context, todo []item) error {
 // publish copies those of the files that are not data, the record last, and removes what
 // the checkpoint has replaced.
 func (j *job) publish(ctx context.Context, todo []item) error {
-	if err := j.check(ctx); err != nil {
-		return err
-	}
 	last := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage == 0 })
+	if len(last) == 0 { // there is no record to write
+		if err := j.check(ctx); err != nil {
+			return err
+		}
+	}
 	for i := range last {
 		var err error
 		if i == len(last)-1 {
@@ -138,14 +140,12 @@ func (j *job) copyFile(ctx context.Context, it *item) error {
 	return err
 }
 
-// commit copies the record, on the condition that the target is as it was.
+// commit copies the record, on the condition that the target is as it was and has all
+// other files.
 func (j *job) commit(ctx context.Context, it *item) error {
 	opts := &blob.CreateOptions{}
 	if have, ok := j.have[it.to]; ok {
 		opts.IfVersion = have.Version
-		if err := j.unchanged(ctx, have); err != nil {
-			return err
-		}
 	} else {
 		opts.IfAbsent = true
 	}
@@ -161,22 +161,16 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	if now.Size != it.Size || now.Version != it.Version || !now.ModTime.Equal(it.ModTime) {
 		return fmt.Errorf("%s was replaced while it was copied: %w", j.src, blob.ErrChanged)
 	}
+	if err := j.check(ctx); err != nil {
+		return err
+	}
 	_, err = w.Commit(ctx)
-	if errors.Is(err, fs.ErrExist) {
-		err = fmt.Errorf("%w: another writer was faster: %w", storage.ErrExists, err)
-	}
-	return err
-}
-
-// unchanged does what a condition would do for a file of the target, if that has no
-// versions. The caller has the lock of the target.
-func (j *job) unchanged(ctx context.Context, have blob.Info) error {
-	if have.Version != "" {
-		return nil
-	}
-	now, err := j.dst.Stat(ctx, have.Name)
-	if err == nil && (now.Size != have.Size || !now.ModTime.Equal(have.ModTime)) || errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s of %s was replaced while the checkpoint was copied: %w", have.Name, j.dst, blob.ErrChanged)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("%w: another writer was faster: %w", storage.ErrExists, err)
+	case errors.Is(err, blob.ErrUncertain):
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+		return errors.Join(err, j.lock.LeaveUncertain(context.WithoutCancel(ctx), it.to, opts.IfVersion))
 	}
 	return err
 }
@@ -288,8 +282,11 @@ func (j *job) checkCopied(ctx context.Context, it *item) error {
 	return nil
 }
 
-// check makes sure, before the record is written, that the data files are there.
+// check makes sure, right before the record is written, that the data files are there.
 func (j *job) check(ctx context.Context) error {
+	if err := j.lock.Confirm(ctx); err != nil {
+		return err
+	}
 	now, err := list(ctx, j.dst)
 	if err != nil {
 		return err

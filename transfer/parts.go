@@ -31,7 +31,6 @@ type Parts struct {
 	j    *job
 	data []item // of this rank
 	last []item
-	lock *publish.SaveLock
 }
 
 // BeginParts looks at the target and begins the copy of one rank. Of opts, As and Full
@@ -52,7 +51,7 @@ func BeginParts(ctx context.Context, src, dst blob.Store, s Saved, opts *Options
 	if err := p.j.look(ctx); err != nil {
 		return nil, err
 	}
-	p.lock, err = publish.LockSave(ctx, dst, s.Format, p.j.lockID())
+	p.j.lock, err = publish.LockSave(ctx, dst, s.Format, p.j.lockID())
 	return p, err
 }
 
@@ -123,7 +122,7 @@ func (p *Parts) Publish(ctx context.Context, data []storage.File) error {
 		}
 	}
 	p.j.items = append(p.j.items, p.last...)
-	if err := p.lock.Replaces(p.j.old); err != nil {
+	if err := p.j.lock.Replaces(p.j.old); err != nil {
 		return err
 	}
 	return p.j.publish(ctx, todo)
@@ -137,4 +136,4 @@ func (p *Parts) Report() *Report {
 }
 
 // Close releases the lock of the target.
-func (p *Parts) Close() { _ = p.lock.Release() } // a lock that stays is that of a dead process
+func (p *Parts) Close() { _ = p.j.lock.Release() } // a lock that stays is that of a dead process

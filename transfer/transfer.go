@@ -111,11 +111,11 @@ func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, err
 	if err := j.look(ctx); err != nil {
 		return nil, err
 	}
-	lock, err := publish.LockSave(ctx, dst, j.rep.Format, j.lockID())
-	if err != nil {
+	var err error
+	if j.lock, err = publish.LockSave(ctx, dst, j.rep.Format, j.lockID()); err != nil {
 		return nil, err
 	}
-	defer lock.Release() // a remaining lock belongs to a dead process soon
+	defer j.lock.Release() // a remaining lock belongs to a dead process soon
 	if err := j.copyAll(ctx); err != nil {
 		return nil, err
 	}
@@ -143,6 +143,7 @@ type job struct {
 	items    []item // in the order of their stages
 	have     map[string]blob.Info
 	old      []string // files of the checkpoint that is replaced, the record first
+	lock     *publish.SaveLock // of the target
 	service  atomic.Int64
 }
 

@@ -43,6 +43,11 @@ func Sums(sizes []int64, elem int) int64 { return gridOf(sizes, int64(elem)).til
 // their content, with locations, and md.Storage the checkpoint. Commit writes the record
 // last and replaces the existing record, if there is one.
 func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File) error {
+	return commitIf(ctx, s, md, files, nil)
+}
+
+// commitIf is Commit with a condition of the record.
+func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File, cond *blob.CreateOptions) error {
 	index, rec, err := encode(md, files, nil)
 	if err != nil {
 		return err
@@ -50,7 +55,7 @@ func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storag
 	if _, err := blob.WriteAll(ctx, s, index.Name, index.Data, nil); err != nil {
 		return err
 	}
-	_, err = blob.WriteAll(ctx, s, rec.Name, rec.Data, nil)
+	_, err = blob.WriteAll(ctx, s, rec.Name, rec.Data, cond)
 	return err
 }
 

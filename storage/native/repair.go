@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -226,6 +227,10 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 		rb.md.PlannerData = rec.PlannerData
 	}
 	return publish.Locked(ctx, rb.store, func() error {
+		cond, err := replaces(ctx, rb.store)
+		if err != nil {
+			return err
+		}
 		now, err := readRecord(ctx, rb.store)
 		if err != nil && !broken(err) {
 			return err
@@ -240,8 +245,22 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 		if err := publish.CheckFiles(have, []*storage.WriteResults{{Files: rb.files}}); err != nil {
 			return err
 		}
-		return Commit(ctx, rb.store, &rb.md, rb.files)
+		err = commitIf(ctx, rb.store, &rb.md, rb.files, cond)
+		if errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrExist) {
+			err = fmt.Errorf("%w: %w", storage.ErrChanged, err)
+		}
+		return err
 	})
+}
+
+// replaces returns the condition of a record that replaces the one that is there now, or
+// none.
+func replaces(ctx context.Context, s blob.Store) (*blob.CreateOptions, error) {
+	info, err := s.Stat(ctx, recordName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &blob.CreateOptions{IfAbsent: true}, nil
+	}
+	return &blob.CreateOptions{IfVersion: info.Version}, err
 }
 
 // rebuild is a save whose description is put together from its data files.
