@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -49,6 +50,10 @@ type Proxy struct {
 	Instead func(*http.Request) (status int, code string)
 	Answer  func(*http.Request, *http.Response)
 
+	// Keep, if not nil, reports whether a request is kept: its connection is reset, and the
+	// server gets it when Land is called. It is set before the first request.
+	Keep func(*http.Request) bool
+
 	// CutAt, if not 0, is the number of the request, from 1 on, at which the client dies:
 	// the server gets neither this request nor any later one. With CutLate it gets this
 	// one, and the client does not get the answer.
@@ -64,9 +69,10 @@ type Proxy struct {
 	stop      chan struct{} // closed by Close
 
 	mu       sync.Mutex
-	random   *rand.Rand    // guarded by mu
-	counts   map[Fault]int // guarded by mu
-	requests int64         // guarded by mu
+	random   *rand.Rand      // guarded by mu
+	counts   map[Fault]int   // guarded by mu
+	requests int64           // guarded by mu
+	kept     []*http.Request // guarded by mu
 }
 
 // NewProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
@@ -145,6 +151,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if p.Keep != nil && p.Keep(r) {
+		p.keep(r)
+		cut(w, nil, true)
+		return
+	}
 	fault, where := p.pick()
 	switch fault {
 	case Reset:
@@ -192,6 +203,40 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		p.answer(w, answer, 0)
 	}
+}
+
+// keep keeps a request for Land.
+func (p *Proxy) keep(r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client has gone
+	}
+	late := r.Clone(context.Background())
+	late.Body = io.NopCloser(bytes.NewReader(body))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = append(p.kept, late)
+}
+
+// Land sends the requests that were kept to the server, in order, and returns the
+// statuses of its answers.
+func (p *Proxy) Land() ([]int, error) {
+	p.mu.Lock()
+	kept := p.kept
+	p.kept = nil
+	p.mu.Unlock()
+	var out []int
+	for _, r := range kept {
+		answer, err := p.forward(r)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, answer.StatusCode)
+		if err := answer.Body.Close(); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
 }
 
 // broken is the end of a body that is not complete.

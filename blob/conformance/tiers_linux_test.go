@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,4 +163,40 @@ func TestTiersInS3(t *testing.T) {
 	if s, err := cairn.OpenNearest(t.Context(), dir, url); err != nil || !strings.HasPrefix(s.String(), "s3://") {
 		t.Errorf("OpenNearest without the local run = %v, %v; want the one in S3", s, err)
 	}
+}
+
+// The record of an upload that the service writes after the savers have given up: the
+// upload is uncertain, and the checkpoint is whole in both stores.
+func TestTiersLateRecord(t *testing.T) {
+	p, _ := startLate(t, "/cairn.json", http.StatusForbidden, "AccessDenied") // which ends the attempts
+	local, folder := filepath.Join(t.TempDir(), "step-0"), fmt.Sprintf("s3://bucket/%d/run/step-0?endpoint=", folders.Add(1))
+	saveInBackground(t, 1, func(int64) (blob.Store, *cairn.AsyncOptions) {
+		store, err := cairn.OpenStore(local)
+		if err != nil {
+			t.Error(err)
+		}
+		return store, &cairn.AsyncOptions{Remote: folder + p.URL()}
+	}, func(_ int64, pending *cairn.Pending) error {
+		if _, err := pending.Wait(t.Context()); err != nil {
+			return err
+		}
+		if _, err := pending.WaitUploaded(t.Context()); !errors.Is(err, cairn.ErrUncertain) {
+			return fmt.Errorf("the upload = %w; want ErrUncertain", err)
+		}
+		return nil
+	})
+	wantStep(t, local, 0)
+	direct, err := blob.OpenAddress(t.Context(), folder+endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := clean(t, direct); n > 0 {
+		t.Errorf("clean removed %d files while the upload was uncertain", n)
+	}
+	land(t, p, http.StatusOK)
+	wantStep(t, folder+endpoint, 0)
+	if n := clean(t, direct); n > 0 {
+		t.Errorf("clean removed %d files of the checkpoint", n)
+	}
+	wantStep(t, folder+endpoint, 0)
 }

@@ -1,0 +1,219 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// startLate starts a proxy that keeps the first PUT of an object whose key ends with a
+// suffix, and answers later ones with a status as long as down is true.
+func startLate(t *testing.T, suffix string, status int, code string) (p *Proxy, down *atomic.Bool) {
+	t.Helper()
+	var kept atomic.Bool
+	down = new(atomic.Bool)
+	down.Store(true)
+	of := func(r *http.Request) bool { return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, suffix) }
+	return startProxy(t, 0, 0, func(p *Proxy) {
+		p.Keep = func(r *http.Request) bool { return of(r) && kept.CompareAndSwap(false, true) }
+		p.Instead = func(r *http.Request) (int, string) {
+			if of(r) && kept.Load() && down.Load() {
+				return status, code
+			}
+			return 0, ""
+		}
+	}), down
+}
+
+// openThrough returns a store through a proxy, and the same store without it.
+func openThrough(t *testing.T, p *Proxy) (through, direct *remote.Store) {
+	t.Helper()
+	direct = openS3(t, nil)
+	through, err := s3.Open(t.Context(), direct.String()+"?endpoint="+p.URL(), &remote.Options{Policy: remote.Policy{
+		Attempts: 3, Pause: time.Millisecond, MaxPause: time.Millisecond, Hedge: -1,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return through, direct
+}
+
+func land(t *testing.T, p *Proxy, want ...int) {
+	t.Helper()
+	if got, err := p.Land(); err != nil || !slices.Equal(got, want) {
+		t.Fatalf("the late requests were answered with %v, %v; want %v", got, err, want)
+	}
+}
+
+func saveNumber(t *testing.T, s blob.Store, n int) error {
+	t.Helper()
+	_, err := cairn.Save(t.Context(), s, cairn.State{"n": n}, nil)
+	return err
+}
+
+// wantNumber fails unless the checkpoint in s is whole and holds a number.
+func wantNumber(t *testing.T, s blob.Store, n int) {
+	t.Helper()
+	got, _, err := cairn.LoadNew(t.Context(), s, nil)
+	if err != nil || fmt.Sprint(got["n"]) != fmt.Sprint(n) {
+		t.Errorf("the checkpoint holds %v, %v; want %d", got["n"], err, n)
+	}
+}
+
+// clean removes all leftovers that may be removed, of any age, and returns how many.
+func clean(t *testing.T, s blob.Store) int {
+	t.Helper()
+	removed, err := formats.Clean(t.Context(), s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(removed)
+}
+
+// A record that the service writes long after its saver has given up: the save is
+// uncertain, and whatever happens then, what the record names is there.
+func TestS3LateRecord(t *testing.T) {
+	savers := map[string]func(t *testing.T, s *remote.Store) error{
+		"save": func(t *testing.T, s *remote.Store) error { return saveNumber(t, s, 2) },
+		"copy": func(t *testing.T, s *remote.Store) error {
+			src := openS3(t, nil)
+			if err := saveNumber(t, src, 2); err != nil {
+				t.Fatal(err)
+			}
+			_, err := transfer.Copy(t.Context(), src, s, &transfer.Options{Overwrite: true})
+			return err
+		},
+	}
+	for name, save := range savers {
+		for _, replaces := range []bool{true, false} {
+			for _, next := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/replaces=%v/next=%v", name, replaces, next), func(t *testing.T) {
+					p, down := startLate(t, "/cairn.json", http.StatusServiceUnavailable, "SlowDown")
+					s, direct := openThrough(t, p)
+					if replaces {
+						if err := saveNumber(t, direct, 1); err != nil {
+							t.Fatal(err)
+						}
+					}
+					err := save(t, s)
+					if !errors.Is(err, cairn.ErrUncertain) {
+						t.Fatalf("the save = %v; want ErrUncertain", err)
+					}
+					if n := clean(t, direct); n > 0 {
+						t.Errorf("clean removed %d files while the save was uncertain", n)
+					}
+					if err := publish.CheckUncertain(t.Context(), direct); !errors.Is(err, cairn.ErrUncertain) {
+						t.Errorf("CheckUncertain = %v", err)
+					}
+					if replaces {
+						wantNumber(t, direct, 1)
+					} else if _, err := cairn.Open(t.Context(), direct); !errors.Is(err, cairn.ErrNotFound) && !errors.Is(err, cairn.ErrIncomplete) {
+						t.Errorf("Open before the record is there = %v", err)
+					}
+					down.Store(false)
+					if next {
+						if err := saveNumber(t, s, 3); err != nil {
+							t.Fatal(err)
+						}
+						land(t, p, http.StatusPreconditionFailed)
+						wantNumber(t, direct, 3)
+					} else {
+						land(t, p, http.StatusOK)
+						wantNumber(t, direct, 2)
+					}
+					if n := clean(t, direct); (n > 0) != (next || replaces) {
+						t.Errorf("clean removed %d files once the save was settled", n)
+					}
+					if next {
+						wantNumber(t, direct, 3)
+					} else {
+						wantNumber(t, direct, 2)
+					}
+					if left, err := formats.Leftovers(t.Context(), direct); err != nil || len(left) > 0 {
+						t.Errorf("leftovers %v, %v; want none", left, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A data file that arrives late belongs to a save that has failed: the checkpoint does not
+// change, and clean finds the file.
+func TestS3LateDataFile(t *testing.T) {
+	p, _ := startLate(t, ".safetensors", http.StatusServiceUnavailable, "SlowDown")
+	s, direct := openThrough(t, p)
+	if err := saveNumber(t, direct, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := saveNumber(t, s, 2); err == nil || errors.Is(err, cairn.ErrUncertain) {
+		t.Errorf("the save = %v; want an error, and not ErrUncertain", err)
+	}
+	land(t, p, http.StatusOK)
+	wantNumber(t, direct, 1)
+	if n := clean(t, direct); n != 1 {
+		t.Errorf("clean removed %d files; want the late one", n)
+	}
+	wantNumber(t, direct, 1)
+}
+
+// Locks that arrive late: of a saver that has given up, it looks alive for a while, and a
+// beat does not bring back a lock that was released.
+func TestS3LateLock(t *testing.T) {
+	p, down := startLate(t, "lock-a", http.StatusServiceUnavailable, "SlowDown")
+	s, direct := openThrough(t, p)
+	if l, err := s.TryLock(t.Context(), "a", nil); err == nil {
+		t.Errorf("TryLock = %v; want an error", l)
+	}
+	land(t, p, http.StatusOK)
+	locks, err := direct.Locks(t.Context(), "")
+	if err != nil || len(locks) != 1 || locks[0].Owner != blob.OwnerAlive || locks[0].PID == 0 {
+		t.Fatalf("Locks = %+v, %v; want the late one", locks, err)
+	}
+	if _, err := direct.TryLock(t.Context(), "a", nil); !errors.Is(err, blob.ErrLocked) {
+		t.Errorf("TryLock of it = %v; want ErrLocked", err)
+	}
+	down.Store(false)
+
+	p, _ = startLate(t, "lock-b", http.StatusServiceUnavailable, "SlowDown")
+	s, direct = openThrough(t, p)
+	l, err := direct.TryLock(t.Context(), "b", []byte("note"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.TryLock(t.Context(), "b", nil); !errors.Is(err, blob.ErrLocked) { // its PUT is kept, and refused later
+		t.Logf("TryLock = %v", err)
+	}
+	if err := errors.Join(l.Beat(t.Context()), l.SetNote([]byte("another"))); err != nil {
+		t.Error(err)
+	}
+	land(t, p, http.StatusPreconditionFailed)
+	if locks, err := direct.Locks(t.Context(), ""); err != nil || len(locks) != 1 || string(locks[0].Note) != "another" {
+		t.Errorf("Locks = %+v, %v", locks, err)
+	}
+	if got := names(t, direct); got != "" {
+		t.Errorf("List yields %s; want no locks", got)
+	}
+	if err := l.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Beat(t.Context()); !errors.Is(err, blob.ErrLocked) {
+		t.Errorf("Beat after Release = %v; want ErrLocked", err)
+	}
+	if locks, err := direct.Locks(t.Context(), ""); err != nil || len(locks) != 0 {
+		t.Errorf("Locks after Release = %+v, %v", locks, err)
+	}
+}
