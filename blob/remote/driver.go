@@ -76,13 +76,11 @@ type tally struct {
 	skew     *atomic.Int64 // how far the clock of the service is ahead, in nanoseconds
 }
 
-// countRequest counts a request that is made with a context of this package.
-func countRequest(ctx context.Context) *tally {
-	t, _ := ctx.Value(tallyKey{}).(*tally)
-	if t != nil {
+// CountRequest counts a request that a driver makes with a context of this package.
+func CountRequest(ctx context.Context) {
+	if t, ok := ctx.Value(tallyKey{}).(*tally); ok {
 		t.requests.Add(1)
 	}
-	return t
 }
 
 // Counted is a transport that counts requests and compares the clocks. The SDKs of
@@ -91,9 +89,10 @@ type Counted struct{ http.RoundTripper }
 
 // RoundTrip implements [http.RoundTripper].
 func (c Counted) RoundTrip(r *http.Request) (*http.Response, error) {
-	t := countRequest(r.Context())
+	CountRequest(r.Context())
 	answer, err := c.RoundTripper.RoundTrip(r)
-	if err != nil || t == nil {
+	t, ok := r.Context().Value(tallyKey{}).(*tally)
+	if err != nil || !ok {
 		return answer, err
 	}
 	if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {

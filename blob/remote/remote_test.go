@@ -35,12 +35,12 @@ func (s *scripted) Limits() Limits {
 }
 
 func (s *scripted) Get(ctx context.Context, _, _ string, p []byte, off int64) (int, Object, error) {
-	countRequest(ctx)
+	CountRequest(ctx)
 	return s.get(ctx, p, off)
 }
 
 func (s *scripted) Head(ctx context.Context, key string) (Object, error) {
-	countRequest(ctx)
+	CountRequest(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o, ok := s.objects[key]
@@ -51,7 +51,7 @@ func (s *scripted) Head(ctx context.Context, key string) (Object, error) {
 }
 
 func (s *scripted) Put(ctx context.Context, key string, body []byte, _ uint32, c Condition) (Object, error) {
-	countRequest(ctx)
+	CountRequest(ctx)
 	if s.before != nil {
 		if err := s.before(ctx, key, c); err != nil {
 			return Object{}, err

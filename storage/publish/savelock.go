@@ -40,6 +40,9 @@ const (
 	// LockAfter is how long after its beginning a save takes its lock in a service, where
 	// a lock costs two requests. Most saves are over by then.
 	LockAfter = 10 * time.Second
+	// Grace is the age under which a file in a service may belong to a save that has not
+	// taken its lock yet.
+	Grace = time.Minute
 )
 
 // SaveLock is a lock that shows other processes that a save is under way, as long as its
@@ -85,6 +88,15 @@ func LockSave(ctx context.Context, store blob.Store, format, saveID string) (*Sa
 	defer l.mu.Unlock()
 	l.timer = time.AfterFunc(first, l.tick)
 	return l, nil
+}
+
+// LeastAge returns the least age of leftovers of unknown owners in a store that are
+// certainly not files of a save that has just begun.
+func LeastAge(store blob.Store) time.Duration {
+	if isService(store) {
+		return Grace
+	}
+	return 0
 }
 
 // isService reports whether the requests of a store are expensive.

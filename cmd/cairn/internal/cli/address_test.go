@@ -69,7 +69,7 @@ func TestCleanOfURL(t *testing.T) {
 		t.Errorf("clean printed %q; want %s kept", got, name)
 	}
 	time.Sleep(time.Millisecond)
-	cairnOK(t, "clean mem://left/run --older-than 1ns")
+	cairnOK(t, "clean mem://left/run --older-than 1ns --force")
 	if _, err := s.Stat(t.Context(), name); err == nil {
 		t.Errorf("%s is still there", name)
 	}

@@ -29,6 +29,8 @@ type cleanResult struct {
 	Bytes   int64      `json:"nbytes"`
 	Removed []leftover `json:"removed"`
 	Kept    []leftover `json:"kept"`
+	// Uncertain are the folders with a save whose commit is uncertain.
+	Uncertain []string `json:"uncertain,omitempty"`
 }
 
 // leftover is a file that no checkpoint needs, or an unfinished conversion.
@@ -44,6 +46,8 @@ type leftoverSummary struct {
 	Files       int              `json:"files"`
 	Bytes       int64            `json:"nbytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
+	// Uncertain means that another save here got no answer to its commit.
+	Uncertain bool `json:"uncertain,omitempty"`
 }
 
 type conversionLeft struct {
@@ -54,8 +58,14 @@ type conversionLeft struct {
 
 type cleanFlags struct {
 	dryRun    bool
+	force     bool
 	olderThan time.Duration
 }
+
+// safeAge is the least age of --older-than without --force. A save whose process does not
+// show that it is alive, because it is suspended or cannot reach the store, has this time
+// to go on.
+const safeAge = 10 * time.Minute
 
 func newCleanCmd() *cobra.Command {
 	var f cleanFlags
@@ -63,10 +73,15 @@ func newCleanCmd() *cobra.Command {
 		if cmd.Flags().Changed("older-than") && f.olderThan < 0 {
 			return usagef(cmd, "--older-than must not be negative")
 		}
+		if cmd.Flags().Changed("older-than") && f.olderThan < safeAge && !f.force && !f.dryRun {
+			return usagef(cmd, "--older-than %v may remove files of a save that is suspended or cannot reach the store: give at least %v, or --force if no job writes there",
+				f.olderThan, safeAge)
+		}
 		return runClean(cmd, args[0], f)
 	})
 	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed and remove nothing")
 	cmd.Flags().DurationVar(&f.olderThan, "older-than", -1, "also remove leftovers of unknown saves of at least this `age`, such as 24h")
+	cmd.Flags().BoolVar(&f.force, "force", false, "allow an age of less than 10m")
 	hideDefault(cmd.Flags(), "older-than")
 	return cmd
 }
@@ -133,6 +148,9 @@ func unfinished(ctx context.Context, path string) ([]convert.Unfinished, error) 
 // add records a file or a conversion that was removed, or that stays.
 func (r *cleanResult) add(l leftover, removed bool) {
 	l.Saver = l.Owner.String()
+	if l.Uncertain {
+		l.Saver = "uncertain"
+	}
 	if !removed {
 		r.Kept = append(r.Kept, l)
 		return
@@ -144,7 +162,7 @@ func (r *cleanResult) add(l leftover, removed bool) {
 // drop removes an unfinished conversion if its process has ended.
 func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	l := leftover{Folder: filepath.Dir(u.Staging), Conversion: u.Path}
-	l.Leftover = publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Owner: u.Owner}
+	l.Leftover = publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Age: time.Since(u.ModTime), Owner: u.Owner}
 	over, err := l.Removable(f.olderThan), error(nil)
 	if over && !f.dryRun {
 		err = (&convert.Place{Path: u.Path}).Drop()
@@ -215,6 +233,9 @@ func localFolders(path string) ([]folder, error) {
 
 func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error {
 	s, shown := dir.store, blob.Redact(dir.address)
+	if f.olderThan >= 0 {
+		f.olderThan = max(f.olderThan, publish.LeastAge(s))
+	}
 	var err error
 	var removed []publish.Leftover
 	if !f.dryRun {
@@ -226,6 +247,9 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
 		r.add(leftover{Folder: shown, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
+	}
+	if slices.ContainsFunc(left, func(l publish.Leftover) bool { return l.Uncertain }) {
+		r.Uncertain = append(r.Uncertain, shown)
 	}
 	if err = cmp.Or(err, leftErr); err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
@@ -268,10 +292,16 @@ func printCleaned(o *output, r *cleanResult) {
 		what += " and " + plural(n, "conversion")
 	}
 	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
-	if slices.ContainsFunc(r.Kept, func(l leftover) bool { return l.Owner == blob.OwnerUnknown }) {
+	for _, dir := range r.Uncertain {
+		o.remark("%s: %s\n", clean(dir), uncertainText)
+	}
+	if slices.ContainsFunc(r.Kept, func(l leftover) bool { return l.Owner == blob.OwnerUnknown && !l.Uncertain }) {
 		o.remark("it is unknown whether the saves of kept files are over: --older-than removes them by age\n")
 	}
 }
+
+// uncertainText says what an uncertain save is, and what to do about it.
+const uncertainText = "another save here got no answer to its commit, and the service may still carry it out: save here again, which settles it, or wait a day and use 'cairn clean --older-than 24h'"
 
 // leftoversAt counts the files that no checkpoint in a folder needs, and
 // unfinished conversions, except for those that still run. It returns nil if
@@ -298,12 +328,15 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 		}
 	}
 	for _, l := range left {
-		if l.Owner != blob.OwnerAlive {
+		switch {
+		case l.Uncertain:
+			out.Uncertain = true
+		case l.Owner != blob.OwnerAlive:
 			out.Files++
 			out.Bytes += l.Size
 		}
 	}
-	if out.Files == 0 && len(out.Conversions) == 0 {
+	if out.Files == 0 && !out.Uncertain && len(out.Conversions) == 0 {
 		return nil
 	}
 	return &out
@@ -322,6 +355,9 @@ func (l *leftoverSummary) lines(path string) []string {
 	for _, c := range l.Conversions {
 		out = append(out, fmt.Sprintf("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, 'cairn clean %s' removes it",
 			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), quoteArg(c.Target)))
+	}
+	if l.Uncertain {
+		out = append(out, uncertainText)
 	}
 	if l.Files > 0 {
 		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over",

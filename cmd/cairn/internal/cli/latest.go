@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 func newLatestCmd() *cobra.Command {
@@ -54,10 +55,20 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 			path = filepath.Clean(path)
 		}
 		fmt.Fprintln(o.out, clean(path))
+		if !isLocal(path) && isUncertain(ctx, path) {
+			o.warn("%s: %s", clean(blob.Redact(path)), uncertainText)
+		}
 		for _, s := range f.Skipped {
 			o.warn("skipped %s: %s", clean(blob.Redact(s.Path)), clean(oneLine(s.Problem)))
 		}
 	})
+}
+
+// isUncertain reports whether the commit of a save at an address is uncertain. It ignores
+// errors, because only a warning depends on it.
+func isUncertain(ctx context.Context, address string) bool {
+	s, err := blob.OpenAddress(ctx, address)
+	return err == nil && errors.Is(publish.CheckUncertain(ctx, s), cairn.ErrUncertain)
 }
 
 func latestHint(run string, err error) string {
