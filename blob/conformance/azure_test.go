@@ -59,6 +59,9 @@ func TestAzure(t *testing.T) {
 	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
 		testOneWriterWins(t, openAzure(t, bucket), 10, piece, blob.CreateOptions{Piece: piece})
 	})
+	t.Run("CopyWhileCleaning", func(t *testing.T) {
+		testSweptCopies(t, openAzure(t, bucket), func() *remote.Store { return openAzure(t, bucket) })
+	})
 	t.Run("MissingContainer", func(t *testing.T) {
 		_, err := blob.WriteAll(t.Context(), openAzure(t, "another"), "x", nil, nil)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "create it") {

@@ -174,7 +174,7 @@ func (w *writer) send(ctx context.Context, number int, p []byte) error {
 		return u.Part(ctx, number, p, sum)
 	})
 	if err != nil {
-		return err
+		return explainEnded(err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -282,7 +282,18 @@ func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial
 	w.mu.Unlock()
 	// Some services put the parts together before they answer: allow for a disk's pace.
 	work := int(min(size/128, 600*w.s.policy.Slow))
-	return w.publish(ctx, work, func(ctx context.Context) (Object, error) { return upload.Complete(ctx, n, size, sum, w.condition()) })
+	o, err := w.publish(ctx, work, func(ctx context.Context) (Object, error) { return upload.Complete(ctx, n, size, sum, w.condition()) })
+	return o, explainEnded(err)
+}
+
+// explainEnded returns the error of a request whose upload does not exist any more. It
+// does not wrap fs.ErrNotExist, which callers take for a missing object or path.
+func explainEnded(err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !errors.Is(err, fs.ErrNotExist) || ok && e.Hint != "" { // such as a missing bucket
+		return err
+	}
+	return fmt.Errorf("the upload was ended by another program, such as 'cairn clean --older-than', or by a rule of the bucket: %v", err)
 }
 
 // condition returns the condition of the object. A service that ignores conditions gets
