@@ -52,6 +52,7 @@ type Place struct {
 	Record func(name string) bool
 
 	lock *file.PathLock          // nil: not held
+	base *string                 // what Prepare has found at Path, see stamp; nil: unknown
 	step func(name string) error // for tests: called before each step
 }
 
@@ -167,14 +168,39 @@ func special(m fs.FileMode) string {
 func (p *Place) Prepare() error { return p.locked(p.prepare) }
 
 func (p *Place) prepare() error {
-	if _, _, err := p.check(); err != nil {
+	old, files, err := p.check()
+	if err != nil {
 		return err
 	}
-	_, err := os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
+	base := p.stamp(old, files)
+	p.base = &base
+	_, err = os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return os.RemoveAll(p.Staging())
 	}
 	return err
+}
+
+// stamp identifies what is at Path, by the names, sizes and times of its files. A save to
+// a checkpoint that is there changes it.
+func (p *Place) stamp(old occupant, files []string) string {
+	paths := []string{p.Path}
+	if old != checkpointFolder && old != checkpointFile {
+		return fmt.Sprint(old)
+	}
+	if old == checkpointFolder {
+		paths = paths[:0]
+		for _, n := range files {
+			paths = append(paths, p.inPath(n))
+		}
+	}
+	var b strings.Builder
+	for _, path := range paths {
+		if fi, err := os.Stat(path); err == nil {
+			fmt.Fprintln(&b, path, fi.Size(), fi.ModTime().UnixNano())
+		}
+	}
+	return b.String()
 }
 
 // Discard removes the staging directory if nothing was finished in it.

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // Publish makes the checkpoint in the staging directory appear at Path. Then it removes
@@ -22,6 +23,9 @@ func (p *Place) publish() error {
 	old, files, err := p.check()
 	if err != nil {
 		return err
+	}
+	if p.base != nil && *p.base != p.stamp(old, files) {
+		return fmt.Errorf("%w: another program has saved to %s since the conversion began; the same conversion, started again, replaces that", storage.ErrChanged, p.Path)
 	}
 	if err := p.appear(old, files); err != nil {
 		return err

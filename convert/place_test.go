@@ -253,3 +253,33 @@ func TestPublishCopiesWithoutLinks(t *testing.T) {
 		t.Errorf("copied: %v, which isLinked does not recognize", got)
 	}
 }
+
+// A conversion does not replace a checkpoint that was saved after it began. Started again,
+// it does.
+func TestPublishDoesNotReplaceANewerCheckpoint(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		p := &Place{Path: filepath.Join(t.TempDir(), "x"), Overwrite: true, Look: checkpointFiles}
+		if !first {
+			write(t, filepath.Join(p.Path, "c"), "old")
+		}
+		if err := p.Prepare(); err != nil {
+			t.Fatal(err)
+		}
+		stage(t, p)
+		write(t, filepath.Join(p.Path, "c"), "a newer one")
+		if err := p.Publish(); !errors.Is(err, storage.ErrChanged) {
+			t.Errorf("Publish = %v; want ErrChanged", err)
+		}
+		if got := tree(t, p.Path); got["c"] != "a newer one" {
+			t.Errorf("afterwards there is %v; want the newer one", got)
+		}
+		again := &Place{Path: p.Path, Overwrite: true, Look: checkpointFiles}
+		if err := again.Prepare(); err != nil {
+			t.Fatal(err)
+		}
+		stage(t, again)
+		if err := again.Publish(); err != nil {
+			t.Errorf("Publish of the same conversion, started again = %v", err)
+		}
+	}
+}
