@@ -67,11 +67,13 @@ type Skipped struct {
 //
 // The error wraps ErrNotFound if there is no checkpoint and no save is under way: a job
 // can then start from the beginning. It wraps ErrUnderWay if there is no complete
-// checkpoint yet, and ErrCorrupt if there are only damaged ones. If ctx ends while Latest
+// checkpoint yet, ErrUncertain if the only save got no answer to its commit, and ErrCorrupt
+// if there are only damaged ones. If ctx ends while Latest
 // waits, the error wraps the cause and, on rank 0, ErrUnderWay.
 //
-// Saves that are under way are recognised by their locks, never by age. On stores and
-// file systems without locks, Latest does not wait for them.
+// Saves that are under way are recognised by their locks, and in object storage, where they
+// take a lock after ten seconds, by the last time at which they wrote it. On file systems
+// without locks, Latest does not wait for them.
 func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error) {
 	var o LatestOptions
 	if opts != nil {
@@ -278,7 +280,7 @@ func latest(ctx context.Context, run, remote string) (*Found, error) {
 
 // noneOf returns the error for folders without a complete checkpoint.
 func noneOf(problems []error, folders int) error {
-	for _, kind := range []error{ErrUnderWay, ErrCorrupt} {
+	for _, kind := range []error{ErrUnderWay, ErrUncertain, ErrCorrupt} {
 		if i := slices.IndexFunc(problems, func(err error) bool { return errors.Is(err, kind) }); i >= 0 {
 			return fmt.Errorf("no complete checkpoint (folders searched: %d): %w", folders, problems[i])
 		}

@@ -320,6 +320,7 @@ def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[An
 
 _KINDS: dict[str, type[errors.CairnError]] = {
     "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError, "usage": errors.OptionsError,
+    "uncertain": errors.UncertainError,
 }
 
 
@@ -333,7 +334,8 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
     the number at the end of the folder's name. Of equal steps, the one that was saved last.
     wait makes it wait for saver processes that are still writing, which may have outlived
     their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
-    wait or still after timeout seconds.
+    wait or still after timeout seconds. UncertainError: there is none, but object storage has
+    not answered the commit of a save, and may still carry it out.
     """
     program = saver.binary()
     command = [program, "latest", "--json"]

@@ -272,7 +272,8 @@ func CheckUncertain(ctx context.Context, store blob.Store) error {
 
 // Explain returns a better error than err, the error of opening the checkpoint at the
 // root of store, if there is no checkpoint and a save has left its lock there. If the save
-// is under way, that error wraps storage.ErrUnderWay instead of err.
+// is under way, that error wraps storage.ErrUnderWay instead of err, and if its commit is
+// uncertain, storage.ErrIncomplete and storage.ErrUncertain.
 func Explain(ctx context.Context, store blob.Store, err error) error {
 	if _, single := blob.As[*blob.Single](store); single || !isAbsent(err) {
 		return err // the locks in the folder of a single file are not about that file
@@ -286,7 +287,7 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 	case lockErr != nil || len(locks) == 0:
 		return err
 	case uncertain >= 0:
-		return fmt.Errorf("%w; %s", err, locks[uncertain].advice())
+		return fmt.Errorf("%w: %w: %s", storage.ErrIncomplete, storage.ErrUncertain, locks[uncertain].advice())
 	case slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner != blob.OwnerDead }):
 		return fmt.Errorf("%w; a save has left its lock here, and it is unknown whether it is over: 'cairn clean --older-than' removes its files by age", err)
 	}

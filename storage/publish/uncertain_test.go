@@ -202,7 +202,7 @@ func TestUncertainFirstSave(t *testing.T) {
 		s := &service{Store: new(mem.Store)}
 		uncertain(t, s, "new")
 		err := publish.Explain(t.Context(), s, storage.ErrNotFound)
-		if !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), "save here again") {
+		if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "save here again") {
 			t.Errorf("Explain = %v; want advice about the uncertain save", err)
 		}
 		sweepAll(t, s)

@@ -37,7 +37,7 @@ func TestExitCodes(t *testing.T) {
 	for err, want := range map[error]int{
 		errors.New("x"):         1,
 		cairn.ErrExists:         1,
-		cairn.ErrUncertain:      1,
+		cairn.ErrUncertain:      9,
 		cairn.ErrChanged:        1,
 		blob.ErrAddress:         2,
 		inspect.ErrPattern:      2,

@@ -49,6 +49,10 @@ var exits = []exit{
 		errs: []error{cairn.ErrCorrupt}, hint: "'cairn verify' lists what is damaged; the rest can still be read",
 	},
 	{
+		code: 9, name: "uncertain", meaning: "It is unknown whether a commit took place, or a service may still carry it out.",
+		errs: []error{cairn.ErrUncertain}, hint: "look again later, or save to the same place again, which settles it",
+	},
+	{
 		code: 4, name: "incomplete", meaning: "The checkpoint is incomplete: its save did not finish, or is under way.",
 		errs: []error{cairn.ErrIncomplete}, hint: "'cairn repair' rebuilds the record if all data files of a save are there",
 	},
