@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -53,7 +54,8 @@ type SaveOptions struct {
 	// itself for bytes on their way to the store. Zero: 1 GiB.
 	BufferBytes int64
 	// FailIfExists makes Save fail with ErrExists if there is a checkpoint.
-	// Otherwise the new one replaces it once it is complete.
+	// Otherwise the new one replaces it once it is complete. If the old one has another
+	// format, Save fails with ErrExists in any case, before it writes anything.
 	FailIfExists bool
 	// SweepAfter is the age from which Save, after its commit, removes files that
 	// no checkpoint names, if it is unknown whether the save that wrote them is
@@ -240,7 +242,7 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 	}
 	return o.format().NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-		RankLocal: o.RankLocal != nil, Apart: apart,
+		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: apart,
 	})
 }
 

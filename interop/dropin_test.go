@@ -34,6 +34,7 @@ var dropIn = []testCase{
 		equal(r, "Reader", r.itemsOf(4, "drop_in.load_fsdp", args{"path": r.there("out")}), want)
 	}},
 	{name: "Writer: 2 ranks, one fails", run: finds(2, "drop_in.fails")},
+	{name: "Writer and cairn.torch: 2 ranks, a checkpoint of another format", run: finds(2, "drop_in.other_format")},
 	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: finds(2, "drop_in.resumes")},
 	{name: "cairn.torch: 2 ranks that seem to be on two hosts", run: finds(2, "drop_in.across_hosts")},
 	{name: "Stager: 2 ranks, dcp.async_save", run: finds(2, "drop_in.save_async")},

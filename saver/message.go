@@ -643,5 +643,6 @@ func (m *Item) span(it *plan.WriteItem) (int64, error) {
 func (b *saveBody) options() storage.WriteOptions {
 	return storage.WriteOptions{
 		FilesPerRank: b.FilesPerRank, BufferBytes: b.BufferBytes, FailIfExists: b.FailIfExists, SweepAfter: time.Duration(b.SweepAfterNS),
+		Others: formats.CheckOthers,
 	}
 }

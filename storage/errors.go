@@ -40,6 +40,24 @@ var (
 	ErrOptions = errors.New("unusable options")
 )
 
+// OtherFormatError reports a place with a checkpoint, or files of one, in another format
+// than a new checkpoint. The new one would not replace it in one atomic step. It wraps
+// ErrExists.
+type OtherFormatError struct {
+	// Where is the place, Found the name of the format there, and Format the name of the
+	// format of the new checkpoint.
+	Where, Found, Format string
+}
+
+// Error names both formats and says what to do.
+func (e *OtherFormatError) Error() string {
+	return fmt.Sprintf("%v: %s holds files of a checkpoint in the format %s, which one in the format %s does not replace: use another folder, or remove these files first",
+		ErrExists, e.Where, e.Found, e.Format)
+}
+
+// Unwrap returns ErrExists.
+func (e *OtherFormatError) Unwrap() error { return ErrExists }
+
 // RefuseIf returns an error that wraps ErrOptions if set is true. text and args name
 // the option and the reason why it cannot take effect.
 func RefuseIf(set bool, text string, args ...any) error {

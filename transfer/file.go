@@ -282,7 +282,8 @@ func (j *job) checkCopied(ctx context.Context, it *item) error {
 	return nil
 }
 
-// check makes sure, right before the record is written, that the data files are there.
+// check makes sure, right before the record is written, that the data files are there, and
+// no files of another format.
 func (j *job) check(ctx context.Context) error {
 	if err := j.lock.Confirm(ctx); err != nil {
 		return err
@@ -296,5 +297,5 @@ func (j *job) check(ctx context.Context) error {
 			return fmt.Errorf("%s was removed from %s or replaced while the checkpoint was copied: %w", it.to, j.dst, blob.ErrChanged)
 		}
 	}
-	return nil
+	return j.checkOthers(ctx, now)
 }

@@ -35,6 +35,8 @@ type Synced struct {
 	Problem string `json:"problem,omitempty"`
 	// Copy is the report of the copy.
 	Copy *Report `json:"copy,omitempty"`
+
+	version string // of the format
 }
 
 // SyncOptions change how Sync works. Nil means the defaults.
@@ -129,7 +131,7 @@ func (f *Synced) open(ctx context.Context, run blob.Store) (storage.Checkpoint, 
 		return nil, err
 	}
 	s := c.Storage()
-	f.Step, f.SaveID, f.Time = s.Step, s.SaveID, s.Time
+	f.Step, f.SaveID, f.Time, f.version = s.Step, s.SaveID, s.Time, s.Version
 	return c, c.CheckFiles(ctx)
 }
 
@@ -156,6 +158,9 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 		defer c.Close()
 	}
 	switch {
+	case err == nil && there.version != f.version: // checkpoints of some formats have no id
+		f.State, f.Problem = Differs, fmt.Sprintf("the other side has a checkpoint of %s, not of %s", there.version, f.version)
+		return nil
 	case err == nil && there.SaveID == f.SaveID:
 		f.State = Present
 		return nil

@@ -118,3 +118,17 @@ func TestSyncWithErrors(t *testing.T) {
 		t.Errorf("the second Sync has copied all files of b again: %+v", all[1].Copy)
 	}
 }
+
+// A checkpoint of another format is another one, even if it has the same id or both have none.
+func TestSyncOfAnotherFormat(t *testing.T) {
+	for _, old := range []string{formats.TorchDCP, formats.Hyper, formats.HF} {
+		src, dst := newRun(t), newRun(t)
+		saveIn(t, src, "step-1", formats.Native, "save1", 1, 10)
+		there := saveIn(t, dst, "step-1", old, "save1", 1, 20)
+		all, err := Sync(t.Context(), src, dst, nil)
+		if d := cmp.Diff([]string{"step-1 differs"}, states(all)); d != "" || err != nil {
+			t.Errorf("%s: Sync: %v\n%s", old, err, d)
+		}
+		wantSeed(t, there, 20)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,7 +21,7 @@ import (
 
 // Options change how Copy works. Nil means the defaults.
 type Options struct {
-	// Overwrite replaces a checkpoint of the target. If the files of both have different
+	// Overwrite replaces a checkpoint of the target, of the same format. If the files of both have different
 	// names, the old checkpoint can be read until the new one is complete. Otherwise
 	// there is no checkpoint in the meantime.
 	Overwrite bool
@@ -99,8 +100,8 @@ var ErrOccupied = errors.New("the target holds other files")
 // fails, the files that are complete stay, and another call copies the other ones: a
 // file of the right size and checksum is not copied again.
 //
-// The error wraps storage.ErrExists if dst holds another checkpoint and
-// Options.Overwrite is not set, storage.ErrCorrupt if a file is not as the checkpoint
+// The error wraps storage.ErrExists if dst holds a checkpoint of another format, or another
+// checkpoint and Options.Overwrite is not set, storage.ErrCorrupt if a file is not as the checkpoint
 // says, and blob.ErrChanged if src was replaced meanwhile.
 func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, error) {
 	j := &job{src: src, dst: dst, opts: opts.withDefaults()}
@@ -260,6 +261,9 @@ func (j *job) look(ctx context.Context) (err error) {
 		}
 		return nil // other files of the folder do not matter
 	}
+	if err := j.checkOthers(ctx, j.have); err != nil {
+		return err
+	}
 	old, err := formats.Open(ctx, j.dst, nil)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
@@ -284,6 +288,17 @@ func (j *job) look(ctx context.Context) (err error) {
 		return j.unlessSame(ctx)
 	}
 	return j.replaces(ctx, old)
+}
+
+// checkOthers returns an error that wraps storage.ErrExists if the target, which has the files
+// have, holds files of a checkpoint in another format. The copy would not replace them.
+func (j *job) checkOthers(ctx context.Context, have map[string]blob.Info) error {
+	if j.opts.As != "" {
+		return nil // other files of the folder do not matter
+	}
+	return formats.CheckOthersOf(ctx, j.dst, maps.Keys(have), j.rep.Format, func(name string) bool {
+		return slices.ContainsFunc(j.items, func(it item) bool { return it.to == name })
+	})
 }
 
 // unlessSame returns an error that wraps ErrExists unless the target has the same record,

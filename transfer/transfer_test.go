@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -192,18 +193,80 @@ func TestCopyRefusesAnotherCheckpoint(t *testing.T) {
 	}
 }
 
-// A checkpoint in another format is replaced whole.
-func TestCopyReplacesAnotherFormat(t *testing.T) {
+// A copy does not replace a checkpoint of another format, or the rest of one: readers
+// might open the wrong files, during the copy or after it.
+func TestCopyRefusesAnotherFormat(t *testing.T) {
+	for old := range forms {
+		for young := range forms {
+			from, _, _ := strings.Cut(old, ",")
+			to, _, _ := strings.Cut(young, ",")
+			if from == to {
+				continue
+			}
+			for _, rest := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s over %s, only the rest: %v", young, old, rest), func(t *testing.T) {
+					src, dst := new(mem.Store), new(mem.Store)
+					save(t, src, young, "save2", 64, 20)
+					save(t, dst, old, "save1", 64, 10)
+					if rest {
+						storagetest.Remove(t, dst, "cairn.json", ".metadata", "model.safetensors.index.json", "cairn-save.json")
+					}
+					before := storagetest.Names(t, dst)
+					for _, o := range []*Options{nil, {Overwrite: true}} {
+						watched := fault.New(dst)
+						_, err := Copy(t.Context(), src, watched, o)
+						if _, ok := errors.AsType[*storage.OtherFormatError](err); !ok || !errors.Is(err, storage.ErrExists) {
+							t.Errorf("Copy = %v; want ErrExists and both formats", err)
+						}
+						if n := watched.Ops().Count(fault.Mutating); n > 0 {
+							t.Errorf("the copy has changed the target %d times", n)
+						}
+					}
+					if after := storagetest.Names(t, dst); !slices.Equal(after, before) {
+						t.Errorf("the target has %v; want %v", after, before)
+					}
+					if !rest {
+						wantSeed(t, dst, 10)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A copy looks again before its record is written.
+func TestCopyNoticesAnotherFormatThatAppears(t *testing.T) {
 	src, dst := new(mem.Store), new(mem.Store)
 	save(t, src, formats.TorchDCP, "save2", 64, 20)
-	save(t, dst, formats.Native, "save1", 64, 10)
+	h := &hooked{Store: dst}
+	done := false
+	h.create = func(string) {
+		if !done {
+			done = true
+			save(t, dst, formats.Native, "save1", 64, 10)
+		}
+	}
+	if _, err := Copy(t.Context(), src, h, nil); !errors.Is(err, storage.ErrExists) {
+		t.Errorf("Copy = %v; want ErrExists", err)
+	}
+	wantSeed(t, dst, 10)
+}
+
+// Files of other formats that the source has beside its checkpoint do not stop a copy that
+// continues.
+func TestCopyContinuesBesideFilesOfOtherFormats(t *testing.T) {
+	src, dst := new(mem.Store), new(mem.Store)
+	save(t, src, formats.Native, "save2", 64, 20)
+	save(t, src, formats.Torch, "other", 64, 30)
+	b, err := blob.ReadAll(t.Context(), src, "model.pt", 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storagetest.Put(t, dst, "model.pt", b)
 	if _, err := Copy(t.Context(), src, dst, &Options{Overwrite: true}); err != nil {
 		t.Fatal(err)
 	}
 	wantSeed(t, dst, 20)
-	if got, want := storagetest.Names(t, dst), storagetest.Names(t, src); !slices.Equal(got, want) {
-		t.Errorf("the target has %v; want %v", got, want)
-	}
 }
 
 // Two copies to one place: the record of one of them is there.

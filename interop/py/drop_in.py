@@ -236,6 +236,50 @@ def fails(path):
 
 
 @closed
+def other_format(path):
+    """Writer and cairn.torch.save do not replace a checkpoint of another format."""
+    found = []
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def state(seed):
+        return {"x": sharding.cut(states.tensor(seed, (9, 4)), mesh, (Shard(0),))}
+
+    for old in ("native", "torchdcp", "hyper", "hf"):
+        place = f"{path}-{old}"
+        cairn.torch.save(state("old"), place, format=old)
+        dist.barrier()
+        files = sorted(os.listdir(place))
+        dist.barrier()
+        for new in ("native", "torchdcp", "hyper", "hf"):
+            if new == old:
+                continue
+            for overwrite in (False, True):
+                for how, call in (
+                    ("Writer", lambda: dcp.save(state("new"), storage_writer=cairn.torch.Writer(place, format=new, overwrite=overwrite))),
+                    ("save", lambda: cairn.torch.save(state("new"), place, format=new, overwrite=overwrite)),
+                ):
+                    what = f"rank {rank}: {how}: {new} over {old}, overwrite {overwrite}"
+                    try:
+                        call()
+                        found.append(f"{what}: no error")
+                    except BaseException as e:
+                        # PyTorch 2.6 cannot pass errors on with Python 3.13, and says so instead.
+                        if not any(word in str(e) for word in (f"the format {old}", "cannot pickle code objects")):
+                            found.append(f"{what}: {e!r}")
+                    dist.barrier()
+                    if sorted(os.listdir(place)) != files:
+                        found.append(f"{what}: the files have changed")
+                    got = blank(state("old"))
+                    dcp.load(got, storage_reader=cairn.torch.Reader(place))
+                    if digest.of_state(got) != digest.of_state(state("old")):
+                        found.append(f"{what}: the checkpoint has changed")
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return sum(said, [])
+
+
+@closed
 def resumes(path):
     """Ranks that load first can save, and a saver that was killed has a successor."""
     found = []

@@ -198,6 +198,16 @@ class Uploads(unittest.TestCase):
             upload.result(LIMIT)
         self.assertEqual(self.steps("local"), ["step-1"])
 
+    def test_another_format_in_the_remote_store(self):
+        remote = self.dir / "remote" / "step-1"
+        save(self.saver, remote, self.state, format="torchdcp")
+        files = sorted(p.name for p in remote.iterdir())
+        _, upload = self.save("step-1")
+        with self.assertRaises(cairn.ExistsError):
+            upload.result(LIMIT)
+        self.assertEqual(sorted(p.name for p in remote.iterdir()), files)
+        self.assertEqual(self.steps("local"), ["step-1"])
+
     def test_failed_save(self):
         self.save("step-1")
         uploads = []
@@ -318,6 +328,28 @@ class Saves(unittest.TestCase):
         with self.assertRaises(cairn.ExistsError):
             checkpoint(self.folder / "c", {"a": ("int8", (1,), b"y")}, fail_if_exists=True)
         self.assertEqual(bytes(cairn.open(self.folder / "c", framework="memory")["a"][:].cast("B")), b"x")
+
+    def test_a_checkpoint_of_another_format(self):
+        options = {"native": {}, "torchdcp": {}, "hyper": {}, "hf": {}, "torch": {"format_options": {"file": "model.pt"}}}
+        s = Saver(ceiling=4 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        for old in options:
+            place = self.folder / old
+            save(s, place, {"a": ("int8", (1,), b"x")}, format=old, **options[old])
+            files = sorted(p.name for p in place.iterdir())
+            for new in options:
+                for fail in (True, False):
+                    if new == old:
+                        continue
+                    with self.subTest(old=old, new=new, fail_if_exists=fail):
+                        with self.assertRaises(cairn.ExistsError) as raised:
+                            save(s, place, {"a": ("int8", (1,), b"y")}, format=new, fail_if_exists=fail, **options[new])
+                        self.assertIn(f"the format {old}", str(raised.exception))
+                        self.assertEqual(sorted(p.name for p in place.iterdir()), files)
+                        self.assertEqual(cairn.latest(place), str(place))
+                        with cairn.open(place, framework="memory") as c:
+                            self.assertEqual(bytes(c["a"][:].cast("B")), b"x")
 
     def test_urls_reach_the_saver(self):
         s = Saver(ceiling=1 << 20)

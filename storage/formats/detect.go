@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"path"
 	"regexp"
 	"slices"
@@ -55,13 +56,77 @@ func isTorchFile(name string) bool {
 func Detect(ctx context.Context, store blob.Store) (string, error) {
 	name, err := byRecord(ctx, store)
 	if name == "" && err == nil {
-		name, err = byNames(ctx, store)
+		var l *listing
+		if l, err = listNames(ctx, store); err == nil {
+			name, err = l.format(ctx, store)
+		}
 	}
 	if name == "" && err == nil {
 		err = fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
 	}
 	return name, err
 }
+
+// CheckOthers returns a *storage.OtherFormatError if Detect finds another format than the
+// named one at the root of store, among the files for which own returns false. These files
+// belong to the new checkpoint; nil means that there are none. A new checkpoint does not
+// replace files of another format in one atomic step: until the new one is complete, or
+// even after that, readers might open the wrong one. Files that libraries write beside a
+// model, such as training_args.bin, are not a checkpoint.
+func CheckOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) error {
+	l, err := listNames(ctx, store)
+	if err != nil {
+		return err
+	}
+	return l.checkOthers(ctx, store, format, own)
+}
+
+// CheckOthersOf is CheckOthers for a caller that has listed all files of the store.
+func CheckOthersOf(ctx context.Context, store blob.Store, names iter.Seq[string], format string, own func(name string) bool) error {
+	l := &listing{whole: true}
+	for name := range names {
+		l.add(name)
+	}
+	return l.checkOthers(ctx, store, format, own)
+}
+
+func (l *listing) checkOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) error {
+	if own != nil {
+		l.root, l.below = slices.DeleteFunc(l.root, own), slices.DeleteFunc(l.below, own)
+	}
+	found, err := l.others(ctx, store)
+	switch {
+	case errors.Is(err, storage.ErrNotFound):
+		return nil
+	case err != nil || found == "" || found == format:
+		return err
+	}
+	return &storage.OtherFormatError{Where: store.String(), Found: found, Format: format}
+}
+
+// others is Detect for CheckOthers. In object storage it takes one request if there is no
+// checkpoint.
+func (l *listing) others(ctx context.Context, store blob.Store) (string, error) {
+	metadata := torchdcp.Files().Records[0]
+	switch {
+	case !l.whole:
+		if name, err := byRecord(ctx, store); name != "" || err != nil {
+			return name, err
+		}
+	case slices.Contains(l.root, native.Files().Records[0]):
+		return Native, nil
+	case slices.Contains(l.root, metadata):
+		return dialect(ctx, store, metadata)
+	}
+	name, err := l.format(ctx, store)
+	if name == Torch && slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel) {
+		return "", err
+	}
+	return name, err
+}
+
+// isModel reports whether a file of that name may hold a whole checkpoint of torch.save.
+func isModel(name string) bool { return isTorchFile(name) && !torchfile.Auxiliary(name) }
 
 // byRecord looks for the files that only one format has, without a list.
 func byRecord(ctx context.Context, store blob.Store) (string, error) {
@@ -107,13 +172,42 @@ func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]by
 	return p, r.ReadAt(ctx, p, 0)
 }
 
-// byNames detects the format by the names at the root of the store.
-func byNames(ctx context.Context, store blob.Store) (string, error) {
-	names, below, err := listNames(ctx, store)
-	if err != nil {
-		return "", err
+// listing is names of the files in a store.
+type listing struct {
+	root, below []string // at the root of the store, and one folder below
+	whole       bool     // no names are left out
+}
+
+// listNames lists at most maxListed files of a store.
+func listNames(ctx context.Context, store blob.Store) (*listing, error) {
+	l := &listing{whole: true}
+	seen := 0
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		if seen++; seen > maxListed {
+			l.whole = false
+			break
+		}
+		l.add(info.Name)
 	}
-	if len(names) == 1 && len(below) == 0 && path.Ext(names[0]) != ".json" {
+	return l, nil
+}
+
+func (l *listing) add(name string) {
+	switch strings.Count(name, "/") {
+	case 0:
+		l.root = append(l.root, name)
+	case 1:
+		l.below = append(l.below, name)
+	}
+}
+
+// format detects the format by the names of files, or returns "".
+func (l *listing) format(ctx context.Context, store blob.Store) (string, error) {
+	names := l.root
+	if len(names) == 1 && len(l.below) == 0 && path.Ext(names[0]) != ".json" {
 		if err := otherKind(ctx, store, names[0]); err != nil {
 			return "", err
 		}
@@ -127,8 +221,8 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 			return r.format, nil
 		}
 	}
-	if len(names)+len(below) > 1 && !slices.Contains(names, "pytorch_model.bin") {
-		if err := unsupported(ctx, store, append(below, names...)); err != nil {
+	if len(names)+len(l.below) > 1 && !slices.Contains(names, "pytorch_model.bin") {
+		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
 			return "", err
 		}
 	}
@@ -142,26 +236,6 @@ func byNames(ctx context.Context, store blob.Store) (string, error) {
 		return Torch, nil
 	}
 	return "", nil
-}
-
-// listNames returns the names at the root of the store, and those one folder below.
-func listNames(ctx context.Context, store blob.Store) (root, below []string, err error) {
-	seen := 0
-	for info, err := range store.List(ctx, "") {
-		if err != nil {
-			return nil, nil, err
-		}
-		if seen++; seen > maxListed {
-			break
-		}
-		switch strings.Count(info.Name, "/") {
-		case 0:
-			root = append(root, info.Name)
-		case 1:
-			below = append(below, info.Name)
-		}
-	}
-	return root, below, nil
 }
 
 // otherKind returns an error if the file is of a kind that no format uses. It ignores the

@@ -182,7 +182,9 @@ func (c *commit) run(ctx context.Context) error {
 	}
 	var err error
 	if c.f.OneFile {
-		err = c.writeRecord(ctx)
+		if err = c.checkUnhidden(ctx); err == nil {
+			err = c.writeRecord(ctx)
+		}
 	} else {
 		err = Locked(ctx, c.store, func() error { return c.replace(ctx) })
 	}
@@ -196,8 +198,21 @@ func (c *commit) run(ctx context.Context) error {
 	return err
 }
 
+// checkUnhidden returns an error if the store holds files of a checkpoint in another
+// format, which a save has written since this one began, and which must stay or would be
+// opened instead of the new one.
+func (c *commit) checkUnhidden(ctx context.Context) error {
+	if c.f.First && !c.opts.FailIfExists {
+		return nil
+	}
+	return c.checkOthers(ctx, func(name string) bool { return c.named[name] && name != c.name })
+}
+
 // replace replaces the existing checkpoint and removes its files.
 func (c *commit) replace(ctx context.Context) error {
+	if err := c.checkUnhidden(ctx); err != nil {
+		return err
+	}
 	hiding, err := c.hiding(ctx)
 	if err != nil {
 		return err

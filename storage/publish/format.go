@@ -22,6 +22,9 @@ type Format struct {
 	// Also are the names of other files whose existence means that there is a
 	// checkpoint.
 	Also []string
+	// First means that readers open a checkpoint of this format even if the store also
+	// holds files of other formats.
+	First bool
 	// OneFile means that a checkpoint consists of its record only. Saves in such a
 	// format take no locks.
 	OneFile bool

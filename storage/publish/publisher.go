@@ -152,6 +152,9 @@ func (p *Publisher) begin(ctx context.Context) error {
 // a record of another save. It reads the records of rank 0 and of the two neighbours of
 // this rank only. Readers compare the records of all ranks.
 func (p *Publisher) checkFree(ctx context.Context) error {
+	if err := p.checkOthers(ctx, nil); err != nil {
+		return err
+	}
 	for _, name := range []string{p.f.Records[0], p.f.RankRecord(p.sess.Rank)} {
 		if ok, err := p.exists(ctx, name); err != nil {
 			return err
@@ -176,8 +179,23 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 	return nil
 }
 
+// checkOthers returns an error if the store holds files of a checkpoint in another format,
+// apart from own files, see storage.WriteOptions.Others. With a journal, no other save uses
+// the store.
+func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool) error {
+	if p.opts.Others == nil || p.sess.Journal != nil {
+		return nil
+	}
+	return p.opts.Others(ctx, p.store, p.f.Name, own)
+}
+
 // checkReplaceable returns an error if the existing checkpoint must not be replaced.
 func (p *Publisher) checkReplaceable(ctx context.Context) error {
+	if !p.f.First { // otherwise Read shows whether there is a checkpoint that readers open
+		if err := p.checkOthers(ctx, nil); err != nil {
+			return err
+		}
+	}
 	if p.f.Check != nil {
 		if err := p.f.Check(ctx, p.store); err != nil {
 			return err
@@ -186,6 +204,11 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	old, err := p.f.Read(ctx, p.store)
 	switch {
 	case isAbsent(err):
+		if p.f.First {
+			if err := p.checkOthers(ctx, nil); err != nil {
+				return err
+			}
+		}
 		return p.find(ctx, nil, err)
 	case errors.Is(err, storage.ErrVersion):
 		return fmt.Errorf("the existing checkpoint cannot be replaced: %w", err)

@@ -136,6 +136,9 @@ const maxListed = 20_000
 // and Accelerate write beside a model.
 var auxiliary = regexp.MustCompile(`^(training_args\.bin|(optimizer|scheduler|scaler|sampler)(_[0-9]+)?\.(pt|bin)|rng_state(_[0-9]+)?\.pth)$`)
 
+// Auxiliary reports whether name is that of a file that libraries write beside a model.
+func Auxiliary(name string) bool { return auxiliary.MatchString(name) }
+
 // Find returns the name of the only index or file of torch.save at the root of
 // store. Files that libraries write beside a model, such as training_args.bin and
 // optimizer.pt, do not count if there are others. The error wraps
@@ -160,7 +163,7 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 		}
 		if holds {
 			files = append(files, info.Name)
-			if !auxiliary.MatchString(info.Name) {
+			if !Auxiliary(info.Name) {
 				models = append(models, info.Name)
 			}
 		}

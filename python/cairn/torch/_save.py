@@ -60,8 +60,8 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     and saved once. Values must be equal on all ranks: give those of one rank a name of their own.
 
     path is a folder. A checkpoint that is there is replaced when the new one is complete,
-    or, without overwrite, the save fails with ExistsError. step and tags are recorded;
-    :func:`cairn.latest` goes by the step. format is "native", "torchdcp" (PyTorch DCP), "hf"
+    or, without overwrite, the save fails with ExistsError. It also fails with that error if
+    the checkpoint there has another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format is "native", "torchdcp" (PyTorch DCP), "hf"
     (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
     "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
     of files that each rank writes at the same time; 0 leaves it to the format.

@@ -311,6 +311,8 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
 	switch {
+	case isOtherFormat(err):
+		return err // it says what to do
 	case errors.Is(err, convert.ErrOption):
 		return usagef(cmd, "%v", err)
 	case isRefused && len(refused.Tensors) > 0:

@@ -156,6 +156,8 @@ func isFolder(dst, name string) bool {
 func copyHint(ctx context.Context, src string, err error) string {
 	_, unsupported := errors.AsType[*formats.UnsupportedError](err)
 	switch {
+	case isOtherFormat(err):
+		return "" // the error says what to do
 	case errors.Is(err, storage.ErrExists):
 		return "--overwrite replaces it"
 	case errors.Is(err, blob.ErrLocked), errors.Is(err, storage.ErrUnderWay):
@@ -174,6 +176,13 @@ func copyHint(ctx context.Context, src string, err error) string {
 		return openHint(ctx, src, err)
 	}
 	return "files that are complete stay at DST: the same command goes on from there"
+}
+
+// isOtherFormat reports whether err is about a checkpoint of another format in the place of a
+// new one.
+func isOtherFormat(err error) bool {
+	_, ok := errors.AsType[*storage.OtherFormatError](err)
+	return ok
 }
 
 func printCopied(o *output, r *copyResult) {

@@ -182,6 +182,9 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 	t.NewWriter = func(bufferBytes int64) (storage.Writer, error) {
 		o := write
 		o.BufferBytes = bufferBytes
+		if d.place == nil { // the staging directory of a place is empty
+			o.Others = formats.CheckOthers
+		}
 		return f.NewWriter(store, o)
 	}
 	if d.place != nil {
