@@ -23,12 +23,15 @@ const (
 	hintLogin      = "set AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or run az login"
 	hintPermission = "the account may not do this: give it the role Storage Blob Data Contributor, or a SAS token with the permissions " +
 		"read, add, create, write, delete and list"
+	hintAccount   = "is this Azure Blob Storage, or a proxy that changes answers? check the account or the connection string"
 	hintContainer = "there is no such container: create it, or check its name and the account"
 )
 
 var (
 	// errBeyond reports a range that begins at the end of the object or after it.
 	errBeyond = errors.New("the range lies outside the object")
+	// errNoList reports a list without what every list has.
+	errNoList = &remote.Error{Err: errors.New("the answer is no list of objects: names or properties are missing"), Hint: hintAccount}
 	// errBlocks reports blocks that are gone.
 	errBlocks = errors.New("another writer has written this object at the same time")
 )
@@ -75,9 +78,12 @@ func explain(err error) error {
 	var response *azcore.ResponseError
 	var failed *azidentity.AuthenticationFailedError
 	var address *url.Error
+	var explained *remote.Error
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &explained): // of remote.Transport
+		return explained
 	case errors.As(err, &failed) || isUnavailable(err):
 		return &remote.Error{Err: fmt.Errorf("%w: no token of Azure could be had", fs.ErrPermission), Hint: hintLogin}
 	case errors.As(err, &response):

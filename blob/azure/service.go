@@ -29,6 +29,8 @@ const (
 	writerKey   = "cairn_writer"
 	sumKey      = "cairn_crc32c"
 	contentType = "application/octet-stream"
+	// listKind is the root of a list of objects.
+	listKind = "EnumerationResults"
 	// maxCopy is the size of the largest object that the service copies in one request.
 	maxCopy = 256 << 20
 	// copyTime is how long the service may read the source of a copy.
@@ -126,12 +128,18 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 	if token != "" {
 		opts.Marker = &token
 	}
-	r, err := v.client.NewListBlobsFlatPager(opts).NextPage(ctx)
+	r, err := v.client.NewListBlobsFlatPager(opts).NextPage(remote.Expect(ctx, listKind))
 	if err != nil {
 		return nil, "", explain(err)
 	}
+	if r.Segment == nil {
+		return nil, "", errNoList
+	}
 	var page []remote.Object
 	for _, b := range r.Segment.BlobItems {
+		if b.Name == nil || b.Properties == nil {
+			return nil, "", errNoList
+		}
 		if deref(b.Properties.ResourceType) == "directory" {
 			continue // of an account with a hierarchical namespace
 		}
@@ -148,12 +156,18 @@ func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, 
 	if token != "" {
 		opts.Marker = &token
 	}
-	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(ctx)
+	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(remote.Expect(ctx, listKind))
 	if err != nil {
 		return nil, "", explain(err)
 	}
+	if r.Segment == nil {
+		return nil, "", errNoList
+	}
 	var page []string
 	for _, p := range r.Segment.BlobPrefixes {
+		if p.Name == nil {
+			return nil, "", errNoList
+		}
 		page = append(page, deref(p.Name))
 	}
 	return page, deref(r.NextMarker), nil

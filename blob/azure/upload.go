@@ -88,7 +88,7 @@ func (u *upload) Abort(ctx context.Context) error {
 // blocks returns the blocks of an object that has not been committed yet. If the object
 // exists, it returns none: its next writer replaces what blocks there are.
 func (v *service) blocks(ctx context.Context, key string) ([]*blockblob.Block, error) {
-	r, err := v.client.NewBlockBlobClient(key).GetBlockList(ctx, blockblob.BlockListTypeAll, nil)
+	r, err := v.client.NewBlockBlobClient(key).GetBlockList(remote.Expect(ctx, "BlockList"), blockblob.BlockListTypeAll, nil)
 	if err = explain(err); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -115,12 +115,18 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 	if token != "" {
 		opts.Marker = &token
 	}
-	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(ctx)
+	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(remote.Expect(ctx, listKind))
 	if err != nil {
 		return nil, "", explain(err)
 	}
+	if r.Segment == nil {
+		return nil, "", errNoList
+	}
 	var page []remote.PendingUpload
 	for _, b := range r.Segment.BlobItems {
+		if b.Name == nil || b.Properties == nil {
+			return nil, "", errNoList
+		}
 		if deref(b.Properties.ContentLength) > 0 {
 			continue
 		}

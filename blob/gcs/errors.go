@@ -31,9 +31,12 @@ var errBeyond = errors.New("the range lies outside the object")
 func explain(err error) error {
 	var api *googleapi.Error
 	var credential *credentialError
+	var explained *remote.Error
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &explained): // of remote.Transport
+		return explained
 	case errors.As(err, &api):
 		return explainAnswer(err, api)
 	case errors.Is(err, storage.ErrBucketNotExist):

@@ -20,6 +20,8 @@ const (
 	writerKey    = "cairn-writer"
 	writerHeader = "Cairn-Writer"
 	contentType  = "application/octet-stream"
+	// listKind is the kind of a list of objects.
+	listKind = "storage#objects"
 	// pageSize is the most objects that a list returns.
 	pageSize = 1000
 )
@@ -167,7 +169,7 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 		return nil, "", err
 	}
 	var page []*storage.ObjectAttrs
-	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(ctx, q), pageSize, token).NextPage(&page)
+	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(remote.Expect(ctx, listKind), q), pageSize, token).NextPage(&page)
 	if err != nil {
 		return nil, "", explain(err)
 	}
@@ -181,7 +183,7 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
 	q := &storage.Query{Prefix: prefix, Delimiter: "/", Projection: storage.ProjectionNoACL}
 	var page []*storage.ObjectAttrs
-	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(ctx, q), pageSize, token).NextPage(&page)
+	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(remote.Expect(ctx, listKind), q), pageSize, token).NextPage(&page)
 	if err != nil {
 		return nil, "", explain(err)
 	}

@@ -156,6 +156,7 @@ func (u *upload) Abort(ctx context.Context) error { return u.v.removeParts(ctx, 
 
 // removeParts removes the temporary objects whose keys begin with prefix.
 func (v *service) removeParts(ctx context.Context, prefix string) error {
+	var seen remote.PageTokens
 	for token := ""; ; {
 		page, next, err := v.List(ctx, prefix, token)
 		if err != nil {
@@ -171,6 +172,9 @@ func (v *service) removeParts(ctx context.Context, prefix string) error {
 		if token = next; token == "" {
 			return nil
 		}
+		if err := seen.Next(token); err != nil {
+			return err
+		}
 	}
 }
 
@@ -183,6 +187,7 @@ func (v *service) removeAll(ctx context.Context, keys []string) error {
 // The time is that of the latest one, so that an upload that goes on is not old.
 func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.PendingUpload, string, error) {
 	var out []remote.PendingUpload
+	var seen remote.PageTokens
 	for {
 		page, next, err := v.List(ctx, prefix+blob.Reserved, token)
 		if err != nil {
@@ -204,6 +209,9 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 		}
 		if token = next; token == "" {
 			return out, "", nil
+		}
+		if err := seen.Next(token); err != nil {
+			return nil, "", err
 		}
 	}
 }

@@ -76,33 +76,26 @@ type tally struct {
 	skew     *atomic.Int64 // how far the clock of the service is ahead, in nanoseconds
 }
 
+// noteDate compares the clock of this host with the clock of the service, from the answer
+// to a request.
+func noteDate(r *http.Request, answer *http.Response) {
+	t, ok := r.Context().Value(tallyKey{}).(*tally)
+	at, err := http.ParseTime(answer.Header.Get("Date"))
+	if !ok || err != nil {
+		return
+	}
+	skew := time.Until(at)
+	if skew.Abs() < 2*time.Second { // the header has whole seconds
+		skew = 0
+	}
+	t.skew.Store(int64(skew))
+}
+
 // CountRequest counts a request that a driver makes with a context of this package.
 func CountRequest(ctx context.Context) {
 	if t, ok := ctx.Value(tallyKey{}).(*tally); ok {
 		t.requests.Add(1)
 	}
-}
-
-// Counted is a transport that counts requests and compares the clocks. The SDKs of
-// drivers use it.
-type Counted struct{ http.RoundTripper }
-
-// RoundTrip implements [http.RoundTripper].
-func (c Counted) RoundTrip(r *http.Request) (*http.Response, error) {
-	CountRequest(r.Context())
-	answer, err := c.RoundTripper.RoundTrip(r)
-	t, ok := r.Context().Value(tallyKey{}).(*tally)
-	if err != nil || !ok {
-		return answer, err
-	}
-	if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-		skew := time.Until(at)
-		if skew.Abs() < 2*time.Second { // the header has whole seconds
-			skew = 0
-		}
-		t.skew.Store(int64(skew))
-	}
-	return answer, nil
 }
 
 // Tune sets up the connections of a driver for large bodies. They are HTTP/1.1, one for
@@ -119,5 +112,5 @@ func Tune(t *http.Transport) {
 func NewTransport() http.RoundTripper {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	Tune(t)
-	return Counted{t}
+	return Transport{t}
 }

@@ -15,7 +15,7 @@ import (
 
 // Service is an object storage service as one bucket of it is seen. Keys are whole keys
 // in the bucket. Each method makes one request and does not repeat it, or few if the service
-// has no such request; CountRequest or a Counted transport counts them. Bytes of objects
+// has no such request; CountRequest or a Transport counts them. Bytes of objects
 // are sent as a Body and read by ReadFull. The methods are safe for concurrent use.
 //
 // Errors wrap fs.ErrNotExist if the object, the upload or the bucket does not exist,

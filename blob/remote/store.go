@@ -171,6 +171,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 // The error never wraps fs.ErrNotExist.
 func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ctx context.Context, prefix, token string) ([]T, string, error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
+		var seen PageTokens
 		for token := ""; ; {
 			var page []T
 			var next string
@@ -194,6 +195,11 @@ func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ct
 				}
 			}
 			if token = next; token == "" {
+				return
+			}
+			if err := seen.Next(token); err != nil {
+				var none T
+				yield(none, err)
 				return
 			}
 		}

@@ -84,6 +84,9 @@ func explain(err error) error {
 	if err == nil {
 		return nil
 	}
+	if explained, ok := errors.AsType[*remote.Error](err); ok { // of remote.Transport
+		return explained
+	}
 	var api smithy.APIError
 	var response *awshttp.ResponseError
 	var m meaning

@@ -129,7 +129,7 @@ func (a *address) newClient(ctx context.Context, opts ...func(*config.LoadOption
 	}
 	if b, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok { // with the certificates of the user
 		if client, ok := b.Freeze().(*http.Client); ok {
-			client.CheckRedirect, client.Transport = noRedirect, remote.Counted{RoundTripper: client.Transport}
+			client.CheckRedirect, client.Transport = noRedirect, remote.Transport{RoundTripper: client.Transport}
 			cfg.HTTPClient = client
 		}
 	}

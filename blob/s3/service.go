@@ -26,6 +26,8 @@ import (
 const (
 	// writerKey is the metadata with Condition.Writer.
 	writerKey = "cairn-writer"
+	// listKind is the root of a list of objects.
+	listKind = "ListBucketResult"
 	// maxParts bounds the parts of an object.
 	maxParts = 10_000
 )
@@ -243,7 +245,7 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 	if key, id, ok := strings.Cut(token, "\x00"); ok {
 		in.KeyMarker, in.UploadIdMarker = &key, &id
 	}
-	out, err := v.client.ListMultipartUploads(ctx, in)
+	out, err := v.client.ListMultipartUploads(remote.Expect(ctx, "ListMultipartUploadsResult"), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
@@ -251,11 +253,22 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 	for _, u := range out.Uploads {
 		page = append(page, remote.PendingUpload{Key: aws.ToString(u.Key), ID: aws.ToString(u.UploadId), Begun: aws.ToTime(u.Initiated)})
 	}
-	next := ""
-	if aws.ToBool(out.IsTruncated) {
-		next = aws.ToString(out.NextKeyMarker) + "\x00" + aws.ToString(out.NextUploadIdMarker)
+	next, err := tokenOf(out.IsTruncated, out.NextKeyMarker)
+	if next != "" {
+		next += "\x00" + aws.ToString(out.NextUploadIdMarker)
 	}
-	return page, next, nil
+	return page, next, err
+}
+
+// tokenOf returns the token of the next page of a list, which is empty at its end.
+func tokenOf(truncated *bool, token *string) (string, error) {
+	if !aws.ToBool(truncated) {
+		return "", nil
+	}
+	if aws.ToString(token) == "" {
+		return "", &remote.Error{Err: errors.New("the answer says that the list goes on, but not where"), Hint: hintNotS3}
+	}
+	return *token, nil
 }
 
 func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Object, string, error) {
@@ -263,7 +276,7 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 	if token != "" {
 		in.ContinuationToken = &token
 	}
-	out, err := v.client.ListObjectsV2(ctx, in)
+	out, err := v.client.ListObjectsV2(remote.Expect(ctx, listKind), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
@@ -273,10 +286,8 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 			Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), ModTime: aws.ToTime(o.LastModified), Version: aws.ToString(o.ETag),
 		})
 	}
-	if !aws.ToBool(out.IsTruncated) {
-		return page, "", nil
-	}
-	return page, aws.ToString(out.NextContinuationToken), nil
+	next, err := tokenOf(out.IsTruncated, out.NextContinuationToken)
+	return page, next, err
 }
 
 func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
@@ -284,7 +295,7 @@ func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, 
 	if token != "" {
 		in.ContinuationToken = &token
 	}
-	out, err := v.client.ListObjectsV2(ctx, in)
+	out, err := v.client.ListObjectsV2(remote.Expect(ctx, listKind), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
@@ -292,10 +303,8 @@ func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, 
 	for _, p := range out.CommonPrefixes {
 		page = append(page, aws.ToString(p.Prefix))
 	}
-	if !aws.ToBool(out.IsTruncated) {
-		return page, "", nil
-	}
-	return page, aws.ToString(out.NextContinuationToken), nil
+	next, err := tokenOf(out.IsTruncated, out.NextContinuationToken)
+	return page, next, err
 }
 
 func (v *service) Remove(ctx context.Context, keys []string) error {
@@ -307,7 +316,7 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 	for i := range keys {
 		in.Delete.Objects = append(in.Delete.Objects, types.ObjectIdentifier{Key: &keys[i]})
 	}
-	out, err := v.client.DeleteObjects(ctx, in)
+	out, err := v.client.DeleteObjects(remote.Expect(ctx, "DeleteResult"), in)
 	if err != nil {
 		return explain(err)
 	}
