@@ -170,14 +170,23 @@ func drawShape(t *rapid.T, d tensor.DType) []int64 {
 
 // drawLayout returns a way to cut a tensor over ranks, nil for none.
 func drawLayout(t *rapid.T, shape []int64, ranks int) shard.Layout {
-	kind := rapid.SampledFrom([]string{"none", "shard", "flat", "one rank", "grid", "strided"}).Draw(t, "layout")
+	kind := rapid.SampledFrom([]string{"none", "shard", "permuted", "flat", "one rank", "grid", "strided"}).Draw(t, "layout")
 	if len(shape) == 0 && kind != "one rank" && kind != "flat" {
 		kind = "none"
 	}
 	dim := func() int { return rapid.IntRange(0, len(shape)-1).Draw(t, "dim") }
+	order := func() []int {
+		all := make([]int, ranks)
+		for r := range all {
+			all[r] = r
+		}
+		return rapid.Permutation(all).Draw(t, "order of ranks")
+	}
 	switch kind {
 	case "shard":
 		return storagetest.Along(dim(), ranks)
+	case "permuted":
+		return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}, Ranks: order()}, Placements: []shard.Placement{shard.Shard(dim())}}
 	case "flat":
 		return shard.FlatEven(ranks)
 	case "one rank":
@@ -185,7 +194,7 @@ func drawLayout(t *rapid.T, shape []int64, ranks int) shard.Layout {
 	case "grid":
 		if ranks == 4 {
 			second := rapid.SampledFrom([]shard.Placement{shard.Replicate(), shard.Shard(dim())}).Draw(t, "placement")
-			return shard.Placed{Mesh: shard.Mesh{Shape: []int{2, 2}}, Placements: []shard.Placement{shard.Shard(dim()), second}}
+			return shard.Placed{Mesh: shard.Mesh{Shape: []int{2, 2}, Ranks: order()}, Placements: []shard.Placement{shard.Shard(dim()), second}}
 		}
 	case "strided":
 		return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.StridedShard(dim(), 2)}}

@@ -28,7 +28,7 @@ type Group interface {
 	Backend() string
 }
 
-// Groups makes groups and remembers them by the set of their ranks.
+// Groups makes groups and remembers them by the list of their ranks.
 //
 // # Contract
 //
@@ -36,8 +36,9 @@ type Group interface {
 //     calls them with the same lists and in the same order, even if it is not a
 //     member and if the group is remembered. They have one outcome. Ranks that
 //     call with different lists get an error that wraps [group.ErrDisagree].
-//   - A group's ranks are in ascending order, so one set of ranks is one group:
-//     if all members remember it, they get it again.
+//   - The members of a group are numbered in the order of its list, as the ranks of a
+//     mesh are, so the same ranks in another order are another group. One list is one
+//     group: if all members remember it, they get it again.
 //   - A list that is empty, names a rank twice or names a rank that does not exist
 //     fails the call on all ranks with [group.ErrInvalid].
 //   - A rank that is not a member gets nil and no error. Every method refuses a nil
@@ -52,11 +53,11 @@ type Groups interface {
 	// Split makes a group of each of the parts, disjoint lists of global ranks of
 	// parent, and returns this rank's.
 	Split(ctx context.Context, parent Group, parts [][]int) (Group, error)
-	// Lookup returns the group of the ranks that this rank remembers, in
-	// any order of the list. It is local.
+	// Lookup returns the group of the ranks, in that order, that this rank
+	// remembers. It is local.
 	Lookup(ranks []int) (Group, bool)
 	// Adopt makes the platform remember groups, in place of others of the same
-	// ranks. It is local. New returns an adopted group only if all members have
+	// list of ranks. It is local. New returns an adopted group only if all members have
 	// adopted the same one and the platform can identify it; otherwise it makes
 	// another. The error for a group that the platform cannot use wraps
 	// [group.ErrInvalid].

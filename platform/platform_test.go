@@ -1,7 +1,6 @@
 package platform_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -66,24 +65,6 @@ func TestAsFindsCapabilitiesThroughWrappers(t *testing.T) {
 type wrapper struct{ platform.Platform }
 
 func (w wrapper) Unwrap() platform.Platform { return w.Platform }
-
-// symmetric has memory that all ranks reach; it has one rank.
-type symmetric struct{ platform.Platform }
-
-func (symmetric) Symmetric(_ context.Context, _ platform.Group, n int64) ([][]byte, error) {
-	return [][]byte{make([]byte, n)}, nil
-}
-
-func TestSymmetricMemoryIsFound(t *testing.T) {
-	p := symmetric{host.New(nil)}
-	s, err := platform.As[platform.SymmetricMemory](p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if mem, err := s.Symmetric(t.Context(), p.World(), 16); err != nil || len(mem) != 1 || len(mem[0]) != 16 {
-		t.Errorf("Symmetric = %v, %v; want 16 bytes of one rank", mem, err)
-	}
-}
 
 func TestOpenUsesTheFactoryOfTheName(t *testing.T) {
 	gpu := errors.New("gpu")

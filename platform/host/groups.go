@@ -39,7 +39,7 @@ func (p *Platform) split(ctx context.Context, op group.Op, parent platform.Group
 	}
 	parts = slices.Clone(parts)
 	for i := range parts {
-		parts[i] = slices.Sorted(slices.Values(parts[i]))
+		parts[i] = slices.Clone(parts[i])
 	}
 	v, err := p.agree(ctx, op, from, parts)
 	if err != nil {
@@ -107,8 +107,8 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 // adopted. Then Lookup finds it; New and Split find it only if all members have adopted
 // groups whose methods ID() [16]byte return the same value, as those of package tcp do.
 //
-// The ranks must be in the world and ascend; otherwise, and for a nil group, the error
-// wraps [group.ErrInvalid].
+// The ranks must be in the world; otherwise, and for a nil group, the error wraps
+// [group.ErrInvalid].
 func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	if g == nil {
 		return nil, fmt.Errorf("wrap: no group; a rank that is not a member has none: %w", group.ErrInvalid)
@@ -119,9 +119,6 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 		if ranks[i] = slices.Index(outer, r); ranks[i] < 0 {
 			return nil, fmt.Errorf("wrap group of ranks %v: %d is not in the world: %w", g.Ranks(), r, group.ErrInvalid)
 		}
-	}
-	if !slices.IsSorted(ranks) {
-		return nil, fmt.Errorf("wrap group: ranks %v do not ascend: %w", ranks, group.ErrInvalid)
 	}
 	var id identity
 	if named, ok := g.(interface{ ID() [16]byte }); ok {
@@ -147,7 +144,7 @@ func (p *Platform) Close(_ context.Context, g platform.Group) error {
 
 // Group is a group of the platform's ranks.
 type Group struct {
-	ranks  []int // global ranks, ascending
+	ranks  []int // global ranks, in the order of the group's own
 	p      *Platform
 	inner  group.Group
 	id     identity

@@ -166,8 +166,8 @@ func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Mess
 	return nil, &group.Error{Op: op, Ranks: []int{own.Rank()}, Err: err}
 }
 
-// key identifies a set of ranks.
-func key(ranks []int) string { return fmt.Sprint(slices.Sorted(slices.Values(ranks))) }
+// key identifies a list of ranks. The order counts: it numbers the members.
+func key(ranks []int) string { return fmt.Sprint(ranks) }
 
 func (p *Platform) remember(g *Group) {
 	p.mu.Lock()

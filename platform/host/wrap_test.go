@@ -49,8 +49,11 @@ func TestWrap(t *testing.T) {
 		if got, err := g.GlobalRank(1); got != 2 || g.Rank() != i || err != nil {
 			t.Errorf("rank %d is %d, and the second of [0 2] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
 		}
-		if known, ok := ps[r].Lookup([]int{2, 0}); !ok || known != g {
+		if known, ok := ps[r].Lookup([]int{0, 2}); !ok || known != g {
 			t.Errorf("Lookup after Adopt on rank %d = %v, %v", r, known, ok)
+		}
+		if other, ok := ps[r].Lookup([]int{2, 0}); ok {
+			t.Errorf("Lookup in another order on rank %d = %v; want no group", r, other)
 		}
 	}
 	if err := ps[0].Adopt(ps[1].World()); !errors.Is(err, group.ErrInvalid) {
@@ -58,10 +61,24 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// A group whose ranks descend keeps its order.
+func TestWrapKeepsTheOrder(t *testing.T) {
+	ps := part(t, 3)
+	made := sub(t, ps, 2, 0)
+	for i, r := range []int{2, 0} {
+		g, err := adopt(ps[r], made[r])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := g.GlobalRank(0); got != 2 || g.Rank() != i || err != nil {
+			t.Errorf("rank %d is %d, and the first of [2 0] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
+		}
+	}
+}
+
 func TestWrapRefuses(t *testing.T) {
 	ps := part(t, 3)
 	for what, g := range map[string]group.Group{
-		"ranks that descend":              sub(t, ps, 2, 0)[0],
 		"ranks that are not in the world": inproc.New(5)[0],
 		"no group":                        sub(t, ps, 1, 2)[0],
 	} {
@@ -137,12 +154,15 @@ func TestNewOfAdoptedGroupsOverTCP(t *testing.T) {
 	})
 }
 
-// The world is found by the list of all ranks.
+// The world is found by the list of all ranks, in their order.
 func TestNewOfTheWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		each(t, goroutines(t, 3), func(ctx context.Context, p platform.Platform) error {
-			if g, err := p.New(ctx, []int{2, 1, 0}); err != nil || g != p.World() {
+			if g, err := p.New(ctx, []int{0, 1, 2}); err != nil || g != p.World() {
 				return fmt.Errorf("call of New of all ranks = %v, %v; want the world", g, err)
+			}
+			if g, err := p.New(ctx, []int{2, 1, 0}); err != nil || g == p.World() || g.Rank() != 2-p.World().Rank() {
+				return fmt.Errorf("call of New of all ranks from behind = %v, %v; want another group", g, err)
 			}
 			return nil
 		})

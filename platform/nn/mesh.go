@@ -11,7 +11,8 @@ import (
 )
 
 // Comms returns the tensor collectives of this rank and those ranks of a mesh that differ
-// from it only in dimension dim. It is local.
+// from it only in dimension dim. They are numbered in the order of the mesh, so that the
+// rank with index i of the dimension is rank i. It is local.
 type Comms func(mesh shard.Mesh, dim int) (platform.TensorComm, error)
 
 // Connect makes the groups of all dimensions of the meshes, whose ranks are those of the

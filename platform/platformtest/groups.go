@@ -47,18 +47,43 @@ func testWorld(e *env) {
 	})
 }
 
-// The ranks of a group ascend in any order of the list, and a rank that is not listed
-// gets nil.
+// The ranks of a group are in the order of the list, and a rank that is not listed gets
+// nil. The same ranks in another order are another group.
 func testNew(e *env) {
 	ranks := upTo(e.size())[e.size()/2:]
+	listed := slices.Clone(ranks)
+	slices.Reverse(listed)
 	e.must(func(r rank) error {
-		listed := slices.Clone(ranks)
-		slices.Reverse(listed)
-		g, err := r.New(r, listed)
-		if err != nil || !slices.Contains(ranks, r.me) {
-			return errors.Join(err, check(g == nil, "group of a rank that is not listed = %v", g))
+		down, err := r.New(r, listed)
+		if err != nil {
+			return err
 		}
-		return checkGroup(g, ranks, r.me)
+		up, err := r.New(r, ranks)
+		if err != nil || !slices.Contains(ranks, r.me) {
+			return errors.Join(err, check(down == nil && up == nil, "groups of a rank that is not listed = %v, %v", down, up))
+		}
+		known, ok := r.Lookup(listed)
+		values, err := r.AllGather(r, down, []byte{byte(r.me)})
+		for i, v := range values {
+			err = errors.Join(err, check(len(v) == 1 && int(v[0]) == listed[i], "value %d of the group %v = %v", i, listed, v))
+		}
+		return errors.Join(err, checkGroup(down, listed, r.me), checkGroup(up, ranks, r.me),
+			check(ok && known == down, "Lookup(%v) = %v, %v; want %v", listed, known, ok, down))
+	})
+}
+
+// The lists of all ranks must have one order.
+func testOrderDiffers(e *env) {
+	if e.size() < 2 {
+		return
+	}
+	e.fails("lists in different orders", group.ErrDisagree, func(r rank) error {
+		list := []int{0, 1}
+		if r.me == 1 {
+			list = []int{1, 0}
+		}
+		_, err := r.New(r, list)
+		return err
 	})
 }
 

@@ -36,6 +36,7 @@ var tests = []struct {
 }{
 	{"world", testWorld},
 	{"new", testNew},
+	{"order differs", testOrderDiffers},
 	{"new again", testNewAgain},
 	{"split", testSplit},
 	{"split differs", testSplitDiffers},
