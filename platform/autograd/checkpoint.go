@@ -99,30 +99,39 @@ func (s *shared) drop(t *tensor.Tensor) {
 	}
 }
 
-// Policy says of an operator inside of [Graph.Checkpoint], by its name, whether its result is
-// saved rather than computed again.
-type Policy func(op string) bool
+// Policy says of an operator inside of [Graph.Checkpoint] whether its result is saved
+// rather than computed again. op is the name of the operator, and n is the number of
+// operators of that name before it in the function, without those inside of further
+// checkpoints. A policy is asked once for each operator, in the first run: the second run
+// keeps to its answers.
+type Policy func(op string, n int) bool
 
 // SaveOps is the policy that saves the results of the named operators.
 func SaveOps(names ...string) Policy {
-	return func(op string) bool { return slices.Contains(names, op) }
+	return func(op string, _ int) bool { return slices.Contains(names, op) }
 }
 
-// Func is a part of a computation. It must do the same each time: the same operators in
-// the same order. Beside its operands it may use leaves, but not the results of other
-// operators.
+// Func is a part of a computation. It must do the same each time: the same operators on
+// the same values in the same order. Beside its operands it may use leaves, but not the
+// results of other operators, and [Graph.Rand] for random numbers.
 type Func func(g *Graph, in ...*Var) *Var
 
 // Checkpoint runs f and keeps only its operands. In the backward pass f runs again, this
-// time with what its operators need. policy, if it is not nil, names operators whose
+// time with what its operators need. policy, if it is not nil, selects operators whose
 // results are kept too, because they cost more time than memory.
+//
+// The second run is compared with the first: the names of the operators, the dtypes and
+// shapes of their operands and results, and checksums of the results. The random numbers
+// of [Graph.Rand] are the same in both. If f does anything else in the second run, or the
+// tensors that it uses have changed, the backward pass fails with an error that wraps
+// [ErrReplay].
 func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 	if !g.record {
 		d := *g
-		d.replay = nil // inside of another checkpoint, whose second run comes back here
+		d.replay = g.replay.inside() // inside of another checkpoint, whose second run comes back here
 		return f(&d, in...)
 	}
-	results := &replay{policy: policy}
+	results := &replay{journal: new(journal), policy: policy, outer: g.replay.inside()}
 	var operands []edge
 	whole := *g
 	whole.replay = nil // the first run of an outer checkpoint has no operator for this one
@@ -131,7 +140,10 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			first := g.NoGrad()
 			first.keeper, first.replay = nil, results
+			results.random = g.random
 			out := f(first, in...)
+			results.outer = nil // its run is over when the second one comes
+			results.drawn = g.random
 			if g.err != nil {
 				return nil, nil, g.err
 			}
@@ -147,7 +159,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			again, floor := *g, g.next()
-			again.again, again.replay = true, results.again()
+			again.again, again.replay = true, results
 			again.keeper = nil // what is computed again is needed at once
 			leaves := make([]*Var, len(p.Saved))
 			for i, t := range p.Saved {
@@ -156,78 +168,22 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 				add := func(grad *tensor.Tensor, own bool) error { return p.engine.add(operands[i], grad, own) }
 				leaves[i] = &Var{data: t, needs: p.Need[i], add: add}
 			}
+			results.begin()
+			now := g.random
+			g.random = results.random
 			out := f(&again, leaves...)
 			results.each(g.drop)
-			if g.err != nil || out == nil || !out.needs {
-				return nil, g.err // without an error, f has no leaf with a gradient
+			if g.err != nil {
+				return nil, g.err
+			}
+			if err := results.end(g.random); err != nil {
+				return nil, err
+			}
+			g.random = now
+			if out == nil || !out.needs {
+				return nil, nil // f has no leaf with a gradient
 			}
 			return nil, again.backward(out, p.Grad, floor)
 		},
 	})
-}
-
-// replay keeps the results of some operators on the first run of a checkpointed function
-// and returns them on the second. A nil replay does neither.
-type replay struct {
-	policy  Policy
-	kept    []result
-	reading bool
-	at      int
-}
-
-// result is what an operator returned. An operand that it saved is not kept: on the
-// second run it is there again.
-type result struct {
-	op      string
-	out     *tensor.Tensor
-	save    []*tensor.Tensor
-	operand []int // of each saved tensor the number of the operand that it is, or -1
-}
-
-// each calls f for each tensor that is kept and has memory.
-func (r *replay) each(f func(t *tensor.Tensor)) {
-	for _, k := range r.kept {
-		for _, t := range append(slices.Clone(k.save), k.out) {
-			if t != nil && t.NumBytes() > 0 {
-				f(t)
-			}
-		}
-	}
-}
-
-// again returns the replay of the second run.
-func (r *replay) again() *replay { return &replay{policy: r.policy, kept: r.kept, reading: true} }
-
-func (r *replay) run(o Op) (*tensor.Tensor, []*tensor.Tensor, error) {
-	if r == nil || r.policy == nil || !r.policy(o.Name) {
-		return o.Forward()
-	}
-	if !r.reading {
-		out, save, err := o.Forward()
-		if err != nil {
-			return nil, nil, err
-		}
-		k := result{op: o.Name, out: out}
-		for _, t := range save {
-			i := slices.IndexFunc(o.In, func(v *Var) bool { return v.data == t })
-			if i >= 0 {
-				t = nil
-			}
-			k.save, k.operand = append(k.save, t), append(k.operand, i)
-		}
-		r.kept = append(r.kept, k)
-		return out, save, nil
-	}
-	if r.at == len(r.kept) || r.kept[r.at].op != o.Name {
-		return nil, nil, fmt.Errorf("the second run of a checkpointed function differs from the first: %w", ErrGrad)
-	}
-	k := r.kept[r.at]
-	r.at++
-	save := slices.Clone(k.save)
-	for i, operand := range k.operand {
-		if operand >= 0 {
-			save[i] = o.In[operand].data
-		}
-	}
-	return k.out, save, nil
 }

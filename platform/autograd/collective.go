@@ -412,7 +412,7 @@ func (g *Graph) AllToAllSplitsAsync(comm platform.TensorComm, x *Var, s platform
 	p := &Pending{shuffle: newShuffle(comm, s), back: &reverse{shape: x.Shape()}}
 	back := p.back
 	p.arrives = g.communicate(comm, Op{
-		Name: "all-to-all", In: []*Var{x},
+		Name: "all-to-all", In: []*Var{x}, pending: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			out, err := p.shuffle.result(x.data)
 			if err != nil {

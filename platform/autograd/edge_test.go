@@ -34,7 +34,7 @@ func zeros(x *Var) *tensor.Tensor {
 	return t
 }
 
-func saveAll(string) bool { return true }
+func saveAll(string, int) bool { return true }
 
 // ofOne are the operators of one rank, as functions of one variable.
 var ofOne = map[string]func(g *Graph, x *Var) *Var{

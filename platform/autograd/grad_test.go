@@ -58,6 +58,13 @@ var operators = []struct {
 	{"gelu", func(t *rapid.T) ([][]int64, Func) {
 		return [][]int64{drawShape(t, 0, 3)}, func(g *Graph, in ...*Var) *Var { return g.GELU(in[0]) }
 	}},
+	{"dropout", func(t *rapid.T) ([][]int64, Func) {
+		p := rapid.SampledFrom([]float32{0, 0.25, 0.9, 1}).Draw(t, "p")
+		return [][]int64{drawShape(t, 0, 3)}, func(g *Graph, in ...*Var) *Var {
+			g.Seed(1, 2)
+			return g.Dropout(in[0], p)
+		}
+	}},
 	{"layernorm", func(t *rapid.T) ([][]int64, Func) {
 		n := rapid.Int64Range(2, 6).Draw(t, "n")
 		// A row of nearly equal elements bends too much for finite differences.
@@ -121,6 +128,20 @@ var operators = []struct {
 			return g.Checkpoint(func(g *Graph, x ...*Var) *Var {
 				return g.Mul(g.GELU(g.Linear(x[0], x[1], nil)), x[0])
 			}, policy, in...)
+		}
+	}},
+	{"dropout in nested checkpoints", func(t *rapid.T) ([][]int64, Func) {
+		n := size(t)
+		policy := SaveOps(rapid.SampledFrom([][]string{nil, {"dropout"}, {"scale"}, {"dropout", "mul"}}).Draw(t, "saved")...)
+		first := func(_ string, n int) bool { return n == 0 }
+		return [][]int64{{size(t), n}}, func(g *Graph, in ...*Var) *Var {
+			g.Seed(3, 4)
+			inner := func(g *Graph, x ...*Var) *Var { return g.Dropout(g.Scale(g.Dropout(x[0], 0.5), 2), 0.5) }
+			y := g.Checkpoint(func(g *Graph, x ...*Var) *Var {
+				y := g.Dropout(x[0], 0.25)
+				return g.Dropout(g.Mul(y, g.Checkpoint(inner, first, y)), 0.25)
+			}, policy, g.Dropout(in[0], 0.1))
+			return g.Dropout(y, 0.1)
 		}
 	}},
 }

@@ -34,6 +34,12 @@
 //
 // The same operators on the same values give the same bits in every run, on any number
 // of processors.
+//
+// # Random numbers
+//
+// Operators take random numbers from the generator of the graph, [Graph.Rand], which
+// [Graph.Seed] gives a seed. Then a run with the same seeds has the same bits, and a
+// checkpointed function has the same numbers when it runs again.
 package autograd
 
 import (
@@ -41,6 +47,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/platform"
@@ -57,6 +64,11 @@ var (
 	// ErrUsed reports a second backward pass through a part of a graph that the first one
 	// has released.
 	ErrUsed = errors.New("the backward pass was done already")
+	// ErrReplay reports a checkpointed function that did something else when it ran
+	// again in the backward pass, so that the gradients would be wrong.
+	ErrReplay = errors.New("the second run of a checkpointed function differs from the first")
+	// ErrSeed reports a graph without a seed whose random numbers were asked for.
+	ErrSeed = errors.New("the graph has no seed; call Graph.Seed")
 )
 
 // Var is a value in a computation: a leaf, such as a parameter or an input, or the result
@@ -179,6 +191,9 @@ type shared struct {
 	peak int64
 
 	comms []platform.TensorComm // those that operators have used
+
+	random rand.PCG // the generator of Rand
+	seeded bool
 }
 
 type hold struct {
@@ -204,6 +219,24 @@ func (g *Graph) Keep(k Keeper) *Graph {
 	d := *g
 	d.keeper = k
 	return &d
+}
+
+// Seed gives the generator of [Graph.Rand] a seed, for the graph and all that are derived
+// from it. A training loop uses the number of the step and a number that is the same on
+// ranks that compute the same, and another one on ranks that do not.
+func (g *Graph) Seed(step, stream uint64) {
+	g.random, g.seeded = *rand.NewPCG(step, stream), true
+}
+
+// Rand returns the generator of random numbers, for operators such as [Graph.Dropout]. All
+// graphs that are derived from one have the same. When a checkpointed function runs again,
+// it draws the numbers that it drew before. Without a seed the graph fails with
+// [ErrSeed].
+func (g *Graph) Rand() *rand.Rand {
+	if !g.seeded {
+		g.Fail("random numbers", ErrSeed)
+	}
+	return rand.New(&g.random)
 }
 
 // Context returns the context of the graph.
@@ -234,7 +267,7 @@ type Op struct {
 	// In are the operands.
 	In []*Var
 	// Forward computes the result, and returns the tensors that Backward needs. It is
-	// not called if an operand has no data.
+	// not called if an operand has no data. Its random numbers come from [Graph.Rand].
 	Forward func() (out *tensor.Tensor, save []*tensor.Tensor, err error)
 	// Backward returns the gradients of the operands, float32 tensors of their shapes. It
 	// may leave out those that are not needed: nil stands for a gradient of zeros. The
@@ -247,6 +280,8 @@ type Op struct {
 	// Always says that the backward pass visits the operator even if no operand has a
 	// gradient.
 	Always bool
+
+	pending bool // the result is not there when Forward returns
 }
 
 // Pass is what Backward of an [Op] is given.
@@ -279,7 +314,7 @@ func (g *Graph) Apply(o Op) *Var {
 	if g.err != nil {
 		return &Var{}
 	}
-	out, save, err := g.replay.run(o)
+	out, save, err := g.replay.run(g.shared, o)
 	if err != nil {
 		return g.Fail(o.Name, err)
 	}

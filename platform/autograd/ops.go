@@ -347,6 +347,52 @@ func (g *Graph) GELU(x *Var) *Var {
 	})
 }
 
+// Dropout returns x with each element, with probability p, replaced by 0, and the others
+// divided by 1-p. It is for training: leave it out to evaluate a model. The elements are
+// chosen by [Graph.Rand]; the graph fails with [ErrSeed] if it has no seed.
+func (g *Graph) Dropout(x *Var, p float32) *Var {
+	by := 1 / (1 - p)
+	mask := func(out, src, kept *tensor.Tensor) {
+		dst, v, on := floats(out), floats(src), kept.Contents()
+		each(len(dst), func(lo, hi int) {
+			for i := lo; i < hi; i++ {
+				if on[i] != 0 {
+					dst[i] = v[i] * by
+				}
+			}
+		})
+	}
+	return g.Apply(Op{
+		Name: "dropout", In: []*Var{x},
+		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
+			if !(p >= 0 && p <= 1) {
+				return nil, nil, fmt.Errorf("probability %v is not between 0 and 1: %w", p, ErrShape)
+			}
+			if !g.seeded {
+				return nil, nil, ErrSeed
+			}
+			kept, err := tensor.New(tensor.Bool, x.Shape())
+			if err != nil {
+				return nil, nil, err
+			}
+			random, on := g.Rand(), kept.Contents()
+			for i := range on {
+				if random.Float32() >= p {
+					on[i] = 1
+				}
+			}
+			out := like(x.data)
+			mask(out, x.data, kept)
+			return out, []*tensor.Tensor{kept}, nil
+		},
+		Backward: func(pass *Pass) ([]*tensor.Tensor, error) {
+			out := like(pass.Grad)
+			mask(out, pass.Grad, pass.Saved[0])
+			return []*tensor.Tensor{out}, nil
+		},
+	})
+}
+
 func tanh(x float32) float32 { return float32(math.Tanh(float64(x))) }
 func exp(x float32) float32  { return float32(math.Exp(float64(x))) }
 
