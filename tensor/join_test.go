@@ -95,10 +95,125 @@ func TestStridedSlice(t *testing.T) {
 		t.Errorf("StridedSlice = %v %v; want %v", got, v, want)
 	}
 	for _, c := range [][3][]int64{
-		{{0}, {1, 1}, {1, 1}}, {{0, 0}, {5, 1}, {1, 1}}, {{0, 0}, {1, 1}, {1, 0}}, {{0, 2}, {1, 1}, {1, 1}},
+		{{0}, {1, 1}, {1, 1}}, {{0, 0}, {1}, {1, 1}}, {{0, 0}, {1, 1}, {1}}, {{0, 0}, {1, 1}, {1, 0}}, {{0, 0, 0}, {1, 1, 1}, {1, 1, 1}},
 	} {
 		if got, err := StridedSlice(counted(4, 6), c[0], c[1], c[2]); !errors.Is(err, ErrShape) {
 			t.Errorf("StridedSlice(%v) = %v, %v; want ErrShape", c, got, err)
 		}
+	}
+}
+
+// The results are those of slices of a list in Python.
+func TestStridedSliceAsPython(t *testing.T) {
+	const least, most = math.MinInt64, math.MaxInt64
+	for _, c := range []struct {
+		begin, end, step int64
+		want             []int64
+	}{
+		{1, 4, 1, []int64{1, 2, 3}},
+		{-3, -1, 1, []int64{2, 3}},
+		{-100, 100, 2, []int64{0, 2, 4}},
+		{3, 1, 1, nil},
+		{5, 9, 1, nil},
+		{4, 1, -1, []int64{4, 3, 2}},
+		{4, -6, -1, []int64{4, 3, 2, 1, 0}},
+		{-1, -6, -2, []int64{4, 2, 0}},
+		{3, -6, -2, []int64{3, 1}},
+		{9, 0, -3, []int64{4, 1}},
+		{1, 3, -1, nil},
+		{-9, -9, -1, nil},
+		{2, 2, -1, nil},
+		{least, most, 1, []int64{0, 1, 2, 3, 4}},
+		{most, least, -1, []int64{4, 3, 2, 1, 0}},
+		{most, least, least, []int64{4}},
+		{least, most, most, []int64{0}},
+	} {
+		got, err := StridedSlice(counted(5), []int64{c.begin}, []int64{c.end}, []int64{c.step})
+		if err != nil {
+			t.Errorf("[%d:%d:%d]: %v", c.begin, c.end, c.step, err)
+			continue
+		}
+		if v := must(Values[int64](got.Clone())); !slices.Equal(v, c.want) {
+			t.Errorf("[%d:%d:%d] = %v; want %v", c.begin, c.end, c.step, v, c.want)
+		}
+	}
+}
+
+// Every slice of every dimension has the elements that a loop over the indices finds. It
+// shares memory unless a step is negative.
+func TestStridedSliceEqualsALoop(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 3).Draw(t, "shape")
+		x := counted(shape...)
+		if rapid.Bool().Draw(t, "turned") && len(shape) > 1 {
+			x = must(x.Transpose(0, len(shape)-1))
+		}
+		var begin, end, step []int64
+		indices := make([][]int64, len(shape)) // of each dimension
+		backwards := false
+		for d, n := range x.Shape() {
+			if len(begin) == d && rapid.IntRange(0, 4).Draw(t, "sliced") > 0 {
+				begin = append(begin, rapid.Int64Range(-7, 7).Draw(t, "begin"))
+				end = append(end, rapid.Int64Range(-7, 7).Draw(t, "end"))
+				step = append(step, rapid.SampledFrom([]int64{-3, -2, -1, 1, 2, 3}).Draw(t, "step"))
+				backwards = backwards || step[d] < 0
+				indices[d] = pythonLoop(begin[d], end[d], step[d], n)
+				continue
+			}
+			indices[d] = pythonLoop(0, n, 1, n)
+		}
+		got, err := StridedSlice(x, begin, end, step)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []int64{}
+		all := must(Values[int64](x.Clone()))
+		var walk func(d int, at int64)
+		walk = func(d int, at int64) {
+			if d == len(shape) {
+				want = append(want, all[at])
+				return
+			}
+			for _, i := range indices[d] {
+				walk(d+1, at*x.Shape()[d]+i)
+			}
+		}
+		walk(0, 0)
+		if v := must(Values[int64](got.Clone())); !slices.Equal(v, want) {
+			t.Fatalf("%v[%v:%v:%v] = %v; want %v", x, begin, end, step, v, want)
+		}
+		copyElements(got, must(Full(Int64, got.Shape(), int64(-1))))
+		if shared := slices.Contains(must(Values[int64](x.Clone())), -1); shared == backwards && got.NumElements() > 0 {
+			t.Fatalf("a slice with the steps %v shares memory: %v", step, shared)
+		}
+	})
+}
+
+// pythonLoop returns the indices of a slice, as a program without arithmetic finds them.
+func pythonLoop(begin, end, step, n int64) (out []int64) {
+	if begin < 0 {
+		begin += n
+	}
+	if end < 0 {
+		end += n
+	}
+	if step < 0 {
+		begin = min(begin, n-1)
+	} else {
+		begin = max(begin, 0)
+	}
+	for i := begin; i != end && (i < end) == (step > 0); i += step {
+		if i >= 0 && i < n {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func TestStridedSliceOfAPlaceholder(t *testing.T) {
+	x := must(Placeholder(Float32, []int64{4, 3}))
+	got, err := StridedSlice(x, []int64{-1}, []int64{-5}, []int64{-2})
+	if err != nil || !got.IsPlaceholder() || !slices.Equal(got.Shape(), []int64{2, 3}) {
+		t.Errorf("StridedSlice = %v, %v; want a placeholder", got, err)
 	}
 }

@@ -213,20 +213,92 @@ func CeilChunk(length, n, i int64) (lo, hi int64) {
 	return lo, lo + min(size, length-lo)
 }
 
-// StridedSlice returns the elements of t whose index in every dimension d is one
-// of begin[d], begin[d]+step[d] and so on before end[d], sharing t's memory. The
-// intervals must lie inside of t and the steps be positive.
+// StridedSlice returns the elements of t whose index in each dimension d is one of
+// begin[d], begin[d]+step[d] and so on before end[d]. The three lists have the same
+// length; dimensions that they do not reach are whole.
+//
+// Indices are those of slices in Python: a negative one counts from the end, one beyond an
+// end of the dimension stands for that end, and a negative step goes backwards. An end
+// before index 0 is any number below minus the size. A step of zero is an error that wraps
+// [ErrShape].
+//
+// The result shares t's memory, or is a copy if a step is negative.
 func StridedSlice(t *Tensor, begin, end, step []int64) (*Tensor, error) {
-	if n := t.Dims(); len(begin) != n || len(end) != n || len(step) != n {
+	if n := len(begin); n > t.Dims() || len(end) != n || len(step) != n {
 		return nil, fmt.Errorf("strided slice %v: %w: %d begins, %d ends and %d steps", t, ErrShape, len(begin), len(end), len(step))
 	}
-	var err error
+	var turned []int
 	for d := range begin {
-		if t, err = t.Slice(d, begin[d], end[d], step[d]); err != nil {
+		if step[d] == 0 {
+			return nil, fmt.Errorf("strided slice %v: %w: a step of zero in dimension %d", t, ErrShape, d)
+		}
+		lo, hi, by := pythonSlice(begin[d], end[d], step[d], t.shape[d])
+		var err error
+		if t, err = t.Slice(d, lo, hi, by); err != nil {
 			return nil, fmt.Errorf("strided %w", err)
+		}
+		if step[d] < 0 {
+			turned = append(turned, d)
+		}
+	}
+	for _, d := range turned {
+		var err error
+		if t, err = t.reversed(d); err != nil {
+			return nil, fmt.Errorf("strided slice: %w", err)
 		}
 	}
 	return t, nil
+}
+
+// pythonSlice returns the indices of a slice of n elements, as the arguments of
+// [Tensor.Slice]. Those of a negative step ascend too.
+func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
+	least, most := int64(0), n // of an index that is in bounds
+	if step < 0 {
+		least, most = -1, n-1
+	}
+	index := func(i int64) int64 {
+		if i < 0 {
+			i += n
+		}
+		return min(max(i, least), most)
+	}
+	lo, hi = index(begin), index(end)
+	if step > 0 {
+		return lo, max(lo, hi), step
+	}
+	by = -max(step, -math.MaxInt64)
+	if lo <= hi {
+		return 0, 0, by
+	}
+	return lo - (lo-hi-1)/by*by, lo + 1, by
+}
+
+// reversed returns a copy of t whose dimension d runs backwards.
+func (t *Tensor) reversed(d int) (*Tensor, error) {
+	if t.placeholder {
+		return t, nil
+	}
+	out, err := New(t.dtype, t.shape)
+	if err != nil {
+		return nil, err
+	}
+	from, to := tensorRow(t, d), tensorRow(out, d)
+	for i := range t.shape[d] {
+		copyElements(to(t.shape[d]-1-i), from(i))
+	}
+	return out, nil
+}
+
+// tensorRow returns a function that returns the part of t with one index in dimension d.
+func tensorRow(t *Tensor, d int) func(i int64) *Tensor {
+	b := Whole(t.shape)
+	b.Offsets, b.Sizes = slices.Clone(b.Offsets), slices.Clone(b.Sizes)
+	b.Sizes[d] = 1
+	return func(i int64) *Tensor {
+		b.Offsets[d] = i
+		return t.narrow(b)
+	}
 }
 
 // Numbers returns mem as a slice of E, without a copy. It drops bytes after the last
