@@ -1,17 +1,10 @@
 package platform
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
-	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -65,7 +58,12 @@ type Traffic struct{ Sent, Received, Copied int64 }
 //     any size go in messages.
 func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic, error) {
 	x := &exchange{comm: comm, out: make([][]*tensor.Tensor, comm.Size()), in: make([][]*tensor.Tensor, comm.Size())}
-	if err := x.agree(ctx, moves, x.prepare(moves)); err != nil {
+	failed := x.prepare(moves)
+	var call string
+	if failed == nil {
+		call = fmt.Sprintf("%s(%v)", opRedistribute, moves)
+	}
+	if err := Agree(ctx, comm, opRedistribute, call, failed); err != nil {
 		return Traffic{}, err
 	}
 	if err := comm.AllToAllParts(ctx, x.in, x.out); err != nil {
@@ -182,121 +180,4 @@ func viewOf(t *shard.Tensor, part int, b tensor.Box) (*tensor.Tensor, error) {
 		return nil, err
 	}
 	return whole.Narrow(b.Relative(t.Boxes()[part].Offsets))
-}
-
-// agree compares the moves of all ranks. failed is what is wrong with the moves of this
-// rank, or nil. The error is the same on all ranks.
-func (x *exchange) agree(ctx context.Context, moves []Move, failed error) error {
-	var digest, wrong int64
-	if failed != nil {
-		wrong = 1
-	} else {
-		digest = digestOf(moves)
-	}
-	// All digests are equal if the largest is the smallest.
-	t, err := tensor.Of([]int64{3}, []int64{digest, -digest, wrong})
-	if err != nil {
-		return err
-	}
-	if err := x.comm.AllReduce(ctx, t, collective.Max); err != nil {
-		return fmt.Errorf("%s: %w", opRedistribute, err)
-	}
-	most, err := tensor.Values[int64](t)
-	if err != nil {
-		return err
-	}
-	if most[0] != -most[1] || most[2] != 0 {
-		return x.refuse(ctx, moves, failed)
-	}
-	return nil
-}
-
-// digestOf returns a number that identifies the moves. It is not negative.
-func digestOf(moves []Move) int64 {
-	h := sha256.New()
-	for _, m := range moves {
-		fmt.Fprintln(h, m)
-	}
-	return int64(binary.LittleEndian.Uint64(h.Sum(nil)) >> 1)
-}
-
-// note is what a rank says about a call that fails on all ranks.
-type note struct {
-	// Wrong is what is wrong with the rank's moves. Nil: Call is what it called, or
-	// the beginning of that, and Digest identifies it.
-	Wrong  *group.RemoteError
-	Call   string
-	Digest int64
-}
-
-const (
-	// noteBytes is the size of an encoded note, and noteText that of a text in it,
-	// which may be several times as long when it is encoded.
-	noteBytes, noteText = 16 << 10, 1 << 10
-	// maxCalls is the largest number of calls that an error lists.
-	maxCalls = 4
-)
-
-func newNote(moves []Move, failed error) note {
-	short := func(text string) string { return strings.ToValidUTF8(text[:min(len(text), noteText)], "") }
-	if failed == nil {
-		return note{Call: short(fmt.Sprintf("%s(%v)", opRedistribute, moves)), Digest: digestOf(moves)}
-	}
-	e := *group.NewRemoteError(failed)
-	e.Text = short(e.Text)
-	return note{Wrong: &e}
-}
-
-// refuse returns the error of a call that fails on all ranks.
-func (x *exchange) refuse(ctx context.Context, moves []Move, failed error) error {
-	mine := newNote(moves, failed)
-	b, err := json.Marshal(mine)
-	if err != nil || len(b) > noteBytes {
-		return fmt.Errorf("%s: a note of %d bytes: %w", opRedistribute, len(b), cmp.Or(err, error(group.ErrInvalid)))
-	}
-	padded := append(b, bytes.Repeat([]byte(" "), noteBytes-len(b))...)
-	src, err := tensor.FromBytes(tensor.Uint8, []int64{noteBytes}, padded)
-	if err != nil {
-		return err
-	}
-	all := make([]byte, noteBytes*x.comm.Size())
-	dst, err := tensor.FromBytes(tensor.Uint8, []int64{int64(len(all))}, all)
-	if err != nil {
-		return err
-	}
-	if err := x.comm.AllGather(ctx, dst, src); err != nil {
-		return fmt.Errorf("%s: %w", opRedistribute, err)
-	}
-	notes := make([]note, x.comm.Size())
-	for r := range notes {
-		if err := json.Unmarshal(all[r*noteBytes:(r+1)*noteBytes], &notes[r]); err != nil {
-			return fmt.Errorf("%s: note of rank %d: %w", opRedistribute, r, err)
-		}
-	}
-	notes[x.comm.Rank()] = mine // with the error itself
-	return refusal(notes)
-}
-
-// refusal returns what is wrong with the calls of all ranks.
-func refusal(notes []note) error {
-	e := &group.Error{Op: opRedistribute}
-	var calls []string
-	known := map[int64]bool{}
-	for r, n := range notes {
-		switch {
-		case n.Wrong != nil:
-			if e.Err == nil {
-				e.Ranks, e.Err = nil, n.Wrong
-			}
-			e.Ranks = append(e.Ranks, r)
-		case e.Err == nil && !known[n.Digest] && len(calls) < maxCalls:
-			known[n.Digest] = true
-			e.Ranks = append(e.Ranks, r)
-			calls = append(calls, fmt.Sprintf("rank %d called %s", r, n.Call))
-		}
-	}
-	if e.Err == nil {
-		e.Err = fmt.Errorf("%s: %w", strings.Join(calls, ", "), group.ErrDisagree)
-	}
-	return e
 }

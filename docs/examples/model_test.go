@@ -35,13 +35,13 @@ func perceptron(init nn.Init) *nn.Module {
 
 // shareRows cuts the rows of each parameter over the ranks of the world. A layer gathers
 // all rows when it runs.
-func shareRows(ctx context.Context, p platform.Platform, m *nn.Module) (nn.Comms, error) {
+func shareRows(ctx context.Context, p platform.Platform, m *nn.Module) (*nn.Comms, error) {
 	layout := shard.Rows(p.World().Size())
 	comms, err := nn.Connect(ctx, p, layout.Mesh)
 	if err != nil {
 		return nil, err
 	}
-	all, err := comms(layout.Mesh, 0)
+	all, err := comms.Line(layout.Mesh, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func shareRows(ctx context.Context, p platform.Platform, m *nn.Module) (nn.Comms
 
 // descend does a step of gradient descent. scale is 1 divided by the number of ranks: the
 // sum of the ranks' losses is then the mean over the batch. It returns this rank's part.
-func descend(ctx context.Context, m *nn.Module, comms nn.Comms, x, classes *tensor.Tensor, scale float32) (*tensor.Tensor, error) {
+func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *tensor.Tensor, scale float32) (*tensor.Tensor, error) {
 	g := autograd.New(ctx)
 	loss := g.Scale(g.CrossEntropy(m.Call(g, autograd.Leaf(x)), classes), scale)
 	if err := g.Backward(loss, nil); err != nil { // also the error of the operators before
@@ -107,7 +107,7 @@ func trainModel(ctx context.Context, world group.Group, store blob.Store, first,
 	if err != nil {
 		return 0, err
 	}
-	all, err := comms(shard.Rows(world.Size()).Mesh, 0)
+	all, err := comms.Line(shard.Rows(world.Size()).Mesh, 0)
 	if err != nil {
 		return 0, err
 	}

@@ -36,7 +36,7 @@ type place struct {
 	mesh             shard.Mesh
 	rank             int
 	column, row, all platform.TensorComm
-	comms            nn.Comms
+	comms            *nn.Comms
 	units            []*unit // flat parameters
 }
 
@@ -57,13 +57,13 @@ func arrange(ctx context.Context, p platform.Platform, g grid) (*place, error) {
 	if at.comms, err = nn.Connect(ctx, p, at.mesh, line); err != nil {
 		return nil, err
 	}
-	if at.column, err = at.comms(at.mesh, 0); err != nil {
+	if at.column, err = at.comms.Line(at.mesh, 0); err != nil {
 		return nil, err
 	}
-	if at.row, err = at.comms(at.mesh, 1); err != nil {
+	if at.row, err = at.comms.Line(at.mesh, 1); err != nil {
 		return nil, err
 	}
-	at.all, err = at.comms(line, 0)
+	at.all, err = at.comms.Line(line, 0)
 	return at, err
 }
 

@@ -1,14 +1,17 @@
 package nn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/collective"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -17,64 +20,117 @@ import (
 // ErrNotFinite reports a norm that is infinite or NaN.
 var ErrNotFinite = errors.New("the norm of the gradients is not finite")
 
+// These errors keep their identity on their way to another rank.
+func init() { group.RegisterError("nn.notfinite", ErrNotFinite) }
+
+// Names of the calls in errors.
+const (
+	opReduce group.Op = "reduce gradients"
+	opClip   group.Op = "clip gradients"
+)
+
 // ReduceGrads makes the gradient of each parameter the sum over the ranks that hold a
 // replica of it: it sums over the dimensions of the mesh that do not cut the parameter. A
 // parameter that has a gradient by [autograd.Var.RequireGrad] but not yet on this rank
 // counts as zeros. One without a layout stays as it is: to sum it over ranks, give it a
-// [shard.Placed] layout that replicates it. It is a collective call of the ranks of the
-// meshes, with the same parameters in the same order.
-func ReduceGrads(ctx context.Context, params iter.Seq2[string, *Param], comms Comms) error {
-	for round := 0; ; round++ {
-		works, err := reduceRound(ctx, params, comms, round)
-		for _, w := range works {
-			// Also after an error: the work uses the gradients until it is done. Its own
-			// context ends it.
-			if e := w.Wait(context.WithoutCancel(ctx)); e != nil && err == nil {
-				err = e
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("reduce gradients: %w", err)
-		}
-		if len(works) == 0 {
-			return nil
-		}
+// [shard.Placed] layout that replicates it.
+//
+// It is a collective call of all ranks that the meshes of comms join, with the same
+// parameters in the same order. It fails on all of these ranks or on none: if the
+// parameters differ, the error wraps [group.ErrDisagree]; if those of a rank cannot be
+// reduced, no gradient was changed. After an interruption, which wraps
+// [collective.ErrBroken], gradients are undefined. comms is nil on all ranks, if no
+// parameter has replicas, or on none.
+func ReduceGrads(ctx context.Context, params iter.Seq2[string, *Param], comms *Comms) error {
+	rounds, call, err := reductions(params, comms)
+	if err := comms.agree(ctx, opReduce, call, err); err != nil || len(rounds) == 0 {
+		return err
 	}
+	for _, round := range rounds {
+		// Also after an error: ranks of other groups wait for this one.
+		err = cmp.Or(err, reduceRound(ctx, round))
+	}
+	return comms.agree(ctx, opReduce, "end", err)
 }
 
-// reduceRound begins to sum the gradients over one more dimension of each mesh.
-func reduceRound(ctx context.Context, params iter.Seq2[string, *Param], comms Comms, round int) ([]*platform.Work, error) {
-	var works []*platform.Work
+// reduction is a sum over a line of a mesh.
+type reduction struct {
+	of   *Param
+	comm platform.TensorComm
+}
+
+// reductions returns which gradients are summed, over one more dimension of each mesh in
+// each round, and a text that is the same on all ranks.
+func reductions(params iter.Seq2[string, *Param], comms *Comms) (rounds [][]reduction, call string, err error) {
+	var text strings.Builder
 	for name, p := range params {
-		s, err := spreadOf(p)
+		s, err := checked(p)
 		if err != nil {
-			return works, fmt.Errorf("%q: %w", name, err)
+			return nil, "", fmt.Errorf("parameter %q: %w", name, err)
 		}
-		dims := s.dims(false)
-		if round >= len(dims) || !p.leaf.RequiresGrad() {
+		describe(&text, name, p, s)
+		if !p.leaf.RequiresGrad() {
 			continue
 		}
-		comm, err := commOf(comms, s.mesh, dims[round])
-		if err != nil {
-			return works, fmt.Errorf("%q: %w", name, err)
-		}
-		if p.leaf.Grad() == nil {
-			zeros, err := tensor.New(tensor.Float32, p.LocalShape())
+		for i, dim := range s.dims(false) {
+			comm, err := comms.Line(s.mesh, dim)
 			if err != nil {
-				return works, fmt.Errorf("%q: %w", name, err)
+				return nil, "", fmt.Errorf("parameter %q: %w", name, err)
 			}
-			p.leaf.SetGrad(zeros)
+			if i == len(rounds) {
+				rounds = append(rounds, nil)
+			}
+			rounds[i] = append(rounds[i], reduction{p, comm})
 		}
-		works = append(works, comm.AllReduceAsync(ctx, p.leaf.Grad(), collective.Sum))
 	}
-	return works, nil
+	return rounds, text.String(), nil
 }
 
-func commOf(comms Comms, mesh shard.Mesh, dim int) (platform.TensorComm, error) {
-	if comms == nil {
-		return nil, fmt.Errorf("no groups for %v: %w", mesh, shard.ErrLayout)
+func reduceRound(ctx context.Context, round []reduction) error {
+	var works []*platform.Work
+	for _, r := range round {
+		if r.of.leaf.Grad() == nil {
+			zeros, err := tensor.New(tensor.Float32, r.of.LocalShape())
+			if err != nil {
+				panic(err) // the parameter has that shape
+			}
+			r.of.leaf.SetGrad(zeros)
+		}
+		works = append(works, r.comm.AllReduceAsync(ctx, r.of.leaf.Grad(), collective.Sum))
 	}
-	return comms(mesh, dim)
+	var err error
+	for _, w := range works {
+		// Also after an error: the work uses the gradients until it is done. Its own
+		// context ends it.
+		err = cmp.Or(err, w.Wait(context.WithoutCancel(ctx)))
+	}
+	return err
+}
+
+// checked returns how the ranks share p, whose gradient can be reduced and scaled.
+func checked(p *Param) (spread, error) {
+	s, err := spreadOf(p)
+	g := p.leaf.Grad()
+	if err != nil || g == nil {
+		return s, err
+	}
+	switch {
+	case g.DType() != tensor.Float32:
+		return s, fmt.Errorf("gradient %v is not float32: %w", g, tensor.ErrDType)
+	case g.IsPlaceholder():
+		return s, fmt.Errorf("gradient %v: %w", g, tensor.ErrPlaceholder)
+	}
+	for d, n := range g.Shape() {
+		if n > 1 && g.Strides()[d] == 0 {
+			return s, fmt.Errorf("gradient %v is expanded and cannot be written: %w", g, tensor.ErrLayout)
+		}
+	}
+	return s, sameShape(p.Local(), g)
+}
+
+// describe writes what ranks must have in common of a parameter.
+func describe(w *strings.Builder, name string, p *Param, s spread) {
+	fmt.Fprintf(w, "%q %v %v %v %v; ", name, p.Shape(), s.mesh, s.cut, p.leaf.RequiresGrad())
 }
 
 // ClipOptions says how [ClipGradNorm] clips. Nil is the same as the zero value.
@@ -92,28 +148,29 @@ type ClipOptions struct {
 // any gradient it is 0.
 //
 // A parameter without a gradient on this rank counts for nothing. The gradients of
-// replicas must be equal; see [ReduceGrads]. It is a collective call of the ranks of the
-// meshes, with the same parameters in the same order. comms may be nil if no parameter
-// is cut.
-func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms Comms, maxNorm, p float64, opts *ClipOptions) (float64, error) {
-	if !(maxNorm >= 0) || math.IsNaN(p) {
-		return 0, fmt.Errorf("clip gradients to a %g-norm of %g: a norm is not negative, and p is a number", p, maxNorm)
-	}
+// replicas must be equal; see [ReduceGrads].
+//
+// It is a collective call of all ranks that the meshes of comms join, with the same
+// arguments and the same parameters in the same order. It fails on all of these ranks or
+// on none, as ReduceGrads does, and a call that fails leaves the gradients as they are.
+// comms is nil on all ranks, if no parameter is cut, or on none.
+func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms *Comms, maxNorm, p float64, opts *ClipOptions) (float64, error) {
 	n := normOf(p)
-	groups, err := n.groups(params)
-	if err != nil {
+	finite := opts != nil && opts.Finite
+	sum, err := n.prepare(params, comms, maxNorm, p)
+	call := fmt.Sprintf("%g-norm of %g, finite: %v; %s", p, maxNorm, finite, sum.call.String())
+	if err := comms.agree(ctx, opClip, call, err); err != nil {
 		return 0, err
 	}
-	if err := n.reduce(ctx, groups, comms); err != nil {
-		return 0, fmt.Errorf("norm of the gradients: %w", err)
+	for _, l := range sum.lines {
+		err = cmp.Or(err, l.reduce(ctx, n.op)) // also after an error: ranks of other groups wait for this one
 	}
-	sum := n.identity
-	for _, g := range groups {
-		sum = n.join(sum, g.partial)
+	norm := sum.norm(n)
+	if finite && err == nil && (math.IsInf(norm, 0) || math.IsNaN(norm)) {
+		err = fmt.Errorf("%g-norm %g: %w", p, norm, ErrNotFinite)
 	}
-	norm := n.finish(sum)
-	if opts != nil && opts.Finite && (math.IsInf(norm, 0) || math.IsNaN(norm)) {
-		return norm, fmt.Errorf("%g-norm %g: %w", p, norm, ErrNotFinite)
+	if err := comms.agree(ctx, opClip, "end", err); err != nil {
+		return norm, err
 	}
 	if by := maxNorm / (norm + 1e-6); !(by >= 1) {
 		for name, p := range params {
@@ -125,6 +182,13 @@ func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms C
 	return norm, nil
 }
 
+// normSum is how the norm of all parameters is computed.
+type normSum struct {
+	groups []*gradGroup
+	lines  []normLine
+	call   strings.Builder // the same on all ranks
+}
+
 // gradGroup is the parameters that the same dimensions of a mesh cut.
 type gradGroup struct {
 	key     string
@@ -133,79 +197,98 @@ type gradGroup struct {
 	partial float64
 }
 
-// groups returns the parameters in groups with what this rank has of their norms, in the
-// order of the parameters.
-func (n norm) groups(params iter.Seq2[string, *Param]) ([]*gradGroup, error) {
-	var groups []*gradGroup
-	for name, p := range params {
-		s, err := spreadOf(p)
-		if err != nil {
-			return nil, fmt.Errorf("parameter %q: %w", name, err)
-		}
-		dims := s.dims(true)
-		key := fmt.Sprint(s.mesh, dims)
-		i := slices.IndexFunc(groups, func(g *gradGroup) bool { return g.key == key })
-		if i < 0 {
-			i = len(groups)
-			groups = append(groups, &gradGroup{key, s.mesh, dims, n.identity})
-		}
-		if p.leaf.Grad() == nil {
-			continue
-		}
-		v, err := elements(p.leaf.Grad())
-		if err != nil {
-			return nil, fmt.Errorf("gradient of %q: %w", name, err)
-		}
-		groups[i].partial = n.join(groups[i].partial, n.of(v))
-	}
-	return groups, nil
+// normLine is a line of a mesh and the groups that it cuts.
+type normLine struct {
+	comm platform.TensorComm
+	cut  []*gradGroup
 }
 
-// reduce replaces the partial norms by those over all ranks: for each dimension of a mesh
-// it reduces the numbers of all groups that it cuts.
-func (n norm) reduce(ctx context.Context, groups []*gradGroup, comms Comms) error {
+// prepare computes what this rank has of the norm, and what is left to be reduced.
+func (n norm) prepare(params iter.Seq2[string, *Param], comms *Comms, maxNorm, p float64) (*normSum, error) {
+	s := new(normSum)
+	if !(maxNorm >= 0) || math.IsNaN(p) {
+		return s, fmt.Errorf("a %g-norm of %g: a norm is not negative, and p is a number", p, maxNorm)
+	}
+	for name, p := range params {
+		if err := s.add(n, name, p); err != nil {
+			return s, fmt.Errorf("parameter %q: %w", name, err)
+		}
+	}
 	done := map[string]bool{}
-	for _, g := range groups {
+	for _, g := range s.groups {
 		for _, dim := range g.dims {
 			key := line(g.mesh, dim)
 			if done[key] {
 				continue
 			}
 			done[key] = true
-			var cut []*gradGroup
-			for _, other := range groups {
+			comm, err := comms.Line(g.mesh, dim)
+			if err != nil {
+				return s, err
+			}
+			l := normLine{comm: comm}
+			for _, other := range s.groups {
 				if slices.ContainsFunc(other.dims, func(d int) bool { return line(other.mesh, d) == key }) {
-					cut = append(cut, other)
+					l.cut = append(l.cut, other)
 				}
 			}
-			if err := n.reduceDim(ctx, cut, g.mesh, dim, comms); err != nil {
-				return err
-			}
+			s.lines = append(s.lines, l)
 		}
 	}
-	return nil
+	return s, nil
 }
 
-func (n norm) reduceDim(ctx context.Context, cut []*gradGroup, mesh shard.Mesh, dim int, comms Comms) error {
-	comm, err := commOf(comms, mesh, dim)
+// add adds what this rank has of the norm of a parameter.
+func (s *normSum) add(n norm, name string, p *Param) error {
+	at, err := checked(p)
 	if err != nil {
 		return err
 	}
-	values := make([]float64, len(cut))
-	for i, g := range cut {
+	describe(&s.call, name, p, at)
+	dims := at.dims(true)
+	key := fmt.Sprint(at.mesh, dims)
+	i := slices.IndexFunc(s.groups, func(g *gradGroup) bool { return g.key == key })
+	if i < 0 {
+		i = len(s.groups)
+		s.groups = append(s.groups, &gradGroup{key, at.mesh, dims, n.identity})
+	}
+	if p.leaf.Grad() == nil {
+		return nil
+	}
+	v, err := elements(p.leaf.Grad())
+	if err != nil {
+		return err
+	}
+	s.groups[i].partial = n.join(s.groups[i].partial, n.of(v))
+	return nil
+}
+
+// reduce replaces the numbers of the groups by those over all ranks of the line.
+func (l normLine) reduce(ctx context.Context, op platform.ReduceOp) error {
+	values := make([]float64, len(l.cut))
+	for i, g := range l.cut {
 		values[i] = g.partial
 	}
 	t, err := tensor.Of([]int64{int64(len(values))}, values)
 	if err != nil {
 		return err
 	}
-	if err := comm.AllReduce(ctx, t, n.op); err != nil {
+	if err := l.comm.AllReduce(ctx, t, op); err != nil {
 		return err
 	}
-	for i, g := range cut {
+	for i, g := range l.cut {
 		g.partial = values[i]
 	}
 	return nil
+}
+
+// norm returns the norm of all groups.
+func (s *normSum) norm(n norm) float64 {
+	sum := n.identity
+	for _, g := range s.groups {
+		sum = n.join(sum, g.partial)
+	}
+	return n.finish(sum)
 }
 
 // norm is how a p-norm is computed from parts: each part gives a number, the numbers are

@@ -615,11 +615,11 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 			return err
 		}
 		rank := pf.World().Rank()
-		if _, err := comms(shard.Mesh{Shape: []int{7}}, 0); !errors.Is(err, shard.ErrLayout) {
+		if _, err := comms.Line(shard.Mesh{Shape: []int{7}}, 0); !errors.Is(err, shard.ErrLayout) {
 			return fmt.Errorf("another mesh: %v", err)
 		}
 		for dim := range 2 {
-			c, err := comms(mesh, dim)
+			c, err := comms.Line(mesh, dim)
 			if rank == 0 {
 				if !errors.Is(err, shard.ErrLayout) {
 					return fmt.Errorf("outside of the mesh: %v", err)

@@ -6,52 +6,130 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/shard"
 )
 
-// Comms returns the tensor collectives of this rank and those ranks of a mesh that differ
-// from it only in dimension dim. They are numbered in the order of the mesh, so that the
-// rank with index i of the dimension is rank i. It is local.
-type Comms func(mesh shard.Mesh, dim int) (platform.TensorComm, error)
+// Comms has the tensor collectives of this rank over some meshes. [Connect] makes it.
+type Comms struct {
+	byLine map[string]platform.TensorComm
+	rank   int
+	// joined is of all ranks that the meshes join with this one: those of its meshes, of
+	// their meshes and so on. It is nil if the rank is in no mesh.
+	joined platform.TensorComm
+}
 
 // Connect makes the groups of all dimensions of the meshes, whose ranks are those of the
-// world of p. It is a collective call of the world, with the same meshes on all ranks. The
-// error of the result for another mesh, or a mesh without this rank, wraps
-// [shard.ErrLayout].
-func Connect(ctx context.Context, p platform.Platform, meshes ...shard.Mesh) (Comms, error) {
+// world of p. It is a collective call of the world, with the same meshes on all ranks;
+// other ones are an error on all ranks that wraps [group.ErrDisagree].
+//
+// Give Connect the meshes of one model. [ReduceGrads] and [ClipGradNorm] are calls of all
+// ranks that these meshes join, with the same parameters. The stages of a pipeline have
+// different parameters, so a mesh that joins them needs a Connect of its own.
+func Connect(ctx context.Context, p platform.Platform, meshes ...shard.Mesh) (*Comms, error) {
 	tensors, err := platform.As[platform.TensorComms](p)
 	if err != nil {
 		return nil, err
 	}
-	byLine := map[string]platform.TensorComm{}
+	if err := sameMeshes(ctx, p, meshes); err != nil {
+		return nil, err
+	}
+	c := &Comms{byLine: map[string]platform.TensorComm{}, rank: p.World().Rank()}
+	split := func(parts [][]int) (platform.TensorComm, error) {
+		g, err := p.Split(ctx, p.World(), parts)
+		if err != nil || g == nil {
+			return nil, err
+		}
+		return tensors.TensorComm(g)
+	}
 	for _, mesh := range meshes {
 		if err := mesh.Check(); err != nil {
 			return nil, err
 		}
 		for dim := range mesh.Shape {
-			g, err := p.Split(ctx, p.World(), lines(mesh, dim))
+			comm, err := split(lines(mesh, dim))
 			if err != nil {
 				return nil, fmt.Errorf("groups of dimension %d of %v: %w", dim, mesh, err)
 			}
-			if g == nil {
-				continue
-			}
-			if byLine[line(mesh, dim)], err = tensors.TensorComm(g); err != nil {
-				return nil, err
+			if comm != nil {
+				c.byLine[line(mesh, dim)] = comm
 			}
 		}
 	}
-	return func(mesh shard.Mesh, dim int) (platform.TensorComm, error) {
-		c := byLine[line(mesh, dim)]
-		if c == nil {
-			return nil, fmt.Errorf("no group of rank %d for dimension %d of %v: %w", p.World().Rank(), dim, mesh, shard.ErrLayout)
+	if parts := components(meshes); len(parts) > 0 {
+		if c.joined, err = split(parts); err != nil {
+			return nil, fmt.Errorf("groups of the ranks that meshes join: %w", err)
 		}
-		return c, nil
-	}, nil
+	}
+	return c, nil
+}
+
+// sameMeshes returns an error on all ranks if the meshes of two ranks differ.
+func sameMeshes(ctx context.Context, p platform.Platform, meshes []shard.Mesh) error {
+	all, err := platform.AllGather(ctx, p, p.World(), group.JSON[string](), fmt.Sprint(meshes))
+	if err != nil {
+		return fmt.Errorf("connect %v: %w", meshes, err)
+	}
+	for r, other := range all {
+		if other != all[0] {
+			return fmt.Errorf("connect: rank 0 has %s, and rank %d has %s: %w", all[0], r, other, group.ErrDisagree)
+		}
+	}
+	return nil
+}
+
+// Line returns the collectives of this rank and those ranks of a mesh that differ from it
+// only in dimension dim. They are numbered in the order of the mesh, so that the rank with
+// index i of the dimension is rank i. It is local. The error for a mesh that was not given
+// to [Connect], or that this rank is not in, wraps [shard.ErrLayout].
+func (c *Comms) Line(mesh shard.Mesh, dim int) (platform.TensorComm, error) {
+	if c == nil {
+		return nil, fmt.Errorf("no groups for %v: %w", mesh, shard.ErrLayout)
+	}
+	comm := c.byLine[line(mesh, dim)]
+	if comm == nil {
+		return nil, fmt.Errorf("no group of rank %d for dimension %d of %v: %w", c.rank, dim, mesh, shard.ErrLayout)
+	}
+	return comm, nil
+}
+
+// agree lets all ranks that the meshes join go on or fail together; see [platform.Agree].
+func (c *Comms) agree(ctx context.Context, op group.Op, call string, failed error) error {
+	if c != nil && c.joined != nil {
+		return platform.Agree(ctx, c.joined, op, call, failed)
+	}
+	if failed != nil {
+		return fmt.Errorf("%s: %w", op, failed)
+	}
+	return nil
 }
 
 func line(mesh shard.Mesh, dim int) string { return fmt.Sprintf("%v %d", mesh, dim) }
+
+// components returns the sets of ranks that the meshes join, each in ascending order.
+func components(meshes []shard.Mesh) [][]int {
+	var out [][]int
+	for _, mesh := range meshes {
+		all := mesh.Ranks
+		if all == nil {
+			for r := range mesh.Size() {
+				all = append(all, r)
+			}
+		}
+		joined := slices.Clone(all)
+		out = slices.DeleteFunc(out, func(other []int) bool {
+			common := slices.ContainsFunc(other, func(r int) bool { return slices.Contains(all, r) })
+			if common {
+				joined = append(joined, other...)
+			}
+			return common
+		})
+		slices.Sort(joined)
+		out = append(out, slices.Compact(joined))
+	}
+	return out
+}
 
 // lines returns the ranks of the mesh in lists whose ranks differ only in dimension dim.
 func lines(mesh shard.Mesh, dim int) [][]int {

@@ -29,14 +29,14 @@ import (
 
 // gathered returns the whole of a parameter, which the ranks of a mesh cut along dimension
 // 0 by the dimensions of the mesh from the first to the last.
-func gathered(ctx context.Context, p *Param, mesh shard.Mesh, comms Comms) (*tensor.Tensor, error) {
+func gathered(ctx context.Context, p *Param, mesh shard.Mesh, comms *Comms) (*tensor.Tensor, error) {
 	g := autograd.New(ctx).NoGrad()
 	v, rows := p.Var(), []int64{p.Shape()[0]}
 	for _, n := range mesh.Shape { // rows of what is left to be cut
 		rows = append(rows, rows[len(rows)-1]/int64(n))
 	}
 	for dim := len(mesh.Shape) - 1; dim >= 0; dim-- {
-		comm, err := comms(mesh, dim)
+		comm, err := comms.Line(mesh, dim)
 		if err != nil {
 			return nil, err
 		}
@@ -114,7 +114,7 @@ func TestLinesAreNumberedInMeshOrder(t *testing.T) {
 				at = slices.Index(mesh.Ranks, at)
 			}
 			for dim, n := range slices.Backward(mesh.Shape) {
-				comm, err := comms(mesh, dim)
+				comm, err := comms.Line(mesh, dim)
 				if err != nil {
 					return err
 				}
