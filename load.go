@@ -86,8 +86,10 @@ type LoadReport = protocol.LoadReport
 // returns. A value.Ref inside a value names a tensor of the checkpoint that was at
 // that place when it was saved: Load fills the tensor if the state has that name.
 //
-// Tensors are filled concurrently. If two of them share memory, the checkpoint must
-// have the same values for both, and the race detector may report the load.
+// Tensors are filled concurrently. A tensor that the state has under several names, such
+// as a tied weight, is filled once, from the first of these names that the checkpoint has;
+// the checkpoint may lack the others. If two tensors share memory in any other way, the
+// checkpoint must have the same values for both, and the race detector may report the load.
 //
 // Every byte for which the format has a checksum is verified before Load returns
 // nil. If Load fails, every rank returns the same error, and the contents of the

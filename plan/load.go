@@ -17,6 +17,9 @@ import (
 // was saved, converts dtypes, and refuses a name the checkpoint lacks. One
 // planner serves one load at a time.
 //
+// A tensor that the state has under several names is filled once, from the first of these
+// names, in their order, that the checkpoint has. The checkpoint may lack the others.
+//
 // If the checkpoint has a value under the name of a map without tensors, the value
 // fills the map as a whole. Planners that do not flatten save maps this way, and so
 // does PyTorch before 2.4.
@@ -72,6 +75,7 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 		return nil, err
 	}
 	d.leaves, d.missing = make(map[string]*leaf, len(leaves)), nil
+	filled := d.aliases(leaves)
 	p := &LoadPlan{}
 	var errs []error
 	used := make([]string, 0, len(leaves))
@@ -85,7 +89,11 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 		d.leaves[l.fqn] = l
 		source := d.source(l.fqn)
 		used = append(used, source)
-		p.Items, err = d.addLeaf(p.Items, l, source)
+		if filled[l.fqn] {
+			err = d.checkAlias(l, source)
+		} else {
+			p.Items, err = d.addLeaf(p.Items, l, source)
+		}
 		errs = appendError(errs, l.fqn, err)
 	}
 	if len(errs) > 0 {
@@ -95,6 +103,76 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 		p.PlannerData, err = json.Marshal(used)
 	}
 	return p, err
+}
+
+// aliases returns the names of tensors that are filled under another name: a tensor that
+// the state has under several names, such as a tied weight, is filled from the first of
+// them that the checkpoint has, so that no two reads write to the same memory.
+func (d *DefaultLoad) aliases(leaves []leaf) map[string]bool {
+	names := map[string][]string{} // of each memory
+	for i := range leaves {
+		v := plain(leaves[i].value)
+		if t, ok := tensorOf(v); ok && !isNil(v) {
+			if key := memoryOf(t); key != "" {
+				names[key] = append(names[key], leaves[i].fqn)
+			}
+		}
+	}
+	out := map[string]bool{}
+	for _, same := range names {
+		first := slices.IndexFunc(same, func(fqn string) bool {
+			e, ok := d.setup.Metadata.Find(d.source(fqn))
+			return ok && e.Tensor != nil
+		})
+		for i, fqn := range same {
+			if first >= 0 && i != first {
+				out[fqn] = true
+			}
+		}
+	}
+	return out
+}
+
+// memoryOf identifies the memory that the parts of a tensor fill. It is empty if they have
+// no memory.
+func memoryOf(t Checkpointable) string {
+	var key []byte
+	for i, b := range t.Boxes() {
+		part, err := t.Part(i)
+		if err != nil || part == nil || len(part.Memory()) == 0 {
+			continue
+		}
+		key = fmt.Appendf(key, "%p %v %v %v;", &part.Memory()[0], part, part.Strides(), b.Offsets)
+	}
+	return string(key)
+}
+
+// checkAlias checks a name of the state whose memory is filled under another name. The
+// checkpoint may lack it.
+func (d *DefaultLoad) checkAlias(l *leaf, source string) error {
+	if m, lost := d.setup.Metadata.FindMissing(source); lost {
+		return Named(source, m.Err)
+	}
+	e, ok := d.setup.Metadata.Find(source)
+	switch {
+	case !ok:
+		return nil
+	case e.Tensor == nil:
+		return fmt.Errorf("%w: the checkpoint has a value, the state a tensor", ErrMismatch)
+	}
+	t, _ := tensorOf(l.value)
+	return d.checkTensor(t, e)
+}
+
+// checkTensor checks the shape and the dtype of a tensor of the state.
+func (d *DefaultLoad) checkTensor(t Checkpointable, e *meta.Entry) error {
+	if shape := t.GlobalShape(); !slices.Equal(shape, e.Tensor.Shape) {
+		return fmt.Errorf("%w: size: the state wants %v, the checkpoint has %v", ErrMismatch, shape, e.Tensor.Shape)
+	}
+	if err := d.Cast.Check(e.Tensor.DType, t.DType()); err != nil {
+		return fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v: %w", ErrMismatch, t.DType(), e.Tensor.DType, err)
+	}
+	return nil
 }
 
 func appendError(errs []error, fqn string, err error) []error {
@@ -152,13 +230,10 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 	if isNil(l.value) {
 		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a nil %T", ErrMismatch, l.value)
 	}
-	shape, dtype, boxes := t.GlobalShape(), t.DType(), t.Boxes()
-	if !slices.Equal(shape, e.Tensor.Shape) {
-		return items, fmt.Errorf("%w: size: the state wants %v, the checkpoint has %v", ErrMismatch, shape, e.Tensor.Shape)
+	if err := d.checkTensor(t, e); err != nil {
+		return items, err
 	}
-	if err := d.Cast.Check(e.Tensor.DType, dtype); err != nil {
-		return items, fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v: %w", ErrMismatch, dtype, e.Tensor.DType, err)
-	}
+	shape, boxes := t.GlobalShape(), t.Boxes()
 	chunks, err := NewChunkIndex(e, len(boxes))
 	if err != nil {
 		return items, err

@@ -350,3 +350,88 @@ func TestLoadPlannerIsReusable(t *testing.T) {
 		}
 	}
 }
+
+// A tensor that the state has under several names is read once, from the first of them that
+// the checkpoint has.
+func TestLoadFillsATiedTensorOnce(t *testing.T) {
+	x, y := counting(t, 1, 4, 2), counting(t, 50, 4, 2)
+	mem := save(t, plan.State{"a": x, "b": y, "c": x, "wide": counting(t, 0, 8), "half": zeros(t, tensor.Float16, 4, 2), "value": 3})
+	w := zeros(t, tensor.Float32, 4, 2)
+	share := func() *shard.Tensor { return sharded(t, rows(2), zeros(t, tensor.Float32, 4, 2), 1) }
+	s := share()
+	bytes, _ := w.Bytes()
+	again, err := tensor.FromBytes(tensor.Float32, []int64{4, 2}, bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	turned, err := w.Transpose(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat, err := tensor.FromBytes(tensor.Float32, []int64{8}, bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upper := func(name string) string { return strings.ToLower(name) }
+	for name, c := range map[string]struct {
+		d     *plan.DefaultLoad
+		state plan.State
+		reads string // the names that are read
+		says  string // of the error
+	}{
+		"three names":               {&plan.DefaultLoad{}, plan.State{"a": w, "b": w, "c": w}, "a", ""},
+		"names of a map":            {&plan.DefaultLoad{Rename: func(n string) string { return strings.TrimPrefix(n, "m.") }}, plan.State{"m": map[string]any{"b": w, "c": w}}, "b", ""},
+		"the same memory":           {&plan.DefaultLoad{}, plan.State{"b": w, "c": again}, "b", ""},
+		"a share":                   {&plan.DefaultLoad{}, plan.State{"a": s, "c": s}, "a", ""},
+		"shares of the same memory": {&plan.DefaultLoad{}, plan.State{"a": s, "c": sharedWith(t, s)}, "a", ""},
+		"other shares":              {&plan.DefaultLoad{}, plan.State{"a": s, "c": share()}, "a c", ""},
+		"other memory":              {&plan.DefaultLoad{}, plan.State{"a": w, "c": zeros(t, tensor.Float32, 4, 2)}, "a c", ""},
+		"the first is missing":      {&plan.DefaultLoad{}, plan.State{"0": w, "b": w, "c": w}, "b", ""},
+		"the last is missing":       {&plan.DefaultLoad{}, plan.State{"c": w, "d": w}, "c", ""},
+		"renamed":                   {&plan.DefaultLoad{Rename: upper}, plan.State{"C": w, "D": w}, "c", ""},
+		"all are missing":           {&plan.DefaultLoad{}, plan.State{"d": w, "e": w}, "", `"e" is not in the checkpoint`},
+		"a second of another shape": {&plan.DefaultLoad{}, plan.State{"a": w, "wide": again}, "", "size: the state wants [4 2], the checkpoint has [8]"},
+		"a second of another dtype": {&plan.DefaultLoad{Cast: tensor.CastNone}, plan.State{"a": w, "half": again}, "", "dtype: the state wants float32, the checkpoint has float16"},
+		"a value":                   {&plan.DefaultLoad{}, plan.State{"a": w, "value": again}, "", "the checkpoint has a value"},
+		"another view":              {&plan.DefaultLoad{}, plan.State{"a": turned, "c": w}, "", "size: the state wants [2 4]"},
+		"memory of another shape":   {&plan.DefaultLoad{}, plan.State{"a": w, "wide": flat}, "a wide", ""},
+		"empty tensors":             {&plan.DefaultLoad{AllowMissing: true}, plan.State{"x": zeros(t, tensor.Float32, 0), "y": zeros(t, tensor.Float32, 0)}, "", ""},
+	} {
+		d := c.d
+		if err := d.SetUp(plan.LoadSetup{State: c.state, Metadata: mem.md, Size: 1}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := d.LocalPlan()
+		if c.says != "" {
+			if !isMismatch(err) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v; want a mismatch with %q", name, err, c.says)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var reads []string
+		for _, it := range p.Items {
+			reads = append(reads, it.Source.FQN)
+		}
+		if got := strings.Join(reads, " "); got != c.reads {
+			t.Errorf("%s: reads %q; want %q", name, got, c.reads)
+		}
+	}
+	d := new(plan.DefaultLoad)
+	if err := mem.load(d, plan.State{"a": w, "b": w}); err != nil || !tensor.Equal(w, x) || len(d.Missing()) > 0 {
+		t.Errorf("load = %v, missing %q; want the values of the first name", err, d.Missing())
+	}
+}
+
+// sharedWith returns a share with the memory of s.
+func sharedWith(t *testing.T, s *shard.Tensor) *shard.Tensor {
+	t.Helper()
+	out, err := shard.New(s.Layout(), s.GlobalShape(), s.Rank(), s.Local())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

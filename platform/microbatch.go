@@ -28,7 +28,9 @@ type BatchDims struct {
 
 // MicroBatch cuts a batch into n of equal size, sharing the memory of its
 // tensors. A dimension that n does not divide, or that a tensor does not have, is
-// an error that wraps [tensor.ErrShape] and names the input.
+// an error that wraps [tensor.ErrShape] and names the input. An input that holds a tensor
+// inside, such as a variable or a share of a sharded tensor, cannot be cut: it is an error
+// that wraps [value.ErrValue], unless its dimension is [Whole].
 func MicroBatch(n int, b Batch, dims BatchDims) ([]Batch, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("micro-batch: %d parts: %w", n, tensor.ErrShape)

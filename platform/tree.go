@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -30,22 +31,27 @@ func MapLeaves(tree any, fn func(leaf any) (any, error)) (any, error) {
 }
 
 // MapTensors is [MapLeaves] for the tensors of a tree: all other leaves are kept
-// as they are.
+// as they are. A leaf that holds a tensor inside, in fields that are not exported, is an
+// error that wraps [value.ErrValue], because fn would not see that tensor: a share of a
+// sharded tensor for example, a variable or a module.
 func MapTensors(tree any, fn func(t *tensor.Tensor) (*tensor.Tensor, error)) (any, error) {
-	return MapLeaves(tree, func(leaf any) (any, error) {
+	w := walker{strict: true, fn: func(_ []string, leaf any) (any, error) {
 		if t, ok := leaf.(*tensor.Tensor); ok && t != nil {
 			return fn(t)
 		}
 		return leaf, nil
-	})
+	}}
+	return w.walkAny(nil, tree)
 }
 
 // Tensors returns the tensors of a tree, what [MapLeaves] opens, by their names:
 // the keys, fields and positions on the way, joined by dots, as a checkpoint
-// calls them. Two of one name are an error.
+// calls them. Two of one name are an error, and so is a leaf that holds a tensor inside,
+// as for [MapTensors]. Save such a tree by package cairn, which writes the shares of all
+// ranks.
 func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 	out := map[string]*tensor.Tensor{}
-	w := walker{fn: func(at []string, leaf any) (any, error) {
+	w := walker{strict: true, fn: func(at []string, leaf any) (any, error) {
 		t, ok := leaf.(*tensor.Tensor)
 		if !ok || t == nil {
 			return leaf, nil
@@ -65,8 +71,9 @@ func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 
 // walker copies a tree.
 type walker struct {
-	fn    func(at []string, leaf any) (any, error)
-	depth int // of containers, which need not be steps
+	fn     func(at []string, leaf any) (any, error)
+	depth  int  // of containers, which need not be steps
+	strict bool // refuses leaves that hold tensors inside
 }
 
 func (w *walker) walkAny(at []string, tree any) (any, error) {
@@ -92,11 +99,38 @@ func (w *walker) walk(at []string, v reflect.Value) (reflect.Value, error) {
 	if opens(v) {
 		return w.open(at, v)
 	}
+	if err := w.check(at, v); err != nil {
+		return v, err
+	}
 	leaf, err := w.fn(at, v.Interface())
 	if err != nil {
 		return v, fmt.Errorf("%s: %w", place(at), err)
 	}
 	return fit(at, leaf, slot)
+}
+
+// check returns an error if the walker is strict and the leaf v holds a tensor inside.
+func (w *walker) check(at []string, v reflect.Value) error {
+	if !w.strict || !v.IsValid() || v.Type() == tensorType {
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return nil
+		}
+	case reflect.Map, reflect.Slice:
+		if v.Len() == 0 {
+			return nil
+		}
+	}
+	switch {
+	case v.Type() == reflect.TypeFor[*shard.Tensor]():
+		return fmt.Errorf("%s: a share of a sharded tensor, not a whole one: save it by package cairn, or redistribute it to a replicated layout first: %w", place(at), value.ErrValue)
+	case searchType(v.Type(), true, map[reflect.Type]bool{}):
+		return fmt.Errorf("%s: a %v holds a tensor that is not exported and would be left out: pass the tensor itself: %w", place(at), v.Type(), value.ErrValue)
+	}
+	return nil
 }
 
 // open copies a container.
@@ -153,7 +187,13 @@ func (w *walker) openStruct(at []string, v reflect.Value) (reflect.Value, error)
 	out.Set(v)
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if !f.IsExported() || !canHold(f.Type) || v.Type() == pairType && f.Name == "Key" {
+		if !f.IsExported() || v.Type() == pairType && f.Name == "Key" {
+			continue
+		}
+		if !canHold(f.Type) {
+			if err := w.check(step(at, f.Name), v.Field(i)); err != nil {
+				return out, err
+			}
 			continue
 		}
 		next := at // the pairs of a dict, and the value of a pair, are not steps
@@ -204,10 +244,11 @@ func opens(v reflect.Value) bool {
 }
 
 // canHold reports whether a value of the type can hold a tensor somewhere.
-func canHold(t reflect.Type) bool { return searchType(t, map[reflect.Type]bool{}) }
+func canHold(t reflect.Type) bool { return searchType(t, false, map[reflect.Type]bool{}) }
 
-// searchType is canHold for a type inside of the types in seen.
-func searchType(t reflect.Type, seen map[reflect.Type]bool) bool {
+// searchType is canHold for a type inside of the types in seen. If hidden is set, it looks
+// for tensors themselves, also in fields that are not exported.
+func searchType(t reflect.Type, hidden bool, seen map[reflect.Type]bool) bool {
 	if t == tensorType {
 		return true
 	}
@@ -217,14 +258,14 @@ func searchType(t reflect.Type, seen map[reflect.Type]bool) bool {
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.Interface:
-		return t.NumMethod() == 0 || tensorType.Implements(t)
+		return !hidden && (t.NumMethod() == 0 || tensorType.Implements(t))
 	case reflect.Map, reflect.Slice, reflect.Array:
-		return searchType(t.Elem(), seen)
+		return searchType(t.Elem(), hidden, seen)
 	case reflect.Pointer:
-		return t.Elem().Kind() == reflect.Struct && searchType(t.Elem(), seen)
+		return t.Elem().Kind() == reflect.Struct && searchType(t.Elem(), hidden, seen)
 	case reflect.Struct:
 		for f := range t.Fields() {
-			if f.IsExported() && searchType(f.Type, seen) {
+			if (hidden || f.IsExported()) && searchType(f.Type, hidden, seen) {
 				return true
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -94,6 +95,77 @@ func TestMapTensorsKeepsUnexportedFields(t *testing.T) {
 	out, ok := got.(*record)
 	if err != nil || !ok || out == in || out.hidden != in.hidden {
 		t.Errorf("MapTensors = %v, %v; want a copy with the same hidden field", got, err)
+	}
+}
+
+// opaque is a caller's own type that shows no tensor.
+type opaque struct {
+	inner *record
+}
+
+// Tensors that are hidden in a leaf are not left out without an error.
+func TestHiddenTensorsAreRefused(t *testing.T) {
+	share, err := shard.Empty(shard.Rows(2), tensor.Float32, []int64{4}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hidden := opaque{&record{W: scalar(1)}}
+	type mixed struct {
+		W *tensor.Tensor
+		S *shard.Tensor
+	}
+	for name, c := range map[string]struct {
+		tree any
+		at   string
+	}{
+		"a share":                       {share, "value: a share of a sharded tensor"},
+		"a share in a map":              {map[string]any{"a": map[string]any{"w": share}}, `"a.w": a share of a sharded tensor`},
+		"a share in a list":             {[]any{1, share}, `"1": a share`},
+		"a map of shares":               {map[string]any{"m": map[string]*shard.Tensor{"w": share}}, `"m": a map[string]*shard.Tensor holds a tensor`},
+		"a list of shares":              {[]*shard.Tensor{share}, "value: a []*shard.Tensor holds"},
+		"a field":                       {mixed{scalar(1), share}, `"S": a share of a sharded tensor`},
+		"a field of a pointer":          {map[string]any{"x": &mixed{scalar(1), share}}, `"x.S": a share`},
+		"a struct of a caller":          {map[string]any{"o": hidden}, `"o": a platform_test.opaque holds a tensor`},
+		"a pointer to such a struct":    {map[string]any{"o": &hidden}, `"o": a *platform_test.opaque holds a tensor`},
+		"an array of such":              {map[string]any{"o": [1]opaque{hidden}}, `"o": a [1]platform_test.opaque holds`},
+		"an object of a Python program": {&value.Object{Args: value.Tuple{share}}, `"Args.0": a share`},
+	} {
+		for call, f := range map[string]func() error{
+			"Tensors": func() error {
+				_, err := platform.Tensors(c.tree)
+				return err
+			},
+			"MapTensors": func() error {
+				_, err := platform.MapTensors(c.tree, double)
+				return err
+			},
+			"MicroBatch": func() error {
+				_, err := platform.MicroBatch(1, platform.Batch{Args: []any{c.tree}}, platform.BatchDims{})
+				return err
+			},
+		} {
+			if call == "MicroBatch" && strings.Contains(name, "field") {
+				continue // the scalar beside the share is refused first
+			}
+			if err := f(); !errors.Is(err, value.ErrValue) || !strings.Contains(err.Error(), c.at) {
+				t.Errorf("%s of %s = %v; want ErrValue with %q", call, name, err, c.at)
+			}
+		}
+		if _, err := platform.MapLeaves(c.tree, func(leaf any) (any, error) { return leaf, nil }); err != nil {
+			t.Errorf("MapLeaves of %s = %v; want no error, since the function sees the leaf", name, err)
+		}
+	}
+	for name, tree := range map[string]any{
+		"no share": (*shard.Tensor)(nil), "no shares": []*shard.Tensor{}, "an empty map": map[string]*shard.Tensor{}, "no share in a field": mixed{W: scalar(1)},
+		"a value without tensors": big.NewInt(3), "no tensor": (*tensor.Tensor)(nil), "a function": func(*tensor.Tensor) {},
+	} {
+		if _, err := platform.Tensors(tree); err != nil {
+			t.Errorf("Tensors of %s = %v; want no error", name, err)
+		}
+	}
+	whole, err := platform.MicroBatch(2, platform.Batch{Args: []any{share}}, platform.BatchDims{Args: []int{platform.Whole}})
+	if err != nil || whole[1].Args[0] != any(share) {
+		t.Errorf("MicroBatch with Whole = %v, %v; want the share as it is", whole, err)
 	}
 }
 

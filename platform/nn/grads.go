@@ -21,7 +21,10 @@ import (
 var ErrNotFinite = errors.New("the norm of the gradients is not finite")
 
 // These errors keep their identity on their way to another rank.
-func init() { group.RegisterError("nn.notfinite", ErrNotFinite) }
+func init() {
+	group.RegisterError("nn.notfinite", ErrNotFinite)
+	group.RegisterError("nn.name", ErrName)
+}
 
 // Names of the calls in errors.
 const (

@@ -19,11 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/shard"
-	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/hf"
-	"github.com/cairn-ckpt/cairn/storage/hyper"
-	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -138,7 +133,7 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 		mesh := shard.Mesh{Shape: []int{2, 2}, Ranks: ranks}
 		return shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Shard(1), shard.Shard(0)}}
 	}
-	for name, format := range map[string]storage.Format{"native": native.Format{}, "torchdcp": torchdcp.Format{}, "hf": hf.Format{}, "hyper": hyper.Format{}} {
+	for name, format := range formats {
 		store := new(mem.Store)
 		each := func(layout shard.Layout, init Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 			t.Helper()

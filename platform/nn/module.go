@@ -229,27 +229,62 @@ func (m *Module) InitParams(stage int, init func(name string, p *Param) error) e
 	return nil
 }
 
+// names yields all parameters by all their full names, in the order of [Module.Modules].
+// A parameter comes once for each name, and so do those of a module that has several.
+func (m *Module) names() iter.Seq2[string, *Param] {
+	return func(yield func(string, *Param) bool) { m.walkNames("", yield) }
+}
+
+func (m *Module) walkNames(prefix string, yield func(string, *Param) bool) bool {
+	for _, p := range m.params {
+		if !yield(join(prefix, p.name), p.v) {
+			return false
+		}
+	}
+	for _, c := range m.children {
+		if !c.v.walkNames(join(prefix, c.name), yield) {
+			return false
+		}
+	}
+	return true
+}
+
 // State returns the parameters by name, in the form that a checkpoint saves: those with a
-// layout as *shard.Tensor, the others as *tensor.Tensor. A load fills them in place. With
-// LoadState it makes a module a cairn.Stateful.
+// layout as *shard.Tensor, the others as *tensor.Tensor. A parameter that has several names,
+// such as a tied weight, is there under each of them, as in PyTorch. A load fills them in
+// place, each once. With LoadState it makes a module a cairn.Stateful.
 func (m *Module) State() (map[string]any, error) {
 	s := map[string]any{}
-	for name, p := range m.Params() {
+	for name, p := range m.names() {
 		s[name] = p.state()
 	}
 	return s, m.Err()
 }
 
 // LoadState copies the values of a state into the parameters. Values that are the
-// parameters' own stay.
+// parameters' own stay. Of a parameter that has several names one is enough. If the state
+// has several, their values must be equal; otherwise the error wraps [ErrName].
 func (m *Module) LoadState(s map[string]any) error {
-	for name, p := range m.Params() {
+	from := map[*Param]string{} // the name that a parameter was loaded from
+	for name, p := range m.names() {
 		v, ok := s[name]
 		if !ok {
-			return fmt.Errorf("the state has no parameter %q: %w", name, fs.ErrNotExist)
+			continue
+		}
+		if first, ok := from[p]; ok {
+			if !p.holds(v) {
+				return fmt.Errorf("load parameter %q, which is %q too: the state has different values: %w", name, first, ErrName)
+			}
+			continue
 		}
 		if err := p.loadState(v); err != nil {
 			return fmt.Errorf("load parameter %q: %w", name, err)
+		}
+		from[p] = name
+	}
+	for name, p := range m.Params() {
+		if _, ok := from[p]; !ok {
+			return fmt.Errorf("the state has no parameter %q: %w", name, fs.ErrNotExist)
 		}
 	}
 	return nil

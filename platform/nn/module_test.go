@@ -254,8 +254,11 @@ func TestStateHasSharesAndTensors(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := m.State()
-	if err != nil || len(s) != len(modelParams) {
+	if err != nil || len(s) != len(modelParams)+1 {
 		t.Fatal(len(s), err)
+	}
+	if s["head.weight"] != any(m.Param("emb.weight").Local()) {
+		t.Errorf("the tied weight is %v under its second name", s["head.weight"])
 	}
 	for name, p := range m.Params() {
 		var want any = p.Local()

@@ -171,11 +171,30 @@ func (p *Param) loadState(v any) error {
 	if v == p.state() {
 		return nil
 	}
+	t, err := local(v)
+	if err != nil {
+		return err
+	}
+	return p.Load(t)
+}
+
+// holds reports whether p has the values of an entry of a checkpoint, cast to p's dtype.
+func (p *Param) holds(v any) bool {
+	t, err := local(v)
+	if err != nil || sameShape(p.Local(), t) != nil {
+		return false
+	}
+	t, err = tensor.Cast(t, p.Local().DType())
+	return err == nil && tensor.Equal(p.Local(), t)
+}
+
+// local returns this rank's share of an entry of a checkpoint.
+func local(v any) (*tensor.Tensor, error) {
 	switch v := v.(type) {
 	case *tensor.Tensor:
-		return p.Load(v)
+		return v, nil
 	case *shard.Tensor:
-		return p.Load(v.Local())
+		return v.Local(), nil
 	}
-	return fmt.Errorf("a %T for a parameter: %w", v, tensor.ErrDType)
+	return nil, fmt.Errorf("a %T for a parameter: %w", v, tensor.ErrDType)
 }
