@@ -90,7 +90,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"platform/autograd", "collective group internal/extent platform tensor"},
+	{"platform/autograd", "collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob collective group platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},

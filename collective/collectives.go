@@ -25,7 +25,7 @@ func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
 		return k
 	}
 	k.call.dtype, k.call.count = t.DType(), t.NumElements()
-	if k.err = op.check(t.DType()); k.err != nil || c.size == 1 {
+	if k.err = op.Check(t.DType()); k.err != nil || c.size == 1 {
 		return k
 	}
 	mem, store := writable(t, true)
@@ -127,7 +127,7 @@ func (c *Comm) reduceScatter(dst, src *tensor.Tensor, op Op) *task {
 		return k
 	}
 	k.call.dtype, k.call.count = dst.DType(), dst.NumElements()
-	if k.err = op.check(dst.DType()); k.err != nil {
+	if k.err = op.Check(dst.DType()); k.err != nil {
 		return k
 	}
 	from := readable(src)

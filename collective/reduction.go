@@ -1,8 +1,10 @@
 package collective
 
 import (
+	"bytes"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -35,8 +37,8 @@ func (o Op) String() string {
 	return opNames[o]
 }
 
-// check returns an error if elements of type d cannot be reduced by o.
-func (o Op) check(d tensor.DType) error {
+// Check returns an error if elements of type d cannot be reduced by o.
+func (o Op) Check(d tensor.DType) error {
 	switch {
 	case int(o) >= len(opNames):
 		return fmt.Errorf("reduce by %v: %w", o, group.ErrInvalid)
@@ -138,6 +140,52 @@ func convert(dst []byte, to tensor.DType, src []byte, from tensor.DType) {
 	if err := tensor.Convert(d, s, tensor.CastAny); err != nil {
 		panic(err)
 	}
+}
+
+// Reduce sets the elements of dst to the reduction of the elements of the terms, of which
+// there is at least one, in their order. All have the same dtype and shape; the error wraps
+// [tensor.ErrDType] or [tensor.ErrShape] otherwise. dst may be one of the terms. It is
+// local: nothing is sent.
+func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
+	d := dst.DType()
+	if err := o.Check(d); err != nil {
+		return err
+	}
+	if len(terms) == 0 {
+		return fmt.Errorf("%v of no tensor: %w", o, tensor.ErrShape)
+	}
+	for _, t := range terms {
+		switch {
+		case t.DType() != d:
+			return fmt.Errorf("%v of %v into %v: %w", o, t, dst, tensor.ErrDType)
+		case !slices.Equal(t.Shape(), dst.Shape()):
+			return fmt.Errorf("%v of %v into %v: %w", o, t, dst, tensor.ErrShape)
+		case t.IsPlaceholder():
+			return fmt.Errorf("%v of %v: %w", o, t, tensor.ErrPlaceholder)
+		}
+	}
+	r := newReduction(o, d, len(terms))
+	n := int(dst.NumBytes())
+	out, sum, room := make([]byte, n), make([]byte, r.sumBytes(n)), make([]byte, r.sumBytes(n))
+	if r.widens() {
+		r.widen(sum, terms[0].Contents())
+	} else {
+		sum = out
+		copy(sum, terms[0].Contents())
+	}
+	for _, t := range terms[1:] {
+		b := t.Contents()
+		if !d.Aligned(b) {
+			b = bytes.Clone(b)
+		}
+		r.add(sum, b, room)
+	}
+	r.finish(out, sum)
+	result, err := tensor.FromBytes(d, dst.Shape(), out)
+	if err != nil {
+		return err
+	}
+	return tensor.Copy(dst, result)
 }
 
 // kernel sets every element of d to the reduction of those of a and b, which

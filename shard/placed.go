@@ -125,7 +125,7 @@ func StridedShard(dim, splitFactor int) Placement {
 }
 
 // Partial marks a tensor whose ranks hold the terms of an outstanding
-// reduction by op. Layouts refuse it with [ErrPartial].
+// reduction by op, such as "sum"; see [Terms]. Layouts refuse it with [ErrPartial].
 func Partial(op string) Placement { return Placement{kind: partial, op: op} }
 
 // String returns the call that makes p.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -302,6 +303,80 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Redistribute returns this rank's share, in the layout to, of a tensor of the given global
+// shape, of which x is this rank's share in the layout from; see [platform.Redistribute].
+// from may be a [shard.Placed] layout with outstanding reductions, [shard.Partial]. The
+// ranks of the layouts are those of comm.
+//
+// In the backward pass gradients return to where the elements came from, and are summed
+// where an element went to several ranks. Reductions other than "sum" and "avg" have no
+// gradient: [ErrGrad].
+func (g *Graph) Redistribute(comm platform.TensorComm, x *Var, shape []int64, from, to shard.Layout) *Var {
+	shape = slices.Clone(shape)
+	var dtype tensor.DType
+	if x != nil && x.data != nil {
+		dtype = x.data.DType()
+	}
+	return g.communicate(comm, Op{
+		Name: "redistribute", In: []*Var{x},
+		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
+			m, err := newMove(comm, shape, from, to, x.data, nil)
+			if err == nil && m.Terms != nil && g.record && x.needs {
+				err = hasTermGrad(m.Terms.Op())
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			_, err = platform.Redistribute(g.ctx, comm, m)
+			return m.Dst.Local(), nil, err
+		},
+		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
+			d := empty(p.Shapes[0]...)
+			grad := p.Grad
+			if !grad.Contiguous() {
+				grad = grad.Clone() // a flat layout needs it
+			}
+			m, err := newMove(comm, shape, from, to, d, grad)
+			if err == nil && m.Terms != nil {
+				err = hasTermGrad(m.Terms.Op()) // Forward does not run if a checkpoint has kept the result
+			}
+			if err != nil {
+				return nil, err
+			}
+			return []*tensor.Tensor{d}, platform.RedistributeGrad(p.Ctx, comm, dtype, m)
+		},
+	})
+}
+
+// newMove returns the move of a tensor of which a rank holds src and gets dst, or memory
+// for it if dst is nil.
+func newMove(comm platform.TensorComm, shape []int64, from, to shard.Layout, src, dst *tensor.Tensor) (platform.Move, error) {
+	var m platform.Move
+	var err error
+	if placed, ok := from.(shard.Placed); ok && placed.IsPartial() {
+		m.Terms, err = shard.NewTerms(placed, shape, comm.Rank(), src)
+	} else {
+		m.Src, err = shard.New(from, shape, comm.Rank(), src)
+	}
+	if err != nil {
+		return m, err
+	}
+	if dst == nil {
+		m.Dst, err = shard.Empty(to, src.DType(), shape, comm.Rank())
+	} else {
+		m.Dst, err = shard.New(to, shape, comm.Rank(), dst)
+	}
+	return m, err
+}
+
+// hasTermGrad returns an error if a reduction by that name has no gradient.
+func hasTermGrad(op string) error {
+	if op != collective.Sum.String() && op != collective.Avg.String() {
+		return fmt.Errorf("an outstanding reduction by %q: %w", op, ErrGrad)
 	}
 	return nil
 }

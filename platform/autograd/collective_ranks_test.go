@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -132,6 +133,10 @@ func TestReductionsWithoutGradient(t *testing.T) {
 	ops := map[string]func(g *Graph, r rank, x *Var) *Var{
 		"all-reduce":     func(g *Graph, r rank, x *Var) *Var { return g.AllReduce(r, x, collective.Prod) },
 		"reduce-scatter": func(g *Graph, r rank, x *Var) *Var { return g.ReduceScatter(r, x, 0, collective.Max) },
+		"redistribute": func(g *Graph, r rank, x *Var) *Var {
+			from := shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Partial("max")}}
+			return g.Redistribute(r, x, x.Shape(), from, shard.Rows(2))
+		},
 	}
 	for name, f := range ops {
 		t.Run(name, func(t *testing.T) {
@@ -160,6 +165,65 @@ func TestReductionsWithoutGradient(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// The gradient of an element goes to the rank that the element came from, also if other
+// ranks hold replicas, which share the work, and the dtype is not that of the gradient.
+func TestRedistributeGradientGoesToTheSender(t *testing.T) {
+	const n = 200 << 10 // more than a rank sends alone
+	shape := []int64{n}
+	from := shard.Placed{Mesh: shard.Mesh{Shape: []int{2}, Ranks: []int{2, 0}}, Placements: []shard.Placement{shard.Replicate()}}
+	to := shard.Boxes(map[int]tensor.Box{1: tensor.Whole(shape)})
+	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		grads, came := make([]*tensor.Tensor, 3), make(chan *tensor.Tensor, 1)
+		mustRanks(t, 3, func(r rank) error {
+			local, err := from.LocalShape(shape, r.Rank())
+			if err != nil {
+				return err
+			}
+			x, err := tensor.Full(tensor.Float32, local, float32(r.Rank()+1)) // the replicas differ, to tell them apart
+			if err == nil {
+				x, err = tensor.Cast(x, d)
+			}
+			if err != nil {
+				return err
+			}
+			v := Leaf(x)
+			if err := v.RequireGrad(true); err != nil {
+				return err
+			}
+			g := New(r)
+			y := g.Redistribute(r, v, shape, from, to)
+			if err := g.Err(); err != nil {
+				return err
+			}
+			if r.Rank() == 1 {
+				came <- y.Data()
+			}
+			if err := g.Backward(g.Sum(y), nil); err != nil {
+				return err
+			}
+			grads[r.Rank()] = v.Grad()
+			return nil
+		})
+		y := floats(<-came)
+		counts := map[float32]int{}
+		for i, v := range y {
+			counts[v]++
+			for _, r := range []int{0, 2} {
+				want := float32(0)
+				if v == float32(r+1) {
+					want = 1
+				}
+				if got := floats(grads[r])[i]; got != want {
+					t.Fatalf("%v: the gradient of element %d on rank %d is %g; want %g, because the element is %g", d, i, r, got, want, v)
+				}
+			}
+		}
+		if len(counts) != 2 || counts[1] == 0 || counts[3] == 0 {
+			t.Errorf("%v: elements %v; want some of each rank", d, counts)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
+	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -118,6 +119,36 @@ var collectives = []struct {
 				return reduced(in, collective.Sum)
 			}
 	}},
+	{"redistribute", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		shape := drawShape(t, 0, 2)
+		from, to := drawRankLayout(t, shape, n, true), drawRankLayout(t, shape, n, false)
+		return localShapes(t, from, shape, n), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+			return g.Redistribute(comm, x, shape, from, to)
+		}, nil
+	}},
+	{"partial sums to replicas", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		shape := drawShape(t, 0, 2)
+		op := rapid.SampledFrom([]platform.ReduceOp{collective.Sum, collective.Avg}).Draw(t, "op")
+		mesh := shard.Mesh{Shape: []int{n}}
+		from := shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Partial(op.String())}}
+		to := shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Replicate()}}
+		return same(n, shape), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.Redistribute(comm, x, shape, from, to)
+			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
+				return reduced(in, op)
+			}
+	}},
+	{"partial sums to shards", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+		s, dim, _ := drawCut(t, n)
+		mesh := shard.Mesh{Shape: []int{n}}
+		from := shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Partial("sum")}}
+		to := shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Shard(dim)}}
+		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
+				return g.Redistribute(comm, x, s, from, to)
+			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
+				return must(tensor.Chunk(reduced(in, collective.Sum), dim, n, rank)).Clone()
+			}
+	}},
 	{"all-to-all", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
 		a, b := size(t), size(t)
 		return same(n, []int64{b, int64(n) * a}), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
@@ -186,6 +217,55 @@ var collectives = []struct {
 			}, policy, x)
 		}, nil
 	}},
+}
+
+// drawRankLayout draws a layout of n ranks, on a mesh in any order, that holds the whole
+// tensor, perhaps with outstanding sums.
+func drawRankLayout(t *rapid.T, shape []int64, n int, partial bool) shard.Layout {
+	if !partial && rapid.IntRange(0, 3).Draw(t, "flat") == 0 {
+		return shard.FlatEven(n)
+	}
+	ranks := make([]int, n)
+	for r := range ranks {
+		ranks[r] = r
+	}
+	l := shard.Placed{Mesh: shard.Mesh{Shape: []int{n}, Ranks: rapid.Permutation(ranks).Draw(t, "ranks")}}
+	if n == 4 && rapid.Bool().Draw(t, "grid") {
+		l.Mesh.Shape = []int{2, 2}
+	}
+	op := rapid.SampledFrom([]string{"sum", "avg"}).Draw(t, "op")
+	for range l.Mesh.Shape {
+		options := []shard.Placement{shard.Replicate()}
+		if len(shape) > 0 {
+			options = append(options, shard.Shard(rapid.IntRange(0, len(shape)-1).Draw(t, "dim")))
+		}
+		if partial {
+			options = append(options, shard.Partial(op))
+		}
+		l.Placements = append(l.Placements, rapid.SampledFrom(options).Draw(t, "placement"))
+	}
+	return l
+}
+
+// localShapes returns the shape of each rank's share.
+func localShapes(t *rapid.T, l shard.Layout, shape []int64, n int) [][]int64 {
+	if p, ok := l.(shard.Placed); ok && p.IsPartial() {
+		for i, q := range p.Placements {
+			if q == shard.Partial("sum") || q == shard.Partial("avg") {
+				p.Placements = slices.Clone(p.Placements)
+				p.Placements[i] = shard.Replicate()
+			}
+		}
+		l = p
+	}
+	out := make([][]int64, n)
+	for r := range out {
+		var err error
+		if out[r], err = l.LocalShape(shape, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
 }
 
 func must(t *tensor.Tensor, err error) *tensor.Tensor {
