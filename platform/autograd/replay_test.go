@@ -154,6 +154,25 @@ func TestSecondRunMustEqualTheFirst(t *testing.T) {
 	}
 }
 
+// An operator that fails when it runs again fails the backward pass.
+func TestOperatorFailsInTheSecondRun(t *testing.T) {
+	failed := errors.New("failed")
+	runs := 0
+	g, x := New(t.Context()), leaf(t, []int64{2}, 1, 2)
+	y := g.Checkpoint(func(g *Graph, in ...*Var) *Var {
+		runs++
+		return g.Apply(Op{Name: "test", In: in, Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
+			if runs > 1 {
+				return nil, nil, failed
+			}
+			return in[0].data.Clone(), nil, nil
+		}})
+	}, nil, x)
+	if err := g.Backward(g.Sum(y), nil); !errors.Is(err, failed) {
+		t.Errorf("the backward pass = %v; want the error of the operator", err)
+	}
+}
+
 // A parameter that changes between the two runs is found by the results that change with
 // it, also in large tensors.
 func TestSecondRunFindsChangedTensors(t *testing.T) {
