@@ -2,26 +2,35 @@ package cairn_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// TestOverlapStagesAfterReturn changes the state when it is staged, which is later than
-// the return of SaveAsync.
+// TestOverlapStagesAfterReturn holds each save up until SaveAsync has returned. If the
+// staging memory is smaller than the state, the state cannot be staged by then. The state
+// changes when it is staged.
 func TestOverlapStagesAfterReturn(t *testing.T) {
+	const size = 300 << 10
 	for mode, options := range modes {
 		for _, ceiling := range []int64{4 << 20, 64 << 10} {
 			t.Run(fmt.Sprint(mode, ceiling), func(t *testing.T) {
 				store, s := tempStore(t), stager(t, options(ceiling))
-				x := numbered(t, 300<<10, 3)
+				x := numbered(t, size, 3)
+				warm, err := cairn.SaveAsync(t.Context(), store, cairn.State{"x": x}, &cairn.AsyncOptions{Stager: s})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := warm.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
 				for range 3 {
 					want := x.Clone().Contents()
-					p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"x": x}, &cairn.AsyncOptions{Stager: s, Overlap: true})
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := saveOverlapped(t, s, store, cairn.State{"x": x}, ceiling >= size)
 					<-p.Staged()
 					overwrite(x)
 					if _, err := p.Wait(t.Context()); err != nil {
@@ -34,4 +43,30 @@ func TestOverlapStagesAfterReturn(t *testing.T) {
 			})
 		}
 	}
+}
+
+// saveOverlapped begins a save with Overlap that cannot read the staged state before
+// SaveAsync has returned. fits means that the staging memory suffices for the state.
+func saveOverlapped(t *testing.T, s *cairn.Stager, store blob.Store, state cairn.State, fits bool) *cairn.Pending {
+	t.Helper()
+	held := make(chan struct{})
+	defer close(held)
+	pause(t)
+	defer resume(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // staging ends with it
+	t.Cleanup(cancel)
+	p, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{
+		Stager: s, Overlap: true, SaveOptions: cairn.SaveOptions{Observer: &cairn.Observer{Planned: func(int64) { <-held }}},
+	})
+	if err != nil {
+		t.Fatalf("SaveAsync of a save that is held up: %v", err)
+	}
+	select {
+	case <-p.Staged():
+		if !fits {
+			t.Error("SaveAsync has staged the state before it returned")
+		}
+	default:
+	}
+	return p
 }
