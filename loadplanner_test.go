@@ -1,15 +1,22 @@
 package cairn_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // renaming loads under the names that rename returns for the state's.
@@ -54,10 +61,24 @@ func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 		"top names": func(s plan.State) plan.State { return prefixed("old/", s) },
 		"a nested map": func(s plan.State) plan.State {
 			out := prefixed("old/", s)
-			inner := plan.Slots(out["old/deep"].(*plan.Slot).Value().(map[string]any))
+			inner, err := plan.Flatten(out["old/deep"].(*plan.Slot).Value().(map[string]any))
+			if err != nil {
+				t.Fatal(err)
+			}
 			delete(out, "old/deep")
 			for name, v := range inner {
 				out["old/deep."+name] = v
+			}
+			return out
+		},
+		"all names": func(s plan.State) plan.State {
+			flat, err := plan.Flatten(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := plan.State{}
+			for name, v := range flat {
+				out["old/"+name] = v
 			}
 			return out
 		},
@@ -106,32 +127,191 @@ func TestLoadRefusesCopiedSlotValue(t *testing.T) {
 	}
 }
 
-// assigning is a planner that puts what it loads into the state itself.
-type assigning struct {
+// committing is a planner whose CommitTensor and LoadBytes end with a call of assign.
+type committing struct {
 	plan.DefaultLoad
-	state plan.State
+	setUp  func(s *plan.LoadSetup)
+	assign func(p *committing, fqn string, v any) error
+	mu     sync.Mutex
+	state  plan.State // as SetUp received it
 }
 
-func (a *assigning) SetUp(s plan.LoadSetup) error {
-	a.state = s.State
-	return a.DefaultLoad.SetUp(s)
+func (p *committing) SetUp(s plan.LoadSetup) error {
+	p.state = s.State
+	if p.setUp != nil {
+		p.setUp(&s)
+	}
+	return p.DefaultLoad.SetUp(s)
 }
 
-func (a *assigning) LoadBytes(it *plan.ReadItem, _ string, data []byte) error {
-	a.state[it.Dest.FQN] = len(data)
-	return nil
+func (p *committing) CommitTensor(it *plan.ReadItem, x *tensor.Tensor) error {
+	return p.call(it.Dest.FQN, x.Clone())
 }
 
-func TestLoadPlannerAssignsToState(t *testing.T) {
+func (p *committing) LoadBytes(it *plan.ReadItem, _ string, data []byte) error {
+	return p.call(it.Dest.FQN, len(data))
+}
+
+func (p *committing) call(fqn string, v any) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.assign(p, fqn, v)
+}
+
+// A planner replaces tensors and values of a nested state by their flat names: through
+// their slots, or by assigning them in the state that it received.
+func TestLoadPlannerAssignsByFlatName(t *testing.T) {
+	nested := func(n float32) cairn.State {
+		return cairn.State{
+			"w": whole(t, []int64{2}, n), "lr": "four",
+			"model": map[string]any{"w": whole(t, []int64{2}, n+1), "lr": "four", "in": []any{map[string]any{"w": whole(t, []int64{1}, n+2)}}},
+			"typed": map[string]*tensor.Tensor{"w": whole(t, []int64{1}, n+3)},
+		}
+	}
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"a": "four"}, nil); err != nil {
+	if _, err := cairn.Save(t.Context(), store, nested(5), nil); err != nil {
 		t.Fatal(err)
 	}
-	got := cairn.State{"a": nil}
-	if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: new(assigning)}); err != nil {
+	bySlot := func(p *committing, fqn string, v any) error {
+		s, err := p.Slot(fqn)
+		if err != nil {
+			return err
+		}
+		return s.Set(v)
+	}
+	for name, p := range map[string]*committing{
+		"slot": {assign: bySlot},
+		"key":  {assign: func(p *committing, fqn string, v any) error { p.state[fqn] = v; return nil }},
+		"slot of a moved leaf": {
+			setUp: func(s *plan.LoadSetup) {
+				flat, err := plan.Flatten(s.State)
+				if err != nil {
+					t.Error(err)
+				}
+				s.State = plan.State{}
+				for name, v := range flat {
+					s.State[name] = v
+				}
+			},
+			assign: bySlot,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := nested(0)
+			tops, model := maps.Clone(got), got["model"].(map[string]any)
+			inner := maps.Clone(model)
+			if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: p}); err != nil {
+				t.Fatal(err)
+			}
+			want, four := nested(5), len(`"four"`)
+			want["lr"], want["model"].(map[string]any)["lr"] = four, four
+			if d := cmp.Diff(want, got, sameTensor); d != "" {
+				t.Errorf("the state (-want +got):\n%s", d)
+			}
+			if got["w"] == tops["w"] || model["w"] == inner["w"] {
+				t.Error("the state holds its old tensors; want those that the planner assigned")
+			}
+		})
+	}
+}
+
+// A name that the state does not have is an error on every rank, and no key of the
+// caller's state.
+func TestLoadPlannerAssignsUnknownName(t *testing.T) {
+	store := new(mem.Store)
+	saved := cairn.State{"model": map[string]any{"w": whole(t, []int64{2}, 1)}}
+	if _, err := cairn.Save(t.Context(), store, saved, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got["a"] != len(`"four"`) {
-		t.Errorf("the state has %v; want %d", got["a"], len(`"four"`))
+	for name, assign := range map[string]func(p *committing, fqn string, v any) error{
+		"key": func(p *committing, fqn string, v any) error { p.state["model.x"] = v; return nil },
+		"slot": func(p *committing, fqn string, v any) error {
+			_, err := p.Slot("model.x")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var failed atomic.Int32
+			eachRank(t, 2, func(ctx context.Context, g group.Group) error {
+				state := cairn.State{"model": map[string]any{"w": whole(t, []int64{2}, 0)}}
+				o := &cairn.LoadOptions{Group: g}
+				if g.Rank() == 1 {
+					o.Planner = &committing{assign: assign}
+				}
+				_, err := cairn.Load(ctx, store, state, o)
+				if err == nil || !strings.Contains(err.Error(), `rank 1`) || !strings.Contains(err.Error(), `"model.x"`) {
+					return fmt.Errorf("Load = %v; want an error of rank 1 that names model.x", err)
+				}
+				if !errors.Is(err, cairn.ErrProtocol) && !errors.Is(err, cairn.ErrState) {
+					return fmt.Errorf("Load = %v; want ErrProtocol or ErrState", err)
+				}
+				if len(state) != 1 || len(state["model"].(map[string]any)) != 1 {
+					return fmt.Errorf("the state is %v; want no new key", state)
+				}
+				failed.Add(1)
+				return nil
+			})
+			if failed.Load() != 2 {
+				t.Errorf("%d ranks have checked their errors; want 2", failed.Load())
+			}
+		})
+	}
+}
+
+// A planner may add names in SetUp: the caller receives them.
+func TestLoadPlannerAddsNamesInSetUp(t *testing.T) {
+	store := new(mem.Store)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 7)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	got := cairn.State{}
+	added := &renaming{rename: func(s plan.State) plan.State {
+		s["w"] = whole(t, []int64{2}, 0)
+		return s
+	}}
+	if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: added}); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(cairn.State{"w": whole(t, []int64{2}, 7)}, got, sameTensor); d != "" {
+		t.Errorf("the state (-want +got):\n%s", d)
+	}
+}
+
+// A tensor that a planner has moved without its slot is filled in place, but the caller
+// would not receive another tensor.
+func TestLoadPlannerReplacesMovedTensor(t *testing.T) {
+	store := new(mem.Store)
+	if _, err := cairn.Save(t.Context(), store, cairn.State{"old/w": whole(t, []int64{2}, 7)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	p := &committing{
+		setUp: func(s *plan.LoadSetup) { s.State = prefixed("old/", s.State) },
+		assign: func(p *committing, fqn string, v any) error {
+			s, err := p.Slot(fqn)
+			if err != nil {
+				return err
+			}
+			return s.Set(v)
+		},
+	}
+	_, err := cairn.Load(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 0)}, &cairn.LoadOptions{Planner: p})
+	if !errors.Is(err, cairn.ErrProtocol) || !strings.Contains(err.Error(), "old/w") || !strings.Contains(err.Error(), "plan.Flatten") {
+		t.Errorf("Load = %v; want ErrProtocol that names old/w and plan.Flatten", err)
+	}
+}
+
+// Set reports a value that its container cannot hold, and keeps the old one.
+func TestSlotRefusesOtherType(t *testing.T) {
+	state := plan.State{"typed": map[string]int{"n": 3}}
+	slots, err := plan.Flatten(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := slots["typed.n"]
+	if err := s.Set("four"); !errors.Is(err, plan.ErrMismatch) || s.Value() != 3 {
+		t.Errorf("Set = %v, the value is %v; want ErrMismatch and 3", err, s.Value())
+	}
+	if err := s.Set(4); err != nil || s.Value() != 4 || state["typed"].(map[string]int)["n"] != 4 {
+		t.Errorf("Set = %v, the value is %v, the state %v; want 4", err, s.Value(), state)
 	}
 }

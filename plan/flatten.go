@@ -108,7 +108,7 @@ func setter(t reflect.Type, put func(reflect.Value)) func(any) error {
 func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bound bool) error {
 	v, in := enter(v)
 	if in != nil {
-		set, bound = in.assign, true
+		set, bound = in.Set, true
 	}
 	fqn := at.FQN()
 	switch {

@@ -332,15 +332,16 @@ type SavePlanner interface {
 
 // LoadSetup is what a planner receives at the start of a load.
 type LoadSetup struct {
-	// State is what is to be filled: tensors, and a [Slot] for each other value.
-	// The planner may replace it by a state with other names, or without some of
-	// them. If the planner assigns a value in the given map itself, the value is
-	// also copied to the caller's state.
+	// State is what is to be filled: tensors, and a [Slot] for each other value, also
+	// for nested maps and lists; [Flatten] returns what is inside of them. The planner may
+	// replace State by a state with other names, or without some of them. If the planner
+	// assigns a tensor or value in the given map itself, the caller's state receives it,
+	// also under a name of Flatten. After SetUp, other names are an error.
 	State       State
 	Metadata    *meta.Metadata
 	Rank, Size  int
 	Coordinator bool
-	bound       bool // State has slots
+	given       State // the state with slots that the planner received; nil: no slots
 }
 
 // TensorReceiver provides the memory that a box of a tensor is read into.

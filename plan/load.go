@@ -3,6 +3,7 @@ package plan
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -43,9 +44,9 @@ type DefaultLoad struct {
 	Rename func(fqn string) string
 
 	setup   LoadSetup
-	leaves  map[string]*leaf
+	slots   map[string]*Slot
 	missing []string
-	mu      sync.Mutex // held while values are set: maps are not safe for concurrent use
+	mu      sync.Mutex // held while the state is changed: maps are not safe for concurrent use
 }
 
 var _ LoadPlanner = (*DefaultLoad)(nil)
@@ -55,7 +56,7 @@ func (d *DefaultLoad) SetUp(s LoadSetup) error {
 	if s.Metadata == nil {
 		return fmt.Errorf("%w: the metadata is nil", ErrProtocol)
 	}
-	d.setup, d.leaves = s, nil
+	d.setup, d.slots = s, nil
 	return nil
 }
 
@@ -74,19 +75,19 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.leaves, d.missing = make(map[string]*leaf, len(leaves)), nil
+	d.slots, d.missing = make(map[string]*Slot, len(leaves)), nil
 	filled := d.aliases(leaves)
 	p := &LoadPlan{}
 	var errs []error
 	used := make([]string, 0, len(leaves))
 	for i := range leaves {
 		l := &leaves[i]
-		l.value = plain(l.value)
 		if l.value == (gap{}) {
 			errs = appendError(errs, l.fqn, l.set(nil))
 			continue
 		}
-		d.leaves[l.fqn] = l
+		d.slots[l.fqn] = d.slotOf(l)
+		l.value = plain(l.value)
 		source := d.source(l.fqn)
 		used = append(used, source)
 		if filled[l.fqn] {
@@ -175,6 +176,20 @@ func (d *DefaultLoad) checkTensor(t Checkpointable, e *meta.Entry) error {
 	return nil
 }
 
+// slotOf returns the place of a leaf. A tensor that the planner has moved to a map of its
+// own can be filled there, but not replaced.
+func (d *DefaultLoad) slotOf(l *leaf) *Slot {
+	set := l.set
+	if d.setup.given != nil && !l.bound && !sameMap(d.setup.State, d.setup.given) {
+		set = func(any) error {
+			return Named(l.fqn, fmt.Errorf("%w: the planner's SetUp has moved the tensor without a plan.Slot, so the caller's state would not receive another tensor: move what plan.Flatten returns", ErrProtocol))
+		}
+	}
+	return &Slot{&d.mu, l.value, set}
+}
+
+func sameMap(a, b State) bool { return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() }
+
 func appendError(errs []error, fqn string, err error) []error {
 	if err == nil {
 		return errs
@@ -209,7 +224,7 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 		// Other references to the tensor would not see a replacement.
 		return items, fmt.Errorf("%w: the checkpoint has a value, the state a tensor", ErrMismatch)
 	}
-	if d.setup.bound && !l.bound {
+	if d.setup.given != nil && !l.bound {
 		return items, fmt.Errorf("%w: the planner's SetUp has copied the value out of its plan.Slot, so the caller's state would not receive what is loaded", ErrState)
 	}
 	return append(items, ReadItem{
@@ -286,11 +301,11 @@ func (d *DefaultLoad) FinishPlan(p *LoadPlan) (*LoadPlan, error) { return p, nil
 
 // ResolveTensor returns the state's own memory for the item's box.
 func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
-	l, err := d.leaf(it)
+	slot, err := d.Slot(it.Dest.FQN)
 	if err != nil {
 		return nil, err
 	}
-	part, err := localPart(l.value, it.Dest)
+	part, err := localPart(plain(slot.Value()), it.Dest)
 	if err == nil {
 		part, err = part.Narrow(it.DestBox())
 	}
@@ -300,13 +315,15 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	return part, nil
 }
 
-// leaf returns the value of the state that an item belongs to.
-func (d *DefaultLoad) leaf(it *ReadItem) (*leaf, error) {
-	l, ok := d.leaves[it.Dest.FQN]
+// Slot returns, after LocalPlan, the place of the tensor or value with that name, at any
+// depth of the state. ReadItem.Dest has the name. If the state has no such name, the error
+// wraps ErrState.
+func (d *DefaultLoad) Slot(fqn string) (*Slot, error) {
+	s, ok := d.slots[fqn]
 	if !ok {
-		return nil, fmt.Errorf("%w: %q is not in this rank's state", ErrState, it.Dest.FQN)
+		return nil, fmt.Errorf("%w: %q is not in this rank's state", ErrState, fqn)
 	}
-	return l, nil
+	return s, nil
 }
 
 // localPart returns the memory of the part of v that the index at identifies.
@@ -347,30 +364,27 @@ func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil
 // LoadBytes decodes the value and puts it into the state. A value of the state keeps
 // its type if the saved value fits it.
 func (d *DefaultLoad) LoadBytes(it *ReadItem, codec string, data []byte) error {
-	l, err := d.leaf(it)
+	slot, err := d.Slot(it.Dest.FQN)
 	if err != nil {
 		return err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	v, err := value.DecodeLike(codec, data, l.value)
-	if err == nil {
-		err = l.set(v)
-	}
+	err = slot.update(func(now any) (any, error) { return value.DecodeLike(codec, data, plain(now)) })
 	return Named(it.Dest.FQN, err)
 }
 
-// Slot is a place in the state of a load. LoadSetup.State has a Slot for each value
-// that is not a tensor. A planner may move it to another name or into another map;
-// the loaded value goes to its place in the caller's state.
+// Slot is the place of a value in the state of a load. LoadSetup.State has a Slot for each
+// value that is not a tensor. A planner may move it to another name or into another map;
+// the loaded value goes to its place in the caller's state. [Flatten] returns the slots of
+// all values inside of nested maps and lists, and of all tensors.
+//
+// The methods are safe for concurrent use, also with other slots of the same state.
 type Slot struct {
-	mu    *sync.Mutex // held while state is changed; all slots of a state share it
-	state State
-	name  string
+	mu    *sync.Mutex // held while the state is changed; all slots of a state share it
 	value any
+	set   func(v any) error
 }
 
-// Value returns what the state holds: a value, or a map or list of values and
+// Value returns what the state holds: a tensor, a value, or a map or list of values and
 // tensors.
 func (s *Slot) Value() any {
 	s.mu.Lock()
@@ -378,51 +392,101 @@ func (s *Slot) Value() any {
 	return s.value
 }
 
-// Set replaces the value in the state. It is safe for concurrent use.
-func (s *Slot) Set(v any) {
+// Set replaces the value in the state. The error wraps ErrMismatch if the map or list
+// that holds the value cannot hold one of that type.
+func (s *Slot) Set(v any) error {
+	return s.update(func(any) (any, error) { return v, nil })
+}
+
+// update replaces the value by the result of fn for it.
+func (s *Slot) update(fn func(now any) (any, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.value, s.state[s.name] = v, v
+	v, err := fn(s.value)
+	if err == nil {
+		err = s.set(v)
+	}
+	if err == nil {
+		s.value = v
+	}
+	return err
 }
 
-// assign is Set as a leaf's function set, which returns an error because other
-// containers may refuse a value.
-func (s *Slot) assign(v any) error {
-	s.Set(v)
-	return nil
+// Flatten returns the places of all tensors and values of s, by the names that
+// [DefaultLoad] gives them: "model.w" is the key "w" in the map "model". A planner that
+// renames or replaces them in SetUp passes LoadSetup.State. The error wraps ErrState if s
+// cannot be flattened into names.
+func Flatten(s State) (map[string]*Slot, error) {
+	leaves, err := flatten(s, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	out, mu := make(map[string]*Slot, len(leaves)), new(sync.Mutex)
+	for _, l := range leaves {
+		out[l.fqn] = &Slot{mu, l.value, l.set}
+	}
+	return out, nil
 }
 
-// Slots returns a new map with the names of s. It holds the tensors of s, and a
-// [Slot] for each other value. The maps and lists inside are those of s: a planner
-// that renames keys of a nested map calls Slots for that map.
-func Slots(s State) State {
-	out := make(State, len(s))
+// SetUp begins a load: it calls the planner's SetUp with a state that has a [Slot] in
+// place of each value of s.State that is not a tensor. The caller calls done when
+// everything is read: done copies to s.State what the planner has assigned in the given
+// map in place of a slot or a tensor. The key may be the name of a value in a nested map
+// or list, as Flatten returns it. done returns an error that wraps ErrProtocol if the
+// planner has assigned a name that the state did not have after its SetUp.
+func (s LoadSetup) SetUp(p LoadPlanner) (done func() error, err error) {
+	caller := s.State
+	given := make(State, len(caller))
 	mu := new(sync.Mutex)
-	for name, v := range s {
+	for name, v := range caller {
 		if _, ok := tensorOf(v); ok {
-			out[name] = v
+			given[name] = v
 		} else {
-			out[name] = &Slot{mu, s, name, v}
+			given[name] = &Slot{mu, v, func(v any) error { caller[name] = v; return nil }}
 		}
 	}
-	return out
+	s.State, s.given = given, given
+	if err := p.SetUp(s); err != nil {
+		return nil, err
+	}
+	known := maps.Clone(given)
+	maps.Copy(known, caller)
+	return func() error { return adopt(caller, given, known) }, nil
 }
 
-// Bind returns the setup that a planner receives for s: its state is the result of
-// [Slots], and [DefaultLoad] refuses values that are not in a slot.
-func (s LoadSetup) Bind() LoadSetup {
-	s.State, s.bound = Slots(s.State), true
-	return s
-}
-
-// Unbind copies to s the values that a planner has assigned in bound in place of a
-// slot or a tensor. bound is the state that [LoadSetup.Bind] made of s.
-func Unbind(s, bound State) {
-	for name, v := range bound {
-		if _, ok := v.(*Slot); !ok {
-			s[name] = v
+// adopt copies to caller the values in given that are not slots. Names that are not keys
+// of known must be names of values inside of caller.
+func adopt(caller, given, known State) error {
+	inner := map[string]any{}
+	for name, v := range given {
+		if _, ok := v.(*Slot); ok {
+			continue
+		}
+		if _, ok := known[name]; ok {
+			caller[name] = v
+		} else {
+			inner[name] = v
 		}
 	}
+	if len(inner) == 0 {
+		return nil
+	}
+	slots, err := Flatten(caller)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(inner)) {
+		err := fmt.Errorf("%w: the planner has assigned it in LoadSetup.State, but the state has no such name", ErrProtocol)
+		if slot := slots[name]; slot != nil {
+			err = slot.Set(inner[name])
+		}
+		errs = appendError(errs, name, err)
+	}
+	if len(errs) > 0 {
+		return errorList(errs)
+	}
+	return nil
 }
 
 // enter returns the value in an interface or a Slot, and the innermost slot that

@@ -39,7 +39,15 @@ var waitingNames = []string{"a", "grad", "in.list.1", "s"}
 func TestPlaceholdersAreFoundEverywhere(t *testing.T) {
 	s := waiting(t)
 	s["full"] = counting(t, 0, 2)
-	found, err := plan.Placeholders(plan.Slots(s))
+	slots, err := plan.Flatten(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := plan.State{}
+	for name, slot := range slots {
+		in[name] = slot
+	}
+	found, err := plan.Placeholders(in)
 	if names := slices.Sorted(maps.Keys(found)); err != nil || !slices.Equal(names, waitingNames) {
 		t.Errorf("Placeholders = %q, %v; want %q", names, err, waitingNames)
 	}

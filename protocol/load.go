@@ -34,7 +34,7 @@ type RankLoad struct {
 	Recorder *Recorder
 
 	rank, size int
-	bound      plan.State // the slots of State, which the planner received
+	adopt      func() error // copies what the planner has assigned to State
 }
 
 // localPlan sets the planner and the reader up and returns this rank's plan.
@@ -47,12 +47,12 @@ func (l *RankLoad) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 		l.Metadata = md
 	}
 	coordinator := l.rank == 0
-	setup := plan.LoadSetup{State: l.State, Metadata: l.Metadata, Rank: l.rank, Size: l.size, Coordinator: coordinator}.Bind()
-	l.bound = setup.State
-	if err := l.Planner.SetUp(setup); err != nil {
+	setup := plan.LoadSetup{State: l.State, Metadata: l.Metadata, Rank: l.rank, Size: l.size, Coordinator: coordinator}
+	var err error
+	if l.adopt, err = setup.SetUp(l.Planner); err != nil {
 		return nil, err
 	}
-	err := l.Reader.SetUp(ctx, l.Metadata, storage.Session{
+	err = l.Reader.SetUp(ctx, l.Metadata, storage.Session{
 		Rank: l.rank, Size: l.size, Coordinator: coordinator, Storage: l.Metadata.Storage,
 		Progress: l.Observer.Moved, Warn: l.warn(),
 	})
@@ -137,14 +137,15 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 		func(ctx context.Context) (storage.ReadStats, error) {
 			ctx, phase := l.Recorder.Begin(ctx, meta.PhaseRead)
 			var err error
-			out.Local, err = l.read(ctx, own)
+			if out.Local, err = l.read(ctx, own); err == nil {
+				err = l.adopt()
+			}
 			phase.End(out.Local.Needed, err)
 			return out.Local, err
 		}, sumStats)
 	if err != nil {
 		return nil, err
 	}
-	plan.Unbind(l.State, l.bound)
 	out.ReadTime = time.Since(planned)
 	if m, ok := l.Planner.(interface{ Missing() []string }); ok {
 		out.Missing = m.Missing()

@@ -180,7 +180,9 @@ func (l *InProcessLoad) Read(ctx context.Context) error {
 		if l.Stats[r], err = j.readData(ctx, l.Plans[r]); err != nil {
 			return err
 		}
-		plan.Unbind(j.State, j.bound)
+		if err := j.adopt(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
