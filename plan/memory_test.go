@@ -1,6 +1,8 @@
 package plan_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -112,7 +114,8 @@ func saveBy(t failer, options plan.DefaultSave, states ...plan.State) *memory {
 	planners := make([]*plan.DefaultSave, len(states))
 	plans := make([]*plan.SavePlan, len(states))
 	for r, s := range states {
-		planners[r] = &plan.DefaultSave{NoFlatten: options.NoFlatten, Owner: options.Owner}
+		d := options
+		planners[r] = &d
 		plans[r] = localPlan(t, planners[r], s)
 	}
 	finals, md, err := planners[0].GlobalPlan(plans)
@@ -127,6 +130,17 @@ func saveBy(t failer, options plan.DefaultSave, states ...plan.State) *memory {
 		m.write(t, planners[r], p)
 	}
 	return m
+}
+
+// contents reads a tensor that is not in memory.
+func contents(t failer, s plan.Stream) *tensor.Tensor {
+	t.Helper()
+	x := zeros(t, s.DType(), s.Shape()...)
+	mem, _ := x.Bytes()
+	if err := errors.Join(s.ReadAt(context.Background(), mem, 0), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return x
 }
 
 func (m *memory) write(t failer, d *plan.DefaultSave, p *plan.SavePlan) {
@@ -148,6 +162,9 @@ func (m *memory) write(t failer, d *plan.DefaultSave, p *plan.SavePlan) {
 		if it.Kind == plan.KindBytes {
 			m.values[k] = slices.Clone(data.Bytes)
 			continue
+		}
+		if data.Stream != nil {
+			data.Tensor = contents(t, data.Stream)
 		}
 		if data.Tensor.DType() != it.Info.DType || !slices.Equal(data.Tensor.Shape(), it.Box.Sizes) {
 			t.Fatalf("%v resolves to %v; want %v %v", it.Index(), data.Tensor, it.Info.DType, it.Box.Sizes)

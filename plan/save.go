@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -27,6 +28,14 @@ type DefaultSave struct {
 	// compared: those that several ranks hold under one name must be equal. All
 	// ranks must set it alike.
 	ValuesMayDiffer bool
+	// Rename, if not nil, returns the name in the checkpoint for a name of the state,
+	// as DefaultLoad.Rename does. A renamed value is a key of the checkpoint, not a
+	// part of a nested map. All ranks must rename alike.
+	Rename func(fqn string) string
+	// DType, if not nil, returns the dtype that a tensor is saved in, given its name in
+	// the state and its dtype. The elements are converted while they are written. All
+	// ranks must set it alike.
+	DType func(fqn string, d tensor.DType) tensor.DType
 
 	setup  SaveSetup
 	values map[string]leafData
@@ -38,6 +47,7 @@ var _ SavePlanner = (*DefaultSave)(nil)
 type leafData struct {
 	kind   Kind
 	tensor Checkpointable
+	dtype  tensor.DType   // that the tensor is saved in
 	parts  map[string]int // for a KindShard: the part's number, by box
 	bytes  []byte
 }
@@ -73,14 +83,14 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 
 // addLeaf appends the items of one value to p.
 func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
-	if err := meta.CheckFQN(l.fqn); err != nil {
+	info, err := d.describe(l)
+	if err != nil {
 		return err
 	}
 	v := plain(l.value)
 	if isNil(v) || v == nil && l.value != nil {
 		return fmt.Errorf("nil %T", v)
 	}
-	info := &Info{FQN: l.fqn, Path: l.path}
 	if with, ok := l.value.(interface{ Properties() meta.Properties }); ok {
 		info.Properties = with.Properties()
 	}
@@ -88,9 +98,31 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 		return err
 	}
 	if t, ok := tensorOf(v); ok {
+		info.DType = t.DType()
+		if d.DType != nil {
+			info.DType = d.DType(l.fqn, t.DType())
+		}
 		return d.addTensor(p, info, t)
 	}
 	return d.addValue(p, info, v)
+}
+
+// describe returns the name and the path of a leaf in the checkpoint.
+func (d *DefaultSave) describe(l leaf) (*Info, error) {
+	info := &Info{FQN: l.fqn, Path: l.path}
+	if d.Rename != nil {
+		info.FQN = d.Rename(l.fqn)
+	}
+	if err := meta.CheckFQN(info.FQN); err != nil {
+		return nil, err
+	}
+	if _, taken := d.values[info.FQN]; taken {
+		return nil, fmt.Errorf("another name is also renamed to %q", info.FQN)
+	}
+	if info.FQN != l.fqn {
+		info.Path = nil
+	}
+	return info, nil
 }
 
 // isNil reports whether v is a nil pointer to a tensor.
@@ -104,11 +136,14 @@ func isNil(v any) bool {
 
 // addTensor appends an item for each box of a tensor.
 func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error {
-	info.DType, info.Shape = v.DType(), v.GlobalShape()
+	info.Shape = v.GlobalShape()
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
 	}
-	data := leafData{kind: KindTensor, tensor: v}
+	if err := tensor.CastAny.Check(v.DType(), info.DType); err != nil {
+		return err
+	}
+	data := leafData{kind: KindTensor, tensor: v, dtype: info.DType}
 	boxes := v.Boxes()
 	if _, ok := v.(whole); !ok {
 		data.kind, data.parts = KindShard, make(map[string]int, len(boxes))
@@ -188,17 +223,88 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 		}
 	}
 	t, err := v.tensor.Part(i)
+	if err == nil && t != nil && t.DType() == v.tensor.DType() && t.DType() != v.dtype {
+		return Data{Stream: &casting{Tensor: t, to: v.dtype}}, nil
+	}
 	return Data{Tensor: t}, err
 }
 
-// Alias returns the tensor itself, so that two names of the same *tensor.Tensor
-// have equal aliases.
+// alias is a tensor and the dtype that it is saved in.
+type alias struct {
+	*tensor.Tensor
+	dtype tensor.DType
+}
+
+// Alias returns equal keys for two names of the same *tensor.Tensor that are saved in the
+// same dtype.
 func (d *DefaultSave) Alias(it *WriteItem) any {
-	if w, ok := d.values[it.FQN()].tensor.(whole); ok {
-		return w.Tensor
+	v := d.values[it.FQN()]
+	if w, ok := v.tensor.(whole); ok {
+		return alias{w.Tensor, v.dtype}
 	}
 	return nil
 }
+
+// castElements is the number of elements that a casting converts at once.
+const castElements = 16 << 10
+
+// casting is a tensor that is converted to another dtype while it is read.
+type casting struct {
+	*tensor.Tensor
+	to      tensor.DType
+	in, out []byte // castElements of each dtype; nil before the first read
+}
+
+var _ Stream = (*casting)(nil)
+
+// DType returns the dtype after the conversion.
+func (c *casting) DType() tensor.DType { return c.to }
+
+// ReadAt converts the elements that the bytes [off, off+len(p)) belong to.
+func (c *casting) ReadAt(ctx context.Context, p []byte, off int64) error {
+	from, to := int64(c.Tensor.DType().Size()), int64(c.to.Size())
+	if c.in == nil {
+		n := min(castElements, c.NumElements())
+		c.in, c.out = make([]byte, n*from), make([]byte, n*to)
+	}
+	for len(p) > 0 {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		first, skip := off/to, off%to
+		n := min(castElements, (skip+int64(len(p))+to-1)/to, c.NumElements()-first)
+		if n <= 0 {
+			return fmt.Errorf("%w: %d bytes at %d are not in %v", tensor.ErrShape, len(p), off, c.Tensor)
+		}
+		if err := c.convert(first, n); err != nil {
+			return err
+		}
+		k := copy(p, c.out[skip:n*to])
+		p, off = p[k:], off+int64(k)
+	}
+	return nil
+}
+
+// convert fills the beginning of c.out with the n elements from first on.
+func (c *casting) convert(first, n int64) error {
+	d := c.Tensor.DType()
+	from, to := int64(d.Size()), int64(c.to.Size())
+	if err := c.Tensor.ReadAt(c.in[:n*from], first*from); err != nil {
+		return err
+	}
+	src, err := tensor.FromBytes(d, []int64{n}, c.in[:n*from])
+	if err != nil {
+		return err
+	}
+	dst, err := tensor.FromBytes(c.to, []int64{n}, c.out[:n*to])
+	if err != nil {
+		return err
+	}
+	return tensor.Convert(dst, src, tensor.CastAny)
+}
+
+// Close does nothing.
+func (c *casting) Close() error { return nil }
 
 // boxKey returns a box as the key of a map.
 func boxKey(b tensor.Box) string {

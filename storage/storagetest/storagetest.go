@@ -75,6 +75,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 		"shards come back whole":                  s.shards,
 		"copies come back, or are refused":        s.copies,
 		"boxes come back in any memory":           s.boxes,
+		"streams come back":                       s.streams,
 		"metadata comes back":                     s.metadata,
 		"nothing is an empty checkpoint":          s.nothing,
 		"a rank may have nothing to do":           s.idleRank,
@@ -251,6 +252,24 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 	}
 	if !tensor.Equal(dst, want) {
 		t.Errorf("Load %v as %v: other elements", b, to)
+	}
+}
+
+// streams saves tensors whose elements are converted while the writer reads them.
+func (s *suite) streams(t *testing.T, p Place) {
+	x := Filled(t, tensor.Int16, []int64{300, 170}, 3) // more elements than are converted at once
+	state := plan.State{"x": x, "turned": must(x.Transpose(0, 1)), "none": Filled(t, tensor.Int16, []int64{0, 3}, 1)}
+	to := s.DTypes[0]
+	sv := NewSaving(p, Storage("streams", 1, 1), 1)
+	sv.Planners[0] = &plan.DefaultSave{DType: func(string, tensor.DType) tensor.DType { return to }}
+	noError(t, sv.Run(t.Context(), []plan.State{state}))
+	for name, v := range state {
+		want := must(tensor.Cast(v.(*tensor.Tensor), to))
+		got := must(tensor.New(to, want.Shape()))
+		noError(t, Load(t.Context(), p, plan.State{name: got}))
+		if !tensor.Equal(want, got) {
+			t.Errorf("%q has other elements", name)
+		}
 	}
 }
 
