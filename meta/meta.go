@@ -130,6 +130,27 @@ type Detail struct {
 	Key string
 	// Transforms name the transformations of the stored bytes, outermost last.
 	Transforms []string
+	// StorageData is what a writer of one's own keeps for its reader. Nil: nothing.
+	StorageData []byte
+}
+
+// StorageData returns the data that the writer has kept for its reader, or nil.
+func (l *Location) StorageData() []byte {
+	if l.Detail == nil {
+		return nil
+	}
+	return l.Detail.StorageData
+}
+
+// SetStorageData keeps b, which must not be changed after that. The old Detail, which
+// other locations may share, stays as it is.
+func (l *Location) SetStorageData(b []byte) {
+	var d Detail
+	if l.Detail != nil {
+		d = *l.Detail
+	}
+	d.StorageData = b
+	l.Detail = &d
 }
 
 // Find returns the entry of that name.
@@ -139,6 +160,25 @@ func (m *Metadata) Find(fqn string) (*Entry, bool) {
 		return nil, false
 	}
 	return &m.Entries[i], true
+}
+
+// Location returns the location of the chunk or value that i names. It returns false if
+// m does not have it, or if it was not written yet.
+func (m *Metadata) Location(i Index) (*Location, bool) {
+	e, ok := m.Find(i.FQN)
+	switch {
+	case !ok || (e.Tensor == nil) != (i.Offset == nil):
+		return nil, false
+	case e.Bytes != nil:
+		return &e.Bytes.Loc, true
+	case e.Tensor == nil:
+		return nil, false
+	}
+	n, ok := e.Tensor.FindChunk(i.Offset, i.Hint)
+	if !ok || n >= len(e.Tensor.Locs) {
+		return nil, false
+	}
+	return &e.Tensor.Locs[n], true
 }
 
 // FindMissing returns the missing name, if fqn is one.

@@ -263,8 +263,10 @@ func (s *saveRun) timeline() meta.Timeline {
 // on in addition to the local plans.
 func (s *saveRun) options() string {
 	o := fmt.Sprintf("%T %T %d/%d %v", s.Planner, s.Writer, s.Rank, s.Size, s.Group.Ranks())
-	if p, ok := s.Planner.(interface{ PlanOptions() string }); ok {
-		o += " " + p.PlanOptions()
+	for _, of := range []any{s.Planner, s.Writer} {
+		if p, ok := of.(interface{ PlanOptions() string }); ok {
+			o += " " + p.PlanOptions()
+		}
 	}
 	return o
 }

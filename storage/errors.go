@@ -165,3 +165,16 @@ func RefusePlannerData(format string, md *meta.Metadata) error {
 	}
 	return fmt.Errorf("planner data: %w: the format %s has no place for it", ErrNotRepresentable, format)
 }
+
+// RefuseStorageData returns an error that wraps ErrNotRepresentable if a result has
+// storage data. Formats that cannot store it call it in Finish.
+func RefuseStorageData(format string, results []*WriteResults) error {
+	for _, r := range results {
+		for i := range r.Items {
+			if it := &r.Items[i]; len(it.Loc.StorageData()) > 0 {
+				return &NotRepresentable{it.Index.FQN, fmt.Sprintf("the format %s has no place for storage data", format)}
+			}
+		}
+	}
+	return nil
+}

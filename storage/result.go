@@ -30,7 +30,9 @@ type WriteResult struct {
 	Index meta.Index
 	// Inline holds the bytes of a small value that is stored in the index.
 	Inline []byte
-	Loc    meta.Location
+	// Loc is where the bytes are. What a writer adds by SetStorageData reaches Finish,
+	// and the reader finds it in the metadata.
+	Loc meta.Location
 }
 
 // File is a finished file of a checkpoint.
@@ -123,6 +125,7 @@ func encodeDetail(w *wire.Writer, d *meta.Detail) {
 	for _, t := range d.Transforms {
 		w.String(t)
 	}
+	w.Bytes(d.StorageData)
 }
 
 // Decode is the inverse of Encode. The error wraps wire.ErrMalformed.
@@ -199,6 +202,7 @@ func decodeLocation(r *wire.Reader, files []File) meta.Location {
 		for range r.Count(1) {
 			l.Detail.Transforms = append(l.Detail.Transforms, r.String())
 		}
+		l.Detail.StorageData = append([]byte(nil), r.Bytes()...)
 	}
 	return l
 }

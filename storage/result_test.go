@@ -25,7 +25,7 @@ var some = &storage.WriteResults{
 		{Index: meta.Index{FQN: "scalar", Offset: []int64{}}, Loc: meta.Location{File: "elsewhere", Offset: 1 << 60, Length: 4}},
 		{Index: meta.Index{FQN: "step"}, Inline: []byte("12")},
 		{Index: meta.Index{FQN: "nothing"}, Inline: []byte{}},
-		{Index: meta.Index{FQN: "zip", Offset: []int64{0}, Hint: -1}, Loc: meta.Location{File: "f1", Length: -1, Detail: &meta.Detail{Key: "k", Transforms: []string{"zstd", ""}}}},
+		{Index: meta.Index{FQN: "zip", Offset: []int64{0}, Hint: -1}, Loc: meta.Location{File: "f1", Length: -1, Detail: &meta.Detail{Key: "k", Transforms: []string{"zstd", ""}, StorageData: []byte("own")}}},
 	},
 	Files:  []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
 	Phases: []meta.Phase{{Name: "plan", Start: -2, End: -1}, {Name: "write", Start: 0, End: 1 << 60, Bytes: 1 << 40}},
@@ -74,7 +74,10 @@ func drawResults(t *rapid.T) *storage.WriteResults {
 		it.Loc = meta.Location{File: name.Draw(t, "in"), Offset: rapid.Int64().Draw(t, "at"), Length: rapid.Int64().Draw(t, "length")}
 		it.Loc.Sums = rapid.SliceOfN(rapid.Uint32(), 0, 3).Draw(t, "sums")
 		if rapid.Bool().Draw(t, "detail") {
-			it.Loc.Detail = &meta.Detail{Key: name.Draw(t, "key"), Transforms: rapid.SliceOfN(name, 0, 2).Draw(t, "transforms")}
+			it.Loc.Detail = &meta.Detail{
+				Key: name.Draw(t, "key"), Transforms: rapid.SliceOfN(name, 0, 2).Draw(t, "transforms"),
+				StorageData: rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(t, "storage data"),
+			}
 		}
 		r.Items = append(r.Items, it)
 	}
@@ -91,7 +94,7 @@ func drawResults(t *rapid.T) *storage.WriteResults {
 // have a meaning for both.
 var nilIsEmpty = cmp.FilterPath(func(p cmp.Path) bool {
 	switch p.Last().String() {
-	case ".Sums", ".Transforms", ".Items", ".Files":
+	case ".Sums", ".Transforms", ".StorageData", ".Items", ".Files":
 		return true
 	}
 	return false

@@ -48,7 +48,9 @@ type Writer interface {
 	PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error)
 	// PrepareGlobalPlan may change the final plans of all ranks, which are in rank
 	// order. If plans are reused (see plan.Cache), it is called only if a plan has
-	// changed, so the data that it adds must not depend on the save.
+	// changed, so the data that it adds must not depend on the save. A writer whose
+	// data depends on options has a method PlanOptions() string: plans are reused only
+	// if it returns the same string.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error)
 	// WriteData writes the plan's items. data provides their bytes. When WriteData
 	// returns nil, the items are durable, but not yet part of a checkpoint.

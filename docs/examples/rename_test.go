@@ -10,67 +10,44 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// prefixed saves every name below a prefix.
-type prefixed struct {
-	plan.DefaultSave
-	prefix string
-}
+// swapped loads the average of the weights in place of the weights.
+type swapped struct{ plan.DefaultLoad }
 
-// SetUp hands the default planner a state with other names. The caller's state
-// stays as it is.
-func (p *prefixed) SetUp(s plan.SaveSetup) error {
-	s.State = below(p.prefix, s.State)
-	return p.DefaultSave.SetUp(s)
-}
-
-// unprefixed loads every name from below a prefix.
-type unprefixed struct {
-	plan.DefaultLoad
-	prefix string
-}
-
-// SetUp does the same for a load. What is no tensor stands in the state as a
-// plan.Slot, which puts the loaded value where the caller has it.
-func (p *unprefixed) SetUp(s plan.LoadSetup) error {
-	s.State = below(p.prefix, s.State)
-	return p.DefaultLoad.SetUp(s)
-}
-
-// below returns a new map: the one that was given is the caller's.
-func below(prefix string, s plan.State) plan.State {
-	renamed := make(plan.State, len(s))
-	for name, v := range s {
-		renamed[prefix+name] = v
+// SetUp hands the default planner a state with the names of the checkpoint. The slots
+// put what is loaded at its place in the caller's state, which stays as it is.
+func (s *swapped) SetUp(set plan.LoadSetup) error {
+	slots, err := plan.Flatten(set.State)
+	if err != nil {
+		return err
 	}
-	return renamed
+	set.State = plan.State{}
+	for name, slot := range slots {
+		set.State[strings.Replace(name, "model.", "average.", 1)] = slot
+	}
+	return s.DefaultLoad.SetUp(set)
 }
 
 func Example_rename() {
 	ctx := context.Background()
 	store := new(mem.Store)
-	state := cairn.State{"w": floats([]int64{2}, 1, 2), "optimizer": cairn.State{"lr": 0.5}}
-	_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Planner: &prefixed{prefix: "student/"}})
+	state := cairn.State{
+		"model":   cairn.State{"w": floats([]int64{2}, 1, 2), "lr": 0.5},
+		"average": cairn.State{"w": floats([]int64{2}, 3, 4), "lr": 0.25},
+	}
+	_, err := cairn.Save(ctx, store, state, nil)
 	check(err)
 
-	c, err := cairn.Open(ctx, store)
+	w := floats([]int64{2}, 0, 0)
+	model := cairn.State{"w": w, "lr": 0.0}
+	_, err = cairn.Load(ctx, store, cairn.State{"model": model}, &cairn.LoadOptions{Planner: &swapped{}})
 	check(err)
-	defer c.Close()
-	md, err := c.Metadata(ctx)
-	check(err)
-	fmt.Println("in the checkpoint:", strings.Join(md.Names(), ", "))
+	fmt.Println("w =", values(w), "lr =", model["lr"])
 
-	w, optimizer := floats([]int64{2}, 0, 0), cairn.State{"lr": 0.0}
-	state = cairn.State{"w": w, "optimizer": optimizer}
-	_, err = cairn.Load(ctx, store, state, &cairn.LoadOptions{Planner: &unprefixed{prefix: "student/"}})
-	check(err)
-	fmt.Println("in the state: w =", values(w), "lr =", optimizer["lr"])
-
-	// An option renames on load without a planner.
-	_, err = cairn.Load(ctx, store, cairn.State{"weight": w}, &cairn.LoadOptions{
-		Rename: func(fqn string) string { return "student/w" },
+	// An option does the same without a planner.
+	_, err = cairn.Load(ctx, store, cairn.State{"model": model}, &cairn.LoadOptions{
+		Rename: func(fqn string) string { return strings.Replace(fqn, "model.", "average.", 1) },
 	})
 	check(err)
 	// Output:
-	// in the checkpoint: student/optimizer.lr, student/w
-	// in the state: w = [1 2] lr = 0.5
+	// w = [3 4] lr = 0.25
 }

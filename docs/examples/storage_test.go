@@ -1,11 +1,15 @@
 package examples
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"strconv"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
@@ -19,184 +23,165 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// page is a format for small states: one JSON file that holds everything.
-type page struct {
-	Metadata *meta.Metadata
-	// Chunks are the bytes of each tensor's chunks, in the order of the
-	// metadata's. Values are in the metadata itself.
-	Chunks map[string][][]byte
-}
-
 const (
-	pageName = "page.json"
-	maxPage  = 64 << 20
+	zipRecord = "zip.json" // the metadata; its appearance is the commit
+	maxRecord = 64 << 20
 )
 
-// pageWriter writes a page. The bytes of all ranks go to the coordinator as
-// results, so a rank alone leaves nothing behind and Abort has nothing to do.
-type pageWriter struct{ store blob.Store }
-
-var _ storage.Writer = (*pageWriter)(nil)
-
-func (w *pageWriter) SetUp(context.Context, storage.Session) error { return nil }
-
-func (w *pageWriter) PrepareLocalPlan(_ context.Context, p *plan.SavePlan) (*plan.SavePlan, error) {
-	return p, nil
+// zipWriter writes a compressed file for each item. The calls that it does not override
+// do nothing.
+type zipWriter struct {
+	storage.PassWriter
+	store   blob.Store
+	session storage.Session
+	written []string
 }
 
-func (w *pageWriter) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error) {
-	return ps, nil
+func (w *zipWriter) SetUp(_ context.Context, s storage.Session) error {
+	w.session = s
+	return nil
 }
 
-func (w *pageWriter) WriteData(_ context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+func (w *zipWriter) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	out := &storage.WriteResults{}
 	for i := range p.Items {
-		it := &p.Items[i]
-		d, err := data.Resolve(it)
+		r, err := w.write(ctx, i, &p.Items[i], data)
 		if err != nil {
 			return nil, err
 		}
-		if d.Tensor != nil {
-			d.Bytes = d.Tensor.Contents()
-		}
-		out.Items = append(out.Items, storage.WriteResult{Index: it.Index(), Inline: d.Bytes})
+		out.Items = append(out.Items, r)
 	}
 	return out, nil
 }
 
-// Finish commits: the store makes the one file appear whole or not at all.
-func (w *pageWriter) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
-	p, err := newPage(md, results)
+// write compresses one item. The size before that is storage data: it goes to the
+// coordinator with the result, and into the metadata.
+func (w *zipWriter) write(ctx context.Context, i int, it *plan.WriteItem, data storage.Resolver) (storage.WriteResult, error) {
+	r := storage.WriteResult{Index: it.Index()}
+	content, err := storage.Contents(ctx, data, it)
+	if err != nil {
+		return r, err
+	}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := z.Write(content); err != nil {
+		return r, err
+	}
+	if err := z.Close(); err != nil {
+		return r, err
+	}
+	name := fmt.Sprintf("%s-%d-%d.gz", w.session.Storage.SaveID, w.session.Rank, i)
+	w.written = append(w.written, name)
+	r.Loc = meta.Location{File: name, Length: int64(b.Len())}
+	r.Loc.SetStorageData(strconv.AppendInt(nil, int64(len(content)), 10))
+	if _, err = blob.WriteAll(ctx, w.store, name, b.Bytes(), nil); err == nil && w.session.Progress != nil {
+		w.session.Progress(int64(len(content)))
+	}
+	return r, err
+}
+
+// Finish commits: the store makes the record appear whole or not at all.
+func (w *zipWriter) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	located := *md
+	var err error
+	if located.Entries, err = storage.Locate(md, results); err != nil {
+		return err
+	}
+	b, err := json.Marshal(&located)
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(p)
-	if err != nil {
-		return err
+	if _, err = blob.WriteAll(ctx, w.store, zipRecord, b, nil); err == nil {
+		w.written = nil // they are part of a checkpoint now
 	}
-	_, err = blob.WriteAll(ctx, w.store, pageName, b, nil)
 	return err
 }
 
-func (w *pageWriter) Abort(context.Context) error { return nil }
-
-// newPage puts the results where they belong. The given metadata is shared, so
-// what changes is copied.
-func newPage(md *meta.Metadata, results []*storage.WriteResults) (*page, error) {
-	own := *md
-	own.Entries = append([]meta.Entry{}, md.Entries...)
-	p := &page{Metadata: &own, Chunks: map[string][][]byte{}}
-	for _, rank := range results {
-		for _, r := range rank.Items {
-			e, ok := own.Find(r.Index.FQN)
-			if !ok {
-				return nil, fmt.Errorf("%v is not in the plan: %w", r.Index, meta.ErrInvalid)
-			}
-			if e.Bytes != nil {
-				v := *e.Bytes
-				v.Inline = r.Inline
-				e.Bytes = &v
-				continue
-			}
-			i, ok := e.Tensor.FindChunk(r.Index.Offset, r.Index.Hint)
-			if !ok {
-				return nil, fmt.Errorf("%v is not in the plan: %w", r.Index, meta.ErrInvalid)
-			}
-			if p.Chunks[e.FQN] == nil {
-				p.Chunks[e.FQN] = make([][]byte, len(e.Tensor.Chunks))
-			}
-			p.Chunks[e.FQN][i] = r.Inline
-		}
+// Abort removes what this rank wrote.
+func (w *zipWriter) Abort(ctx context.Context) error {
+	var errs []error
+	for _, name := range w.written {
+		errs = append(errs, w.store.Remove(ctx, name))
 	}
-	return p, nil
+	return errors.Join(errs...)
 }
 
-// pageReader reads a page. Every rank reads all of it.
-type pageReader struct {
-	store blob.Store
-	page  page
+// zipReader reads what zipWriter wrote.
+type zipReader struct {
+	storage.PassReader
+	store   blob.Store
+	session storage.Session
+	md      *meta.Metadata
 }
 
-var _ storage.Reader = (*pageReader)(nil)
-
-func (r *pageReader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
-	b, err := blob.ReadAll(ctx, r.store, pageName, maxPage)
+func (r *zipReader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
+	b, err := blob.ReadAll(ctx, r.store, zipRecord, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(b, &r.page); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, pageName, err)
+	r.md = new(meta.Metadata)
+	if err := json.Unmarshal(b, r.md); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, zipRecord, err)
 	}
-	return r.page.Metadata, r.page.check()
+	if err := r.md.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, zipRecord, err)
+	}
+	return r.md, nil
 }
 
-// check refuses a page that this format cannot have written.
-func (p *page) check() error {
-	if p.Metadata == nil {
-		return fmt.Errorf("%w: %s has no metadata", storage.ErrCorrupt, pageName)
-	}
-	for _, e := range p.Metadata.Entries {
-		if (e.Tensor == nil) == (e.Bytes == nil) {
-			return fmt.Errorf("%w: %q is neither a tensor nor a value", storage.ErrCorrupt, e.FQN)
-		}
-	}
+func (r *zipReader) SetUp(_ context.Context, _ *meta.Metadata, s storage.Session) error {
+	r.session = s
 	return nil
 }
 
-func (r *pageReader) SetUp(context.Context, *meta.Metadata, storage.Session) error { return nil }
-
-func (r *pageReader) PrepareLocalPlan(_ context.Context, p *plan.LoadPlan) (*plan.LoadPlan, error) {
-	return p, nil
-}
-
-func (r *pageReader) PrepareGlobalPlan(_ context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error) {
-	return ps, nil
-}
-
-func (r *pageReader) ReadData(_ context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
+// ReadData reads the chunk or value of each item. CopyChunk takes the part of it that the
+// item wants, converts it, and hands it to the planner.
+func (r *zipReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
 	var stats storage.ReadStats
 	for i := range p.Items {
 		it := &p.Items[i]
-		e, ok := r.page.Metadata.Find(it.Source.FQN)
-		if !ok {
-			return stats, fmt.Errorf("%q is %w", it.Source.FQN, plan.ErrMissing)
-		}
-		err := r.readItem(it, e, dst)
+		b, err := r.read(ctx, it.Source)
 		if err != nil {
-			return stats, fmt.Errorf("%q: %w", e.FQN, err)
+			return stats, fmt.Errorf("%v: %w", it.Source, err)
+		}
+		n, err := storage.CopyChunk(dst, r.md, it, b)
+		if err != nil {
+			return stats, err
+		}
+		stats.Add(storage.ReadStats{Needed: n, Rounded: n, Read: int64(len(b)), Requests: 1})
+		if r.session.Progress != nil {
+			r.session.Progress(n)
 		}
 	}
 	return stats, nil
 }
 
-// readItem hands one value, or one box of one chunk, to the planner.
-func (r *pageReader) readItem(it *plan.ReadItem, e *meta.Entry, dst storage.Receiver) error {
-	if it.Kind == plan.KindBytes {
-		return dst.LoadBytes(it, e.Bytes.Codec, e.Bytes.Inline)
+// read returns the bytes of a chunk or value.
+func (r *zipReader) read(ctx context.Context, index meta.Index) ([]byte, error) {
+	loc, ok := r.md.Location(index)
+	if !ok {
+		return nil, plan.ErrMissing
 	}
-	i, ok := e.Tensor.FindChunk(it.Source.Offset, it.Source.Hint)
-	if !ok || i >= len(r.page.Chunks[e.FQN]) {
-		return fmt.Errorf("no chunk at %v: %w", it.Source.Offset, storage.ErrCorrupt)
-	}
-	chunk, err := tensor.FromBytes(e.Tensor.DType, e.Tensor.Chunks[i].Sizes, r.page.Chunks[e.FQN][i])
+	size, err := strconv.ParseInt(string(loc.StorageData()), 10, 64)
 	if err != nil {
-		return fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
-	src, err := chunk.Narrow(it.SourceBox())
+	packed, err := blob.ReadAll(ctx, r.store, loc.File, loc.Length)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	t, err := dst.ResolveTensor(it)
+	z, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
-	if err := tensor.Convert(t, src, tensor.CastAny); err != nil {
-		return err
+	b, err := io.ReadAll(io.LimitReader(z, size+1)) // CopyChunk refuses another size
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
-	return dst.CommitTensor(it, t)
+	return b, nil
 }
 
 func Example_ownStorage() {
@@ -209,19 +194,24 @@ func Example_ownStorage() {
 			return err
 		}
 		state := cairn.State{"w": w, "lr": 0.1}
-		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Writer: &pageWriter{store}})
+		_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Writer: &zipWriter{store: store}})
 		return err
 	})
 	check(err)
 
-	state, _, err := cairn.LoadNew(ctx, store, &cairn.LoadOptions{Reader: &pageReader{store: store}})
+	state, _, err := cairn.LoadNew(ctx, store, &cairn.LoadOptions{Reader: &zipReader{store: store}})
 	check(err)
 	fmt.Println(state["lr"], values(state["w"].(*tensor.Tensor)))
-	for info, err := range store.List(ctx, "") {
-		check(err)
-		fmt.Println(info.Name)
-	}
+
+	// The second row, converted to another dtype.
+	row, err := shard.Empty(rows, tensor.Float64, []int64{2, 2}, 1)
+	check(err)
+	_, err = cairn.Load(ctx, store, cairn.State{"w": row}, &cairn.LoadOptions{Reader: &zipReader{store: store}})
+	check(err)
+	numbers, err := tensor.Values[float64](row.Local())
+	check(err)
+	fmt.Println(numbers)
 	// Output:
 	// 0.1 [0 5 1 5]
-	// page.json
+	// [1 5]
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -328,6 +329,9 @@ func (w *documentWriter) detail(e *meta.Entry, d *meta.Detail) {
 	}
 	if w.doc.Dialect != Torch && len(d.Transforms) > 0 {
 		w.fail(e, "metadata of %v has no transformations: %q", w.doc.Dialect, d.Transforms)
+	}
+	if len(d.StorageData) > 0 {
+		w.fail(e, "%w: metadata of %v has no place for storage data", storage.ErrNotRepresentable, w.doc.Dialect)
 	}
 	if len(d.Transforms) > 0 {
 		w.Ref(&w.names.via)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -178,7 +179,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	if err := w.CheckMetadata(md); err != nil {
+	if err := errors.Join(w.CheckMetadata(md), storage.RefuseStorageData(Format{}.Name(), results)); err != nil {
 		return err
 	}
 	if w.single() {

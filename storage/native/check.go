@@ -95,8 +95,8 @@ func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) erro
 	}
 	for _, id := range f.Chunks {
 		key, loc := id.Entry.FQN, id.Loc()
-		if loc.Detail != nil {
-			key = loc.Detail.Key
+		if k := keyOf(loc); k != "" {
+			key = k
 		}
 		named[key] = true
 		e, ok := at[key]

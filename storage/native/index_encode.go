@@ -200,6 +200,11 @@ func (x *indexEncoder) putTensor(t *meta.Tensor) error {
 	}
 	x.putColumns(t)
 	x.putKeys(t, flags)
+	if flags&flagStorageData != 0 {
+		for i := range t.Locs {
+			x.body.Bytes(t.Locs[i].StorageData())
+		}
+	}
 	for i := range t.Locs {
 		x.putSums(t.Locs[i].Sums)
 	}
@@ -217,14 +222,16 @@ func tensorFlags(t *meta.Tensor) byte {
 	set(flagPinMemory, t.PinMemory)
 	set(flagMemoryFormat, t.MemoryFormat != "")
 	set(flagLayout, t.Layout != "")
-	some, same := false, true
+	some, same, data := false, true, false
 	for i := range t.Locs {
 		key := keyOf(&t.Locs[i])
 		some = some || key != ""
 		same = same && key == keyOf(&t.Locs[0])
+		data = data || len(t.Locs[i].StorageData()) > 0
 	}
 	set(flagOneKey, some && same)
 	set(flagKeys, some && !same)
+	set(flagStorageData, data)
 	return f
 }
 
@@ -308,6 +315,10 @@ func (x *indexEncoder) putSums(sums []uint32) {
 func (x *indexEncoder) putBytes(v *meta.Bytes) error {
 	w := &x.body
 	w.String(v.Codec)
+	if data := v.Loc.StorageData(); len(data) > 0 {
+		w.Byte(bytesData)
+		w.Bytes(data)
+	}
 	if v.Inline != nil {
 		if v.Size != int64(len(v.Inline)) {
 			return fmt.Errorf("%d bytes inline of %d", len(v.Inline), v.Size)

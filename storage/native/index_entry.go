@@ -27,6 +27,7 @@ const (
 	flagLayout       // a string follows
 	flagOneKey       // every chunk has the key that follows
 	flagKeys         // a key for each chunk follows, empty if it has none
+	flagStorageData  // storage data for each chunk follows, empty if it has none
 	flagsKnown       = 1<<iota - 1
 )
 
@@ -35,6 +36,7 @@ const (
 	bytesInline = 0
 	bytesInFile = 1
 	bytesKeyed  = 2 // in a file, under a key that follows
+	bytesData   = 3 // storage data follows, and then one of the other places
 )
 
 // entryDecoder decodes the bodies of entries. It cuts what it returns from
@@ -162,6 +164,11 @@ func (d *entryDecoder) chunksOf(r *wire.Reader, t *meta.Tensor, n int, flags byt
 		t.Locs[c].File = d.file(r, files[c])
 	}
 	d.keys(r, t.Locs, flags)
+	if flags&flagStorageData != 0 {
+		for i := range t.Locs {
+			setStorageData(&t.Locs[i], r.Bytes())
+		}
+	}
 	d.lengths(r, t)
 	d.chunks += n
 }
@@ -200,6 +207,13 @@ func (d *entryDecoder) detail(key string) *meta.Detail {
 	return detail
 }
 
+// setStorageData sets a copy of the storage data of l, unless it is empty.
+func setStorageData(l *meta.Location, data []byte) {
+	if len(data) > 0 {
+		l.SetStorageData(slices.Clone(data))
+	}
+}
+
 // lengths checks the chunks of t, sets their lengths and reads their checksums, which
 // are the rest of the entry.
 func (d *entryDecoder) lengths(r *wire.Reader, t *meta.Tensor) {
@@ -236,6 +250,11 @@ func (d *entryDecoder) bytes(r *wire.Reader) *meta.Bytes {
 	v := &d.values.take(1)[0]
 	v.Codec = d.word(r.Bytes())
 	where := r.Byte()
+	var data []byte
+	if where == bytesData {
+		data, where = r.Bytes(), r.Byte()
+	}
+	defer func() { setStorageData(&v.Loc, data) }()
 	switch where {
 	case bytesInline:
 		p := r.Bytes()

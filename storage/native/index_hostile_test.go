@@ -77,7 +77,7 @@ var hostile = map[string]struct {
 	"unknown path form": {oneEntry(0, func(w *wire.Writer) { put(w, 9<<1, 2, 0, 0, 0) }), "path form"},
 	"unknown dtype":     {oneEntry(0, func(w *wire.Writer) { put(w, 0, 99, 0, 0, 0) }), "dtype"},
 	"dtype zero":        {oneEntry(0, func(w *wire.Writer) { put(w, 0, 0, 0, 0, 0) }), "dtype"},
-	"unknown flags":     {oneEntry(0, func(w *wire.Writer) { w.B = append(w.B, 0, 2, 0x40, 0, 0) }), "flags"},
+	"unknown flags":     {oneEntry(0, func(w *wire.Writer) { w.B = append(w.B, 0, 2, 0x80, 0, 0) }), "flags"},
 	"both key flags":    {oneEntry(0, func(w *wire.Writer) { put(w, 0, 2, flagOneKey|flagKeys, 0, 0) }), "flags"},
 	"65 dimensions": {oneEntry(0, func(w *wire.Writer) {
 		put(w, 0, 2, 0, 65)
@@ -145,7 +145,9 @@ var hostile = map[string]struct {
 	"a position that is no number":  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "not a position"},
 	"a path of more steps":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
 	"a key beyond the end":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
-	"a value nowhere":               {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0) }), "place 3"},
+	"a value nowhere":               {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 4, 0) }), "place 4"},
+	"storage data twice":            {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0, 3, 0, 0) }), "place 3"},
+	"storage data beyond it":        {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 1<<40) }), "a count of"},
 	"a value in an unknown file":    {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 1, 0, 7, 0) }), "file 7 of 1"},
 	"an inline value beyond it":     {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 0, 1<<40) }), "a count of"},
 	"a value of exbibytes": {oneEntry(0, func(w *wire.Writer) {

@@ -217,6 +217,14 @@ func drawEntries(t *rapid.T) []meta.Entry {
 		if rapid.Bool().Draw(t, "value") {
 			p := rapid.SliceOfN(rapid.Byte(), 0, 20).Draw(t, "inline")
 			e.Bytes = &meta.Bytes{Codec: rapid.SampledFrom([]string{"", "json", "raw"}).Draw(t, "codec"), Size: int64(len(p)), Inline: append([]byte{}, p...)}
+			if rapid.Bool().Draw(t, "in a file") {
+				e.Bytes.Inline = nil
+				e.Bytes.Loc = meta.Location{File: "v", Offset: 9, Length: e.Bytes.Size, Sums: sumsFor([]int64{e.Bytes.Size}, 1, 3)}
+				if rapid.Bool().Draw(t, "keyed") {
+					e.Bytes.Loc.Detail = &meta.Detail{Key: "k"}
+				}
+			}
+			drawStorageData(t, &e.Bytes.Loc)
 		} else {
 			e.Tensor = drawTensor(t)
 		}
@@ -264,9 +272,17 @@ func drawTensor(t *rapid.T) *meta.Tensor {
 		if key := rapid.SampledFrom([]string{"", "k", "l"}).Draw(t, "key"); key != "" {
 			l.Detail = &meta.Detail{Key: key}
 		}
+		drawStorageData(t, &l)
 		out.Chunks, out.Locs = append(out.Chunks, b), append(out.Locs, l)
 	}
 	return out
+}
+
+// drawStorageData gives some locations storage data.
+func drawStorageData(t *rapid.T, l *meta.Location) {
+	if data := rapid.SampledFrom([]string{"", "", "own", "\x00"}).Draw(t, "storage data"); data != "" {
+		l.SetStorageData([]byte(data))
+	}
 }
 
 // longEntries need several blocks and a directory beyond the first read.

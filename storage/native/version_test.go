@@ -31,11 +31,11 @@ func TestConstantsOfTheFormat(t *testing.T) {
 		{"maxShared", maxShared, 255},
 		{"kinds", []int{kindTensor, kindBytes}, []int{0, 1}},
 		{"path forms", []pathForm{pathNone, pathName, pathCut, pathSteps}, []pathForm{0, 1, 2, 3}},
-		{"places of values", []int{bytesInline, bytesInFile, bytesKeyed}, []int{0, 1, 2}},
+		{"places of values", []int{bytesInline, bytesInFile, bytesKeyed, bytesData}, []int{0, 1, 2, 3}},
 		{
 			"flags of tensors",
-			[]int{flagRequiresGrad, flagPinMemory, flagMemoryFormat, flagLayout, flagOneKey, flagKeys, flagsKnown},
-			[]int{1, 2, 4, 8, 16, 32, 63},
+			[]int{flagRequiresGrad, flagPinMemory, flagMemoryFormat, flagLayout, flagOneKey, flagKeys, flagStorageData, flagsKnown},
+			[]int{1, 2, 4, 8, 16, 32, 64, 127},
 		},
 		{"checksum grid", []int{stripeBytes, minBand, maxBands, minTile}, []int{1 << 20, 4 << 10, 8, 64 << 10}},
 	} {

@@ -130,7 +130,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if _, err := storage.Locate(md, results); err != nil {
 		return err
 	}
-	if err := w.CheckMetadata(md); err != nil {
+	if err := errors.Join(w.CheckMetadata(md), storage.RefuseStorageData(Format{}.Name(), results)); err != nil {
 		return err
 	}
 	return w.CommitHeld(ctx)
