@@ -14,10 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// packages are the folders of the packages that platform.md names.
+// packages are the folders of the packages that platform.md and the words of
+// architecture.md name.
 var packages = map[string]string{
 	"cairn": ".", "tensor": "tensor", "value": "value", "group": "group", "tcp": "group/tcp", "collective": "collective",
 	"platform": "platform", "host": "platform/host", "autograd": "platform/autograd", "nn": "platform/nn", "shard": "shard",
+	"plan": "plan", "meta": "meta", "storage": "storage", "hf": "storage/hf", "torchdcp": "storage/torchdcp", "blob": "blob",
+	"publish": "storage/publish",
 }
 
 var (
@@ -53,10 +56,7 @@ func TestPlatformPageHasEveryMethod(t *testing.T) {
 
 // What the page names is there: everything in Go that anyone may use, and tests.
 func TestPlatformPageNamesWhatIsThere(t *testing.T) {
-	known := map[string]map[string]bool{}
-	for name, folder := range packages {
-		known[name] = exported(t, filepath.Join("..", folder))
-	}
+	known := knownNames(t)
 	for _, m := range identifier.FindAllStringSubmatch(prose(t, "platform.md"), -1) {
 		if all := known[m[1]]; all == nil || !all[m[2]] {
 			t.Errorf("platform.md names %s.%s, which is not there", m[1], m[2])
@@ -67,6 +67,16 @@ func TestPlatformPageNamesWhatIsThere(t *testing.T) {
 			t.Errorf("platform.md: there is no %s in %s", link[1], link[2])
 		}
 	}
+}
+
+// knownNames returns what each of the packages declares for others.
+func knownNames(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	known := map[string]map[string]bool{}
+	for name, folder := range packages {
+		known[name] = exported(t, filepath.Join("..", folder))
+	}
+	return known
 }
 
 // platformRows returns the rows of the methods, cell by cell.
@@ -148,6 +158,9 @@ func declareSpec(out map[string]bool, s ast.Spec) {
 				for _, name := range f.Names {
 					out[s.Name.Name+"."+name.Name] = true
 				}
+				if len(f.Names) == 0 {
+					out[s.Name.Name+"."+receiver(f.Type)] = true
+				}
 				return false // what a method's parameters are called
 			}
 			return true
@@ -155,13 +168,15 @@ func declareSpec(out map[string]bool, s ast.Spec) {
 	}
 }
 
-// receiver returns the name of a method's type.
+// receiver returns the name of a method's type, or of an embedded type.
 func receiver(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.StarExpr:
 		return receiver(e.X)
 	case *ast.IndexExpr:
 		return receiver(e.X)
+	case *ast.SelectorExpr:
+		return e.Sel.Name
 	case *ast.Ident:
 		return e.Name
 	}
