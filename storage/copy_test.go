@@ -187,3 +187,19 @@ func TestCopyChunkErrors(t *testing.T) {
 		})
 	}
 }
+
+func numbers(t testing.TB, shape ...int64) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.New(tensor.Float32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := tensor.Values[float32](x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range v {
+		v[i] = float32(i)
+	}
+	return x
+}

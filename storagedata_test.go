@@ -1,0 +1,117 @@
+package cairn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/hyper"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// labelling is a writer that keeps a label with each item.
+type labelling struct{ storage.PassWriter }
+
+func (l *labelling) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
+	out, err := l.Writer.WriteData(ctx, p, data)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out.Items {
+		it := &out.Items[i]
+		it.Loc.SetStorageData([]byte(label(it.Index)))
+	}
+	return out, nil
+}
+
+func label(i meta.Index) string { return fmt.Sprintf("of %s at %v", i.FQN, i.Offset) }
+
+// saveLabelled saves the states of some ranks.
+func saveLabelled(t *testing.T, f storage.Format, store blob.Store, states ...cairn.State) error {
+	t.Helper()
+	return inproc.Run(t.Context(), len(states), func(ctx context.Context, g group.Group) error {
+		w, err := f.NewWriter(store, storage.WriteOptions{})
+		if err != nil {
+			return err
+		}
+		o := &cairn.SaveOptions{Group: g, Writer: &labelling{storage.PassWriter{Writer: w}}}
+		_, err = cairn.Save(ctx, store, states[g.Rank()], o)
+		return err
+	})
+}
+
+// Storage data of a writer reaches the reader: of chunks, of values in the index and of
+// values in files, all of which load as before.
+func TestStorageDataReachesReader(t *testing.T) {
+	store, x := new(mem.Store), whole(t, []int64{4, 3}, 1)
+	long := strings.Repeat("long", 50_000)
+	err := saveLabelled(t, native.Format{}, store,
+		cairn.State{"w": cut(t, rows(2), x, 0), "inline": 7},
+		cairn.State{"w": cut(t, rows(2), x, 1), "small": whole(t, []int64{2}, 5), "long": long})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cairn.Open(t.Context(), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	md, err := c.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range []meta.Index{
+		{FQN: "w", Offset: []int64{0, 0}}, {FQN: "w", Offset: []int64{2, 0}}, {FQN: "small", Offset: []int64{0}}, {FQN: "inline"}, {FQN: "long"},
+	} {
+		if l, ok := md.Location(i); !ok || string(l.StorageData()) != label(i) {
+			t.Errorf("the location of %v is %+v; want the storage data %q", i, l, label(i))
+		}
+	}
+	if e, _ := md.Find("inline"); e.Bytes.Inline == nil {
+		t.Error("the value is not in the index; the test saw too little")
+	}
+	if e, err := c.Entry(t.Context(), "w"); err != nil || string(e.Tensor.Locs[1].StorageData()) != "of w at [2 0]" {
+		t.Errorf("Entry(w) = %+v, %v; want storage data", e, err)
+	}
+	if report, err := c.Verify(t.Context(), nil); err != nil || len(report.Problems) > 0 {
+		t.Errorf("Verify = %+v, %v; want no problem", report, err)
+	}
+	got := cairn.State{"w": whole(t, []int64{4, 3}, 0), "inline": 0, "long": ""}
+	if _, err := cairn.Load(t.Context(), store, got, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !tensor.Equal(got["w"].(*tensor.Tensor), x) || got["inline"] != 7 || got["long"] != long {
+		t.Errorf("the state is %.200v", got)
+	}
+}
+
+// Formats without a place for storage data refuse it and leave nothing behind.
+func TestStorageDataIsRefused(t *testing.T) {
+	for _, f := range []storage.Format{torchdcp.Format{}, hyper.Format{}, hf.Format{}, torchfile.Format{File: "x.pt"}} {
+		t.Run(f.Name(), func(t *testing.T) {
+			store := new(mem.Store)
+			err := saveLabelled(t, f, store, cairn.State{"w": whole(t, []int64{2}, 1)})
+			if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), "storage data") || !strings.Contains(err.Error(), `"w"`) {
+				t.Errorf("the save = %v; want ErrNotRepresentable that names w and storage data", err)
+			}
+			if names := storagetest.Names(t, store); len(names) > 0 {
+				t.Errorf("there are %q; want nothing", names)
+			}
+		})
+	}
+}
