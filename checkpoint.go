@@ -182,7 +182,8 @@ func (c *Checkpoint) ReadTensor(ctx context.Context, fqn string) (*tensor.Tensor
 }
 
 // ReadBox reads one box of a tensor into dst, which has the shape of the box
-// and any dtype and strides; elements are converted as tensor.Convert does.
+// and any dtype and strides; elements are converted as tensor.Convert does with
+// tensor.CastInRange. To read with tensor.CastAny, pass dst.Lossy().
 func (c *Checkpoint) ReadBox(ctx context.Context, fqn string, box tensor.Box, dst *tensor.Tensor) error {
 	e, err := c.Entry(ctx, fqn)
 	if err != nil {
@@ -203,7 +204,7 @@ func (c *Checkpoint) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Bo
 	if dst == nil || !slices.Equal(dst.Shape(), box.Sizes) {
 		return wrap("read", c.store, fmt.Errorf("%q: reading a box of %v into %v: %w", e.FQN, box.Sizes, dst, tensor.ErrShape))
 	}
-	return c.read(ctx, only(e), &plan.DefaultLoad{}, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
+	return c.read(ctx, only(e), &plan.DefaultLoad{Cast: tensor.CastInRange.Into(dst)}, plan.State{e.FQN: &oneBox{e.Tensor.Shape, box, dst}})
 }
 
 // ReadEntries reads the whole tensors of entries that Entry or Metadata returned,

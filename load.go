@@ -31,8 +31,10 @@ type LoadOptions struct {
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
 	RejectUnexpected bool
-	// Cast limits the conversions from the saved to the wanted dtype. Zero: all are
-	// allowed.
+	// Cast limits the conversions from the saved to the wanted dtype. Zero:
+	// tensor.CastInRange, which rounds, but refuses a cast that loses numbers: an
+	// integer that is out of the range of the wanted dtype, or a float in place of
+	// which the state has integers. tensor.CastAny allows every cast.
 	Cast tensor.CastPolicy
 	// Rename returns the checkpoint's name for a name of the state. Nil: the names
 	// are the same.

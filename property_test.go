@@ -41,7 +41,7 @@ func TestSaveLoadProperty(t *testing.T) {
 		err = inproc.Run(t.Context(), job.loadRanks, func(ctx context.Context, g group.Group) error {
 			state := job.toLoad(t, g.Rank())
 			_, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{
-				Group: g, BufferBytes: job.loadBuffer, Parallel: job.parallel, RejectUnexpected: true,
+				Group: g, BufferBytes: job.loadBuffer, Parallel: job.parallel, RejectUnexpected: true, Cast: tensor.CastAny,
 			})
 			if err != nil {
 				return err

@@ -104,7 +104,7 @@ func shareJob(t *testing.T, store blob.Store, j *job, ranks []sharer) error {
 		err := inproc.Run(t.Context(), j.loadRanks, func(ctx context.Context, g group.Group) error {
 			me := ranks[g.Rank()]
 			state := me.job.toLoad(t, g.Rank())
-			o := &cairn.LoadOptions{Group: g, Share: share && me.asks, BufferBytes: j.loadBuffer, Parallel: j.parallel, RejectUnexpected: true}
+			o := &cairn.LoadOptions{Group: g, Share: share && me.asks, BufferBytes: j.loadBuffer, Parallel: j.parallel, RejectUnexpected: true, Cast: tensor.CastAny}
 			if me.mute {
 				o.Group = struct{ group.Group }{g}
 			}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 var (
@@ -46,6 +47,10 @@ type Options struct {
 	// floating-point tensors, "GLOB=DTYPE" for all that match. If several rules apply
 	// to a tensor, the last counts. Empty: types stay as in the source.
 	DType []string
+	// Cast limits the changes of element types. Zero: tensor.CastInRange, which rounds,
+	// but refuses a cast that loses numbers. Plan refuses casts that lose numbers
+	// whatever the elements are; Run refuses integers that are out of range.
+	Cast tensor.CastPolicy
 
 	// Merge makes whole tensors, all on one rank. Formats that store whole tensors
 	// need it; see formats.WholeTensors.

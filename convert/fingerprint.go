@@ -28,7 +28,7 @@ import (
 func fingerprint(ctx context.Context, j *Job, t *Target) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
-	f.text("cairn convert 3", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
+	f.text("cairn convert 4", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), j.opts.Cast.String(), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
 	f.numbers(int64(j.ranks))
 	if j.step != nil {
 		f.text("step")

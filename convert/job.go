@@ -227,6 +227,9 @@ func (j *Job) choose() error {
 		if e.Tensor != nil {
 			in.Properties, in.Shape = e.Tensor.Properties, e.Tensor.Shape
 			in.DType = castTo(casts, e.FQN, in.DType)
+			if err := j.opts.Cast.Check(e.Tensor.DType, in.DType); err != nil {
+				return plan.Named(e.FQN, err)
+			}
 		}
 		entries[i] = newEntry(e, in)
 		j.entries[i] = &entries[i]

@@ -95,6 +95,7 @@ func drawOptions(rt *rapid.T) *convert.Options {
 	}
 	if rapid.Bool().Draw(rt, "cast") {
 		o.DType = []string{rapid.SampledFrom([]string{"float16", "float64", "*=float32", "t0=uint8"}).Draw(rt, "dtype")}
+		o.Cast = tensor.CastAny
 	}
 	if rapid.Bool().Draw(rt, "rename") {
 		o.Rename = []string{rapid.SampledFrom([]string{"t*=model_*", "t0=z", "s/t/u/"}).Draw(rt, "rule")}

@@ -92,9 +92,47 @@ func TestTypesThatTheTargetLacksAreRefusedByName(t *testing.T) {
 	if text := err.Error(); !strings.Contains(text, `"c09"`) || strings.Contains(text, `"c10"`) || !strings.Contains(text, "and 3 more") {
 		t.Errorf("the error names %s; want ten names and how many more", text)
 	}
-	_, err = run(context.Background(), open(t, s), &convert.Options{Merge: true, SkipObjects: true, DType: []string{"*=float32"}}, toFormat(formats.HF, dst))
+	_, err = run(context.Background(), open(t, s), &convert.Options{Merge: true, SkipObjects: true, DType: []string{"*=float32"}, Cast: tensor.CastAny}, toFormat(formats.HF, dst))
 	if err != nil {
 		t.Errorf("Run after a cast = %v", err)
+	}
+}
+
+func TestNumbersOutOfRangeAreRefusedByName(t *testing.T) {
+	s := &mem.Store{Name: "source"}
+	n, err := tensor.Of([]int64{4}, []int64{1, -7, 300, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	save(t, s, plan.State{"n": n, "x": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)})
+	for name, c := range map[string]struct {
+		rule string
+		cast tensor.CastPolicy
+		want []string // in the error
+	}{
+		"out of range":            {rule: "n=int8", want: []string{`"n"`, "300", "cast=any"}},
+		"in range":                {rule: "n=int16"},
+		"out of range, allowed":   {rule: "n=int8", cast: tensor.CastAny},
+		"fractions":               {rule: "x=int64", want: []string{`"x"`, "float32 to int64", "cast=any"}},
+		"fractions, allowed":      {rule: "x=int64", cast: tensor.CastAny},
+		"not a wider type":        {rule: "float16", cast: tensor.CastWiden, want: []string{`"x"`}},
+		"floats that are rounded": {rule: "float16"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dst := &mem.Store{Name: "target"}
+			_, err := run(t.Context(), open(t, s), &convert.Options{DType: []string{c.rule}, Cast: c.cast}, toFormat(formats.Native, dst))
+			if (err == nil) != (c.want == nil) || err != nil && !errors.Is(err, tensor.ErrCast) {
+				t.Fatalf("Run = %v; want an error: %v", err, c.want != nil)
+			}
+			for _, word := range c.want {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("Run = %v; want it to have %s", err, word)
+				}
+			}
+			if left := storagetest.Names(t, dst); err != nil && slices.Contains(left, "cairn.json") {
+				t.Errorf("Run wrote %v", left)
+			}
+		})
 	}
 }
 

@@ -21,6 +21,7 @@ type source struct {
 	src   storage.Checkpoint
 	md    *meta.Metadata
 	opts  storage.ReadOptions // of each read
+	cast  tensor.CastPolicy
 	slots *semaphore.Weighted // reads at the same time
 
 	ctx   context.Context // of reads ahead
@@ -36,7 +37,7 @@ const leastRead = 1 << 20
 func newSource(ctx context.Context, j *Job) *source {
 	n := min(int64(j.opts.Parallel), j.opts.Memory/4/leastRead)
 	return &source{
-		src: j.src, md: j.md, ctx: ctx,
+		src: j.src, md: j.md, cast: j.opts.Cast, ctx: ctx,
 		opts:  storage.ReadOptions{BufferBytes: j.opts.Memory / 4 / n, Parallel: j.opts.Parallel},
 		slots: semaphore.NewWeighted(n),
 		ahead: aheadPool(j.opts.Memory / 4),

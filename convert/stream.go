@@ -93,6 +93,9 @@ func (c *content) run(to []want, p []byte, lo, hi int64) ([]want, error) {
 			return to, err
 		}
 		p = p[n:]
+		if c.s.cast == tensor.CastAny {
+			dst = dst.Lossy()
+		}
 		to = append(to, want{entry: c.entry, box: moved(b, c.box.Offsets), dst: dst})
 	}
 	return to, nil

@@ -40,7 +40,7 @@ func (t insideTensor) readEntry(_ context.Context, e *meta.Entry, box tensor.Box
 	if err != nil {
 		return fmt.Errorf("%q: %w", e.FQN, err)
 	}
-	return tensor.Convert(dst, part, tensor.CastAny)
+	return tensor.Convert(dst, part, tensor.CastInRange)
 }
 
 // lookInside reads the values among entries. For each entry it returns the tensors

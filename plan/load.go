@@ -36,8 +36,8 @@ type DefaultLoad struct {
 	// asks for. All ranks must set it alike. If it is set, the planner uses the
 	// plans' PlannerData itself.
 	RejectUnexpected bool
-	// Cast limits the conversions from the saved to the wanted dtype. Zero: all are
-	// allowed.
+	// Cast limits the conversions from the saved to the wanted dtype. Zero:
+	// tensor.CastInRange, which rounds, but refuses a cast that loses numbers.
 	Cast tensor.CastPolicy
 	// Rename, if not nil, returns the name in the checkpoint for a name of the
 	// state.
@@ -170,7 +170,11 @@ func (d *DefaultLoad) checkTensor(t Checkpointable, e *meta.Entry) error {
 	if shape := t.GlobalShape(); !slices.Equal(shape, e.Tensor.Shape) {
 		return fmt.Errorf("%w: size: the state wants %v, the checkpoint has %v", ErrMismatch, shape, e.Tensor.Shape)
 	}
-	if err := d.Cast.Check(e.Tensor.DType, t.DType()); err != nil {
+	policy := d.Cast
+	if w, ok := t.(whole); ok {
+		policy = policy.Into(w.Tensor)
+	}
+	if err := policy.Check(e.Tensor.DType, t.DType()); err != nil {
 		return fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v: %w", ErrMismatch, t.DType(), e.Tensor.DType, err)
 	}
 	return nil
@@ -311,6 +315,9 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	}
 	if err != nil {
 		return nil, Named(it.Dest.FQN, err)
+	}
+	if d.Cast == tensor.CastAny {
+		part = part.Lossy()
 	}
 	return part, nil
 }

@@ -125,7 +125,17 @@ func TestLoadPolicies(t *testing.T) {
 			d: &plan.DefaultLoad{}, state: plan.State{"step": empty()}, errs: []error{plan.ErrMismatch}, text: "the checkpoint has a value, the state a tensor",
 		},
 		"another dtype, converted": {
-			d: &plan.DefaultLoad{}, state: plan.State{"m.x": zeros(t, tensor.Int8, 4)}, want: plan.State{"m.x": ints(t, 1, 2, 3, 4)},
+			d: &plan.DefaultLoad{}, state: plan.State{"m.x": zeros(t, tensor.Float64, 4)}, want: plan.State{"m.x": doubles(t, 1, 2, 3, 4)},
+		},
+		"floats as integers, refused": {
+			d: &plan.DefaultLoad{}, state: plan.State{"m.x": zeros(t, tensor.Int8, 4)},
+			errs: []error{tensor.ErrCast, plan.ErrMismatch}, text: "cast=any",
+		},
+		"floats as integers, into a lossy tensor": {
+			d: &plan.DefaultLoad{}, state: plan.State{"m.x": zeros(t, tensor.Int8, 4).Lossy()}, want: plan.State{"m.x": ints(t, 1, 2, 3, 4)},
+		},
+		"floats as integers, allowed": {
+			d: &plan.DefaultLoad{Cast: tensor.CastAny}, state: plan.State{"m.x": zeros(t, tensor.Int8, 4)}, want: plan.State{"m.x": ints(t, 1, 2, 3, 4)},
 		},
 		"a wider dtype, allowed": {
 			d: &plan.DefaultLoad{Cast: tensor.CastWiden}, state: plan.State{"m.x": zeros(t, tensor.Float64, 4)}, want: plan.State{"m.x": doubles(t, 1, 2, 3, 4)},

@@ -140,7 +140,7 @@ func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
 	}
-	if err := tensor.CastAny.Check(v.DType(), info.DType); err != nil {
+	if err := tensor.CastInRange.Check(v.DType(), info.DType); err != nil {
 		return err
 	}
 	data := leafData{kind: KindTensor, tensor: v, dtype: info.DType}
@@ -300,7 +300,7 @@ func (c *casting) convert(first, n int64) error {
 	if err != nil {
 		return err
 	}
-	return tensor.Convert(dst, src, tensor.CastAny)
+	return tensor.Convert(dst, src, tensor.CastInRange)
 }
 
 // Close does nothing.

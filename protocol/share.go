@@ -249,7 +249,10 @@ func (s *sharing) fill(p *piece, src *tensor.Tensor) error {
 		s.common.Lock()
 		defer s.common.Unlock()
 	}
-	return tensor.Convert(p.to, src, tensor.CastAny)
+	if err := tensor.Convert(p.to, src, tensor.CastInRange); err != nil {
+		return plan.Named(p.item.Source.FQN, err)
+	}
+	return nil
 }
 
 // commit hands a part over to the planner.

@@ -81,7 +81,7 @@ var messages = map[string]any{
 	}},
 	"uploaded-fail": uploadedBody{Generation: 8, Error: &ErrorValue{Text: "put s3://bucket/run/step-200: access denied", Codes: []string{"fs.ErrPermission"}}},
 	"load": loadBody{
-		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true,
+		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true, Cast: tensor.CastAny,
 		Items: []WantItem{
 			{Name: "model.w", DType: "float32", Shape: []int64{4, 8}, Offsets: []int64{0, 4}, Sizes: []int64{4, 4}, At: 4096},
 			{Name: "scale", DType: "float64", At: 4160},

@@ -88,7 +88,7 @@ func (s *server) begin(load uint64, used []claim, done string, run func(context.
 // arena.
 func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
-	p.AllowMissing = b.AllowMissing
+	p.AllowMissing, p.Cast = b.AllowMissing, b.Cast
 	for i := range b.Items {
 		m := &b.Items[i]
 		if err := meta.CheckFQN(m.Name); err != nil {

@@ -348,8 +348,9 @@ type source struct {
 type loadBody struct {
 	Load uint64 `json:"load"`
 	source
-	AllowMissing bool       `json:"allow_missing,omitempty"`
-	Items        []WantItem `json:"items"`
+	AllowMissing bool              `json:"allow_missing,omitempty"`
+	Cast         tensor.CastPolicy `json:"cast,omitempty"`
+	Items        []WantItem        `json:"items"`
 }
 
 // WantItem is a box of a tensor and the place in the arena for it, or a value.

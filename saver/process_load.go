@@ -23,7 +23,9 @@ type Load struct {
 	// AllowMissing leaves out what the checkpoint does not have. LoadReport.Missing
 	// lists it.
 	AllowMissing bool
-	Items        []Want
+	// Cast limits the conversions to the wanted dtypes. Zero: tensor.CastInRange.
+	Cast  tensor.CastPolicy
+	Items []Want
 	// Observer receives the progress. If the load needs more memory than there is at a
 	// time, Planned is called several times, each time for a part. Nil: it is not
 	// reported.
@@ -241,7 +243,7 @@ func (l *remoteLoad) take() (arrived []*pieceBody, ended bool) {
 // loadParts loads parts into memory of the arena. When it returns, the saver does not use
 // the memory any more.
 func (p *Process) loadParts(ctx context.Context, l *Load, parts []part, mem *stage.Region, piece func(Piece) error) (*protocol.LoadReport, error) {
-	body := loadBody{source: source{l.Store, l.Format, l.FormatOptions}, AllowMissing: l.AllowMissing, Items: make([]WantItem, len(parts))}
+	body := loadBody{source: source{l.Store, l.Format, l.FormatOptions}, AllowMissing: l.AllowMissing, Cast: l.Cast, Items: make([]WantItem, len(parts))}
 	for i, x := range parts {
 		w := &l.Items[x.item]
 		body.Items[i] = WantItem{Name: w.Name}

@@ -103,7 +103,7 @@ func copyChunk(dst Receiver, e *meta.Entry, it *plan.ReadItem, data []byte) erro
 	if err != nil {
 		return err
 	}
-	if err := tensor.Convert(t, src, tensor.CastAny); err != nil {
+	if err := tensor.Convert(t, src, tensor.CastInRange); err != nil {
 		return err
 	}
 	return dst.CommitTensor(it, t)

@@ -102,8 +102,9 @@ type Reader interface {
 	// PrepareGlobalPlan may change the final plans of all ranks, which are in rank
 	// order.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPlan) ([]*plan.LoadPlan, error)
-	// ReadData reads the plan's items and passes them to dst. It returns after all
-	// items were verified and passed on. If ranks read for each other, it may be
+	// ReadData reads the plan's items and passes them to dst. It converts elements to
+	// the dtype of the receiver's memory as tensor.Convert does with tensor.CastInRange.
+	// It returns after all items were verified and passed on. If ranks read for each other, it may be
 	// called several times, each time with other items.
 	ReadData(ctx context.Context, p *plan.LoadPlan, dst Receiver) (ReadStats, error)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 	"unsafe"
 )
 
@@ -14,25 +16,100 @@ var ErrCast = errors.New("cast not allowed")
 // CastPolicy says which changes of dtype [Convert] may make.
 type CastPolicy uint8
 
-// The policies. A zero CastPolicy allows every cast.
+// The policies.
 const (
-	CastAny   CastPolicy = iota // any dtype to any other
-	CastWiden                   // only if [CanWiden] holds
-	CastNone                    // the dtypes must be equal
+	// CastInRange rounds, but does not lose numbers. It allows a cast from float to
+	// float, from complex to complex and from any real type to complex. It allows a cast
+	// from an integer if each element is in the range of the target. It refuses a cast
+	// from float to integer or bool, from complex to real, and to float8_e8m0fnu, which
+	// has no sign and no zero, unless every value of the source's type is kept. A float
+	// that is too large for a smaller float type becomes what [Convert] says: mostly an
+	// infinity, as IEEE 754 rounds it.
+	CastInRange CastPolicy = iota
+	CastAny                // any dtype to any other
+	CastWiden              // only if [CanWiden] holds
+	CastNone               // the dtypes must be equal
 )
 
+var castNames = [...]string{CastInRange: "in-range", CastAny: "any", CastWiden: "widen", CastNone: "none"}
+
+// String returns the name of p, such as "in-range".
+func (p CastPolicy) String() string {
+	if int(p) < len(castNames) {
+		return castNames[p]
+	}
+	return fmt.Sprintf("CastPolicy(%d)", uint8(p))
+}
+
+// MarshalText returns the name of p.
+func (p CastPolicy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText sets p to the policy of a name.
+func (p *CastPolicy) UnmarshalText(name []byte) error {
+	i := slices.Index(castNames[:], string(name))
+	if i < 0 {
+		return fmt.Errorf("the cast policy %q is none of %s", name, strings.Join(castNames[:], ", "))
+	}
+	*p = CastPolicy(i)
+	return nil
+}
+
 // Check returns an error that wraps [ErrCast] unless p allows a cast between
-// the two dtypes. Equal ones are always allowed.
+// the two dtypes. Equal ones are always allowed. With CastInRange, a cast that Check
+// allows can still fail: it depends on the elements.
 func (p CastPolicy) Check(from, to DType) error {
 	switch {
 	case !from.Valid() || !to.Valid():
 		return fmt.Errorf("cast %v to %v: %w", from, to, ErrDType)
 	case from == to || p == CastAny || p == CastWiden && CanWiden(from, to):
 		return nil
+	case p == CastInRange:
+		if why := drops(from, to); why != "" {
+			return fmt.Errorf("cast %v to %v: %w: %s; %s", from, to, ErrCast, why, anyAllows)
+		}
+		return nil
 	case p == CastWiden:
 		return fmt.Errorf("cast %v to %v: %w: not every value would be kept", from, to, ErrCast)
 	}
 	return fmt.Errorf("cast %v to %v: %w", from, to, ErrCast)
+}
+
+// anyAllows tells users of every front end what to do: LoadOptions.Cast in Go, cast="any"
+// in Python and --cast any of the command.
+const anyAllows = "the option cast=any allows it"
+
+// drops returns what is lost in a cast between two dtypes, whatever the elements are, or
+// "" if the elements decide.
+func drops(from, to DType) string {
+	switch {
+	case CanWiden(from, to):
+		return ""
+	case to == Float8E8M0FNU:
+		return "it has no sign and no zero"
+	case from.IsComplex() && !to.IsComplex():
+		return "the imaginary parts would be lost"
+	case from.IsFloat() && (to.IsInteger() || to == Bool):
+		return "the fractions would be lost"
+	}
+	return ""
+}
+
+// Into returns the policy for a cast into dst: CastAny if p is CastInRange and dst is
+// a result of [Tensor.Lossy], and p otherwise.
+func (p CastPolicy) Into(dst *Tensor) CastPolicy {
+	if p == CastInRange && dst.lossy {
+		return CastAny
+	}
+	return p
+}
+
+// Lossy returns a view of the same memory into which [Convert] casts as with CastAny,
+// also if its caller passes CastInRange. A planner whose caller wants lossy casts
+// returns it to the reader of a checkpoint. Views of the result are lossy, too.
+func (t *Tensor) Lossy() *Tensor {
+	v := *t
+	v.lossy = true
+	return &v
 }
 
 const (
@@ -47,7 +124,8 @@ const (
 
 // Convert copies src's elements into dst and changes their dtype to dst's. The
 // shapes must be equal, p must allow the cast, and the rules of [Copy] for dst and for
-// overlaps hold. Equal dtypes are copied bit by bit.
+// overlaps hold. Equal dtypes are copied bit by bit. If the error wraps [ErrCast], dst
+// has not changed.
 //
 // The results are those of PyTorch's Tensor.to:
 //
@@ -73,6 +151,7 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 	if err := checkPair("convert", dst, src); err != nil {
 		return err
 	}
+	p = p.Into(dst)
 	if err := p.Check(src.dtype, dst.dtype); err != nil {
 		return fmt.Errorf("convert %v to %v: %w", src, dst, err)
 	}
@@ -83,6 +162,11 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 	if dst.dtype == src.dtype {
 		copyElements(dst, src)
 		return nil
+	}
+	if p == CastInRange && src.dtype.IsInteger() && !CanWiden(src.dtype, dst.dtype) {
+		if err := src.checkRange(dst.dtype); err != nil {
+			return err
+		}
 	}
 	k := kernelFor(src.dtype, dst.dtype)
 	axes, run := splitRun(axesOf(dst, src))
@@ -111,6 +195,70 @@ func convertStaged(dst, src *Tensor, k kernel) {
 			dst.scatter(out, lo, hi)
 		}
 	}
+}
+
+// checkRange returns an error if an element of t, which has integers, is out of the range
+// of another dtype. It reads all elements, which no other cast needs: floats are only rounded.
+func (t *Tensor) checkRange(to DType) error {
+	low, high := rangeOf(to)
+	n := t.NumElements()
+	step := min(n, stageElements)
+	buf := t.scratch(step)
+	for lo := int64(0); lo < n; lo += step {
+		if v := outside[t.dtype](t.stretch(buf, lo, min(lo+step, n)), low, high); v != "" {
+			return fmt.Errorf("cast %v to %v: %w: %s is not between %d and %d; %s", t.dtype, to, ErrCast, v, low, high, anyAllows)
+		}
+	}
+	return nil
+}
+
+// rangeOf returns the lowest and the highest integer that a dtype holds, which is not
+// complex. For floats they may be between two values of the type; of large floats, they
+// are the limits of all integers.
+func rangeOf(d DType) (low int64, high uint64) {
+	switch d {
+	case Bool:
+		return 0, 1
+	case Float16:
+		return -65504, 65504
+	case Float8E4M3FN:
+		return -448, 448
+	case Float8E4M3FNUZ:
+		return -240, 240
+	case Float8E5M2, Float8E5M2FNUZ:
+		return -57344, 57344
+	case Int64, Int32, Int16, Int8:
+		bits := 8*d.Size() - 1
+		return math.MinInt64 >> (63 - bits), math.MaxInt64 >> (63 - bits)
+	case Uint32, Uint16, Uint8:
+		return 0, math.MaxUint64 >> (64 - 8*d.Size())
+	case Uint64:
+		return 0, math.MaxUint64
+	}
+	return math.MinInt64, math.MaxUint64
+}
+
+// outside returns, for each dtype of integers, a function that returns the first element
+// outside [low, high] in decimal, or "".
+var outside = [...]func(p []byte, low int64, high uint64) string{
+	Int64: firstOutside[int64], Int32: firstOutside[int32], Int16: firstOutside[int16], Int8: firstOutside[int8],
+	Uint64: firstOutside[uint64], Uint32: firstOutside[uint32], Uint16: firstOutside[uint16], Uint8: firstOutside[uint8],
+}
+
+func firstOutside[S integer](p []byte, low int64, high uint64) string {
+	lowest, highest := limits[S]()
+	if int64(lowest) < low {
+		lowest = S(low)
+	}
+	if uint64(highest) > high {
+		highest = S(high)
+	}
+	for _, v := range elements[S](p) {
+		if v < lowest || v > highest {
+			return fmt.Sprint(v)
+		}
+	}
+	return ""
 }
 
 // Cast returns t with elements of dtype d: t itself if it has that dtype, else

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -149,7 +150,7 @@ func TestConvertOfLargeViews(t *testing.T) {
 
 func TestEqualDTypesAreCopiedBitByBit(t *testing.T) {
 	p := []byte{0, 1, 2, 0xff}
-	for _, policy := range []CastPolicy{CastAny, CastWiden, CastNone} {
+	for _, policy := range []CastPolicy{CastInRange, CastAny, CastWiden, CastNone} {
 		src := must(FromBytes(Bool, []int64{4}, p))
 		dst := must(New(Bool, []int64{4}))
 		if err := Convert(dst, src, policy); err != nil || !bytes.Equal(dst.data, p) {
@@ -164,6 +165,19 @@ func TestForbiddenCasts(t *testing.T) {
 		from, to DType
 		want     error
 	}{
+		{CastInRange, Float64, Float16, nil},
+		{CastInRange, Complex128, Complex64, nil},
+		{CastInRange, Float64, Complex64, nil},
+		{CastInRange, Int64, Int8, nil},
+		{CastInRange, Int64, Bool, nil},
+		{CastInRange, Bool, Float8E4M3FN, nil},
+		{CastInRange, Float8E8M0FNU, BFloat16, nil},
+		{CastInRange, Float32, Int64, ErrCast},
+		{CastInRange, BFloat16, Bool, ErrCast},
+		{CastInRange, Complex64, Float64, ErrCast},
+		{CastInRange, Complex64, Int8, ErrCast},
+		{CastInRange, Float32, Float8E8M0FNU, ErrCast},
+		{CastInRange, Bool, Float8E8M0FNU, ErrCast},
 		{CastAny, Float64, Uint8, nil},
 		{CastAny, Complex128, Bool, nil},
 		{CastWiden, Float16, Float32, nil},
@@ -183,6 +197,70 @@ func TestForbiddenCasts(t *testing.T) {
 	}
 	if err := CastAny.Check(Invalid, Float32); !errors.Is(err, ErrDType) {
 		t.Errorf("Check(Invalid, Float32): %v; want %v", err, ErrDType)
+	}
+}
+
+// Integers at the edges of the range of each type. The smaller types are first.
+func TestIntegersOutOfRange(t *testing.T) {
+	for _, c := range []struct {
+		to        DType
+		low, high int64
+	}{
+		{Bool, 0, 1}, {Int8, -1 << 7, 1<<7 - 1}, {Uint8, 0, 1<<8 - 1}, {Int16, -1 << 15, 1<<15 - 1}, {Uint16, 0, 1<<16 - 1},
+		{Int32, -1 << 31, 1<<31 - 1}, {Uint32, 0, 1<<32 - 1}, {Uint64, 0, math.MaxInt64},
+		{Float8E4M3FN, -448, 448}, {Float8E4M3FNUZ, -240, 240}, {Float8E5M2, -57344, 57344}, {Float16, -65504, 65504},
+		{BFloat16, math.MinInt64, math.MaxInt64}, {Float32, math.MinInt64, math.MaxInt64}, {Complex64, math.MinInt64, math.MaxInt64},
+	} {
+		for _, v := range []int64{0, 1, c.low, c.low - 1, c.high, c.high + 1, -1, -129, 128, 300, 1 << 20, math.MinInt64, math.MaxInt64} {
+			src := must(Of([]int64{3}, []int64{1, v, 0}))
+			for _, from := range []DType{Int64, Int32, Int16} {
+				small := must(Cast(src, from))
+				if !Equal(must(Cast(small, Int64)), src) {
+					continue // this type does not have the number
+				}
+				dst := must(New(c.to, []int64{3}))
+				err := Convert(dst, small, CastInRange)
+				if in := c.low <= v && v <= c.high; in != (err == nil) || !in && !errors.Is(err, ErrCast) {
+					t.Errorf("Convert(%v, %v, CastInRange) of %d = %v; it is in the range: %v", c.to, from, v, err, in)
+				}
+				if err != nil && !strings.Contains(err.Error(), fmt.Sprint(v)) {
+					t.Errorf("the error does not name %d: %v", v, err)
+				}
+				if want := must(Cast(small, c.to)); err == nil && !Equal(dst, want) {
+					t.Errorf("Convert(%v, %v, CastInRange) of %d: %x; want %x", c.to, from, v, dst.data, want.data)
+				}
+				if err := Convert(dst.Lossy(), small, CastInRange); err != nil || !Equal(dst, must(Cast(small, c.to))) {
+					t.Errorf("Convert of %v %d to a lossy %v = %v, %x", from, v, c.to, err, dst.data)
+				}
+			}
+		}
+	}
+}
+
+// The one element that is out of range is not among the first that are staged, and not in a row
+// with its neighbours.
+func TestOutOfRangeInAView(t *testing.T) {
+	x := must(New(Uint64, []int64{300, 500}))
+	must(Values[uint64](x))[299*500+77] = math.MaxUint64
+	view := must(x.Transpose(0, 1))
+	dst := must(New(Int64, view.Shape()))
+	if err := Convert(dst, view, CastInRange); !errors.Is(err, ErrCast) || !strings.Contains(err.Error(), "18446744073709551615") {
+		t.Errorf("Convert = %v; want %v with the number", err, ErrCast)
+	}
+	if err := Convert(dst, view, CastAny); err != nil {
+		t.Errorf("Convert with CastAny = %v", err)
+	}
+}
+
+func TestNamesOfCastPolicies(t *testing.T) {
+	for _, p := range []CastPolicy{CastInRange, CastAny, CastWiden, CastNone} {
+		var got CastPolicy = 9
+		if err := got.UnmarshalText(must(p.MarshalText())); err != nil || got != p {
+			t.Errorf("UnmarshalText(%q) = %v, %v", p, got, err)
+		}
+	}
+	if err := new(CastPolicy).UnmarshalText([]byte("all")); err == nil {
+		t.Error("UnmarshalText accepts a policy that does not exist")
 	}
 }
 

@@ -45,6 +45,7 @@ type Tensor struct {
 	// placeholder marks a tensor without memory: data is one zero that stands
 	// for every element.
 	placeholder bool
+	lossy       bool // see Lossy
 }
 
 // New returns a contiguous tensor of zeros in memory of its own. The error
@@ -123,7 +124,7 @@ func (t *Tensor) view(shape, strides []int64, offset int64) *Tensor {
 	if slices.Contains(shape, 0) {
 		offset = 0
 	}
-	return &Tensor{dtype: t.dtype, shape: shape, strides: strides, offset: offset, data: t.data, placeholder: t.placeholder}
+	return &Tensor{dtype: t.dtype, shape: shape, strides: strides, offset: offset, data: t.data, placeholder: t.placeholder, lossy: t.lossy}
 }
 
 // RowMajor returns the strides of a contiguous tensor of that shape: the distance,

@@ -244,7 +244,7 @@ func (q *quantized) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tens
 		return x, err
 	})
 	if err == nil {
-		err = tensor.Convert(dst, numbers, tensor.CastAny)
+		err = tensor.Convert(dst, numbers, tensor.CastInRange)
 	}
 	return read, err
 }

@@ -309,7 +309,7 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 			if err != nil {
 				return err
 			}
-			if err := tensor.Convert(to, src, tensor.CastAny); err != nil {
+			if err := tensor.Convert(to, src, tensor.CastInRange); err != nil {
 				return err
 			}
 		}

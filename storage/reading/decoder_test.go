@@ -46,7 +46,7 @@ func (m countingDecoder) Decode(_ context.Context, box tensor.Box, dst *tensor.T
 	if x, err = x.Narrow(box); err != nil {
 		return 0, err
 	}
-	return 10, errors.Join(m.err, tensor.Convert(dst, x, tensor.CastAny))
+	return 10, errors.Join(m.err, tensor.Convert(dst, x, tensor.CastInRange))
 }
 
 // rowDecoder is a countingDecoder that is cut by rows.

@@ -140,10 +140,14 @@ func (p *part) Take(b []byte) error {
 	if !p.in {
 		src, err := p.job.lay.view(r.DType, p.box.Sizes, p.gap, b)
 		if err == nil {
-			err = tensor.Convert(p.to, src, tensor.CastAny)
+			err = tensor.Convert(p.to, src, tensor.CastInRange)
 		}
 		if err != nil {
-			return fmt.Errorf("%s at %d: %w", r.File, p.offset, err)
+			err = fmt.Errorf("%s at %d: %w", r.File, p.offset, err)
+			if e := p.job.id.Entry; e != nil {
+				err = plan.Named(e.FQN, err)
+			}
+			return err
 		}
 	}
 	return p.job.partDone()

@@ -143,7 +143,7 @@ func (g *target) fill(p *plan.LoadPlan, d tensor.DType) {
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		g.to[&p.Items[i]] = x
+		g.to[&p.Items[i]] = x.Lossy()
 	}
 }
 

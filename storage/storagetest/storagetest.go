@@ -76,6 +76,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 		"copies come back, or are refused":        s.copies,
 		"boxes come back in any memory":           s.boxes,
 		"streams come back":                       s.streams,
+		"numbers out of range are refused":        s.outOfRange,
 		"metadata comes back":                     s.metadata,
 		"nothing is an empty checkpoint":          s.nothing,
 		"a rank may have nothing to do":           s.idleRank,
@@ -270,6 +271,24 @@ func (s *suite) streams(t *testing.T, p Place) {
 		if !tensor.Equal(want, got) {
 			t.Errorf("%q has other elements", name)
 		}
+	}
+}
+
+// outOfRange loads integers into a type that cannot hold all of them.
+func (s *suite) outOfRange(t *testing.T, p Place) {
+	if !slices.Contains(s.DTypes, tensor.Int64) {
+		t.Skip("the format has no int64")
+	}
+	x := must(tensor.Of([]int64{2, 3}, []int64{1, 2, 3, 4, 300, 6}))
+	noError(t, Save(t.Context(), p, Storage("out-of-range", 1, 1), plan.State{"n": x}))
+	got := must(tensor.New(tensor.Int8, x.Shape()))
+	err := Load(t.Context(), p, plan.State{"n": got})
+	if !errors.Is(err, tensor.ErrCast) || !strings.Contains(err.Error(), `"n"`) || !strings.Contains(err.Error(), "300") {
+		t.Errorf("Load of 300 as int8 = %v; want %v with the name and the number", err, tensor.ErrCast)
+	}
+	noError(t, Load(t.Context(), p, plan.State{"n": got.Lossy()}))
+	if want := must(tensor.Of([]int64{2, 3}, []int8{1, 2, 3, 4, 44, 6})); !tensor.Equal(got, want) {
+		t.Errorf("Load into a lossy tensor: %x; want %x", got.Contents(), want.Contents())
 	}
 }
 

@@ -232,5 +232,5 @@ func (p *picker) copy(ctx context.Context, b tensor.Box) error {
 	if err != nil {
 		return err
 	}
-	return tensor.Convert(dst, src, tensor.CastAny)
+	return tensor.Convert(dst, src, tensor.CastInRange)
 }

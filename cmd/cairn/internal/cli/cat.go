@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -51,6 +52,7 @@ const voidDType = "void"
 type catFlags struct {
 	slice    string
 	dtype    string
+	cast     tensor.CastPolicy
 	limit    int64
 	full     bool
 	npy, raw string
@@ -65,6 +67,7 @@ func newCatCmd() *cobra.Command {
 	flags.StringVar(&f.slice, "slice", "", "take this part of a tensor, in Python's `syntax`")
 	flags.StringVar(&f.dtype, "dtype", "", "convert the elements to this `dtype`; 'void' keeps the bytes for --npy")
 	completeFlag(cmd, completeDTypes, "dtype")
+	castFlag(cmd, &f.cast)
 	flags.Int64Var(&f.limit, "limit", f.limit, "shorten tensors of more than this `number` of elements")
 	flags.BoolVar(&f.full, "full", false, "print everything")
 	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`; - is stdout")
@@ -94,6 +97,22 @@ func (f *catFlags) check(cmd *cobra.Command) error {
 		}
 	}
 	return nil
+}
+
+// casting is the content of a checkpoint, with the casts that --cast allows.
+type casting struct {
+	inspect.Content
+	cast tensor.CastPolicy
+}
+
+func (c casting) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
+	if err := c.cast.Check(e.Tensor.DType, dst.DType()); err != nil {
+		return plan.Named(e.FQN, err)
+	}
+	if c.cast == tensor.CastAny {
+		dst = dst.Lossy()
+	}
+	return c.Content.ReadEntry(ctx, e, box, dst)
 }
 
 // catter is one call of 'cairn cat'.
@@ -214,7 +233,7 @@ func (k *catter) tensor(slice string) error {
 	k.head.DType, k.head.Shape = d.String(), s.Shape()
 	bytes := s.Elements() * int64(d.Size())
 	stream := func(w io.Writer, moved func(int64)) error {
-		return s.Stream(k.ctx, k.c, k.e, d, func(p []byte) error {
+		return s.Stream(k.ctx, casting{k.c, k.flags.cast}, k.e, d, func(p []byte) error {
 			moved(int64(len(p)))
 			_, err := w.Write(p)
 			return err
@@ -283,7 +302,7 @@ func (k *catter) streamText(s *inspect.Selection, d tensor.DType, asJSON bool) e
 	n := &nester{w: w, shape: s.Shape(), at: make([]int64, len(s.Shape())), json: asJSON}
 	format, size := elementText(d, asJSON), d.Size()
 	var text []byte
-	err := s.Stream(k.ctx, k.c, k.e, d, func(p []byte) error {
+	err := s.Stream(k.ctx, casting{k.c, k.flags.cast}, k.e, d, func(p []byte) error {
 		for ; len(p) > 0; p = p[size:] {
 			text = format(text[:0], p[:size])
 			n.element(text)

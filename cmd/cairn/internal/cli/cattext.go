@@ -182,7 +182,7 @@ func (k *catter) readEdges(s *inspect.Selection, edges []edge, dim int, box tens
 		if err != nil {
 			return err
 		}
-		if err := s.ReadBox(k.ctx, k.c, k.e, box, part); err != nil {
+		if err := s.ReadBox(k.ctx, casting{k.c, k.flags.cast}, k.e, box, part); err != nil {
 			return err
 		}
 		return tensor.Copy(dst, part)

@@ -60,6 +60,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.Exclude, "exclude", nil, "leave out names that match this `glob` (repeatable)")
 	fl.StringArrayVar(&f.Rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
 	fl.StringArrayVar(&f.DType, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
+	castFlag(cmd, &f.Cast)
 	fl.IntVar(&f.shards, "shards", 0, "number of data files, `N`, of each rank")
 	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
 	fl.Var((*sizeFlag)(&f.Memory), "memory", "bound of the buffers")
@@ -76,6 +77,12 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	completeFlag(cmd, completeDTypes, "dtype")
 	completeFlag(cmd, completeFlagNames, "select", "exclude")
 	return cmd
+}
+
+// castFlag adds the flag for the casts that --dtype may make.
+func castFlag(cmd *cobra.Command, p *tensor.CastPolicy) {
+	cmd.Flags().TextVar(p, "cast", tensor.CastInRange, "`policy` for --dtype: in-range refuses casts that lose numbers; any, widen, none")
+	completeFlag(cmd, choices("in-range", "any", "widen", "none"), "cast")
 }
 
 // hideDefault removes an empty default from the help of a flag.

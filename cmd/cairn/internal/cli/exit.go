@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 const (
@@ -62,7 +63,7 @@ var exits = []exit{
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
-		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected},
+		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast},
 	},
 	{
 		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', for which 1 means differences.",
