@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -280,11 +281,14 @@ func TestLoadNewRefusesOptionsOfAState(t *testing.T) {
 	}
 }
 
-// noMetadata is a planner that returns no metadata.
-type noMetadata struct{ plan.DefaultSave }
+// noMetadata is a planner whose metadata is nil or has no entries.
+type noMetadata struct {
+	plan.DefaultSave
+	md *meta.Metadata
+}
 
-func (*noMetadata) GlobalPlan(all []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
-	return all, nil, nil
+func (p *noMetadata) GlobalPlan(all []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	return all, p.md, nil
 }
 
 // Only a tensor that is not whole makes a save mention the missing group.
@@ -295,14 +299,33 @@ func TestSaveWithoutGroupExplainsMissingParts(t *testing.T) {
 	if !errors.Is(err, cairn.ErrState) || !strings.Contains(err.Error(), text) {
 		t.Errorf("half of a tensor: %v; want %v with %q", err, cairn.ErrState, text)
 	}
-	for name, o := range map[string]*cairn.SaveOptions{"an empty state": nil, "a planner without metadata": {Planner: new(noMetadata)}} {
-		state := cairn.State{}
-		if o != nil {
-			state["x"] = x
-		}
-		_, err := cairn.Save(t.Context(), new(mem.Store), state, o)
+	for _, md := range []*meta.Metadata{nil, {}} {
+		_, err = cairn.Save(t.Context(), new(mem.Store), cairn.State{"x": x}, &cairn.SaveOptions{Planner: &noMetadata{md: md}})
 		if known := errors.Is(err, cairn.ErrState) || errors.Is(err, cairn.ErrProtocol); !known || strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v; want an error without %q", name, err, text)
+			t.Errorf("a planner that returns the metadata %v: %v; want an error without %q", md, err, text)
+		}
+	}
+}
+
+// A state without names is saved and loaded in every format, by one rank and by several.
+func TestEmptyState(t *testing.T) {
+	for _, name := range formats.Names() {
+		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ranks := range []int{1, 2} {
+			store := new(mem.Store)
+			err := inproc.Run(t.Context(), ranks, func(ctx context.Context, g group.Group) error {
+				if _, err := cairn.Save(ctx, store, cairn.State{"nested": map[string]any{}}, &cairn.SaveOptions{Group: g, Format: f}); err != nil {
+					return err
+				}
+				_, err := cairn.Load(ctx, store, cairn.State{}, &cairn.LoadOptions{Group: g, Format: f, RejectUnexpected: true})
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s, %d ranks: %v", name, ranks, err)
+			}
 		}
 	}
 }

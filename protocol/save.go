@@ -286,9 +286,8 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []
 		return s.globalPlan(ctx, plans)
 	})
 	s.md = md
-	if err == nil && len(s.md.Entries) == 0 && !s.RankLocal {
-		// An empty checkpoint would replace one that is not empty.
-		err = fmt.Errorf("%w: it is empty on all ranks", plan.ErrState)
+	if err == nil && len(md.Entries) == 0 && slices.ContainsFunc(out, func(p *plan.SavePlan) bool { return len(p.Items) > 0 }) {
+		err = fmt.Errorf("%w: the planner's GlobalPlan returned items and metadata without entries", plan.ErrProtocol)
 	}
 	return out, err
 }

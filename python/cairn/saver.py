@@ -27,6 +27,8 @@ from typing import Any, Callable, Optional, Sequence
 from cairn.errors import CairnError, ChangedError, OptionsError, SaverError, from_message
 
 VERSION = 1
+CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
+SCHEMES = ("azblob", "file", "gs", "mem", "s3")  # of the URLs that the program opens
 PAGE = 4096
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
@@ -451,7 +453,7 @@ class Saver:
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
              format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
-             save_id: str = "", reports: Optional[list[dict]] = None) -> list[str]:
+             save_id: str = "", reports: Optional[list[dict]] = None, cast: str = "in-range") -> list[str]:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
@@ -459,9 +461,11 @@ class Saver:
         thread: with its elements, which it copies, or with the codec and the data of a value.
         Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
         the checkpoint is not that of save_id, if that is not empty. reports receives those of the
-        saver process.
+        saver process. cast is one of CASTS.
         """
-        source = _source(store, format, format_options)
+        if cast not in CASTS:
+            raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
+        source = {**_source(store, format, format_options), "cast": cast}
         under_way: list[Reply] = []
         batch: list[tuple[int, dict, Optional[int]]] = []
         # Memory that is used again is faster than more memory, so a load takes little of what is new.

@@ -20,7 +20,7 @@ from cairn.torch._state import Leaf, check, check_memory, flatten, is_stateful, 
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
-         format_options: Optional[dict] = None, allow_pickle: bool = False) -> list[str]:
+         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range") -> list[str]:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
@@ -29,10 +29,15 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     it is, and is in the list that is returned. Objects that were pickled are made again only
     with allow_pickle, because a pickle can run any code. format and format_options are needed
     only if the format cannot be detected or has options for reading.
+
+    cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
+    numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats
+    in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
+    "widen" those that keep every value; "none" no conversion.
     """
     error, missing, save_id = None, [], ""
     try:
-        missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle)
+        missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle, cast)
     except BaseException as e:  # the other ranks must know
         error = e
     agree("load", error, save_id=save_id)
@@ -40,7 +45,7 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 
 
 def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict],
-          allow_pickle: bool) -> tuple[list[str], str]:
+          allow_pickle: bool, cast: str) -> tuple[list[str], str]:
     """Returns the names that are missing, and the save that was loaded, if that is known."""
     check(state)
     # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
@@ -66,7 +71,7 @@ def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str]
         for p in held:
             if p.local.numel() or p.offsets is None:
                 loading.tensor(leaf.name, p.shape, p.offsets or [0] * len(p.shape), p.local)
-    missing = loading.run(j.own(), path, not strict, format, options)
+    missing = loading.run(j.own(), path, not strict, format, options, cast=cast)
     for leaf, v in replaced:
         leaf.replace(v)
     for k, v in opened.items():
@@ -131,7 +136,7 @@ class Loading:
         self.targets.append(take)
 
     def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
-            save_id: str = "") -> list[str]:
+            save_id: str = "", cast: str = "in-range") -> list[str]:
         """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set.
 
         ChangedError: the checkpoint is not that of save_id, if that is not empty.
@@ -165,7 +170,7 @@ class Loading:
 
         try:
             missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
-                                 save_id=save_id, reports=reports)
+                                 save_id=save_id, reports=reports, cast=cast)
             self.save_id = reports[0]["save_id"] if reports else ""
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort

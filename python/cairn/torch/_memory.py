@@ -48,7 +48,7 @@ class Memory:
         self._refused = False  # CUDA takes no more
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
-        self._leased = 0
+        self._leases: list[tuple[int, int]] = []  # places and sizes, ascending
         self._returned: "collections.deque[tuple[int, int]]" = collections.deque()
         self._pool = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2))), "cairn-copy")
 
@@ -62,29 +62,32 @@ class Memory:
         with self._lock:
             while self._returned:
                 at, n = self._returned.popleft()
-                self._leased -= n
+                self._leases.remove((at, n))
                 self.arena.free(at, n)
 
     def leased(self) -> int:
         """Returns the bytes that tensors of lease use."""
         self.reclaim()
-        return self._leased
-
-    def lease(self, at: int, n: int) -> torch.Tensor:
-        """Returns n bytes that alloc gave, with a storage of their own. They are free when no tensor has this storage any more."""
         with self._lock:
-            self._leased += n
-        view = memoryview(self.arena.mem)[at:at + n]
+            return sum(n for _, n in self._leases)
+
+    def lease(self, at: int, n: int) -> "Lease":
+        """Lends n bytes that alloc gave to tensors. They are free when no tensor uses them any more."""
+        with self._lock:
+            bisect.insort(self._leases, (at, n))
+        lease = Lease(self.arena.mem, at, n)
         # The garbage collector may call this at any time, so it takes no lock.
-        weakref.finalize(view, self._returned.append, (at, n)).atexit = False
-        return torch.frombuffer(view, dtype=torch.uint8)
+        weakref.finalize(lease, self._returned.append, (at, n)).atexit = False
+        return lease
 
     def place(self, t: torch.Tensor) -> Optional[int]:
-        """Returns where the storage of a tensor of lease begins, or None for other tensors."""
-        if not self._leased or t.device.type != "cpu" or not t.numel():
+        """Returns where the lease begins whose bytes a tensor uses, or None for other tensors."""
+        if not self._leases or t.device.type != "cpu" or not t.numel():
             return None
         at = t.untyped_storage().data_ptr() - self.bytes.data_ptr()
-        return at if 0 <= at < self.arena.window else None
+        with self._lock:
+            i = bisect.bisect_right(self._leases, (at, self.arena.size)) - 1
+            return self._leases[i][0] if i >= 0 and at < sum(self._leases[i]) else None
 
     def part(self, at: int, n: int) -> torch.Tensor:
         """Returns n bytes of the memory."""
@@ -197,9 +200,29 @@ class Memory:
         self.bytes = None  # type: ignore[assignment]
 
 
+class Lease:
+    """A part of the shared memory that tensors use."""
+
+    def __init__(self, mem: Any, at: int, n: int):
+        self.mem, self.at, self.n = mem, at, n
+
+    def storage(self, start: int, end: int) -> torch.UntypedStorage:
+        """Returns a storage of the bytes [start, end). The lease lasts as long as it is in use."""
+        view = memoryview(self.mem)[self.at + start:self.at + end]
+        weakref.finalize(view, _hold, self).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _hold(_: Lease) -> None:
+    """Does nothing: a finalizer refers to its arguments until it is called."""
+
+
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a contiguous tensor, without a copy."""
-    return t.detach().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8, device=t.device)
+    if not t.numel():
+        return torch.empty(0, dtype=torch.uint8, device=t.device)
+    # The stride of a dimension of one element may be anything, which view does not accept.
+    return t.detach().as_strided((t.numel(),), (1,)).view(torch.uint8)
 
 
 def allocate(dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], torch.Tensor], Callable[[int, memoryview], None]]:

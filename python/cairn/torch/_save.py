@@ -244,7 +244,7 @@ class State:
 
     def _blob(self, index: int, t: torch.Tensor) -> _Blob:
         """Returns the memory of a tensor that shares its storage with no other."""
-        if t.is_contiguous() or _span(t) > 2 * t.nbytes:
+        if t.is_contiguous() or span(t) > 2 * t.nbytes:
             return _Blob(_memory.as_bytes(t.contiguous()), [index], [0])
         return self._shared([(index, t)])
 
@@ -262,9 +262,10 @@ class State:
                     self.items[index]["alias"] = self.aliases
         starts = [int(t.storage_offset()) * t.element_size() for _, t in tensors]
         lo = min(starts)
-        hi = max(start + _span(t) for start, (_, t) in zip(starts, tensors))
-        first = tensors[0][1]
-        raw = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage(), lo, (hi - lo,), (1,))
+        hi = max(start + span(t) for start, (_, t) in zip(starts, tensors))
+        # Storages of memory that is not torch's, such as numpy's, may begin at the same place and end elsewhere.
+        largest = max((t.untyped_storage() for _, t in tensors), key=torch.UntypedStorage.nbytes)
+        raw = torch.empty(0, dtype=torch.uint8, device=tensors[0][1].device).set_(largest, lo, (hi - lo,), (1,))
         for index, t in tensors:
             if not t.is_contiguous():
                 self.items[index]["strides"] = list(t.stride())
@@ -280,7 +281,7 @@ class State:
                 if at not in staged:
                     units.append(staged.setdefault(at, _Unit(at=at)))
                 staged[at].blobs.append(blob)
-                staged[at].places.append(source.data_ptr() - source.untyped_storage().data_ptr())
+                staged[at].places.append(source.data_ptr() - self.memory.bytes.data_ptr() - at)
                 continue
             n, device = source.numel(), source.device
             unit = shared.get(device) if n < _SMALL else None
@@ -293,7 +294,7 @@ class State:
         return units
 
 
-def _span(t: torch.Tensor) -> int:
+def span(t: torch.Tensor) -> int:
     """Returns the bytes from the first element of a tensor, which has some, to the end of its last."""
     return (sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * t.element_size()
 
@@ -325,10 +326,18 @@ def _value(v: Any) -> dict:
     return {"codec": "json", "data": base64.b64encode(data).decode()}
 
 
+def new_id() -> str:
+    """Returns the id of a new save, or of a load."""
+    return secrets.token_hex(10)
+
+
 def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
           format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False, remote: Any = None,
-          local_bytes: int = 0) -> Handle:
-    """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks."""
+          local_bytes: int = 0, save_id: str = "") -> Handle:
+    """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks.
+
+    The id of the save is the save_id of rank 0, or a new one if that is empty.
+    """
     j = error = None
     try:
         store = address_of(os.fspath(path))
@@ -355,7 +364,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format,
-        "save_id": secrets.token_hex(10), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
+        "save_id": save_id or new_id(), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
         "items": state.items, "absent": state.absent,
     }

@@ -16,14 +16,16 @@ import functools
 import gc
 import io
 import os
+import pathlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torch.distributed.checkpoint import DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint import filesystem, DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata,
 )
@@ -34,12 +36,15 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
-from cairn.saver import address_of
+from cairn.saver import SCHEMES, address_of
 from cairn.torch import _memory
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
-from cairn.torch._save import Pickled, State, begin, copy_units, events
+from cairn.torch._save import Pickled, State, begin, copy_units, events, new_id, span
 from cairn.torch._state import Leaf, Part
+
+_COPY_AHEAD = 10_000_000  # the default of PyTorch's FileSystemWriter
+_VERSION: Optional[str] = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # older versions of PyTorch have none
 
 
 class Stager(AsyncStager):
@@ -54,7 +59,8 @@ class Stager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy of a state. The caller may change the state when it returns."""
         memory = job().memory
-        tensors = list(_tensors(state_dict))
+        held = list(_tensors(state_dict))
+        tensors = [_local(t).detach() for t in held]
         state = State([(Leaf(str(i), None, t), [Part(list(t.shape), t)]) for i, t in enumerate(tensors)], memory)
         copies: dict[int, torch.Tensor] = {}
         pending = []
@@ -67,13 +73,22 @@ class Stager(AsyncStager):
                 pending.append((unit, at))
         copy_units(memory, pending, events([unit for unit, _ in pending]))
         for unit, at in pending:
-            storage = memory.lease(at, unit.size).untyped_storage()
+            lease = memory.lease(at, unit.size)
+            together = lease.storage(0, unit.size)
             for blob, place in zip(unit.blobs, unit.places):
                 for index, start in zip(blob.items, blob.starts):
-                    t, size = tensors[index], tensors[index].element_size()
-                    if t.numel() and (place + start) % size == 0:
-                        strides = state.items[index].get("strides") or torch.empty(t.shape, device="meta").stride()
-                        copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, (place + start) // size, t.shape, strides)
+                    t, first = tensors[index], place + start
+                    if not t.numel() or first % t.element_size():
+                        continue
+                    like = torch.empty(t.shape, dtype=t.dtype, device="meta")
+                    if strides := state.items[index].get("strides"):
+                        like = torch.empty_strided(t.shape, strides, dtype=t.dtype, device="meta")
+                    storage, offset = together, first // t.element_size()
+                    if isinstance(held[index], DTensor):
+                        # PyTorch cannot send a DTensor to another process (AsyncCheckpointerType.PROCESS)
+                        # if what this rank holds of it is not at the beginning of its storage.
+                        storage, offset = lease.storage(first, first + span(like)), 0
+                    copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, offset, t.shape, like.stride())
         numbers = iter(range(len(tensors)))
 
         def copied(t: torch.Tensor) -> torch.Tensor:
@@ -92,21 +107,52 @@ class Stager(AsyncStager):
 class Writer(StorageWriter, Stager):
     """Saves for ``dcp.save`` and ``dcp.async_save``. All ranks of the job save together.
 
-    The options are those of :func:`cairn.torch.save`. The checkpoint appears when it is
-    complete on all ranks; until then, and if a rank fails, the one before it stays.
+    The options after the star are those of :func:`cairn.torch.save`. The checkpoint appears when
+    it is complete on all ranks; until then, and if a rank fails, the one before it stays.
+
+    The other options are those of PyTorch's ``FileSystemWriter``. ``thread_count`` is another name
+    of ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions``
+    other than PyTorch's compression are refused: they might encrypt.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
-                 overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0):
-        self.checkpoint_id = path
-        self.options = (step, tags, overwrite, format, format_options, files_per_rank)
+    def __init__(self, path: "str | os.PathLike[str]", single_file_per_rank: bool = True, sync_files: bool = True,
+                 thread_count: Optional[int] = None, per_thread_copy_ahead: int = _COPY_AHEAD, cache_staged_state_dict: bool = False,
+                 overwrite: bool = True, _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None, *,
+                 step: Optional[int] = None, tags: Optional[dict[str, str]] = None, format: str = "native",
+                 format_options: Optional[dict] = None, files_per_rank: int = 0):
+        if not single_file_per_rank:
+            _note("single_file_per_rank=False", "a file holds many tensors, and each of them can be read without the others")
+        if not sync_files:
+            _note("sync_files=False", "files are synced before the checkpoint appears, so that a crash leaves no damaged one")
+        if per_thread_copy_ahead != _COPY_AHEAD:
+            _note("per_thread_copy_ahead", "tensors are copied into the memory that is shared with the saver process, as far as it has room")
+        if cache_staged_state_dict:
+            _note("cache_staged_state_dict", "the shared memory is kept from save to save anyway")
+        if serialization_format is not None and getattr(serialization_format, "name", "") != "TORCH_SAVE":
+            _note("serialization_format", "the option format decides: the files of the format native are safetensors files")
+        for extension in _extensions or ():
+            if type(extension).__module__ != "torch.distributed.checkpoint._extension":
+                raise errors.OptionsError(f"_extensions has a {type(extension).__name__}, which Writer cannot apply: "
+                                          "save with PyTorch's FileSystemWriter, or without it", ("storage.options",))
+            _note("_extensions", "data is written as it is: tensors hardly get smaller by compression")
+        self.path = _path(path)
+        self.fs = _file_system(self.path)
+        self.overwrite = overwrite
+        self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
+        self.save_id = new_id()
         self.report: Optional[dict] = None  # of the last save
+
+    @property
+    def checkpoint_id(self) -> "str | os.PathLike[str]":
+        """Where the checkpoint is saved to."""
+        return self.path
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins a save. It goes to checkpoint_id, if there is one."""
-        if checkpoint_id is not None:
-            self.checkpoint_id = checkpoint_id
-        self.report = None
+        if checkpoint_id:
+            self.path = _path(checkpoint_id)
+            self.fs = _file_system(self.path)
+        self.save_id, self.report = new_id(), None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -114,7 +160,7 @@ class Writer(StorageWriter, Stager):
                                       ("storage.options",))
 
     def storage_meta(self) -> Optional[StorageMeta]:
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -129,8 +175,15 @@ class Writer(StorageWriter, Stager):
         if plan.storage_data not in (None, 1, ranks):  # all ranks of the process group raise this
             raise errors.OptionsError(f"the process group has {plan.storage_data} of the {ranks} ranks of the job; Writer saves all ranks "
                                       "together, or one alone with no_dist=True", ("storage.options",))
-        self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.checkpoint_id, *self.options, overlap=False,
-                            alone=plan.storage_data == 1 < ranks).result()
+        try:
+            self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.path, *self.options, overlap=False,
+                                alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
+        except errors.ExistsError as e:
+            if self.overwrite:
+                raise
+            # In PyTorch's words, which programs may look for.
+            raise errors.ExistsError(f"Checkpoint already exists and {self.overwrite=}. ({e})", e.codes) from e
+        self.save_id = self.report["save_id"]  # that of rank 0
         done: "Future[list[WriteResult]]" = Future()
         done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
         return done
@@ -141,6 +194,8 @@ class Writer(StorageWriter, Stager):
         if lost := sorted(set(metadata.state_dict_metadata) - written):
             raise errors.StateError(f"no rank has saved {lost[0]!r}, and {len(lost) - 1} more", ("plan.state",))
         metadata.storage_meta = self.storage_meta()
+        if _VERSION:
+            metadata.version = _VERSION
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
@@ -150,24 +205,37 @@ class Writer(StorageWriter, Stager):
 class Reader(StorageReader):
     """Loads for ``dcp.load``, from a checkpoint of any format that cairn reads.
 
-    Elements are converted to the dtype of the tensors that they go to. As with PyTorch's
-    own storage, objects are unpickled by the planner: load only checkpoints that you trust.
+    Elements are converted to the dtype of the tensors that they go to, as cast allows: see
+    :func:`cairn.torch.load`. As with PyTorch's own storage, objects are unpickled by the planner:
+    load only checkpoints that you trust. ``_extension_registry`` is an option of PyTorch's
+    ``FileSystemReader``, and has no meaning here.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", *, format: Optional[str] = None, format_options: Optional[dict] = None):
-        self.checkpoint_id = path
-        self.format, self.format_options = format, format_options
+    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, format: Optional[str] = None,
+                 format_options: Optional[dict] = None, cast: str = "in-range"):
+        if _extension_registry is not None:
+            _note("_extension_registry", "Reader decompresses what PyTorch's own extensions have compressed, and can apply no others")
+        self.path = _path(path)
+        self.fs = _file_system(self.path)
+        self.format, self.format_options, self.cast = format, format_options, cast
+        self.load_id = new_id()
         self._metadata: Optional[Metadata] = None
+
+    @property
+    def checkpoint_id(self) -> "str | os.PathLike[str]":
+        """Where the checkpoint is."""
+        return self.path
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins a load. It reads from checkpoint_id, if there is one."""
-        if checkpoint_id is not None:
-            self.checkpoint_id = checkpoint_id
-        self._metadata = None
+        if checkpoint_id:
+            self.path = _path(checkpoint_id)
+            self.fs = _file_system(self.path)
+        self.load_id, self._metadata = new_id(), None
 
-    def read_metadata(self) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Describes the checkpoint. Each tensor is one chunk, however it was saved."""
-        described = job().own().describe(os.fspath(self.checkpoint_id), self.format, self.format_options)
+        described = job().own().describe(os.fspath(self.path), self.format, self.format_options)
         entries: dict[str, Any] = {}
         paths: dict[str, tuple] = {}
         for e in described.get("entries") or []:
@@ -184,8 +252,11 @@ class Reader(StorageReader):
                 properties = TensorProperties(dtype=dtype, requires_grad=e.get("requires_grad", False))
                 entries[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
             paths[name] = tuple(_step(s) for s in e.get("path") or [name])
-        meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=described.get("save_id"))
-        return Metadata(entries, planner_data=paths, storage_meta=meta)
+        meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=described.get("save_id"), load_id=self.load_id)
+        metadata = Metadata(entries, planner_data=paths, storage_data={}, storage_meta=meta)
+        if _VERSION:
+            metadata.version = _VERSION
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._metadata = metadata
@@ -217,7 +288,7 @@ class Reader(StorageReader):
             loading.tensor(name, list(described.size), list(item.storage_offsets), t.detach())
             filled.append((item, t))
         meta = self._metadata.storage_meta
-        loading.run(j.own(), os.fspath(self.checkpoint_id), False, self.format, self.format_options, meta and meta.save_id or "")
+        loading.run(j.own(), os.fspath(self.path), False, self.format, self.format_options, meta and meta.save_id or "", self.cast)
         for item, t in filled:
             planner.commit_tensor(item, t)
         done: "Future[None]" = Future()
@@ -234,11 +305,11 @@ def _local(v: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(v: Any) -> Iterator[torch.Tensor]:
-    """Yields what this rank holds of the tensors of a state."""
+    """Yields the tensors of a state, and of a ShardedTensor what this rank holds."""
     if isinstance(v, ShardedTensor):
-        yield from (s.tensor.detach() for s in v.local_shards())
+        yield from (s.tensor for s in v.local_shards())
     elif isinstance(v, torch.Tensor):
-        yield _local(v).detach()
+        yield v
     elif isinstance(v, Mapping):
         for x in v.values():
             yield from _tensors(x)
@@ -267,10 +338,31 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
     try:
-        address_of(os.fspath(checkpoint_id))
+        address = address_of(os.fspath(checkpoint_id))
     except errors.OptionsError:
         return False
-    return True
+    scheme, is_url, _ = address.partition("://")
+    return not is_url or scheme in SCHEMES
+
+
+def _path(path: "str | os.PathLike[str]") -> "str | os.PathLike[str]":
+    """Returns a folder as PyTorch has it, and a URL as it is."""
+    return path if "://" in os.fspath(path) else pathlib.Path(path)
+
+
+def _file_system(path: "str | os.PathLike[str]") -> Optional[FileSystem]:
+    """Returns what programs use beside the storage: PyTorch's functions for the files of a folder, or None for a URL."""
+    return FileSystem() if isinstance(path, pathlib.Path) else None
+
+
+_noted: set[str] = set()
+
+
+def _note(option: str, why: str) -> None:
+    """Warns, once, of an option of PyTorch's storage that has no meaning here."""
+    if option not in _noted:
+        _noted.add(option)
+        warnings.warn(f"{option} has no meaning for cairn: {why}", stacklevel=3)
 
 
 def _step(step: Any) -> "str | int":
