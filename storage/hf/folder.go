@@ -71,6 +71,9 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 	}
 }
 
+// onlyOne matches the names of files that are the first of one.
+var onlyOne = regexp.MustCompile(`-0*1-of-0*1\.safetensors$`)
+
 // withoutIndex returns all data files: a single one, or those of a distributed
 // save. If there is a cairn-save.json, files of other names are not part of the
 // save.
@@ -79,7 +82,9 @@ func (f *folder) withoutIndex() (string, []string, error) {
 	if _, ok := f.other[commitName]; ok {
 		return "", slices.DeleteFunc(files, func(name string) bool { return !sharded.MatchString(name) }), nil
 	}
-	sets := slices.DeleteFunc(slices.Clone(files), func(name string) bool { return !numbered.MatchString(name) || sharded.MatchString(name) })
+	sets := slices.DeleteFunc(slices.Clone(files), func(name string) bool {
+		return !numbered.MatchString(name) || sharded.MatchString(name) || onlyOne.MatchString(name)
+	})
 	if len(sets) > 0 {
 		return "", nil, fmt.Errorf("%w: %s holds %s but no index: the save did not finish, or the index was lost", storage.ErrIncomplete, f.where, strings.Join(sets, ", "))
 	}

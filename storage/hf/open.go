@@ -329,12 +329,29 @@ func (g gathering) entries() ([]meta.Entry, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(g)) {
 		t := g[name]
-		if err := checkTiles(t); err != nil {
+		err := checkTiles(t)
+		switch {
+		case errors.Is(err, errOverlap) && ofSeveralSaves(t):
+			return nil, fmt.Errorf("%w: %q: %w: the files, such as %s, are of several saves of PyTorch to one folder, and do not say which file is of which save; "+
+				"move the files of each save to a folder of its own", ErrAmbiguous, name, err, t.Locs[0].File)
+		case err != nil:
 			errs = append(errs, reading.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
 		out = append(out, meta.Entry{FQN: name, Tensor: t})
 	}
 	return out, errors.Join(errs...)
+}
+
+// errOverlap reports chunks of a tensor that overlap.
+var errOverlap = errors.New("overlap")
+
+// ofSeveralSaves reports whether chunks of t that overlap are explained by several saves of
+// PyTorch to one folder: a save leaves the files of an earlier one if it has fewer ranks or
+// other numbers of files.
+func ofSeveralSaves(t *meta.Tensor) bool {
+	other := func(l meta.Location) bool { return l.File != t.Locs[0].File }
+	foreign := func(l meta.Location) bool { return !ofPyTorch.MatchString(l.File) }
+	return slices.ContainsFunc(t.Locs, other) && !slices.ContainsFunc(t.Locs, foreign)
 }
 
 // checkTiles orders the chunks of a tensor, and returns an error unless they are
@@ -346,7 +363,11 @@ func checkTiles(t *meta.Tensor) error {
 	if len(t.Chunks) > 1 {
 		order(t)
 	}
-	if p := plan.CheckCoverage(t.Shape, t.Chunks); len(p) > 0 {
+	p := plan.CheckCoverage(t.Shape, t.Chunks)
+	if i := slices.IndexFunc(p, func(p plan.Problem) bool { return p.Kind == plan.ProblemOverlap }); i >= 0 {
+		return fmt.Errorf("%w: %s", errOverlap, p[i].Text)
+	}
+	if len(p) > 0 {
 		return fmt.Errorf("%s: %s", p[0].Kind, p[0].Text)
 	}
 	return nil

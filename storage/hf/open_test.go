@@ -83,6 +83,12 @@ func TestOpenFindsTheCheckpoint(t *testing.T) {
 		"a file that is not there, asked for": {
 			folder: map[string][]string{"x.safetensors": {"a"}}, options: Format{File: "y.safetensors"}, err: storage.ErrNotFound,
 		},
+		"the first of one": {
+			folder: map[string][]string{"model-00001-of-00001.safetensors": {"a"}}, want: []string{"a"}, files: []string{"model-00001-of-00001.safetensors"},
+		},
+		"the first of one, twice": {
+			folder: map[string][]string{"model-00001-of-00001.safetensors": {"a"}, "adapter-00001-of-00001.safetensors": {"b"}}, err: ErrAmbiguous,
+		},
 		"shards whose index is lost": {
 			folder: map[string][]string{"model-00001-of-00002.safetensors": {"a"}}, err: storage.ErrIncomplete,
 		},
@@ -253,8 +259,6 @@ func TestOpenRefusesContradictingShards(t *testing.T) {
 	const f32, none = tensor.Float32, "shard-00001-model-00001-of-00001.safetensors"
 	for name, files := range map[string][]func(*testing.T, *mem.Store, string){
 		"a hole":                   {rows("[0,0]", f32, 2, 3), rows("[3,0]", f32, 2, 3)},
-		"an overlap":               {rows("[0,0]", f32, 2, 3), rows("[1,0]", f32, 2, 3)},
-		"the same twice":           {rows("[0,0]", f32, 2, 3), rows("[0,0]", f32, 2, 3)},
 		"a part only":              {rows("[2,0]", f32, 2, 3)},
 		"another type":             {rows("[0,0]", f32, 2, 3), rows("[2,0]", tensor.Int32, 2, 3)},
 		"another dimension":        {rows("[0,0]", f32, 2, 3), rows("[2]", f32, 2)},
@@ -283,6 +287,45 @@ func TestOpenRefusesContradictingShards(t *testing.T) {
 				t.Errorf("Open = %v; want ErrCorrupt and ErrSharding", err)
 			}
 		})
+	}
+}
+
+// PyTorch's HuggingFaceStorageWriter leaves the files of an earlier save with more ranks, or with
+// another number of files for each rank.
+func TestOpenRefusesSeveralSavesOfPyTorch(t *testing.T) {
+	part := func(at string, n int64) func(*testing.T, *mem.Store, string) { return rows(at, tensor.Float32, n, 3) }
+	for name, files := range map[string]map[string]func(*testing.T, *mem.Store, string){
+		"more ranks before": {
+			"shard-00001-model-00001-of-00001.safetensors": part("[0,0]", 4),
+			"shard-00002-model-00001-of-00001.safetensors": part("[2,0]", 2),
+		},
+		"the same again, in other files": {
+			"shard-00001-model-00001-of-00001.safetensors": part("[0,0]", 4),
+			"shard-00001-model-00002-of-00002.safetensors": part("[0,0]", 4),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			for file, write := range files {
+				write(t, s, file)
+			}
+			_, err := (Format{}).Open(t.Context(), s)
+			if !errors.Is(err, ErrAmbiguous) || errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), "a folder of its own") {
+				t.Errorf("Open = %v; want %v and what to do", err, ErrAmbiguous)
+			}
+			for file := range files { // each file can be read alone
+				if _, err := (Format{File: file}).Open(t.Context(), s); err != nil {
+					t.Errorf("Open of %s = %v", file, err)
+				}
+			}
+		})
+	}
+	// Files of other names are not PyTorch's.
+	s := new(mem.Store)
+	part("[0,0]", 4)(t, s, "shard-00001-x-model-00001-of-00001.safetensors")
+	part("[2,0]", 2)(t, s, "shard-00002-x-model-00001-of-00001.safetensors")
+	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) || !errors.Is(err, ErrSharding) {
+		t.Errorf("Open = %v; want ErrCorrupt and ErrSharding", err)
 	}
 }
 
