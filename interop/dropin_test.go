@@ -38,6 +38,7 @@ var dropIn = []testCase{
 	{name: "cairn.torch: 2 ranks load, save, and lose a saver", run: finds(2, "drop_in.resumes")},
 	{name: "cairn.torch: 2 ranks that seem to be on two hosts", run: finds(2, "drop_in.across_hosts")},
 	{name: "Stager: 2 ranks, dcp.async_save", run: finds(2, "drop_in.save_async")},
+	{name: "Stager: 2 ranks, dcp.async_save by another process", needs: "async-process", run: finds(2, "drop_in.save_by_process")},
 	{name: "Stager: 2 ranks, a ShardedTensor, little memory", run: finds(2, "drop_in.save_sharded_tensor")},
 	{name: "Reader: every checkpoint of the fixtures", run: readsFixtures("drop_in.all_of")},
 }

@@ -11,6 +11,7 @@ import safetensors
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver
 
 
 def versions():
@@ -52,6 +53,7 @@ def features():
         "zstd": has_zstd(),
         "fsdp-cpu": hasattr(torch.cpu.Stream, "record_event"),  # else FSDP2 shards on a CPU, but cannot train
         "rank-local": "use_collectives" in inspect.signature(dcp.save).parameters,
+        "async-process": hasattr(state_dict_saver, "AsyncCheckpointerType"),
         "lightning": framework("lightning"),
         "transformers": framework("transformers") and framework("accelerate"),
     }

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cairn
 import cairn.torch
@@ -348,6 +348,39 @@ def save_async(path):
     memory.reclaim()
     if memory.arena.largest() != memory.arena.window:
         found.append("shared memory is still in use")
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return sum(said, [])
+
+
+@closed
+def save_by_process(path):
+    """Saves with dcp.async_save by another process, twice. The state changes while each save is under way."""
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # where the processes that save meet
+    found = []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for step in (1, 2):
+        # One storage for two DTensors, and a DTensor that is a view of a larger tensor.
+        flat = states.tensor("flat", (64,))
+        state = {"model": saves.sharded_state(["float32", "int64"]), "plain": states.tensor("plain", (7, 3)), "step": step,
+                 "first": DTensor.from_local(flat[:24].view(6, 4), mesh, (Replicate(),)),
+                 "second": DTensor.from_local(flat[40:].view(4, 6).t(), mesh, (Shard(0),))}
+        want = digest.of_state(state)
+        future = dcp.async_save(state, storage_writer=cairn.torch.Writer(f"{path}-{step}"), async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        blank(state)
+        state["step"] = step
+        future.result(80)
+        got = {"model": blank(saves.sharded_state(["float32", "int64"])), "plain": torch.zeros(7, 3), "step": 0,
+               "first": DTensor.from_local(torch.zeros(6, 4), mesh, (Replicate(),)),
+               "second": DTensor.from_local(torch.zeros(6, 4), mesh, (Shard(0),))}
+        dcp.load(got, storage_reader=cairn.torch.Reader(f"{path}-{step}"))
+        if (differ := digest.of_state(got)) != want:
+            found.append(f"save {step} holds something else: {differ}; want {want}")
+    gc.collect()
+    if left := cairn.torch._job.job().memory.leased():
+        found.append(f"{left} bytes of the shared memory are still in use")
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, found)
     return sum(said, [])

@@ -139,7 +139,7 @@ class Writer(StorageWriter, Stager):
         self.fs = _file_system(self.path)
         self.overwrite = overwrite
         self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
-        self.save_id = new_id()
+        self.save_id, self._used = new_id(), False
         self.report: Optional[dict] = None  # of the last save
 
     @property
@@ -152,7 +152,7 @@ class Writer(StorageWriter, Stager):
         if checkpoint_id:
             self.path = _path(checkpoint_id)
             self.fs = _file_system(self.path)
-        self.save_id, self.report = new_id(), None
+        self.save_id, self._used, self.report = new_id(), False, None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -175,6 +175,9 @@ class Writer(StorageWriter, Stager):
         if plan.storage_data not in (None, 1, ranks):  # all ranks of the process group raise this
             raise errors.OptionsError(f"the process group has {plan.storage_data} of the {ranks} ranks of the job; Writer saves all ranks "
                                       "together, or one alone with no_dist=True", ("storage.options",))
+        if self._used:  # PyTorch does not call reset for each save
+            self.save_id = new_id()
+        self._used = True
         try:
             self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.path, *self.options, overlap=False,
                                 alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
