@@ -77,7 +77,7 @@ class MissingError(MismatchError, KeyError):
         return Exception.__str__(self)
 
 
-class CastError(CairnError, ValueError):
+class CastError(MismatchError):
     """Elements cannot be converted to the type that is wanted."""
 
 
@@ -91,6 +91,7 @@ _CLASSES: dict[str, type[CairnError]] = {
     "saver.ended": SaverError,
     "group.ErrGone": GoneError,
     "plan.missing": MissingError,
+    "tensor.cast": CastError,
     "plan.mismatch": MismatchError,
     "plan.state": StateError,
     "storage.underway": UnderWayError,
@@ -104,7 +105,6 @@ _CLASSES: dict[str, type[CairnError]] = {
     "storage.options": OptionsError,
     "formats.unknown": OptionsError,
     "storage.represent": RepresentError,
-    "tensor.cast": CastError,
     "fs.ErrNotExist": NotFoundError,
 }
 

@@ -88,7 +88,7 @@ class DCPTest(unittest.TestCase):
         cairn.torch.save({"n": torch.tensor([1, 300]), "x": torch.tensor([0.5, 1e6])}, self.path)
         small = torch.zeros(2, dtype=torch.int8)
         for target in ({"n": small}, {"x": small}, {"x": torch.zeros(2, dtype=torch.bool)}):
-            with self.assertRaisesRegex(cairn.CairnError, "cast=any") as caught:
+            with self.assertRaisesRegex(cairn.CastError, "cast=any") as caught:
                 cairn.torch.load(target, self.path)
             self.assertIn(repr(next(iter(target))).replace("'", '"'), str(caught.exception))
             with self.assertRaisesRegex(BaseException, "cast=any"):
@@ -103,7 +103,7 @@ class DCPTest(unittest.TestCase):
         half = torch.zeros(2, dtype=torch.float16)  # floats are rounded, to an infinity too
         cairn.torch.load({"x": half}, self.path)
         self.assertEqual(half.tolist(), [0.5, float("inf")])
-        with self.assertRaises(cairn.CairnError):
+        with self.assertRaises(cairn.CastError):
             cairn.torch.load({"x": half}, self.path, cast="widen")
         with self.assertRaises(cairn.OptionsError):
             cairn.torch.load({"x": half}, self.path, cast="all")
