@@ -36,7 +36,9 @@ class Empty:
 class SchemesTest(unittest.TestCase):
     def test_the_package_knows_the_schemes_of_the_program(self):
         said = subprocess.run([cairn.saver.binary(), "ls", "gopher://x"], capture_output=True, text=True, timeout=60).stderr
-        self.assertIn("knows the schemes " + ", ".join(cairn.saver.SCHEMES), said)
+        known = said.strip().rpartition("knows the schemes ")[2].split(", ")
+        self.assertIn("file", known)
+        self.assertLessEqual(set(known), set(cairn.saver.SCHEMES))  # a program without cloud storage knows fewer
 
 
 @unittest.skipIf(torch is None, "there is no PyTorch")
