@@ -67,8 +67,8 @@ type Options struct {
 	Logger *slog.Logger
 
 	// For tests. Zero: the constants of these names.
-	block, small int64
-	patience     time.Duration
+	block, small        int64
+	patience, asideTime time.Duration
 }
 
 // Store is a store whose objects are read through a cache. Everything but reads goes
@@ -80,6 +80,7 @@ type Store struct {
 	folder *folder // nil: it cannot be used, and reads go to the wrapped store
 	bufs   *work.Pool
 	cached atomic.Int64 // bytes that came from the folder
+	aside  atomic.Int64 // until this time, in nanoseconds since 1970, no blocks are kept
 	warned sync.Once
 }
 
@@ -95,7 +96,8 @@ func New(s blob.Store, o Options) (*Store, error) {
 		return nil, fmt.Errorf("a cache for %s: want a folder and a bound that is not negative", s)
 	}
 	o.Bytes = cmp.Or(o.Bytes, defaultBytes)
-	o.block, o.small, o.patience = cmp.Or(o.block, blockBytes), cmp.Or(o.small, smallBytes), cmp.Or(o.patience, patience)
+	o.block, o.small = cmp.Or(o.block, blockBytes), cmp.Or(o.small, smallBytes)
+	o.patience, o.asideTime = cmp.Or(o.patience, patience), cmp.Or(o.asideTime, asideTime)
 	c := &Store{inner: s, opts: o, bufs: work.NewPool(int(o.block), bufferBytes, 1)}
 	if h, ok := blob.As[blob.Hosted](s); ok {
 		c.host = h.Host()
@@ -141,6 +143,17 @@ func FromEnv(ctx context.Context, s blob.Store) (blob.Store, error) {
 	}
 	return c, nil
 }
+
+// stepAside warns, and makes reads go to the wrapped store for asideTime, unless the block
+// is in the folder. Otherwise every read would find out by itself that the disk is full, or
+// that another process holds a lock, after it has downloaded a whole block.
+func (s *Store) stepAside(err error) {
+	s.aside.Store(time.Now().Add(s.opts.asideTime).UnixNano())
+	s.warn(err)
+}
+
+// isAside reports whether the cache has stepped aside.
+func (s *Store) isAside() bool { return time.Now().UnixNano() < s.aside.Load() }
 
 // warn logs that the cache cannot be used, once.
 func (s *Store) warn(err error) {

@@ -24,6 +24,7 @@ import (
 func init() {
 	children["read"] = readChild
 	children["limited"] = limited
+	children["unwritable"] = unwritable
 }
 
 // The objects that processes read, in blocks of childBlock.
@@ -285,6 +286,63 @@ func limited(args []string) error {
 		return fmt.Errorf("%d bytes are left", n)
 	}
 	return nil
+}
+
+// unwritable reads much while no byte can be written to the disk, and while a file can be
+// made but no block fits: nothing waits, and a read of a few bytes does not download blocks.
+func unwritable(args []string) error {
+	const size, block = 2 << 20, 16 << 10
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	inner := new(counting)
+	data := random(1, size)
+	if _, err := blob.WriteAll(ctx, inner, "a", data, nil); err != nil {
+		return err
+	}
+	for i, limit := range []uint64{4 << 10, 0} { // the bound of locks and of nothing
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: limit, Max: limit}); err != nil {
+			return err
+		}
+		s, err := New(inner, Options{Dir: filepath.Join(args[0], fmt.Sprint(i)), block: block})
+		if err != nil {
+			return err
+		}
+		inner.read()
+		for range 2 {
+			got, err := blob.ReadAll(ctx, s, "a", size)
+			if err != nil || !bytes.Equal(got, data) {
+				return fmt.Errorf("limit %d: a read: %v", limit, err)
+			}
+		}
+		r, err := s.Open(ctx, "a")
+		if err != nil {
+			return err
+		}
+		for off := int64(0); off < size; off += block {
+			if err := r.ReadAt(ctx, make([]byte, 10), off); err != nil {
+				return err
+			}
+		}
+		if err := r.Close(); err != nil {
+			return err
+		}
+		if n := inner.read(); n > 2*size+4*block+size/block*10 {
+			return fmt.Errorf("limit %d: %d bytes were downloaded", limit, n)
+		}
+	}
+	return nil
+}
+
+func TestUnwritableDisk(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, t.TempDir())
+	cmd.Env = append(os.Environ(), childEnv+"=unwritable", "GORACE=atexit_sleep_ms=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 // TestFullDisk is one in which files cannot become as large as a block, which the system

@@ -16,6 +16,8 @@ const (
 	// patience bounds the wait for a block that another process downloads: it may have
 	// been stopped.
 	patience = time.Minute
+	// asideTime is how long a cache that cannot keep a block does not try to keep others.
+	asideTime = time.Minute
 	// A process that waits looks every lookPause whether the block is there, which is
 	// cheap, and every lockPause whether the other process has gone.
 	lookPause = 4 * time.Millisecond
@@ -88,6 +90,9 @@ func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) er
 		if done, err := r.get(ctx, id, n, p, off); done || err != nil {
 			return err
 		}
+		if r.s.isAside() {
+			return r.download(ctx, p, n*r.s.opts.block+off)
+		}
 		if now := time.Now(); !now.Before(next) {
 			next = now.Add(lockPause)
 			lock, err := r.s.folder.tryLock(ctx, id)
@@ -96,7 +101,7 @@ func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) er
 				return r.fill(ctx, id, n, p, off)
 			}
 			if ctx.Err() == nil && (!errors.Is(err, blob.ErrLocked) || now.Sub(begin) > r.s.opts.patience) {
-				r.s.warn(err)
+				r.s.stepAside(err)
 				return r.download(ctx, p, n*r.s.opts.block+off)
 			}
 		}
@@ -199,8 +204,13 @@ func (r *reader) fill(ctx context.Context, id blockID, n int64, p []byte, off in
 	if len(all) != len(p) {
 		copy(p, all[off:])
 	}
-	if err := r.s.folder.put(ctx, id.at(r.Version()), all); err != nil && ctx.Err() == nil {
+	err := r.s.folder.put(ctx, id.at(r.Version()), all)
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case errors.Is(err, errNoRoom): // for this block, at this moment
 		r.s.warn(err)
+	default:
+		r.s.stepAside(err)
 	}
 	return nil
 }

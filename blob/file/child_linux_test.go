@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ func init() {
 	children["crash"] = crash
 	children["full"] = full
 	children["limited"] = limited
+	children["unlockable"] = unlockable
+	children["locked"] = locked
 }
 
 // child runs a copy of this test and returns what it printed.
@@ -176,5 +179,72 @@ func TestFullDisk(t *testing.T) {
 func TestLimitOfFileSize(t *testing.T) {
 	if out, err := child(t, "limited", t.TempDir(), nil); err != nil {
 		t.Errorf("limited file size: %v\n%s", err, out)
+	}
+}
+
+// unlockable takes locks while no byte can be written. After that, the locks are free, also
+// if the garbage collector has not closed anything, and the lock of a dead process is
+// still there.
+func unlockable(dir string) error {
+	debug.SetGCPercent(-1)
+	ctx := context.Background()
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		return err
+	}
+	limit := func(n uint64) error {
+		return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: unix.RLIM_INFINITY})
+	}
+	for _, name := range []string{"new", "dead"} {
+		if err := limit(0); err != nil {
+			return err
+		}
+		for range 3 {
+			if _, err := s.TryLock(ctx, name, nil); !errors.Is(err, unix.EFBIG) {
+				return fmt.Errorf("TryLock(%s) on a full disk = %v; want %v", name, err, unix.EFBIG)
+			}
+		}
+		if err := limit(unix.RLIM_INFINITY); err != nil {
+			return err
+		}
+		locks, err := s.Locks(ctx, "")
+		if name == "new" && len(locks) > 0 || name == "dead" && (len(locks) != 1 || string(locks[0].Note) != "note" || locks[0].Owner != blob.OwnerDead) {
+			return fmt.Errorf("%s: after TryLock has failed, there are %+v, %v", name, locks, err)
+		}
+		l, err := s.TryLock(ctx, name, nil)
+		if err == nil {
+			err = l.Release()
+		}
+		if err != nil {
+			return fmt.Errorf("TryLock(%s) with room on the disk = %w", name, err)
+		}
+		if temps, err := s.Temps(ctx, ""); err != nil || len(temps) > 0 {
+			return fmt.Errorf("%s: %+v are left, %v", name, temps, err)
+		}
+		if name == "new" {
+			// The lock of a process that has ended, with its note.
+			cmd := exec.Command(os.Args[0], dir)
+			cmd.Env = append(os.Environ(), childEnv+"=locked")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+		}
+	}
+	return nil
+}
+
+// locked leaves a lock.
+func locked(dir string) error {
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		return err
+	}
+	_, err = s.TryLock(context.Background(), "dead", []byte("note"))
+	return err
+}
+
+func TestLocksOnAFullDisk(t *testing.T) {
+	if out, err := child(t, "unlockable", t.TempDir(), nil); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

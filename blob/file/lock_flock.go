@@ -27,9 +27,21 @@ func lockFile(path string, text []byte) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		return f, writeText(f, text)
+		if err := writeText(f, text); err != nil { // the disk may be full
+			return nil, errors.Join(err, dropLock(f, path))
+		}
+		return f, nil
 	}
 	return nil, blob.ErrLocked // other processes take the lock again and again
+}
+
+// dropLock releases the lock of a file whose text could not be written. It removes the file
+// if it has no text, of this process or of an earlier one.
+func dropLock(f *os.File, path string) error {
+	if fi, err := f.Stat(); err == nil && fi.Size() == 0 {
+		return unlockFile(f, path)
+	}
+	return errors.Join(unlock(f), f.Close())
 }
 
 // lockOld takes the lock of the file at path. It returns nil if the previous holder
@@ -70,9 +82,9 @@ func lockNew(path string, text []byte) (*os.File, error) {
 	}
 	defer root.Remove(name)
 	if err = lock(f); err == nil {
-		err = writeText(f, text)
-	}
-	if err == nil {
+		if err := writeText(f, text); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
 		err = root.Link(name, filepath.Base(path))
 	}
 	switch {

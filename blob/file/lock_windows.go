@@ -27,7 +27,10 @@ func lockFile(path string, text []byte) (*os.File, error) {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
 	f := os.NewFile(uintptr(h), path)
-	return f, writeText(f, text)
+	if err := writeText(f, text); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // unlockFile releases the lock. The system then removes the file.
