@@ -106,17 +106,21 @@ func hostTag(root *os.Root) string {
 	if !ok || bootID() == "" {
 		return ""
 	}
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s %d", bootID(), st.Dev)
+	tag := fmt.Sprintf("%016x", h.Sum64())
 	works, ok := locksWork.Load(st.Dev)
 	if !ok {
-		works = tryLocks(root)
+		var err error
+		if works, err = tryLocks(root, tag); err != nil {
+			return "" // the next call tries again
+		}
 		locksWork.Store(st.Dev, works)
 	}
 	if works == false {
 		return ""
 	}
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s %d", bootID(), st.Dev)
-	return fmt.Sprintf("%016x", h.Sum64())
+	return tag
 }
 
 // locksWork has the results of tryLocks, by device.
@@ -132,21 +136,40 @@ var bootID = sync.OnceValue(func() string {
 })
 
 // tryLocks reports whether a lock in root excludes a second holder. Some file systems
-// grant every lock.
-func tryLocks(root *os.Root) bool {
-	name := blob.Reserved + rand.Text()
+// grant every lock. It uses a temporary file with the tag, so that a sweep removes the file
+// if this process is killed meanwhile. Other processes that list or sweep temporary files
+// lock or remove it for a moment; then tryLocks uses another one. It returns an error if the
+// answer is unknown.
+func tryLocks(root *os.Root, tag string) (works bool, err error) {
+	for range lockTries {
+		works, err = tryLocksOnce(root, blob.Reserved+tag+"-"+rand.Text())
+		if !errors.Is(err, blob.ErrLocked) && !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return works, err
+}
+
+// tryLocksOnce is tryLocks with a file of that name.
+func tryLocksOnce(root *os.Root, name string) (bool, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer root.Remove(name)
 	defer f.Close()
 	g, err := root.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer g.Close()
-	return lock(f) == nil && errors.Is(lock(g), blob.ErrLocked)
+	if err := lock(f); err != nil {
+		if errors.Is(err, blob.ErrLocked) {
+			return false, err
+		}
+		return false, nil // the file system has no locks
+	}
+	return errors.Is(lock(g), blob.ErrLocked), nil
 }
 
 // syncDir makes the entries of a directory durable, if the file system supports it.

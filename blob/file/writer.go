@@ -79,6 +79,7 @@ func (w *writer) openOnce() error {
 	ours, err := lockTemp(dir, f, w.tmp)
 	if !ours || err != nil {
 		f.Close()
+		_ = dir.Remove(w.tmp) // a sweep has removed it, or another process has only looked at it
 		dir.Close()
 		return cmp.Or(err, fs.ErrNotExist)
 	}
