@@ -192,6 +192,13 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 	}
 	var out []Leftover
 	err := Locked(ctx, store, func() error {
+		// A process may die while this function runs. Its lock goes only if it was dead
+		// before the files were listed: otherwise files of it may be left, and without the
+		// lock nobody could tell that they are those of a dead process.
+		locks, err := saveLocks(ctx, store, f.Name)
+		if err != nil {
+			return err
+		}
 		left, err := Leftovers(ctx, store, f)
 		if err != nil {
 			return err
@@ -213,7 +220,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 		temps, err := sweepTemps(ctx, store, left, olderThan)
 		out = append(out, temps...)
 		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
-			errs = append(errs, sweepLocks(ctx, store, f.Name, olderThan))
+			errs = append(errs, sweepLocks(ctx, store, locks, olderThan))
 		}
 		return errors.Join(errs...)
 	})
@@ -257,12 +264,11 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepLocks removes the locks of saves that have ended. The caller has removed the
+// sweepLocks removes those of the locks whose saves have ended. The caller has removed the
 // files of these saves.
-func sweepLocks(ctx context.Context, store blob.Store, format string, olderThan time.Duration) error {
-	locks, err := saveLocks(ctx, store, format)
-	if err != nil || len(locks) == 0 {
-		return err
+func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderThan time.Duration) error {
+	if len(locks) == 0 {
+		return nil
 	}
 	locker, _ := blob.As[blob.Locker](store) // it has locks
 	var errs []error
