@@ -76,7 +76,7 @@ interop: build ## test against real PyTorchs, which are found or set up (TORCH=,
 	CAIRN=$(abspath $(BIN))/cairn GO=$(GO) TORCH='$(TORCH)' SUITES='$(SUITES)' interop/run $(ARGS)
 
 gpu: ## test the Python package on the GPU of this machine, if it has one (PYTHON=, CAIRN_BINARY=)
-	GO=$(GO) PYTHON='$(PYTHON)' python/gpu/run $(ARGS)
+	GO=$(GO) PYTHON='$(PYTHON)' python/tests/gpu $(ARGS)
 
 bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000

@@ -35,7 +35,8 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
     "widen" those that keep every value; "none" no conversion.
     """
-    error, missing, save_id = None, [], ""
+    error, save_id = None, ""
+    missing: list[str] = []
     try:
         missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle, cast)
     except BaseException as e:  # the other ranks must know

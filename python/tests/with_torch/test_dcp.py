@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cairn
 import cairn.torch
-from device import CUDA, DEVICE, Case, blank, copy_of, differs, join, local, noise, spawn
+from device import CUDA, DEVICE, Case, blank, copy_of, differs, join, local, noise, slow, spawn
 
 
 def state_of(seed=0):
@@ -52,12 +52,16 @@ class Storage(Case):
         dcp.load(got, storage_reader=cairn.torch.Reader(self.path()))
         self.assert_same(state, got)
 
+    @slow
     def test_async_save(self):
         spawn(1, save_async, self.folder)
 
+    @slow
+    @unittest.skipUnless(CUDA or hasattr(torch.cpu.Stream, "record_event"), "FSDP2 of this PyTorch cannot train on a CPU")
     def test_fsdp_on_one_gpu(self):
         spawn(1, train_fsdp, self.folder)
 
+    @slow
     def test_two_ranks_share_a_gpu(self):
         spawn(2, save_two, self.folder)
         rows = noise((10, 1000), "int64", seed=1)

@@ -8,7 +8,7 @@ from unittest import mock
 
 from cairn.bench import __main__ as bench
 from cairn.bench import steps, table
-from device import DEVICE, Case
+from device import DEVICE, Case, slow
 
 
 class Bench(Case):
@@ -29,6 +29,7 @@ class Bench(Case):
         self.assertGreater(result["steps"]["cairn"]["with"]["steps"], 0)
         self.assertTrue(result["goals"])
 
+    @slow
     def test_tables(self):
         out = self.run_bench("--only", "floor,cairn,steps")
         self.assertIn("stall / pinned copy", out)

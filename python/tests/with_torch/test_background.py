@@ -17,8 +17,7 @@ import torch.utils.data
 import cairn
 import cairn.torch
 from cairn.torch._save import _Staging
-from device import CUDA, DEVICE, Case, blank, busy, copy_of, killed_state, noise
-from test_states import on_stream
+from device import CUDA, DEVICE, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
 
 TRAINER = """
 import os, signal, sys
@@ -138,6 +137,7 @@ class Changes(Case):
 
 
 class Processes(Case):
+    @slow
     def test_a_trainer_is_killed_when_its_state_is_staged(self):
         here = os.path.dirname(os.path.abspath(__file__))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
@@ -171,6 +171,7 @@ class Processes(Case):
         ended(self, saver.process.pid)
         del rows, loader
 
+    @slow
     def test_memory_does_not_grow(self):
         state = {f"w{i}": noise((8 << 20,), "uint8", seed=i) for i in range(4)} | {f"s{i}": noise((100,), seed=i) for i in range(100)}
         target = blank(state)
@@ -190,6 +191,7 @@ class Processes(Case):
         for name in most:
             self.assertLessEqual(after[name] - before[name], most[name], f"{name}: {before[name]} became {after[name]}")
 
+    @slow
     def test_200_saves_with_random_changes(self):
         seed = int(os.environ.get("CAIRN_GPU_SEED") or time.time_ns() % 1_000_000)
         print(f"CAIRN_GPU_SEED={seed}", end=" ", file=sys.stderr, flush=True)

@@ -8,18 +8,10 @@ import torch
 
 import cairn
 import cairn.torch
-from device import CUDA, DEVICE, DTYPES, Case, blank, busy, copy_of, noise
+from device import CUDA, DEVICE, DTYPES, Case, blank, busy, noise, on_stream, slow
 
 
 class States(Case):
-    def round_trip(self, state):
-        """Saves a state and loads it into zeros."""
-        cairn.torch.save(state, self.path())
-        got = blank(state)
-        cairn.torch.load(got, self.path())
-        self.assert_same(state, got)
-        return got
-
     def test_every_dtype(self):
         names = [d for d in DTYPES if hasattr(torch, d)]
         self.round_trip({d: {"matrix": noise((37, 53), d), "scalar": noise((), d, seed=1)} for d in names})
@@ -89,24 +81,7 @@ class States(Case):
     def test_thousands_of_small_tensors(self):
         self.round_trip({f"t{i}": noise((i % 50,), "int16", seed=i) for i in range(3000)})
 
-    @unittest.skipUnless(CUDA, "this needs a GPU")
-    def test_a_device_without_room(self):
-        state = {f"t{i}": noise((512 << 10,), "uint8", seed=i) for i in range(64)}
-        cairn.torch.save(state, self.path("first"))
-        torch.cuda.empty_cache()
-        self.addCleanup(torch.cuda.set_per_process_memory_fraction, 1.0)
-        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1])
-        full = []
-        with self.assertRaises(torch.OutOfMemoryError):
-            while True:
-                full.append(torch.empty(4 << 20, dtype=torch.uint8, device=DEVICE))
-        cairn.torch.save(state, self.path())
-        full.clear()
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        got = blank(state)
-        cairn.torch.load(got, self.path())
-        self.assert_same(state, got)
-
+    @slow
     def test_larger_than_the_shared_memory(self):
         self.environment(CAIRN_ARENA_BYTES=str(32 << 20))
         state = {f"part {i}": noise((9 << 20,), "uint8", seed=i) for i in range(12)}
@@ -122,20 +97,6 @@ class States(Case):
         state["shared"] = (base := noise((1 << 20,), "int32"))[7:]
         state["bytes of shared"] = base.view(torch.uint8)[3:300_003].reshape(-1, 3)[:, ::2]
         self.round_trip(state)
-
-    def test_a_gpu_each(self):
-        if torch.cuda.device_count() < 2:
-            self.skipTest(f"{torch.cuda.device_count()} GPUs; this needs two")
-        self.round_trip({f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i) for i in range(2)})
-        handle = cairn.torch.async_save(state := {f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i + 2) for i in range(2)},
-                                        self.path("second"), overlap=True)
-        want = copy_of(state)
-        handle.wait_staged()
-        for t in state.values():
-            t.zero_()
-        handle.result(200)
-        cairn.torch.load(state, self.path("second"))
-        self.assert_same(want, state)
 
 
 class Loads(Case):
@@ -153,6 +114,7 @@ class Loads(Case):
                     cairn.torch.load({"x": t}, self.path())
                     self.assert_same(x.to(torch.float32).to(dtype), t)
 
+    @slow
     def test_pieces_of_a_large_tensor(self):
         state = {"large": noise((50 << 20,), "int32"), "odd": noise((3, 7, 1 << 20), "uint8", seed=1)}
         cairn.torch.save(state, self.path())
@@ -199,10 +161,6 @@ class Loads(Case):
             got = c.load(device=DEVICE)
             self.assertEqual(got["x"].device.type, DEVICE)
             self.assert_same({"step": 3, "x": x}, got)
-
-
-def on_stream(other):
-    return torch.cuda.stream(torch.cuda.Stream() if CUDA and other else None)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What the tests share: the device, states, comparisons and ranks.
 
-"python3 device.py" prints what the device is, or fails with the reason why there is none. The
-tests themselves run on the CPU too:
+"python3 device.py" prints what the GPU is, or fails with the reason why there is none. "make gpu"
+runs the tests on a GPU, interop on the CPU. By hand they run on what there is:
 
-    CAIRN_BINARY=… PYTHONPATH=python python3 -m unittest discover -s python/gpu
+    CAIRN_BINARY=… PYTHONPATH=python python3 -m unittest discover -s python/tests/with_torch
 """
 
 import datetime
@@ -31,6 +31,12 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32"
           "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 
 warnings.simplefilter("ignore")
+
+
+def slow(test):
+    """Marks a test that takes long on a CPU: "make test" leaves it out, "make interop" and "make gpu" do not."""
+    test.slow = True
+    return test
 
 
 class Case(unittest.TestCase):
@@ -61,6 +67,16 @@ class Case(unittest.TestCase):
                     os.environ[k] = v
 
         self.addCleanup(reset)
+
+    def round_trip(self, state):
+        """Saves a state and loads it into zeros."""
+        import cairn.torch
+
+        cairn.torch.save(state, self.path())
+        got = blank(state)
+        cairn.torch.load(got, self.path())
+        self.assert_same(state, got)
+        return got
 
     def assert_same(self, want, got, at="state"):
         """Compares two states bit by bit."""
@@ -145,6 +161,10 @@ def busy(rounds=60):
     for _ in range(rounds):
         x = x @ x
     return x
+
+
+def on_stream(other):
+    return torch.cuda.stream(torch.cuda.Stream() if CUDA and other else None)
 
 
 def spawn(count, call, *args, timeout=LIMIT):
