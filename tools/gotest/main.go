@@ -1,9 +1,9 @@
 // Command gotest runs the tests of modules, one after the other, and prints what "go test"
 // prints. At the end it lists the tests that were skipped, which "go test" does not show.
 // It exits with the code of the first "go test" that fails, and does not run the modules
-// after that.
+// after that. With -all it also fails if a test was skipped, or if none was run.
 //
-//	go run ./tools/gotest [-modules "DIR ..."] [-- FLAG OF GO TEST ...]
+//	go run ./tools/gotest [-all] [-modules "DIR ..."] [-- FLAG OF GO TEST ...]
 //
 // The variable GO in the environment names the go command.
 package main
@@ -24,6 +24,7 @@ import (
 
 func main() {
 	modules := flag.String("modules", ".", "the `folders` of the modules, with spaces between them")
+	all := flag.Bool("all", false, "fail if a test was skipped, or if none was run")
 	flag.Parse()
 	r := newReport(os.Stdout)
 	code := 0
@@ -33,6 +34,10 @@ func main() {
 		}
 	}
 	r.printSkipped()
+	if *all && code == 0 && !r.complete() {
+		fmt.Fprintf(os.Stderr, "gotest: %d tests passed and %d were skipped; here all of them must run\n", r.passed, len(r.skipped))
+		code = 1
+	}
 	os.Exit(code)
 }
 
@@ -70,12 +75,16 @@ type report struct {
 	// not failed.
 	outputs map[string][]event
 	skipped []skip
+	passed  int
 }
 
 // skip is a test that was skipped.
 type skip struct{ pkg, test, reason string }
 
 func newReport(out io.Writer) *report { return &report{out: out, outputs: map[string][]event{}} }
+
+// complete reports whether tests were run, and none was skipped.
+func (r *report) complete() bool { return r.passed > 0 && len(r.skipped) == 0 }
 
 // read reads the events of one run of go test. What is not an event is printed.
 func (r *report) read(events io.Reader) error {
@@ -114,7 +123,9 @@ func (r *report) receive(e event) {
 			}
 			return o.Test == e.Test
 		})
-		if e.Action == "skip" {
+		if e.Action == "pass" {
+			r.passed++
+		} else {
 			r.skipped = append(r.skipped, skip{e.Package, e.Test, reason(text)})
 		}
 	}

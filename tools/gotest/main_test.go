@@ -66,15 +66,18 @@ func TestOutputThatIsNotAnEventIsPrinted(t *testing.T) {
 // The exit code is that of go test, for tests that fail and for code that does not build.
 func TestExitCodeOfModules(t *testing.T) {
 	for name, c := range map[string]struct {
-		body string
-		code int
-		want string
+		body     string
+		code     int
+		want     string
+		complete bool // for -all
 	}{
-		"passes":         {`func TestX(t *testing.T) {}`, 0, "ok  \tm"},
-		"skips":          {`func TestX(t *testing.T) { t.Skip("too late") }`, 0, "too late (TestX)"},
-		"fails":          {`func TestX(t *testing.T) { t.Error("wrong") }`, 1, "wrong"},
-		"panics":         {`func TestX(t *testing.T) { panic("wrong") }`, 1, "panic: wrong"},
-		"does not build": {`func TestX(t *testing.T) { undefined() }`, 1, "undefined: undefined"},
+		"passes":         {`func TestX(t *testing.T) {}`, 0, "ok  \tm", true},
+		"skips":          {`func TestX(t *testing.T) { t.Skip("too late") }`, 0, "too late (TestX)", false},
+		"skips a part":   {`func TestX(t *testing.T) { t.Run("y", func(t *testing.T) { t.Skip("too late") }) }`, 0, "too late (TestX/y)", false},
+		"has no tests":   {`var _ testing.TB`, 0, "ok  \tm", false},
+		"fails":          {`func TestX(t *testing.T) { t.Error("wrong") }`, 1, "wrong", false},
+		"panics":         {`func TestX(t *testing.T) { panic("wrong") }`, 1, "panic: wrong", false},
+		"does not build": {`func TestX(t *testing.T) { undefined() }`, 1, "undefined: undefined", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -90,6 +93,9 @@ func TestExitCodeOfModules(t *testing.T) {
 			r := newReport(&out)
 			code := r.test(dir, []string{"-count=1"})
 			r.printSkipped()
+			if r.complete() != c.complete {
+				t.Errorf("complete = %t; want %t", r.complete(), c.complete)
+			}
 			if code != c.code || !strings.Contains(out.String(), c.want) {
 				t.Errorf("the exit code is %d; want %d and %q in\n%s", code, c.code, c.want, &out)
 			}
