@@ -12,17 +12,21 @@ FUZZTIME ?= 10s
 FUZZ     ?= .
 # How long the soak test runs. SOAK_SEED repeats a run.
 SOAK ?= 5m
+# The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
+# and there is none, "make test" sets one up, and fails if a case with it cannot run.
+NEED_TORCH ?=
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The modules in this repository beside the main one and the linters.
 MODULES = cmd/cairn blob/s3 blob/gcs blob/azure blob/conformance group/etcd metrics
 # The SDK of Google Cloud Storage has a client for gRPC, which is not used. Without parts of
 # it, cairn is a fifth smaller and compiles in less time.
-export GOFLAGS := $(GOFLAGS) -tags=disable_grpc_modules
+TAGS = disable_grpc_modules
+export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
+.PHONY: all build demo test test-go torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -32,12 +36,24 @@ build: ## build the static binary bin/cairn
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
-test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped
+# What takes the network, a PyTorch, is set up while Go compiles.
+test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=)
+	@$(MAKE) --no-print-directory -j2 test-go torch
+	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
+	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -modules interop -- \
+		-run '^TestInterop$$' -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT)
+
+test-go:
 	$(GO) vet ./...
 	$(GO) build -buildvcs=false ./...
 	for m in $(MODULES); do $(GO) -C $$m vet $(RACE) ./... || exit; done
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	GO=$(GO) $(GO) run ./tools/gotest -modules '. $(MODULES)' -- $(RACE) -timeout $(TIMEOUT)
+
+# Writes which PyTorch there is to bin/torch. If that does not work, there is no such file.
+torch:
+	@mkdir -p $(BIN)
+	@{ TORCH='$(TORCH)' SUITES='$(SUITES)' $(if $(NEED_TORCH),NEED=all,WAYS='python kept') interop/setup 2>&1 >$(BIN)/torch || rm -f $(BIN)/torch; } | tee $(BIN)/torch.log
 
 lint: fmt vet-others staticcheck mod ## check form: gofmt, vet for other systems, staticcheck, modules
 

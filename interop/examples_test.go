@@ -16,7 +16,7 @@ import (
 
 // examples are the programs of python/examples, which docs/python.md quotes.
 var examples = []testCase{
-	{name: "the example fsdp.py: 2 ranks are killed, 4 go on, then 1", run: func(r *rig) {
+	{name: "the example fsdp.py: 2 ranks are killed, 4 go on, then 1", slow: true, run: func(r *rig) {
 		want := r.torchrun(2, -1, "undisturbed", "--steps=30", "--every=5", "--keep=9")
 		if len(want.losses) != 30 || !(want.losses[29] < want.losses[0]/2) {
 			r.Errorf("%d losses from %g to %g; want 30, and the last one less than half of the first", len(want.losses), want.losses[0], want.losses[29])

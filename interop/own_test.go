@@ -17,7 +17,7 @@ import (
 
 // own are PyTorch's own tests of dcp, with cairn's storage in place of its file system.
 var own = []testCase{
-	{name: "PyTorch's own tests of dcp, with Writer and Reader", run: runOwn},
+	{name: "PyTorch's own tests of dcp, with Writer and Reader", slow: true, run: runOwn},
 }
 
 // exceptions are tests of PyTorch that fail with cairn and are meant to, with the reason.

@@ -22,9 +22,12 @@ import (
 //go:embed py/*.py
 var scripts embed.FS
 
+// pythonDir is the Python package, with its tests.
+var pythonDir = filepath.Join("..", "python")
+
 // answerLimit is how long a call may take. The worker gives up earlier and says
 // why; this is for a worker that says nothing.
-const answerLimit = 3 * time.Minute
+const answerLimit = 5 * time.Minute
 
 // about is what py/about.py says.
 type about struct {
@@ -145,11 +148,22 @@ func copyScripts(t *testing.T, dir string) {
 	}
 }
 
-// copyPackage copies the Python package beside the scripts, and the program into it.
+// copyPackage copies the Python package and its tests with PyTorch beside the scripts, and the
+// program into it.
 func copyPackage(t *testing.T, dir, program string) {
 	t.Helper()
 	into := filepath.Join(dir, "py", "cairn")
-	if err := os.CopyFS(into, os.DirFS(filepath.Join("..", "python", "cairn"))); err != nil {
+	if err := os.CopyFS(into, os.DirFS(filepath.Join(pythonDir, "cairn"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(dir, "py", "with_torch"), os.DirFS(withTorch)); err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile(filepath.Join(pythonDir, "pyproject.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "py", "pyproject.toml"), config, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(program)

@@ -17,19 +17,19 @@ import (
 // training is the job of examples/train beside the same job in PyTorch, which is
 // py/train.py: each goes on from what the other saved.
 var training = []testCase{
-	{name: "training in Go → PyTorch: goes on as 2 × 2 ranks in Go", run: func(r *rig) {
+	{name: "training in Go → PyTorch: goes on as 2 × 2 ranks in Go", slow: true, run: func(r *rig) {
 		j := newJob(r)
 		j.golang(1, 1, args{"every": 1})
 		r.convert("run/step-000000", "dcp", "torchdcp")
 		got := j.python(1, 51, args{"load": r.there("dcp")})
 		agree(r, got, j.golang(4, 51, args{"data": 2, "tensor": 2, "kind": "sharded"}), 50)
 	}},
-	{name: "training in PyTorch → Go: 3 flat ranks go on as PyTorch", run: func(r *rig) {
+	{name: "training in PyTorch → Go: 3 flat ranks go on as PyTorch", slow: true, run: func(r *rig) {
 		j := newJob(r)
 		want := j.python(1, 55, args{"save": r.there("run/step-000004"), "at": 4})
 		agree(r, j.golang(3, 55, args{"kind": "flat"}), want, 50)
 	}},
-	{name: "training in Go → FSDP2 of 2 ranks → Go", needs: "fsdp-cpu", run: func(r *rig) {
+	{name: "training in Go → FSDP2 of 2 ranks → Go", slow: true, needs: "fsdp-cpu", run: func(r *rig) {
 		j := newJob(r)
 		j.golang(4, 1, args{"every": 1, "data": 2, "tensor": 2, "kind": "sharded"})
 		r.convert("run/step-000000", "dcp", "torchdcp")

@@ -250,11 +250,11 @@ sys.exit(3)
 
 
 @closed
-def ends(path):
+def ends(path, rounds):
     """A save is completed although the interpreter ends at once, and before all is copied aside."""
     found = []
     os.makedirs(path)
-    for n in range(6):
+    for n in range(rounds):
         place = f"{path}/step-{n}"
         done = subprocess.run([sys.executable, "-c", ENDS, place, "overlap" * (n % 2)], timeout=LIMIT, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

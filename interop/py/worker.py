@@ -29,7 +29,7 @@ import safetensors.torch
 
 # What would else be imported late, by each process again.
 EAGER = ("torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.serialization", "saves", "loads")
-LIMIT = 90  # seconds that a request may take
+LIMIT = 240  # seconds that a request may take
 
 
 def main():

@@ -1,0 +1,36 @@
+"""The tests of python/tests/with_torch, which are unittest's. Each runs in a process of its own."""
+
+import importlib
+import io
+import os
+import sys
+import unittest
+
+
+def names(file, short):
+    """Returns the names of the tests in a file. short leaves out those that are slow."""
+    return [t.id() for t in tests(load(file)) if not (short and getattr(getattr(t, t._testMethodName), "slow", False))]
+
+
+def run(file, name):
+    """Runs a test, and returns what has gone wrong and why it was skipped."""
+    (test,) = (t for t in tests(load(file)) if t.id() == name)
+    out = io.StringIO()
+    result = unittest.TextTestRunner(out, verbosity=2).run(test)
+    return {"failed": "" if result.wasSuccessful() else out.getvalue(), "skipped": "; ".join(why for _, why in result.skipped)}
+
+
+def load(file):
+    folder = os.path.abspath(os.path.join("py", "with_torch"))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.removesuffix(".py")))
+
+
+def tests(suite):
+    """Yields the tests of a suite and of the suites within it."""
+    for t in suite:
+        if isinstance(t, unittest.TestSuite):
+            yield from tests(t)
+        else:
+            yield t
