@@ -259,5 +259,13 @@ def tearDownModule():
         saver._shared = None
 
 
+class Schemes(unittest.TestCase):
+    def test_the_package_knows_the_schemes_of_the_program(self):
+        said = subprocess.run([saver.binary(), "ls", "gopher://x"], capture_output=True, text=True, timeout=60).stderr
+        known = said.strip().rpartition("knows the schemes ")[2].split(", ")
+        self.assertIn("file", known)
+        self.assertLessEqual(set(known), set(saver.SCHEMES))  # a program without cloud storage knows fewer
+
+
 if __name__ == "__main__":
     unittest.main()
