@@ -41,7 +41,8 @@ type WriteOptions struct {
 	// returns true: formats.CheckOthers. The coordinator calls it before the first file is
 	// written and again before the commit, because readers might open the other checkpoint
 	// instead of the new one. Nil: a save looks only for checkpoints of its own format.
-	Others func(ctx context.Context, store blob.Store, format string, own func(name string) bool) error
+	// empty means that the store holds no other files of any format.
+	Others func(ctx context.Context, store blob.Store, format string, own func(name string) bool) (empty bool, err error)
 	// SweepAfter is the age at which leftover files are removed after the commit, if
 	// it is unknown whether the process that saved them is alive. If that process ran
 	// on this host and is dead, its files are removed at any age. Zero: 24 hours, or

@@ -73,7 +73,7 @@ func TestRequestsOfSavesAndLoads(t *testing.T) {
 		}
 		return files, reported
 	}
-	for step, others := range []int64{5, 5} { // into an empty place, which is listed first, and replacing a checkpoint
+	for step, others := range []int64{4, 6} { // into an empty place, and replacing a checkpoint
 		var files int
 		var reported int64
 		n := requests(t, s, func() error {

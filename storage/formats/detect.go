@@ -72,11 +72,12 @@ func Detect(ctx context.Context, store blob.Store) (string, error) {
 // belong to the new checkpoint; nil means that there are none. A new checkpoint does not
 // replace files of another format in one atomic step: until the new one is complete, or
 // even after that, readers might open the wrong one. Files that libraries write beside a
-// model, such as training_args.bin, are not a checkpoint.
-func CheckOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) error {
+// model, such as training_args.bin, are not a checkpoint. empty means that there are no
+// files of any format.
+func CheckOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) (empty bool, err error) {
 	l, err := listNames(ctx, store)
 	if err != nil {
-		return err
+		return false, err
 	}
 	return l.checkOthers(ctx, store, format, own)
 }
@@ -87,21 +88,22 @@ func CheckOthersOf(ctx context.Context, store blob.Store, names iter.Seq[string]
 	for name := range names {
 		l.add(name)
 	}
-	return l.checkOthers(ctx, store, format, own)
+	_, err := l.checkOthers(ctx, store, format, own)
+	return err
 }
 
-func (l *listing) checkOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) error {
+func (l *listing) checkOthers(ctx context.Context, store blob.Store, format string, own func(name string) bool) (empty bool, err error) {
 	if own != nil {
 		l.root, l.below = slices.DeleteFunc(l.root, own), slices.DeleteFunc(l.below, own)
 	}
 	found, err := l.others(ctx, store)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
-		return nil
+		return false, nil
 	case err != nil || found == "" || found == format:
-		return err
+		return found == "" && l.whole, err
 	}
-	return &storage.OtherFormatError{Where: store.String(), Found: found, Format: format}
+	return false, &storage.OtherFormatError{Where: store.String(), Found: found, Format: format}
 }
 
 // others is Detect for CheckOthers. In object storage it takes one request if there is no

@@ -205,7 +205,8 @@ func (c *commit) checkUnhidden(ctx context.Context) error {
 	if c.f.First && !c.opts.FailIfExists {
 		return nil
 	}
-	return c.checkOthers(ctx, func(name string) bool { return c.named[name] && name != c.name })
+	_, err := c.checkOthers(ctx, func(name string) bool { return c.named[name] && name != c.name })
+	return err
 }
 
 // replace replaces the existing checkpoint and removes its files.

@@ -152,7 +152,7 @@ func (p *Publisher) begin(ctx context.Context) error {
 // a record of another save. It reads the records of rank 0 and of the two neighbours of
 // this rank only. Readers compare the records of all ranks.
 func (p *Publisher) checkFree(ctx context.Context) error {
-	if err := p.checkOthers(ctx, nil); err != nil {
+	if _, err := p.checkOthers(ctx, nil); err != nil {
 		return err
 	}
 	for _, name := range []string{p.f.Records[0], p.f.RankRecord(p.sess.Rank)} {
@@ -180,20 +180,26 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 }
 
 // checkOthers returns an error if the store holds files of a checkpoint in another format,
-// apart from own files, see storage.WriteOptions.Others. With a journal, no other save uses
-// the store.
-func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool) error {
+// apart from own files, see storage.WriteOptions.Others. empty means that it holds no files
+// of any format. With a journal, no other save uses the store.
+func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool) (empty bool, err error) {
 	if p.opts.Others == nil || p.sess.Journal != nil {
-		return nil
+		return false, nil
 	}
 	return p.opts.Others(ctx, p.store, p.f.Name, own)
 }
 
 // checkReplaceable returns an error if the existing checkpoint must not be replaced.
 func (p *Publisher) checkReplaceable(ctx context.Context) error {
-	if !p.f.First { // otherwise Read shows whether there is a checkpoint that readers open
-		if err := p.checkOthers(ctx, nil); err != nil {
+	// If the format is First, Read shows whether there is a checkpoint that readers open. In
+	// a service, most saves go to an empty place, and the list makes Read unnecessary there.
+	if !p.f.First || p.service {
+		empty, err := p.checkOthers(ctx, nil)
+		if err != nil {
 			return err
+		}
+		if empty && p.f.First {
+			return p.find(ctx, nil, storage.ErrNotFound)
 		}
 	}
 	if p.f.Check != nil {
@@ -204,8 +210,8 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	old, err := p.f.Read(ctx, p.store)
 	switch {
 	case isAbsent(err):
-		if p.f.First {
-			if err := p.checkOthers(ctx, nil); err != nil {
+		if p.f.First && !p.service {
+			if _, err := p.checkOthers(ctx, nil); err != nil {
 				return err
 			}
 		}
