@@ -67,6 +67,12 @@ func TestExplicitRefuses(t *testing.T) {
 		{"local dimensions", one(shard.Part{Box: box([]int64{0}, []int64{3}), Local: []int64{0, 0}}), []int64{4}, shard.ErrLayout},
 		{"negative local offset", one(shard.Part{Box: box([]int64{0}, []int64{3}), Local: []int64{-1}}), []int64{4}, shard.ErrLayout},
 		{"local overflow", one(shard.Part{Box: box([]int64{0}, []int64{3}), Local: []int64{math.MaxInt64}}), []int64{4}, shard.ErrLayout},
+		{"negative local offset, no hole", one(
+			shard.Part{Box: box([]int64{0}, []int64{2}), Local: []int64{-1}}, shard.Part{Box: box([]int64{2}, []int64{2}), Local: []int64{2}},
+		), []int64{4}, shard.ErrLayout},
+		{"local overflow, no hole", one(
+			shard.Part{Box: box([]int64{0}, []int64{3}), Local: []int64{math.MaxInt64}}, shard.Part{Box: box([]int64{3}, []int64{1}), Local: []int64{3}},
+		), []int64{4}, shard.ErrLayout},
 		{"hole", one(shard.Part{Box: box([]int64{0}, []int64{3}), Local: []int64{1 << 40}}), []int64{4}, shard.ErrLayout},
 		{"too many elements", one(huge, huge), []int64{math.MaxInt64}, shard.ErrLayout},
 		{"bad shape", one(), []int64{-4}, tensor.ErrShape},

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/big"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -202,6 +203,26 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
+// What is as large as Encode accepts, Decode accepts too.
+func TestLargestValuesRoundTrip(t *testing.T) {
+	digits, _ := new(big.Int).SetString(strings.Repeat("9", 10_000), 10)
+	deep := any(int64(1))
+	for range 256 {
+		deep = []any{deep}
+	}
+	for name, v := range map[string]any{"digits": digits, "depth": deep} {
+		codec, data, err := value.Encode(v)
+		if err != nil {
+			t.Errorf("%s: Encode = %v", name, err)
+			continue
+		}
+		got, err := value.Decode(codec, data)
+		if err != nil || !reflect.DeepEqual(v, got) {
+			t.Errorf("%s: Decode = %.40v, %v; want what was encoded", name, got, err)
+		}
+	}
+}
+
 type refusing struct{}
 
 func (refusing) MarshalBinary() ([]byte, error) { return nil, errors.New("not today") }
@@ -297,6 +318,14 @@ type pointers *pointers // a type of pointers to itself
 func TestDecodeLikeRecursiveType(t *testing.T) {
 	if got, err := value.DecodeLike(value.JSON, []byte("1"), pointers(nil)); got != int64(1) || err != nil {
 		t.Errorf("DecodeLike = %v, %v; want 1", got, err)
+	}
+}
+
+// A nil pointer whose type fills nothing from bytes is like any other value.
+func TestDecodeLikeNilPointer(t *testing.T) {
+	got, err := value.DecodeLike(value.Raw, []byte("abc"), (*int)(nil))
+	if b, ok := got.([]byte); err != nil || !ok || string(b) != "abc" {
+		t.Errorf("DecodeLike = %v, %v; want the bytes", got, err)
 	}
 }
 
