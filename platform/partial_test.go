@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -271,6 +272,80 @@ func TestRedistributeOfTermsRefuses(t *testing.T) {
 			if !errors.Is(e, c.want) || !strings.Contains(e.Error(), c.says) {
 				t.Errorf("%s: rank %d: %v, %v; want %v with %q", name, rank, e, err, c.want, c.says)
 			}
+		}
+	}
+}
+
+// The gradient replaces what the source held, and leaves that of the destination as it is.
+func TestRedistributeGrad(t *testing.T) {
+	const n = 3
+	shape := []int64{6}
+	mesh := shard.Mesh{Shape: []int{n}, Ranks: []int{1, 2, 0}}
+	on := func(p shard.Placement) shard.Placed {
+		return shard.Placed{Mesh: mesh, Placements: []shard.Placement{p}}
+	}
+	sevens := func(shape []int64) (*tensor.Tensor, error) { return tensor.Full(tensor.Float32, shape, float32(7)) }
+	for name, c := range map[string]struct {
+		terms string // the reduction, if any
+		from  shard.Layout
+		to    shard.Layout
+		want  func(rank int) []float32
+	}{
+		// Each rank has the gradient rank+1 for each element that it got.
+		"shards to replicas": {"", on(shard.Shard(0)), on(shard.Replicate()), func(int) []float32 { return []float32{6, 6} }},
+		"sums to replicas":   {"sum", nil, on(shard.Replicate()), func(int) []float32 { return []float32{6, 6, 6, 6, 6, 6} }},
+		"averages":           {"avg", nil, on(shard.Replicate()), func(int) []float32 { return []float32{2, 2, 2, 2, 2, 2} }},
+		"sums to shards":     {"sum", nil, on(shard.Shard(0)), func(int) []float32 { return []float32{2, 2, 3, 3, 1, 1} }},
+		"averages to one":    {"avg", nil, shard.Boxes(map[int]tensor.Box{2: tensor.Whole(shape)}), func(int) []float32 { return []float32{1, 1, 1, 1, 1, 1} }},
+		"replicas to shards": {"", on(shard.Replicate()), on(shard.Shard(0)), func(rank int) []float32 {
+			out := make([]float32, 6)
+			at := 2 * slices.Index(mesh.Ranks, rank) // a rank keeps what it holds
+			out[at], out[at+1] = float32(rank+1), float32(rank+1)
+			return out
+		}},
+	} {
+		err := eachRank(commsOf(t, inprocGroups(n)), func(ctx context.Context, rank int, comm platform.TensorComm) error {
+			dst, err := shard.Empty(c.to, tensor.Float32, shape, rank)
+			if err != nil {
+				return err
+			}
+			given, err := tensor.Full(tensor.Float32, dst.Local().Shape(), float32(rank+1))
+			if err == nil {
+				err = tensor.Copy(dst.Local(), given)
+			}
+			if err != nil {
+				return err
+			}
+			m := platform.Move{Dst: dst}
+			var local *tensor.Tensor
+			if c.terms != "" {
+				if local, err = sevens(shape); err == nil {
+					m.Terms, err = shard.NewTerms(on(shard.Partial(c.terms)), shape, rank, local)
+				}
+			} else {
+				size, err2 := c.from.LocalShape(shape, rank)
+				if local, err = sevens(size); err == nil && err2 == nil {
+					m.Src, err = shard.New(c.from, shape, rank, local)
+				}
+				err = errors.Join(err, err2)
+			}
+			if err != nil {
+				return err
+			}
+			if err := platform.RedistributeGrad(ctx, comm, tensor.Float32, m); err != nil {
+				return err
+			}
+			got, err := tensor.Values[float32](local)
+			if want := c.want(rank); !slices.Equal(got, want) {
+				return fmt.Errorf("the gradient is %v; want %v", got, want)
+			}
+			if !tensor.Equal(dst.Local(), given) {
+				return errors.New("the gradient of the destination has changed")
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -70,6 +70,7 @@ func spoiled(t *testing.T) map[string]struct {
 			if err := p.SetLayout(layout, rank); err != nil {
 				t.Error(err)
 			}
+			p.leaf.SetGrad(p.Local().Clone())
 			c.params["whole"] = p
 		}
 	}
@@ -232,6 +233,43 @@ func TestReduceGradsInterruptedBetweenDimensions(t *testing.T) {
 			for r, err := range errs {
 				if !errors.Is(err, context.Canceled) {
 					t.Errorf("%s: rank %d: %v; want Canceled", op, r, err)
+				}
+			}
+		})
+	}
+}
+
+// A communicator of one line that was broken before fails the call on all ranks.
+func TestGradientCallsOverABrokenLine(t *testing.T) {
+	for _, op := range []string{"reduce", "clip"} {
+		synctest.Test(t, func(t *testing.T) {
+			mesh := shard.Mesh{Shape: []int{2, 2}}
+			errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
+				call, err := newGradCall(ctx, t, pf, mesh)
+				if err != nil {
+					return err
+				}
+				comm, err := call.comms.Line(mesh, 0)
+				if err != nil {
+					return err
+				}
+				if pf.World().Rank()%2 == 0 {
+					ended, end := context.WithCancel(ctx)
+					end()
+					if err := comm.AllReduce(ended, counted(t, 1), collective.Sum); !errors.Is(err, collective.ErrBroken) {
+						return err
+					}
+				}
+				before := call.params["flat"].leaf.Grad().Clone()
+				err = call.run(op)
+				if op == "clip" && !tensor.Equal(before, call.params["flat"].leaf.Grad()) {
+					return errors.New("the gradient has changed")
+				}
+				return err
+			})
+			for r, err := range errs {
+				if !errors.Is(err, collective.ErrBroken) {
+					t.Errorf("%s: rank %d: %v; want ErrBroken", op, r, err)
 				}
 			}
 		})
