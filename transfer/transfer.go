@@ -143,7 +143,7 @@ type job struct {
 	rep      Report
 	items    []item // in the order of their stages
 	have     map[string]blob.Info
-	old      []string // files of the checkpoint that is replaced, the record first
+	old      []string          // files of the checkpoint that is replaced, the record first
 	lock     *publish.SaveLock // of the target
 	service  atomic.Int64
 }
