@@ -141,13 +141,24 @@ func TestOpenWithoutGroup(t *testing.T) {
 	var _ blob.Store = store
 }
 
+// A state without anything in it is saved too, as PyTorch does.
+func TestSaveNothing(t *testing.T) {
+	store := new(mem.Store)
+	onRanks(t, 2, func(ctx context.Context, g group.Group) error {
+		_, err := cairn.Save(ctx, store, nil, &cairn.SaveOptions{Group: g})
+		return err
+	})
+	if s, _, err := cairn.LoadNew(t.Context(), store, nil); err != nil || len(s) != 0 {
+		t.Errorf("LoadNew = %v, %v; want an empty state", s, err)
+	}
+}
+
 func TestFailedSaveKeepsOldCheckpoint(t *testing.T) {
 	store := new(mem.Store)
 	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for name, state := range map[string]func(rank int) cairn.State{
-		"nothing on all ranks":         func(int) cairn.State { return nil },
 		"a value of each rank's own":   func(rank int) cairn.State { return cairn.State{"rng": rank} },
 		"what no codec takes":          func(int) cairn.State { return cairn.State{"f": func() {}} },
 		"a tensor of another shape":    func(rank int) cairn.State { return cairn.State{"x": whole(t, []int64{int64(rank) + 1}, 0)} },

@@ -17,7 +17,6 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -107,7 +106,7 @@ type casting struct {
 
 func (c casting) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
 	if err := c.cast.Check(e.Tensor.DType, dst.DType()); err != nil {
-		return plan.Named(e.FQN, err)
+		return fmt.Errorf("%q: %w", e.FQN, err)
 	}
 	if c.cast == tensor.CastAny {
 		dst = dst.Lossy()
