@@ -86,7 +86,7 @@ func TestCastStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, to := range []tensor.DType{tensor.BFloat16, tensor.Float64, tensor.Int8} {
+	for _, to := range []tensor.DType{tensor.BFloat16, tensor.Float64, tensor.Complex64} {
 		d := &plan.DefaultSave{DType: narrowed(to)}
 		p := localPlan(t, d, plan.State{"x": view})
 		data, err := d.Resolve(&p.Items[0])
@@ -130,6 +130,7 @@ func TestSaveRefusesNewNamesAndDTypes(t *testing.T) {
 		"a name twice":    {plan.DefaultSave{Rename: func(string) string { return "same" }}, `also renamed to "same"`},
 		"an empty name":   {plan.DefaultSave{Rename: func(string) string { return "" }}, `"a"`},
 		"an unknown type": {plan.DefaultSave{DType: narrowed(tensor.DType(99))}, `"a"`},
+		"numbers lost":    {plan.DefaultSave{DType: narrowed(tensor.Int8)}, "fractions"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := c.d

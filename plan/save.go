@@ -33,8 +33,9 @@ type DefaultSave struct {
 	// part of a nested map. All ranks must rename alike.
 	Rename func(fqn string) string
 	// DType, if not nil, returns the dtype that a tensor is saved in, given its name in
-	// the state and its dtype. The elements are converted while they are written. All
-	// ranks must set it alike.
+	// the state and its dtype. The elements are converted while they are written, as
+	// tensor.CastInRange allows it: a cast that loses numbers is an error. All ranks must
+	// set it alike.
 	DType func(fqn string, d tensor.DType) tensor.DType
 
 	setup  SaveSetup
