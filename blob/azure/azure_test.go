@@ -94,7 +94,7 @@ func TestErrors(t *testing.T) {
 		{answer(403, ""), fs.ErrPermission, false, false, hintPermission},
 		{answer(401, ""), fs.ErrPermission, false, false, hintKey},
 		{answer(429, ""), nil, true, false, ""},
-		{answer(503, "ServerBusy"), nil, true, true, ""},
+		{answer(503, "ServerBusy"), nil, true, false, ""},
 		{answer(500, "OperationTimedOut"), nil, true, true, ""},
 		{answer(501, "NotImplemented"), errors.ErrUnsupported, false, true, ""},
 		{&url.Error{Op: "Get", URL: "https://me.example/x?sig=secret", Err: io.ErrUnexpectedEOF}, io.ErrUnexpectedEOF, true, true, ""},
