@@ -19,6 +19,7 @@ class Bench(Case):
         self.assertEqual(code, 0, said.getvalue())
         return out.getvalue()
 
+    @slow
     def test_everything(self):
         result = json.loads(self.run_bench("--json", "--device", DEVICE))
         for name in (table.FLOOR, table.DCP, table.CAIRN):
