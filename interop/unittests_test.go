@@ -29,7 +29,7 @@ func (r *rig) unitTests(file string) {
 	r.Helper()
 	var names []string
 	r.python("unittests.names", args{"file": file, "short": testing.Short()}, &names)
-	if len(names) == 0 {
+	if len(names) == 0 && !testing.Short() { // all of them may be slow
 		r.Errorf("%s has no tests", file)
 	}
 	for _, name := range names {
