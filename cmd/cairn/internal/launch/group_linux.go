@@ -2,6 +2,8 @@ package launch
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -42,7 +44,8 @@ func isEnding(pid int) bool {
 	const exiting = 4 // PF_EXITING in the kernel
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
-		return os.IsNotExist(err) // it was waited for
+		// It was waited for, maybe since the file was opened.
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 	}
 	f := statFields(b)
 	if len(f) < 7 {

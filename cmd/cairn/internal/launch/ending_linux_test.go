@@ -1,0 +1,35 @@
+package launch
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// A process that is ending stays so, also at the moment in which it is waited for.
+func TestIsEndingWhileWaited(t *testing.T) {
+	for range 50 {
+		cmd := exec.Command(os.Args[0], "-test.run=^$")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error)
+		go func() { waited <- cmd.Wait() }()
+		seen, over := false, false
+		for !over {
+			select {
+			case err := <-waited:
+				over = true
+				if err != nil {
+					t.Fatal(err)
+				}
+			default:
+			}
+			is := isEnding(cmd.Process.Pid)
+			if (seen || over) && !is {
+				t.Fatalf("the process is not ending; it was before (waited for: %v)", over)
+			}
+			seen = is
+		}
+	}
+}
