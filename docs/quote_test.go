@@ -128,7 +128,7 @@ func TestSourceOfPython(t *testing.T) {
 func pages(t *testing.T) []string {
 	t.Helper()
 	var out []string
-	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
+	for _, pattern := range []string{"../*.md", "../python/*.md", "*.md", "*/*.md"} {
 		m, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -2,6 +2,11 @@
 
 package interop
 
+import (
+	"fmt"
+	"maps"
+)
+
 // frameworks are trainings with Lightning and the Trainer of Hugging Face that save
 // through the Python package.
 var frameworks = []testCase{
@@ -12,7 +17,7 @@ var frameworks = []testCase{
 		r.frameworks().nothing("with_lightning.resumed", args{"folder": r.there("run"), "how": "kill"})
 	}},
 	{name: "Lightning: 2 ranks with DDP", needs: "lightning", run: func(r *rig) {
-		ddp(r, "with_lightning.resumed")
+		ddp(r, "with_lightning.resumed", nil)
 	}},
 	{name: "Lightning: a damaged checkpoint is an error", needs: "lightning", run: func(r *rig) {
 		wantError(r, "with_lightning.damaged", "CorruptError")
@@ -42,7 +47,28 @@ var frameworks = []testCase{
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "how": "kill"})
 	}},
 	{name: "Hugging Face: 2 ranks with DDP", needs: "transformers", run: func(r *rig) {
-		ddp(r, "with_transformers.resumed")
+		ddp(r, "with_transformers.resumed", nil)
+	}},
+	{name: "Hugging Face: resume_from_checkpoint=True", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "resume": true})
+		wantError(r, "with_transformers.nothing_yet", "NotFoundError")
+	}},
+	{name: "Hugging Face: resume from a path", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "resume": "path"})
+	}},
+	{name: "Hugging Face: cairn goes on with a checkpoint of the Trainer", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "first": args{"stock": true}})
+	}},
+	{name: "Hugging Face: 2 ranks with FSDP2", needs: "transformers", run: func(r *rig) {
+		ddp(r, "with_transformers.resumed", fsdp2)
+	}},
+	{name: "Hugging Face: from DDP to FSDP2 and back", needs: "transformers", slow: true, run: func(r *rig) {
+		ddp(r, "with_transformers.resumed", args{"first": fsdp2, "near": 1e-4})
+		ddp(r, "with_transformers.resumed", args{"first": args{"fsdp": nil}, "near": 1e-4, "fsdp": fsdp2["fsdp"], "fsdp_config": fsdp2["fsdp_config"]})
+	}},
+	{name: "Hugging Face: from_pretrained reads what was exported", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.exported", args{"folder": r.there("one")})
+		ddp(r, "with_transformers.exported", fsdp2)
 	}},
 	{name: "Hugging Face: a damaged checkpoint is an error", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.damaged", "CorruptError")
@@ -52,11 +78,16 @@ var frameworks = []testCase{
 	}},
 }
 
+// fsdp2 makes the Trainer of Hugging Face cut the model.
+var fsdp2 = args{"fsdp": true, "fsdp_config": args{"version": 2, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}
+
 // ddp has two ranks call a function that returns what it finds wrong.
-func ddp(r *rig, function string) {
+func ddp(r *rig, function string, more args) {
 	r.Helper()
+	all := args{"folder": r.there(fmt.Sprintf("run-%d", len(more))), "ranks": 2}
+	maps.Copy(all, more)
 	var found []string
-	r.frameworks().ranks(2, function, args{"folder": r.there("run"), "ranks": 2}, &found)
+	r.frameworks().ranks(2, function, all, &found)
 	for _, f := range found {
 		r.Errorf("%s: %s", function, f)
 	}

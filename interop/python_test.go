@@ -156,8 +156,10 @@ func copyPackage(t *testing.T, dir, program string) {
 	if err := os.CopyFS(into, os.DirFS(filepath.Join(pythonDir, "cairn"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(dir, "py", "with_torch"), os.DirFS(withTorch)); err != nil {
-		t.Fatal(err)
+	for name, from := range map[string]string{"with_torch": withTorch, "examples": filepath.Join(pythonDir, "examples")} {
+		if err := os.CopyFS(filepath.Join(dir, "py", name), os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	config, err := os.ReadFile(filepath.Join(pythonDir, "pyproject.toml"))
 	if err != nil {

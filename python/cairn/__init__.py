@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from cairn.errors import (
     CairnError, CastError, ChangedError, CorruptError, ExistsError, GoneError, IncompleteError, MismatchError, MissingError,
-    NotFoundError, OptionsError, ReplacedError, RepresentError, SaverError, StateError, UncertainError, UnderWayError, VersionError,
+    NotFoundError, OptionsError, PickleWarning, ReplacedError, RepresentError, SaverError, SaveWarning, StateError, UncertainError,
+    UnderWayError, VersionError,
 )
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ from cairn.version import VERSION as __version__  # noqa: E402
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
-    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "ReplacedError", "RepresentError", "SaverError", "StateError",
-    "Tensor", "UncertainError", "UnderWayError", "VersionError", "latest", "open",
+    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "PickleWarning", "ReplacedError", "RepresentError", "SaveWarning",
+    "SaverError", "StateError", "Tensor", "UncertainError", "UnderWayError", "VersionError", "latest", "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "values"})
 
 
 def __getattr__(name: str) -> object:

@@ -112,9 +112,10 @@ class Checkpoint(Mapping[str, Any]):
         """Returns the shapes of all tensors."""
         return {n: tuple(e.get("shape") or ()) for n, e in self._entries.items() if "dtype" in e}
 
-    def load(self, prefix: str = "", *, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
+    def load(self, prefix: str = "", *, strip: bool = False, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
+        With strip, the names are without the prefix: ``model.load_state_dict(c.load("model.", strip=True))``.
         framework is that of :func:`cairn.open`. With device, such as "cuda", the tensors are
         torch tensors on it.
         """
@@ -124,7 +125,7 @@ class Checkpoint(Mapping[str, Any]):
         out = self._values([n for n in names if "dtype" not in self._entries[n]])
         tensors = [n for n in names if "dtype" in self._entries[n]]
         out.update(zip(tensors, self.read([(n, None) for n in tensors], framework=framework, device=device)))
-        return {n: out[n] for n in names}
+        return {n[len(prefix):] if strip else n: out[n] for n in names}
 
     def _values(self, names: Sequence[str]) -> dict[str, Any]:
         self._check()

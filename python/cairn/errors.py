@@ -85,6 +85,15 @@ class ReplacedError(CairnError):
     """The save was withdrawn before it began, because a newer one took its place."""
 
 
+class SaveWarning(UserWarning):
+    """A save in the background has failed, and nobody has asked for its result. ``warnings.simplefilter("error", SaveWarning)``
+    makes the next save raise it."""
+
+
+class PickleWarning(UserWarning):
+    """A value is saved as a pickle, which a load makes again only with allow_pickle."""
+
+
 # The first code that an error has decides its class, so the more specific codes come first.
 _CLASSES: dict[str, type[CairnError]] = {
     "saver.replaced": ReplacedError,

@@ -5,19 +5,24 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[checkpoints])
     trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))
 
-It needs the package ``transformers``.
+``export`` writes the model of a checkpoint for ``from_pretrained``. It needs the package
+``transformers``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy
 import torch
@@ -26,9 +31,11 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors
-from cairn.saver import address_of
+from cairn.saver import address_of, binary
 from cairn.torch._job import agree, distributed
 from cairn.torch._whole import async_save_whole, load_whole
+
+_STATE_FILE = "trainer_state.json"  # that the Trainer reads
 
 
 class CheckpointCallback(transformers.TrainerCallback):
@@ -40,6 +47,9 @@ class CheckpointCallback(transformers.TrainerCallback):
     Trainer say when to save (save_strategy, save_steps) and how many checkpoints to keep
     (save_total_limit). The error of a save is raised by the next one, or at the end of the
     training.
+
+    A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
+    from the path of a checkpoint, of cairn or of the Trainer itself.
     """
 
     def __init__(self, folder: "str | os.PathLike[str] | None" = None):
@@ -48,52 +58,79 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._handle: Optional[cairn.torch.Handle] = None
         self._saving = 0  # its step
         self._resumed: Optional[str] = None  # the checkpoint that the next training begins with
+        self._answer: Optional[str] = None  # what resume has returned
         self._random: Optional[dict[str, Any]] = None  # what it has of the random number generators of this rank
+        self._files: Optional[dict[str, bytes]] = None  # what from_pretrained needs beside the weights
+        if not hasattr(transformers.Trainer.train, "_cairn"):
+            transformers.Trainer.train = _resuming(transformers.Trainer.train)
 
     def resume(self, trainer: transformers.Trainer) -> Optional[str]:
         """Prepares to go on with the newest complete checkpoint. All ranks call it.
 
         Give what it returns to ``trainer.train(resume_from_checkpoint=…)``, and nothing else:
-        it is None if there is no checkpoint yet, or else a folder for this call alone. It
-        waits for saver processes that have outlived their trainers.
+        it is None if there is no checkpoint yet, a folder for this call alone, or a checkpoint
+        that the Trainer itself has saved, if that is newer. It waits for saver processes that
+        have outlived their trainers, and prints which checkpoint it is.
         """
-        path = error = None
+        found: list[Any] = [None]
+        error = None
         if _rank() == 0:
             try:
-                path = cairn.latest(self._run(trainer.args), wait=True)
+                found = [_newest(self._run(trainer.args))]
             except BaseException as e:  # the other ranks must know
                 error = e
         agree("latest", error)
         if distributed():
-            chosen = [path]
-            torch.distributed.broadcast_object_list(chosen)
-            path = chosen[0]
-        self._resumed = path
-        if path is None:
-            return None
+            torch.distributed.broadcast_object_list(found)
+        self._answer = None if found[0] is None else self._prepare(trainer, found[0])
+        return self._answer
+
+    def _prepare(self, trainer: transformers.Trainer, path: str) -> str:
+        """Prepares to go on with a checkpoint. It returns what the Trainer is told."""
+        if _rank() == 0:
+            print(f"cairn: the training goes on with {path}", file=sys.stderr, flush=True)
+        if _is_stock(path):
+            self._resumed = None
+            return path
         with cairn.open(path) as c:
+            if "trainer" not in c:
+                raise errors.MissingError(f"{path} is not a checkpoint of cairn.transformers", ("plan.missing",))
             state = c["trainer"]
+        self._resumed = path
         # The Trainer reads its state from a file. The rest is loaded by on_train_begin, when there is an optimizer.
         self._folder = tempfile.TemporaryDirectory(prefix="cairn-resume-")
-        with open(os.path.join(self._folder.name, "trainer_state.json"), "w", encoding="utf-8") as f:
+        with open(os.path.join(self._folder.name, _STATE_FILE), "w", encoding="utf-8") as f:
             f.write(state)
         self._trainer = trainer
         trainer._load_from_checkpoint = lambda *_, **__: None
+        trainer._load_optimizer_and_scheduler = lambda *_, **__: None
         trainer._load_rng_state = lambda *_, **__: self._set_random()  # the Trainer calls it after it has skipped the data
         return self._folder.name
 
+    def _chosen(self, trainer: transformers.Trainer, wanted: Any) -> Any:
+        """Returns what the Trainer is told, which is asked to resume from wanted."""
+        if wanted is True:
+            if (folder := self.resume(trainer)) is None:
+                raise errors.NotFoundError(f"{self._run(trainer.args)} has no complete checkpoint yet: "
+                                           "use resume_from_checkpoint=checkpoints.resume(trainer), which begins a training then",
+                                           ("storage.notfound",))
+            return folder
+        if not wanted or wanted == self._answer:
+            return wanted
+        return self._prepare(trainer, address_of(os.fspath(wanted)))
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        _check(args, self._run(args), kwargs["model"], kwargs["optimizer"])
+        _check(args, self._run(args), kwargs["optimizer"])
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
         self._folder.cleanup()
-        del self._trainer._load_from_checkpoint
+        del self._trainer._load_from_checkpoint, self._trainer._load_optimizer_and_scheduler
         if not state.global_step:
             raise errors.OptionsError("what CheckpointCallback.resume returns is for trainer.train(resume_from_checkpoint=…)",
                                       ("storage.options",))
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
-        cairn.torch.load({"model": model, "optimizer": _bare(optimizer)}, path)
+        optimizer = kwargs["optimizer"]
+        _load(kwargs["model"], _bare(optimizer), path)
         rest = load_whole(path, keys=("scheduler", "scaler", "random"))
         kwargs["lr_scheduler"].load_state_dict(rest["scheduler"])
         if rest["scaler"] is not None and (scaler := getattr(optimizer, "scaler", None)) is not None:
@@ -139,10 +176,11 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle(args)
         optimizer, rank = kwargs["optimizer"], _rank()
-        whole: dict[str, Any] = {
-            "model": kwargs["model"], "optimizer": _bare(optimizer), "random": {str(rank): _random()},
-        }
+        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)), "random": {str(rank): _random()}}
         if rank == 0:
+            if self._files is None:
+                self._files = _files(kwargs["model"], kwargs.get("processing_class"))
+            whole["files"] = self._files
             scaler = getattr(optimizer, "scaler", None)
             whole["scheduler"] = kwargs["lr_scheduler"].state_dict()
             whole["scaler"] = None if scaler is None else scaler.state_dict()
@@ -169,7 +207,61 @@ class CheckpointCallback(transformers.TrainerCallback):
         return address_of(self.folder or args.output_dir)
 
 
-def _check(args: Any, run: str, model: Any, optimizer: Any) -> None:
+def export(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]") -> None:
+    """Writes the model of a checkpoint as ``from_pretrained(folder)`` reads it.
+
+    The folder has the weights in safetensors files, config.json and, if the Trainer had one,
+    the files of the tokenizer or processor. It must not have a checkpoint yet.
+    """
+    source = address_of(os.fspath(path))
+    with cairn.open(source) as c:
+        files = {name.removeprefix("files."): c[name] for name in c if name.startswith("files.")}
+    if "config.json" not in files:
+        raise errors.MissingError(f"{source} has no config.json of a model: cairn.transformers.CheckpointCallback did not save it",
+                                  ("plan.missing",))
+    command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source, address_of(os.fspath(folder))]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        try:
+            text = json.loads(done.stderr)["error"]
+        except ValueError:  # the program was killed, or is another one
+            text = f"exit code {done.returncode} {done.stderr.strip()}"
+        raise errors.CairnError(text)
+    for name, data in files.items():
+        with open(os.path.join(folder, os.path.basename(name)), "wb") as f:
+            f.write(data)
+
+
+def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Trainer.train for Trainers that may have a CheckpointCallback."""
+    @functools.wraps(train)
+    def resuming(self: transformers.Trainer, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, CheckpointCallback):
+                resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
+        return train(self, resume_from_checkpoint, *args, **kwargs)
+
+    resuming._cairn = True  # type: ignore[attr-defined]
+    return resuming
+
+
+def _is_stock(path: str) -> bool:
+    """Reports whether the Trainer itself saved a checkpoint."""
+    return os.path.isfile(os.path.join(path, _STATE_FILE))
+
+
+def _newest(run: str) -> Optional[str]:
+    """Returns the newest complete checkpoint of a run, of cairn or of the Trainer itself."""
+    def step(path: str) -> int:
+        return int(number[0]) if (number := re.findall(r"-(\d+)$", path.rstrip("/"))) else -1
+
+    found = [path] if (path := cairn.latest(run, wait=True)) else []
+    if os.path.isdir(run):  # sharded checkpoints of the Trainer are folders that cairn does not take for one checkpoint
+        found += [p for name in os.listdir(run) if re.fullmatch(r"checkpoint-\d+", name) and _is_stock(p := os.path.join(run, name))]
+    return max(found, key=step, default=None)
+
+
+def _check(args: Any, run: str, optimizer: Any) -> None:
     """Refuses what this callback cannot do."""
     if args.save_total_limit and "://" in run:
         raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
@@ -177,10 +269,63 @@ def _check(args: Any, run: str, model: Any, optimizer: Any) -> None:
     if args.load_best_model_at_end or getattr(args.save_strategy, "value", args.save_strategy) == "best":
         raise errors.OptionsError("cairn.transformers.CheckpointCallback: the Trainer saves the best model itself; "
                                   "use neither save_strategy='best' nor load_best_model_at_end", ("storage.options",))
-    if any(hasattr(p, "device_mesh") for p in model.parameters()) or "deepspeed" in type(optimizer).__name__.lower() \
-            or any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback: a sharded model (FSDP, DeepSpeed, tensor parallelism) "
-                                  "is saved with cairn.torch.save", ("storage.options",))
+    if "deepspeed" in type(optimizer).__name__.lower():
+        raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the Trainer save it, "
+                                  "or use FSDP", ("storage.options",))
+
+
+def _is_sharded(model: Any) -> bool:
+    return any(hasattr(p, "device_mesh") for p in model.parameters()) \
+        or any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+
+
+def _state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Returns what is saved of a model and an optimizer. If they are sharded, parameters have names, and not numbers, in both."""
+    if not _is_sharded(model):
+        return {"model": model, "optimizer": optimizer}
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def _load(model: Any, optimizer: Any, path: str) -> None:
+    """Loads a model and an optimizer, sharded or not, from a checkpoint of a model that was sharded or not."""
+    with cairn.open(path) as c:
+        numbered = any(re.match(r"optimizer\.state\.\d+\.", name) for name in c)
+        named = not numbered and any(name.startswith("optimizer.state.") for name in c)
+    if not _is_sharded(model) and not named:
+        cairn.torch.load({"model": model, "optimizer": optimizer}, path)
+        return
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    groups: list[dict[str, Any]] = moments["param_groups"]  # type: ignore[assignment]
+    params = [group.pop("params") for group in groups]
+    numbers = {f"optimizer.state.{name}": f"optimizer.state.{i}" for i, name in enumerate(itertools.chain(*params))} if numbered else {}
+
+    def rename(name: str) -> str:
+        param, _, key = name.rpartition(".")
+        return f"{numbers[param]}.{key}" if param in numbers else name
+
+    cairn.torch.load({"model": weights, "optimizer": moments}, path, rename=rename)
+    for group, names in zip(groups, params):
+        group["params"] = names
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+
+def _files(model: Any, processor: Any) -> dict[str, bytes]:
+    """Returns the files that from_pretrained reads beside the weights."""
+    with tempfile.TemporaryDirectory(prefix="cairn-files-") as folder:
+        for part in (getattr(model, "config", None), getattr(model, "generation_config", None), processor):
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(folder)
+        out = {}
+        for entry in os.scandir(folder):
+            if entry.is_file():
+                with open(entry.path, "rb") as f:
+                    out[entry.name] = f.read()
+        return out
 
 
 def _rank() -> int:

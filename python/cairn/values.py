@@ -2,15 +2,20 @@
 
 An object with a single key that begins with a dollar sign is a value that JSON lacks, such
 as ``{"$tuple": [1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a
-checkpoint: an object of a Python class becomes an :class:`Object`, which only describes it.
+checkpoint: an object of a Python class becomes an :class:`Object`, which only describes it,
+unless the class is one of a few that can do no harm, such as a date.
 """
 
 from __future__ import annotations
 
 import base64
 import collections
+import copyreg
+import importlib
 import json
 import math
+import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +118,114 @@ def _to_json(v: Any, depth: int) -> Any:
         if kind is dict and all(type(k) is str and not k.startswith("$") and _is_unicode(k) for k in v):
             return {k: _to_json(x, below) for k, x in v.items()}
         return {"$dict" if kind is dict else "$ordered": [[_to_json(k, below), _to_json(x, below)] for k, x in v.items()]}
-    raise NotPlain(f"a value of the type {kind.__module__}.{kind.__qualname__}")
+    return {"$object": _describe(v, below)}
+
+
+# Classes whose objects can do no harm: making one has no other effect. numpy and torch are not imported for it.
+_KNOWN: dict[str, frozenset[str]] = {
+    "argparse": frozenset({"Namespace"}),
+    "builtins": frozenset({"range", "slice"}),
+    "collections": frozenset({"Counter", "defaultdict", "deque"}),
+    "datetime": frozenset({"date", "datetime", "time", "timedelta", "timezone"}),
+    "decimal": frozenset({"Decimal"}),
+    "fractions": frozenset({"Fraction"}),
+    "pathlib": frozenset({"PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"}),
+    "types": frozenset({"SimpleNamespace"}),
+    "uuid": frozenset({"UUID"}),
+}
+_FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}  # of a defaultdict
+_NUMPY = frozenset({"numpy", "numpy.core.multiarray", "numpy._core.multiarray"})
+_NUMBERS = re.compile(r"[biufc]\d+|[SU]\d+")  # dtypes of numpy: numbers and text
+
+
+def _name(kind: Any) -> tuple[str, str]:
+    return kind.__module__.removesuffix("._local"), kind.__qualname__  # pathlib._local, since Python 3.13
+
+
+def _is_plain(v: Any) -> bool:
+    """Reports whether v is an object that _describe may ask for a description."""
+    kind = type(v)
+    module, name = _name(kind)
+    if name in _KNOWN.get(module, ()):
+        return True
+    if module == "torch" and name in ("Size", "device", "dtype"):
+        return True
+    if (numpy := sys.modules.get("numpy")) is None or not isinstance(v, (numpy.generic, numpy.ndarray, numpy.dtype)):
+        return False
+    dtype = v if isinstance(v, numpy.dtype) else v.dtype
+    return (kind is numpy.ndarray or not isinstance(v, numpy.ndarray)) and dtype.kind in "biufcSU" and dtype.names is None
+
+
+def _describe(v: Any, depth: int) -> dict:
+    """Describes an object as a pickle would: what makes it, with arguments, and what it receives after that."""
+    if isinstance(v, type):
+        if _FACTORIES.get(v.__name__) is not v and _name(v) != ("numpy", "ndarray"):
+            raise NotPlain(f"the class {v.__module__}.{v.__qualname__}")
+        return {"module": v.__module__, "name": v.__name__}
+    if not _is_plain(v):
+        raise NotPlain(f"a value of the type {type(v).__module__}.{type(v).__qualname__}")
+    reduced = v.__reduce_ex__(2)
+    if isinstance(reduced, str):
+        return {"module": type(v).__module__, "name": reduced}
+    make, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    out: dict[str, Any] = {"call": True}
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+        make, *args = args
+        out["new"] = True
+    module, name = _name(make)
+    out = {"module": module, "name": name, **out}
+    for key, x in ("args", list(args)), ("items", list(items or ())):
+        if x:
+            out[key] = [_to_json(a, depth) for a in x]
+    if pairs is not None and (both := list(pairs)):
+        out["pairs"] = [[_to_json(a, depth), _to_json(b, depth)] for a, b in both]
+    if state is not None:
+        out["state"] = _to_json(state, depth)
+    return out
+
+
+def _make(o: Object) -> Any:
+    """Returns an object of a class that can do no harm, or the description of any other object."""
+    try:
+        if o.module in _NUMPY:
+            return _make_numpy(o)
+        if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or "kwargs" in o.fields:
+            return o
+        kind = getattr(importlib.import_module(o.module), o.name)
+        args = [_FACTORIES[a.name] if isinstance(a, Object) and a.module == "builtins" else a for a in o.fields.get("args", ())]
+        v = kind.__new__(kind, *args) if o.fields.get("new") else kind(*args)
+        if (state := o.fields.get("state")) is not None:
+            v.__setstate__(state) if hasattr(v, "__setstate__") else v.__dict__.update(state)
+        for item in o.fields.get("items", ()):
+            v.append(item)
+        for key, item in o.fields.get("pairs", ()):
+            v[key] = item
+        return v
+    except Exception:  # what another program wrote; it stays described
+        return o
+
+
+def _make_numpy(o: Object) -> Any:
+    """Makes a dtype, a number or an array of numpy, if numpy is there. It reads bytes: numpy's own functions for pickles do more."""
+    import numpy
+
+    f = o.fields
+    if o.name == "dtype":
+        name, order = f["args"][0], f["state"][1]
+        if not _NUMBERS.fullmatch(name) or order not in ("<", ">", "|", "="):
+            return o
+        native = numpy.dtype(name)
+        other = native.newbyteorder(order)
+        return native if other == native else other
+    if o.name == "scalar":
+        dtype, data = f["args"]
+        return numpy.frombuffer(data, dtype, 1)[0] if isinstance(dtype, numpy.dtype) else o
+    if o.name != "_reconstruct" or f["args"][0] != Object("numpy", "ndarray"):
+        return o
+    _, shape, dtype, fortran, data = f["state"]
+    if not isinstance(dtype, numpy.dtype):
+        return o
+    return numpy.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
 
 
 def _from_json(v: Any) -> Any:
@@ -152,5 +264,7 @@ def _from_json(v: Any) -> Any:
         args = fields.get("args") or [b""]
         if (module, name) == ("builtins", "bytearray") and len(args) == 1 and isinstance(args[0], bytes):
             return bytearray(args[0])
-        return Object(module, name, fields)
+        if "pairs" in fields:
+            fields["pairs"] = [tuple(p) for p in fields["pairs"]]
+        return _make(Object(module, name, fields))
     raise ValueError(f"the unknown rule {key!r}")

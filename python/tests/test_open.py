@@ -68,7 +68,7 @@ class Fixtures(unittest.TestCase):
                 elif i["type"] == "float":
                     self.assertEqual(repr(c[n]), i["repr"])
                 elif i["type"] == "datetime":
-                    self.assertIsInstance(c[n], values.Object)
+                    self.assertEqual(repr(c[n]), i["repr"])
 
 
 class Native(unittest.TestCase):

@@ -1,11 +1,22 @@
 """Values: what is encoded is decoded as it was."""
 
+import argparse
 import collections
+import datetime
+import decimal
+import fractions
 import json
 import math
+import pathlib
+import types
 import unittest
+import uuid
 
 from cairn import errors, values
+
+
+class Derived(fractions.Fraction):
+    """A class of anybody's, of a class that does no harm."""
 
 
 class Values(unittest.TestCase):
@@ -48,10 +59,39 @@ class Values(unittest.TestCase):
         for _ in range(300):
             deep = [deep]
         point = collections.namedtuple("point", "x y")
-        for v in (object(), print, loop, deep, [object()], {"a": {object()}}, point(1, 2), 10**5000, collections.defaultdict(int),
-                  range(3)):
+        for v in (object(), print, loop, deep, [object()], {"a": {object()}}, point(1, 2), 10**5000, collections.defaultdict(lambda: 1),
+                  collections.deque([object()]), argparse.Namespace(f=print), Exception, Derived(1), pathlib.PurePath):
             with self.subTest(kind=type(v)), self.assertRaises(values.NotPlain):
                 values.encode(v)
+
+    def test_objects_of_classes_that_do_no_harm(self):
+        table = [
+            pathlib.Path("/a/b"), pathlib.PurePosixPath("c"), pathlib.PureWindowsPath("c:/d"), datetime.date(2026, 1, 2),
+            datetime.datetime(2026, 1, 2, 3, 4, 5, 6), datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), datetime.time(1, 2),
+            datetime.timedelta(days=1, seconds=2), datetime.timezone(datetime.timedelta(hours=1), "x"), decimal.Decimal("1.50"),
+            fractions.Fraction(1, 3), uuid.UUID(int=7), argparse.Namespace(lr=0.1, paths=[pathlib.Path("x")]),
+            types.SimpleNamespace(a=1, b=(2,)), collections.Counter("aab"), collections.defaultdict(list, {"a": [1], 2: []}),
+            collections.defaultdict(None, {"a": 1}), collections.deque([1, "b"], maxlen=3), collections.deque(), range(1, 9, 2),
+            slice(1, None, 2), {pathlib.Path("key"): {datetime.date(2026, 1, 1)}},
+        ]
+        for v in table:
+            with self.subTest(v=v):
+                got = values.decode(*values.encode(v))
+                self.assertEqual(got, v)
+                self.assertIs(type(got), type(v))
+                self.assertEqual(repr(got), repr(v))
+
+    def test_objects_that_do_not_fit_their_class_stay_described(self):
+        for module, name, fields in [
+            ("datetime", "date", {"call": True, "args": ["x"]}), ("datetime", "date", {"call": True, "kwargs": {"year": 1}}),
+            ("datetime", "date", {}), ("collections", "defaultdict", {"call": True, "args": [{"$object": {"module": "builtins", "name": "eval"}}]}),
+            ("uuid", "UUID", {"call": True, "new": True, "state": 3}), ("pathlib", "os", {"call": True}),
+            ("numpy", "dtype", {"call": True, "args": ["O8"], "state": [3, "|"]}), ("numpy._core.multiarray", "scalar", {"call": True}),
+            ("numpy._core.multiarray", "_reconstruct", {"call": True, "args": [1], "state": 2}), ("numpy", "load", {"call": True, "args": ["x"]}),
+        ]:
+            with self.subTest(module=module, name=name, fields=fields):
+                got = values.decode("json", json.dumps({"$object": {"module": module, "name": name, **fields}}).encode())
+                self.assertIsInstance(got, values.Object)
 
     def test_what_only_other_writers_encode(self):
         table = [

@@ -21,14 +21,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cairn.torch._job import close
 from cairn.torch._load import load
-from cairn.torch._save import Handle, async_save, save
+from cairn.torch._save import Handle, async_save, close, save
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
 __all__ = ["Handle", "Reader", "Stager", "Writer", "async_save", "close", "load", "save"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

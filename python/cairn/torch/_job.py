@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 import weakref
 from typing import Any, Optional
 
@@ -180,27 +181,73 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
         elif not patient:
             return {}
         else:
-            _wait(store, f"{key}/outcome", size)
+            _wait(store, f"{key}/outcome", size, _Late(store, key, rank, size))
         outcome = json.loads(store.get(f"{key}/outcome"))
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
     if rank == 0:  # all ranks have read what came before
-        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "save")))
+        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "save", "late")))
     return outcome
 
 
-def _wait(store: Any, key: str, size: int) -> None:
+class _Late:
+    """Finds out which ranks have not made the call that this one waits in: those that wait for long say so in the store."""
+
+    def __init__(self, store: Any, key: str, rank: int, size: int):
+        self.store, self.key, self.rank, self.size = store, f"{key}/late", rank, size
+        self.said = self.warned = False
+
+    def look(self, seconds: float) -> None:
+        """Is called from time to time by a rank that has waited for so long. It warns, once."""
+        if seconds > _SAY_AFTER and not self.said:
+            self.said = True
+            with contextlib.suppress(RuntimeError, AttributeError):  # not every store can
+                self.store.append(self.key, f"{self.rank} ")
+        if seconds > _SAY_AFTER + _WARN_AFTER and not self.warned:
+            self.warned = True
+            if names := self.absent():
+                warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn that {names} not made: "
+                              "all ranks of the job must call save, async_save and load", stacklevel=2)
+
+    def absent(self) -> str:
+        """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty string."""
+        try:
+            there = {int(r) for r in self.store.get(self.key).split()} if self.store.check([self.key]) else set()
+        except RuntimeError:
+            return ""
+        if not there:
+            return ""
+        lacks = [r for r in range(self.size) if r not in there]
+        shown = ", ".join(map(str, lacks[:8])) + (f" and {len(lacks) - 8} more" if len(lacks) > 8 else "")
+        return "" if not lacks else f"rank {shown} has" if len(lacks) == 1 else f"ranks {shown} have"
+
+
+_SAY_AFTER, _WARN_AFTER = 10.0, 5.0  # seconds
+
+
+def _wait(store: Any, key: str, size: int, late: Optional[_Late] = None) -> None:
     """Waits until a key is there, as long as the job's process group lets its ranks wait."""
     patience = store.timeout
-    end = time.monotonic() + patience.total_seconds()
-    late = _gone(f"not all ranks have made the same call within {patience.total_seconds():.0f} seconds, the timeout of the process group")
+    start = time.monotonic()
+    end = start + patience.total_seconds()
+
+    def gone() -> errors.GoneError:
+        names = (late.absent() if late else "") or "a rank has"
+        return _gone(f"{names} not made the same call within {patience.total_seconds():.0f} seconds, the timeout of the process group: "
+                     "all ranks of the job must make it, or only one with alone=True")
+
+    def look() -> None:
+        if late is not None:
+            late.look(time.monotonic() - start)
+
     if not hasattr(store, "clone"):  # before PyTorch 2.7
         pause = 0.0005
         while not store.check([key]):
             if time.monotonic() > end:
-                raise late
+                raise gone()
             time.sleep(pause)
             pause = min(pause * 1.5, max(0.05, size * 0.0005))
+            look()
         return
     # A wait holds up everything else on its connection, so it has one of its own, and a
     # thread, so that Ctrl-C ends it.
@@ -217,9 +264,10 @@ def _wait(store: Any, key: str, size: int) -> None:
         done.set()
 
     threading.Thread(target=wait, name="cairn-wait", daemon=True).start()
-    done.wait()
+    while not done.wait(1):
+        look()
     if failed:
-        raise late if time.monotonic() >= end else _gone(f"the store of the job does not answer: {failed[0]}")
+        raise gone() if time.monotonic() >= end else _gone(f"the store of the job does not answer: {failed[0]}")
 
 
 def _waiter(store: Any) -> Any:

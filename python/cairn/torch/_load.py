@@ -2,100 +2,153 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
-import datetime
 import functools
 import io
+import itertools
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 import torch
 
-from cairn import errors, values
+from cairn import errors, names, values
 from cairn.checkpoint import PIECE, cut
+from cairn.names import Rename
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, format: Optional[str] = None,
-         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range") -> list[str]:
+def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, rename: Rename = None, format: Optional[str] = None,
+         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range", alone: bool = False) -> list[str]:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
-    converted to its dtype. Values are replaced in the dict. Names that only the checkpoint has
-    are left out. A name that only the state has is a MissingError; without strict it stays as
-    it is, and is in the list that is returned. Objects that were pickled are made again only
-    with allow_pickle, because a pickle can run any code. format and format_options are needed
-    only if the format cannot be detected or has options for reading.
+    converted to its dtype. Values are replaced in the dict. A name that only the state has is a
+    MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
+    optimizer of the state, and the module or optimizer lacks. Without strict, they are left
+    out: the list that is returned has what the checkpoint lacks, which stays as it is. Other
+    names that only the checkpoint has are always left out. Objects that were pickled are made
+    again only with allow_pickle, because a pickle can run any code. format and format_options
+    are needed only if the format cannot be detected or has options for reading.
+
+    rename says what the names of the state are in the checkpoint: a dict of prefixes, such as
+    {"model.": "model.module."}, of which the longest counts; a function; or "wrappers", which
+    finds names that differ in what DDP, torch.compile and other wrappers add to them.
 
     cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
     numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats
     in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
     "widen" those that keep every value; "none" no conversion.
+
+    With alone, only this rank loads, and does not wait for the others.
     """
     error, save_id = None, ""
     missing: list[str] = []
     try:
-        missing, save_id = _load(job(), state, os.fspath(path), strict, format, format_options, allow_pickle, cast)
+        missing, save_id = _Load(job(alone), os.fspath(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
-    agree("load", error, save_id=save_id)
+    if not alone:
+        agree("load", error, save_id=save_id)
+    elif error is not None:
+        raise error
     return missing
 
 
-def _load(j: Job, state: Mapping, path: str, strict: bool, format: Optional[str], options: Optional[dict],
-          allow_pickle: bool, cast: str) -> tuple[list[str], str]:
-    """Returns the names that are missing, and the save that was loaded, if that is known."""
-    check(state)
-    # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
-    owners = {k: v for k, v in state.items() if is_stateful(v)}
-    if new := {k: v for k, v in owners.items() if isinstance(v, torch.optim.Optimizer) and not v.state}:
-        names = [e["name"] for e in j.own().describe(path, format, options).get("entries") or []]
-        for k, optimizer in new.items():
-            start = f"{k}.state."
-            _create_state(optimizer, {n[len(start):].split(".")[0] for n in names if n.startswith(start)})
-    opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
-    leaves = flatten(opened)
-    loading = Loading(j.memory)
-    replaced: list[tuple[Leaf, Any]] = []
+class _Load:
+    """A load, and what it was asked for."""
 
-    def take(leaf: Leaf, v: Any) -> None:
-        replaced.append((leaf, made(leaf.name, v, allow_pickle)))
+    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: Optional[str], options: Optional[dict],
+                 allow_pickle: bool, cast: str):
+        self.job, self.path, self.strict, self.rename = j, path, strict, rename
+        self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
 
-    for leaf in leaves:
-        held = parts(leaf)
-        if held is None:
-            loading.value(leaf.name, functools.partial(take, leaf))
-            continue
-        for p in held:
-            if p.local.numel() or p.offsets is None:
-                loading.tensor(leaf.name, p.shape, p.offsets or [0] * len(p.shape), p.local)
-    missing = loading.run(j.own(), path, not strict, format, options, cast=cast)
-    for leaf, v in replaced:
-        leaf.replace(v)
-    for k, v in opened.items():
-        if k in owners:
-            owners[k].load_state_dict(v)
-        elif v is not state[k]:
-            Leaf(str(k), None, v, state, k).replace(v)
-    return missing, loading.save_id
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of the checkpoint, in order."""
+        return sorted(e["name"] for e in self.job.own().describe(self.path, self.format, self.options).get("entries") or [])
+
+    def below(self, prefix: str) -> list[str]:
+        """Returns the names of the checkpoint that begin with a prefix."""
+        start = bisect.bisect_left(self.names, prefix)
+        return list(itertools.takewhile(lambda name: name.startswith(prefix), itertools.islice(self.names, start, None)))
+
+    def run(self, state: Mapping) -> tuple[list[str], str]:
+        """Returns the names that are missing, and the save that was loaded, if that is known."""
+        check(state)
+        if not state:
+            warnings.warn("the state is empty: nothing is loaded", stacklevel=3)
+        there = names.renamer(self.rename, self.names if self.rename == "wrappers" else ())
+        # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
+        owners = {k: v for k, v in state.items() if is_stateful(v)}
+        for k, v in owners.items():
+            if isinstance(v, torch.optim.Optimizer) and not v.state:
+                params = sum(len(group["params"]) for group in v.param_groups)
+                _create_state(v, {i for i in range(params) if self.below(there(f"{k}.state.{i}."))})
+        opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
+        leaves = flatten(opened)
+        loading = Loading(self.job.memory)
+        replaced: list[tuple[Leaf, Any]] = []
+
+        def take(leaf: Leaf, v: Any) -> None:
+            replaced.append((leaf, made(leaf.name, v, self.allow_pickle)))
+
+        wanted = {leaf.name: there(leaf.name) for leaf in leaves}
+        if self.strict:
+            self._check(owners, set(wanted.values()), there)
+        for leaf in leaves:
+            held = parts(leaf)
+            if held is None:
+                loading.value(wanted[leaf.name], functools.partial(take, leaf))
+                continue
+            for p in held:
+                if p.local.numel() or p.offsets is None:
+                    loading.tensor(wanted[leaf.name], p.shape, p.offsets or [0] * len(p.shape), p.local)
+        try:
+            lacks = set(loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast))
+        except errors.MissingError:
+            if not (absent := [mine for mine, name in wanted.items() if name not in set(self.names)]):
+                raise  # a part of a tensor
+            raise names.missing(absent, len(wanted), self.names) from None
+        for leaf, v in replaced:
+            leaf.replace(v)
+        for k, v in opened.items():
+            if k in owners:
+                with torch.inference_mode(loading.inference or torch.is_inference_mode_enabled()):
+                    owners[k].load_state_dict(v)
+            elif v is not state[k]:
+                Leaf(str(k), None, v, state, k).replace(v)
+        return [mine for mine, name in wanted.items() if name in lacks], loading.save_id
+
+    def _check(self, owners: dict[Any, Any], wanted: set[str], there: Callable[[str], str]) -> None:
+        """Refuses a checkpoint with parameters that a module or an optimizer of the state does not have."""
+        for k, v in owners.items():
+            if not isinstance(v, (torch.nn.Module, torch.optim.Optimizer)):
+                continue
+            # Other versions of PyTorch may keep other options in the groups of an optimizer.
+            start = f"{k}." if isinstance(v, torch.nn.Module) else f"{k}.state."
+            extra = [name for name in self.below(there(start)) if name not in wanted]
+            if extra and wanted.issubset(self.names):  # otherwise what is missing is the better reason
+                raise names.unexpected(extra, str(k))
 
 
-def _create_state(optimizer: torch.optim.Optimizer, numbers: set[str]) -> None:
+def _create_state(optimizer: torch.optim.Optimizer, numbers: set[int]) -> None:
     """Creates what a new optimizer keeps for the parameters with these numbers, to be filled.
 
     It takes a step whose gradients and learning rates are zero.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    if not numbers.intersection(map(str, range(len(params)))):
+    if not numbers:
         return
     gradients = [p.grad for p in params]
     rates = [group.get("lr") for group in optimizer.param_groups]
     try:
         for i, p in enumerate(params):
-            p.grad = torch.zeros_like(p) if str(i) in numbers else None
+            p.grad = torch.zeros_like(p) if i in numbers else None
         for group, rate in zip(optimizer.param_groups, rates):
             if rate is not None:
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
@@ -116,10 +169,12 @@ class Loading:
         self.wants: list[dict] = []
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.inference = False  # some tensors were made in torch.inference_mode
         self.save_id = ""  # of what was loaded, if that is known
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
+        self.inference = self.inference or t.is_inference()
         t = t.detach()
         check_memory(name, t)
         flat = t
@@ -157,8 +212,11 @@ class Loading:
             flat, at = target
             if not len(data):
                 return
-            source = torch.frombuffer(data, dtype=torch.uint8)
-            dst = flat[at:at + len(data)]
+            with torch.inference_mode(flat.is_inference()):  # only there may such tensors change
+                fill(flat, at, torch.frombuffer(data, dtype=torch.uint8))
+
+        def fill(flat: torch.Tensor, at: int, source: torch.Tensor) -> None:
+            dst = flat[at:at + len(source)]
             if not flat.is_cuda:
                 dst.copy_(source)
                 return
@@ -176,7 +234,8 @@ class Loading:
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
-            t.copy_(flat)
+            with torch.inference_mode(t.is_inference() or torch.is_inference_mode_enabled()):
+                t.copy_(flat)
         for take, v in taken:
             take(v)
         return missing
@@ -206,15 +265,11 @@ def pickled(v: Any) -> Optional[bytes]:
 _CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "device"): torch.device,
     ("torch", "Size"): torch.Size,
-    ("datetime", "date"): datetime.date,
-    ("datetime", "datetime"): datetime.datetime,
-    ("datetime", "time"): datetime.time,
-    ("datetime", "timedelta"): datetime.timedelta,
 }
 
 
 def revive(v: Any, strict: bool = False) -> Any:
-    """Makes small tensors inside of a value, and objects of a few classes that can do no harm.
+    """Makes small tensors inside of a value, and objects of classes of torch that can do no harm.
 
     Other objects stay as they are described, or are an error if strict is set.
     """

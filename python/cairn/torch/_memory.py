@@ -42,7 +42,8 @@ class Memory:
 
     def __init__(self, arena: Arena):
         self.arena = arena
-        self.bytes = torch.frombuffer(memoryview(arena.mem), dtype=torch.uint8)  # the view keeps the memory while a tensor uses it
+        with torch.inference_mode(False):  # it changes in other modes too
+            self.bytes = torch.frombuffer(memoryview(arena.mem), dtype=torch.uint8)  # the view keeps the memory while a tensor uses it
         self._registered: list[tuple[int, int]] = []  # parts that CUDA knows
         self._edges: list[int] = []  # where they begin and end, ascending
         self._refused = False  # CUDA takes no more

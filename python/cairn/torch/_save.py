@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import datetime
+import functools
 import io
 import json
 import operator
@@ -12,6 +14,7 @@ import secrets
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
@@ -20,7 +23,7 @@ import torch
 
 from cairn import errors, values
 from cairn.saver import Reply, address_of
-from cairn.torch import _memory
+from cairn.torch import _job, _memory
 from cairn.torch._job import Job, job, ready
 from cairn.torch._state import Leaf, Part, check_memory, flatten, parts
 
@@ -28,18 +31,19 @@ _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT b
 _UNIT = 16 << 20
 _STAMP = 64  # bytes before the blobs of a unit
 _ALIGN = 64
+_LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
 
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
          overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0,
-         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0) -> dict:
+         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0, alone: bool = False) -> dict:
     """Saves a state. All ranks call it. It returns a report when the checkpoint is complete, at remote too if that is set.
 
     The state and the options are those of :func:`async_save`, the report is that of
     :meth:`Handle.result`.
     """
     handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
-                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes)
+                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes, alone=alone)
     report = handle.result()
     handle.wait_uploaded()
     return report
@@ -48,12 +52,16 @@ def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
                overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
                files_per_rank: int = 0, overlap: bool = False, remote: "str | os.PathLike[str] | None" = None,
-               local_bytes: int = 0) -> "Handle":
+               local_bytes: int = 0, alone: bool = False) -> "Handle":
     """Saves a state in the background. All ranks call it.
 
     It returns when the state has been copied aside, and the caller may change it. With
     overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
+
+    It raises an error if the arguments or the state cannot be saved, or a rank is gone. An
+    error that comes later, also while the state is copied, is raised by
+    :meth:`Handle.result`. If nobody calls that, the next save warns of the error.
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
     modules and optimizers. A tensor that is not sharded is taken to be the same on all ranks,
@@ -71,15 +79,30 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     :meth:`Handle.wait_uploaded`. path may be a disk of each host then. local_bytes bounds the
     checkpoints in the folders beside path: the oldest are removed, once remote has them. If
     there is still no room, the save goes to remote at once.
+
+    With alone, only this rank saves, a state without sharded tensors, and does not wait for
+    the others.
     """
-    return begin(lambda memory: State([(leaf, parts(leaf)) for leaf in flatten(state)], memory),
-                 path, step, tags, overwrite, format, format_options, files_per_rank, overlap, remote=remote, local_bytes=local_bytes)
+    return begin(lambda memory: State(held_leaves(state, alone), memory), path, step, tags, overwrite, format, format_options,
+                 files_per_rank, overlap, alone, remote, local_bytes)
+
+
+def held_leaves(state: Mapping, alone: bool, whole: bool = False) -> list[tuple[Leaf, Optional[list[Part]]]]:
+    """Returns the leaves of a state and what this rank holds of each. With alone, the state must have no sharded tensors."""
+    out = [(leaf, parts(leaf)) for leaf in flatten(state, whole)]
+    for leaf, held in out:
+        if alone and held is not None and any(p.offsets is not None for p in held):
+            raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: all ranks must save it together",
+                                    ("plan.state",))
+    return out
 
 
 class Handle:
-    """A save that is under way. If it fails after it was staged, only :meth:`result` raises the error.
+    """A save that is under way. If it fails, :meth:`result` raises the error.
 
-    ``warnings`` has what was noticed that does not make it fail.
+    An error that no call has raised is reported by the next save, by :func:`cairn.torch.close`
+    and at the end of the process: as a :class:`cairn.SaveWarning`. ``warnings`` has what was
+    noticed that does not make the save fail.
     """
 
     def __init__(self) -> None:
@@ -89,6 +112,7 @@ class Handle:
         self._upload: Optional[Reply] = None  # None: there is no remote store
         self._planned = self._moved = 0
         self._staging: Optional[_Staging] = None
+        self._seen: Optional[BaseException] = None  # an error that a call has raised
         self.warnings: list[str] = []
 
     def _heard(self, kind: str, body: dict) -> None:
@@ -103,7 +127,9 @@ class Handle:
             self.warnings.append(body["text"])
 
     def __repr__(self) -> str:
-        how = "over" if self.done() else "staged" if self.staged() else "not staged yet"
+        if error := self._reply.error or self._staged.error:
+            return f"<save to {self._path}: failed: {error}>"
+        how = "complete" if self.done() else "staged" if self.staged() else "not staged yet"
         return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
 
     def staged(self) -> bool:
@@ -115,7 +141,7 @@ class Handle:
 
         It raises the error of a save that fails before, and TimeoutError after timeout seconds.
         """
-        self._staged.result(timeout)
+        self._told(self._staged, timeout)
 
     def done(self) -> bool:
         """Reports whether the save is over: complete or failed."""
@@ -127,7 +153,7 @@ class Handle:
         The report has "save_id", "step", "bytes" of all ranks, "local_bytes" that this rank
         wrote, "files", "plan_reused", and how long it took: "plan_ns", "write_ns" and "phases".
         """
-        return self._reply.result(timeout)["report"]
+        return self._told(self._reply, timeout)["report"]
 
     def uploaded(self) -> bool:
         """Reports whether the upload is over: the remote store has the checkpoint, or it failed. Without remote, it is :meth:`done`."""
@@ -141,19 +167,89 @@ class Handle:
         "traffic", and "direct" if there was no room at path. Without remote it is None.
         """
         if self._upload is None:
-            self._reply.result(timeout)
+            self._told(self._reply, timeout)
             return None
-        return self._upload.result(timeout)["report"]
+        return self._told(self._upload, timeout)["report"]
 
     def progress(self) -> tuple[int, int]:
         """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
         return self._moved, self._planned
+
+    def _told(self, reply: Reply, timeout: Optional[float]) -> dict:
+        """Waits for an outcome, and notes that the caller knows of its error."""
+        try:
+            return reply.result(timeout)
+        except BaseException as e:
+            _unseen.drop(self, e)
+            raise
 
     def _fail(self, error: BaseException) -> None:
         self._staged.settle(error=error)
         self._reply.settle(error=error)
         if self._upload is not None:
             self._upload.settle(error=error)
+
+
+class _Unseen:
+    """Saves of this process that are under way, and errors of saves that no call has raised."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._under_way: set[Reply] = set()
+        self._errors: list[tuple[str, BaseException]] = []
+
+    def watch(self, handle: Handle) -> None:
+        """Keeps the errors of a save until somebody has seen them."""
+        for text, reply in ("the save to", handle._reply), ("the upload of", handle._upload):
+            if reply is not None:
+                with self._lock:
+                    self._under_way.add(reply)
+                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle, reply))
+
+    def _over(self, what: str, handle: Handle, reply: Reply) -> None:
+        with self._lock:
+            self._under_way.discard(reply)
+            # The upload of a save that failed has the error of the save.
+            if reply.error is not None and reply.error is not handle._seen and not any(e is reply.error for _, e in self._errors):
+                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}", reply.error))
+
+    def drop(self, handle: Handle, error: BaseException) -> None:
+        """Notes that the caller knows of an error."""
+        with self._lock:
+            handle._seen = error
+            self._errors = [(text, e) for text, e in self._errors if e is not error]
+
+    def report(self, level: int = 2) -> None:
+        """Warns of each error, once."""
+        with self._lock:
+            found, self._errors = self._errors, []
+        for text, _ in found:
+            warnings.warn(text, errors.SaveWarning, stacklevel=level)
+
+    def at_exit(self) -> None:
+        """Reports errors at the end of the process. Those of saves that begin to fail soon after are reported too."""
+        if self._pid != os.getpid():
+            return
+        end = time.monotonic() + _LAST_WAIT
+        with self._lock:
+            last = list(self._under_way)
+        for reply in last:
+            reply.wait(max(0, end - time.monotonic()))
+        self.report()
+
+
+_unseen = _Unseen()
+atexit.register(_unseen.at_exit)
+
+
+def close() -> None:
+    """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
+
+    It warns of saves that have failed, if nobody has called their ``result``.
+    """
+    _job.close()
+    _unseen.report(3)
 
 
 @dataclass(slots=True)
@@ -215,7 +311,7 @@ class State:
         for leaf, held in leaves:
             place: dict[str, Any] = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
             if held is None:
-                self.items.append({**place, **_value(leaf.value)})
+                self.items.append({**place, **_value(leaf.name, leaf.value)})
                 continue
             held = [p for p in held if p.local.numel() or not p.shape or 0 in p.shape]
             if not held:
@@ -311,19 +407,37 @@ def _row_major(source: torch.Tensor, start: int, item: dict, offset: int, n: int
     return rows.reshape(-1)[offset - first * row:][:n]
 
 
-def _value(v: Any) -> dict:
+def _value(name: str, v: Any) -> dict:
     if not isinstance(v, Pickled):
         try:
             codec, data = values.encode(v)
             return {"codec": codec, "data": base64.b64encode(data).decode()}
-        except values.NotPlain:
-            buffer = io.BytesIO()
-            torch.save(v, buffer)
-            v = Pickled(buffer.getvalue())
+        except values.NotPlain as e:
+            v = _pickle(name, v, str(e))
     # An object of a class: marked, so that only a load that asks for it makes it again.
     data = ('{"$object":{"module":"cairn.torch","name":"Pickled","call":true,"args":[{"$bytes":"%s"}]}}'
             % base64.b64encode(v.data).decode()).encode()
     return {"codec": "json", "data": base64.b64encode(data).decode()}
+
+
+def _pickle(name: str, v: Any, what: str) -> Pickled:
+    """Pickles a value. It warns, once for each name, if a load would refuse to make it again."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(v, buffer)
+    except Exception as e:  # of a class of anybody's
+        raise errors.StateError(f"{name!r} is {what}, which cannot be pickled: {e}", ("plan.state",)) from e
+    if name not in _pickles:
+        _pickles.add(name)
+        try:
+            torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+        except Exception:
+            warnings.warn(f"{name!r} is {what}, which is saved as a pickle: a load makes it again only with allow_pickle=True. "
+                          "Save plain data in its place, such as a dict", errors.PickleWarning, stacklevel=2)
+    return Pickled(buffer.getvalue())
+
+
+_pickles: set[str] = set()  # names of values that were saved as pickles
 
 
 def new_id() -> str:
@@ -340,6 +454,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     """
     j = error = None
     try:
+        _unseen.report(4)
         store = address_of(os.fspath(path))
         if os.path.isfile(store):
             raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
@@ -380,6 +495,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     staging = _Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
+    _unseen.watch(handle)
     try:
         staging.begun = events(state.units)
         saver.begin(("generation", number), handle._reply, "save", **message, fits=staging.reserve())
@@ -392,10 +508,10 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         staging.abandon(e)
         saver.close(5)  # the savers of the other ranks do not wait for this one
         handle._fail(e)
-        raise
-    if staging.error is not None:  # Ctrl-C, although the saver process may have ended by it
+        staging.error = e
+    if staging.error is not None and not isinstance(staging.error, Exception):  # Ctrl-C: the caller does not get the handle
+        _unseen.drop(handle, staging.error)
         raise staging.error
-    handle.wait_staged()
     return handle
 
 

@@ -14,8 +14,7 @@ from cairn import errors
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, made
-from cairn.torch._save import Handle, State, begin
-from cairn.torch._state import flatten, parts
+from cairn.torch._save import Handle, State, begin, held_leaves
 
 
 def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool) -> Handle:
@@ -23,17 +22,7 @@ def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    def make(memory: _memory.Memory) -> State:
-        leaves = []
-        for leaf in flatten(state, whole=True):
-            held = parts(leaf)
-            if alone and held is not None and any(p.offsets is not None for p in held):
-                raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: "
-                                        "save it with cairn.torch.save or cairn.torch.Writer", ("plan.state",))
-            leaves.append((leaf, held))
-        return State(leaves, memory)
-
-    return begin(make, path, step, None, True, "native", None, 0, False, alone)
+    return begin(lambda memory: State(held_leaves(state, alone, whole=True), memory), path, step, None, True, "native", None, 0, False, alone)
 
 
 def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]] = None, device: Any = None, allow_pickle: bool = False,

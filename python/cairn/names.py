@@ -1,0 +1,98 @@
+"""The names of a state beside those of a checkpoint."""
+
+from __future__ import annotations
+
+import collections
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Union
+
+from cairn import errors
+
+Rename = Union[Mapping[str, str], Callable[[str], str], str, None]
+
+# What DDP, torch.compile, FSDP1 and activation checkpoints add to the names of a module's parameters.
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
+_SHOWN = 3
+
+
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
+    """Returns a function from the names of a state to those of a checkpoint, which has these names.
+
+    rename is a dict of prefixes (of the state: of the checkpoint), a function, "wrappers", or
+    None for the same names.
+    """
+    if rename is None:
+        return lambda name: name
+    if callable(rename):
+        return rename
+    if isinstance(rename, Mapping):
+        prefixes = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest one counts
+
+        def replace(name: str) -> str:
+            return next((new + name[len(old):] for old, new in prefixes if name.startswith(old)), name)
+
+        return replace
+    if rename != "wrappers":
+        raise errors.OptionsError(f"rename is {rename!r}; want a dict of prefixes, a function, or 'wrappers'", ("storage.options",))
+    bare: dict[str, str] = {}
+    for name in names:
+        if bare.setdefault(_bare(name), name) != name:
+            raise errors.OptionsError(f"rename='wrappers': the checkpoint has both {bare[_bare(name)]!r} and {name!r}", ("storage.options",))
+    return lambda name: bare.get(_bare(name), name)
+
+
+def missing(lacks: Collection[str], wanted: int, names: Collection[str]) -> errors.MissingError:
+    """Returns the error for names of a state, of which there are wanted, that a checkpoint with these names lacks."""
+    text = f"{len(lacks)} of the {wanted} names of the state are not in the checkpoint: {_some(lacks)}"
+    if option := _option(lacks, names):
+        text += f". load(…, rename={option}) finds them"
+    elif near := _nearest(sorted(lacks)[:_SHOWN], names):
+        text += f". The nearest names that it has: {_some(near)}"
+    elif names:
+        text += f". It has {_some(names)}"
+    return errors.MissingError(text + ". load(…, strict=False) leaves out what is missing", ("plan.missing", "plan.mismatch"))
+
+
+def unexpected(extra: Collection[str], key: str) -> errors.MismatchError:
+    """Returns the error for names of a checkpoint that the state's module lacks."""
+    return errors.MismatchError(f"the checkpoint has {len(extra)} names that {key!r} of the state lacks: {_some(extra)}. "
+                                "load(…, strict=False) leaves them out", ("plan.mismatch",))
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _option(lacks: Collection[str], names: Collection[str]) -> str:
+    """Returns the value of the option rename that maps all that is missing to names of the checkpoint, or an empty string."""
+    there = set(names)
+    by_end: dict[str, list[str]] = collections.defaultdict(list)
+    for name in there:
+        by_end[name.rpartition(".")[2]].append(name)
+    pairs: dict[tuple[str, str], None] = {}  # in order
+    for name in sorted(lacks)[:20]:
+        parts = name.split(".")
+        best, others = 0, []
+        for other in by_end[parts[-1]]:
+            theirs = other.split(".")
+            n = next((i for i, (a, b) in enumerate(zip(reversed(parts), reversed(theirs))) if a != b), min(len(parts), len(theirs)))
+            if n >= best:
+                best, others = n, [*(others if n == best else []), theirs]
+        for theirs in others:
+            old, new = (".".join(p[:len(p) - best]) for p in (parts, theirs))
+            pairs[old and old + ".", new and new + "."] = None
+    for old, new in pairs:
+        if all(name.startswith(old) and new + name[len(old):] in there for name in lacks):
+            return repr({old: new})
+    bare = {_bare(name) for name in there}
+    return repr("wrappers") if all(_bare(name) in bare for name in lacks) else ""
+
+
+def _nearest(lacks: list[str], names: Collection[str]) -> list[str]:
+    return list(dict.fromkeys(near for name in lacks for near in difflib.get_close_matches(name, names, 1, 0.7)))

@@ -1,0 +1,72 @@
+"""Names of a state beside those of a checkpoint: what is missing, what is near, and what renames it."""
+
+import unittest
+
+from cairn import errors, names
+
+LAYERS = [f"model.layers.{i}.{kind}.weight" for i in range(3) for kind in ("attn", "mlp")]
+
+
+class Missing(unittest.TestCase):
+    def test_the_option_that_finds_what_is_missing(self):
+        def wrapped(name, wrapper):
+            return name.replace("model.", f"model.{wrapper}.", 1)
+
+        table = [
+            ("DDP saved", LAYERS, [wrapped(n, "module") for n in LAYERS], "{'model.': 'model.module.'}"),
+            ("DDP loads", [wrapped(n, "module") for n in LAYERS], LAYERS, "{'model.module.': 'model.'}"),
+            ("compile saved", LAYERS, [wrapped(n, "_orig_mod") for n in LAYERS], "{'model.': 'model._orig_mod.'}"),
+            ("another key", LAYERS, [n.replace("model.", "net.") for n in LAYERS], "{'model.': 'net.'}"),
+            ("no key", LAYERS, [n.removeprefix("model.") for n in LAYERS], "{'model.': ''}"),
+            ("more keys", [n.removeprefix("model.") for n in LAYERS], LAYERS, "{'': 'model.'}"),
+            ("each layer compiled", LAYERS, [n.replace(".attn", "._orig_mod.attn").replace(".mlp", "._orig_mod.mlp") for n in LAYERS],
+             "'wrappers'"),
+            ("both wrapped", [n.replace("layers", "layers.module") for n in LAYERS],
+             [n.replace(".attn", "._orig_mod.attn").replace(".mlp", "._orig_mod.mlp") for n in LAYERS], "'wrappers'"),
+        ]
+        for what, mine, theirs, want in table:
+            with self.subTest(what=what):
+                e = names.missing(mine, len(mine), theirs)
+                self.assertIn(f"rename={want})", str(e))
+                self.assertIsInstance(e, errors.MissingError)
+                rename = names.renamer(eval(want), theirs)  # what the message says works
+                self.assertEqual([rename(n) for n in mine], theirs)
+
+    def test_one_summary(self):
+        e = str(names.missing([f"a.{i}" for i in range(1000)], 2000, ["b"]))
+        self.assertLess(len(e), 300)
+        self.assertIn("1000 of the 2000 names", e)
+        self.assertIn("997 more", e)
+
+    def test_nearest_names(self):
+        e = str(names.missing(["model.head.wieght"], 5, [*LAYERS, "model.head.weight"]))
+        self.assertIn("'model.head.weight'", e)
+        self.assertNotIn("rename", e)
+
+    def test_an_empty_checkpoint(self):
+        self.assertIn("1 of the 1 names", str(names.missing(["a"], 1, [])))
+
+    def test_a_partial_map_is_not_an_option(self):
+        self.assertNotIn("rename", str(names.missing(["model.a", "model.z"], 2, ["net.a", "net.b"])))
+
+
+class Renamer(unittest.TestCase):
+    def test_prefixes(self):
+        rename = names.renamer({"a.": "x.", "a.b.": "y."}, ())
+        self.assertEqual([rename(n) for n in ("a.c", "a.b.c", "b", "ab")], ["x.c", "y.c", "b", "ab"])
+
+    def test_a_function(self):
+        self.assertEqual(names.renamer(str.upper, ())("a"), "A")
+
+    def test_nothing(self):
+        self.assertEqual(names.renamer(None, ())("a"), "a")
+
+    def test_what_it_cannot_be(self):
+        with self.assertRaises(errors.OptionsError):
+            names.renamer("module.", ())
+        with self.assertRaisesRegex(errors.OptionsError, "both"):
+            names.renamer("wrappers", ["a.module.b", "a.b"])
+
+
+if __name__ == "__main__":
+    unittest.main()
