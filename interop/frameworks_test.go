@@ -37,6 +37,9 @@ var frameworks = []testCase{
 			r.Errorf("%s; want StateError", got)
 		}
 	}},
+	{name: "Accelerate: the recipe of the docs", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_accelerate.resumed", args{"folder": r.there("run")})
+	}},
 	{name: "Hugging Face: a training that is interrupted goes on as if it was not", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run")})
 	}},

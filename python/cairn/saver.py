@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import base64
 import bisect
+import collections
+import ctypes
+import errno
 import fcntl
 import functools
 import json
@@ -32,6 +35,9 @@ SCHEMES = ("azblob", "file", "gs", "mem", "s3")  # of the URLs that the program 
 PAGE = 4096
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
+_MADV_POPULATE_WRITE = 23
+_POPULATED = 64 << 20  # bytes that a thread populates at a time
+_libc = ctypes.CDLL(None, use_errno=True)
 _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
 
@@ -182,10 +188,9 @@ class Arena:
     def back(self, lo: int, hi: int) -> None:
         """Makes sure that there is memory for a part, so that no access can fail."""
         lo, hi = lo // PAGE * PAGE, -(-hi // PAGE) * PAGE
-        with self._lock:
-            if any(a <= lo and hi <= b for a, b in self._backed):
-                return
-        os.posix_fallocate(self.fd, lo, hi - lo)
+        if self.is_backed(lo, hi):
+            return
+        self._populate(lo, hi)
         with self._lock:
             merged: list[tuple[int, int]] = []
             for a, b in sorted(self._backed + [(lo, hi)]):
@@ -195,11 +200,48 @@ class Arena:
                     merged.append((a, b))
             self._backed = merged
 
+    def _populate(self, lo: int, hi: int) -> None:
+        """Takes memory of the system, with several threads: to clear it takes most of the time."""
+        anchor = ctypes.c_char.from_buffer(self.mem)
+        start = ctypes.addressof(anchor)
+        del anchor  # it would keep the memory from being closed
+        parts = collections.deque((at, min(at + _POPULATED, hi)) for at in range(lo, hi, _POPULATED))
+        failed: list[int] = []
+
+        def work() -> None:
+            while not failed:
+                try:
+                    a, b = parts.popleft()
+                except IndexError:
+                    return
+                while _libc.madvise(ctypes.c_void_p(start + a), ctypes.c_size_t(b - a), _MADV_POPULATE_WRITE):
+                    if (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+                        failed.append(number)
+                        return
+
+        threads = [threading.Thread(target=work, name="cairn-populate", daemon=True) for _ in range(min(len(parts), os.cpu_count() or 1, 4) - 1)]
+        try:
+            for t in threads:
+                t.start()
+        except RuntimeError:  # the interpreter is ending, and starts nothing more
+            threads = [t for t in threads if t.ident is not None]
+        work()
+        for t in threads:
+            t.join()
+        if failed == [errno.EINVAL] or errno.ENOSYS in failed:  # before Linux 5.14
+            os.posix_fallocate(self.fd, lo, hi - lo)
+        elif failed:
+            raise OSError(failed[0], os.strerror(failed[0]))
+
     @property
     def backed(self) -> list[tuple[int, int]]:
         """The parts that have memory."""
         with self._lock:
             return list(self._backed)
+
+    def is_backed(self, lo: int, hi: int) -> bool:
+        """Reports whether a part has memory."""
+        return any(a <= lo and hi <= b for a, b in self.backed)
 
     def largest(self) -> int:
         """Returns the bytes that alloc could give now."""
@@ -313,9 +355,10 @@ class Saver:
 
     # Messages.
 
-    def send(self, kind: str, **body: Any) -> None:
-        """Sends a message."""
-        text = json.dumps({"type": kind, "body": body}, separators=(",", ":")).encode()
+    def send(self, kind: str, encoded: Optional[dict[str, str]] = None, **body: Any) -> None:
+        """Sends a message. encoded has fields of its body that are JSON already."""
+        fields = [json.dumps(body, separators=(",", ":"))[1:-1], *(f'"{name}":{value}' for name, value in (encoded or {}).items())]
+        text = ('{"type":"%s","body":{%s}}' % (kind, ",".join(f for f in fields if f))).encode()
         if len(text) > _MAX_FRAME:
             raise CairnError(f"a message of {len(text)} bytes is too large for the saver process")
         try:
@@ -344,14 +387,14 @@ class Saver:
             self._numbers += 1
             return self._numbers
 
-    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, **body: Any) -> Reply:
-        """Sends a message whose answer has a number: ("load", n) or ("generation", n)."""
+    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, encoded: Optional[dict[str, str]] = None, **body: Any) -> Reply:
+        """Sends a message whose answer has a number: ("load", n) or ("generation", n). encoded is that of send."""
         reply.number = subject[1]
         with self._lock:
             self._check()
             self._waiting[subject] = reply
         try:
-            self.send(kind, **{subject[0]: subject[1]}, **body)
+            self.send(kind, encoded, **{subject[0]: subject[1]}, **body)
         except Exception:  # it was not sent
             with self._lock:
                 self._waiting.pop(subject, None)

@@ -22,12 +22,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cairn.torch._load import load
-from cairn.torch._save import Handle, async_save, close, save
+from cairn.torch._save import Handle, async_save, close, prepare, save
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Handle", "Reader", "Stager", "Writer", "async_save", "close", "load", "save"]
+__all__ = ["Handle", "Reader", "Stager", "Writer", "async_save", "close", "load", "prepare", "save"]
 
 
 def __dir__() -> list[str]:

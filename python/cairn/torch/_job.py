@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import json
 import os
@@ -36,9 +37,11 @@ class Job:
         self.rank, self.size = rank, size
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
+        self.remembered: "collections.deque[Any]" = collections.deque(maxlen=4)  # descriptions of states that were saved
         self.saver: Optional[Saver] = None
         self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
         self.met: Optional[Saver] = None  # the saver that has met the others
+        self.preparing: Optional[threading.Thread] = None  # takes memory
         self.closing = False  # nothing uses the shared memory again
         self.lock = threading.RLock()
 
@@ -99,6 +102,8 @@ class Job:
         if self.pid != os.getpid():
             return
         self.closing = True
+        if self.preparing is not None:
+            self.preparing.join()
         if self.saver is not None:
             self.saver.close()
         self.memory.close()

@@ -221,7 +221,7 @@ class Loading:
                 dst.copy_(source)
                 return
             stream = self.memory.stream(flat.device)
-            self.memory.register()
+            self.memory.register(flat.device)
             with torch.cuda.stream(stream):
                 stream.wait_event(begun[flat.device])
                 self.memory.copy(dst, source)

@@ -94,9 +94,9 @@ class Memory:
         """Returns n bytes of the memory."""
         return self.bytes[at:at + n]
 
-    def register(self) -> None:
-        """Tells CUDA about memory that is in use, so that copies need no other memory on their way."""
-        with self._lock:
+    def register(self, device: torch.device) -> None:
+        """Tells CUDA, which has this device, about memory that is in use, so that copies need no other memory on their way."""
+        with self._lock, torch.cuda.device(device):  # a thread of its own would take memory of the first device
             for lo, hi in [] if self._refused else self.arena.backed:
                 known = sorted(part for part in self._registered if lo <= part[0] < hi)  # what has memory only grows
                 for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
@@ -127,7 +127,7 @@ class Memory:
             return self._streams[index]
 
     def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]], begun: "dict[torch.device, torch.cuda.Event]") -> None:
-        """Copies bytes of tensors into parts of the memory: (to, from), where the sources follow one another.
+        """Copies contiguous tensors into parts of the memory: (to, from), where the sources, of one dtype, follow one another.
 
         Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
         """
@@ -141,10 +141,9 @@ class Memory:
                 devices.setdefault(device, []).append((to, sources))
             else:
                 self._gather(to, sources)
-        if devices:
-            self.register()
         try:
             for device, some in devices.items():
+                self.register(device)
                 stream = self.stream(device)
                 stream.wait_event(begun[device])
                 with torch.cuda.stream(stream):
@@ -157,17 +156,22 @@ class Memory:
 
     def _gather(self, to: torch.Tensor, sources: list[torch.Tensor]) -> None:
         """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
-        if len(sources) > 1 and sources[0].device.type == "cpu":
-            torch.cat(sources, out=to)
+        if len(sources) == 1:
+            self.copy(to, as_bytes(sources[0]))
+            return
+        if sources[0].device.type == "cpu":
+            with torch.no_grad():
+                torch.cat([s.reshape(-1) for s in sources], out=to.view(sources[0].dtype))
             return
         try:
-            # Many small copies to the host take longer than one copy on the device and one large one.
-            self.copy(to, sources[0] if len(sources) == 1 else torch.cat(sources))
+            with torch.no_grad():
+                # Many small copies to the host take longer than one copy on the device and one large one.
+                self.copy(to, as_bytes(torch._utils._flatten_dense_tensors(sources)))
         except torch.OutOfMemoryError:  # the device has no room for another copy
             at = 0
             for source in sources:
-                self.copy(to[at:at + source.numel()], source)
-                at += source.numel()
+                self.copy(to[at:at + source.nbytes], as_bytes(source))
+                at += source.nbytes
 
     def _gather_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
         """Copies in parallel."""
@@ -176,7 +180,8 @@ class Memory:
             if len(sources) > 1:
                 work.append((to, sources))
             else:
-                work += [(to[at:at + _SLICE], [sources[0][at:at + _SLICE]]) for at in range(0, to.numel(), _SLICE)]
+                source = as_bytes(sources[0])
+                work += [(to[at:at + _SLICE], [source[at:at + _SLICE]]) for at in range(0, to.numel(), _SLICE)]
         if len(work) == 1 or sum(to.numel() for to, _ in work) < 1 << 20:
             for to, sources in work:
                 self._gather(to, sources)

@@ -6,7 +6,9 @@ import atexit
 import base64
 import datetime
 import functools
+import gc
 import io
+import itertools
 import json
 import operator
 import os
@@ -17,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
@@ -25,12 +27,12 @@ from cairn import errors, values
 from cairn.saver import Reply, address_of
 from cairn.torch import _job, _memory
 from cairn.torch._job import Job, job, ready
-from cairn.torch._state import Leaf, Part, check_memory, flatten, parts
+from cairn.torch._state import Leaf, Opened, Part, check, check_memory, flatten, is_leaf, is_stateful, parts
 
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
 _STAMP = 64  # bytes before the blobs of a unit
-_ALIGN = 64
+_GROUP = 512 << 20  # bytes of new memory that are taken while the ones before are copied to
 _LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
 
 
@@ -83,13 +85,33 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     With alone, only this rank saves, a state without sharded tensors, and does not wait for
     the others.
     """
-    return begin(lambda memory: State(held_leaves(state, alone), memory), path, step, tags, overwrite, format, format_options,
+    return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
                  files_per_rank, overlap, alone, remote, local_bytes)
 
 
-def held_leaves(state: Mapping, alone: bool, whole: bool = False) -> list[tuple[Leaf, Optional[list[Part]]]]:
-    """Returns the leaves of a state and what this rank holds of each. With alone, the state must have no sharded tensors."""
-    out = [(leaf, parts(leaf)) for leaf in flatten(state, whole)]
+def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State:
+    """Describes a state. It remembers the description for later saves. With alone, the state must have no sharded tensors."""
+    check(state)
+    collects = gc.isenabled()
+    gc.disable()  # it would look at all objects of the process, because many new ones are made here
+    try:
+        for known in j.remembered:
+            if known.whole == whole and known.alone == alone and (found := known.again(state, j.memory)) is not None:
+                return found
+        tree = Opened()
+        held = _held(flatten(state, whole, tree), alone)
+        out = State(held, j.memory)
+        out.message()
+        j.remembered.appendleft(Remembered(tree, held, out, whole, alone))
+        return out
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, Optional[list[Part]]]]:
+    """Returns the leaves of a state and what this rank holds of each."""
+    out = [(leaf, parts(leaf)) for leaf in leaves]
     for leaf, held in out:
         if alone and held is not None and any(p.offsets is not None for p in held):
             raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: all ranks must save it together",
@@ -254,43 +276,42 @@ def close() -> None:
 
 @dataclass(slots=True)
 class _Blob:
-    """Memory that is copied as a whole: that of a tensor, or a storage that several tensors share."""
+    """What is copied as a whole: a tensor, or the part of a storage that several tensors share."""
 
-    source: torch.Tensor  # bytes
-    items: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # of each item in the blob
+    nbytes: int
+    items: list[int]
+    starts: list[int]  # of each item in the blob
 
 
 @dataclass(eq=False, slots=True)
 class _Unit:
-    """Blobs that are staged and freed together, behind one stamp."""
+    """Blobs of one device that are staged and freed together, behind one stamp. If there are several, they have one dtype."""
 
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
     size: int = _STAMP
+    memory: list[torch.Tensor] = field(default_factory=list)  # of each blob; contiguous
     staged: bool = False  # the saver process knows where it is
     at: Optional[int] = None  # where it is in the shared memory, if a Stager has staged it already
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory[0].device
 
     def items(self) -> Iterator[int]:
         return (i for b in self.blobs for i in b.items)
 
-    def add(self, blob: _Blob, n: int) -> None:
-        """Adds a blob of n bytes, which begins at a multiple of _ALIGN."""
+    def add(self, blob: _Blob, memory: torch.Tensor) -> None:
+        """Adds a blob behind the last one. The first one begins at a multiple of 64, so all have places for their dtype."""
         self.places.append(self.size)
         self.blobs.append(blob)
-        self.size += -(-n // _ALIGN) * _ALIGN
+        self.memory.append(memory)
+        self.size += blob.nbytes
 
-    def sources(self) -> list[torch.Tensor]:
-        """Returns the bytes that follow the stamp."""
-        out: list[torch.Tensor] = []
-        fill: Optional[torch.Tensor] = None
-        for blob in self.blobs:
-            out.append(blob.source)
-            if (over := blob.source.numel() % _ALIGN) and len(self.blobs) > 1:
-                if fill is None:
-                    fill = torch.zeros(_ALIGN, dtype=torch.uint8, device=blob.source.device)
-                out.append(fill[over:])
-        return out
+
+# Small tensors of these dtypes are joined as they are. Those of others are joined as bytes.
+_JOINED = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
+                     torch.uint8, torch.bool})
 
 
 class Pickled:
@@ -306,10 +327,11 @@ class State:
     def __init__(self, leaves: Iterable[tuple[Leaf, Optional[list[Part]]]], memory: _memory.Memory):
         self.memory = memory
         self.items: list[dict] = []
+        self.texts: list[str] = []  # the items in JSON, in the first parts of the list if not in all
         self.absent: list[str] = []
         storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
         for leaf, held in leaves:
-            place: dict[str, Any] = {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
+            place = _place(leaf)
             if held is None:
                 self.items.append({**place, **_value(leaf.name, leaf.value)})
                 continue
@@ -336,15 +358,24 @@ class State:
                 key = (t.device, t.untyped_storage().data_ptr()) if t.numel() else ("empty", index)
                 storages.setdefault(key, []).append((index, t))
         self.aliases = 0
-        self.units = self._units(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors) for tensors in storages.values())
+        self.units: list[_Unit] = []
+        self._shared_units: dict[tuple[torch.device, torch.dtype], _Unit] = {}
+        self._staged_units: dict[int, _Unit] = {}
+        for tensors in storages.values():
+            self._add(*(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors)))
 
-    def _blob(self, index: int, t: torch.Tensor) -> _Blob:
-        """Returns the memory of a tensor that shares its storage with no other."""
+    def message(self) -> str:
+        """Returns the items in JSON."""
+        self.texts += [_json(item) for item in self.items[len(self.texts):]]
+        return f"[{','.join(self.texts)}]"
+
+    def _blob(self, index: int, t: torch.Tensor) -> tuple[_Blob, torch.Tensor]:
+        """Returns a tensor that shares its storage with no other."""
         if t.is_contiguous() or span(t) > 2 * t.nbytes:
-            return _Blob(_memory.as_bytes(t.contiguous()), [index], [0])
+            return _Blob(t.nbytes, [index], [0]), t.contiguous()
         return self._shared([(index, t)])
 
-    def _shared(self, tensors: list[tuple[int, torch.Tensor]]) -> _Blob:
+    def _shared(self, tensors: list[tuple[int, torch.Tensor]]) -> tuple[_Blob, torch.Tensor]:
         """Returns the part of a storage that some tensors use."""
         same: dict[Any, list[int]] = {}
         for index, t in tensors:
@@ -365,29 +396,148 @@ class State:
         for index, t in tensors:
             if not t.is_contiguous():
                 self.items[index]["strides"] = list(t.stride())
-        return _Blob(raw, [index for index, _ in tensors], [start - lo for start in starts])
+        if len(same) == 1 and tensors[0][1].is_contiguous():
+            raw = tensors[0][1]  # all of them are the same
+        return _Blob(hi - lo, [index for index, _ in tensors], [start - lo for start in starts]), raw
 
-    def _units(self, blobs: Iterable[_Blob]) -> list[_Unit]:
-        units: list[_Unit] = []
-        shared: dict[torch.device, _Unit] = {}
-        staged: dict[int, _Unit] = {}
-        for blob in blobs:
-            source = blob.source
-            if (at := self.memory.place(source)) is not None:
-                if at not in staged:
-                    units.append(staged.setdefault(at, _Unit(at=at)))
-                staged[at].blobs.append(blob)
-                staged[at].places.append(source.data_ptr() - self.memory.bytes.data_ptr() - at)
+    def _add(self, blob: _Blob, t: torch.Tensor) -> None:
+        """Adds a blob to a unit."""
+        if (at := self.memory.place(t)) is not None:
+            if at not in self._staged_units:
+                self.units.append(self._staged_units.setdefault(at, _Unit(at=at)))
+            unit = self._staged_units[at]
+            unit.blobs.append(blob)
+            unit.memory.append(t)
+            unit.places.append(t.data_ptr() - self.memory.bytes.data_ptr() - at)
+            return
+        small = blob.nbytes < _SMALL
+        if small and t.dtype not in _JOINED:
+            t = _memory.as_bytes(t)
+        key = (t.device, t.dtype)
+        unit = self._shared_units.get(key, _FULL) if small else _FULL
+        if unit.size + blob.nbytes > _UNIT:
+            unit = _Unit()
+            self.units.append(unit)
+            if small:
+                self._shared_units[key] = unit
+        unit.add(blob, t)
+
+
+_FULL = _Unit(size=_UNIT + 1)
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _place(leaf: Leaf) -> dict[str, Any]:
+    return {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
+
+
+class _Seen(NamedTuple):
+    """A leaf as it was in an earlier save."""
+
+    kind: Optional[type] = None  # None: a value
+    dtype: Optional[torch.dtype] = None
+    shape: Optional[torch.Size] = None
+    requires_grad: bool = False
+    spec: Any = None  # of a DTensor
+    local: Optional[torch.Size] = None  # the shape of what this rank holds
+    device: Optional[torch.device] = None
+    same: int = -1  # the leaf before it that is the same tensor, or -1
+
+
+class Remembered:
+    """The description of a state, for later saves of states that differ from it in the contents of tensors and in values.
+
+    To describe many small tensors takes longer than to copy them. So it looks at each of them
+    only as long as it must, to notice that it has another form or shares memory.
+    """
+
+    def __init__(self, tree: Opened, leaves: list[tuple[Leaf, Optional[list[Part]]]], state: State, whole: bool, alone: bool):
+        self.tree, self.whole, self.alone, self.usable = tree, whole, alone, False
+        self.seen: list[_Seen] = []
+        self.places: dict[int, dict[str, Any]] = {}  # of values
+        if state.absent or len(state.items) != len(leaves) or any(u.at is not None for u in state.units):
+            return
+        first: dict[tuple[int, torch.Size, torch.dtype], int] = {}
+        storages: dict[int, int] = {}
+        for i, (leaf, held) in enumerate(leaves):
+            if held is None:
+                self.seen.append(_Seen())
+                self.places[i] = _place(leaf)
                 continue
-            n, device = source.numel(), source.device
-            unit = shared.get(device) if n < _SMALL else None
-            if unit is None or unit.size + n > _UNIT:
-                unit = _Unit()
-                units.append(unit)
-                if n < _SMALL:
-                    shared[device] = unit
-            unit.add(blob, n)
-        return units
+            v: Any = leaf.value
+            t, spec = held[0].local, getattr(v, "_spec", None)
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype.is_complex or not t.is_contiguous() or not t.numel():
+                return
+            if t is not v and (spec is None or t is not v._local_tensor):
+                return
+            same = first.setdefault((t.data_ptr(), t.shape, t.dtype), i)
+            if storages.setdefault(t.untyped_storage().data_ptr(), same) != same:
+                return  # they share a part of their memory
+            self.seen.append(_Seen(type(v), v.dtype, v.shape, v.requires_grad, spec, t.shape, t.device, -1 if same == i else same))
+        self.items, self.texts = state.items, state.texts
+        self.units = [(u.blobs, u.places, u.size, [b.items[0] for b in u.blobs]) for u in state.units]
+        self.usable = True
+
+    def again(self, state: Mapping, memory: _memory.Memory) -> Optional[State]:
+        """Returns the description of a state, or None if it has another form."""
+        if not self.usable or memory.leased():
+            return None
+        found: list[Any] = []
+        if not self._match(state, self.tree, True, found, set()):
+            return None
+        out = State([], memory)
+        out.items, out.texts = list(self.items), list(self.texts)
+        for i, place in self.places.items():
+            out.items[i] = {**place, **_value(place["name"], found[i])}
+            out.texts[i] = _json(out.items[i])
+        for blobs, places, size, numbers in self.units:
+            unit = _Unit(blobs, places, size, [found[i] for i in numbers])
+            if len(blobs) > 1 and unit.memory[0].dtype not in _JOINED:
+                unit.memory = list(map(_memory.as_bytes, unit.memory))
+            out.units.append(unit)
+        return out
+
+    def _match(self, holder: Any, opened: Opened, top: bool, found: list[Any], addresses: set[int]) -> bool:
+        """Adds the tensors that this rank holds, and the values, in the order of the leaves. It reports whether all of them match.
+
+        Tensors that now share a part of their memory match: what they share is copied twice.
+        """
+        if opened.stateful:
+            if not is_stateful(holder):
+                return False
+            holder = holder.state_dict()
+        in_list = isinstance(holder, list)
+        if not in_list and not isinstance(holder, Mapping) or list(range(len(holder)) if in_list else holder) != opened.keys:
+            return False
+        seen = self.seen
+        for v, part in zip(holder if in_list else holder.values(), opened.parts):
+            if type(part) is not int:
+                if isinstance(v, torch.Tensor) or is_leaf(v, top, self.whole) or not self._match(v, part, False, found, addresses):
+                    return False
+                continue
+            kind, dtype, shape, requires_grad, spec, local, device, same = seen[part]
+            t = v
+            if kind is None:
+                if isinstance(v, torch.Tensor) or not is_leaf(v, top, self.whole):
+                    return False
+            else:
+                if type(v) is not kind or v.dtype is not dtype or v.shape != shape or v.requires_grad is not requires_grad:
+                    return False
+                if spec is not None:
+                    t = v._local_tensor
+                    if v._spec is not spec and v._spec != spec or type(t) is not torch.Tensor or t.shape != local:
+                        return False
+                if t.device != device or not t.is_contiguous() or not (address := t.data_ptr()):
+                    return False
+                if same >= 0:
+                    if address != found[same].data_ptr():
+                        return False
+                elif address in addresses:
+                    return False
+                else:
+                    addresses.add(address)
+            found.append(t)
+        return True
 
 
 def span(t: torch.Tensor) -> int:
@@ -445,7 +595,7 @@ def new_id() -> str:
     return secrets.token_hex(10)
 
 
-def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
+def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
           format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False, remote: Any = None,
           local_bytes: int = 0, save_id: str = "") -> Handle:
     """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks.
@@ -469,7 +619,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
         j = job(alone)
-        state = make(j.memory)
+        state = make(j)
     except BaseException as e:  # the other ranks must know
         error = e
     saver = ready(j, error, alone)
@@ -481,7 +631,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
         "store": store, "format": format,
         "save_id": save_id or new_id(), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
-        "items": state.items, "absent": state.absent,
+        "absent": state.absent,
     }
     if format_options:
         message["format_options"] = format_options
@@ -498,7 +648,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
     _unseen.watch(handle)
     try:
         staging.begun = events(state.units)
-        saver.begin(("generation", number), handle._reply, "save", **message, fits=staging.reserve())
+        saver.begin(("generation", number), handle._reply, "save", {"items": state.message()}, **message, fits=staging.reserve())
         if overlap:
             # The interpreter waits for it at its end: a save that is not staged would be lost.
             threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()
@@ -518,7 +668,7 @@ def begin(make: Callable[[_memory.Memory], State], path: Any, step: Optional[int
 def events(units: list[_Unit]) -> dict[torch.device, Any]:
     """Returns events of the devices of some units: copies wait for what the devices are doing now, and for nothing later."""
     out: dict[torch.device, Any] = {}
-    for device in {b.source.device for u in units for b in u.blobs if b.source.is_cuda}:
+    for device in {u.device for u in units if u.device.type == "cuda"}:
         with torch.cuda.device(device):
             out[device] = torch.cuda.current_stream(device).record_event()
     return out
@@ -529,9 +679,78 @@ def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]], begun: 
     gathers = []
     for unit, at in pending:
         if unit.at is None:
-            sources = unit.sources()
-            gathers.append((memory.part(at + _STAMP, sum(map(torch.Tensor.numel, sources))), sources))
+            gathers.append((memory.part(at + _STAMP, unit.size - _STAMP), unit.memory))
     memory.gather(gathers, begun)
+
+
+class _Ahead:
+    """Takes memory for units, in a thread of its own if that takes long."""
+
+    def __init__(self, arena: Any, units: list[tuple[_Unit, int]]):
+        self.error: Optional[BaseException] = None
+        self.arena = arena
+        self.units = [(at, at + u.size) for u, at in units if u.at is None and not arena.is_backed(at, at + u.size)]
+        self.thread = threading.Thread(target=self._run, name="cairn-back", daemon=True) if self.units else None
+        try:
+            if self.thread is not None:
+                self.thread.start()
+        except RuntimeError:  # the interpreter is ending, and starts nothing more
+            self.thread = None
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            lo, hi = self.units[0]
+            for a, b in self.units[1:]:  # parts that follow one another are taken together
+                if a != hi:
+                    self.arena.back(lo, hi)
+                    lo = a
+                hi = b
+            self.arena.back(lo, hi)
+        except BaseException as e:
+            self.error = e
+
+    def join(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+
+    def wait(self) -> None:
+        """Waits until the units have memory, or raises why they have not."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def prepare(state: Mapping) -> None:
+    """Gets ready for the first save of a state like this one, which then stops training no longer than later ones. All ranks call it.
+
+    It starts the saver process. The shared memory is taken in the background, while the job
+    sets itself up.
+    """
+    j = error = None
+    units: list[_Unit] = []
+    try:
+        j = job()
+        units = described(j, state, False).units
+    except BaseException as e:  # the other ranks must know
+        error = e
+    ready(j, error, False)
+    assert j is not None
+    held = [(at, u.size) for u in units if u.at is None and (at := j.arena.reserve(u.size)) is not None]
+    for at, size in held:
+        j.arena.free(at, size)
+    devices = {u.device for u in units if u.device.type == "cuda"}
+
+    def take() -> None:
+        for lo in range(0, max((at + size for at, size in held), default=0), _GROUP):
+            if j.closing:
+                return
+            j.arena.back(lo, min(lo + _GROUP, j.arena.window))
+            for device in devices:
+                j.memory.register(device)
+
+    j.preparing = threading.Thread(target=take, name="cairn-prepare", daemon=True)
+    j.preparing.start()
 
 
 class _Staging:
@@ -574,14 +793,11 @@ class _Staging:
             self.running = True
             reserved = {unit: at for at, unit in self.held}
         try:
+            for some in self._backed([(u, reserved.get(u, u.at)) for u in self.state.units if u in reserved or u.at is not None]):
+                self.copy(some)
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:
-                if unit.at is not None:
-                    pending.append((unit, unit.at))
-                    continue
-                if (at := reserved.get(unit)) is not None:
-                    self.job.arena.back(at, at + unit.size)
-                    pending.append((unit, at))
+                if unit in reserved or unit.at is not None:
                     continue
                 at = self.job.memory.alloc(unit.size)
                 while at is None and not self.released.issuperset(unit.items()):
@@ -603,7 +819,7 @@ class _Staging:
             self.stop()
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
-                            stage_bytes=sum(b.source.numel() for u in self.state.units for b in u.blobs))
+                            stage_bytes=sum(b.nbytes for u in self.state.units for b in u.blobs))
             self.handle._staged.settle({})
         except BaseException as e:
             self.begun.clear()
@@ -613,6 +829,27 @@ class _Staging:
             self.handle._staged.settle(error=e)
         finally:
             self.stop()
+
+    def _backed(self, units: list[tuple[_Unit, int]]) -> Iterator[list[tuple[_Unit, int]]]:
+        """Yields units whose places have memory. While the caller uses some, others get theirs."""
+        arena = self.job.arena
+        groups: list[list[tuple[_Unit, int]]] = [[]]
+        size = 0
+        for unit, at in units:
+            if size >= _GROUP:
+                groups.append([])
+                size = 0
+            groups[-1].append((unit, at))
+            size += 0 if unit.at is not None or arena.is_backed(at, at + unit.size) else unit.size
+        ahead = _Ahead(arena, groups[0])
+        try:
+            for group, following in itertools.zip_longest(groups, groups[1:]):
+                ahead.wait()
+                if following:
+                    ahead = _Ahead(arena, following)
+                yield group
+        finally:
+            ahead.join()
 
     def abandon(self, error: BaseException) -> None:
         """Has the saver process give up the save."""
@@ -667,18 +904,18 @@ class _Staging:
         """Copies a part of an item that is not staged, or was not when the saver asked for it, into the window."""
         try:
             item, n = body["item"], body["length"]
-            unit, blob, place = next((u, b, p) for u in self.state.units for b, p in zip(u.blobs, u.places) if item in b.items)
+            unit, blob, place, t = next((u, b, p, t) for u in self.state.units for b, p, t in zip(u.blobs, u.places, u.memory) if item in b.items)
             self.job.arena.back(body["at"], body["at"] + n)
             memory = self.job.memory
             with self.fetching:
                 with self.lock:
                     staged = next((at for at, u in self.held if u is unit and u.staged), None)
                 if staged is not None:
-                    source = memory.part(staged + place, blob.source.numel())
+                    source = memory.part(staged + place, blob.nbytes)
                 elif self.complete and unit.at is None:
                     raise errors.CairnError("the save does not need this any more")
                 else:
-                    source = blob.source
+                    source = _memory.as_bytes(t)
                 stream = memory.stream(source.device) if source.is_cuda else None
                 with torch.cuda.stream(stream):
                     if stream is not None:

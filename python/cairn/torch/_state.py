@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
@@ -33,20 +33,31 @@ class Leaf:
                                     ("plan.state",)) from None
 
 
-def flatten(state: Mapping, whole: bool = False) -> list[Leaf]:
+@dataclass(slots=True)
+class Opened:
+    """A dict or a list, or an object with a state_dict, that flatten has opened."""
+
+    keys: list[Any] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)  # of each key: an Opened, or the number of a leaf
+    stateful: bool = False
+
+
+def flatten(state: Mapping, whole: bool = False, into: Optional[Opened] = None) -> list[Leaf]:
     """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them.
 
     With whole, the state can be made again from its leaves: dicts that are empty, or have
-    keys that are neither strings nor integers, are leaves.
+    keys that are neither strings nor integers, are leaves. into receives what was opened.
     """
     out: list[Leaf] = []
     check(state)
-    _open([], "", state, out, whole)
+    _open([], "", state, out, whole, into or Opened())
     names: set[str] = set()
     for leaf in out:
         if leaf.name in names:
             raise errors.StateError(f"two entries of the state have the name {leaf.name!r}", ("plan.state",))
         names.add(leaf.name)
+        if leaf.name.isascii() and 0 < len(leaf.name) <= _MAX_NAME:
+            continue
         try:
             size = len(leaf.name.encode())
         except UnicodeEncodeError:  # a surrogate without its other half
@@ -80,7 +91,14 @@ def _is_key(k: Any) -> bool:
     return isinstance(k, (str, int)) and not isinstance(k, bool)
 
 
-def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: bool) -> None:
+def is_leaf(v: Any, top: bool, whole: bool) -> bool:
+    """Reports whether flatten does not open v, which is not a tensor, at the top of a state or below."""
+    if isinstance(v, Mapping):
+        return whole and not (v and all(map(_is_key, v)))
+    return not (isinstance(v, list) and _opens(v) or top and is_stateful(v))
+
+
+def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: bool, into: Opened) -> None:
     """Adds the leaves of a dict or a list. Its names begin with prefix."""
     if len(path) >= _MAX_DEPTH:
         raise errors.StateError("the state is nested too deeply", ("plan.state",))
@@ -90,15 +108,17 @@ def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: boo
             raise errors.StateError(f"the key {k!r} is neither a string nor an integer", ("plan.state",))
         here = [*path, {"pos": k} if in_list else k if isinstance(k, str) else {"int": str(k)}]
         name = f"{prefix}{k}"
-        if isinstance(v, torch.Tensor) or whole and isinstance(v, Mapping) and not (v and all(map(_is_key, v))):
+        if isinstance(v, torch.Tensor) or is_leaf(v, not path, whole):
+            into.keys.append(k)
+            into.parts.append(len(out))
             out.append(Leaf(name, here, v, holder, k))
-        elif isinstance(v, Mapping) or isinstance(v, list) and _opens(v):
-            _open(here, name + ".", v, out, whole)
-        elif not path and is_stateful(v):
-            # Its tensors are filled in place; what else it has goes back to it at the end of a load.
-            _open(here, name + ".", v.state_dict(), out, whole)
-        else:
-            out.append(Leaf(name, here, v, holder, k))
+            continue
+        # The tensors of an object are filled in place; what else it has goes back to it at the end of a load.
+        stateful = not isinstance(v, (Mapping, list))
+        below = Opened(stateful=stateful)
+        into.keys.append(k)
+        into.parts.append(below)
+        _open(here, name + ".", v.state_dict() if stateful else v, out, whole, below)
 
 
 def _is_sharded(v: Any) -> bool:

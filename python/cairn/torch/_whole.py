@@ -14,7 +14,7 @@ from cairn import errors
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, made
-from cairn.torch._save import Handle, State, begin, held_leaves
+from cairn.torch._save import Handle, begin, described
 
 
 def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool) -> Handle:
@@ -22,7 +22,7 @@ def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    return begin(lambda memory: State(held_leaves(state, alone, whole=True), memory), path, step, None, True, "native", None, 0, False, alone)
+    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False, alone)
 
 
 def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]] = None, device: Any = None, allow_pickle: bool = False,

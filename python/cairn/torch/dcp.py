@@ -179,7 +179,7 @@ class Writer(StorageWriter, Stager):
             self.save_id = new_id()
         self._used = True
         try:
-            self.report = begin(lambda memory: State(_leaves(plan, planner), memory), self.path, *self.options, overlap=False,
+            self.report = begin(lambda j: State(_leaves(plan, planner), j.memory), self.path, *self.options, overlap=False,
                                 alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
         except errors.ExistsError as e:
             if self.overwrite:

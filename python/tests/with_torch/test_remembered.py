@@ -1,0 +1,104 @@
+"""Descriptions of states that are remembered: a later save sees every difference that counts."""
+
+import unittest
+from unittest import mock
+
+import torch
+
+import cairn
+import cairn.torch
+from cairn.torch import _save
+from device import DEVICE, Case, noise
+
+
+class Remembered(Case):
+    def saved(self, state, again):
+        """Saves a state and loads it, and reports whether its description was remembered."""
+        found = []
+        look = _save.Remembered.again
+
+        def looked(*args):
+            found.append(look(*args))
+            return found[-1]
+
+        with mock.patch.object(_save.Remembered, "again", looked):
+            cairn.torch.save(state, self.path())
+        self.assertEqual(any(f is not None for f in found), again)
+        with cairn.open(self.path(), framework="torch") as c:
+            return c.load()
+
+    def test_other_contents_in_the_same_form(self):
+        def made(seed):
+            return {"w": {"a": noise((5, 7), seed=seed), "b": noise((3,), "int64", seed=seed)}, "list": [noise((2,), "bfloat16", seed=seed), {"x": seed}],
+                    "step": seed, "none": None, "large": noise((1 << 19,), seed=seed), "byte": noise((9,), "float8_e5m2", seed=seed)}
+
+        for seed in range(4):
+            state = made(seed)
+            got = self.saved(state, seed > 0)
+            for name, want in (("w.a", state["w"]["a"]), ("w.b", state["w"]["b"]), ("list.0", state["list"][0]), ("large", state["large"]),
+                               ("byte", state["byte"])):
+                self.assert_same(want.cpu(), got[name])
+            self.assertEqual((got["step"], got["list.1.x"], got["none"]), (seed, seed, None))
+
+    def test_every_other_form(self):
+        base = {"a": torch.zeros(4, 6, device=DEVICE), "b": torch.zeros(3, device=DEVICE), "step": 1, "d": {"x": torch.zeros(2, device=DEVICE)}}
+        wide = torch.zeros(4, 12, device=DEVICE)
+        one = torch.ones(4, 6, device=DEVICE)
+        for what, other in {
+            "a name": {**{k: v for k, v in base.items() if k != "b"}, "c": base["b"]}, "a shape": {**base, "a": torch.ones(6, 4, device=DEVICE)},
+            "a dtype": {**base, "a": one.half()}, "a stride": {**base, "a": torch.ones(6, 4, device=DEVICE).t()},
+            "a part of a row": {**base, "a": wide[:, :6]}, "requires_grad": {**base, "a": one.clone().requires_grad_()},
+            "a value": {**base, "b": 3}, "a tensor": {**base, "step": torch.ones(1, device=DEVICE)}, "a dict": {**base, "step": {"y": 2}},
+            "more": {**base, "e": 1}, "less": {"a": base["a"]}, "tied": {**base, "b": base["a"]}, "a parameter": {**base, "a": torch.nn.Parameter(one)},
+            "the order": dict(reversed(base.items())), "a complex number": {**base, "a": torch.ones(4, 6, dtype=torch.complex64, device=DEVICE)},
+            "a list": {**base, "d": [torch.ones(2, device=DEVICE)]}, "below": {**base, "d": {"x": 1}},
+        }.items():
+            with self.subTest(what):
+                cairn.torch.close()
+                self.saved(base, False)
+                self.saved(base, True)
+                got = self.saved(other, False)
+                for name, t in other.items():
+                    if isinstance(t, torch.Tensor):
+                        self.assert_same(t.detach().cpu(), got[name])
+                self.saved(base, True)
+
+    def test_modules_and_ties(self):
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9, bias=False)
+                self.head.weight = self.embed.weight
+
+        net = Net().to(DEVICE)
+        for n in range(3):
+            with torch.no_grad():
+                net.embed.weight.fill_(n)
+            got = self.saved({"net": net, "n": n}, n > 0)
+            self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist(), got["n"]), ([n], [n], n))
+        net.head.weight = torch.nn.Parameter(torch.full_like(net.embed.weight, 7))  # not tied any more
+        got = self.saved({"net": net, "n": 4}, False)
+        self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist()), ([7], [2]))
+
+    def test_memory_that_is_shared_later(self):
+        self.saved({"a": torch.zeros(4, device=DEVICE), "b": torch.zeros(4, device=DEVICE)}, False)
+        base = noise((6,))
+        got = self.saved({"a": base[:4], "b": base[2:]}, True)
+        self.assert_same({"a": base[:4].cpu(), "b": base[2:].cpu()}, got)
+
+    def test_prepare(self):
+        state = {"large": noise((8 << 20,), "uint8"), "small": noise((3,))}
+        cairn.torch.prepare(state)
+        j = cairn.torch._job.job()
+        j.preparing.join()
+        backed = sum(hi - lo for lo, hi in j.arena.backed)
+        self.assertGreaterEqual(backed, 8 << 20)
+        got = self.saved(state, True)
+        self.assert_same(state["large"].cpu(), got["large"])
+        self.assertEqual(sum(hi - lo for lo, hi in j.arena.backed), backed)
+        with self.assertRaises(cairn.StateError):
+            cairn.torch.prepare([])
+
+
+if __name__ == "__main__":
+    unittest.main()
