@@ -194,6 +194,16 @@ type BulkRemover interface {
 	RemoveAll(ctx context.Context, names []string) error
 }
 
+// Reclaimer is a capability of stores that take long to free the space of removed objects,
+// and write slowly meanwhile.
+type Reclaimer interface {
+	// DeferReclaim announces that n bytes will be written. Until end is called, which the
+	// caller must do, the store does not free the space of removed objects, unless there is
+	// no room otherwise. Before it returns, it frees the space of objects that were removed
+	// before the preceding call, so that the space does not grow from call to call.
+	DeferReclaim(ctx context.Context, n int64) (end func())
+}
+
 // Versioner is a capability of stores whose objects have versions: Info.Version is set,
 // and CreateOptions.IfVersion works.
 type Versioner interface {

@@ -138,6 +138,7 @@ type saveRun struct {
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
 	md      *meta.Metadata          // on the coordinator
+	roomed  func()                  // ends what RoomMaker.MakeRoom has begun, or nil
 	results []*storage.WriteResults // on the coordinator: of all ranks
 }
 
@@ -168,6 +169,7 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 	if own {
 		s.Recorder = NewRecorder(ctx, OpSave, s.Rank, nil, s.Observer)
 	}
+	defer s.endRoom()
 	out, err := s.run(ctx)
 	if err != nil {
 		err = s.giveUp(ctx, s.NumberRank(err))
@@ -289,7 +291,32 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []
 	if err == nil && len(md.Entries) == 0 && slices.ContainsFunc(out, func(p *plan.SavePlan) bool { return len(p.Items) > 0 }) {
 		err = fmt.Errorf("%w: the planner's GlobalPlan returned items and metadata without entries", plan.ErrProtocol)
 	}
+	if err == nil {
+		s.makeRoom(ctx)
+	}
 	return out, err
+}
+
+// makeRoom lets the writer prepare its store before any rank writes.
+func (s *saveRun) makeRoom(ctx context.Context) {
+	m, ok := s.Writer.(storage.RoomMaker)
+	if !ok {
+		return
+	}
+	var n int64
+	for i := range s.md.Entries {
+		n += s.md.Entries[i].NumBytes()
+	}
+	s.endRoom() // of a plan that was stale
+	s.roomed = m.MakeRoom(ctx, n)
+}
+
+// endRoom ends what makeRoom has begun.
+func (s *saveRun) endRoom() {
+	if s.roomed != nil {
+		s.roomed()
+	}
+	s.roomed = nil
 }
 
 // writeAll writes every rank's data. It returns the results of this rank; the

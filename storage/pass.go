@@ -25,6 +25,7 @@ var (
 	_ ValueChecker    = PassWriter{}
 	_ MetadataChecker = PassWriter{}
 	_ Publisher       = PassWriter{}
+	_ RoomMaker       = PassWriter{}
 )
 
 // SetUp begins a save.
@@ -97,6 +98,14 @@ func (w PassWriter) Published() []string {
 		return p.Published()
 	}
 	return nil
+}
+
+// MakeRoom implements RoomMaker, if the other writer does.
+func (w PassWriter) MakeRoom(ctx context.Context, bytes int64) (done func()) {
+	if r, ok := w.Writer.(RoomMaker); ok {
+		return r.MakeRoom(ctx, bytes)
+	}
+	return func() {}
 }
 
 // PlanOptions names the other writer, so that plans which it has prepared are not reused

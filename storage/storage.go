@@ -75,6 +75,15 @@ type Publisher interface {
 	Published() []string
 }
 
+// RoomMaker is a capability of writers that prepare their store for a save.
+type RoomMaker interface {
+	// MakeRoom is called on the coordinator when the plans of all ranks are final and
+	// before any rank writes. bytes is the size of the state. The caller calls done when
+	// the save is over, whether it has succeeded or not. Until then, the store does not
+	// free the space of files that were removed, see blob.Reclaimer.
+	MakeRoom(ctx context.Context, bytes int64) (done func())
+}
+
 // Resolver provides the bytes of items. A plan.SavePlanner is a Resolver.
 type Resolver interface {
 	Resolve(it *plan.WriteItem) (plan.Data, error)

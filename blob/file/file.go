@@ -268,7 +268,8 @@ func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
 
-// Remove implements [blob.Store]. It does not sync.
+// Remove implements [blob.Store]. It does not sync. The blocks of a large object are freed
+// later, see DeferReclaim.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := s.check(ctx, name); err != nil {
 		return s.fail("remove", name, err)
@@ -289,31 +290,13 @@ func (s *Store) remove(top *os.Root, name string) error {
 	if err != nil || fi.IsDir() {
 		return err // a directory is not an object
 	}
-	var open *os.File
-	if fi.Mode().IsRegular() && fi.Size() >= largeFile {
-		open = keepBlocks(top, name)
-	}
+	old := keepLarge(top, name)
 	if err = top.Remove(name); err == nil {
 		s.prune(top, path.Dir(name))
 	}
-	if open != nil {
-		freeing.RLock()
-		go func() {
-			defer freeing.RUnlock()
-			open.Close()
-		}()
-	}
+	old.release()
 	return err
 }
-
-// largeFile is the size of files whose blocks are freed in the background: the system
-// takes seconds for some gigabytes. The name is removed at once; the blocks are freed when
-// the file, which is open, is closed.
-const largeFile = 64 << 20
-
-// freeing is held for reading while blocks are freed. A writer that finds no space takes
-// it, and tries again.
-var freeing sync.RWMutex
 
 // Cool implements [blob.Cooler] on Linux.
 func (s *Store) Cool(ctx context.Context, name string) error {
@@ -579,7 +562,7 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 		w.tidy()
 		return nil, s.fail("create", name, err)
 	}
-	if err := w.prepare(); err != nil {
+	if err := w.prepare(ctx); err != nil {
 		w.discard()
 		return nil, s.fail("create", name, err)
 	}

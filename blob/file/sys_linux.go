@@ -20,13 +20,7 @@ import (
 // reserve allocates the blocks of a file, so that a full disk is an error at once. It
 // does nothing if the file system cannot do that.
 func reserve(f *os.File, size int64) error {
-	allocate := func(fd int) error { return unix.Fallocate(fd, 0, 0, size) }
-	err := control(f, allocate)
-	if errors.Is(err, unix.ENOSPC) {
-		freeing.Lock() // when no blocks are being freed, there may be more space
-		err = control(f, allocate)
-		freeing.Unlock()
-	}
+	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if refused(err) {
 		return nil
 	}
@@ -34,19 +28,62 @@ func reserve(f *os.File, size int64) error {
 }
 
 // keepBlocks opens a file, so that its removal does not free its blocks before the file is
-// closed. It returns nil if that is not possible. NFS would keep a file of another name
-// until then.
-func keepBlocks(dir *os.Root, name string) *os.File {
-	f, err := dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+// closed. room is how many bytes of its disk are free, or 0 if the file system is not one of
+// a local disk: other hosts may need the space, and memory is freed quickly. It returns nil
+// if it cannot open the file. NFS would keep a file of another name.
+func keepBlocks(dir *os.Root, name string) (f *os.File, room int64) {
+	f, err := dir.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil
+		if f, err = dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil {
+			return nil, 0
+		}
 	}
 	var fs unix.Statfs_t
 	if err := control(f, func(fd int) error { return unix.Fstatfs(fd, &fs) }); err != nil || fs.Type == unix.NFS_SUPER_MAGIC {
 		f.Close()
-		return nil
+		return nil, 0
 	}
-	return f
+	switch fs.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC:
+		return f, available(&fs)
+	}
+	return f, 0
+}
+
+// available returns how many bytes of a file system a user can write.
+func available(fs *unix.Statfs_t) int64 { return int64(fs.Bavail) * int64(fs.Bsize) }
+
+// roomAt returns how many bytes of the file system at a path are free, or -1 if that is
+// unknown.
+func roomAt(path string) int64 {
+	var fs unix.Statfs_t
+	if unix.Statfs(path, &fs) != nil {
+		return -1
+	}
+	return available(&fs)
+}
+
+// nameless reports whether f, which was removed, has no other name.
+func nameless(f *os.File) bool {
+	fi, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	return ok && st.Nlink == 0
+}
+
+// onlyOpen reports whether no other descriptor or mapping of the file exists, in any process.
+// It is false if that is unknown. The system grants a write lease only then. The file
+// has no name, so no process can open it later.
+func onlyOpen(f *os.File) bool {
+	set := func(how int) error {
+		return control(f, func(fd int) error {
+			_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, how)
+			return err
+		})
+	}
+	return set(unix.F_WRLCK) == nil && set(unix.F_UNLCK) == nil
 }
 
 // openDirect opens a file for writes past the page cache, or returns nil.

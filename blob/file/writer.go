@@ -89,12 +89,13 @@ func (w *writer) openOnce() error {
 
 // prepare reserves the blocks of the temporary file and opens it for direct
 // writes.
-func (w *writer) prepare() error {
+func (w *writer) prepare(ctx context.Context) error {
 	if w.opts.Size > 0 {
-		if err := w.s.step("reserve"); err != nil {
-			return err
+		err := w.reserve()
+		if isFull(err) && freeing.flush(ctx) {
+			err = w.reserve()
 		}
-		if err := reserve(w.f, w.opts.Size); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -102,6 +103,13 @@ func (w *writer) prepare() error {
 		w.direct = openDirect(w.dir, w.tmp)
 	}
 	return nil
+}
+
+func (w *writer) reserve() error {
+	if err := w.s.step("reserve"); err != nil {
+		return err
+	}
+	return reserve(w.f, w.opts.Size)
 }
 
 func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
@@ -136,7 +144,11 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 			return context.Cause(ctx)
 		}
 		n := min(len(p), slice)
-		if err := w.writeSlice(p[:n], off); err != nil {
+		err := w.writeSlice(p[:n], off)
+		if isFull(err) && freeing.flush(ctx) {
+			err = w.writeSlice(p[:n], off)
+		}
+		if err != nil {
 			return err
 		}
 		p, off = p[n:], off+int64(n)
@@ -324,6 +336,7 @@ func (w *writer) rename(d *os.File) error {
 
 func (w *writer) renameOnce(d *os.File, base string) error {
 	if !w.opts.IfAbsent {
+		defer keepLarge(w.dir, base).release()
 		return w.dir.Rename(w.tmp, base)
 	}
 	err := renameNoReplace(d, w.tmp, base)

@@ -289,6 +289,14 @@ func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
+// MakeRoom implements storage.RoomMaker.
+func (p *Publisher) MakeRoom(ctx context.Context, bytes int64) (done func()) {
+	if r, ok := blob.As[blob.Reclaimer](p.store); ok {
+		return r.DeferReclaim(ctx, bytes)
+	}
+	return func() {}
+}
+
 // NamePart returns the part of file names that distinguishes this save from other saves:
 // its id. With a journal, no other save uses the store, so NamePart returns "" unless there
 // is a checkpoint: the files then have the plain names of the format. Without a journal,
@@ -346,6 +354,7 @@ func (p *Publisher) take() (names []string, kept bool) {
 // Write writes the data files of this rank. planned is the number of bytes of the
 // plan's items, for the session's Progress.
 func (p *Publisher) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+	defer p.MakeRoom(ctx, planned)()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.mayExist(name) }}
 	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
@@ -366,6 +375,7 @@ type Held struct {
 // WriteHeld writes the file that is the whole checkpoint. h describes it. The file
 // becomes visible in CommitHeld.
 func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+	defer p.MakeRoom(ctx, planned)()
 	p.drop()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, condition: p.condition}
 	w.hold = func(bw blob.Writer) { h.w = bw }
