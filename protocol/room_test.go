@@ -22,6 +22,7 @@ type reclaiming struct {
 
 	mu      sync.Mutex
 	holds   int     // guarded by mu
+	failing bool    // guarded by mu; the ranks remove their files, one after the other
 	largest int64   // guarded by mu; of the calls of DeferReclaim
 	errs    []error // guarded by mu
 }
@@ -42,7 +43,7 @@ func (s *reclaiming) DeferReclaim(_ context.Context, n int64) (end func()) {
 func (s *reclaiming) check(op, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.holds == 0 && strings.HasSuffix(name, ".safetensors") {
+	if s.holds == 0 && !s.failing && strings.HasSuffix(name, ".safetensors") {
 		s.errs = append(s.errs, fmt.Errorf("%s %s while space may be freed", op, name))
 	}
 }
@@ -64,7 +65,7 @@ func TestSaveDefersReclaim(t *testing.T) {
 	s := new(reclaiming)
 	caches := make([]plan.Cache, world)
 	for i, fails := range []bool{false, false, true, false} {
-		s.largest = 0
+		s.largest, s.failing = 0, fails
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := saveJob(t, g, s, fmt.Sprint("save", i), byte(i))
 			job.Cache = &caches[g.Rank()]

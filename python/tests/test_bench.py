@@ -70,6 +70,64 @@ class Results(unittest.TestCase):
         self.assertEqual(got[-1]["with"], 0.01)
 
 
+class Saving(unittest.TestCase):
+    """Each save goes into a new folder, and the one before is removed before the save begins."""
+
+    def setUp(self):
+        temp = tempfile.TemporaryDirectory()
+        self.addCleanup(temp.cleanup)
+        self.folder = temp.name
+        self.saved = []
+
+    def save(self, state, path):
+        self.assertNotIn(path, self.saved)
+        self.assertEqual(os.listdir(self.folder), [], "an old folder is there when a save begins")
+        self.saved.append(path)
+        os.mkdir(path)
+        with open(os.path.join(path, "data"), "wb") as f:
+            f.write(b"x")
+        return mock.Mock(done=lambda: True)
+
+    def table(self):
+        t = table.Table.__new__(table.Table)
+        t.device, t.folder, t.repeat, t.bytes, t.row, t.state, t.small = "cpu", self.folder, 3, 1, {}, {}, {}
+        return t
+
+    def test_background_saves(self):
+        t = self.table()
+        folders = t.folders("x")
+        self.assertGreater(t.stalls(self.save, folders), 0)
+        self.assertEqual(len(self.saved), 3)
+        self.assertEqual(folders.last, self.saved[-1])
+        self.assertEqual(os.listdir(self.folder), [os.path.basename(folders.last)])
+
+    def test_small_saves(self):
+        self.table().small_stalls(self.save)
+        self.assertEqual(len(self.saved), 5)
+
+    def test_foreground_saves(self):
+        t = self.table()
+        t.durable(lambda path: self.save({}, path), t.folders("x"), 2)
+        self.assertEqual(len(self.saved), 2)
+        self.assertGreater(t.row["durable_gbs"], 0)
+
+    def test_steps(self):
+        s = steps.Steps.__new__(steps.Steps)
+        s.state, s.bytes = {}, 1
+        s.step = lambda: 0.01
+        with mock.patch.object(steps, "BUDGET", 0.0):
+            found = s.compare(self.save, disk.Folders(os.path.join(self.folder, "x")))
+        self.assertEqual(found["saves"], 2)
+        self.assertEqual(len(self.saved), 4)
+
+    def test_files(self):
+        files = disk.Folders(os.path.join(self.folder, "file"))
+        for _ in range(2):
+            with open(files.next(), "wb"):
+                pass
+        self.assertEqual(os.listdir(self.folder), [os.path.basename(files.last)])
+
+
 class Disk(unittest.TestCase):
     def test_the_fastest_way_counts(self):
         seconds = {(0, 1): 4.0, (0, 4): 2.0, (os.O_DIRECT, 1): 1.0}

@@ -9,6 +9,8 @@ import shutil
 import warnings
 from typing import Any, Callable, Iterator
 
+from cairn.bench import disk
+
 THREADS = 4
 
 Save = Callable[[dict, str], Any]
@@ -61,13 +63,14 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
         return save, kept.close
 
     def writer() -> tuple[Save, Callable[[], None]]:
-        kept: dict[str, Any] = {}
+        kept: dict[tuple, Any] = {}
 
         def save(state: dict, path: str) -> Any:
-            if path not in kept:  # a writer keeps the memory of its last save
+            names = tuple(state)
+            if names not in kept:  # a writer keeps the memory of its last save
                 kept.clear()
-                kept[path] = dcp.FileSystemWriter(path, thread_count=THREADS, cache_staged_state_dict=True)
-            return dcp.async_save(state, storage_writer=kept[path])
+                kept[names] = dcp.FileSystemWriter(path, thread_count=THREADS, cache_staged_state_dict=True)
+            return dcp.async_save(state, checkpoint_id=path, storage_writer=kept[names])
 
         return save, kept.clear
 
@@ -79,14 +82,14 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
         yield f"pinned memory, {THREADS} threads", writer
 
 
-def usable(device: str, size: int, state: dict, path: str, say: Callable[[str], None]) -> "tuple[str, Save, Callable[[], None]] | None":
+def usable(device: str, size: int, state: dict, folders: disk.Folders, say: Callable[[str], None]) -> "tuple[str, Save, Callable[[], None]] | None":
     """Returns the first way that can save twice; some versions of PyTorch cannot."""
     for name, make in tuned(device, size):
         close: Callable[[], None] = lambda: None  # noqa: E731
         try:
             save, close = make()
             for _ in range(2):
-                save(state, path).result()
+                save(state, folders.next()).result()
             return name, save, close
         except failures() as e:
             say(f"dcp.async_save with {name}: {e!r}")

@@ -9,7 +9,7 @@ import time
 import warnings
 from typing import Any, Callable, Optional
 
-from cairn.bench import peers
+from cairn.bench import disk, peers
 
 STATE = 2 << 30  # bytes of the state at most, so that a save takes a few seconds
 STEP = 0.03  # seconds of a step, about
@@ -77,7 +77,7 @@ class Steps:
 
         self.say("steps with saves by cairn")
         try:
-            return self.compare(cairn.torch.async_save, os.path.join(self.folder, "steps"))
+            return self.compare(cairn.torch.async_save, disk.Folders(os.path.join(self.folder, "steps")))
         finally:
             cairn.torch.close()
 
@@ -85,20 +85,21 @@ class Steps:
         import torch.distributed.checkpoint as dcp
 
         self.say("steps with saves by PyTorch")
-        path = os.path.join(self.folder, "steps-dcp")
-        name, save, close = peers.usable(self.device, self.bytes, self.state, path, self.say) or (
+        folders = disk.Folders(os.path.join(self.folder, "steps-dcp"))
+        name, save, close = peers.usable(self.device, self.bytes, self.state, folders, self.say) or (
             "as it comes", lambda state, to: dcp.async_save(state, checkpoint_id=to), lambda: None)
         try:
-            return {"by": name, **self.compare(save, path)}
+            return {"by": name, **self.compare(save, folders)}
         except peers.failures() as e:
             self.say(f"dcp.async_save with {name}: {e!r}")
             return None
         finally:
             close()
 
-    def compare(self, save: Callable[[dict, str], Any], path: str) -> dict[str, Any]:
+    def compare(self, save: Callable[[dict, str], Any], folders: disk.Folders) -> dict[str, Any]:
         """Runs blocks of steps with and without saves until the time is over."""
         for _ in range(2):
+            path = folders.next()
             begin = time.perf_counter()
             save(self.state, path).result()
             took = time.perf_counter() - begin
@@ -114,6 +115,7 @@ class Steps:
             turn += 1
             handle = None
             if saving:
+                path = folders.next()
                 begin = time.perf_counter()
                 handle = save(self.state, path)
                 stalls.append(time.perf_counter() - begin)

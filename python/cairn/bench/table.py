@@ -73,6 +73,17 @@ class Table:
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
+    def folders(self, name: str) -> disk.Folders:
+        return disk.Folders(self.path(name))
+
+    def durable(self, save: Callable[[str], Any], folders: disk.Folders, times: Optional[int] = None) -> None:
+        """Notes the rate of saves that return when their files are durable."""
+        def once() -> float:
+            path = folders.next()
+            return self.timed(lambda: save(path))
+
+        self.rate("durable_gbs", once, times)
+
     def loads(self, path: str, load: Callable[[], Any], times: Optional[int] = None) -> None:
         """Notes the memory of a load, and its rates with files out of the page cache and in it."""
         with memory.peak(self.row, self.before):
@@ -89,11 +100,12 @@ class Table:
         self.rate("load_cold_gbs", cold, times)
         self.rate("load_warm_gbs", warm, times)
 
-    def stalls(self, save: Callable[[dict, str], Any], path: str, times: Optional[int] = None) -> float:
+    def stalls(self, save: Callable[[dict, str], Any], folders: disk.Folders, times: Optional[int] = None) -> float:
         """Notes how long background saves stop training, and returns the median of the seconds until they were durable."""
         durable = []
 
         def stall() -> float:
+            path = folders.next()
             self.sync()
             begin = time.perf_counter()
             handle = save(self.state, path)
@@ -105,10 +117,12 @@ class Table:
         self.rate("stall_gbs", stall, times)
         return statistics.median(durable)
 
-    def small_stalls(self, save: Callable[[dict, str], Any], path: str) -> None:
+    def small_stalls(self, save: Callable[[dict, str], Any]) -> None:
         """Notes how long background saves of many small tensors stop training."""
         times = []
+        folders = self.folders("small")
         for _ in range(self.repeat + 2):
+            path = folders.next()
             self.sync()
             begin = time.perf_counter()
             handle = save(self.small, path)
@@ -166,45 +180,47 @@ class Table:
         """PyTorch's dcp.save, dcp.async_save and dcp.load as they come."""
         import torch.distributed.checkpoint as dcp
 
-        path = self.path("dcp")
+        folders = self.folders("dcp")
 
-        def save() -> None:
+        def save(path: str) -> None:
             dcp.save(self.state, checkpoint_id=path)
             disk.flush(path)
 
         def background(state: dict, to: str) -> Any:
             return dcp.async_save(state, checkpoint_id=to)
 
-        self.rate("durable_gbs", lambda: self.timed(save), min(2, self.repeat))
+        self.durable(save, folders, min(2, self.repeat))
         with peers.group(self.folder):
             try:
                 with memory.peak(self.row, self.before):
-                    background(self.state, path).result()
-                self.stalls(background, path, min(2, self.repeat))
-                self.small_stalls(background, self.path("small"))
+                    background(self.state, folders.next()).result()
+                self.stalls(background, folders, min(2, self.repeat))
+                self.small_stalls(background)
             except peers.failures() as e:  # some versions cannot
                 self.say(f"dcp.async_save: {e!r}")
+                save(folders.next())
+        path = folders.last
         self.loads(path, lambda: dcp.load(self.state, checkpoint_id=path), min(2, self.repeat))
 
     def tuned(self) -> None:
         """PyTorch with its fastest settings: threads, and pinned shared memory that it keeps."""
-        path = self.path("dcp")
+        folders = self.folders("dcp")
 
-        def save() -> None:
+        def save(path: str) -> None:
             peers.save_threads(self.state, path)
             disk.flush(path)
 
-        self.rate("durable_gbs", lambda: self.timed(save), min(2, self.repeat))
+        self.durable(save, folders, min(2, self.repeat))
         with peers.group(self.folder):
             with memory.peak(self.row, self.before):
-                found = peers.usable(self.device, self.bytes, self.state, path, self.say)
+                found = peers.usable(self.device, self.bytes, self.state, folders, self.say)
             if found is None:
                 return
             name, background, close = found
             self.row["stall_by"] = name
             try:
-                self.stalls(background, path, min(2, self.repeat))
-                self.small_stalls(background, self.path("small"))
+                self.stalls(background, folders, min(2, self.repeat))
+                self.small_stalls(background)
             except peers.failures() as e:
                 self.say(f"dcp.async_save with {name}: {e!r}")
             finally:
@@ -213,36 +229,38 @@ class Table:
     def safetensors(self) -> None:
         from safetensors.torch import load_file, save_file
 
-        path = self.path("st.safetensors")
+        files = self.folders("st.safetensors")
 
-        def save() -> None:
+        def save(path: str) -> None:
             save_file(self.state, path)
             disk.flush(path)
 
         def load() -> None:
-            for name, t in load_file(path, device=self.device).items():
+            for name, t in load_file(files.last, device=self.device).items():
                 self.state[name].copy_(t)
 
         with memory.peak(self.row, self.before):
-            save()
-        self.rate("durable_gbs", lambda: self.timed(save), min(2, self.repeat))
-        self.loads(path, load, min(2, self.repeat))
+            save(files.next())
+        self.durable(save, files, min(2, self.repeat))
+        self.loads(files.last, load, min(2, self.repeat))
 
     def cairn(self) -> None:
         import cairn.torch
 
-        path = self.path("cairn")
+        folders = self.folders("cairn")
         self.row["import_ms"] = 1e3 * min(import_seconds() for _ in range(3))
         try:
+            path = folders.next()
             self.sync()
             begin = time.perf_counter()
             handle = cairn.torch.async_save(self.state, path)
             self.row["first_stall_gbs"] = self.bytes / 1e9 / (time.perf_counter() - begin)
             handle.result()
             with memory.peak(self.row, self.before):
-                cairn.torch.async_save(self.state, path).result()
-            self.row["durable_gbs"] = self.bytes / 1e9 / self.stalls(cairn.torch.async_save, path)
-            self.small_stalls(cairn.torch.async_save, self.path("small"))
+                cairn.torch.async_save(self.state, folders.next()).result()
+            self.row["durable_gbs"] = self.bytes / 1e9 / self.stalls(cairn.torch.async_save, folders)
+            self.small_stalls(cairn.torch.async_save)
+            path = folders.last
             self.loads(path, lambda: cairn.torch.load(self.state, path))
         finally:
             cairn.torch.close()
