@@ -229,8 +229,12 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 		}
 		return nil
 	}
+	parts, vectored := x.m.(group.PartSender)
 	send := func(ctx context.Context) error {
 		return each(x.at, a.from, func(rank int, b batch, spare *room) error {
+			if runs, ok := b.runs(spare); ok && vectored {
+				return parts.SendParts(ctx, rank, tag, runs)
+			}
 			mem, err := b.pack(spare)
 			if err != nil {
 				return err
@@ -314,6 +318,7 @@ func must[T any](v T, err error) T {
 type room struct {
 	mem     []byte
 	release func()
+	runs    [][]byte
 }
 
 // get returns n bytes. They are valid until the next call.
@@ -344,6 +349,23 @@ func (b batch) memory(spare *room) (mem []byte, own bool) {
 		n += t.NumBytes()
 	}
 	return spare.get(n), false
+}
+
+// shortestRun is the least number of contiguous bytes that are sent from the memory of a
+// tensor. Shorter ones are copied: a system call for many pieces of memory costs as much.
+const shortestRun = 1 << 10
+
+// runs returns the memory of the elements in order, unless it has short pieces. It is valid
+// until the next call with the same room.
+func (b batch) runs(spare *room) ([][]byte, bool) {
+	spare.runs = spare.runs[:0]
+	for _, t := range b {
+		var ok bool
+		if spare.runs, ok = t.AppendRuns(spare.runs, min(shortestRun, t.NumBytes())); !ok {
+			return nil, false
+		}
+	}
+	return spare.runs, true
 }
 
 // pack returns the elements: in their own memory if that is contiguous, or in spare

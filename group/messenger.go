@@ -61,6 +61,13 @@ type Messenger interface {
 	RecvInto(ctx context.Context, from, tag int, b []byte) error
 }
 
+// PartSender is a capability of a [Messenger] that sends a message from several places in
+// memory without copying it first.
+type PartSender interface {
+	// SendParts is [Messenger.Send] of the parts, one behind the other, as one message.
+	SendParts(ctx context.Context, to, tag int, parts [][]byte) error
+}
+
 // Ends reports whether a rank that is gone ends the messages of rank me with
 // peer at once. It is for implementations of [Messenger].
 func (e *Error) Ends(me, peer int) bool {

@@ -353,6 +353,42 @@ func (t *Tensor) Bytes() ([]byte, bool) {
 	return t.memory()[:n:n], true
 }
 
+// AppendRuns appends the memory of t itself to runs: all elements in row-major order, in
+// slices as long as the elements follow each other. It returns false, and appends nothing,
+// if a slice would have fewer than least bytes, and for placeholders. Writing to the slices
+// writes to the tensor.
+func (t *Tensor) AppendRuns(runs [][]byte, least int64) ([][]byte, bool) {
+	size, run, outer := t.size(), int64(1), len(t.shape)
+	for outer > 0 && (t.shape[outer-1] == 1 || t.strides[outer-1] == run) {
+		outer--
+		run *= t.shape[outer]
+	}
+	switch {
+	case t.placeholder:
+		return runs, false
+	case t.NumElements() == 0:
+		return runs, true
+	case run*size < least:
+		return runs, false
+	}
+	index := make([]int64, outer)
+	for at := t.offset; ; {
+		runs = append(runs, t.data[at*size:(at+run)*size:(at+run)*size])
+		d := outer - 1
+		for ; d >= 0; d-- {
+			at += t.strides[d]
+			if index[d]++; index[d] < t.shape[d] {
+				break
+			}
+			at -= t.shape[d] * t.strides[d]
+			index[d] = 0
+		}
+		if d < 0 {
+			return runs, true
+		}
+	}
+}
+
 // Contents returns the elements as contiguous little-endian bytes: t's own
 // memory if t is contiguous, a copy otherwise. Do not write to the bytes. The copy of
 // an expanded view repeats its elements.

@@ -146,12 +146,20 @@ func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	return g.host.mail.send(g.waiter(ctx, group.OpSend, to), g.lane(to, tag), b)
 }
 
+// SendParts implements [group.PartSender].
+func (g *Group) SendParts(ctx context.Context, to, tag int, parts [][]byte) error {
+	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
+		return err
+	}
+	return g.host.mail.send(g.waiter(ctx, group.OpSend, to), g.lane(to, tag), parts...)
+}
+
 // Recv returns the next message that rank from sends to this one with tag.
 func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
 		return nil, err
 	}
-	return g.host.mail.recv(g.waiter(ctx, group.OpRecv, from), g.lane(from, tag))
+	return g.host.mail.recv(g.waiter(ctx, group.OpRecv, from), g.lane(from, tag), false)
 }
 
 // RecvInto is Recv into b.
@@ -185,15 +193,18 @@ const valueTag = math.MaxInt
 
 func (v values) lane(rank int) lane { return lane{group: v.group, peer: rank, tag: valueTag} }
 
-// Send sends b to rank to.
-func (v values) Send(ctx context.Context, to int, b []byte) error {
-	return v.mail.send(waiter{op: group.OpSend, peer: to, ctx: ctx}, v.lane(to), b)
+// Send sends the parts to rank to, as one message.
+func (v values) Send(ctx context.Context, to int, parts ...[]byte) error {
+	return v.mail.send(waiter{op: group.OpSend, peer: to, ctx: ctx}, v.lane(to), parts...)
 }
 
 // Recv returns the next message from rank from.
 func (v values) Recv(ctx context.Context, from int) ([]byte, error) {
-	return v.mail.recv(waiter{op: group.OpRecv, peer: from, ctx: ctx}, v.lane(from))
+	return v.mail.recv(waiter{op: group.OpRecv, peer: from, ctx: ctx}, v.lane(from), true)
 }
+
+// Release takes back a message that Recv returned.
+func (values) Release(b []byte) { recycle(b) }
 
 // Close drops the values that were not received, and those that arrive later.
 func (v values) Close() { v.mail.discard(v.group) }

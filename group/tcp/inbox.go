@@ -264,7 +264,7 @@ func skip(l frame, size int, fill func([]byte) (int, error), from *mailConn) err
 		left -= k
 	}
 	if from != nil {
-		from.send((&frame{kind: frameGrant, lane: l.lane, n: charge(l.first, size)}).encode(true))
+		from.send((&frame{kind: frameGrant, lane: l.lane, n: charge(l.first, size)}).encode())
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (m *mail) grant(n *inLane) {
 		owed := n.owed
 		n.owed = 0
 		if n.from != nil {
-			n.from.send((&frame{kind: frameGrant, lane: n.lane, n: owed}).encode(true))
+			n.from.send((&frame{kind: frameGrant, lane: n.lane, n: owed}).encode())
 		} else if o := m.out[n.lane]; o != nil { // from this rank itself
 			m.giveBack(n.lane, o, owed)
 		}
@@ -294,14 +294,16 @@ func (m *mail) grant(n *inLane) {
 type recvCall struct {
 	sized   bool   // RecvInto
 	into    []byte // its memory
+	scratch bool   // the caller recycles the message
 	leaving bool   // it must end without a message; guarded by mail.mu
 	got     []byte // set before done is closed
 	done    chan struct{}
 }
 
-// recv returns the next message of a lane in new memory.
-func (m *mail) recv(w waiter, l lane) ([]byte, error) {
-	c := &recvCall{done: make(chan struct{})}
+// recv returns the next message of a lane in new memory. If scratch is set, the caller
+// recycles it.
+func (m *mail) recv(w waiter, l lane, scratch bool) ([]byte, error) {
+	c := &recvCall{scratch: scratch, done: make(chan struct{})}
 	if err := m.await(w, l, c); err != nil {
 		return nil, err
 	}
@@ -353,9 +355,6 @@ const (
 	// maxCopied bounds the bytes that are copied at once: of a piece that is sent, and
 	// of a piece that arrives before a call waits for it.
 	maxCopied = 128 << 10
-	// pageSize is the size of the buffers that are reused: for a frame with maxCopied
-	// bytes.
-	pageSize = maxCopied + 64
 	// minPart is the smallest buffer that is allocated for bytes that have not arrived.
 	minPart = 4 << 10
 	// trust bounds the memory that is allocated for an announced message: at most
@@ -363,20 +362,46 @@ const (
 	trust = 4
 )
 
-var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
+// The buffers that are reused have pageStep bytes, or up to maxPages times as many: enough for
+// a frame with maxCopied bytes, and for a value of a collective call. Each has pageHead bytes
+// more for a head.
+const (
+	pageStep = 32 << 10
+	pageHead = 64
+	maxPages = 8
+)
 
-// newPart returns a buffer for at least n bytes. The largest ones come from the pages.
-func newPart(n int) []byte {
-	if n > pageSize/4 && n <= pageSize {
-		return pages.Get().(*[pageSize]byte)[:0]
+// pages[i] has buffers of i+1 times pageStep bytes.
+var pages [maxPages]sync.Pool
+
+// pageClass returns the index in pages of buffers for n bytes, or -1 if such buffers are not
+// reused.
+func pageClass(n int) int {
+	i := (n - pageHead + pageStep - 1) / pageStep
+	if n <= pageStep || i > maxPages {
+		return -1
 	}
-	return make([]byte, 0, n)
+	return max(i, 1) - 1
+}
+
+// newPart returns a buffer for at least n bytes. Large ones come from the pages.
+func newPart(n int) []byte {
+	i := pageClass(n)
+	if i < 0 {
+		return make([]byte, 0, n)
+	}
+	if b, ok := pages[i].Get().(*[]byte); ok {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, (i+1)*pageStep+pageHead)
 }
 
 // recycle takes back a buffer that newPart has made and that is not needed any more.
 func recycle(b []byte) {
-	if cap(b) == pageSize {
-		pages.Put((*[pageSize]byte)(b[:pageSize]))
+	i := pageClass(cap(b))
+	if i >= 0 && cap(b) == (i+1)*pageStep+pageHead {
+		b = b[:0]
+		pages[i].Put(&b)
 	}
 }
 
@@ -443,6 +468,8 @@ func (g *message) place() {
 	case len(g.parts) == 1 && len(g.parts[0]) == g.total && cap(g.parts[0]) <= 2*g.total:
 		g.dest, g.parts = g.parts[0], nil
 		return
+	case g.call.scratch:
+		g.dest = newPart(g.total)[:g.total]
 	default:
 		g.dest = make([]byte, g.total)
 	}

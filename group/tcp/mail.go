@@ -355,16 +355,24 @@ type sendCall struct {
 	lane lane
 	out  *outLane
 	wire *mailConn // nil: the receiver is this rank itself
+
+	parts   [][]byte // the message
+	total   int      // its bytes
+	at, off int      // the next byte to send is parts[at][off]
+	body    [][]byte // of the piece that is sent
 }
 
-// send sends a message in pieces, as the receiver has room.
-func (m *mail) send(w waiter, l lane, b []byte) error {
-	s := &sendCall{waiter: w, mail: m, lane: l}
+// send sends the parts as one message, in pieces, as the receiver has room.
+func (m *mail) send(w waiter, l lane, parts ...[]byte) error {
+	s := &sendCall{waiter: w, mail: m, lane: l, parts: parts}
+	for _, p := range parts {
+		s.total += len(p)
+	}
 	if w.ctx.Err() != nil {
 		return s.ended()
 	}
-	if limit := m.limit(l); len(b) > limit {
-		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", len(b), limit, group.ErrInvalid))
+	if limit := m.limit(l); s.total > limit {
+		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", s.total, limit, group.ErrInvalid))
 	}
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
@@ -378,29 +386,29 @@ func (m *mail) send(w waiter, l lane, b []byte) error {
 		return err
 	}
 	defer func() { s.out.turn <- struct{}{} }()
-	if s.borrows(len(b)) {
+	if s.borrows() {
 		defer context.AfterFunc(w.ctx, func() { s.wire.stop(s) })()
 	}
-	return s.pieces(b)
+	return s.pieces()
 }
 
-// borrows reports whether a message of n bytes is written from the caller's memory. TLS
-// copies it anyway, and cannot be interrupted while it writes.
-func (s *sendCall) borrows(n int) bool {
-	return s.wire != nil && n > maxEager && s.mail.host.cfg.TLS == nil
+// borrows reports whether the message is written from the caller's memory. TLS copies it
+// anyway, and cannot be interrupted while it writes.
+func (s *sendCall) borrows() bool {
+	return s.wire != nil && s.total > maxEager && s.mail.host.cfg.TLS == nil
 }
 
-// pieces sends a message in pieces. If it cannot send the rest of a message, it gives
+// pieces sends the message in pieces. If it cannot send the rest of a message, it gives
 // the message up.
-func (s *sendCall) pieces(b []byte) error {
+func (s *sendCall) pieces() error {
 	most := maxCopied
-	if s.borrows(len(b)) {
+	if s.borrows() {
 		most = maxPiece
 	}
-	for off, begun := 0, false; !begun || off < len(b); begun = true {
-		n, err := s.room(!begun, min(len(b)-off, most))
+	for off, begun := 0, false; !begun || off < s.total; begun = true {
+		n, err := s.room(!begun, min(s.total-off, most))
 		if err == nil {
-			err = s.put(frame{kind: framePiece, lane: s.lane, first: !begun, total: len(b), body: b[off : off+n]})
+			err = s.put(frame{kind: framePiece, lane: s.lane, first: !begun, total: s.total}, n)
 		}
 		if err != nil {
 			if begun {
@@ -411,6 +419,23 @@ func (s *sendCall) pieces(b []byte) error {
 		off += n
 	}
 	return nil
+}
+
+// cut takes the next n bytes from the parts.
+func (s *sendCall) cut(n int) [][]byte {
+	s.body = s.body[:0]
+	for n > 0 {
+		p := s.parts[s.at]
+		k := min(n, len(p)-s.off)
+		if k > 0 {
+			s.body = append(s.body, p[s.off:s.off+k])
+		}
+		n -= k
+		if s.off += k; s.off == len(p) {
+			s.at, s.off = s.at+1, 0
+		}
+	}
+	return s.body
 }
 
 // room waits for room for a piece of up to want bytes and returns the number of bytes.
@@ -427,35 +452,36 @@ func (s *sendCall) room(first bool, want int) (int, error) {
 	return 0, s.ended()
 }
 
-// put sends a piece. If it returns an error, no byte of the piece was sent.
-func (s *sendCall) put(l frame) error {
+// put sends a piece of n bytes. If it returns an error, no byte of the piece was sent.
+func (s *sendCall) put(l frame, n int) error {
+	body := s.cut(n)
 	switch {
 	case s.wire == nil:
 		// Frames of this rank to itself are well formed.
-		return s.mail.deliver(l, len(l.body), bytes.NewReader(l.body).Read, nil)
-	case !s.borrows(l.total):
-		if !s.wire.send(l.encode(true)) {
+		return s.mail.deliver(l, n, bytes.NewReader(bytes.Join(body, nil)).Read, nil)
+	case !s.borrows():
+		if !s.wire.send(l.encode(body...)) {
 			return s.wait(nil, nil) // one of the two ranks closes, or is lost
 		}
 		return nil
 	}
-	err := s.write(l)
+	err := s.write(l, n, body)
 	if err != nil {
 		s.mail.mu.Lock()
 		defer s.mail.mu.Unlock()
-		s.mail.giveBack(s.lane, s.out, charge(l.first, len(l.body)))
+		s.mail.giveBack(s.lane, s.out, charge(l.first, n))
 	}
 	return err
 }
 
 // write writes a piece from the caller's memory, which it does not use after it has
 // returned.
-func (s *sendCall) write(l frame) error {
+func (s *sendCall) write(l frame, n int, body [][]byte) error {
 	w := s.wire
 	if err := s.wait(w.turn, w.ended); err != nil {
 		return err
 	}
-	_, err := w.push(s, l.encode(false), l.body)
+	_, err := w.push(s, l.encodeHead(make([]byte, 0, prefix+maxHead), n), body)
 	w.turn <- struct{}{}
 	if errors.Is(err, errQuit) {
 		return s.wait(nil, nil) // the pieces that were sent before stay valid
@@ -470,7 +496,7 @@ func (s *sendCall) write(l frame) error {
 // giveUp ends an incomplete message, so that the receiver drops it.
 func (s *sendCall) giveUp() {
 	if s.wire != nil {
-		s.wire.send((&frame{kind: frameDrop, lane: s.lane}).encode(true))
+		s.wire.send((&frame{kind: frameDrop, lane: s.lane}).encode())
 		return
 	}
 	_ = s.mail.drop(s.lane) // fails only if the message has not begun

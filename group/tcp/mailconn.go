@@ -8,7 +8,6 @@ import (
 	"math"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -97,7 +96,7 @@ func (w *mailConn) leave() {
 // that frame, which ends the reader here. If this end closed it, the other end could
 // fail before it reads the frame. The lock is held.
 func (w *mailConn) queueQuit() {
-	w.queue = append(w.queue, (&frame{kind: frameQuit}).encode(true))
+	w.queue = append(w.queue, (&frame{kind: frameQuit}).encode())
 	w.last = true
 	w.signal()
 }
@@ -108,7 +107,7 @@ func (w *mailConn) write(f *conn) {
 	cfg := &w.mail.host.cfg
 	beat := time.NewTicker(cfg.Timeout / 4)
 	defer beat.Stop()
-	alive := (&frame{kind: frameAlive}).encode(true)
+	alive := (&frame{kind: frameAlive}).encode()
 	for {
 		select {
 		case <-w.wake:
@@ -124,7 +123,7 @@ func (w *mailConn) write(f *conn) {
 		case <-w.ended:
 			return
 		}
-		last, err := w.push(nil)
+		last, err := w.push(nil, nil, nil)
 		if last && err == nil {
 			err = f.CloseWrite()
 		}
@@ -141,14 +140,18 @@ func (w *mailConn) write(f *conn) {
 // push writes the queued frames and then the head and body of a piece of s, unless s is
 // nil. If s is stopped meanwhile, the rest of the piece is copied and queued. The caller
 // has taken the turn. push reports whether nothing more will be queued.
-func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
+func (w *mailConn) push(s *sendCall, head []byte, body [][]byte) (last bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil || w.last && s != nil {
 		return true, errQuit
 	}
 	frames := w.queue
-	bufs := append(net.Buffers(slices.Clone(frames)), piece...)
+	bufs := make(net.Buffers, 0, len(frames)+1+len(body))
+	bufs = append(bufs, frames...)
+	if s != nil {
+		bufs = append(append(bufs, head), body...)
+	}
 	w.queue, w.writer = nil, s
 	last = w.last
 	if s == nil || s.ctx.Err() == nil {
@@ -159,7 +162,7 @@ func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 	}
 	w.writer = nil
 	if s != nil && s.ctx.Err() != nil {
-		return last, w.keep(bufs, err)
+		return last, w.keep(bufs, len(body), err)
 	}
 	for _, b := range frames {
 		recycle(b)
@@ -167,9 +170,9 @@ func (w *mailConn) push(s *sendCall, piece ...[]byte) (last bool, err error) {
 	return last, err
 }
 
-// keep queues the rest of bufs, the last of which is memory of a call, after writing
-// has ended with err. The lock is held.
-func (w *mailConn) keep(bufs net.Buffers, err error) error {
+// keep queues the rest of bufs, the last borrowed of which are memory of a call, after
+// writing has ended with err. The lock is held.
+func (w *mailConn) keep(bufs net.Buffers, borrowed int, err error) error {
 	if w.stopped {
 		w.stopped = false
 		_ = w.conn.SetWriteDeadline(time.Time{}) // if it is closed, the next write fails
@@ -178,7 +181,8 @@ func (w *mailConn) keep(bufs net.Buffers, err error) error {
 		}
 	}
 	if n := len(bufs); n > 0 {
-		bufs[n-1] = bytes.Clone(bufs[n-1])
+		own := max(0, n-borrowed)
+		bufs = append(bufs[:own], bytes.Join(bufs[own:], nil))
 		w.queue = append(bufs, w.queue...)
 		w.signal()
 	}
@@ -299,25 +303,35 @@ type lane struct {
 type frame struct {
 	kind  frameKind
 	lane  lane
-	total int  // framePiece: bytes of the message
-	first bool // framePiece: the message begins
-	n     int  // frameGrant
-	body  []byte
+	total int    // framePiece: bytes of the message
+	first bool   // framePiece: the message begins
+	n     int    // frameGrant
+	body  []byte // of a decoded framePiece
 }
 
-// encode returns the frame with its length before it, as it is sent. If whole is false,
-// the body is left out, but the length includes it.
-func (l *frame) encode(whole bool) []byte {
-	const prefix = 4
-	room := prefix + maxHead
-	if whole {
-		room += len(l.body)
+// encode returns the frame with its length before it and its body behind it, as it is
+// sent.
+func (l *frame) encode(body ...[]byte) []byte {
+	n := 0
+	for _, p := range body {
+		n += len(p)
 	}
-	b := l.appendHead(append(newPart(room), 0, 0, 0, 0))
-	binary.LittleEndian.PutUint32(b, uint32(len(b)-prefix+len(l.body)))
-	if whole {
-		b = append(b, l.body...)
+	b := l.encodeHead(newPart(prefix+maxHead+n), n)
+	for _, p := range body {
+		b = append(b, p...)
 	}
+	return b
+}
+
+// prefix is the size of the length before a frame.
+const prefix = 4
+
+// encodeHead appends the frame to b, with its length before it, but without its body of n
+// bytes.
+func (l *frame) encodeHead(b []byte, n int) []byte {
+	at := len(b)
+	b = l.appendHead(append(b, 0, 0, 0, 0))
+	binary.LittleEndian.PutUint32(b[at:], uint32(len(b)-at-prefix+n))
 	return b
 }
 

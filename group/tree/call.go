@@ -378,19 +378,15 @@ func (c *call) stream(ctx context.Context) bool {
 	return !failed.Load()
 }
 
-// pieces are buffers for the pieces that ranks send.
-var pieces = sync.Pool{New: func() any { return new([]byte) }}
-
 // sendPieces sends values piece by piece, and reports whether it could.
 func (c *call) sendPieces(ctx context.Context, values []labelled) bool {
-	buf := pieces.Get().(*[]byte)
-	defer pieces.Put(buf)
+	var head []byte
 	for _, v := range values {
 		to := c.route(v.rank, nil)
 		for off := 0; off == 0 || off < len(v.value); off += maxPiece {
 			p := piece{c.number, v.rank, len(v.value), off, v.value[off:min(off+maxPiece, len(v.value))]}
-			*buf = p.append((*buf)[:0])
-			if !c.pass(ctx, to, *buf) {
+			head = p.appendHead(head[:0])
+			if !c.pass(ctx, to, head, p.body) {
 				return false
 			}
 		}
@@ -409,10 +405,12 @@ func (c *call) relay(ctx context.Context, from *neighbour, values int) {
 			p, err = decodePiece(b)
 		}
 		if err == nil && p.number < c.number {
+			t.values.Release(b)
 			continue // left over from a call that failed
 		}
+		kept := false
 		if err == nil {
-			err = c.take(p)
+			kept, err = c.take(p)
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -426,15 +424,21 @@ func (c *call) relay(ctx context.Context, from *neighbour, values int) {
 		if p.offset+len(p.body) == p.total {
 			values--
 		}
+		if !kept {
+			t.values.Release(b)
+		}
 	}
 }
 
 // pass sends a piece to neighbours, and reports whether it could.
-func (c *call) pass(ctx context.Context, to []*neighbour, b []byte) bool {
+func (c *call) pass(ctx context.Context, to []*neighbour, parts ...[]byte) bool {
+	if len(to) == 1 {
+		return c.team.values.Send(ctx, to[0].peer, parts...) == nil
+	}
 	errs := make([]error, len(to))
 	var wg sync.WaitGroup
 	for i, nb := range to {
-		send := func() { errs[i] = c.team.values.Send(ctx, nb.peer, b) }
+		send := func() { errs[i] = c.team.values.Send(ctx, nb.peer, parts...) }
 		if i < len(to)-1 {
 			wg.Go(send)
 		} else {
@@ -445,22 +449,23 @@ func (c *call) pass(ctx context.Context, to []*neighbour, b []byte) bool {
 	return !slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 }
 
-// take checks a piece, and adds it to its value if that is for this rank.
-func (c *call) take(p piece) error {
+// take checks a piece, and adds it to its value if that is for this rank. kept reports
+// whether the memory of the piece is the memory of the value now.
+func (c *call) take(p piece) (kept bool, err error) {
 	t := c.team
 	t.node.mu.Lock()
 	defer t.node.mu.Unlock()
 	if p.number > c.number || p.label >= t.ranks.size() || p.total > t.node.opts.MaxValue {
-		return fmt.Errorf("piece of %d bytes of rank %d in call %d: %w", p.total, p.label, p.number, errProtocol)
+		return false, fmt.Errorf("piece of %d bytes of rank %d in call %d: %w", p.total, p.label, p.number, errProtocol)
 	}
 	if c.decided || !c.isMine(p.label) {
-		return nil
+		return false, nil
 	}
 	if err := c.keep(p); err != nil {
-		return err
+		return false, err
 	}
 	c.settle()
-	return nil
+	return len(p.body) == p.total, nil
 }
 
 // keep adds a piece to its value.

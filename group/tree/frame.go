@@ -141,13 +141,14 @@ type piece struct {
 	body   []byte
 }
 
-func (p *piece) append(b []byte) []byte {
+// appendHead appends the piece without its body.
+func (p *piece) appendHead(b []byte) []byte {
 	w := wire.Writer{B: b}
 	w.Uvarint(p.number)
 	w.Uvarint(uint64(p.label))
 	w.Uvarint(uint64(p.total))
 	w.Uvarint(uint64(p.offset))
-	return append(w.B, p.body...)
+	return w.B
 }
 
 // decodePiece takes a piece apart. Its body refers to b.

@@ -231,8 +231,12 @@ type Network interface {
 // contract is that of [group.Messenger] for one tag, except that a call need not
 // notice that a rank is gone: its context ends then.
 type Values interface {
-	Send(ctx context.Context, to int, b []byte) error
+	// Send sends the parts, one behind the other, as one message.
+	Send(ctx context.Context, to int, parts ...[]byte) error
 	Recv(ctx context.Context, from int) ([]byte, error)
+	// Release takes back the memory of a message that Recv returned and that the caller
+	// does not need any more. It need not be called.
+	Release(b []byte)
 	// Close drops what was not received, and what comes later.
 	Close()
 }

@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -84,12 +85,19 @@ type memoryValues struct {
 	tag int
 }
 
-func (v memoryValues) Send(ctx context.Context, to int, b []byte) error {
-	return v.g.Send(ctx, to, v.tag, b)
+func (v memoryValues) Send(ctx context.Context, to int, parts ...[]byte) error {
+	return v.g.Send(ctx, to, v.tag, bytes.Join(parts, nil))
 }
 
 func (v memoryValues) Recv(ctx context.Context, from int) ([]byte, error) {
 	return v.g.Recv(ctx, from, v.tag)
+}
+
+// Release overwrites the message, so that a test notices if it is still used.
+func (v memoryValues) Release(b []byte) {
+	for i := range b {
+		b[i] = 0xdd
+	}
 }
 
 func (v memoryValues) Close() {}

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -489,16 +490,19 @@ func (r *treeRank) valueConn(rank int) (*valueConn, error) {
 	return nil, fmt.Errorf("no connection for values with rank %d: %w", rank, io.ErrClosedPipe)
 }
 
-// Send hands b to a neighbour.
-func (r *treeRank) Send(_ context.Context, to int, b []byte) error {
+// Send hands the parts to a neighbour.
+func (r *treeRank) Send(_ context.Context, to int, parts ...[]byte) error {
 	c, err := r.valueConn(to)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return counted{c.Conn, r}.WriteFrame(b)
+	return counted{c.Conn, r}.WriteFrame(bytes.Join(parts, nil))
 }
+
+// Release does nothing.
+func (r *treeRank) Release([]byte) {}
 
 // Recv returns the next message of a neighbour.
 func (r *treeRank) Recv(_ context.Context, from int) ([]byte, error) {
