@@ -288,6 +288,9 @@ func noneOf(problems []error, folders int) error {
 	if len(problems) > 0 { // their saves are over and will never be complete
 		return fmt.Errorf("%w (folders searched: %d, with a part of a checkpoint: %d): %v", ErrNotFound, folders, len(problems), problems[0])
 	}
+	if folders == 0 {
+		return fmt.Errorf("%w: there is no such folder", ErrNotFound)
+	}
 	return fmt.Errorf("%w (folders searched: %d)", ErrNotFound, folders)
 }
 

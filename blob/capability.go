@@ -89,6 +89,14 @@ type Sweeper interface {
 	SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error)
 }
 
+// TempFinder is a capability of stores in which a folder may have Temps and no objects, so
+// that [Folders] does not return it.
+type TempFinder interface {
+	// TempFolders returns the folders below dir, at any depth, in which there are Temps:
+	// in order, each once, and without dir. The empty dir is the root.
+	TempFolders(ctx context.Context, dir string) ([]string, error)
+}
+
 // Lock is a lock that was found in a store.
 type Lock struct {
 	Name string

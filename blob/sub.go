@@ -15,6 +15,7 @@ var (
 	_ Wrapper      = (*Sub)(nil)
 	_ FolderLister = (*Sub)(nil)
 	_ Sweeper      = (*Sub)(nil)
+	_ TempFinder   = (*Sub)(nil)
 	_ Locker       = (*Sub)(nil)
 	_ Knower       = (*Sub)(nil)
 	_ Cooler       = (*Sub)(nil)
@@ -224,6 +225,16 @@ func (s *Sub) SweepTemp(ctx context.Context, dir string, olderThan time.Duration
 	}
 	n, err := w.SweepTemp(ctx, s.dir(dir), olderThan)
 	return n, s.shown("sweep", dir, err)
+}
+
+// TempFolders implements [TempFinder].
+func (s *Sub) TempFolders(ctx context.Context, dir string) ([]string, error) {
+	f, ok := As[TempFinder](s.inner)
+	if !ok {
+		return nil, nil
+	}
+	out, err := f.TempFolders(ctx, s.dir(dir))
+	return out, s.shown("sweep", dir, err)
 }
 
 // TryLock implements [Locker].

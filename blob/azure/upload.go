@@ -110,20 +110,13 @@ func (v *service) discard(ctx context.Context, key string) error {
 
 // Uploads lists the objects of a folder, because the service has no list of what is not
 // committed only. Such objects are empty.
-func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.PendingUpload, string, error) {
-	opts := &container.ListBlobsHierarchyOptions{Prefix: &prefix, Include: container.ListBlobsInclude{UncommittedBlobs: true}}
-	if token != "" {
-		opts.Marker = &token
-	}
-	r, err := v.client.NewListBlobsHierarchyPager("/", opts).NextPage(remote.Expect(ctx, listKind))
+func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {
+	items, next, err := v.listUncommitted(ctx, prefix, deep, token)
 	if err != nil {
-		return nil, "", explain(err)
-	}
-	if r.Segment == nil {
-		return nil, "", errNoList
+		return nil, "", err
 	}
 	var page []remote.PendingUpload
-	for _, b := range r.Segment.BlobItems {
+	for _, b := range items {
 		if b.Name == nil || b.Properties == nil {
 			return nil, "", errNoList
 		}
@@ -143,7 +136,35 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 		}
 		page = append(page, u)
 	}
-	return page, deref(r.NextMarker), nil
+	return page, next, nil
+}
+
+// listUncommitted lists the objects of a folder, and those below it if deep is true,
+// including objects that are not committed.
+func (v *service) listUncommitted(ctx context.Context, prefix string, deep bool, token string) ([]*container.BlobItem, string, error) {
+	var marker *string
+	if token != "" {
+		marker = &token
+	}
+	include := container.ListBlobsInclude{UncommittedBlobs: true}
+	if deep {
+		r, err := v.client.NewListBlobsFlatPager(&container.ListBlobsFlatOptions{Prefix: &prefix, Marker: marker, Include: include}).NextPage(remote.Expect(ctx, listKind))
+		switch {
+		case err != nil:
+			return nil, "", explain(err)
+		case r.Segment == nil:
+			return nil, "", errNoList
+		}
+		return r.Segment.BlobItems, deref(r.NextMarker), nil
+	}
+	r, err := v.client.NewListBlobsHierarchyPager("/", &container.ListBlobsHierarchyOptions{Prefix: &prefix, Marker: marker, Include: include}).NextPage(remote.Expect(ctx, listKind))
+	switch {
+	case err != nil:
+		return nil, "", explain(err)
+	case r.Segment == nil:
+		return nil, "", errNoList
+	}
+	return r.Segment.BlobItems, deref(r.NextMarker), nil
 }
 
 func (v *service) AbortUpload(ctx context.Context, u remote.PendingUpload) error {

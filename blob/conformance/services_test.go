@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -154,6 +155,25 @@ func testDeadWriters(t *testing.T, s *remote.Store, piece int) {
 	temps, err := s.Temps(t.Context(), "run")
 	if err != nil || len(temps) != 1 || !strings.HasPrefix(temps[0].Name, "run/"+blob.Reserved+"dead") || time.Since(temps[0].ModTime).Abs() > time.Minute {
 		t.Fatalf("Temps = %+v, %v; want the upload of run/dead", temps, err)
+	}
+	if temps[0].Size != int64(2*piece) {
+		t.Errorf("the upload has %d bytes; want those of its two parts, %d", temps[0].Size, 2*piece)
+	}
+	run, err := blob.NewSub(s, "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		s    blob.Store
+		dir  string
+		want []string
+	}{
+		{s, "", []string{"run", "run/step"}}, {s, "run", []string{"step"}}, {s, "run/step", nil}, {run, "", []string{"step"}},
+	} {
+		finder, _ := blob.As[blob.TempFinder](c.s)
+		if got, err := finder.TempFolders(t.Context(), c.dir); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("TempFolders(%q) of %s = %q, %v; want %q", c.dir, c.s, got, err, c.want)
+		}
 	}
 	if n, err := s.SweepTemp(t.Context(), "run", time.Hour); n != 0 || err != nil {
 		t.Errorf("SweepTemp of what is an hour old = %d, %v; want 0", n, err)

@@ -184,12 +184,17 @@ func (v *service) removeAll(ctx context.Context, keys []string) error {
 }
 
 // Uploads returns the uploads of which there are temporary objects in the folder prefix.
-// The time is that of the latest one, so that an upload that goes on is not old.
-func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.PendingUpload, string, error) {
+// The time is that of the latest one, so that an upload that goes on is not old. With deep,
+// it lists all objects below prefix, because only the last elements of the keys of temporary
+// objects tell them apart.
+func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {
+	if !deep {
+		prefix += blob.Reserved
+	}
 	var out []remote.PendingUpload
 	var seen remote.PageTokens
 	for {
-		page, next, err := v.List(ctx, prefix+blob.Reserved, token)
+		page, next, err := v.List(ctx, prefix, token)
 		if err != nil {
 			return nil, "", err
 		}

@@ -44,9 +44,9 @@ type Service interface {
 	// not exist.
 	Remove(ctx context.Context, keys []string) error
 	// Uploads returns uploads that were begun and not ended, from a token on: those of
-	// keys in the folder prefix, which is empty or ends with a slash. Uploads below it may
-	// be among them.
-	Uploads(ctx context.Context, prefix, token string) (page []PendingUpload, next string, err error)
+	// keys in the folder prefix, which is empty or ends with a slash. If deep is true, it
+	// returns all uploads of the folders below it too; otherwise some may be among them.
+	Uploads(ctx context.Context, prefix string, deep bool, token string) (page []PendingUpload, next string, err error)
 	// AbortUpload ends an upload that Uploads returned and removes its parts.
 	AbortUpload(ctx context.Context, u PendingUpload) error
 	// Copy makes an object of another one of the same service. If the service cannot, the
@@ -63,6 +63,12 @@ type FolderService interface {
 	// prefix, each once and in order, from the token on that an earlier call returned. An
 	// empty token is the beginning, or the end.
 	Folders(ctx context.Context, prefix, token string) (page []string, next string, err error)
+}
+
+// UploadSizer is a capability of services whose Uploads does not return sizes.
+type UploadSizer interface {
+	// UploadSize returns the bytes of the parts of an upload that Uploads returned.
+	UploadSize(ctx context.Context, u PendingUpload) (int64, error)
 }
 
 // Plain is implemented by services whose SDK can also be used with all its defaults: what a

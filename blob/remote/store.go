@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -15,12 +16,14 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
 )
 
 var (
 	_ blob.Store        = (*Store)(nil)
 	_ blob.GapReader    = (*Store)(nil)
 	_ blob.Sweeper      = (*Store)(nil)
+	_ blob.TempFinder   = (*Store)(nil)
 	_ blob.Meter        = (*Store)(nil)
 	_ blob.Knower       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
@@ -213,12 +216,11 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 	if !ok {
 		return blob.Folders(ctx, struct{ blob.Store }{s}, dir)
 	}
-	prefix := s.prefix
+	prefix := s.folder(dir)
 	if dir != "" {
 		if err := check(ctx, dir); err != nil {
 			return nil, s.fail("list", dir, err)
 		}
-		prefix += dir + "/"
 	}
 	var out []string
 	for key, err := range pages(ctx, s, "list", prefix, service.Folders) {
@@ -268,12 +270,57 @@ func (s *Store) RemoveAll(ctx context.Context, names []string) error {
 
 // Temps implements [blob.Sweeper]: uploads that were begun and not ended.
 func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
-	var out []blob.Temp
-	err := s.uploads(ctx, dir, func(u PendingUpload) error {
-		out = append(out, blob.Temp{Name: s.tempName(u), Size: u.Size, ModTime: u.Begun})
+	var found []PendingUpload
+	err := s.uploads(ctx, dir, false, func(u PendingUpload) error {
+		if strings.Contains(strings.TrimPrefix(u.Key, s.folder(dir)), "/") {
+			return nil // below dir
+		}
+		found = append(found, u)
 		return nil
 	})
-	return out, err
+	out := make([]blob.Temp, len(found))
+	sizer, ok := s.service.(UploadSizer)
+	sizeErr := work.Each(ctx, len(found), s.opts.Parallel, func(ctx context.Context, i int) error {
+		u := &found[i]
+		var err error
+		if ok {
+			_, err = s.repeat(ctx, "sweep", u.Key, 0, func(ctx context.Context) (err error) {
+				u.Size, err = sizer.UploadSize(ctx, *u)
+				return err
+			})
+		}
+		if errors.Is(err, fs.ErrNotExist) { // it has ended meanwhile
+			return nil
+		}
+		out[i] = blob.Temp{Name: s.tempName(*u), Size: u.Size, ModTime: u.Begun}
+		return err
+	})
+	if sizeErr != nil {
+		err = cmp.Or(err, s.fail("sweep", dir, sizeErr))
+	}
+	return slices.DeleteFunc(out, func(t blob.Temp) bool { return t.Name == "" }), err
+}
+
+// TempFolders implements [blob.TempFinder].
+func (s *Store) TempFolders(ctx context.Context, dir string) ([]string, error) {
+	var out []string
+	err := s.uploads(ctx, dir, true, func(u PendingUpload) error {
+		name := strings.TrimPrefix(u.Key, s.folder(dir))
+		if i := strings.LastIndexByte(name, '/'); i > 0 && blob.CheckName(name[:i]) == nil {
+			out = append(out, name[:i])
+		}
+		return nil
+	})
+	slices.Sort(out)
+	return slices.Compact(out), err
+}
+
+// folder returns what the keys of the objects in and below dir begin with.
+func (s *Store) folder(dir string) string {
+	if dir == "" {
+		return s.prefix
+	}
+	return s.prefix + dir + "/"
 }
 
 // SweepTemp implements [blob.Sweeper]. The owners of uploads are unknown.
@@ -281,7 +328,10 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	if olderThan < 0 {
 		return 0, nil
 	}
-	err = s.uploads(ctx, dir, func(u PendingUpload) error {
+	err = s.uploads(ctx, dir, false, func(u PendingUpload) error {
+		if strings.Contains(strings.TrimPrefix(u.Key, s.folder(dir)), "/") {
+			return nil // below dir
+		}
 		if u.Begun.IsZero() || s.Now().Sub(u.Begun) < olderThan { // some services do not say when it was begun
 			return nil
 		}
@@ -296,18 +346,14 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	return n, err
 }
 
-// uploads calls fn for each pending upload of an object in dir.
-func (s *Store) uploads(ctx context.Context, dir string, fn func(PendingUpload) error) error {
-	prefix := s.prefix
-	if dir != "" {
-		prefix += dir + "/"
+// uploads calls fn for each pending upload that the service lists for dir.
+func (s *Store) uploads(ctx context.Context, dir string, deep bool, fn func(PendingUpload) error) error {
+	list := func(ctx context.Context, prefix, token string) ([]PendingUpload, string, error) {
+		return s.service.Uploads(ctx, prefix, deep, token)
 	}
-	for u, err := range pages(ctx, s, "sweep", prefix, s.service.Uploads) {
+	for u, err := range pages(ctx, s, "sweep", s.folder(dir), list) {
 		if err != nil {
 			return s.fail("sweep", dir, err)
-		}
-		if strings.Contains(strings.TrimPrefix(u.Key, prefix), "/") {
-			continue // below dir
 		}
 		if err := fn(u); err != nil {
 			return s.fail("sweep", u.Key, err)

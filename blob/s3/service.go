@@ -47,6 +47,7 @@ type service struct {
 var (
 	_ remote.Service       = (*service)(nil)
 	_ remote.FolderService = (*service)(nil)
+	_ remote.UploadSizer   = (*service)(nil)
 )
 
 func (v *service) Limits() remote.Limits {
@@ -240,7 +241,8 @@ func (v *service) AbortUpload(ctx context.Context, u remote.PendingUpload) error
 	return explain(err)
 }
 
-func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.PendingUpload, string, error) {
+// Uploads lists all folders below prefix, because the service has no cheaper list.
+func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {
 	in := &s3.ListMultipartUploadsInput{Bucket: &v.bucket, Prefix: &prefix}
 	if key, id, ok := strings.Cut(token, "\x00"); ok {
 		in.KeyMarker, in.UploadIdMarker = &key, &id
@@ -258,6 +260,30 @@ func (v *service) Uploads(ctx context.Context, prefix, token string) ([]remote.P
 		next += "\x00" + aws.ToString(out.NextUploadIdMarker)
 	}
 	return page, next, err
+}
+
+// UploadSize implements [remote.UploadSizer]. It takes a request for each 1000 parts.
+func (v *service) UploadSize(ctx context.Context, u remote.PendingUpload) (int64, error) {
+	var size int64
+	var seen remote.PageTokens
+	in := &s3.ListPartsInput{Bucket: &v.bucket, Key: &u.Key, UploadId: &u.ID}
+	for {
+		out, err := v.client.ListParts(remote.Expect(ctx, "ListPartsResult"), in)
+		if err != nil {
+			return 0, explain(err)
+		}
+		for _, p := range out.Parts {
+			size += aws.ToInt64(p.Size)
+		}
+		next, err := tokenOf(out.IsTruncated, out.NextPartNumberMarker)
+		if err == nil && next != "" {
+			err = seen.Next(next)
+		}
+		if err != nil || next == "" {
+			return size, err
+		}
+		in.PartNumberMarker = &next
+	}
 }
 
 // tokenOf returns the token of the next page of a list, which is empty at its end.

@@ -209,10 +209,13 @@ func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]pu
 func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
 	var out []publish.Leftover
 	var errs []error
-	seen := map[string]bool{}
+	seen, said := map[string]bool{}, map[string]bool{}
 	for _, f := range swept() {
 		left, err := find(f)
-		errs = append(errs, err)
+		if err != nil && !said[err.Error()] { // all formats look at the same folder
+			said[err.Error()] = true
+			errs = append(errs, err)
+		}
 		for _, l := range left {
 			if !seen[l.Name] {
 				seen[l.Name] = true

@@ -81,7 +81,7 @@ func (s *memory) Remove(_ context.Context, keys []string) error {
 	return nil
 }
 
-func (s *memory) Uploads(context.Context, string, string) ([]remote.PendingUpload, string, error) {
+func (s *memory) Uploads(context.Context, string, bool, string) ([]remote.PendingUpload, string, error) {
 	return nil, "", nil
 }
 

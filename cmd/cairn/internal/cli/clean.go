@@ -29,6 +29,8 @@ type cleanResult struct {
 	Bytes   int64      `json:"nbytes"`
 	Removed []leftover `json:"removed"`
 	Kept    []leftover `json:"kept"`
+	// Folders are the folders that were removed because nothing was left in them.
+	Folders []string `json:"folders,omitempty"`
 	// Uncertain are the folders with a save whose commit is uncertain.
 	Uncertain []string `json:"uncertain,omitempty"`
 }
@@ -44,6 +46,7 @@ type leftover struct {
 
 type leftoverSummary struct {
 	Files       int              `json:"files"`
+	dead        int              // files that clean removes without --older-than
 	Bytes       int64            `json:"nbytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
 	// Uncertain means that another save here got no answer to its commit.
@@ -108,7 +111,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	}
 	var dirs []folder
 	if err == nil {
-		if dirs, err = foldersOf(ctx, path); err != nil {
+		if dirs, err = sweptFolders(ctx, path); err != nil {
 			return err
 		}
 	}
@@ -120,8 +123,80 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	for i := range conversions {
 		errs = append(errs, r.drop(&conversions[i], f))
 	}
+	for _, dir := range slices.Backward(dirs) { // folders below path come before it
+		r.removeEmpty(dir.address)
+	}
 	o := outputOf(cmd)
-	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), errors.Join(errs...))
+	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), joinDenied(errs))
+}
+
+// joinDenied joins errors as errors.Join does, except that of all errors of missing
+// permissions only the first one stays: one file or folder causes several, and the user does
+// the same about all of them.
+func joinDenied(errs []error) error {
+	var out []error
+	denied, first := 0, -1
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			if denied++; denied > 1 {
+				continue
+			}
+			first = len(out)
+		}
+		out = append(out, err)
+	}
+	if denied == 0 {
+		return errors.Join(out...)
+	}
+	if denied > 1 {
+		out[first] = fmt.Errorf("%w (and %d more for want of permission)", out[first], denied-1)
+	}
+	return withHint(errors.Join(out...), "run clean as the user who saved, or with credentials that may list and remove")
+}
+
+// removeEmpty removes a folder of this host if clean has removed all that was in it. A save
+// that begins there meanwhile makes it again.
+func (r *cleanResult) removeEmpty(dir string) {
+	in := func(l leftover) bool { return filepath.Clean(l.Folder) == filepath.Clean(dir) }
+	if r.DryRun || !isLocal(dir) || !slices.ContainsFunc(r.Removed, in) {
+		return
+	}
+	if os.Remove(dir) == nil { // it fails if the folder is not empty
+		r.Folders = append(r.Folders, dir)
+	}
+}
+
+// sweptFolders returns the folders that clean looks at: those of foldersOf and, in object
+// storage, the folders at any depth with uploads that did not finish. Such a folder may have
+// no objects.
+func sweptFolders(ctx context.Context, address string) ([]folder, error) {
+	dirs, err := foldersOf(ctx, address)
+	if err != nil || isLocal(address) {
+		return dirs, err
+	}
+	root := dirs[0].store
+	finder, ok := blob.As[blob.TempFinder](root)
+	if !ok {
+		return dirs, nil
+	}
+	names, err := finder.TempFolders(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		dir := folder{address: blob.JoinAddress(address, name)}
+		if slices.ContainsFunc(dirs, func(d folder) bool { return d.address == dir.address }) {
+			continue
+		}
+		if dir.store, err = blob.NewSub(root, name); err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
 }
 
 // unfinished returns the unfinished conversions to path, to paths in it, and to
@@ -292,6 +367,9 @@ func printCleaned(o *output, r *cleanResult) {
 		what += " and " + plural(n, "conversion")
 	}
 	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
+	for _, dir := range r.Folders {
+		o.remark("%s: the folder was empty, and is removed\n", clean(dir))
+	}
 	for _, dir := range r.Uncertain {
 		o.remark("%s: %s\n", clean(dir), uncertainText)
 	}
@@ -321,22 +399,42 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes})
 		}
 	}
-	var left []publish.Leftover
 	if s, err := blob.OpenAddress(ctx, address); err == nil {
 		if _, single := s.(*blob.Single); !single {
-			left, _ = formats.Leftovers(ctx, s)
-		}
-	}
-	for _, l := range left {
-		switch {
-		case l.Uncertain:
-			out.Uncertain = true
-		case l.Owner != blob.OwnerAlive:
-			out.Files++
-			out.Bytes += l.Size
+			out.count(ctx, s)
 		}
 	}
 	if out.Files == 0 && !out.Uncertain && len(out.Conversions) == 0 {
+		return nil
+	}
+	return &out
+}
+
+// count adds the files at the root of a store that no checkpoint needs.
+func (l *leftoverSummary) count(ctx context.Context, s blob.Store) {
+	left, _ := formats.Leftovers(ctx, s)
+	for _, f := range left {
+		switch {
+		case f.Uncertain:
+			l.Uncertain = true
+		case f.Owner != blob.OwnerAlive:
+			l.Files++
+			l.Bytes += f.Size
+			if f.Owner == blob.OwnerDead {
+				l.dead++
+			}
+		}
+	}
+}
+
+// leftoversOfRun is leftoversAt for all folders that clean looks at.
+func leftoversOfRun(ctx context.Context, address string) *leftoverSummary {
+	var out leftoverSummary
+	dirs, _ := sweptFolders(ctx, address)
+	for _, dir := range dirs[:min(len(dirs), maxBelow)] {
+		out.count(ctx, dir.store)
+	}
+	if out.Files == 0 {
 		return nil
 	}
 	return &out
@@ -360,8 +458,11 @@ func (l *leftoverSummary) lines(path string) []string {
 		out = append(out, uncertainText)
 	}
 	if l.Files > 0 {
-		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; 'cairn clean %s' removes files of saves that are certainly over",
-			plural(l.Files, "file"), formatBytes(l.Bytes), quoteArg(path)))
+		what := fmt.Sprintf("'cairn clean %s' removes files of saves that are certainly over", quoteArg(path))
+		if l.dead == 0 {
+			what = fmt.Sprintf("'cairn clean %s --older-than 24h' removes them if they are a day old", quoteArg(path))
+		}
+		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; %s", plural(l.Files, "file"), formatBytes(l.Bytes), what))
 	}
 	return out
 }

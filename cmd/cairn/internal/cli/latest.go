@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,7 +50,7 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 	}
 	f, err := cairn.Latest(ctx, run, opts)
 	if err != nil {
-		return withHint(err, latestHint(run, err))
+		return withHint(err, latestHint(ctx, run, err))
 	}
 	return o.result(f, func() {
 		path := f.Path
@@ -71,16 +74,44 @@ func isUncertain(ctx context.Context, address string) bool {
 	return err == nil && errors.Is(publish.CheckUncertain(ctx, s), cairn.ErrUncertain)
 }
 
-func latestHint(run string, err error) string {
+func latestHint(ctx context.Context, run string, err error) string {
+	shown := quoteArg(blob.Redact(run))
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "a saver whose trainer has ended gives up after 30 minutes"
 	case errors.Is(err, cairn.ErrUnderWay):
 		return "--wait waits until it is over"
 	case errors.Is(err, cairn.ErrCorrupt):
-		return "'cairn verify' lists what is damaged in one of the folders"
+		return verifyHint(ctx, run)
 	case errors.Is(err, cairn.ErrNotFound):
-		return fmt.Sprintf("RUN is the folder of a run, with a folder for each checkpoint; 'cairn clean %s' removes what saves have left", quoteArg(blob.Redact(run)))
+		if _, err := os.Stat(run); isLocal(run) && errors.Is(err, fs.ErrNotExist) {
+			return "check the path; the first save of a run makes its folder"
+		}
+		hint := fmt.Sprintf("%s is taken as the folder of a run, with a folder for each checkpoint", shown)
+		if l := leftoversOfRun(ctx, run); l != nil {
+			hint += "; " + strings.Join(l.lines(blob.Redact(run)), "; ")
+		}
+		return hint
+	}
+	return ""
+}
+
+// verifyHint names the damaged checkpoint of a run.
+func verifyHint(ctx context.Context, run string) string {
+	dirs, _ := foldersOf(ctx, run)
+	for _, dir := range dirs[:min(len(dirs), maxBelowURL)] {
+		c, err := cairn.Open(ctx, dir.store)
+		if err == nil {
+			missing, _ := c.MissingFiles(ctx)
+			c.Close()
+			if len(missing) == 0 {
+				continue
+			}
+			err = cairn.ErrCorrupt
+		}
+		if errors.Is(err, cairn.ErrCorrupt) {
+			return fmt.Sprintf("'cairn verify %s' lists what is damaged", quoteArg(blob.Redact(dir.address)))
+		}
 	}
 	return ""
 }

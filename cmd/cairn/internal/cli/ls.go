@@ -47,8 +47,12 @@ func runLs(cmd *cobra.Command, path string, prefix []string, f *nameFlags, long 
 			return err
 		}
 		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries)}
-		for _, m := range inspect.MissingNames(md, prefix...) {
-			if filter.Keep(m.FQN) {
+		pick, err := pickNames(path, md, prefix)
+		if err != nil {
+			return err
+		}
+		for _, m := range inspect.MissingNames(md) {
+			if pick(m.FQN) && filter.Keep(m.FQN) {
 				l.Missing = append(l.Missing, m)
 			}
 		}

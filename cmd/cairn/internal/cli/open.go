@@ -207,6 +207,8 @@ func checkpointsBelow(ctx context.Context, address string) []string {
 
 const digits = "0123456789"
 
+// quoteArg returns s as a word for a shell. It uses double quotes, because hints have
+// command lines in single quotes.
 func quoteArg(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-:@%+=,", r)
@@ -214,8 +216,11 @@ func quoteArg(s string) string {
 	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
 		return s
 	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return `"` + inDoubleQuotes.Replace(s) + `"`
 }
+
+// inDoubleQuotes escapes what a shell replaces inside of double quotes.
+var inDoubleQuotes = strings.NewReplacer("`", "\\`", `"`, `\"`, "$", `\$`, `\`, `\\`, "!", `"\!"`)
 
 // selectNames returns the entries of the checkpoint at path that are at or below
 // each of the names. Each name must match an entry.
@@ -241,13 +246,21 @@ func missing(path string, md *meta.Metadata, name string) error {
 		}
 	}
 	switch {
-	case strings.ContainsAny(name, "*?["):
+	case matchesAny(md, name):
 		return withHint(err, fmt.Sprintf("it is a pattern: 'cairn ls %s --select %s' lists the names that match", quoteArg(path), quoteArg(name)))
 	case len(near) == 0:
 		return withHint(err, listHint(path))
 	}
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
 }
+
+// matchesAny reports whether a name is a pattern that matches a name of the checkpoint.
+func matchesAny(md *meta.Metadata, name string) bool {
+	match, err := inspect.Glob(name)
+	return err == nil && strings.ContainsAny(name, "*?[") && slices.ContainsFunc(md.Names(), match)
+}
+
+const patternHint = "'cairn help patterns' explains patterns"
 
 func listHint(path string) string {
 	return fmt.Sprintf("'cairn ls %s' lists all names", quoteArg(path))
@@ -264,11 +277,12 @@ func (f *nameFlags) add(cmd *cobra.Command) {
 
 func (f *nameFlags) filter() (*inspect.Filter, error) {
 	filter, err := inspect.NewFilter(f.selected, f.excluded)
-	return filter, withHint(err, "'cairn help patterns' explains patterns")
+	return filter, withHint(err, patternHint)
 }
 
 // withEntries calls fn for the checkpoint args[0] as withMetadata does, with the
-// entries at or below the names in the other arguments that the patterns select.
+// entries that the names and patterns in the other arguments pick, and that the flags
+// select.
 func (f *nameFlags) withEntries(ctx context.Context, args []string, fn func(c *cairn.Checkpoint, md *meta.Metadata, entries []*meta.Entry) error) error {
 	filter, err := f.filter()
 	if err != nil {
@@ -283,13 +297,40 @@ func (f *nameFlags) withEntries(ctx context.Context, args []string, fn func(c *c
 	})
 }
 
-// keepNames is selectNames with a filter. Each of its patterns must match, and at
-// least one entry must remain.
+// pickNames returns a function that reports whether a name is at or below one of names, or
+// matches one of them that is a pattern. A name with the characters of a pattern that the
+// checkpoint has is not a pattern. Each name must match an entry.
+func pickNames(path string, md *meta.Metadata, names []string) (func(fqn string) bool, error) {
+	if len(names) == 0 {
+		return func(string) bool { return true }, nil
+	}
+	picks := make([]func(string) bool, len(names))
+	for i, n := range names {
+		picks[i] = func(fqn string) bool { return inspect.Below(fqn, n) }
+		if strings.ContainsAny(n, "*?[") && len(inspect.Select(md, n)) == 0 {
+			match, err := inspect.Glob(n)
+			if err != nil {
+				return nil, withHint(err, patternHint)
+			}
+			picks[i] = match
+		}
+		if !slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return picks[i](e.FQN) }) {
+			return nil, missing(path, md, n)
+		}
+	}
+	return func(fqn string) bool {
+		return slices.ContainsFunc(picks, func(pick func(string) bool) bool { return pick(fqn) })
+	}, nil
+}
+
+// keepNames returns the entries that pickNames picks and a filter keeps. Each pattern of
+// the filter must match, and at least one entry must remain.
 func keepNames(path string, md *meta.Metadata, names []string, f *inspect.Filter) ([]*meta.Entry, error) {
-	entries, err := selectNames(path, md, names)
+	pick, err := pickNames(path, md, names)
 	if err != nil {
 		return nil, err
 	}
+	entries := slices.DeleteFunc(inspect.Select(md), func(e *meta.Entry) bool { return !pick(e.FQN) })
 	had := len(entries)
 	entries = slices.DeleteFunc(entries, func(e *meta.Entry) bool { return !f.Keep(e.FQN) })
 	if err = f.Check(); err == nil && had > 0 && len(entries) == 0 {
