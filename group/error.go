@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 	if len(e.Ranks) == 0 {
 		return fmt.Sprintf("%s: %v", e.Op, e.Err)
 	}
-	return fmt.Sprintf("%s: %s: %v", e.Op, ranksText(e.Ranks), e.Err)
+	return fmt.Sprintf("%s: %s: %v", e.Op, RanksText(e.Ranks), e.Err)
 }
 
 // Unwrap returns what was wrong.
@@ -85,7 +85,7 @@ func (e *StepError) Error() string {
 			fmt.Fprintf(&b, "%sand %d more ranks", sep, len(e.Failures)-told)
 			break
 		}
-		fmt.Fprintf(&b, "%s%s: %v", sep, ranksText(ranks), e.Failures[ranks[0]])
+		fmt.Fprintf(&b, "%s%s: %v", sep, RanksText(ranks), e.Failures[ranks[0]])
 		told += len(ranks)
 		sep = "; "
 	}
@@ -135,9 +135,9 @@ func Ranks(err error) []int {
 // text spells out.
 const maxSpelled = 24
 
-// ranksText writes ranks as in "rank 3" or "ranks 0-4, 7", runs joined, at most
+// RanksText writes ranks as in "rank 3" or "ranks 0-4, 7", runs joined, at most
 // maxSpelled of them.
-func ranksText(ranks []int) string {
+func RanksText(ranks []int) string {
 	if len(ranks) == 1 {
 		return fmt.Sprintf("rank %d", ranks[0])
 	}

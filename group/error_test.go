@@ -26,8 +26,8 @@ func TestRanksText(t *testing.T) {
 		{nil, "ranks"},
 		{odd[:26], "ranks 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47 and 2 more"},
 	} {
-		if got := ranksText(c.ranks); got != c.want {
-			t.Errorf("ranksText(%v) = %q; want %q", c.ranks, got, c.want)
+		if got := RanksText(c.ranks); got != c.want {
+			t.Errorf("RanksText(%v) = %q; want %q", c.ranks, got, c.want)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func (c Call) String() string {
 	case c.Op.rooted():
 		return fmt.Sprintf("%s(root %d)", c.Op, c.Root)
 	case c.Op == OpSub:
-		return fmt.Sprintf("%s(%s)", c.Op, ranksText(c.Ranks))
+		return fmt.Sprintf("%s(%s)", c.Op, RanksText(c.Ranks))
 	}
 	return string(c.Op)
 }

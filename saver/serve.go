@@ -334,7 +334,7 @@ func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string
 	s.work.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, joinTime)
 		defer cancel()
-		g, err := tcp.Join(ctx, tcp.Config{Meet: m, Rank: rank, Size: size, Secret: secret, Job: job})
+		g, err := tcp.Join(ctx, tcp.Config{Meet: m, Rank: rank, Size: size, Secret: secret, Job: job, Logger: s.Logger})
 		var uploads group.Group
 		if err == nil {
 			if uploads, err = SameRanks(ctx, g); err != nil {

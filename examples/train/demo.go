@@ -135,7 +135,7 @@ func (p phase) heard(cmds []*exec.Cmd, rank int, line string, losses map[int]flo
 		fmt.Printf("  %s\n", strings.Replace(line, "resume", "resumes from", 1))
 	case rank == 0 && scan(line, "step %d loss %g", &step, &loss):
 		losses[step] = loss
-	case rank == p.ranks-1 && scan(line, "save step %d", &step) && step == p.kill:
+	case rank == p.ranks-1 && scan(line, "saving step %d", &step) && step == p.kill:
 		fmt.Printf("  kills rank %d while it saves step %d\n", rank, step)
 		_ = cmds[rank].Process.Kill()
 	}

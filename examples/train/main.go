@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -119,11 +118,16 @@ func train(ctx context.Context, c config) (err error) {
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
+		if j.isSaved() {
+			if err := j.saved(ctx); err != nil {
+				log.Print(err) // the next save may succeed
+			}
+		}
 		if world.Rank() == 0 {
 			fmt.Printf("step %d loss %.9g\n", step, loss)
 		}
 		if (step+1)%c.Every == 0 && c.Run != "" {
-			fmt.Println("save step", step) // on all ranks: the demo waits for this line to kill one
+			fmt.Println("saving step", step) // on all ranks: the demo waits for this line to kill one
 			if err := j.save(ctx, step); err != nil {
 				return fmt.Errorf("save step %d: %w", step, err)
 			}
@@ -132,10 +136,9 @@ func train(ctx context.Context, c config) (err error) {
 	return nil
 }
 
-// join returns the group of all ranks. Without a launcher, which sets WORLD_SIZE, this
-// process is the only rank.
+// join returns the group of all ranks. Without a launcher, this process is the only rank.
 func join(ctx context.Context) (group.Group, error) {
-	if os.Getenv("WORLD_SIZE") == "" {
+	if !new(tcp.Env).Launched() {
 		return group.Solo(), nil
 	}
 	meeting, cancel := context.WithTimeout(ctx, 5*time.Minute) // for the slowest rank to join
@@ -153,6 +156,7 @@ type job struct {
 	opt    *adamw
 	stager *cairn.Stager
 	saving *cairn.Pending
+	last   int // the step of saving
 
 	swap   *autograd.Swap
 	stream platform.Stream // on which early reductions of gradients end
@@ -311,16 +315,34 @@ func (j *job) save(ctx context.Context, step int) error {
 		SaveOptions: cairn.SaveOptions{Group: j.world, Step: &at},
 		Stager:      j.stager,
 	})
+	j.last = step
 	return err
 }
 
-// saved waits for the save that is under way, if there is one.
+// isSaved reports whether there is a save that is over.
+func (j *job) isSaved() bool {
+	if j.saving == nil {
+		return false
+	}
+	select {
+	case <-j.saving.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// saved waits for the save that is under way, if there is one. Rank 0 prints that it is
+// complete.
 func (j *job) saved(ctx context.Context) error {
 	if j.saving == nil {
 		return nil
 	}
-	_, err := j.saving.Wait(ctx)
+	r, err := j.saving.Wait(ctx)
 	j.saving = nil
+	if err == nil && j.world.Rank() == 0 {
+		fmt.Printf("saved step %d, %d bytes\n", j.last, r.Bytes)
+	}
 	return err
 }
 

@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -24,7 +28,7 @@ import (
 // The demo and background saves start this program again: as a rank, or as a saver.
 func TestMain(m *testing.M) {
 	saver.Main()
-	if os.Getenv("WORLD_SIZE") != "" {
+	if new(tcp.Env).Launched() {
 		main()
 		return
 	}
@@ -293,6 +297,43 @@ func TestWrongConfigurationsAreRefused(t *testing.T) {
 }
 
 // The demo kills a rank and goes on with fewer; its curves must agree within the tolerance.
+// Tasks of srun are ranks of one job. It prints each save when it is complete.
+func TestTasksOfSlurm(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the ranks meet at a unix socket, and savers are processes on Linux only")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	meet, err := os.MkdirTemp("", "cairn-meet-") // a path of the test's own folder may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(meet)
+	run := filepath.Join(t.TempDir(), "run")
+	outs := make([]strings.Builder, 2)
+	var wg sync.WaitGroup
+	for r := range outs {
+		cmd := exec.CommandContext(ctx, os.Args[0], "-run", run, "-steps", "4", "-every", "2", "-data", "2")
+		cmd.Env = append(os.Environ(), "MASTER_ADDR=unix:"+filepath.Join(meet, "0.sock"), fmt.Sprint("SLURM_PROCID=", r), "SLURM_NTASKS=2")
+		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &outs[r], &outs[r], time.Minute
+		wg.Go(func() {
+			if err := cmd.Run(); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, want := range []string{"saving step 1\n", "saved step 1, ", "saving step 3\n", "saved step 3, "} {
+		_, rest, ok := strings.Cut(outs[0].String(), want)
+		if !ok || strings.HasPrefix(want, "saved") && strings.Contains(rest, strings.Replace(want, "saved", "saving", 1)) {
+			t.Errorf("rank 0 printed no %q:\n%s", want, outs[0].String())
+		}
+	}
+	if strings.Contains(outs[1].String(), "loss") || strings.Contains(outs[1].String(), "saved") {
+		t.Errorf("the second task prints what rank 0 prints:\n%s", outs[1].String())
+	}
+}
+
 func TestDemo(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("savers are processes on Linux only")

@@ -40,7 +40,7 @@ func ParseRendezvous(address string) (tcp.Rendezvous, error) {
 
 // Parse returns the rendezvous that an address stands for:
 //
-//	etcd://[USER:PASSWORD@]HOST[:2379][,HOST…]/JOB[?size=N&rank=N&ttl=10s]
+//	etcd://[USER:PASSWORD@]HOST[:2379][,HOST…]/JOB[?size=N&rank=N&ttl=10s&hold=true]
 //	etcds://…&ca=FILE&cert=FILE&key=FILE
 //
 // The second form is over TLS. Its files, all in PEM form, may be left out: ca is
@@ -49,7 +49,7 @@ func ParseRendezvous(address string) (tcp.Rendezvous, error) {
 func Parse(address string) (*Rendezvous, error) {
 	r, err := parse(address)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous %q: %w: %w", redact(address), group.ErrInvalid, err)
+		return nil, fmt.Errorf("rendezvous %q: %w: %w", tcp.Redact(address), group.ErrInvalid, err)
 	}
 	return r, nil
 }
@@ -62,6 +62,10 @@ func parse(address string) (*Rendezvous, error) {
 	// Package url takes one host only, so the hosts are parsed here.
 	authority, path := splitAuthority(rest)
 	user, hosts := splitUser(authority)
+	if user == "" && strings.Contains(path, "@") {
+		// Any other error may quote a part of the password.
+		return nil, errors.New("an @ behind the first /, ? or #: these characters must be written as %2F, %3F and %23 in a password, and @ as %40 elsewhere")
+	}
 	u, err := url.Parse("etcd://" + user + "host" + path)
 	if err != nil {
 		return nil, errors.New("not an address") // err may quote the password
@@ -95,16 +99,6 @@ func splitAuthority(rest string) (authority, path string) {
 func splitUser(authority string) (user, hosts string) {
 	i := strings.LastIndexByte(authority, '@') + 1
 	return authority[:i], authority[i:]
-}
-
-// redact returns an address without what is secret in it.
-func redact(address string) string {
-	scheme, rest, found := strings.Cut(address, "://")
-	authority, path := splitAuthority(rest)
-	if user, hosts := splitUser(authority); found && user != "" {
-		return scheme + "://…@" + hosts + path
-	}
-	return address
 }
 
 // endpoint returns a host with its port.
@@ -149,6 +143,8 @@ func (r *Rendezvous) query(raw string, secure bool) error {
 			if err == nil && r.TTL <= 0 {
 				err = strconv.ErrRange
 			}
+		case "hold":
+			r.Hold, err = strconv.ParseBool(v)
 		case "ca":
 			files.ca = v
 		case "cert":
@@ -156,7 +152,7 @@ func (r *Rendezvous) query(raw string, secure bool) error {
 		case "key":
 			files.key = v
 		default:
-			return fmt.Errorf("%q is none of size, rank, ttl, ca, cert, key", name)
+			return fmt.Errorf("%q is none of size, rank, ttl, hold, ca, cert, key", name)
 		}
 		if err != nil {
 			return fmt.Errorf("%s=%q: %w", name, v, err)

@@ -24,6 +24,7 @@ func TestParse(t *testing.T) {
 		"etcd://a:1,b/t/j":  {Endpoints: []string{"a:1", "b:2379"}, Job: "t/j"},
 		"etcd://[::1]:1/j":  {Endpoints: []string{"[::1]:1"}, Job: "j"},
 		"etcd://[::1],a/j":  {Endpoints: []string{"[::1]:2379", "a:2379"}, Job: "j"},
+		"etcd://a/j?hold=1": {Endpoints: []string{"a:2379"}, Job: "j", Hold: true},
 		"etcd://a/j%2Fk%25": {Endpoints: []string{"a:2379"}, Job: "j/k%"},
 		"etcd://me:p%40@a:1,b:2/j?size=4&rank=3&ttl=5s": {
 			Endpoints: []string{"a:1", "b:2"}, Job: "j", Username: "me", Password: "p@", Size: 4, Rank: new(3), TTL: 5 * time.Second,
@@ -50,7 +51,7 @@ func TestParseRefuses(t *testing.T) {
 		"", "etcd", "etcd:", "etcd://", "etcd:///j", "etcd://a", "etcd://a/", "http://a/j", "etcd://a,/j", "etcd://,a/j",
 		"etcd://a:x/j", "etcd://a:0/j", "etcd://a:65536/j", "etcd://:1/j", "etcd://a:1:2/j", "etcd://::1/j", "etcd://a b/j",
 		"etcd://a/j?size=0", "etcd://a/j?size=-1", "etcd://a/j?size=x", "etcd://a/j?size=9999999", "etcd://a/j?ttl=5", "etcd://a/j?ttl=-5s",
-		"etcd://a/j?rank=x", "etcd://a/j?sice=4", "etcd://a/j#top", "etcd://a/%zz", "etcd://a/j?%zz",
+		"etcd://a/j?rank=x", "etcd://a/j?hold=x", "etcd://a/j?sice=4", "etcd://a/j#top", "etcd://a/%zz", "etcd://a/j?%zz",
 		"etcd://a/j?ca=" + none, "etcds://a/j?ca=" + none, "etcds://a/j?cert=" + none, "etcds://a/j?key=" + none,
 		"etcd://a/" + strings.Repeat("x", 257),
 	} {
@@ -62,7 +63,8 @@ func TestParseRefuses(t *testing.T) {
 
 // A password is neither in errors nor in what is printed.
 func TestPasswordIsNotShown(t *testing.T) {
-	for _, address := range []string{"etcd://me:hush@a/j", "etcd://me:hush@a/", "etcd://me:hush%zz@a/j", "etcd://me:hush@a:x/j", "etcd://me:@hush@a/"} {
+	for _, address := range []string{"etcd://me:hush@a/j", "etcd://me:hush@a/", "etcd://me:hush%zz@a/j", "etcd://me:hush@a:x/j", "etcd://me:@hush@a/",
+		"etcd://me:hush/es@a/j", "etcd://me:x?hush@a/j", "etcd://me:x/hush@a/j", "etcd:me:hush@a/j", "me:hush@a/j", "zookeeper://me:hush@a/j"} {
 		r, err := etcd.ParseRendezvous(address)
 		if s := fmt.Sprint(r, err); strings.Contains(s, "hush") {
 			t.Errorf("ParseRendezvous(%q) shows %s", address, s)

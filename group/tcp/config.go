@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -68,13 +69,19 @@ type Config struct {
 	// bytes, programs to count them; under TLS these are the encrypted bytes. A
 	// CloseWrite method of the connection must stay.
 	Wrap func(net.Conn) net.Conn
+	// Logger receives a warning if [Join] waits for longer than a few seconds, and again
+	// in growing intervals: which ranks are missing, and at which address. Nil:
+	// slog.Default().
+	Logger *slog.Logger
 
 	// lookup resolves names; tests set it.
 	lookup func(ctx context.Context, name string) ([]string, error)
-	// parting and search replace partingTime and searchTime if they are not zero;
-	// tests set them.
-	parting, search time.Duration
+	// parting, search and quiet replace partingTime, searchTime and quietTime if they are
+	// not zero; tests set them.
+	parting, search, quiet time.Duration
 }
+
+func (c *Config) quietTime() time.Duration { return cmp.Or(c.quiet, quietTime) }
 
 // partingTime bounds how long a rank that closes or gives up waits until the other
 // ranks have received its last messages.
@@ -108,6 +115,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.MaxSize = cmp.Or(c.MaxSize, 1<<16)
 	if c.Wrap == nil {
 		c.Wrap = func(conn net.Conn) net.Conn { return conn }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
 	if c.lookup == nil {
 		c.lookup = net.DefaultResolver.LookupHost

@@ -57,6 +57,48 @@ func TestEnvNumber(t *testing.T) {
 	}
 }
 
+// Without RANK and WORLD_SIZE, the numbers of Slurm count: its tasks are ranks of one job.
+func TestEnvOfSlurm(t *testing.T) {
+	type vars = map[string]string
+	env := func(v vars) *tcp.Env { return &tcp.Env{Getenv: func(name string) string { return v[name] }} }
+	for _, c := range []struct {
+		vars       vars
+		launched   bool
+		rank, size int
+	}{
+		{vars{}, false, -1, 0},
+		{vars{"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, true, 2, 4},
+		{vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, false, 0, 1},
+		{vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "2"}, true, 1, 2},
+		{vars{"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "RANK": "5", "WORLD_SIZE": "8"}, true, 5, 8},
+		{vars{"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "WORLD_SIZE": "8"}, true, -1, 0}, // a mixture is refused
+		{vars{"SLURM_PROCID": "2"}, false, -1, 0},
+		{vars{"SLURM_PROCID": "2", "SLURM_NTASKS": "x"}, true, -1, 0},
+	} {
+		e := env(c.vars)
+		if got := e.Launched(); got != c.launched {
+			t.Errorf("Launched with %v = %v; want %v", c.vars, got, c.launched)
+		}
+		rank, size, err := e.Slot(t.Context())
+		if ok := err == nil; ok != (c.rank >= 0) || ok && (rank != c.rank || size != c.size) || !ok && !errors.Is(err, group.ErrInvalid) {
+			t.Errorf("Slot with %v = %d, %d, %v; want %d of %d", c.vars, rank, size, err, c.rank, c.size)
+		}
+	}
+	if _, err := env(vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}).Place(); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), "scontrol show hostnames") {
+		t.Errorf("Place = %v; want how to set MASTER_ADDR", err)
+	}
+}
+
+// No error shows a password, whatever the address is.
+func TestErrorsShowNoPassword(t *testing.T) {
+	for _, address := range []string{"zk://me:hush@a/j", "zk://me:hu/sh@a/j", "zk://me:hush%zz@a", "me:hush@a", "env://me:hush@a", "file://me:hush@a/x", "zk://hush:1x@a"} {
+		_, err := tcp.ParseRendezvous(address)
+		if !errors.Is(err, group.ErrInvalid) || strings.Contains(err.Error(), "hu") {
+			t.Errorf("ParseRendezvous(%q) = %v; want an error without the password", address, err)
+		}
+	}
+}
+
 func TestCheckAddress(t *testing.T) {
 	for _, addr := range []string{"10.0.0.1:29500", "unix:/run/ränke.sock"} {
 		if err := tcp.CheckAddress(addr); err != nil {

@@ -62,7 +62,7 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one.wait.begin(tm)
+	one.wait.begin(tm, h.addr)
 	f.Close()
 	until(t, "the rank hears that the meeting is over", func() bool {
 		r := one.wait.state().last

@@ -9,6 +9,7 @@ import (
 	"io"
 	mathrand "math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -30,6 +31,7 @@ type host struct {
 	session    session
 	node       *tree.Node
 	mail       *mail
+	progress   *progress
 	process    session       // identifies this process
 	meeting    *meeting      // on rank 0
 	wait       waiting       // on the other ranks
@@ -51,7 +53,7 @@ type pendingConn struct {
 }
 
 func newHost(cfg Config, rank, size int) *host {
-	h := &host{cfg: cfg, rank: rank, size: size, met: make(chan struct{}), table: make([]string, size)}
+	h := &host{cfg: cfg, rank: rank, size: size, met: make(chan struct{}), table: make([]string, size), progress: new(progress)}
 	h.pending = make(map[*pendingConn]bool)
 	h.wait.news = make(chan struct{}, 1)
 	rand.Read(h.process[:])
@@ -368,6 +370,8 @@ func join(ctx context.Context, cfg Config) (*Group, error) {
 		return nil, err
 	}
 	defer cfg.Meet.Close()
+	p := new(progress)
+	defer p.report(ctx, &cfg)()
 	rank, size := cfg.Rank, cfg.Size
 	if size == 0 {
 		if rank, size, err = cfg.Meet.Slot(ctx); err != nil {
@@ -378,9 +382,11 @@ func join(ctx context.Context, cfg Config) (*Group, error) {
 		return nil, err
 	}
 	h := newHost(cfg, rank, size)
+	h.progress = p
 	if rank == 0 {
 		err = h.lead(ctx)
 	} else {
+		p.setHost(h)
 		err = h.follow(ctx)
 	}
 	if err == nil {
@@ -413,6 +419,12 @@ func (h *host) lead(ctx context.Context) error {
 	if err := h.startListening(ctx, place, nil); err != nil {
 		return err
 	}
+	if _, port, err := net.SplitHostPort(place); err == nil && port == "0" {
+		place = h.addr
+	}
+	h.meeting.addr = place
+	h.progress.setAddress(place)
+	h.progress.setHost(h) // now its fields do not change any more
 	if err := h.cfg.Meet.Announce(ctx, h.addr); err != nil {
 		return err
 	}
@@ -471,6 +483,7 @@ func (h *host) follow(ctx context.Context) error {
 			h.begin(t)
 			return nil
 		}
+		h.progress.setError(err)
 		if e, ok := errors.AsType[final](err); ok {
 			return e.error
 		}
@@ -493,7 +506,7 @@ func (h *host) follow(ctx context.Context) error {
 			last = err
 		}
 		if lost && ctx.Err() == nil {
-			return h.without(fmt.Errorf("%w for %v", errForgotten, time.Since(state.since).Round(time.Millisecond)), last)
+			return h.without(fmt.Errorf("%w for %v", h.forgotten(), time.Since(state.since).Round(time.Millisecond)), last)
 		}
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
@@ -517,6 +530,11 @@ func (h *host) without(cause, last error) *group.Error {
 	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
 }
 
+// forgotten returns errForgotten with the address of rank 0.
+func (h *host) forgotten() error {
+	return fmt.Errorf("%w (it was at %s)", errForgotten, h.progress.address())
+}
+
 // final is an error after which a rank does not try again.
 type final struct{ error }
 
@@ -537,7 +555,7 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 		select {
 		case <-h.wait.news:
 		case <-time.After(t.again):
-			return terms{}, fmt.Errorf("%w for %v", errForgotten, t.again)
+			return terms{}, fmt.Errorf("%w for %v", h.forgotten(), t.again)
 		case <-ctx.Done():
 			return terms{}, final{h.missed(ctx, r.error)}
 		}
@@ -555,6 +573,12 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	if err != nil {
 		return t, err
 	}
+	h.progress.setAddress(addr)
+	defer func() {
+		if _, ok := errors.AsType[final](err); err != nil && !ok && !strings.Contains(err.Error(), addr) {
+			err = fmt.Errorf("register with rank 0 at %s: %w", addr, err)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, max(handshakeTimeout, h.cfg.Timeout))
 	defer cancel()
 	f, err := h.dialAs(ctx, toMeet, 0, addr, h.process)
@@ -580,7 +604,8 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 		return t, err
 	}
 	h.setAddress(0, addr)
-	h.wait.begin(t)
+	h.progress.setError(nil)
+	h.wait.begin(t, addr)
 	return t, nil
 }
 
@@ -598,7 +623,7 @@ func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
 	case err != nil:
 		return h.without(ended, err)
 	case len(t.missing) > 0:
-		return &group.Error{Op: opJoin, Ranks: t.missing, Err: fmt.Errorf("%w: %w", errMissing, ended)}
+		return &group.Error{Op: opJoin, Ranks: t.missing, Err: fmt.Errorf("%w: %w", missingAt(h.progress.address()), ended)}
 	}
 	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // no rank is missing: the time is over
 }

@@ -19,11 +19,15 @@ const opJoin group.Op = "join"
 // errMissing reports ranks that have not registered with rank 0.
 var errMissing = errors.New("missing from the meeting")
 
+// missingAt returns errMissing with the address at which the ranks meet.
+func missingAt(addr string) error { return fmt.Errorf("%w at %s", errMissing, addr) }
+
 // meeting is the list of the registered ranks, on rank 0. It holds no connections:
 // ranks send their address and disconnect. Roll calls show whether they still run.
 type meeting struct {
 	size    int
 	session session
+	addr    string        // at which the other ranks look for rank 0
 	full    chan struct{} // has an element if all ranks may be registered
 	settled chan struct{} // has an element if no rank may be registering
 
@@ -307,7 +311,7 @@ func (h *host) callRoll(ctx context.Context, slots []slot) []absence {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(answerTime, cancel) })()
-	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}, slots)
+	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(missingAt(h.meeting.addr), maxMissing)}, slots)
 }
 
 // dismiss ends a meeting if ranks have not registered or have not answered. It notifies
@@ -318,7 +322,7 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // the ranks pass the notice on, even if this rank has closed
 	defer cancel()
 	m.settle(brief, h.cfg.partingTime()/2)
-	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", errMissing, group.ContextError(ctx))), m.size)
+	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", missingAt(m.addr), group.ContextError(ctx))), m.size)
 	silent := unanswered(absent)
 	if len(err.Ranks) == 0 {
 		err.Ranks = silent

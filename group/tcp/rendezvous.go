@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -45,19 +46,37 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 		return nil, fmt.Errorf("rendezvous by %s: set Config.Meet to the result of ParseRendezvous of package group/etcd: %w", scheme, group.ErrInvalid)
 	}
 	u, err := url.Parse(address)
+	shown := Redact(address)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous %q: %w: %w", address, group.ErrInvalid, err)
+		if shown != address {
+			err = errors.New("it is not a URL") // the error may quote a password
+		}
+		return nil, fmt.Errorf("rendezvous %q: %w: %w", shown, group.ErrInvalid, err)
 	}
 	switch u.Scheme {
 	case "env":
-		return parseEnv(address, u)
+		return parseEnv(shown, u)
 	case "file":
 		if u.Host == "" && u.Path != "" && u.RawQuery == "" {
 			return &File{Path: u.Path}, nil
 		}
-		return nil, fmt.Errorf("rendezvous %q: want file:///absolute/path: %w", address, group.ErrInvalid)
+		return nil, fmt.Errorf("rendezvous %q: want file:///absolute/path: %w", shown, group.ErrInvalid)
 	}
-	return nil, fmt.Errorf("rendezvous %q: the scheme is not env, file or etcd: %w", address, group.ErrInvalid)
+	return nil, fmt.Errorf("rendezvous %q: the scheme is not env, file or etcd: %w", shown, group.ErrInvalid)
+}
+
+// Redact returns an address without what may be a password: all between its scheme and its
+// last "@".
+func Redact(address string) string {
+	at := strings.LastIndexByte(address, '@')
+	if at < 0 {
+		return address
+	}
+	scheme, _, found := strings.Cut(address[:at], "://")
+	if !found {
+		return "…" + address[at:]
+	}
+	return scheme + "://…" + address[at:]
 }
 
 func parseEnv(address string, u *url.URL) (*Env, error) {
@@ -75,7 +94,8 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 
 // Env is the [Rendezvous] by the environment variables that torchrun, Slurm scripts
 // and Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's rank and the number of ranks. A MASTER_ADDR of
+// WORLD_SIZE are this process's rank and the number of ranks. If neither of these two is
+// set, SLURM_PROCID and SLURM_NTASKS are, which srun sets. A MASTER_ADDR of
 // "unix:/path" is a socket. If MASTER_ADDR is a name that the host of rank 0 itself
 // cannot resolve, or resolves to loopback or to the address of another host, rank 0
 // listens at all addresses, if there is a secret or mutual TLS.
@@ -110,13 +130,47 @@ func (e *Env) Number(name string) (n int, set bool, err error) {
 	return n, true, nil
 }
 
-// Slot returns RANK and WORLD_SIZE.
+// Slot returns RANK and WORLD_SIZE, or if neither is set the numbers of Slurm.
 func (e *Env) Slot(context.Context) (rank, size int, err error) {
-	if rank, err = e.need("RANK"); err != nil {
+	names := [2]string{"RANK", "WORLD_SIZE"}
+	if e.inSlurm() {
+		names = [2]string{slurmRank, e.slurmSize()}
+	}
+	if rank, err = e.need(names[0]); err != nil {
 		return 0, 0, err
 	}
-	size, err = e.need("WORLD_SIZE")
+	size, err = e.need(names[1])
 	return rank, size, err
+}
+
+// slurmRank is the number of a task of srun.
+const slurmRank = "SLURM_PROCID"
+
+// inSlurm reports whether Slurm numbers the ranks: RANK and WORLD_SIZE are not set.
+func (e *Env) inSlurm() bool {
+	return e.get("RANK") == "" && e.get("WORLD_SIZE") == "" && e.get(slurmRank) != ""
+}
+
+// slurmSize returns the variable with the number of tasks: of the step, or if that is not
+// set of the job.
+func (e *Env) slurmSize() string {
+	const ofStep = "SLURM_STEP_NUM_TASKS"
+	if e.get(ofStep) != "" {
+		return ofStep
+	}
+	return "SLURM_NTASKS"
+}
+
+// Launched reports whether a launcher has started this process as one of several ranks: RANK
+// or WORLD_SIZE is set, or Slurm has started more than one task. A program that can also
+// run alone calls [Join] if Launched is true. It must not take an environment without
+// WORLD_SIZE as its sign to run alone: with srun, each task would be a job of one rank.
+func (e *Env) Launched() bool {
+	if e.get("RANK") != "" || e.get("WORLD_SIZE") != "" {
+		return true
+	}
+	n, _, err := e.Number(e.slurmSize())
+	return e.inSlurm() && (err != nil || n > 1)
 }
 
 // need returns the number that a variable holds, which must be set.
@@ -136,6 +190,10 @@ func unset(name string) error {
 // Place returns MASTER_ADDR and MASTER_PORT.
 func (e *Env) Place() (string, error) {
 	host, port := e.get("MASTER_ADDR"), e.Port
+	if host == "" && e.inSlurm() {
+		return "", fmt.Errorf("environment variable MASTER_ADDR is not set; in the batch script of Slurm, set it to the first host "+
+			`(export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)), and MASTER_PORT: %w`, group.ErrInvalid)
+	}
 	if host == "" {
 		return "", unset("MASTER_ADDR")
 	}

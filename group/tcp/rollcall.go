@@ -194,7 +194,7 @@ func (w *waiting) state() waitState {
 func (s *waitState) due() time.Time { return s.since.Add(s.agreed.again) }
 
 // begin records that the rank has registered.
-func (w *waiting) begin(t terms) {
+func (w *waiting) begin(t terms, addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.agreed.session != t.session {
@@ -205,7 +205,7 @@ func (w *waiting) begin(t terms) {
 	case t.above != "":
 		w.last = roll{notice: noticeMet}
 	case w.last.notice == 0 || w.last.notice == noticeWait:
-		e := &group.Error{Op: opJoin, Ranks: t.missing, Err: errMissing}
+		e := &group.Error{Op: opJoin, Ranks: t.missing, Err: missingAt(addr)}
 		w.last = roll{notice: noticeWait, error: e}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"net"
 	"os"
@@ -172,7 +173,7 @@ type rankJob struct {
 
 // run runs one rank. Rank 0 prints the figures.
 func (j *rankJob) run(ctx context.Context, out io.Writer) error {
-	g, err := tcp.Join(ctx, tcp.Config{})
+	g, err := tcp.Join(ctx, tcp.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
@@ -571,6 +572,7 @@ func onRoutines(ctx context.Context, n int, fn func(context.Context, *tcp.Group)
 		all.Go(func() (err error) {
 			groups[r], err = tcp.Join(joining, tcp.Config{
 				Meet: &tcp.File{Path: filepath.Join(dir, "meet")}, Rank: r, Size: n, Secret: secret,
+				Logger: slog.New(slog.DiscardHandler),
 			})
 			return err
 		})

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,7 +49,7 @@ type rank struct {
 }
 
 func (r *rank) run(ctx context.Context, done *outcome) error {
-	g, err := tcp.Join(ctx, tcp.Config{Job: tag, Timeout: silence})
+	g, err := tcp.Join(ctx, tcp.Config{Job: tag, Timeout: silence, Logger: cmp.Or(r.logger, slog.New(slog.DiscardHandler))})
 	if err != nil {
 		return err
 	}
