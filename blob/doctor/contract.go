@@ -45,6 +45,16 @@ func (e *exam) listed(ctx context.Context, name string) (bool, error) {
 	return false, nil
 }
 
+// otherwise returns err, or if it is nil an error with the text: a call has succeeded that
+// should not have. If it has failed for another reason than the expected one, that reason
+// says more than the text.
+func otherwise(err error, text string) error {
+	if err == nil {
+		return errors.New(text)
+	}
+	return err
+}
+
 var creating = check{
 	name:    "create",
 	follows: "Nothing can be saved here.",
@@ -94,19 +104,11 @@ func readAfterWrite(ctx context.Context, e *exam) (string, error) {
 				return "", fmt.Errorf("right after an object was written: %w", err)
 			}
 			if info, err := e.s.Stat(ctx, name); err != nil || info.Size != int64(len(data)) {
-				return "", fmt.Errorf("right after an object of %d bytes was written, it has %d bytes: %w", len(data), info.Size, orNil(err))
+				return "", otherwise(err, fmt.Sprintf("right after an object of %d bytes was written, it has %d bytes: its description is out of date", len(data), info.Size))
 			}
 		}
 	}
 	return "new objects, and replaced ones, can be read at once", nil
-}
-
-// orNil returns an error that says what it can.
-func orNil(err error) error {
-	if err == nil {
-		return errors.New("its description is out of date")
-	}
-	return err
 }
 
 func listAfterWrite(ctx context.Context, e *exam) (string, error) {
@@ -136,10 +138,10 @@ func removing(ctx context.Context, e *exam) (string, error) {
 		}
 	}
 	if _, err := e.s.Stat(ctx, "removed"); !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("an object that was removed is still there (%v)", err)
+		return "", otherwise(err, "an object that was removed is still there")
 	}
 	if ok, err := e.listed(ctx, "removed"); ok || err != nil {
-		return "", fmt.Errorf("an object that was removed is still listed (%v)", err)
+		return "", otherwise(err, "an object that was removed is still listed")
 	}
 	return "objects can be removed, and are gone at once", nil
 }
@@ -225,23 +227,23 @@ func invisible(ctx context.Context, e *exam) (string, error) {
 	if err := w.WriteAt(ctx, pattern(piece), 0); err != nil {
 		return "", err
 	}
-	seen := func() error {
+	seen := func(what string) error {
 		if _, err := e.s.Stat(ctx, "unfinished"); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("it can be opened (%v)", err)
+			return otherwise(err, what+" is visible: it can be opened")
 		}
 		if ok, err := e.listed(ctx, "unfinished"); ok || err != nil {
-			return fmt.Errorf("it is listed (%v)", err)
+			return otherwise(err, what+" is visible: it is listed")
 		}
 		return nil
 	}
-	if err := seen(); err != nil {
-		return "", fmt.Errorf("an object is visible while it is written: %w", err)
+	if err := seen("an object that is being written"); err != nil {
+		return "", err
 	}
 	if err := w.Abort(); err != nil {
 		return "", err
 	}
-	if err := seen(); err != nil {
-		return "", fmt.Errorf("an object whose writing was given up is visible: %w", err)
+	if err := seen("an object whose writing was given up"); err != nil {
+		return "", err
 	}
 	return "objects appear when they are complete", nil
 }
@@ -282,7 +284,7 @@ func ifAbsent(ctx context.Context, e *exam) (string, error) {
 		return "", err
 	}
 	if err := e.put(ctx, "absent", "second", &o); !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("a second writer was not refused (%v)", err)
+		return "", otherwise(err, "a second writer was not refused")
 	}
 	if err := e.want(ctx, "absent", "first"); err != nil {
 		return "", err
@@ -313,7 +315,7 @@ func ifVersion(ctx context.Context, e *exam) (string, error) {
 		return "", err
 	}
 	if err := e.put(ctx, "version", "third", &stale); !errors.Is(err, blob.ErrChanged) {
-		return "", fmt.Errorf("a writer with an old version was not refused (%v)", err)
+		return "", otherwise(err, "a writer with an old version was not refused")
 	}
 	if err := e.want(ctx, "version", "second"); err != nil {
 		return "", err
@@ -383,7 +385,7 @@ func abandoned(ctx context.Context, e *exam) (string, error) {
 		return "", warn("the parts of a writer that gives up are not removed: %v", err)
 	}
 	if temps, err = sweeper.Temps(ctx, ""); err != nil || len(temps) > 0 {
-		return "", warn("the parts of a writer that gives up stay (%v)", err)
+		return "", warn("%v", otherwise(err, "the parts of a writer that gives up stay"))
 	}
 	return "parts of unfinished objects are found and can be removed", nil
 }

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -47,7 +48,9 @@ type Rate struct {
 type Report struct {
 	Store string `json:"store"`
 	// Safe means that no check has failed.
-	Safe   bool          `json:"safe"`
+	Safe bool `json:"safe"`
+	// Full means that the examination has ended early, because there is no space left.
+	Full   bool          `json:"full,omitempty"`
 	Checks []Check       `json:"checks"`
 	Rates  []Rate        `json:"rates"`
 	Used   *blob.Traffic `json:"traffic,omitempty"`
@@ -124,7 +127,7 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 		return nil, err
 	}
 	e.s = &noting{Store: sub, names: map[string]bool{}}
-	if e.run(ctx, creating) || ctx.Err() != nil {
+	if e.run(ctx, creating) || ctx.Err() != nil || e.rep.Full {
 		e.all(ctx)
 		e.run(context.WithoutCancel(ctx), cleaning)
 	} else {
@@ -151,7 +154,7 @@ func (e *exam) all(ctx context.Context) {
 	}
 	for _, l := range lists {
 		for _, c := range l {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || e.rep.Full {
 				return
 			}
 			e.run(ctx, c)
@@ -170,6 +173,9 @@ func (e *exam) run(ctx context.Context, c check) bool {
 		return false // it was interrupted, and says nothing
 	case isNote:
 		r.Result, r.Text = n.result, n.text
+	case isFull(err):
+		r.Result, r.Text = Failed, "there is no space left: "+err.Error()
+		e.rep.Safe, e.rep.Full = false, true
 	case err != nil:
 		r.Result, r.Text = Failed, err.Error()
 		if errors.Is(err, fs.ErrPermission) {
@@ -180,6 +186,9 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	if r.Result == Warning || r.Result == Failed {
 		r.Follows = c.follows
 	}
+	if isFull(err) { // that says nothing about what the check tries out
+		r.Follows = "Saves fail until there is space or a larger quota. Checkpoints that are complete stay as they are, and loads work. 'cairn clean' removes what saves have left."
+	}
 	r.Seconds = time.Since(begin).Seconds()
 	e.rep.Checks = append(e.rep.Checks, r)
 	if e.opts.Done != nil {
@@ -187,6 +196,9 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	}
 	return r.Result != Failed
 }
+
+// isFull reports whether an error means that the disk, or the quota of the user, is full.
+func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // cleanTime bounds how long the removal of what the checks have made takes.
 const cleanTime = time.Minute

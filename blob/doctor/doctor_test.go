@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -373,6 +374,11 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 			if got := result(r, name); got != doctor.Failed || r.Safe {
 				t.Errorf("the check is %s, and the store is safe: %v\n%+v", got, r.Safe, r.Checks)
 			}
+			for _, c := range r.Checks {
+				if strings.Contains(c.Text, "<nil>") {
+					t.Errorf("%s says %q", c.Name, c.Text)
+				}
+			}
 		})
 	}
 }
@@ -408,5 +414,23 @@ func TestUnwritableStore(t *testing.T) {
 	r := examine(t, fault.New(new(mem.Store), fault.Rule{On: fault.Create, Times: -1, Do: fault.Fail(full)}), nil)
 	if r.Safe || result(r, "create") != doctor.Failed || len(r.Checks) != 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A full disk is reported as one, whatever is tried when it fills up, and nothing else is
+// concluded from it.
+func TestFullDisk(t *testing.T) {
+	for _, n := range []int64{1, 2, 3, 30, 40, 60, 70, 72, 74, 80, 110} {
+		full := fault.Rule{On: fault.Write, Nth: n, Times: -1, Do: fault.Fail(syscall.ENOSPC)}
+		r := examine(t, fault.New(new(mem.Store), full), &doctor.Options{Quick: true})
+		var failed []doctor.Check
+		for _, c := range r.Checks {
+			if c.Result == doctor.Failed {
+				failed = append(failed, c)
+			}
+		}
+		if !r.Full || len(failed) != 1 || !strings.Contains(failed[0].Text, "no space left") || !strings.Contains(failed[0].Follows, "Saves fail until there is space") {
+			t.Fatalf("the disk is full at write %d: %+v; want one failure that says so", n, r)
+		}
 	}
 }

@@ -110,15 +110,15 @@ func rename(_ context.Context, e *exam) (string, error) {
 		}
 		got, err := os.ReadFile(b)
 		if err != nil || string(got) != "1" {
-			return "", fmt.Errorf("after a file has replaced another one, its name leads to %q (%v)", got, err)
+			return "", otherwise(err, fmt.Sprintf("after a file has replaced another one, its name leads to %q", got))
 		}
 		p := make([]byte, 1)
-		if n, err := old.Read(p); n == 1 && p[0] != '0' {
-			return "", fmt.Errorf("a reader of the old file sees the new one (%v)", err)
+		if n, _ := old.Read(p); n == 1 && p[0] != '0' {
+			return "", errors.New("a reader of the old file sees the new one")
 		}
 		names, err := os.ReadDir(dir)
 		if err != nil || slices.ContainsFunc(names, func(d os.DirEntry) bool { return d.Name() == "a" }) {
-			return "", fmt.Errorf("a file is still there under its old name (%v)", err)
+			return "", otherwise(err, "a file is still there under its old name")
 		}
 		return "a file replaces another one in one step", nil
 	})
@@ -139,7 +139,7 @@ func locks(_ context.Context, e *exam) (string, error) {
 			if err == nil {
 				other.Release()
 			}
-			return "", warn("a lock that is held was given to a second holder (%v)", err)
+			return "", warn("%v", otherwise(err, "a lock that is held was given to a second holder"))
 		}
 		return "locks exclude each other", nil
 	})

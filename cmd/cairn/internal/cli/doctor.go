@@ -16,6 +16,9 @@ import (
 // errUnsafe reports a store to which saves are not safe.
 var errUnsafe = errors.New("saves to it are not safe")
 
+// errNoSpace reports a store without space.
+var errNoSpace = errors.New("there is no space left: saves to it fail")
+
 func newDoctorCmd() *cobra.Command {
 	var quick bool
 	cmd := newCommand("doctor", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
@@ -27,7 +30,7 @@ func newDoctorCmd() *cobra.Command {
 
 func runDoctor(cmd *cobra.Command, address string, quick bool) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
-	store, err := blob.OpenAddress(cache.Without(ctx), address)
+	store, err := openStore(cache.Without(ctx), address)
 	if err != nil {
 		return err
 	}
@@ -52,6 +55,9 @@ func runDoctor(cmd *cobra.Command, address string, quick bool) error {
 func unsafe(r *doctor.Report) error {
 	if r.Safe {
 		return nil
+	}
+	if r.Full {
+		return withHint(fmt.Errorf("%s: %w", r.Store, errNoSpace), "'cairn clean' removes what saves that did not finish have left")
 	}
 	var names []string
 	for _, c := range r.Checks {
