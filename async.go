@@ -719,13 +719,16 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	var written int64
 	if err != nil {
 		err = wrap("save", p.store, err)
+		if p.process == nil {
+			p.recorder.Traffic(p.since())
+		}
 	} else {
 		report.StageTime, report.MemoryWait = p.stageTime, p.memoryWait
 		report.Phases = p.recorder.Phases()
 		if p.process == nil {
 			report.Traffic = p.since()
-			p.recorder.Traffic(report.Traffic)
 		}
+		p.recorder.Traffic(report.Traffic)
 		written = report.LocalBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)

@@ -102,8 +102,9 @@ type Outcome = protocol.Outcome
 
 // The operations of an Outcome.
 const (
-	OpSave = protocol.OpSave
-	OpLoad = protocol.OpLoad
+	OpSave   = protocol.OpSave
+	OpUpload = protocol.OpUpload
+	OpLoad   = protocol.OpLoad
 )
 
 // Phase is a part of the work of one rank in a save or load.

@@ -79,9 +79,9 @@ func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
 		report, err = nil, p.err
 	case err != nil:
 		err = &Error{Op: "upload", Where: blob.Redact(p.remote), Err: err}
-		p.recorder.Warn(err)
+		p.recorder.EndUpload(0, 0, nil, err)
 	default:
-		p.recorder.LogUpload(report.LocalBytes, report.Time, report.Traffic, nil)
+		p.recorder.EndUpload(report.LocalBytes, report.Time, report.Traffic, nil)
 	}
 	if p.cancel != nil {
 		p.cancel(nil)

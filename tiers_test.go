@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/url"
@@ -507,12 +508,16 @@ func TestFailedUpload(t *testing.T) {
 		}})
 	})
 	s := stager(t, nil)
-	var warned []error
+	var outcomes []*cairn.Outcome
+	var log bytes.Buffer
 	for step := range 2 {
 		name := fmt.Sprint("step-", step)
 		p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": numbered(t, 1000, 7)}, &cairn.AsyncOptions{
 			Stager: s, Remote: address + "/" + name, ReturnLast: true,
-			SaveOptions: cairn.SaveOptions{Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err) }}},
+			SaveOptions: cairn.SaveOptions{
+				Observer: &cairn.Observer{Uploaded: func(o *cairn.Outcome) { outcomes = append(outcomes, o) }},
+				Logger:   slog.New(slog.NewTextHandler(&log, nil)),
+			},
 		})
 		if err != nil {
 			t.Fatal(err) // the save itself has not failed
@@ -527,14 +532,20 @@ func TestFailedUpload(t *testing.T) {
 				t.Error(err)
 			}
 			wantTensor(t, openFolder(t, bucket, name), "w", numbered(t, 1000, 7).Contents())
+			if len(outcomes) != 2 || outcomes[1].Op != cairn.OpUpload || outcomes[1].Err != nil || outcomes[1].Bytes == 0 {
+				t.Errorf("Uploaded received %+v; want a success", outcomes)
+			}
 			continue
 		}
 		e, ok := errors.AsType[*cairn.Error](err)
 		if r != nil || !errors.Is(err, errBroken) || !ok || e.Op != "upload" || !strings.Contains(e.Where, "step-0") {
 			t.Errorf("WaitUploaded = %v, %v", r, err)
 		}
-		if len(warned) != 1 || warned[0] != err {
-			t.Errorf("Warned received %v; want the error", warned)
+		if len(outcomes) != 1 || outcomes[0].Op != cairn.OpUpload || outcomes[0].Err != err {
+			t.Errorf("Uploaded received %+v; want the error", outcomes)
+		}
+		if text := log.String(); !strings.Contains(text, `level=ERROR msg="upload: failed"`) || strings.Contains(text, "level=WARN") {
+			t.Errorf("the log is %s\nwant the failed upload as an error, once", text)
 		}
 		if _, err := cairn.Open(t.Context(), openFolder(t, bucket, name)); err == nil {
 			t.Error("the remote checkpoint can be opened")

@@ -5,6 +5,8 @@ package metrics
 
 import (
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -22,27 +24,40 @@ import (
 // prometheus.WrapRegistererWith adds a label to tell them apart. The methods are safe for
 // concurrent use.
 type Metrics struct {
-	save, load operation
-	stall      prometheus.Histogram
-	leftOut    prometheus.Counter
-	step       prometheus.Gauge
-	phase      *prometheus.HistogramVec
-	stager     *cairn.Stager // nil: none
+	save, load, upload operation
+	stall              prometheus.Histogram
+	leftOut            prometheus.Counter
+	phase              *prometheus.SummaryVec
+	requests, retries  *prometheus.CounterVec
+	stager             *cairn.Stager // nil: none
+
+	mu       sync.Mutex
+	step     *int64    // of the newest save that succeeded; nil: none; guarded by mu
+	saved    time.Time // when it ended; guarded by mu
+	uploaded time.Time // when the newest upload that succeeded ended; guarded by mu
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// operation counts saves or loads.
+// operation counts saves, loads or uploads.
 type operation struct {
-	seconds         prometheus.Histogram
+	seconds interface {
+		prometheus.Collector
+		prometheus.Observer
+	}
 	bytes, failures prometheus.Counter
 }
 
-// buckets are bounds for seconds: 1 ms to about 35 minutes.
-var buckets = prometheus.ExponentialBuckets(0.001, 2, 22)
+// buckets are bounds for seconds: 1 ms to about 17 minutes. Each is a series of each rank, so
+// there are few, and only for saves, which alerts are about.
+var buckets = prometheus.ExponentialBuckets(0.001, 4, 11)
 
-// The use of staging memory is read when it is asked for.
+// These are read when they are asked for. A time or step is absent until there is one.
 var (
+	stepDesc     = prometheus.NewDesc("cairn_save_last_step", "Training step of the newest save that succeeded.", nil, nil)
+	savedDesc    = prometheus.NewDesc("cairn_save_last_success_timestamp_seconds", "Time at which the newest save that succeeded was durable.", nil, nil)
+	uploadedDesc = prometheus.NewDesc("cairn_upload_last_success_timestamp_seconds", "Time at which the newest upload that succeeded was durable.", nil, nil)
+
 	usedDesc    = prometheus.NewDesc("cairn_stage_used_bytes", "Staging memory in use.", nil, nil)
 	peakDesc    = prometheus.NewDesc("cairn_stage_peak_bytes", "The most staging memory that was in use.", nil, nil)
 	ceilingDesc = prometheus.NewDesc("cairn_stage_ceiling_bytes", "The most staging memory that may be in use.", nil, nil)
@@ -57,6 +72,12 @@ func New(stager *cairn.Stager) *Metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
+	summary := func(name, help string) prometheus.SummaryOpts {
+		return prometheus.SummaryOpts{Name: name, Help: help} // without quantiles: a sum and a count
+	}
+	perOp := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"op"})
+	}
 	return &Metrics{
 		save: operation{
 			seconds:  prometheus.NewHistogram(seconds("cairn_save_seconds", "Time from the call of a save until the checkpoint was durable.")),
@@ -64,18 +85,22 @@ func New(stager *cairn.Stager) *Metrics {
 			failures: counter("cairn_save_failures_total", "Saves that failed."),
 		},
 		load: operation{
-			seconds:  prometheus.NewHistogram(seconds("cairn_load_seconds", "Time of a load.")),
+			seconds:  prometheus.NewSummary(summary("cairn_load_seconds", "Time of a load.")),
 			bytes:    counter("cairn_load_bytes_total", "Bytes that this rank has loaded in loads that succeeded."),
 			failures: counter("cairn_load_failures_total", "Loads that failed."),
 		},
+		upload: operation{
+			seconds:  prometheus.NewSummary(summary("cairn_upload_seconds", "Time of an upload to the second store.")),
+			bytes:    counter("cairn_upload_bytes_total", "Bytes that this rank has uploaded in uploads that succeeded."),
+			failures: counter("cairn_upload_failures_total", "Uploads to the second store that failed."),
+		},
 		stall:   prometheus.NewHistogram(seconds("cairn_save_stall_seconds", "Time from the call of a save to its return, during which training stood still.")),
 		leftOut: counter("cairn_save_left_out_total", "Background saves that were skipped or replaced by a newer one."),
-		step: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cairn_save_last_step", Help: "Training step of the newest save that succeeded.",
-		}),
-		phase: prometheus.NewHistogramVec(
-			seconds("cairn_phase_seconds", "Time of a phase of a save or load, without waiting for other ranks."), []string{"op", "phase"}),
-		stager: stager,
+		phase: prometheus.NewSummaryVec(
+			summary("cairn_phase_seconds", "Time of a phase of a save or load, without waiting for other ranks."), []string{"op", "phase"}),
+		requests: perOp("cairn_requests_total", "Requests to object storage."),
+		retries:  perOp("cairn_retries_total", "Requests to object storage that were repeated."),
+		stager:   stager,
 	}
 }
 
@@ -86,21 +111,34 @@ func (m *Metrics) Observer(next *cairn.Observer) *cairn.Observer {
 	if next != nil {
 		o = *next
 	}
-	ended := o.Ended
+	ended, uploaded := o.Ended, o.Uploaded
 	o.Ended = func(out *cairn.Outcome) {
 		m.observe(out)
 		if ended != nil {
 			ended(out)
 		}
 	}
+	o.Uploaded = func(out *cairn.Outcome) {
+		m.observe(out)
+		if uploaded != nil {
+			uploaded(out)
+		}
+	}
 	return &o
 }
 
-// observe counts a save or load that is over.
+// observe counts a save, load or upload that is over.
 func (m *Metrics) observe(out *cairn.Outcome) {
 	op := &m.load
-	if out.Op == cairn.OpSave {
+	switch out.Op {
+	case cairn.OpSave:
 		op = &m.save
+	case cairn.OpUpload:
+		op = &m.upload
+	}
+	if t := out.Traffic; t != nil {
+		m.requests.WithLabelValues(out.Op).Add(float64(t.Requests))
+		m.retries.WithLabelValues(out.Op).Add(float64(t.Retries))
 	}
 	for _, p := range out.Phases {
 		m.phase.WithLabelValues(out.Op, p.Name).Observe((p.End - p.Start).Seconds())
@@ -114,13 +152,25 @@ func (m *Metrics) observe(out *cairn.Outcome) {
 	default:
 		op.seconds.Observe(out.Time.Seconds())
 		op.bytes.Add(float64(out.Bytes))
+		m.succeeded(out)
 	}
-	if out.Op != cairn.OpSave {
-		return
+	if out.Op == cairn.OpSave {
+		m.stall.Observe(out.Stall.Seconds())
 	}
-	m.stall.Observe(out.Stall.Seconds())
-	if out.Err == nil && out.Step != nil {
-		m.step.Set(float64(*out.Step))
+}
+
+// succeeded notes when the last save and the last upload succeeded.
+func (m *Metrics) succeeded(out *cairn.Outcome) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch out.Op {
+	case cairn.OpSave:
+		m.saved = time.Now()
+		if out.Step != nil {
+			m.step = new(*out.Step)
+		}
+	case cairn.OpUpload:
+		m.uploaded = time.Now()
 	}
 }
 
@@ -128,7 +178,7 @@ func (m *Metrics) observe(out *cairn.Outcome) {
 func (m *Metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		m.save.seconds, m.save.bytes, m.save.failures, m.load.seconds, m.load.bytes, m.load.failures,
-		m.stall, m.leftOut, m.step, m.phase,
+		m.upload.seconds, m.upload.bytes, m.upload.failures, m.stall, m.leftOut, m.phase, m.requests, m.retries,
 	}
 }
 
@@ -137,6 +187,9 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.collectors() {
 		c.Describe(ch)
 	}
+	ch <- stepDesc
+	ch <- savedDesc
+	ch <- uploadedDesc
 	if m.stager != nil {
 		ch <- usedDesc
 		ch <- peakDesc
@@ -149,11 +202,24 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range m.collectors() {
 		c.Collect(ch)
 	}
+	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
+	m.mu.Lock()
+	step, saved, uploaded := m.step, m.saved, m.uploaded
+	m.mu.Unlock()
+	if step != nil {
+		gauge(stepDesc, float64(*step))
+	}
+	if !saved.IsZero() {
+		gauge(savedDesc, float64(saved.UnixMilli())/1e3)
+	}
+	if !uploaded.IsZero() {
+		gauge(uploadedDesc, float64(uploaded.UnixMilli())/1e3)
+	}
 	if m.stager == nil {
 		return
 	}
 	u := m.stager.Usage()
-	ch <- prometheus.MustNewConstMetric(usedDesc, prometheus.GaugeValue, float64(u.Used))
-	ch <- prometheus.MustNewConstMetric(peakDesc, prometheus.GaugeValue, float64(u.Peak))
-	ch <- prometheus.MustNewConstMetric(ceilingDesc, prometheus.GaugeValue, float64(u.Ceiling))
+	gauge(usedDesc, float64(u.Used))
+	gauge(peakDesc, float64(u.Peak))
+	gauge(ceilingDesc, float64(u.Ceiling))
 }

@@ -3,8 +3,10 @@ package metrics_test
 import (
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/metrics"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -90,6 +93,8 @@ func value(m *dto.Metric) float64 {
 	switch {
 	case m.Histogram != nil:
 		return float64(m.Histogram.GetSampleCount())
+	case m.Summary != nil:
+		return float64(m.Summary.GetSampleCount())
 	case m.Counter != nil:
 		return m.Counter.GetValue()
 	}
@@ -131,11 +136,16 @@ func TestMetricsCountSavesAndLoads(t *testing.T) {
 		t.Errorf("cairn_stage_peak_bytes is %v; want at least 4000", p)
 	}
 	delete(got, "cairn_save_bytes_total")
+	if at := got["cairn_save_last_success_timestamp_seconds"]; math.Abs(float64(time.Now().Unix())-at) > 600 {
+		t.Errorf("cairn_save_last_success_timestamp_seconds is %v", at)
+	}
 	delete(got, "cairn_stage_peak_bytes")
+	delete(got, "cairn_save_last_success_timestamp_seconds")
 	want := map[string]float64{
 		"cairn_save_seconds": 2, "cairn_save_failures_total": 1, "cairn_save_left_out_total": 0,
 		"cairn_save_stall_seconds": 3, "cairn_save_last_step": 7,
 		"cairn_load_seconds": 1, "cairn_load_bytes_total": 4000, "cairn_load_failures_total": 1,
+		"cairn_upload_seconds": 0, "cairn_upload_bytes_total": 0, "cairn_upload_failures_total": 0,
 		"cairn_stage_used_bytes": 0, "cairn_stage_ceiling_bytes": 1 << 20,
 		"cairn_phase_seconds save stage": 1, "cairn_phase_seconds save plan": got["cairn_phase_seconds save plan"],
 		"cairn_phase_seconds save global-plan": got["cairn_phase_seconds save global-plan"], "cairn_phase_seconds load global-plan": 1,
@@ -157,6 +167,87 @@ func TestSavesThatAreLeftOutAreNoFailures(t *testing.T) {
 	if got["cairn_save_left_out_total"] != 2 || got["cairn_save_failures_total"] != 0 || got["cairn_save_stall_seconds"] != 0 {
 		t.Errorf("metrics are %v; want 2 left out, no failure, no stall", got)
 	}
+}
+
+// What is not known yet is absent, and not zero.
+func TestMetricsBeforeTheFirstSave(t *testing.T) {
+	j := newJob(t)
+	if err := j.save(fault.New(new(mem.Store), fault.CrashAt(1)), 8); err == nil {
+		t.Fatal("a save to a store that fails returned no error")
+	}
+	got := j.gather()
+	for _, name := range []string{"cairn_save_last_step", "cairn_save_last_success_timestamp_seconds", "cairn_upload_last_success_timestamp_seconds"} {
+		if v, ok := got[name]; ok {
+			t.Errorf("%s is %v before the first success", name, v)
+		}
+	}
+	if got["cairn_save_failures_total"] != 1 {
+		t.Errorf("metrics are %v; want a failure", got)
+	}
+}
+
+func TestMetricsCountUploads(t *testing.T) {
+	j := newJob(t)
+	passed := 0
+	o := j.Observer(&cairn.Observer{Uploaded: func(*cairn.Outcome) { passed++ }})
+	o.Uploaded(&cairn.Outcome{Op: cairn.OpUpload, Bytes: 100, Time: time.Second, Traffic: &blob.Traffic{Requests: 7, Retries: 2}})
+	o.Uploaded(&cairn.Outcome{Op: cairn.OpUpload, Err: errors.New("no answer")})
+	o.Ended(&cairn.Outcome{Op: cairn.OpSave, Traffic: &blob.Traffic{Requests: 1}})
+	got := j.gather()
+	for name, want := range map[string]float64{
+		"cairn_upload_seconds": 1, "cairn_upload_bytes_total": 100, "cairn_upload_failures_total": 1,
+		"cairn_requests_total upload": 7, "cairn_retries_total upload": 2, "cairn_requests_total save": 1, "cairn_retries_total save": 0,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v; want %v", name, v, want)
+		}
+	}
+	if _, ok := got["cairn_upload_last_success_timestamp_seconds"]; !ok || passed != 2 {
+		t.Errorf("%d uploads were passed on, the time of the last success is there: %v; want 2, true", passed, ok)
+	}
+}
+
+// A rank has few series, because there are many ranks.
+func TestSeriesOfARank(t *testing.T) {
+	j := newJob(t)
+	o := j.Observer(nil)
+	for op, phases := range map[string][]string{
+		cairn.OpSave: {meta.PhaseStage, meta.PhasePlan, meta.PhaseGlobalPlan, meta.PhaseWrite, meta.PhaseCommit},
+		cairn.OpLoad: {meta.PhasePlan, meta.PhaseGlobalPlan, meta.PhaseRead}, cairn.OpUpload: nil,
+	} {
+		out := &cairn.Outcome{Op: op, Step: new(int64(7)), Traffic: new(blob.Traffic)}
+		for _, name := range phases {
+			out.Phases = append(out.Phases, meta.Phase{Name: name})
+		}
+		o.Ended(out)
+	}
+	if n := j.series(); n > 70 {
+		t.Errorf("a rank has %d series; want at most 70", n)
+	}
+}
+
+// series returns the number of time series that Prometheus stores.
+func (j *job) series() int {
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(j.Metrics)
+	families, err := r.Gather()
+	if err != nil {
+		j.Fatal(err)
+	}
+	n := 0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			switch {
+			case m.Histogram != nil:
+				n += len(m.Histogram.GetBucket()) + 3 // +Inf, sum, count
+			case m.Summary != nil:
+				n += 2
+			default:
+				n++
+			}
+		}
+	}
+	return n
 }
 
 func TestMetricsFollowTheConventions(t *testing.T) {

@@ -38,9 +38,14 @@ type Observer struct {
 	// package meta name them. Its times count from the call of the save or load.
 	Phase func(p meta.Phase)
 	// Ended receives the outcome of a save or load when it is over, also of one that
-	// failed. No other function is called after it, except for Warned if the upload of a
-	// background save fails. The Outcome must not be changed.
+	// failed. No other function is called after it, except for Uploaded. The Outcome must
+	// not be changed.
 	Ended func(o *Outcome)
+	// Uploaded receives the outcome of the upload of a background save to its second store
+	// when it is over, also of one that failed; Outcome.Op is OpUpload, and Outcome.Time
+	// counts from the beginning of the upload. It is not called if the save has failed. The
+	// Outcome must not be changed.
+	Uploaded func(o *Outcome)
 }
 
 func (o *Observer) planned(n int64) {

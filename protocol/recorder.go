@@ -21,11 +21,13 @@ const (
 	OpSave    = "save"
 	OpLoad    = "load"
 	OpConvert = "convert"
+	// OpUpload is the upload of a save to a second store.
+	OpUpload = "upload"
 )
 
 // Outcome describes a save or load that is over on one rank.
 type Outcome struct {
-	Op     string // OpSave or OpLoad
+	Op     string // OpSave or OpLoad; OpUpload for Observer.Uploaded
 	Rank   int    // negative: all ranks
 	SaveID string // empty: unknown
 	Step   *int64 // nil: unknown
@@ -36,6 +38,9 @@ type Outcome struct {
 	Bytes int64
 	// Phases are in the order in which they ended.
 	Phases []meta.Phase
+	// Traffic is what the store did, among it the requests that were repeated. Nil: it is
+	// not known, or the store does not count it.
+	Traffic *blob.Traffic
 	// Err is nil if the save or load succeeded.
 	Err error
 }
@@ -57,7 +62,6 @@ type Recorder struct {
 	stall  time.Duration // until the call returned; zero: it has not
 	failed string        // the phase that failed last
 	ended  bool
-	store  *blob.Traffic // what the store did; nil: not known
 }
 
 // tracerName is the name of the instrumentation in spans.
@@ -150,15 +154,19 @@ func (p *OpenPhase) End(bytes int64, err error) {
 		r.failed = p.phase.Name
 	}
 	r.mu.Unlock()
-	endSpan(p.span, at, bytes, err)
+	endSpan(p.span, at, bytes, err, nil)
 	if err == nil {
 		r.add(p.phase)
 	}
 }
 
-func endSpan(span trace.Span, at time.Time, bytes int64, err error) {
+// endSpan ends a span. t may be nil.
+func endSpan(span trace.Span, at time.Time, bytes int64, err error, t *blob.Traffic) {
 	if span.IsRecording() {
 		span.SetAttributes(attribute.Int64("cairn.bytes", bytes))
+		if t != nil {
+			span.SetAttributes(attribute.Int64("cairn.requests", t.Requests), attribute.Int64("cairn.retries", t.Retries))
+		}
 		if err != nil {
 			span.RecordError(err)
 			span.SetStatus(codes.Error, err.Error())
@@ -176,7 +184,7 @@ func (r *Recorder) Note(p meta.Phase) {
 	r.mu.Lock()
 	_, span := r.startSpan(r.Context(context.Background()), p.Name, r.start.Add(p.Start))
 	r.mu.Unlock()
-	endSpan(span, r.start.Add(p.End), p.Bytes, nil)
+	endSpan(span, r.start.Add(p.End), p.Bytes, nil, nil)
 	r.add(p)
 }
 
@@ -291,7 +299,7 @@ func (r *Recorder) EndStall() {
 func (r *Recorder) Traffic(t *blob.Traffic) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.store = t
+	r.out.Traffic = t
 }
 
 // End ends the recording. Bytes is what the rank has written or read, err the outcome.
@@ -316,11 +324,11 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	if r.failed != "" {
 		attrs = append(attrs, slog.String("phase", r.failed))
 	}
-	if t := r.store; t != nil {
+	if t := r.out.Traffic; t != nil {
 		attrs = append(attrs, trafficAttrs(t)...)
 	}
 	r.mu.Unlock()
-	endSpan(r.span, now, bytes, err)
+	endSpan(r.span, now, bytes, err, out.Traffic)
 	if r.observer.Ended != nil {
 		r.observer.Ended(&out)
 	}
@@ -344,21 +352,35 @@ func (r *Recorder) logEnd(out *Outcome, attrs []slog.Attr, benign []error) {
 	r.log(level, text, attrs)
 }
 
-// LogUpload logs the end of an upload to a second store, which may come after End. t may be
-// nil. err is nil if the upload succeeded.
-func (r *Recorder) LogUpload(bytes int64, d time.Duration, t *blob.Traffic, err error) {
+// EndUpload records the end of the upload of the save to a second store, which comes after
+// End: in the log, for the Observer, and as a span below the span of the save. d is how long
+// the upload took. Zero: since the end of the save. t may be nil. err is nil if the upload
+// succeeded.
+func (r *Recorder) EndUpload(bytes int64, d time.Duration, t *blob.Traffic, err error) {
+	now := time.Now()
 	r.mu.Lock()
-	attrs := r.logAttrs()
-	r.mu.Unlock()
-	if err != nil {
-		r.log(slog.LevelError, "upload: failed", append(attrs, slog.String("error", err.Error())))
-		return
+	attrs, out := r.logAttrs(), r.out
+	if d == 0 {
+		d = max(0, now.Sub(r.start)-r.out.Time)
 	}
-	attrs = append(attrs, rateAttrs(d, bytes)...)
+	out.Op, out.Phases, out.Bytes, out.Time, out.Stall, out.Traffic, out.Err = OpUpload, nil, bytes, d, 0, t, err
+	_, span := r.tracer.Start(r.Context(context.Background()), "cairn."+OpUpload, trace.WithTimestamp(now.Add(-d)), trace.WithAttributes(r.attributes()...))
+	r.mu.Unlock()
+	endSpan(span, now, bytes, err, t)
+	if r.observer.Uploaded != nil {
+		r.observer.Uploaded(&out)
+	}
+	level, text := slog.LevelInfo, "upload: done"
+	if err == nil {
+		attrs = append(attrs, rateAttrs(d, bytes)...)
+	} else {
+		level, text = slog.LevelError, "upload: failed"
+		attrs = append(attrs, slog.Float64("seconds", d.Seconds()), slog.String("error", err.Error()))
+	}
 	if t != nil {
 		attrs = append(attrs, trafficAttrs(t)...)
 	}
-	r.log(slog.LevelInfo, "upload: done", attrs)
+	r.log(level, text, attrs)
 }
 
 // trafficAttrs describe in log records what a store did.

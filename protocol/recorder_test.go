@@ -432,3 +432,46 @@ func TestSpansOfAFailedSave(t *testing.T) {
 		t.Errorf("spans (-want +got):\n%s", d)
 	}
 }
+
+// An upload is a span below its save, which is over by then. A failed one is an error in the
+// log, and its time counts from the end of the save.
+func TestUploadsAreRecorded(t *testing.T) {
+	var log bytes.Buffer
+	var outcomes []*protocol.Outcome
+	got := solo(t, func(ctx context.Context, _ *inproc.Group) {
+		for _, err := range []error{nil, errors.New("no answer")} {
+			r := protocol.NewRecorder(ctx, protocol.OpSave, 0, slog.New(slog.NewJSONHandler(&log, nil)), &protocol.Observer{
+				Uploaded: func(o *protocol.Outcome) { outcomes = append(outcomes, o) },
+			})
+			time.Sleep(time.Second)
+			r.Traffic(&blob.Traffic{Requests: 5})
+			r.End(100, nil)
+			time.Sleep(3 * time.Second)
+			if err == nil {
+				r.EndUpload(100, 2*time.Second, &blob.Traffic{Requests: 9, Retries: 4}, nil)
+			} else {
+				r.EndUpload(0, 0, nil, err)
+			}
+		}
+	})
+	want := []string{
+		"cairn.save in trainer: 1 s rank=0 bytes", "cairn.upload in cairn.save: 2 s rank=0 bytes",
+		"cairn.save in trainer: 1 s rank=0 bytes", "cairn.upload in cairn.save: 3 s rank=0 Error [no answer]",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("spans (-want +got):\n%s", d)
+	}
+	done := map[string]any{"level": "INFO", "msg": "save: done", "rank": 0.0, "requests": 5.0, "retries": 0.0, "hedges": 0.0, "bytes": 100.0, "seconds": 1.0, "bytes_per_second": 100.0}
+	wantLog := []map[string]any{
+		done,
+		{"level": "INFO", "msg": "upload: done", "rank": 0.0, "bytes": 100.0, "seconds": 2.0, "bytes_per_second": 50.0, "requests": 9.0, "retries": 4.0, "hedges": 0.0},
+		done,
+		{"level": "ERROR", "msg": "upload: failed", "rank": 0.0, "seconds": 3.0, "error": "no answer"},
+	}
+	if d := cmp.Diff(wantLog, records(t, &log)); d != "" {
+		t.Errorf("log records (-want +got):\n%s", d)
+	}
+	if len(outcomes) != 2 || outcomes[0].Op != protocol.OpUpload || outcomes[0].Traffic.Retries != 4 || outcomes[1].Err == nil || outcomes[1].Time != 3*time.Second {
+		t.Errorf("Observer.Uploaded received %+v", outcomes)
+	}
+}

@@ -546,9 +546,9 @@ func (s *server) uploaded(generation uint64, rec *protocol.Recorder, r *tier.Rep
 	if err != nil {
 		v := saverError(err)
 		body.Error = &v
-		rec.LogUpload(0, 0, nil, err)
+		rec.EndUpload(0, 0, nil, err)
 	} else {
-		rec.LogUpload(r.LocalBytes, r.Time, r.Traffic, nil)
+		rec.EndUpload(r.LocalBytes, r.Time, r.Traffic, nil)
 	}
 	s.out.send(typeUploaded, body)
 }
