@@ -29,6 +29,9 @@ type LatestOptions struct {
 	// Wait makes Latest wait until no save is under way in the folders. ctx bounds
 	// how long it waits.
 	Wait bool
+	// Waiting, if not nil, is called on rank 0 while Latest waits: after a few seconds, and
+	// then in intervals. Its argument wraps ErrUnderWay and names a save.
+	Waiting func(err error)
 	// Remote is the address of the same run in another store, to which its saves are
 	// uploaded; see AsyncOptions.Remote. Latest looks in both. If both have the newest
 	// checkpoint, it returns the one in run. Empty: there is no such run.
@@ -85,7 +88,7 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 	var waitErr error
 	f, err := group.Broadcast(ctx, o.Group, "latest", 0, group.Func[*Found]{EncodeFunc: encodeFound, DecodeFunc: decodeFound}, func(ctx context.Context) (*Found, error) {
 		if o.Wait {
-			if waitErr = waitIdle(ctx, run, o.Remote); waitErr != nil {
+			if waitErr = waitIdle(ctx, run, &o); waitErr != nil {
 				return nil, waitErr
 			}
 		}
@@ -204,12 +207,24 @@ func openFolder(ctx context.Context, address string, local bool) (blob.Store, er
 	return file.Open(address, nil)
 }
 
+const (
+	// quietWait is how long Latest waits before it calls LatestOptions.Waiting, and
+	// waitPause the time between two calls.
+	quietWait = 3 * time.Second
+	waitPause = 10 * time.Second
+)
+
 // waitIdle waits until no save is under way in the folders of a run and of the remote one.
-func waitIdle(ctx context.Context, run, remote string) error {
+func waitIdle(ctx context.Context, run string, o *LatestOptions) error {
+	next := time.Now().Add(quietWait)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := checkIdle(context.WithoutCancel(ctx), run, remote) // so that its error names the save
+		err := checkIdle(context.WithoutCancel(ctx), run, o.Remote) // so that its error names the save
 		if !errors.Is(err, ErrUnderWay) {
 			return err
+		}
+		if now := time.Now(); o.Waiting != nil && now.After(next) {
+			o.Waiting(err)
+			next = now.Add(waitPause)
 		}
 		select {
 		case <-time.After(pause):

@@ -185,9 +185,17 @@ func TestLatestWaitsForASaveUnderWay(t *testing.T) {
 			saveStep(t, busy, 2, nil)
 			end()
 		}()
-		f, err := cairn.Latest(t.Context(), run, &cairn.LatestOptions{Wait: true})
+		said := 0
+		f, err := cairn.Latest(t.Context(), run, &cairn.LatestOptions{Wait: true, Waiting: func(err error) {
+			if said++; !errors.Is(err, cairn.ErrUnderWay) || !strings.Contains(err.Error(), "step-2") {
+				t.Errorf("Waiting receives %v; want the save to step 2", err)
+			}
+		}})
 		if err != nil || f.Path != busy {
 			t.Errorf("Latest = %+v, %v; want step 2", f, err)
+		}
+		if said < 100 || said > 400 {
+			t.Errorf("Waiting was called %d times in an hour", said)
 		}
 	})
 }

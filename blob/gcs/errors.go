@@ -46,8 +46,11 @@ func explain(err error) error {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &credential):
+		// The client of the SDK wraps each error in a *url.Error, which is a net.Error too, so
+		// only the cause says whether the network is at fault or the file of the key.
+		var op *net.OpError
 		var network net.Error
-		passing := errors.As(err, &network)
+		passing := errors.As(credential.err, &op) || remote.IsUnreachable(credential.err) || errors.As(credential.err, &network) && network.Timeout()
 		return &remote.Error{Err: fmt.Errorf("%w: %w", fs.ErrPermission, credential.err), Retry: passing, Hint: hintCredentials}
 	}
 	unreachable := remote.IsUnreachable(err)

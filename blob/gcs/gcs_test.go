@@ -53,6 +53,25 @@ func TestBadCredentials(t *testing.T) {
 	}
 }
 
+// A key file that is malformed inside is found with the first request, which is not
+// repeated.
+func TestMalformedKeyFailsAtOnce(t *testing.T) {
+	t.Setenv(emulatorEnv, "")
+	file := filepath.Join(t.TempDir(), "key.json")
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
+	key := `{"type": "service_account", "client_email": "me@x", "private_key_id": "1", "private_key": "hush", "token_uri": "http://127.0.0.1:1/token"}`
+	if err := os.WriteFile(file, []byte(key), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), "gs://bucket/x", nil)
+	if err == nil {
+		_, err = s.Stat(t.Context(), "y")
+	}
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), hintCredentials) || strings.Contains(err.Error(), "hush") || strings.Contains(err.Error(), "attempt") {
+		t.Errorf("Stat with a malformed key = %v; want a hint at the credentials, at the first attempt", err)
+	}
+}
+
 // A token that cannot be had is an error of credentials, not of the connection.
 func TestTokenRefused(t *testing.T) {
 	refused := &authorizer{base: roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("invalid_grant") })}

@@ -98,7 +98,7 @@ func (s *Store) attempts(e *Error) int {
 // passing reason. uncertain reports whether the service may have carried out an attempt
 // that failed, or may do so later.
 func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(context.Context) error) (uncertain bool, err error) {
-	pause := s.policy.Pause
+	pause, begin := s.policy.Pause, time.Now()
 	for i := 1; ; i++ {
 		if ctx.Err() != nil {
 			return uncertain, context.Cause(ctx)
@@ -118,7 +118,7 @@ func (s *Store) repeat(ctx context.Context, op, key string, n int, request func(
 		s.count.retries.Add(1)
 		wait := max(time.Duration(float64(pause)*(0.5+rand.Float64())), e.After)
 		pause = min(2*pause, s.policy.MaxPause)
-		s.log.LogAttrs(ctx, levelRetry, "request is repeated", attrs(op, key, i, wait, err)...)
+		s.log.LogAttrs(ctx, levelRetry, "request is repeated", attrs(op, key, i, wait, time.Since(begin), err)...)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():

@@ -386,8 +386,9 @@ func check(ctx context.Context, name string) error {
 // newWriter returns a name that no other writer has.
 func newWriter() string { return rand.Text() }
 
-func attrs(op, key string, attempt int, wait time.Duration, err error) []slog.Attr {
+func attrs(op, key string, attempt int, wait, elapsed time.Duration, err error) []slog.Attr {
 	return []slog.Attr{
 		slog.String("op", op), slog.String("key", key), slog.Int("attempt", attempt), slog.Duration("wait", wait), slog.Any("error", err),
+		slog.Duration("elapsed", elapsed),
 	}
 }

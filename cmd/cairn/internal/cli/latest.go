@@ -48,6 +48,14 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
+	if opts.Wait {
+		for _, address := range []string{run, opts.Remote} {
+			if problem := cannotWait(ctx, address); problem != "" {
+				o.warn("warning: %s", clean(problem))
+			}
+		}
+		opts.Waiting = func(err error) { o.warn("waiting: %s", clean(oneLine(err.Error()))) }
+	}
 	f, err := cairn.Latest(ctx, run, opts)
 	if err != nil {
 		return withHint(err, latestHint(ctx, run, err))
@@ -65,6 +73,24 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 			o.warn("skipped %s: %s", clean(blob.Redact(s.Path)), clean(oneLine(s.Problem)))
 		}
 	})
+}
+
+// cannotWait says which saves to an address --wait does not wait for. It ignores errors,
+// because only a warning depends on it.
+func cannotWait(ctx context.Context, address string) string {
+	if address == "" || isLocal(address) {
+		return ""
+	}
+	s, err := blob.OpenAddress(ctx, address)
+	if err != nil {
+		return ""
+	}
+	shown := blob.Redact(address)
+	base, _ := blob.Locate(s, "") // a folder of a store has the methods, but not the locks
+	if _, ok := base.(blob.Locker); !ok {
+		return fmt.Sprintf("--wait has no effect: %s has no locks", shown)
+	}
+	return fmt.Sprintf("--wait cannot wait for a save to %s that began less than %v ago, because such saves have no lock in object storage yet", shown, publish.LockAfter)
 }
 
 // isUncertain reports whether the commit of a save at an address is uncertain. It ignores

@@ -72,6 +72,15 @@ func (o *output) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(o.err, nil))
 }
 
+// storeLogger returns the logger of stores. Without --verbose it shows long waits only, and
+// nothing with --quiet or --json.
+func (o *output) storeLogger() *slog.Logger {
+	if o.verbose || o.quiet || o.json {
+		return o.logger()
+	}
+	return slog.New(&waits{say: o.warn})
+}
+
 func (o *output) encode(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -94,7 +94,7 @@ func newRootCmd() *cobra.Command {
 	root.SetUsageFunc(printUsage)
 	addOutputFlags(root.PersistentFlags())
 	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
-		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).logger()))
+		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).storeLogger()))
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
