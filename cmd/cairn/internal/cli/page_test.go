@@ -62,7 +62,7 @@ func page(root *cobra.Command) string {
 		case c.Hidden:
 		case c.IsAdditionalHelpTopicCommand():
 			topics = append(topics, c)
-		case c.Name() == "completion" || c.Name() == "help":
+		case c.Name() == "completion" || c.Name() == "help" || c.Name() == "man":
 			last = append(last, c) // of interest to few
 		default:
 			writeCommand(&b, c)
@@ -83,7 +83,7 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 		fmt.Fprintf(b, "\n%s", t)
 	}
 	if c.HasExample() {
-		fmt.Fprintf(b, "\nExamples:\n\n```\n%s\n```\n", dedent(c.Example))
+		fmt.Fprintf(b, "\nExamples:\n\n```\n%s\n```\n", dedentText(c.Example))
 	}
 	for _, sub := range c.Commands() {
 		if sub.IsAvailableCommand() {
@@ -136,14 +136,6 @@ func markdown(text string) string {
 	return b.String()
 }
 
-func dedent(text string) string {
-	lines := strings.Split(text, "\n")
-	for i := range lines {
-		lines[i] = strings.TrimPrefix(lines[i], "  ")
-	}
-	return strings.Join(lines, "\n")
-}
-
 // Every command has a short and a long text, examples, and completion.
 func TestCommandsAreExplained(t *testing.T) {
 	var walk func(c *cobra.Command)
@@ -178,7 +170,7 @@ func TestJSONIsExplained(t *testing.T) {
 	for name, vs := range map[string][]any{
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
 		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
-		"repair": {repairResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
+		"repair": {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
