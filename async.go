@@ -1,6 +1,7 @@
 package cairn
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -396,8 +398,8 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	s.generation = p.number
 	s.mu.Unlock()
 	if adm.Restart {
-		if err = s.restart(ctx, job.Group, adm.Settle, p.recorder.Warn); err != nil {
-			err = s.restart(ctx, job.Group, false, p.recorder.Warn) // perhaps one of them was killed
+		if err = s.restart(ctx, job.Group, p.store, adm.Settle, p.recorder.Warn); err != nil {
+			err = s.restart(ctx, job.Group, p.store, false, p.recorder.Warn) // perhaps one of them was killed
 		}
 	} else {
 		err = s.regroup(ctx, job.Group)
@@ -526,8 +528,8 @@ const settleTime = 5 * time.Second
 // restart replaces the saver processes of all ranks and lets them meet. None of the old
 // ones is left then, so none can publish a save that counts as failed. If settle is set,
 // the old ones complete their saves first. warn receives why the old one of this rank has
-// ended, if it has.
-func (s *Stager) restart(ctx context.Context, g group.Group, settle bool, warn func(error)) error {
+// ended, if it has. store is that of the next save.
+func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, settle bool, warn func(error)) error {
 	err := group.Each(ctx, group.StopEarly(g), "start", func(ctx context.Context) error {
 		if settle && !s.settle(ctx) {
 			return context.Cause(ctx)
@@ -546,7 +548,9 @@ func (s *Stager) restart(ctx context.Context, g group.Group, settle bool, warn f
 			}
 		}
 		s.setProcess(nil)
-		p, err := saver.Start(ctx, *s.options.Process, s.arena)
+		opts := *s.options.Process
+		opts.Title = cmp.Or(opts.Title, fmt.Sprintf("rank %d, %s", g.Rank(), runOf(store)))
+		p, err := saver.Start(ctx, opts, s.arena)
 		if err == nil {
 			s.setProcess(p)
 		}
@@ -698,6 +702,14 @@ func addressOf(s blob.Store) (string, bool) {
 		return s.address, true
 	}
 	return "", false
+}
+
+// runOf returns the address of the folder above a store, which is that of a run, for
+// messages.
+func runOf(s blob.Store) string {
+	address, _ := addressOf(s)
+	dir, _ := blob.SplitAddress(filepath.ToSlash(address))
+	return blob.Redact(strings.TrimSuffix(dir, "/"))
 }
 
 // notAFolder says why a saver process cannot save to s.

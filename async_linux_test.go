@@ -487,3 +487,25 @@ func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
 		}
 	}
 }
+
+// A saver process has a name of its own, and ps shows the rank and the run.
+func TestSaverProcessesAreNamed(t *testing.T) {
+	run := filepath.Join(t.TempDir(), "my run")
+	s := stager(t, modes["process"](1<<20))
+	p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, "step-1"), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, pid := range savers(t) {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // empty if it has ended
+		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		found = found || string(comm) == "cairn-saver\n" && bytes.HasSuffix(args, []byte("\x00cairn-saver: rank 0, "+run+"\x00"))
+	}
+	if !found {
+		t.Errorf("of the processes %v, none has the name of a saver of %s", savers(t), run)
+	}
+}

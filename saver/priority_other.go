@@ -3,3 +3,5 @@
 package saver
 
 func yieldToTrainer() {}
+
+func nameProcess() {}

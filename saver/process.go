@@ -31,6 +31,9 @@ type Options struct {
 	// Command is the program with its arguments, such as "cairn", "saver". Nil: this
 	// program. It must call Main before it does anything else.
 	Command []string
+	// Title is an argument that this program gets as a saver, so that ps shows what it saves.
+	// It is not used with a Command. Empty: the rank and the folder of the run.
+	Title string
 	// Listen is the address at which the saver of rank 0 listens for those of the other
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
@@ -40,6 +43,9 @@ type Options struct {
 	// may share it. Empty: the log is discarded.
 	Log string
 }
+
+// processName is the name of saver processes in ps and top.
+const processName = "cairn-saver"
 
 // variable tells a program that it is to be a saver.
 const variable = "CAIRN_SAVER"
@@ -94,6 +100,7 @@ func Run(opts *ServeOptions) error {
 	// SIGPIPE would end a saver whose log goes to a trainer that has ended.
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	yieldToTrainer()
+	nameProcess()
 	sock, arena := os.NewFile(sockFD, "socket"), os.NewFile(arenaFD, "arena")
 	defer arena.Close()
 	conn, err := net.FileConn(sock)
@@ -172,7 +179,7 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		if err != nil {
 			return nil, err
 		}
-		command = []string{self}
+		command = []string{self, processName + ": " + o.Title} // Main looks at no arguments
 	}
 	conn, theirs, err := socketPair()
 	if err != nil {

@@ -324,7 +324,7 @@ func (d *deadlineWriter) Write(b []byte) (int, error) {
 
 // newSaverCmd returns the command that a trainer starts as its saver process.
 func newSaverCmd() *cobra.Command {
-	cmd := newCommand("saver", wantArgs(0, 0), cobra.NoFileCompletions, func(*cobra.Command, []string) error { return saver.Run(nil) })
+	cmd := newCommand("saver", wantArgs(0, 1), cobra.NoFileCompletions, func(*cobra.Command, []string) error { return saver.Run(nil) })
 	cmd.Hidden = true
 	return cmd
 }
