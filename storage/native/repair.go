@@ -29,8 +29,9 @@ type RepairOptions struct {
 	SaveID string
 	// DryRun makes Repair write nothing. The report is the same as without it.
 	DryRun bool
-	// Force rebuilds even if a readable record and index exist, and lets
-	// SaveID replace another save that is complete.
+	// Force rebuilds even if a readable record and index exist, lets SaveID replace
+	// another save that is complete, and gives new checksums to chunks of a data file
+	// that is damaged according to the record.
 	Force bool
 	// Progress, if not nil, receives the number of bytes that were read.
 	Progress func(bytes int64)
@@ -48,6 +49,12 @@ type RepairReport struct {
 	Tensors int64 `json:"tensors"`
 	Values  int64 `json:"values"`
 	Bytes   int64 `json:"bytes"`
+	// Recomputed counts the chunks whose checksums were computed from the bytes as they
+	// are now, because no readable index has them. Damage in them does not show.
+	Recomputed int64 `json:"recomputed"`
+	// Problems are damaged data files, by the checksums of an index or record that could
+	// be read. They stay damaged; verify reports them too.
+	Problems []storage.VerifyProblem `json:"problems,omitempty"`
 	// Others are the newer saves that were tried first and are not complete, each with
 	// the reason.
 	Others map[string]string `json:"others,omitempty"`
@@ -58,10 +65,12 @@ func (r *RepairReport) count(saveID string, files int, t recordTotals) {
 }
 
 // Repair rebuilds a lost or damaged record and index from the data files, which
-// describe themselves. The checksums are computed from the bytes as they are
-// now, so what was damaged before stays damaged; what a planner kept with the
-// checkpoint is lost with the record. The data files are not touched, and
-// nothing is written unless a save is complete.
+// describe themselves. It keeps the checksums of an index that is still there, as far
+// as it can be read, and reports data files that do not match them. Other checksums are
+// computed from the bytes as they are now, so damage in them does not show; if the
+// record shows it, Repair refuses with storage.ErrCorrupt, unless Force is set. What a
+// planner kept with the checkpoint is lost with the record. The data files are not
+// touched, and nothing is written unless a save is complete.
 //
 // It refuses with blob.ErrLocked to rebuild while a save is under way there, as
 // far as the store can tell, and with storage.ErrChanged if saves replace the
@@ -124,7 +133,8 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 			return err
 		}
 	}
-	err = rb.scan(ctx, o.Progress)
+	rep.Recomputed, rep.Problems = 0, nil // of this try
+	err = rb.scan(ctx, rec, o, rep)
 	if err == nil && !o.DryRun {
 		err = rb.write(ctx, rec)
 	}
@@ -352,7 +362,11 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 		}
 		left[self.Rank]--
 	}
-	rb.md.Entries = found.entries()
+	known, err := readKnown(ctx, rb.store, rb.id)
+	if err != nil {
+		return err
+	}
+	rb.md.Entries = found.entries(known)
 	var missing []string
 	if n := rb.self.Ranks - len(left); rb.self.Ranks > 0 && n != 0 { // zero: unknown
 		missing = append(missing, fmt.Sprintf("all files of %d of the %d ranks that wrote", n, rb.self.Ranks))
@@ -395,12 +409,19 @@ func (rb *rebuild) checkSelf(name string, self *selfDescription) error {
 	return nil
 }
 
-// scan reads the data files and computes their checksums.
-func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
+// scan reads the data files and computes their checksums. What the index has checksums
+// of keeps them, and the files of rec keep the checksums in rec: scan adds to rep which
+// of them do not match.
+func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *RepairReport) error {
+	recorded := map[string]uint32{} // checksums of files
+	if rec != nil && rec.SaveID == rb.id {
+		for _, f := range rec.Files {
+			recorded[f.Name] = f.CRC32C
+		}
+	}
 	items := map[string][]*scanItem{}
 	for id := range reading.Chunks(rb.md.Entries) {
 		it := newScanItem(id)
-		it.loc.Sums = it.sums
 		items[it.loc.File] = append(items[it.loc.File], it)
 	}
 	for _, name := range rb.names {
@@ -408,16 +429,77 @@ func (rb *rebuild) scan(ctx context.Context, progress func(int64)) error {
 		s := &scan{items: items[name]}
 		size, err := reading.Scan(ctx, rb.store, name, func(p []byte, at int64) {
 			s.add(p, at)
-			if progress != nil {
-				progress(int64(len(p)))
+			if o.Progress != nil {
+				o.Progress(int64(len(p)))
 			}
 		})
 		if err != nil {
 			return err
 		}
-		rb.files = append(rb.files, storage.File{Name: name, Size: size, CRC32C: s.crc})
+		var bad []reading.ChunkID
+		fresh := int64(0)
+		for _, it := range items[name] {
+			switch {
+			case it.loc.Sums == nil:
+				it.loc.Sums = it.sums
+				fresh++
+			case !slices.Equal(it.loc.Sums, it.sums):
+				bad = append(bad, it.id)
+			}
+		}
+		crc, ok := recorded[name]
+		if !ok {
+			crc = s.crc
+		}
+		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, crc)
+		switch {
+		case crc != s.crc && fresh > 0 && !o.Force:
+			return fmt.Errorf("%w: %s of %s: %s: new checksums would hide the damage from loads; only by force it gets them", storage.ErrCorrupt, name, rb.store, text)
+		case crc == s.crc:
+			text = "its bytes do not match the checksums in the index"
+		}
+		if crc != s.crc || len(bad) > 0 {
+			rep.Problems = append(rep.Problems, storage.VerifyProblem{File: name, FQNs: reading.Names(bad), Text: text})
+		}
+		rep.Recomputed += fresh
+		rb.files = append(rb.files, storage.File{Name: name, Size: size, CRC32C: crc})
 	}
 	return nil
+}
+
+// readKnown returns the entries of the index of a save, by name, as far as they can be
+// read. A damaged block costs the entries in it, a missing index all of them.
+func readKnown(ctx context.Context, s blob.Store, saveID string) (map[string]*meta.Entry, error) {
+	r, err := s.Open(ctx, indexFileName(saveID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	x, err := openIndex(ctx, r)
+	if broken(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", indexFileName(saveID), err)
+	}
+	known := map[string]*meta.Entry{}
+	entries := make([]meta.Entry, x.tail.entries)
+	for i, b := range x.blocks {
+		err := x.decodePiece(ctx, i, i+1, entries)
+		if broken(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for j := b.before; j < b.before+b.entries; j++ {
+			known[entries[j].FQN] = &entries[j]
+		}
+	}
+	return known, nil
 }
 
 // readHeader reads the header of a data file and its description of the file.
@@ -491,8 +573,9 @@ func (f finds) add(e meta.Entry, number int32) error {
 		f[e.FQN] = have
 	}
 	switch {
-	case ok && have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes):
-		return nil // a copy that another rank wrote
+	case e.Bytes != nil && have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes):
+		// The first, or a copy that another rank wrote.
+		have.chunks = append(have.chunks, foundChunk{loc: e.Bytes.Loc})
 	case ok && (have.Tensor == nil || e.Tensor == nil || have.Tensor.Properties != e.Tensor.Properties ||
 		!slices.Equal(have.Tensor.Shape, e.Tensor.Shape) || !have.Path.Equal(e.Path)):
 		return fmt.Errorf("%w: it contradicts another file, or itself, about %q", storage.ErrCorrupt, e.FQN)
@@ -508,10 +591,16 @@ func sameValue(a, b *meta.Bytes) bool {
 }
 
 // entries returns all entries in the order of their names, and their chunks in the order
-// of their numbers. Of the copies of a chunk that several ranks wrote, it uses one.
-func (f finds) entries() []meta.Entry {
+// of their numbers. Of the copies of a chunk that several ranks wrote, it uses one. An
+// entry of the index, which known has by its name, is used as it is if the data files
+// have what it describes.
+func (f finds) entries(known map[string]*meta.Entry) []meta.Entry {
 	out := make([]meta.Entry, 0, len(f))
 	for _, fqn := range slices.Sorted(maps.Keys(f)) {
+		if k := known[fqn]; k != nil && f[fqn].has(k) {
+			out = append(out, *k)
+			continue
+		}
 		e, chunks := f[fqn].Entry, f[fqn].chunks
 		slices.SortStableFunc(chunks, func(a, b foundChunk) int { return cmp.Compare(a.number, b.number) })
 		chunks = slices.CompactFunc(chunks, func(a, b foundChunk) bool { return a.number == b.number && a.box.Equal(b.box) })
@@ -519,12 +608,46 @@ func (f finds) entries() []meta.Entry {
 			e.Tensor.Chunks, e.Tensor.Locs = nil, nil
 		}
 		for _, c := range chunks {
+			if e.Tensor == nil {
+				break // Bytes has the location of the first copy
+			}
 			e.Tensor.Chunks = append(e.Tensor.Chunks, c.box)
 			e.Tensor.Locs = append(e.Tensor.Locs, c.loc)
 		}
 		out = append(out, e)
 	}
 	return out
+}
+
+// has reports whether the data files have the tensor or value e, and each of its chunks
+// at the place that e names.
+func (f *find) has(e *meta.Entry) bool {
+	type place struct {
+		file, key      string
+		offset, length int64
+	}
+	placeOf := func(l *meta.Location) place { return place{l.File, keyOf(l), l.Offset, l.Length} }
+	at := make(map[place]foundChunk, len(f.chunks))
+	for _, c := range f.chunks {
+		at[placeOf(&c.loc)] = c
+	}
+	if !f.Path.Equal(e.Path) || (f.Tensor == nil) != (e.Tensor == nil) {
+		return false
+	}
+	if e.Bytes != nil {
+		_, ok := at[placeOf(&e.Bytes.Loc)]
+		// The bytes of an inline value have a checksum in the index and none in the header.
+		return ok && f.Bytes.Codec == e.Bytes.Codec && (f.Bytes.Inline == nil) == (e.Bytes.Inline == nil)
+	}
+	if f.Tensor.Properties != e.Tensor.Properties || !slices.Equal(f.Tensor.Shape, e.Tensor.Shape) {
+		return false
+	}
+	for i, box := range e.Tensor.Chunks {
+		if c, ok := at[placeOf(&e.Tensor.Locs[i])]; !ok || !c.box.Equal(box) {
+			return false
+		}
+	}
+	return true
 }
 
 // entry returns an entry with the one chunk, or the value, that s describes. he is its

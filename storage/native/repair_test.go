@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // contents returns the bytes of all objects.
@@ -375,5 +377,124 @@ func TestRepairByForceDoesNotHideDamage(t *testing.T) {
 	defer c.Close()
 	if rep, err := c.Verify(t.Context(), nil); err != nil || len(rep.Problems) == 0 {
 		t.Errorf("Verify afterwards = %+v, %v; want the damage", rep, err)
+	}
+}
+
+// damageTensor changes a byte of a tensor of one chunk, and returns the file that it is
+// in.
+func damageTensor(t testing.TB, s blob.Store, fqn string) string {
+	t.Helper()
+	c, err := Format{}.Open(context.Background(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	e, ok, err := c.Find(context.Background(), fqn)
+	if err != nil || !ok {
+		t.Fatalf("Find(%q) = %v, %v", fqn, ok, err)
+	}
+	loc := e.Tensor.Locs[0]
+	err = fault.Damage(context.Background(), s, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 1; return b })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loc.File
+}
+
+// verified returns the problems that a verification finds.
+func verified(t testing.TB, s blob.Store) []storage.VerifyProblem {
+	t.Helper()
+	c, err := Format{}.Open(context.Background(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	rep, err := c.Verify(context.Background(), nil)
+	if err != nil && !errors.Is(err, storage.ErrCorrupt) {
+		t.Fatal(err)
+	}
+	return rep.Problems
+}
+
+func TestRepairKeepsTheChecksumsOfTheIndex(t *testing.T) {
+	const name = "nested.a\"<b>☃.0"
+	for what, harm := range map[string]func(s blob.Store){
+		"the record is lost":    func(s blob.Store) { remove(t, s, recordName) },
+		"the record is damaged": func(s blob.Store) { damage(t, s, recordName) },
+	} {
+		for _, dry := range []bool{true, false} {
+			s := new(mem.Store)
+			saveOdd(t, s, "odd", nil)
+			file := damageTensor(t, s, name)
+			harm(s)
+			rep, err := Repair(t.Context(), s, &RepairOptions{DryRun: dry})
+			if err != nil || !rep.Rebuilt || rep.Recomputed != 0 {
+				t.Fatalf("%s: Repair = %+v, %v; want no new checksums", what, rep, err)
+			}
+			if len(rep.Problems) != 1 || rep.Problems[0].File != file || !slices.Equal(rep.Problems[0].FQNs, []string{name}) {
+				t.Errorf("%s: problems = %+v; want %q in %s", what, rep.Problems, name, file)
+			}
+			if dry {
+				continue
+			}
+			if got := verified(t, s); len(got) != 1 || got[0].File != file || got[0].FQN != name {
+				t.Errorf("%s: Verify after Repair finds %+v; want %q in %s", what, got, name, file)
+			}
+			if err := loadOdd(t, at(s, nil, storage.ReadOptions{})); !errors.Is(err, storage.ErrCorrupt) {
+				t.Errorf("%s: load after Repair = %v; want %v", what, err, storage.ErrCorrupt)
+			}
+		}
+	}
+}
+
+// The index has several blocks. One is damaged; the checksums in the others are kept.
+func TestRepairKeepsTheChecksumsOfTheRestOfAnIndex(t *testing.T) {
+	state := plan.State{
+		"a": storagetest.Filled(t, tensor.Float32, []int64{2}, 1),
+		"z": storagetest.Filled(t, tensor.Float32, []int64{2}, 2),
+	}
+	for i := range 20 {
+		state[fmt.Sprintf("m%02d", i)] = slices.Repeat([]byte{byte(i)}, 8000) // inside the index
+	}
+	s := new(mem.Store)
+	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("many", 1, 1), state); err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, s)
+	file := damageTensor(t, s, "z")
+	remove(t, s, recordName)
+	index := "many" + indexSuffix
+	if err := fault.Damage(t.Context(), s, index, func(b []byte) []byte { b[indexHeaderSize+20] ^= 1; return b }); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := Repair(t.Context(), s, nil)
+	if err != nil || rep.Recomputed != 1 {
+		t.Fatalf("Repair = %+v, %v; want a new checksum for one tensor", rep, err)
+	}
+	if got := verified(t, s); len(got) != 1 || got[0].File != file || got[0].FQN != "z" {
+		t.Errorf("Verify after Repair finds %+v; want z in %s", got, file)
+	}
+	if !bytes.Equal(contents(t, s)[index], before[index]) {
+		t.Errorf("the rebuilt index differs from the one that was written")
+	}
+}
+
+// Without an index, the record still shows that a data file is damaged.
+func TestRepairKeepsTheChecksumsOfTheRecord(t *testing.T) {
+	s := new(mem.Store)
+	saveOdd(t, s, "odd", nil)
+	file := damageTensor(t, s, "nested.a\"<b>☃.0")
+	remove(t, s, oddIndex)
+	before := contents(t, s)
+	if rep, err := Repair(t.Context(), s, nil); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), file) {
+		t.Errorf("Repair = %+v, %v; want %v and %s", rep, err, storage.ErrCorrupt, file)
+	}
+	checkContents(t, s, before)
+	rep, err := Repair(t.Context(), s, &RepairOptions{Force: true})
+	if err != nil || len(rep.Problems) != 1 || rep.Problems[0].File != file {
+		t.Errorf("Repair by force = %+v, %v; want a problem with %s", rep, err, file)
+	}
+	if got := verified(t, s); len(got) != 1 || got[0].File != file {
+		t.Errorf("Verify after Repair finds %+v; want %s", got, file)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -21,16 +22,17 @@ import (
 
 // repairResult is what 'cairn repair --json' prints.
 type repairResult struct {
-	Path     string            `json:"path"`
-	SaveID   string            `json:"save_id"`
-	Rebuilt  bool              `json:"rebuilt"`
-	DryRun   bool              `json:"dry_run"`
-	Sums     string            `json:"checksums"`
-	Files    int               `json:"files"`
-	Tensors  int64             `json:"tensors"`
-	Objects  int64             `json:"objects"`
-	NumBytes int64             `json:"nbytes"`
-	Others   map[string]string `json:"others"`
+	Path     string                  `json:"path"`
+	SaveID   string                  `json:"save_id"`
+	Rebuilt  bool                    `json:"rebuilt"`
+	DryRun   bool                    `json:"dry_run"`
+	Sums     string                  `json:"checksums"`
+	Files    int                     `json:"files"`
+	Tensors  int64                   `json:"tensors"`
+	Objects  int64                   `json:"objects"`
+	NumBytes int64                   `json:"nbytes"`
+	Problems []storage.VerifyProblem `json:"problems"`
+	Others   map[string]string       `json:"others"`
 
 	unindexed bool // for hf: it has no index
 }
@@ -79,11 +81,16 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		}
 		return withHint(err, repairHint(cmd.Context(), path, opts.SaveID, err))
 	}
-	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes, rep.Others, false}
-	if r.Rebuilt {
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes,
+		append([]storage.VerifyProblem{}, rep.Problems...), rep.Others, false}
+	if rep.Recomputed > 0 {
 		r.Sums = "recomputed"
 	}
-	return o.result(r, func() { printRepaired(o, &r) })
+	if err := o.result(r, func() { printRepaired(o, &r) }); err != nil || len(r.Problems) == 0 {
+		return err
+	}
+	err = fmt.Errorf("%s: %s: %w", path, plural(len(r.Problems), "damaged data file"), cairn.ErrCorrupt)
+	return withHint(err, "everything else in it can be read; damaged files have to come from another copy")
 }
 
 func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.RepairOptions) error {
@@ -96,7 +103,8 @@ func repairIndex(cmd *cobra.Command, store blob.Store, path string, opts native.
 		return withHint(err, repairHint(cmd.Context(), path, "", err))
 	}
 	o := outputOf(cmd)
-	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes, map[string]string{}, !rep.Indexed}
+	r := repairResult{path, rep.SaveID, rep.Rebuilt, opts.DryRun, "none", rep.Files, rep.Tensors, 0, rep.Bytes,
+		[]storage.VerifyProblem{}, map[string]string{}, !rep.Indexed}
 	return o.result(r, func() { printRepaired(o, &r) })
 }
 
@@ -165,6 +173,8 @@ func repairHint(ctx context.Context, path, id string, err error) string {
 	switch {
 	case errors.Is(err, cairn.ErrExists):
 		return fmt.Sprintf("'cairn repair --force --save %s %s' replaces it by that save", id, quoteArg(path))
+	case errors.Is(err, cairn.ErrCorrupt):
+		return "copy the damaged files from another copy of the checkpoint"
 	case errors.Is(err, cairn.ErrIncomplete):
 		return "without the missing files it cannot be rebuilt; an older checkpoint is the way back"
 	case errors.Is(err, cairn.ErrNotFound):
@@ -189,8 +199,11 @@ func printRepaired(o *output, r *repairResult) {
 	default:
 		o.printf("%s: %s %s (%s)\n", clean(r.Path), rebuilt, o.good("rebuilt"), what)
 	}
-	if r.Rebuilt && !r.DryRun && r.Sums != "none" {
-		o.remark("its checksums were computed from the bytes as they are now: damage from before does not show\n")
+	if len(r.Problems) > 0 {
+		printProblems(o, r.Problems)
+	}
+	if r.Rebuilt && !r.DryRun && r.Sums == "recomputed" {
+		o.remark("checksums that could not be read were computed from the bytes as they are now: damage from before does not show there\n")
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.Others)) {
 		o.remark("not taken: save %s: %s\n", id, clean(r.Others[id]))

@@ -154,8 +154,12 @@ func printVerdict(o *output, v *verdict) {
 		}
 		return
 	}
+	printProblems(o, v.Problems)
+}
+
+func printProblems(o *output, problems []storage.VerifyProblem) {
 	t := newRows("FILE", "NAME", "PROBLEM")
-	for _, p := range v.Problems {
+	for _, p := range problems {
 		name := clean(p.FQN)
 		if len(p.FQNs) > 0 {
 			name = clean(p.FQNs[0])
