@@ -68,13 +68,16 @@ type StepError struct {
 	// Failures says what failed on which rank of the step's group. Errors from
 	// other ranks are of type [*RemoteError].
 	Failures map[int]error
+	// Alone means that the group of the step has one rank. The text does not name it.
+	Alone bool
 }
 
 // Ranks returns the failed ranks, ascending.
 func (e *StepError) Ranks() []int { return slices.Sorted(maps.Keys(e.Failures)) }
 
 // Error names the step and the failed ranks in ascending order, those with the
-// same text together. It spells out two dozen texts at most.
+// same text together. It spells out two dozen texts at most. A rank that is alone is
+// not named.
 func (e *StepError) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Step)
@@ -85,7 +88,11 @@ func (e *StepError) Error() string {
 			fmt.Fprintf(&b, "%sand %d more ranks", sep, len(e.Failures)-told)
 			break
 		}
-		fmt.Fprintf(&b, "%s%s: %v", sep, RanksText(ranks), e.Failures[ranks[0]])
+		b.WriteString(sep)
+		if !e.Alone {
+			fmt.Fprintf(&b, "%s: ", RanksText(ranks))
+		}
+		fmt.Fprint(&b, e.Failures[ranks[0]])
 		told += len(ranks)
 		sep = "; "
 	}

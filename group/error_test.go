@@ -133,3 +133,24 @@ func TestRanksOfAnError(t *testing.T) {
 		}
 	}
 }
+
+func TestStepErrorOfOneRankDoesNotNameIt(t *testing.T) {
+	broken := errors.New("broken")
+	for what, step := range map[string]func(g Group) error{
+		"Each": func(g Group) error {
+			return Each(t.Context(), g, "write", func(context.Context) error { return broken })
+		},
+		"Broadcast": func(g Group) error {
+			_, err := Broadcast(t.Context(), g, "write", 0, Bytes{}, func(context.Context) ([]byte, error) { return nil, broken })
+			return err
+		},
+	} {
+		err := step(Solo())
+		if err == nil || err.Error() != "write: broken" || !errors.Is(err, broken) {
+			t.Errorf("%s = %v; want write: broken", what, err)
+		}
+		if got := Ranks(err); !slices.Equal(got, []int{0}) {
+			t.Errorf("Ranks of %s = %v; want 0", what, got)
+		}
+	}
+}

@@ -100,7 +100,7 @@ func TestTallyOfMalformedMessages(t *testing.T) {
 		t.Fatalf("tally = %v; want ranks 1 and 3", f)
 	}
 	r := &round{g: Solo(), step: "write"}
-	const want = "write: rank 0: verdict on the step: malformed encoding: byte 1: the input ends inside a varint"
+	const want = "write: verdict on the step: malformed encoding: byte 1: the input ends inside a varint"
 	if err := r.failed([]byte{markFailures}); err.Error() != want {
 		t.Errorf("failed = %q; want %q", err, want)
 	}

@@ -74,7 +74,7 @@ func (r *round) settle(ctx context.Context, msg []byte) error {
 // failed returns the error that a message of failures stands for. The message
 // is the same on all ranks.
 func (r *round) failed(msg []byte) error {
-	e := &StepError{Step: r.step, Failures: make(map[int]error)}
+	e := &StepError{Step: r.step, Failures: make(map[int]error), Alone: r.g.Size() == 1}
 	f, err := failuresOf(msg, r.g.Size())
 	if err != nil {
 		e.Failures[0] = fmt.Errorf("verdict on the step: %w", err)
@@ -90,7 +90,7 @@ func (r *round) failed(msg []byte) error {
 
 // broken returns the error of a step whose collective call failed.
 func (r *round) broken(err error) error {
-	e := &StepError{Step: r.step, Failures: make(map[int]error)}
+	e := &StepError{Step: r.step, Failures: make(map[int]error), Alone: r.g.Size() == 1}
 	ge, ok := errors.AsType[*Error](err)
 	if !ok || len(ge.Ranks) == 0 {
 		e.Failures[r.g.Rank()] = err

@@ -131,7 +131,7 @@ func (brokenGroup) Broadcast(context.Context, int, []byte) ([]byte, error) { ret
 
 func TestStepErrorOfOtherErrors(t *testing.T) {
 	err := group.Each(t.Context(), brokenGroup{group.Solo()}, "write", func(context.Context) error { return nil })
-	if want := "write: rank 0: connection reset"; err == nil || err.Error() != want || !errors.Is(err, errWire) {
+	if want := "write: connection reset"; err == nil || err.Error() != want || !errors.Is(err, errWire) {
 		t.Errorf("Each = %v; want %s", err, want)
 	}
 }

@@ -70,7 +70,7 @@ func (s *InProcessSave) Plan(ctx context.Context, states []plan.State) error {
 	return nil
 }
 
-// Write writes every rank's data. The error names the rank.
+// Write writes every rank's data. The error names the rank if there are several.
 func (s *InProcessSave) Write(ctx context.Context) error {
 	s.Results = make([]*storage.WriteResults, len(s.Writers))
 	g, gctx := errgroup.WithContext(ctx)
@@ -84,10 +84,10 @@ func (s *InProcessSave) Write(ctx context.Context) error {
 				s.Results[r], err = s.rank(r).writeData(gctx, s.Plans[r])
 				return err
 			})
-			if err != nil {
-				return fmt.Errorf("rank %d: %w", r, err)
+			if err != nil && len(s.Writers) > 1 {
+				err = fmt.Errorf("rank %d: %w", r, err)
 			}
-			return nil
+			return err
 		})
 	}
 	return g.Wait()

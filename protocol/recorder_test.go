@@ -423,7 +423,7 @@ func TestSpansOfAFailedSave(t *testing.T) {
 		}
 	})
 	want := []string{
-		"cairn.save in trainer: 3 s rank=0 step=7 save_id=id Error [write: rank 0: broken]",
+		"cairn.save in trainer: 3 s rank=0 step=7 save_id=id Error [write: broken]",
 		"cairn.save.plan in cairn.save: 1 s rank=0 step=7 save_id=id",
 		"cairn.save.global-plan in cairn.save: 0 s rank=0 step=7 save_id=id",
 		"cairn.save.write in cairn.save: 2 s rank=0 step=7 save_id=id Error [broken]",

@@ -124,10 +124,10 @@ func (j *RankSave) finish(ctx context.Context, md *meta.Metadata, results []*sto
 }
 
 // NumberRank replaces rank 0 by Rank in the error of a step if RankLocal is set:
-// the group of such a rank has only rank 0.
+// the group of such a rank has only rank 0, which is one of several ranks that save.
 func (j *RankSave) NumberRank(err error) error {
 	if e, ok := errors.AsType[*group.StepError](err); ok && j.RankLocal && e.Failures[0] != nil {
-		e.Failures = map[int]error{j.Rank: e.Failures[0]}
+		e.Failures, e.Alone = map[int]error{j.Rank: e.Failures[0]}, false
 	}
 	return err
 }

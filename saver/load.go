@@ -182,9 +182,6 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		Group: group.Solo(), Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
 		Observer: s.observer(subject{Load: b.Load}),
 	})
-	if e, ok := err.(*group.StepError); ok && len(e.Failures) == 1 {
-		err = fmt.Errorf("%s: %w", e.Step, e.Failures[0]) // without "rank 0": it is that of the group of this load
-	}
 	if err == nil {
 		r.Traffic = since()
 		err = p.rest(r.Missing)
