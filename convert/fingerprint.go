@@ -107,6 +107,7 @@ func (f *fingerprinter) plan(p *plan.SavePlan) {
 	for i := range p.Items {
 		it := &p.Items[i]
 		f.text(it.FQN())
+		f.numbers(int64(it.Alias))
 		f.numbers(it.Box.Offsets...)
 		f.numbers(it.Box.Sizes...)
 	}

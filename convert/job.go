@@ -44,6 +44,9 @@ type entry struct {
 	// that hold each box. Nil: one rank writes the whole tensor.
 	boxes  []rankBox
 	copies int
+	// alias, if not zero, is the number of the entries that are one tensor in the source
+	// and in the target, under several names.
+	alias int32
 
 	value *keptValue // nil: a tensor
 	// chunks returns the index of a tensor with many chunks. Nil: it has few.
@@ -103,14 +106,14 @@ func (e *entry) wholeItem() plan.WriteItem {
 	if e.src.Tensor == nil {
 		return plan.WriteItem{Info: e.info, Kind: plan.KindBytes, Size: e.value.size}
 	}
-	return plan.WriteItem{Info: e.info, Kind: plan.KindTensor, Box: tensor.Whole(e.info.Shape)}
+	return plan.WriteItem{Info: e.info, Kind: plan.KindTensor, Box: tensor.Whole(e.info.Shape), Alias: e.alias}
 }
 
 func (e *entry) item(b tensor.Box) plan.WriteItem {
 	if slices.Equal(b.Sizes, e.info.Shape) {
 		return e.wholeItem()
 	}
-	return plan.WriteItem{Info: e.info, Kind: plan.KindShard, Box: b}
+	return plan.WriteItem{Info: e.info, Kind: plan.KindShard, Box: b, Alias: e.alias}
 }
 
 func (e *entry) describe() Item {
@@ -237,7 +240,42 @@ func (j *Job) choose() error {
 	if err := errors.Join(rename.Check(), checkUsed(casts)); err != nil {
 		return err
 	}
-	return j.index(len(rename) > 0)
+	if err := j.index(len(rename) > 0); err != nil {
+		return err
+	}
+	j.tie()
+	return nil
+}
+
+// tie numbers the entries that are one tensor under several names, and are so in the
+// target too.
+func (j *Job) tie() {
+	ties := j.md.Ties()
+	if len(ties) == 0 {
+		return
+	}
+	type tensorAs struct {
+		first string // the first of its names in the source
+		dtype tensor.DType
+	}
+	seen := map[tensorAs]*entry{}
+	last := int32(0)
+	for _, e := range j.entries {
+		key := tensorAs{ties[e.src.FQN], e.info.DType}
+		if key.first == "" {
+			key.first = e.src.FQN
+		}
+		lead, ok := seen[key]
+		if e.src.Tensor == nil || !ok {
+			seen[key] = e
+			continue
+		}
+		if lead.alias == 0 {
+			last++
+			lead.alias = last
+		}
+		e.alias = lead.alias
+	}
 }
 
 // index sorts the entries by their new names, which must be unique.

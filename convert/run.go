@@ -14,7 +14,6 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // run is a call of Run: a save whose planners return the plans of a job and stream the
@@ -254,10 +253,7 @@ type savePlanner struct {
 	rank int
 }
 
-var (
-	_ plan.SavePlanner = (*savePlanner)(nil)
-	_ storage.Aliaser  = (*savePlanner)(nil)
-)
+var _ plan.SavePlanner = (*savePlanner)(nil)
 
 func (p *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
@@ -294,29 +290,6 @@ func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
 		return plan.Data{Bytes: b}, err
 	}
 	return plan.Data{Stream: r.batches.open(e, it)}, nil
-}
-
-// view identifies the stored elements of a tensor of the source and their order,
-// and the result that they are converted to.
-type view struct {
-	file, key      string
-	offset, length int64
-	dtype, to      tensor.DType
-	shape          string
-}
-
-// Alias implements storage.Aliaser. Tensors at the same location of the same file
-// are one tensor, if the source has keys for the locations.
-func (p *savePlanner) Alias(it *plan.WriteItem) any {
-	e := p.run.job.find(it.FQN())
-	if e == nil || e.src.Tensor == nil || len(e.src.Tensor.Locs) != 1 {
-		return nil
-	}
-	t, l := e.src.Tensor, &e.src.Tensor.Locs[0]
-	if l.Detail == nil || l.Detail.Key == "" {
-		return nil
-	}
-	return view{l.File, l.Detail.Key, l.Offset, l.Length, t.DType, it.Info.DType, fmt.Sprint(t.Shape)}
 }
 
 // checkedWriter is a writer that leaves out the items that it cannot hold, and

@@ -217,8 +217,15 @@ func owners(entries []*entry, ranks int) (owner, counts []int) {
 	}
 	heap.Init(&loads)
 	slices.SortStableFunc(whole, func(a, b int) int { return cmp.Compare(entries[b].numBytes(), entries[a].numBytes()) })
+	of := map[int32]int{} // the rank of a tensor with several names, by its alias
 	for _, i := range whole {
 		owner[i] = loads[0].rank
+		if r, ok := of[entries[i].alias]; ok && entries[i].alias != 0 {
+			owner[i] = r
+			counts[r]++
+			continue
+		}
+		of[entries[i].alias] = owner[i]
 		counts[owner[i]]++
 		loads[0].bytes += entries[i].numBytes()
 		heap.Fix(&loads, 0)

@@ -49,6 +49,9 @@ type Item struct {
 	Files  int `json:"files"`
 	// NumBytes is the size of the whole tensor, or of the encoded object.
 	NumBytes int64 `json:"nbytes"`
+	// Tied is the first name of a tensor that the checkpoint stores once under several
+	// names, for the other names. Items sets it.
+	Tied string `json:"tied,omitempty"`
 }
 
 // NewItem describes an entry.
@@ -121,11 +124,15 @@ func Below(fqn, prefix string) bool {
 	return ok && (rest == "" || prefix == "" || rest[0] == '.' || strings.HasSuffix(prefix, "."))
 }
 
-// Items describes entries.
+// Items describes entries, which are in the order of their names.
 func Items(entries []*meta.Entry) []*Item {
-	out := make([]*Item, len(entries))
+	out, md := make([]*Item, len(entries)), meta.Metadata{Entries: make([]meta.Entry, len(entries))}
 	for i, e := range entries {
-		out[i] = NewItem(e)
+		out[i], md.Entries[i] = NewItem(e), *e
+	}
+	ties := md.Ties()
+	for _, it := range out {
+		it.Tied = ties[it.FQN]
 	}
 	return out
 }

@@ -114,21 +114,24 @@ type Totals struct {
 	Tensors  int64 `json:"tensors"`
 	Objects  int64 `json:"objects"`
 	Chunks   int64 `json:"chunks"`
+	// Elements and NumBytes are the sums over the items, with a tensor that has several
+	// names once.
 	Elements int64 `json:"elements"`
-	// NumBytes is the sum of the items' sizes.
 	NumBytes int64 `json:"nbytes"`
 }
 
 // Add counts one item.
 func (t *Totals) Add(it *Item) {
-	t.NumBytes += it.NumBytes
+	if it.Tied == "" {
+		t.NumBytes += it.NumBytes
+		t.Elements += it.Elements()
+	}
 	if it.Kind != KindTensor {
 		t.Objects++
 		return
 	}
 	t.Tensors++
 	t.Chunks += int64(it.Chunks)
-	t.Elements += it.Elements()
 }
 
 // DTypeTotals count the tensors of one dtype.
@@ -198,8 +201,10 @@ func sumDTypes(items []*Item) []DTypeTotals {
 	sums := map[string]DTypeTotals{}
 	for _, it := range items {
 		if it.Kind == KindTensor {
+			var t Totals
+			t.Add(it)
 			d := sums[it.DType]
-			sums[it.DType] = DTypeTotals{it.DType, d.Tensors + 1, d.Elements + it.Elements(), d.NumBytes + it.NumBytes}
+			sums[it.DType] = DTypeTotals{it.DType, d.Tensors + 1, d.Elements + t.Elements, d.NumBytes + t.NumBytes}
 		}
 	}
 	out := slices.AppendSeq([]DTypeTotals{}, maps.Values(sums))

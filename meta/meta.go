@@ -215,6 +215,67 @@ func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
 	return fmt.Errorf("%s cannot be read: %w", strings.Join(names, ", "), first.Err)
 }
 
+// Ties returns the tensors that the checkpoint stores once under several names: it maps
+// each of these names, apart from the first in order, to the first. Such tensors have the
+// same shape and dtype, and the same chunks at the same locations. Tied weights are saved
+// like this.
+func (m *Metadata) Ties() map[string]string {
+	var out map[string]string
+	first := map[place]*Entry{} // by the place of the first chunk that has bytes
+	for i := range m.Entries {
+		e := &m.Entries[i]
+		if e.Tensor == nil {
+			continue
+		}
+		j := slices.IndexFunc(e.Tensor.Locs, func(l Location) bool { return l.Length > 0 })
+		if j < 0 {
+			continue
+		}
+		at := e.place(j)
+		lead, ok := first[at]
+		switch {
+		case !ok:
+			first[at] = e
+		case e.tied(lead):
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[e.FQN] = lead.FQN
+		}
+	}
+	return out
+}
+
+// place is where a file has a chunk.
+type place struct {
+	file, key      string
+	offset, length int64
+}
+
+// place returns the place of chunk i of a tensor.
+func (e *Entry) place(i int) place {
+	l := &e.Tensor.Locs[i]
+	p := place{l.File, e.FQN, l.Offset, l.Length}
+	if l.Detail != nil && l.Detail.Key != "" {
+		p.key = l.Detail.Key
+	}
+	return p
+}
+
+// tied reports whether e and o are stored once.
+func (e *Entry) tied(o *Entry) bool {
+	a, b := e.Tensor, o.Tensor
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) || len(a.Locs) != len(b.Locs) || len(a.Locs) != len(a.Chunks) || len(b.Locs) != len(b.Chunks) {
+		return false
+	}
+	for i := range a.Locs {
+		if !a.Chunks[i].Equal(b.Chunks[i]) || a.Locs[i].Length > 0 && e.place(i) != o.place(i) {
+			return false
+		}
+	}
+	return true
+}
+
 // Names returns every name in order.
 func (m *Metadata) Names() []string {
 	out := make([]string, len(m.Entries))

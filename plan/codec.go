@@ -13,7 +13,7 @@ import (
 
 // codecVersion is the first byte of every encoded plan. It makes ranks that run
 // different builds fail with a clear error.
-const codecVersion = 2
+const codecVersion = 3
 
 // SavePlanCodec encodes and decodes the save plans that ranks send to each other. It
 // is safe for concurrent use. The zero value is ready for use. A codec from
@@ -78,6 +78,11 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
 	w.Uvarint(uint64(it.Size))
+	replicated := uint64(0)
+	if it.Replicated {
+		replicated = 1
+	}
+	w.Uvarint(uint64(it.Alias)<<1 | replicated)
 	encodeInts(w, it.Box.Offsets)
 	for _, n := range it.Box.Sizes {
 		w.Varint(n)
@@ -166,7 +171,7 @@ func checkVersion(r *wire.Reader) {
 }
 
 // minItemBytes is the smallest size of an encoded WriteItem.
-const minItemBytes = 5
+const minItemBytes = 6
 
 // itemDecoder decodes the items of one plan.
 type itemDecoder struct {
@@ -185,6 +190,11 @@ func (d *itemDecoder) item() WriteItem {
 		return WriteItem{}
 	}
 	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: decodeHint(r), Size: r.Size()}
+	flags := r.Uvarint()
+	if flags>>1 > math.MaxInt32 {
+		r.Fail("alias %d does not fit in 31 bits", flags>>1)
+	}
+	it.Alias, it.Replicated = int32(flags>>1), flags&1 != 0
 	n := r.CountMax(tensor.MaxDims)
 	it.Box = tensor.Box{Offsets: d.take(n), Sizes: d.take(n)}
 	if r.Err() == nil {

@@ -218,39 +218,40 @@ const huge = "\xff\xff\xff\xff\x0f" // 2³²-1 as a varint
 
 func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 	var (
-		head  = "\x02\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
+		head  = "\x03\x00" + string(make([]byte, 32)) + "\x00\x00\x00\x00" // version, changed, fingerprint, no data, none absent, no values
 		float = "\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x08"            // x: float32 [4], with its length
 		one   = head + "\x01\x00" + float                                  // one item of x
 	)
-	if p, err := (plan.SavePlanCodec{}).Decode([]byte(one + "\x02\x00\x00\x01\x00\x08")); err != nil || !p.Items[0].Box.Equal(span(0, 4)) {
+	if p, err := (plan.SavePlanCodec{}).Decode([]byte(one + "\x02\x00\x00\x00\x01\x00\x08")); err != nil || !p.Items[0].Box.Equal(span(0, 4)) {
 		t.Fatalf("the plan that the others are made from = %+v, %v", p, err)
 	}
 	for name, in := range map[string]string{
 		"another version":              "\x01" + head[1:] + "\x00",
-		"a boolean of two":             "\x02\x02" + head[2:] + "\x00",
+		"a boolean of two":             "\x03\x02" + head[2:] + "\x00",
 		"bytes after the end":          head + "\x00\x00",
 		"planner data":                 head[:34] + huge,
 		"absent names":                 head[:36] + huge,
 		"value sums":                   head[:37] + huge,
 		"items":                        head + huge,
 		"a description":                head + "\x01\x00" + huge,
-		"no first description":         head + "\x01\x01\x02\x00\x00\x01\x00\x08",
-		"half a description":           head + "\x01\x00\x02\x01x\x02\x00\x00\x01\x00\x08",
-		"a path of very many steps":    head + "\x01\x00\x08\x01x\x01" + huge + "\x02\x00\x00\x01\x00\x08",
-		"a shape of very many dims":    head + "\x01\x00\x0f\x01x\x00\x02\x00\x00\x00\x00\x00" + huge + "xx\x02\x00\x00\x01\x00\x08",
-		"a shape that is not there":    head + "\x01\x00\x0a\x01x\x00\x02\x00\x00\x00\x00\x00\x40" + "\x02\x00\x00\x01\x00\x08",
-		"no dtype":                     head + "\x01\x00\x0b\x01x\x00\x00\x00\x00\x00\x00\x00\x01\x08\x02\x00\x00\x01\x00\x08",
-		"a negative shape":             head + "\x01\x00\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x07\x02\x00\x00\x01\x00\x08",
-		"kind zero":                    one + "\x00\x00\x00\x01\x00\x08",
-		"kind nine":                    one + "\x09\x00\x00\x01\x00\x08",
-		"a hint beyond 32 bits":        one + "\x02\xff" + huge + "\x00\x01\x00\x08",
-		"a size beyond 63 bits":        one + "\x02\x00\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x01\x00\x08",
-		"a box of very many dims":      one + "\x02\x00\x00" + huge,
-		"a box of 65 dims":             one + "\x02\x00\x00\x41" + string(make([]byte, 130)),
-		"a box that is not there":      one + "\x02\x00\x00\x40\x00\x08",
-		"a box of other dims":          one + "\x02\x00\x00\x02\x00\x00\x00\x00",
-		"a box that leaves its tensor": one + "\x02\x00\x00\x01\x02\x08",
-		"a box of a value":             one + "\x03\x00\x00\x01\x00\x08",
+		"no first description":         head + "\x01\x01\x02\x00\x00\x00\x01\x00\x08",
+		"half a description":           head + "\x01\x00\x02\x01x\x02\x00\x00\x00\x01\x00\x08",
+		"a path of very many steps":    head + "\x01\x00\x08\x01x\x01" + huge + "\x02\x00\x00\x00\x01\x00\x08",
+		"a shape of very many dims":    head + "\x01\x00\x0f\x01x\x00\x02\x00\x00\x00\x00\x00" + huge + "xx\x02\x00\x00\x00\x01\x00\x08",
+		"a shape that is not there":    head + "\x01\x00\x0a\x01x\x00\x02\x00\x00\x00\x00\x00\x40" + "\x02\x00\x00\x00\x01\x00\x08",
+		"no dtype":                     head + "\x01\x00\x0b\x01x\x00\x00\x00\x00\x00\x00\x00\x01\x08\x02\x00\x00\x00\x01\x00\x08",
+		"a negative shape":             head + "\x01\x00\x0b\x01x\x00\x02\x00\x00\x00\x00\x00\x01\x07\x02\x00\x00\x00\x01\x00\x08",
+		"kind zero":                    one + "\x00\x00\x00\x00\x01\x00\x08",
+		"kind nine":                    one + "\x09\x00\x00\x00\x01\x00\x08",
+		"a hint beyond 32 bits":        one + "\x02\xff" + huge + "\x00\x00\x01\x00\x08",
+		"a size beyond 63 bits":        one + "\x02\x00\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00\x01\x00\x08",
+		"an alias beyond 31 bits":      one + "\x02\x00\x00" + huge + "\x01\x01\x00\x08",
+		"a box of very many dims":      one + "\x02\x00\x00\x00" + huge,
+		"a box of 65 dims":             one + "\x02\x00\x00\x00\x41" + string(make([]byte, 130)),
+		"a box that is not there":      one + "\x02\x00\x00\x00\x40\x00\x08",
+		"a box of other dims":          one + "\x02\x00\x00\x00\x02\x00\x00\x00\x00",
+		"a box that leaves its tensor": one + "\x02\x00\x00\x00\x01\x02\x08",
+		"a box of a value":             one + "\x03\x00\x00\x00\x01\x00\x08",
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := allocated(func() {
@@ -267,7 +268,7 @@ func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 
 func TestDecodeRefusesHostileLoadPlans(t *testing.T) {
 	// version, no data, one item: a tensor, from x at [0] to x at [0], 4 from 0 to 0
-	const head, index = "\x02\x00\x00\x01\x01", "\x01x\x01\x01\x00\x00"
+	const head, index = "\x03\x00\x00\x01\x01", "\x01x\x01\x01\x00\x00"
 	const good = head + index + index + "\x01\x00\x01\x00\x01\x08"
 	if p, err := (plan.LoadPlanCodec{}).Decode([]byte(good)); err != nil || p.Items[0].Lengths[0] != 4 {
 		t.Fatalf("the plan that the others are made from = %+v, %v", p, err)
@@ -275,12 +276,12 @@ func TestDecodeRefusesHostileLoadPlans(t *testing.T) {
 	for name, in := range map[string]string{
 		"another version":      "\x01" + good[1:],
 		"bytes after the end":  good + "\x00",
-		"items":                "\x02\x00\x00" + huge,
+		"items":                "\x03\x00\x00" + huge,
 		"a name":               head + huge,
 		"very many dims":       head + "\x01x\x01" + huge,
 		"dims not there":       head + "\x01x\x01\x40\x00",
 		"a hint of 33 bits":    head + "\x01x\x01\x01\x00\xff" + huge + index + "\x01\x00\x01\x00\x01\x08",
-		"a shard":              "\x02\x00\x00\x01\x02" + good[5:],
+		"a shard":              "\x03\x00\x00\x01\x02" + good[5:],
 		"other dims":           head + index + index + "\x00\x01\x00\x01\x08",
 		"a negative offset":    head + index + index + "\x01\x01\x01\x00\x01\x08",
 		"a negative source":    head + index + index + "\x01\x00\x01\x01\x01\x08",

@@ -32,6 +32,8 @@ type name struct {
 	holders  []ref // refs, ordered by chunk, then by rank
 	chunks   []chunk
 	boxes    []tensor.Box // of chunks, once they are numbered
+	tied     *name        // the name that this one is tied to; nil: none
+	leads    bool         // a name is tied to this one
 	problems []Problem
 }
 
@@ -40,8 +42,10 @@ type grouping struct {
 	in    []*SavePlan
 	names []name
 	byFQN map[string]int32
-	every bool      // every holder of a chunk writes it
-	hints [][]int32 // by rank and item: the chunk's position, or -1 for a dropped item
+	every bool         // every holder of a chunk writes it
+	loose map[ref]bool // items with an alias whose names are not tied
+	hints [][]int32    // by rank and item: the chunk's position, or -1 for a dropped item
+	many  [][]bool     // by rank and item: several ranks hold the chunk
 }
 
 func (g *grouping) item(r ref) *WriteItem { return &g.in[r.rank].Items[r.item] }
@@ -66,7 +70,10 @@ func group(plans []*SavePlan) (*grouping, error) {
 		ids[r] = find.ids(p.Items, ids[max(0, r-1)])
 		total += len(p.Items)
 	}
-	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids} // number overwrites the hints
+	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids, many: make([][]bool, len(plans))} // number overwrites the hints
+	for r, p := range plans {
+		g.many[r] = make([]bool, len(p.Items))
+	}
 	slab := make([]ref, total)
 	for i := range g.names {
 		n := find.count[i]
@@ -182,7 +189,9 @@ func GlobalWith(plans []*SavePlan, o GlobalOptions) ([]*SavePlan, *meta.Metadata
 		return nil, nil, err
 	}
 	inParallel(len(g.names), func(i int) { g.distinguish(&g.names[i]) })
+	g.tie()
 	g.assign(o.Owner)
+	g.follow()
 	done("dedup")
 	inParallel(len(g.names), func(i int) {
 		g.number(&g.names[i])
@@ -207,8 +216,9 @@ func (g *grouping) number(n *name) {
 		n.boxes = make([]tensor.Box, len(n.chunks))
 	}
 	for i := range n.chunks {
-		o := n.chunks[i].owner
+		o, many := n.chunks[i].owner, n.of(i)
 		g.hints[o.rank][o.item] = int32(i)
+		g.many[o.rank][o.item] = many[0].rank != many[len(many)-1].rank
 		if g.every {
 			g.keepCopies(n, i)
 		}
@@ -223,7 +233,7 @@ func (g *grouping) keepCopies(n *name, i int) {
 	last := n.chunks[i].owner.rank // the lowest rank
 	for _, h := range n.holders[n.chunks[i].first:n.chunks[i].end] {
 		if h.rank != last {
-			g.hints[h.rank][h.item] = int32(i)
+			g.hints[h.rank][h.item], g.many[h.rank][h.item] = int32(i), true
 			last = h.rank
 		}
 	}
@@ -244,8 +254,12 @@ func (g *grouping) plans() []*SavePlan {
 		p.Items = make([]WriteItem, 0, kept)
 		for i, h := range g.hints[r] {
 			if h >= 0 {
-				p.Items = append(p.Items, g.in[r].Items[i])
-				p.Items[len(p.Items)-1].Hint = h
+				it := g.in[r].Items[i]
+				it.Hint, it.Replicated = h, g.many[r][i]
+				if it.Alias != 0 && g.loose[ref{int32(r), int32(i)}] {
+					it.Alias = 0
+				}
+				p.Items = append(p.Items, it)
 			}
 		}
 		out[r] = &p
@@ -403,6 +417,74 @@ func (r OwnerRule) String() string {
 	return "least-loaded"
 }
 
+// tie finds the names that are one tensor with a name before them, on all ranks and in all
+// chunks.
+func (g *grouping) tie() {
+	type alias struct{ rank, number int32 }
+	first := map[alias]*name{}
+	for i := range g.names {
+		n := &g.names[i]
+		for _, r := range n.refs {
+			number := g.item(r).Alias
+			if number == 0 {
+				break // most names are not tied
+			}
+			if lead := first[alias{r.rank, number}]; lead == nil {
+				first[alias{r.rank, number}] = n
+			} else if n.tied == nil && lead.tied == nil && lead != n && g.tied(n, lead) {
+				n.tied, lead.leads = lead, true
+			}
+		}
+	}
+	for i := range g.names {
+		n := &g.names[i]
+		if n.tied != nil || n.leads {
+			continue
+		}
+		for _, r := range n.refs {
+			if g.item(r).Alias != 0 {
+				if g.loose == nil {
+					g.loose = map[ref]bool{}
+				}
+				g.loose[r] = true
+			}
+		}
+	}
+}
+
+// tied reports whether the ranks that hold a chunk of n hold the same chunk of lead, and
+// have both as one tensor.
+func (g *grouping) tied(n, lead *name) bool {
+	if len(n.chunks) != len(lead.chunks) {
+		return false
+	}
+	for i := range n.chunks {
+		a, b := n.of(i), lead.of(i)
+		if !slices.EqualFunc(a, b, func(x, y ref) bool { return x.rank == y.rank && g.item(x).Tied(g.item(y)) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// of returns the holders of chunk i.
+func (n *name) of(i int) []ref { return n.holders[n.chunks[i].first:n.chunks[i].end] }
+
+// follow makes the owner of each chunk of a tied name the rank that owns the chunk of the
+// name that it is tied to.
+func (g *grouping) follow() {
+	for i := range g.names {
+		n := &g.names[i]
+		if n.tied == nil {
+			continue
+		}
+		for j := range n.chunks {
+			k := slices.IndexFunc(n.of(j), func(r ref) bool { return r.rank == n.tied.chunks[j].owner.rank })
+			n.chunks[j].owner = n.of(j)[k]
+		}
+	}
+}
+
 // shared is a chunk with several holders whose owner is not chosen yet.
 type shared struct {
 	chunk   *chunk
@@ -419,6 +501,9 @@ func (g *grouping) assign(rule OwnerRule) {
 	var waiting []shared
 	for i := range g.names {
 		n := &g.names[i]
+		if n.tied != nil {
+			continue // it follows the name that it is tied to
+		}
 		for j := range n.chunks {
 			c := &n.chunks[j]
 			if c.end-c.first > 1 {

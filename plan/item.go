@@ -76,6 +76,12 @@ type WriteItem struct {
 	Box tensor.Box
 	// Size is the number of bytes of a KindBytes item.
 	Size int64
+	// Alias, if not zero, is a number that the items of this plan have that are one
+	// tensor under several names: they have the same bytes, dtype, shape and box.
+	// Formats that can store such tensors once do so.
+	Alias int32
+	// Replicated means that several ranks hold the item. The global plan sets it.
+	Replicated bool
 	// Hash identifies the content of a KindBytes item, so that the contents on
 	// different ranks can be compared. Zero: they are not compared. Ranks do not send
 	// Hash, but the copy of it in SavePlan.Values.

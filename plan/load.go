@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -612,7 +613,8 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 // map a map[string]any as [Place] makes it. Only the names for which want returns
 // true are made; nil means all. Positions of a list that are not wanted are nil
 // after the load. A tensor that was inside a value is a key of the state until
-// [ResolveRefs] puts it there.
+// [ResolveRefs] puts it there. Names that the checkpoint stores as one tensor, as
+// [meta.Metadata.Ties] says, get one tensor.
 //
 // If a name differs from its path, because a planner renamed it, the name itself
 // becomes a key of the state. If the chunks of a tensor do not cover it exactly,
@@ -623,7 +625,7 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	}
 	s := State{}
 	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
-	inside := md.Inside()
+	inside, ties, tied := md.Inside(), md.Ties(), map[string]any{}
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if want != nil && !want(e.FQN) {
@@ -633,7 +635,12 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 		if in, ok := inside[e.FQN]; ok && (want == nil || want(in)) {
 			path = meta.Path{meta.Key(e.FQN)}
 		}
-		v, err := blank(e)
+		first := cmp.Or(ties[e.FQN], e.FQN)
+		v, err := tied[first], error(nil)
+		if v == nil {
+			v, err = blank(e)
+			tied[first] = v
+		}
 		if err == nil {
 			err = p.place(s, path, v)
 		}

@@ -154,9 +154,9 @@ func TestAliasOfCastTensors(t *testing.T) {
 		return d
 	}}
 	p := localPlan(t, d, plan.State{"a": x, "b": x, "c": x})
-	a, b, c := d.Alias(&p.Items[0]), d.Alias(&p.Items[1]), d.Alias(&p.Items[2])
-	if a == nil || a != b || a == c {
-		t.Errorf("a has the alias of b: %v, that of c: %v; want true, false", a == b, a == c)
+	a, b, c := p.Items[0].Alias, p.Items[1].Alias, p.Items[2].Alias
+	if a == 0 || a != b || c != 0 {
+		t.Errorf("a, b and c have the aliases %d, %d and %d; want the same number for a and b, and none for c", a, b, c)
 	}
 }
 

@@ -38,8 +38,9 @@ type DefaultSave struct {
 	// set it alike.
 	DType func(fqn string, d tensor.DType) tensor.DType
 
-	setup  SaveSetup
-	values map[string]leafData
+	setup   SaveSetup
+	values  map[string]leafData
+	aliases aliases
 }
 
 var _ SavePlanner = (*DefaultSave)(nil)
@@ -68,7 +69,7 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.values = make(map[string]leafData, len(leaves))
+	d.values, d.aliases = make(map[string]leafData, len(leaves)), aliases{first: make(map[*byte]memory, len(leaves))}
 	p := &SavePlan{Items: make([]WriteItem, 0, len(leaves))}
 	var errs []error
 	for _, l := range leaves {
@@ -76,6 +77,7 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 			errs = append(errs, fmt.Errorf("%q: %w: %w", l.fqn, ErrState, err))
 		}
 	}
+	d.aliases = aliases{}
 	if len(errs) > 0 {
 		return nil, errorList(errs)
 	}
@@ -156,10 +158,12 @@ func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error
 		if err := b.Check(info.Shape); err != nil {
 			return err
 		}
-		if err := checkMemory(v, i); err != nil {
-			return err
+		part, _ := v.Part(i) // an error is left to the call that needs the part
+		if part != nil && part.IsPlaceholder() {
+			return tensor.ErrPlaceholder
 		}
 		p.Items = append(p.Items, WriteItem{Info: info, Kind: data.kind, Box: b})
+		d.aliases.add(p.Items, part)
 		if data.parts != nil {
 			data.parts[boxKey(b)] = i // equal boxes have equal contents
 		}
@@ -230,20 +234,62 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	return Data{Tensor: t}, err
 }
 
-// alias is a tensor and the dtype that it is saved in.
-type alias struct {
-	*tensor.Tensor
-	dtype tensor.DType
+// aliases finds items that have the same memory.
+type aliases struct {
+	first  map[*byte]memory   // by the address of the first byte
+	others map[*byte][]memory // further items at the same address
+	last   int32              // the last number
 }
 
-// Alias returns equal keys for two names of the same *tensor.Tensor that are saved in the
-// same dtype.
-func (d *DefaultSave) Alias(it *WriteItem) any {
-	v := d.values[it.FQN()]
-	if w, ok := v.tensor.(whole); ok {
-		return alias{w.Tensor, v.dtype}
+// memory is an item of a plan and its part of the state.
+type memory struct {
+	item int
+	part *tensor.Tensor
+}
+
+// add numbers the last item, whose memory is part, and an item before it, if both are one
+// tensor.
+func (a *aliases) add(items []WriteItem, part *tensor.Tensor) {
+	if part == nil || part.NumBytes() == 0 || len(part.Memory()) == 0 {
+		return
 	}
-	return nil
+	at, m := &part.Memory()[0], memory{len(items) - 1, part}
+	first, ok := a.first[at]
+	if !ok {
+		a.first[at] = m
+		return
+	}
+	for _, o := range append([]memory{first}, a.others[at]...) {
+		if x, y := &items[o.item], &items[m.item]; o.same(m) && x.sameTensor(y) && x.Info != y.Info {
+			if x.Alias == 0 {
+				a.last++
+				x.Alias = a.last
+			}
+			y.Alias = x.Alias
+			return
+		}
+	}
+	if a.others == nil {
+		a.others = map[*byte][]memory{}
+	}
+	a.others[at] = append(a.others[at], m)
+}
+
+// same reports whether the parts, which begin at the same address, have the same elements.
+func (m memory) same(o memory) bool {
+	return m.part.DType() == o.part.DType() && slices.Equal(m.part.Shape(), o.part.Shape()) && slices.Equal(m.part.Strides(), o.part.Strides())
+}
+
+// sameTensor reports whether both items are the same box of tensors of one shape and
+// dtype.
+func (w *WriteItem) sameTensor(o *WriteItem) bool {
+	return w.Kind != KindBytes && o.Kind != KindBytes && w.Info.DType == o.Info.DType &&
+		slices.Equal(w.Info.Shape, o.Info.Shape) && w.Box.Equal(o.Box)
+}
+
+// Tied reports whether both items, of one plan, are one tensor under two names.
+func (w *WriteItem) Tied(o *WriteItem) bool {
+	return w.Alias != 0 && w.Alias == o.Alias && w.sameTensor(o)
 }
 
 // castElements is the number of elements that a casting converts at once.

@@ -191,10 +191,7 @@ func givenAll[T any](what string, ranks int, call func() ([]*T, error)) ([]*T, e
 // source is the planner of a save, for calls by storage.
 type source struct{ plan.SavePlanner }
 
-var (
-	_ storage.Resolver = source{}
-	_ storage.Aliaser  = source{}
-)
+var _ storage.Resolver = source{}
 
 func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 	err = group.Catch(func() (err error) {
@@ -205,15 +202,6 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 		err = plan.Named(it.FQN(), fmt.Errorf("%w: the planner's Resolve returned no tensor and no error", plan.ErrProtocol))
 	}
 	return d, err
-}
-
-// Alias calls the planner's Alias if the planner is a storage.Aliaser, as the
-// default planner is. After a panic it returns nil.
-func (s source) Alias(it *plan.WriteItem) (key any) {
-	if a, ok := s.SavePlanner.(storage.Aliaser); ok {
-		_ = group.Catch(func() error { key = a.Alias(it); return nil })
-	}
-	return key
 }
 
 // target is the planner of a load, for calls by storage.

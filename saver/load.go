@@ -295,9 +295,10 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 	for _, m := range md.Missing {
 		d.Missing = append(d.Missing, m.FQN)
 	}
+	aliases := aliasesOf(md)
 	for i := range md.Entries {
 		e := &md.Entries[i]
-		out := Entry{Item: Item{Name: e.FQN}}
+		out := Entry{Item: Item{Name: e.FQN, Alias: aliases[e.FQN]}}
 		for _, at := range e.Path {
 			out.Path = append(out.Path, step(at))
 		}
@@ -310,6 +311,25 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		d.Entries[i] = out
 	}
 	return d
+}
+
+// aliasesOf returns a number for each tensor that has several names, by these names.
+func aliasesOf(md *meta.Metadata) map[string]int {
+	ties := md.Ties()
+	out, last := make(map[string]int, 2*len(ties)), 0
+	for i := range md.Entries {
+		fqn := md.Entries[i].FQN
+		first := ties[fqn]
+		if first == "" {
+			continue
+		}
+		if out[first] == 0 {
+			last++
+			out[first] = last
+		}
+		out[fqn] = out[first]
+	}
+	return out
 }
 
 // loadPlanner is the default planner that also reports what has arrived.

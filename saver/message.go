@@ -599,6 +599,10 @@ func (m *Item) tensor(it *plan.WriteItem, info *plan.Info) error {
 	if m.Sharded {
 		it.Kind, it.Box = plan.KindShard, tensor.Box{Offsets: m.Offsets, Sizes: m.Sizes}
 	}
+	if m.Alias < 0 || m.Alias > math.MaxInt32 {
+		return fmt.Errorf("the alias %d", m.Alias)
+	}
+	it.Alias = int32(m.Alias)
 	return nil
 }
 

@@ -650,7 +650,6 @@ func NewRequest(v Save, s *stage.Snapshot) *Request {
 		Owner: owner(v.Owner), ValuesMayDiffer: v.ValuesMayDiffer, Cache: v.Cache,
 		Absent: local.Absent, Items: make([]Item, len(local.Items)),
 	}
-	aliases := map[any]int{}
 	for i := range local.Items {
 		it := &local.Items[i]
 		b.Items[i] = describe(it)
@@ -659,12 +658,7 @@ func NewRequest(v Save, s *stage.Snapshot) *Request {
 			continue
 		}
 		b.Items[i].Strides = s.Strides(i)
-		if a := s.Alias(it); a != nil {
-			if aliases[a] == 0 {
-				aliases[a] = len(aliases) + 1
-			}
-			b.Items[i].Alias = aliases[a]
-		}
+		b.Items[i].Alias = int(it.Alias)
 	}
 	return &Request{Began: time.Now(), body: b}
 }

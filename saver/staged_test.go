@@ -2,11 +2,13 @@ package saver
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 func TestStagedMessageHasThePhaseOfStaging(t *testing.T) {
@@ -20,4 +22,25 @@ func TestStagedMessageHasThePhaseOfStaging(t *testing.T) {
 			t.Errorf("phase of %+v = %v; want ErrMessage", bad, err)
 		}
 	}
+}
+
+// A tensor that a checkpoint stores once under several names has one alias.
+func TestDescribedTiesHaveAliases(t *testing.T) {
+	md := &meta.Metadata{Entries: []meta.Entry{tiedEntry("a", "b", 0), tiedEntry("b", "", 0), tiedEntry("c", "", 16), tiedEntry("d", "b", 0)}}
+	got := map[string]int{}
+	for _, e := range newDescribed(1, md).Entries {
+		got[e.Name] = e.Alias
+	}
+	if want := (map[string]int{"a": 1, "b": 1, "c": 0, "d": 1}); !maps.Equal(got, want) {
+		t.Errorf("aliases = %v; want %v", got, want)
+	}
+}
+
+func tiedEntry(fqn, key string, offset int64) meta.Entry {
+	x := &meta.Tensor{Shape: []int64{4}, Chunks: []tensor.Box{tensor.Whole([]int64{4})}, Locs: []meta.Location{{File: "f", Offset: offset, Length: 16}}}
+	x.DType = tensor.Float32
+	if key != "" {
+		x.Locs[0].Detail = &meta.Detail{Key: key}
+	}
+	return meta.Entry{FQN: fqn, Tensor: x}
 }

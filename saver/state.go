@@ -235,14 +235,6 @@ func (s *state) SetUp(plan.SaveSetup) error { return nil }
 
 func (s *state) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// Alias implements storage.Aliaser.
-func (s *state) Alias(it *plan.WriteItem) any {
-	if x := s.byKey[it.Key()]; x != nil && x.Item.Alias != 0 {
-		return x.Item.Alias
-	}
-	return nil
-}
-
 // FinishPlan releases what this rank does not write.
 func (s *state) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	needed := make(map[*staged]bool, len(p.Items))

@@ -80,9 +80,8 @@ type item struct {
 	bytes  []byte         // the value
 	at     int64          // offset of the first element in the unit
 	dense  bool           // staged as contiguous elements; otherwise as it is in memory
-	alias  any
-	number int  // in the local plan
-	done   bool // it was read, or the save does not need it
+	number int            // in the local plan
+	done   bool           // it was read, or the save does not need it
 }
 
 // state is the state of a unit.
@@ -140,7 +139,6 @@ func (s *Snapshot) Generation() uint64 { return s.generation }
 
 // collect finds the memory of all items and divides it into units.
 func (s *Snapshot) collect() error {
-	aliaser, _ := s.inner.(interface{ Alias(it *plan.WriteItem) any })
 	var tensors []*item
 	for i := range s.local.Items {
 		it := &s.local.Items[i]
@@ -149,9 +147,6 @@ func (s *Snapshot) collect() error {
 			return err
 		}
 		x := &item{bytes: d.Bytes, source: d.Tensor}
-		if aliaser != nil {
-			x.alias = aliaser.Alias(it)
-		}
 		if d.Stream != nil {
 			if x.source, err = readStream(d.Stream); err != nil {
 				return plan.Named(it.FQN(), err)
@@ -643,14 +638,6 @@ func (s *Snapshot) finished(x *item) {
 	if u.left--; u.left == 0 && u.state != copying {
 		s.drop(u)
 	}
-}
-
-// Alias implements storage.Aliaser.
-func (s *Snapshot) Alias(it *plan.WriteItem) any {
-	if x := s.items[it.Key()]; x != nil {
-		return x.alias
-	}
-	return nil
 }
 
 // Resolve returns the staged content of an item, or that in the caller's memory if it is

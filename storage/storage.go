@@ -89,15 +89,6 @@ type Resolver interface {
 	Resolve(it *plan.WriteItem) (plan.Data, error)
 }
 
-// Aliaser is implemented by resolvers that can find out which items are the same
-// tensor.
-type Aliaser interface {
-	// Alias returns a comparable key. Items with equal keys have the same bytes, dtype
-	// and shape, because they are one tensor under several names. Nil: no other item
-	// is known to be the same tensor.
-	Alias(it *plan.WriteItem) any
-}
-
 // Reader carries out a load. Its methods are called in the order in which they are
 // listed: PrepareGlobalPlan only on the coordinator, the other methods on every rank.
 type Reader interface {

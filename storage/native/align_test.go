@@ -19,8 +19,8 @@ func TestEveryTensorBeginsAtAMultipleOfItsElement(t *testing.T) {
 		items = append(items, &plan.WriteItem{Info: value, Kind: plan.KindBytes, Size: int64(2*i + 1)})
 	}
 	for _, n := range []int{1, 3} {
-		for _, part := range spread(items, n) {
-			f, err := lay("f", part, &selfDescription{})
+		for _, part := range spread(items, n, nil) {
+			f, err := lay("f", part, nil, &selfDescription{})
 			if err != nil {
 				t.Fatal(err)
 			}

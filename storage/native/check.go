@@ -19,15 +19,17 @@ import (
 // their checksums, the header of a data file with the index, and the index with the
 // record.
 func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, error) {
-	items := itemsOf(f)
+	items := c.itemsOf(f)
 	s := &scan{items: items}
 	if err := f.Scan(ctx, s.add); err != nil {
 		return 0, err
 	}
 	var bad []reading.ChunkID
 	for _, it := range items {
-		if !slices.Equal(it.sums, it.loc.Sums) {
-			bad = append(bad, it.id)
+		for _, id := range it.ids() {
+			if !slices.Equal(it.sums, id.Loc().Sums) {
+				bad = append(bad, id)
+			}
 		}
 	}
 	if f.Size != f.File.Size { // one problem for the file, with all names that are damaged
@@ -61,13 +63,17 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 // itemsOf returns the chunks and values of a file in the order of a scan. If two of them
 // overlap, it reports a problem and returns nil, because one pass cannot compute their
 // checksums.
-func itemsOf(f *reading.FileCheck) []*scanItem {
+func (c *checkpoint) itemsOf(f *reading.FileCheck) []*scanItem {
 	var items []*scanItem
 	for _, id := range f.Chunks {
 		it := newScanItem(id)
 		if it.loc.Length == it.grid.total && len(it.loc.Sums) == len(it.sums) {
 			items = append(items, it) // otherwise chunkOf returns an error for it, which Verify reports
 		}
+	}
+	if f.Metadata != nil && c.rec.Tied {
+		c.once.Do(func() { c.ties = f.Metadata.Ties() })
+		items = joinTied(items, c.ties)
 	}
 	sortItems(items)
 	for i := 1; i < len(items); i++ {
@@ -134,6 +140,7 @@ func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
 // scanItem is a chunk or value whose checksums a scan computes.
 type scanItem struct {
 	id   reading.ChunkID
+	tied []reading.ChunkID // further names of the same chunk
 	loc  *meta.Location
 	grid grid
 	sums []uint32
@@ -148,6 +155,31 @@ func newScanItem(id reading.ChunkID) *scanItem {
 	}
 	g := gridOf(sizes, elem)
 	return &scanItem{id: id, loc: id.Loc(), grid: g, sums: make([]uint32, g.tiles())}
+}
+
+// ids returns the item and the chunks that are tied to it.
+func (it *scanItem) ids() []reading.ChunkID { return append([]reading.ChunkID{it.id}, it.tied...) }
+
+// joinTied joins the items of one file that are the same chunk under several names.
+func joinTied(items []*scanItem, ties map[string]string) []*scanItem {
+	if len(ties) == 0 {
+		return items
+	}
+	type chunk struct {
+		fqn string
+		n   int
+	}
+	first := map[chunk]*scanItem{}
+	var out []*scanItem
+	for _, it := range items { // in the order of the names
+		if lead := first[chunk{ties[it.id.Entry.FQN], it.id.N}]; lead != nil {
+			lead.tied = append(lead.tied, it.id)
+			continue
+		}
+		first[chunk{it.id.Entry.FQN, it.id.N}] = it
+		out = append(out, it)
+	}
+	return out
 }
 
 // sortItems sorts items by offset, as a scan needs them. An empty item comes before

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -77,6 +78,9 @@ type checkpoint struct {
 	rec   *record
 	file  blob.Reader // the index file
 	index *indexFile
+
+	once sync.Once
+	ties map[string]string // set by once, for verifications
 }
 
 var _ reading.Index = (*checkpoint)(nil)
@@ -148,7 +152,7 @@ func (c *checkpoint) Storage() meta.Storage {
 	r := c.rec
 	return meta.Storage{
 		ID: c.store.String(), SaveID: r.SaveID, Step: r.Step, Time: r.Time, WorldSize: r.WorldSize,
-		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", formatVersion),
+		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", r.version()),
 		Timeline: r.Timeline,
 	}
 }
@@ -175,15 +179,23 @@ func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	if err != nil {
 		return nil, c.named(err)
 	}
-	// In this format no byte belongs to two entries, so all entries together cannot be
-	// larger than the files. This check bounds the memory that a reader allocates.
+	// In this format no byte belongs to two entries, unless they are tied. So all entries
+	// together, the tied ones once, cannot be larger than the files. This check bounds the
+	// memory that a reader allocates.
 	var left int64
 	for _, f := range c.rec.Files {
 		left += f.Size
 	}
+	var ties map[string]string
+	if c.rec.Tied {
+		ties = (&meta.Metadata{Entries: entries}).Ties()
+	}
 	for i := range entries {
 		if err := c.checkEntry(&entries[i]); err != nil {
 			return nil, c.named(err)
+		}
+		if ties[entries[i].FQN] != "" {
+			continue
 		}
 		if left -= entries[i].NumBytes(); left < 0 {
 			return nil, c.named(fmt.Errorf("%w: its entries have more bytes than the files", storage.ErrCorrupt))

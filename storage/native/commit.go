@@ -78,7 +78,7 @@ func encode(md *meta.Metadata, files []storage.File, timeline func() meta.Timeli
 func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	s := md.Storage
 	rec := &record{
-		SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
+		Tied: len(md.Ties()) > 0, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
 		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries), Timeline: s.Timeline,
 	}
 	rec.Files = append(rec.Files, storage.File{
@@ -91,8 +91,11 @@ func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 // totalsOf counts the tensors, values, chunks and bytes of entries.
 func totalsOf(entries []meta.Entry) recordTotals {
 	var t recordTotals
+	ties := (&meta.Metadata{Entries: entries}).Ties()
 	for i := range entries {
-		t.Bytes += entries[i].NumBytes()
+		if ties[entries[i].FQN] == "" {
+			t.Bytes += entries[i].NumBytes()
+		}
 		if e := &entries[i]; e.Tensor != nil {
 			t.Tensors++
 			t.Chunks += int64(len(e.Tensor.Chunks))

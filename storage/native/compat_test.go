@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -21,10 +22,18 @@ import (
 // castagnoli makes the standard library compute the checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// compatDir holds a checkpoint that version 1 wrote, by this test with -update.
-const compatDir = "testdata/compat/v1"
-
 const compatID = "20260314t150926-0badcafe"
+
+// compats are checkpoints that the versions of the format wrote, by TestVersionsAreRead
+// with -update.
+var compats = []struct {
+	dir, version string
+	state        func(t testing.TB, rank int) plan.State
+	ties         map[string]string
+}{
+	{"testdata/compat/v1", "cairn 1", oddState, nil},
+	{"testdata/compat/v2", "cairn 2", tiedState, map[string]string{"rows2": "rows", "tied": "__cairn__/0", "tied2": "__cairn__/0"}},
+}
 
 // compatHeld are the names in it: dtype and shape of a tensor or codec of a
 // value, and the checksum of the contents.
@@ -41,44 +50,54 @@ var compatHeld = map[string]string{
 	"small":             "json 7355c460",
 }
 
-func TestVersion1IsRead(t *testing.T) {
-	if *updateGolden {
-		writeCompat(t)
-	}
-	s, err := file.Open(compatDir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	st := c.Storage()
-	st.ID = ""
-	want := storagetest.Storage(compatID, 7, 2)
-	want.Version = "cairn 1"
-	if diff := cmp.Diff(want, st); diff != "" {
-		t.Errorf("storage (-want +got):\n%s", diff)
-	}
-	rep, err := c.Verify(t.Context(), nil)
-	if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() {
-		t.Errorf("Verify = %+v, %v", rep, err)
-	}
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]string{}
-	for i := range md.Entries {
-		got[md.Entries[i].FQN] = held(t, s, &md.Entries[i])
-	}
-	if diff := cmp.Diff(compatHeld, got); diff != "" {
-		t.Errorf("what it holds (-want +got):\n%s", diff)
-	}
-	path := meta.Path{meta.Key("nested"), meta.Key(`a"<b>☃`), meta.Pos(1), meta.Key("k")}
-	if e, ok := md.Find(path.FQN()); !ok || !e.Path.Equal(path) {
-		t.Errorf("path of %q = %v; want %v", path.FQN(), e, path)
+func TestVersionsAreRead(t *testing.T) {
+	for _, v := range compats {
+		t.Run(v.version, func(t *testing.T) {
+			s, err := file.Open(v.dir, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if *updateGolden {
+				writeCompat(t, s, v.state)
+			}
+			c, err := Format{}.Open(t.Context(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			st := c.Storage()
+			st.ID = ""
+			want := storagetest.Storage(compatID, 7, 2)
+			want.Version = v.version
+			if diff := cmp.Diff(want, st); diff != "" {
+				t.Errorf("storage (-want +got):\n%s", diff)
+			}
+			rep, err := c.Verify(t.Context(), nil)
+			if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() {
+				t.Errorf("Verify = %+v, %v", rep, err)
+			}
+			md, err := c.Metadata(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(v.ties, md.Ties()); diff != "" {
+				t.Errorf("ties (-want +got):\n%s", diff)
+			}
+			wantHeld, got := maps.Clone(compatHeld), map[string]string{}
+			for name, first := range v.ties {
+				wantHeld[name] = compatHeld[first]
+			}
+			for i := range md.Entries {
+				got[md.Entries[i].FQN] = held(t, s, &md.Entries[i])
+			}
+			if diff := cmp.Diff(wantHeld, got); diff != "" {
+				t.Errorf("what it holds (-want +got):\n%s", diff)
+			}
+			path := meta.Path{meta.Key("nested"), meta.Key(`a"<b>☃`), meta.Pos(1), meta.Key("k")}
+			if e, ok := md.Find(path.FQN()); !ok || !e.Path.Equal(path) {
+				t.Errorf("path of %q = %v; want %v", path.FQN(), e, path)
+			}
+		})
 	}
 }
 
@@ -114,13 +133,12 @@ func load(t *testing.T, s blob.Store, state plan.State) {
 
 // writeCompat makes the checkpoint if it does not exist. To make it again, remove the
 // folder. Do this only as long as no released program writes this version.
-func writeCompat(t *testing.T) {
+func writeCompat(t *testing.T, s blob.Store, state func(t testing.TB, rank int) plan.State) {
 	t.Helper()
-	s, err := file.Open(compatDir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if _, err := (Format{}).Open(t.Context(), s); errors.Is(err, storage.ErrNotFound) {
-		saveOdd(t, s, compatID, &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
+		o := &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}
+		if err := storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(compatID, 7, 2), state(t, 0), state(t, 1)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -67,7 +67,12 @@ const (
 	//
 	// Version 1 is the first: a record with a checksum of its own, an index,
 	// data files in safetensors, CRC-32C over the tiles of each chunk.
+	//
+	// Version 2 is written only if tensors are tied: entries that are one tensor refer to
+	// the same chunks of the data files. Programs that read only version 1 would take
+	// them for entries that overlap.
 	formatVersion = 1
+	tiedVersion   = 2
 
 	// indexVersion is the version of the index file. It is separate from formatVersion,
 	// because the index can be rebuilt from the data files, so it can change on its

@@ -41,8 +41,9 @@ const nameFiles = 8
 // placed is an item with its place in a file.
 type placed struct {
 	item   *plan.WriteItem
-	key    string // in the file's header
-	offset int64  // in the file
+	ties   []*plan.WriteItem // that are one tensor with item
+	key    string            // in the file's header
+	offset int64             // in the file
 	length int64
 }
 
@@ -110,7 +111,7 @@ func nestedLen(s string) int64 {
 // the largest elements come first, values last, and otherwise items keep their order.
 // Every length is a multiple of its element's, so each tensor is aligned for its
 // elements, also in a mapped file.
-func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
+func spread(items []*plan.WriteItem, n int, ties map[*plan.WriteItem][]*plan.WriteItem) [][]*plan.WriteItem {
 	order := make([]int, len(items))
 	for i := range order {
 		order[i] = i
@@ -123,6 +124,9 @@ func spread(items []*plan.WriteItem, n int) [][]*plan.WriteItem {
 	repeated := repeatedNames(items)
 	for _, i := range order {
 		fqn, cost := items[i].FQN(), headerCost(items[i])
+		for _, t := range ties[items[i]] {
+			cost += headerCost(t)
+		}
 		best := emptiest(bins, fqn, cost, false)
 		if best == nil && len(bins) >= max(n, nameFiles) {
 			best = emptiest(bins, fqn, cost, true)
@@ -177,7 +181,8 @@ func elementSize(it *plan.WriteItem) int {
 }
 
 // lay gives every item its place in a file of that name.
-func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile, error) {
+// ties are the items that share the bytes of an item.
+func lay(name string, items []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.WriteItem, self *selfDescription) (*dataFile, error) {
 	f := &dataFile{name: name, items: make([]placed, len(items))}
 	h := &safetensors.Header{Metadata: map[string]string{}, Entries: make([]safetensors.Entry, len(items))}
 	repeated, seen := repeatedNames(items), map[string]bool{}
@@ -195,7 +200,10 @@ func lay(name string, items []*plan.WriteItem, self *selfDescription) (*dataFile
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
 		h.Entries[i] = e
-		f.items[i] = placed{item: it, key: e.Name, offset: at, length: n}
+		f.items[i] = placed{item: it, ties: ties[it], key: e.Name, offset: at, length: n}
+		if len(ties[it]) > 0 {
+			self.Version = tiedVersion
+		}
 		at += n
 	}
 	if err := self.fill(h.Metadata, f.items); err != nil {
@@ -237,21 +245,27 @@ func (f *dataFile) parts() *publish.DataFile {
 	// The items pass one after the other, so that they share these.
 	var g grid
 	var sums []uint32
+	ended := 0
 	pass := func(p []byte, from int64) {
 		if from == 0 {
-			g, sums = f.items[len(results)].newSums()
+			g, sums = f.items[ended].newSums()
 		}
 		g.add(sums, p, from)
 	}
 	end := func() {
-		it := &f.items[len(results)]
+		it := &f.items[ended]
 		if it.length == 0 {
 			_, sums = it.newSums()
 		}
-		results = append(results, it.result(f.name, sums))
+		results = append(results, it.result(it.item, f.name, sums))
+		for _, t := range it.ties {
+			results = append(results, it.result(t, f.name, sums))
+		}
+		ended++
 	}
 	for i := range f.items {
-		out.Parts = append(out.Parts, publish.Part{Length: f.items[i].length, Item: f.items[i].item, Pass: pass, End: end})
+		it := &f.items[i]
+		out.Parts = append(out.Parts, publish.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass, End: end})
 	}
 	out.Results = func() []storage.WriteResult { return results }
 	return out
@@ -266,11 +280,11 @@ func (it *placed) newSums() (grid, []uint32) {
 	return g, make([]uint32, g.tiles())
 }
 
-// result returns the location of an item in its file.
-func (it *placed) result(file string, sums []uint32) storage.WriteResult {
-	r := storage.WriteResult{Index: it.item.Index()}
+// result returns the location of an item of that place in its file.
+func (it *placed) result(of *plan.WriteItem, file string, sums []uint32) storage.WriteResult {
+	r := storage.WriteResult{Index: of.Index()}
 	r.Loc.File, r.Loc.Offset, r.Loc.Length, r.Loc.Sums = file, it.offset, it.length, sums
-	if it.key != it.item.FQN() {
+	if it.key != of.FQN() {
 		r.Loc.Detail = &meta.Detail{Key: it.key}
 	}
 	return r

@@ -151,7 +151,7 @@ func TestSpreadAssignsEachItemOnce(t *testing.T) {
 			position[items[i]] = i
 		}
 		seen := map[*plan.WriteItem]bool{}
-		files := spread(items, n)
+		files := spread(items, n, nil)
 		full := len(files) >= max(n, nameFiles) // there were too many of a name
 		for _, f := range files {
 			inFile, last := map[string]bool{}, -1
@@ -176,7 +176,7 @@ func TestSpreadBalances(t *testing.T) {
 	for i := range 100 {
 		items = append(items, item(fmt.Sprint(i), int64(i)))
 	}
-	files := spread(items, 4)
+	files := spread(items, 4, nil)
 	for _, f := range files {
 		var bytes int64
 		for _, it := range f {
@@ -195,12 +195,12 @@ func TestSpreadAddsFilesForManyItems(t *testing.T) {
 	for i := range 1500 {
 		items = append(items, item(fmt.Sprint(long, i), 0))
 	}
-	files := spread(items, 1)
+	files := spread(items, 1, nil)
 	if len(files) < 2 {
 		t.Fatalf("%d files; want several", len(files))
 	}
 	for _, f := range files {
-		df, err := lay("x", f, &selfDescription{})
+		df, err := lay("x", f, nil, &selfDescription{})
 		if err != nil {
 			t.Fatalf("a file of %d items: %v", len(f), err)
 		}
@@ -225,11 +225,11 @@ func TestHeaderCostIsAnUpperBound(t *testing.T) {
 			it.Box.Offsets = append(it.Box.Offsets, 1<<61)
 			it.Box.Sizes = append(it.Box.Sizes, 0)
 		}
-		base, err := lay("x", nil, &selfDescription{})
+		base, err := lay("x", nil, nil, &selfDescription{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := lay("x", []*plan.WriteItem{it}, &selfDescription{})
+		f, err := lay("x", []*plan.WriteItem{it}, nil, &selfDescription{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,6 +28,8 @@ const formatName = "cairn"
 // record is the commit record: what makes a set of files a checkpoint. Its bytes
 // are described in docs/format/native.md.
 type record struct {
+	// Tied means that the version is tiedVersion.
+	Tied      bool
 	SaveID    string
 	Step      *int64 // nil: unknown
 	Time      time.Time
@@ -48,8 +50,17 @@ type record struct {
 // recordTotals count what the checkpoint holds.
 type recordTotals struct {
 	Tensors, Values, Chunks int64
-	// Bytes are those of the whole tensors and of the values.
+	// Bytes are those of the whole tensors, each once if it has several names, and of the
+	// values.
 	Bytes int64
+}
+
+// version returns the version of the checkpoint.
+func (r *record) version() int {
+	if r.Tied {
+		return tiedVersion
+	}
+	return formatVersion
 }
 
 // wrapRecord returns the content of the file that holds the record value. It depends
@@ -80,6 +91,7 @@ func decodeRecord(b []byte) (*record, error) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
 	r := readRecordFields(o)
+	r.Tied = o.int("version", 0) == tiedVersion
 	if o.err == nil {
 		o.err = r.check()
 	}
@@ -111,8 +123,8 @@ func unwrapRecord(b []byte) (*jsonFields, error) {
 	if o.err != nil {
 		return nil, o.err
 	}
-	if version != formatVersion {
-		return nil, versionError(uint64(version), formatVersion)
+	if version < formatVersion || version > tiedVersion {
+		return nil, versionError(uint64(version), tiedVersion)
 	}
 	if !bytes.Equal(b, wrapRecord(want, value)) {
 		return nil, errors.New("the bytes around the record are not as they were written")
@@ -238,7 +250,7 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	}
 	w := recordWriter{}
 	w.field("format", formatName)
-	w.field("version", formatVersion)
+	w.field("version", r.version())
 	w.field("save_id", r.SaveID)
 	if r.Step != nil {
 		w.field("step", *r.Step)

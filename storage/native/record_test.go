@@ -217,9 +217,9 @@ func TestRecordWithoutAStep(t *testing.T) {
 
 func TestRecordOfAnotherVersionIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct{ file, want string }{
-		"newer":                       {string(sealRecord(recordWith("version", "2", ""))), "version 2, this program reads 1: written by a newer cairn, upgrade"},
+		"newer":                       {string(sealRecord(recordWith("version", "3", ""))), "version 3, this program reads 2: written by a newer cairn, upgrade"},
 		"newer, all else has changed": {`{"seal": {"sha256": "…"}, "record": {"version": 3, "format": "cairn", "files": null}}`, "version 3"},
-		"zero":                        {string(sealRecord(recordWith("version", "0", ""))), "version 0, this program reads 1"},
+		"zero":                        {string(sealRecord(recordWith("version", "0", ""))), "version 0, this program reads 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := decodeRecord([]byte(tc.file))

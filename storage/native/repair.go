@@ -424,7 +424,9 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 		it := newScanItem(id)
 		items[it.loc.File] = append(items[it.loc.File], it)
 	}
+	ties := rb.md.Ties()
 	for _, name := range rb.names {
+		items[name] = joinTied(items[name], ties)
 		sortItems(items[name])
 		s := &scan{items: items[name]}
 		size, err := reading.Scan(ctx, rb.store, name, func(p []byte, at int64) {
@@ -439,12 +441,14 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 		var bad []reading.ChunkID
 		fresh := int64(0)
 		for _, it := range items[name] {
-			switch {
-			case it.loc.Sums == nil:
-				it.loc.Sums = it.sums
-				fresh++
-			case !slices.Equal(it.loc.Sums, it.sums):
-				bad = append(bad, it.id)
+			for _, id := range it.ids() {
+				switch loc := id.Loc(); {
+				case loc.Sums == nil:
+					loc.Sums = it.sums
+					fresh++
+				case !slices.Equal(loc.Sums, it.sums):
+					bad = append(bad, id)
+				}
 			}
 		}
 		crc, ok := recorded[name]
@@ -559,6 +563,15 @@ func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription
 		}
 		if err := f.add(e, it.Chunk); err != nil {
 			return err
+		}
+		for i := range it.Tied {
+			t, err := it.Tied[i].entry(&e, he.Name)
+			if err != nil {
+				return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, he.Name, err)
+			}
+			if err := f.add(t, it.Tied[i].Chunk); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -685,4 +698,23 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 		DType: d, RequiresGrad: s.RequiresGrad, MemoryFormat: s.MemoryFormat, Layout: s.Layout, PinMemory: s.PinMemory,
 	}
 	return e, nil
+}
+
+// entry returns the entry of a further name of the tensor e, whose chunk is stored under
+// key.
+func (t *selfTied) entry(e *meta.Entry, key string) (meta.Entry, error) {
+	out := meta.Entry{FQN: t.FQN, Path: meta.Path(t.Path)}
+	if e.Tensor == nil {
+		return out, errors.New("a value has the names of a tensor")
+	}
+	if err := meta.CheckFQN(t.FQN); err != nil {
+		return out, err
+	}
+	loc := e.Tensor.Locs[0]
+	loc.Detail = &meta.Detail{Key: key}
+	out.Tensor = &meta.Tensor{Shape: e.Tensor.Shape, Chunks: slices.Clone(e.Tensor.Chunks), Locs: []meta.Location{loc}}
+	out.Tensor.Properties = meta.Properties{
+		DType: e.Tensor.DType, RequiresGrad: t.RequiresGrad, MemoryFormat: t.MemoryFormat, Layout: t.Layout, PinMemory: t.PinMemory,
+	}
+	return out, nil
 }

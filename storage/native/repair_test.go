@@ -244,7 +244,7 @@ func TestRepairPrefersTheSaveOfTheRecord(t *testing.T) {
 func TestRepairRefusesOtherVersions(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "a1", 1)
-	mustWrite(t, s, recordName, `{"record": {"format": "cairn", "version": 2}}`)
+	mustWrite(t, s, recordName, `{"record": {"format": "cairn", "version": 3}}`)
 	for _, force := range []bool{false, true} {
 		if _, err := Repair(t.Context(), s, &RepairOptions{Force: force}); !errors.Is(err, storage.ErrVersion) {
 			t.Errorf("Repair with force %v = %v; want %v", force, err, storage.ErrVersion)
@@ -345,7 +345,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 		"a dtype of its size": {second, swap(`\"dtype\":\"float32\",\"shape\":[9,7],\"chunk\":`, `\"dtype\":\"uint32\", \"shape\":[9,7],\"chunk\":`)},
 		"another shape":       {second, swap(`[9,7]`, `[9,6]`)},
 		"a box outside":       {second, swap(`\"offsets\":[5,0]`, `\"offsets\":[9,0]`)},
-		"another version":     {first, swap(`{\"version\":1`, `{\"version\":2`)},
+		"another version":     {first, swap(`{\"version\":1`, `{\"version\":3`)},
 		"no description":      {first, swap(`"cairn":"{`, `"corin":"{`)},
 		"no JSON":             {first, swap(`{\"version\":1`, `[\"version\":1`)},
 		"an item unknown":     {first, swap(`\"items\":{`, `\"itemz\":{`)},

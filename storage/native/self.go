@@ -57,6 +57,19 @@ type selfItem struct {
 	MemoryFormat string `json:"memory_format,omitempty"`
 	Layout       string `json:"layout,omitempty"`
 	PinMemory    bool   `json:"pin_memory,omitempty"`
+	// Tied are the other names of the tensor.
+	Tied []selfTied `json:"tied,omitempty"`
+}
+
+// selfTied is a further name of a tensor, which has the same dtype, shape and chunks.
+type selfTied struct {
+	FQN          string   `json:"fqn"`
+	Path         pathJSON `json:"path,omitempty"`
+	Chunk        int32    `json:"chunk,omitempty"`
+	RequiresGrad bool     `json:"requires_grad,omitempty"`
+	MemoryFormat string   `json:"memory_format,omitempty"`
+	Layout       string   `json:"layout,omitempty"`
+	PinMemory    bool     `json:"pin_memory,omitempty"`
 }
 
 // selfValue is a small value that is stored in the index.
@@ -68,8 +81,8 @@ type selfValue struct {
 }
 
 // describeItem returns the description of an item under key.
-func describeItem(it *plan.WriteItem, key string) selfItem {
-	in := it.Info
+func describeItem(p *placed) selfItem {
+	it, key, in := p.item, p.key, p.item.Info
 	s := selfItem{
 		Path: pathJSON(in.Path), Shape: in.Shape, Codec: in.Codec,
 		RequiresGrad: in.RequiresGrad, MemoryFormat: in.MemoryFormat, Layout: in.Layout, PinMemory: in.PinMemory,
@@ -81,6 +94,13 @@ func describeItem(it *plan.WriteItem, key string) selfItem {
 	if key != in.FQN {
 		s.FQN = in.FQN
 		s.Sizes = it.Box.Sizes
+	}
+	for _, t := range p.ties {
+		in := t.Info
+		s.Tied = append(s.Tied, selfTied{
+			FQN: in.FQN, Path: pathJSON(in.Path), Chunk: t.Hint,
+			RequiresGrad: in.RequiresGrad, MemoryFormat: in.MemoryFormat, Layout: in.Layout, PinMemory: in.PinMemory,
+		})
 	}
 	return s
 }
@@ -104,6 +124,33 @@ func (s *selfItem) append(b []byte) []byte {
 	o.text("memory_format", s.MemoryFormat)
 	o.text("layout", s.Layout)
 	o.flag("pin_memory", s.PinMemory)
+	if len(s.Tied) > 0 {
+		o.b = append(o.key("tied"), '[')
+		for i := range s.Tied {
+			if i > 0 {
+				o.b = append(o.b, ',')
+			}
+			o.b = s.Tied[i].append(o.b)
+		}
+		o.b = append(o.b, ']')
+	}
+	return append(o.b, '}')
+}
+
+// append appends t as encoding/json does.
+func (t *selfTied) append(b []byte) []byte {
+	o := object{append(b, '{')}
+	o.b = appendText(o.key("fqn"), t.FQN)
+	if len(t.Path) > 0 {
+		o.b = t.Path.append(o.key("path"))
+	}
+	if t.Chunk != 0 {
+		o.b = strconv.AppendInt(o.key("chunk"), int64(t.Chunk), 10)
+	}
+	o.flag("requires_grad", t.RequiresGrad)
+	o.text("memory_format", t.MemoryFormat)
+	o.text("layout", t.Layout)
+	o.flag("pin_memory", t.PinMemory)
 	return append(o.b, '}')
 }
 
@@ -139,7 +186,7 @@ func (s *selfDescription) fill(m map[string]string, items []placed) error {
 	before, after, _ := bytes.Cut(self, []byte(`"items":{}`)) // cannot be in a string, whose quotes are escaped
 	self = append(slices.Clip(before), `"items":`...)
 	self = appendItems(self, byKey, func(b []byte, p *placed) []byte {
-		item := describeItem(p.item, p.key)
+		item := describeItem(p)
 		return item.append(b)
 	})
 	self = append(self, after...)
@@ -173,8 +220,8 @@ func decodeSelf(text string) (*selfDescription, error) {
 	if err := json.Unmarshal([]byte(text), &version); err != nil {
 		return nil, fmt.Errorf("%w: it has no valid description of itself: %w", storage.ErrCorrupt, err)
 	}
-	if version.Version != formatVersion {
-		return nil, fmt.Errorf("%w: version %d, this program reads %d", storage.ErrVersion, version.Version, formatVersion)
+	if version.Version < formatVersion || version.Version > tiedVersion {
+		return nil, versionError(uint64(version.Version), tiedVersion)
 	}
 	var s selfDescription
 	if err := json.Unmarshal([]byte(text), &s); err != nil {

@@ -58,7 +58,7 @@ func TestDecodeSelfNamesItsErrors(t *testing.T) {
 		"":                                    storage.ErrCorrupt,
 		"null":                                storage.ErrVersion, // says nothing of its version
 		`{"version":"1"}`:                     storage.ErrCorrupt,
-		`{"version":2,"rank":{}}`:             storage.ErrVersion, // a newer one may mean anything by it
+		`{"version":3,"rank":{}}`:             storage.ErrVersion, // a newer one may mean anything by it
 		`{"version":1,"rank":{}}`:             storage.ErrCorrupt,
 		`{"version":1,"values":[{"fqn":""}]}`: storage.ErrCorrupt,
 		`{"version":1,"items":{"a":{"path":[null]}}}`:       storage.ErrCorrupt,
@@ -128,7 +128,7 @@ func sampleFile(tb testing.TB) []byte {
 		{Info: info, Kind: plan.KindTensor, Box: tensor.Whole(info.Shape)},
 		{Info: &plan.Info{FQN: "v", Codec: "raw"}, Kind: plan.KindBytes, Size: 3},
 	}
-	f, err := lay("s", items, self)
+	f, err := lay("s", items, nil, self)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 		}
 		self := sampleSelf()
 		self.Tags = map[string]string{"items": `{}`, `"items":{}`: text.Draw(t, "tag")}
-		f, err := lay("f", items, self)
+		f, err := lay("f", items, nil, self)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 		sharding := map[string]any{}
 		self.Items = map[string]selfItem{}
 		for i, p := range f.items {
-			self.Items[p.key] = describeItem(p.item, p.key)
+			self.Items[p.key] = describeItem(&p)
 			told := map[string]any{"saved_offsets": append([]int64{}, p.item.Box.Offsets...)}
 			if h.Entries[i].DType == "U8" { // safetensors has no type for it
 				told["saved_offsets"] = []int64{0}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -135,7 +137,8 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 		}
 	}
-	parts := spread(items, w.opts.files(items))
+	items, ties := untie(items)
+	parts := spread(items, w.opts.files(items), ties)
 	if len(parts) == 0 && len(values) > 0 {
 		parts = append(parts, nil)
 	}
@@ -149,7 +152,7 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 		if n == 0 {
 			self.Values = values
 		}
-		f, err := lay(DataFileName(s.SaveID, rank, n), part, self)
+		f, err := lay(DataFileName(s.SaveID, rank, n), part, ties, self)
 		if err != nil {
 			return nil, err
 		}
@@ -158,11 +161,59 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 	return files, nil
 }
 
+// untie returns the items without those that are one tensor with an item before them, and
+// these by that item.
+func untie(items []*plan.WriteItem) (rest []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.WriteItem) {
+	if !slices.ContainsFunc(items, func(it *plan.WriteItem) bool { return it.Alias != 0 }) {
+		return items, nil
+	}
+	rest, ties = make([]*plan.WriteItem, 0, len(items)), map[*plan.WriteItem][]*plan.WriteItem{}
+	seen := map[int32][]*plan.WriteItem{} // by alias: a sharded tensor has several boxes
+	for _, it := range items {
+		if it.Alias == 0 || it.NumBytes() == 0 {
+			rest = append(rest, it)
+			continue
+		}
+		same := seen[it.Alias]
+		if i := slices.IndexFunc(same, it.Tied); i >= 0 && same[i].FQN() != it.FQN() {
+			ties[same[i]] = append(ties[same[i]], it)
+			continue
+		}
+		seen[it.Alias] = append(same, it)
+		rest = append(rest, it)
+	}
+	return rest, ties
+}
+
+// checkTies returns an error if a tensor shares only some of its chunks with another one,
+// which readers would refuse. plan.Global ties all chunks or none.
+func checkTies(entries []meta.Entry) error {
+	ties := (&meta.Metadata{Entries: entries}).Ties()
+	first := map[string]bool{}
+	for _, fqn := range ties {
+		first[fqn] = true
+	}
+	for i := range entries {
+		e := &entries[i]
+		if e.Tensor == nil || ties[e.FQN] != "" || first[e.FQN] {
+			continue
+		}
+		shares := func(l meta.Location) bool { k := keyOf(&l); return k != "" && !strings.HasPrefix(k, keyPrefix) }
+		if slices.ContainsFunc(e.Tensor.Locs, shares) {
+			return fmt.Errorf("%w: %q shares some of its chunks with another tensor, and not all: the global plan must give them to the same ranks", plan.ErrProtocol, e.FQN)
+		}
+	}
+	return nil
+}
+
 // Finish writes the index and then the record, which is the commit. Then it removes
 // the files of the checkpoint that was replaced.
 func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	entries, err := w.Locate(md, results)
 	if err != nil {
+		return err
+	}
+	if err := checkTies(entries); err != nil {
 		return err
 	}
 	var files []storage.File

@@ -145,7 +145,7 @@ func TestSaveReplacesADamagedCheckpoint(t *testing.T) {
 
 func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	s := new(mem.Store)
-	newer := []byte(`{"record": {"format": "cairn", "version": 2}}`)
+	newer := []byte(`{"record": {"format": "cairn", "version": 3}}`)
 	if _, err := blob.WriteAll(t.Context(), s, recordName, newer, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestInlineValuesAreBounded(t *testing.T) {
 	if len(values) == 0 || len(items) == 0 || len(out.Items) != len(values) || len(values)+len(items) != len(p.Items) {
 		t.Errorf("%d values are in the index, %d are not; want some of each", len(values), len(items))
 	}
-	f, err := lay("f", nil, &selfDescription{Values: values})
+	f, err := lay("f", nil, nil, &selfDescription{Values: values})
 	if err != nil || len(f.header) > inlineTotal {
 		t.Errorf("the values make a header of %d bytes, %v; want at most %d", len(f.header), err, inlineTotal)
 	}
@@ -223,7 +223,7 @@ func TestNamesOfInlineValuesAreBounded(t *testing.T) {
 	if err != nil || len(values) == 0 || len(items) == 0 {
 		t.Fatalf("%d values in the index, %d not, %v; want some of each", len(values), len(items), err)
 	}
-	f, err := lay("f", nil, &selfDescription{Values: values})
+	f, err := lay("f", nil, nil, &selfDescription{Values: values})
 	if err != nil || len(f.header) > inlineTotal {
 		t.Errorf("the values make a header of %d bytes, %v; want at most %d", len(f.header), err, inlineTotal)
 	}

@@ -183,7 +183,28 @@ func (a *assembler) end(part *Part) error {
 	if part.End != nil {
 		part.End()
 	}
-	return a.close()
+	err := a.close()
+	for _, it := range part.Ties {
+		if err != nil {
+			return err
+		}
+		err = a.release(it)
+	}
+	return err
+}
+
+// release releases an item that is not read.
+func (a *assembler) release(it *plan.WriteItem) error {
+	d, err := a.data.Resolve(it)
+	switch {
+	case err != nil:
+		return err
+	case d.Stream != nil:
+		return d.Stream.Close()
+	case d.Release != nil:
+		return d.Release()
+	}
+	return nil
 }
 
 // close releases the content of the current part.

@@ -40,6 +40,9 @@ type Part struct {
 	Literal []byte
 	// Item is an item of the plan. Its content is resolved when the part is written.
 	Item *plan.WriteItem
+	// Ties are items that are one tensor with Item. They are not read, but released when
+	// Item has been read.
+	Ties []*plan.WriteItem
 	// Tail returns the bytes. It is called after Pass and End of all parts before this
 	// one, so the bytes can depend on them.
 	Tail func() ([]byte, error)

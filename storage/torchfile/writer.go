@@ -156,7 +156,7 @@ func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 	c := &collected{
 		slots: map[string]*torchsave.Slot{}, items: map[*torchsave.Slot]*plan.WriteItem{}, ties: map[*torchsave.Slot][]*plan.WriteItem{},
 	}
-	if err := c.addSlots(p, data); err != nil {
+	if err := c.addSlots(p); err != nil {
 		return nil, err
 	}
 	values, inside, err := c.addValues(p, data)
@@ -185,9 +185,8 @@ func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 
 // addSlots makes a slot for each tensor. Tensors that are the same share one
 // storage.
-func (c *collected) addSlots(p *plan.SavePlan, data storage.Resolver) error {
-	aliases, _ := data.(storage.Aliaser)
-	first := map[any]*torchsave.Slot{}
+func (c *collected) addSlots(p *plan.SavePlan) error {
+	first := map[int32]*torchsave.Slot{} // by alias
 	var errs []error
 	for i := range p.Items {
 		it := &p.Items[i]
@@ -200,16 +199,13 @@ func (c *collected) addSlots(p *plan.SavePlan, data storage.Resolver) error {
 		}
 		s := &torchsave.Slot{DType: it.Info.DType, Shape: it.Info.Shape, RequiresGrad: it.Info.RequiresGrad}
 		c.slots[it.FQN()] = s
-		var key any
-		if aliases != nil {
-			key = aliases.Alias(it)
-		}
-		if s.Same = first[key]; key != nil && s.Same != nil {
-			c.ties[s.Same] = append(c.ties[s.Same], it)
+		if lead := first[it.Alias]; it.Alias != 0 && lead != nil && c.items[lead].Tied(it) {
+			s.Same = lead
+			c.ties[lead] = append(c.ties[lead], it)
 			continue
 		}
-		if key != nil {
-			first[key] = s
+		if it.Alias != 0 {
+			first[it.Alias] = s
 		}
 		c.items[s] = it
 		c.bytes += it.NumBytes()
@@ -282,8 +278,8 @@ func (c *collected) file(l *torchsave.Layout, h *publish.Held) *publish.DataFile
 	for _, p := range l.Parts {
 		d := publish.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
 		if p.Slot != nil {
-			d.Item = c.items[p.Slot]
-			for _, it := range append([]*plan.WriteItem{d.Item}, c.ties[p.Slot]...) {
+			d.Item, d.Ties = c.items[p.Slot], c.ties[p.Slot]
+			for _, it := range append([]*plan.WriteItem{d.Item}, d.Ties...) {
 				results = append(results, storage.WriteResult{
 					Index: it.Index(), Loc: meta.Location{File: name, Offset: at, Length: p.Length},
 				})

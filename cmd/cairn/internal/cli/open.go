@@ -374,5 +374,8 @@ func shownValue(it *inspect.Item) string {
 	if it.Problem != "" {
 		return "(unreadable)"
 	}
+	if it.Tied != "" {
+		return "tied to " + clean(it.Tied)
+	}
 	return shorten(it.Repr, 40)
 }
