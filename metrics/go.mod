@@ -5,7 +5,7 @@ go 1.26.8
 replace github.com/cairn-ckpt/cairn => ..
 
 require (
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
 	github.com/google/go-cmp v0.7.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3

@@ -8,7 +8,7 @@ require (
 	github.com/Azure/azure-sdk-for-go/sdk/azcore v1.20.0
 	github.com/Azure/azure-sdk-for-go/sdk/azidentity v1.13.1
 	github.com/Azure/azure-sdk-for-go/sdk/storage/azblob v1.6.3
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
 )
 
 require (

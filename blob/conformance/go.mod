@@ -11,10 +11,10 @@ replace (
 
 require (
 	github.com/Azure/azure-sdk-for-go/sdk/storage/azblob v1.8.0
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/azure v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/gcs v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/s3 v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
+	github.com/cairn-ckpt/cairn/blob/azure v0.1.0
+	github.com/cairn-ckpt/cairn/blob/gcs v0.1.0
+	github.com/cairn-ckpt/cairn/blob/s3 v0.1.0
 	github.com/fsouza/fake-gcs-server v1.56.1
 )
 

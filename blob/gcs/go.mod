@@ -6,7 +6,7 @@ replace github.com/cairn-ckpt/cairn => ../..
 
 require (
 	cloud.google.com/go/storage v1.70.0
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
 	google.golang.org/api v0.307.0
 )
 

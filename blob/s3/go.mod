@@ -9,7 +9,7 @@ require (
 	github.com/aws/aws-sdk-go-v2/config v1.33.13
 	github.com/aws/aws-sdk-go-v2/service/s3 v1.114.6
 	github.com/aws/smithy-go v1.28.7
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
 )
 
 require (

@@ -10,10 +10,10 @@ replace (
 )
 
 require (
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/azure v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/gcs v0.0.0-00010101000000-000000000000
-	github.com/cairn-ckpt/cairn/blob/s3 v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
+	github.com/cairn-ckpt/cairn/blob/azure v0.1.0
+	github.com/cairn-ckpt/cairn/blob/gcs v0.1.0
+	github.com/cairn-ckpt/cairn/blob/s3 v0.1.0
 	github.com/google/go-cmp v0.7.0
 	github.com/parquet-go/parquet-go v0.32.0
 	github.com/rogpeppe/go-internal v1.16.0

@@ -5,7 +5,7 @@ go 1.26.8
 replace github.com/cairn-ckpt/cairn => ../..
 
 require (
-	github.com/cairn-ckpt/cairn v0.0.0-00010101000000-000000000000
+	github.com/cairn-ckpt/cairn v0.1.0
 	github.com/google/go-cmp v0.7.0
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3

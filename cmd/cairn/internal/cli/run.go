@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -187,18 +188,27 @@ func (f *runFlags) checkHosts(cmd *cobra.Command) error {
 // maxSecret bounds the file of a secret, which may be endless.
 const maxSecret = 64 << 10
 
+// isExposed reports whether users other than its owner can read a file. Windows does not
+// say it by the mode.
+func isExposed(fi fs.FileInfo) bool {
+	return runtime.GOOS != "windows" && fi.Mode().IsRegular() && fi.Mode().Perm()&0o044 != 0
+}
+
 // readSecret reads the job's secret from a file, which may be a pipe.
 func readSecret(cmd *cobra.Command, path string) (string, error) {
 	name := quoteArg(path)
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err := usagef(cmd, "--secret-file %s: there is no such file", name)
-		return "", withHint(err, fmt.Sprintf("make one, and copy it to all hosts: openssl rand -hex 32 > %s", name))
+		return "", withHint(err, fmt.Sprintf("make one that only you can read, and copy it to all hosts: (umask 077; openssl rand -hex 32 > %s)", name))
 	}
 	var b []byte
 	if err == nil {
 		defer f.Close()
 		b, err = io.ReadAll(io.LimitReader(f, maxSecret+1))
+		if fi, statErr := f.Stat(); statErr == nil && isExposed(fi) {
+			outputOf(cmd).warn("warning: --secret-file %s: other users can read it: chmod 600 %s, and use a new secret", name, name)
+		}
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err
