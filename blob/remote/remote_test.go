@@ -542,3 +542,48 @@ func TestServiceWithoutConditions(t *testing.T) {
 		t.Errorf("%d requests for two objects; want 3, one to probe", n)
 	}
 }
+
+// pending is a service with uploads. Their sizes take a request each.
+type pending struct {
+	scripted
+	keys []string
+	size func(key string) (int64, error)
+}
+
+func (s *pending) Uploads(_ context.Context, prefix string, _ bool, _ string) (page []PendingUpload, next string, err error) {
+	for _, key := range s.keys {
+		if strings.HasPrefix(key, prefix) {
+			page = append(page, PendingUpload{Key: key, ID: "id"})
+		}
+	}
+	return page, "", nil
+}
+
+func (s *pending) UploadSize(_ context.Context, u PendingUpload) (int64, error) { return s.size(u.Key) }
+
+// Uploads whose sizes may not be read are found all the same, and uploads that end meanwhile
+// are left out.
+func TestSizesOfUploads(t *testing.T) {
+	broken := errors.New("broken")
+	s := newStore(t, &pending{keys: []string{"x/a", "x/ended", "x/secret", "x/b/deep"}, size: func(key string) (int64, error) {
+		switch key {
+		case "x/ended":
+			return 0, fs.ErrNotExist
+		case "x/secret":
+			return 0, fs.ErrPermission
+		case "x/b/deep":
+			return 0, broken
+		}
+		return 7, nil
+	}}, nil)
+	got, err := s.Temps(t.Context(), "")
+	if err != nil || len(got) != 2 || got[0].Size != 7 || !strings.Contains(got[1].Name, "secret") || got[1].Size != 0 {
+		t.Errorf("Temps = %+v, %v; want a of 7 bytes, and secret of an unknown size", got, err)
+	}
+	if _, err := s.Temps(t.Context(), "b"); !errors.Is(err, broken) {
+		t.Errorf("Temps of b = %v; want %v", err, broken)
+	}
+	if dirs, err := s.TempFolders(t.Context(), ""); err != nil || !slices.Equal(dirs, []string{"b"}) {
+		t.Errorf("TempFolders = %q, %v; want b", dirs, err)
+	}
+}
