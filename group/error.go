@@ -142,8 +142,8 @@ func Ranks(err error) []int {
 // text spells out.
 const maxSpelled = 24
 
-// RanksText writes ranks as in "rank 3" or "ranks 0-4, 7", runs joined, at most
-// maxSpelled of them.
+// RanksText returns ascending ranks as text, as in "rank 3" or "ranks 0-4, 7",
+// runs joined, at most maxSpelled of them.
 func RanksText(ranks []int) string {
 	if len(ranks) == 1 {
 		return fmt.Sprintf("rank %d", ranks[0])

@@ -168,7 +168,7 @@ func (p *SavePlan) equal(q *SavePlan) bool {
 	}
 	for i := range p.Items {
 		a, b := &p.Items[i], &q.Items[i]
-		if a.Kind != b.Kind || a.Hint != b.Hint || a.Alias != b.Alias || !a.Info.Equal(b.Info) || !a.Box.Equal(b.Box) {
+		if a.Kind != b.Kind || a.Hint != b.Hint || a.Alias != b.Alias || a.MayDiffer != b.MayDiffer || !a.Info.Equal(b.Info) || !a.Box.Equal(b.Box) {
 			return false
 		}
 	}

@@ -73,16 +73,25 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	return w.B, nil
 }
 
+// The flags of an item, with its alias in the bits above them.
+const (
+	flagReplicated = 1 << iota
+	flagMayDiffer
+)
+
 // encodeItem writes an item without its description.
 func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
 	w.Uvarint(uint64(it.Size))
-	replicated := uint64(0)
+	flags := uint64(it.Alias) << 2
 	if it.Replicated {
-		replicated = 1
+		flags |= flagReplicated
 	}
-	w.Uvarint(uint64(it.Alias)<<1 | replicated)
+	if it.MayDiffer {
+		flags |= flagMayDiffer
+	}
+	w.Uvarint(flags)
 	encodeInts(w, it.Box.Offsets)
 	for _, n := range it.Box.Sizes {
 		w.Varint(n)
@@ -191,10 +200,10 @@ func (d *itemDecoder) item() WriteItem {
 	}
 	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: decodeHint(r), Size: r.Size()}
 	flags := r.Uvarint()
-	if flags>>1 > math.MaxInt32 {
-		r.Fail("alias %d does not fit in 31 bits", flags>>1)
+	if flags>>2 > math.MaxInt32 {
+		r.Fail("alias %d does not fit in 31 bits", flags>>2)
 	}
-	it.Alias, it.Replicated = int32(flags>>1), flags&1 != 0
+	it.Alias, it.Replicated, it.MayDiffer = int32(flags>>2), flags&flagReplicated != 0, flags&flagMayDiffer != 0
 	n := r.CountMax(tensor.MaxDims)
 	it.Box = tensor.Box{Offsets: d.take(n), Sizes: d.take(n)}
 	if r.Err() == nil {

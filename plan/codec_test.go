@@ -245,7 +245,7 @@ func TestDecodeRefusesHostileSavePlans(t *testing.T) {
 		"kind nine":                    one + "\x09\x00\x00\x00\x01\x00\x08",
 		"a hint beyond 32 bits":        one + "\x02\xff" + huge + "\x00\x00\x01\x00\x08",
 		"a size beyond 63 bits":        one + "\x02\x00\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00\x01\x00\x08",
-		"an alias beyond 31 bits":      one + "\x02\x00\x00" + huge + "\x01\x01\x00\x08",
+		"an alias beyond 31 bits":      one + "\x02\x00\x00\xff" + huge + "\x01\x00\x08",
 		"a box of very many dims":      one + "\x02\x00\x00\x00" + huge,
 		"a box of 65 dims":             one + "\x02\x00\x00\x00\x41" + string(make([]byte, 130)),
 		"a box that is not there":      one + "\x02\x00\x00\x00\x40\x00\x08",

@@ -228,8 +228,17 @@ func (g *grouping) number(n *name) {
 	}
 }
 
+// mayDiffer reports whether ranks may hold different contents of chunk i. Then the first
+// of them, which has the lowest rank, owns it.
+func (g *grouping) mayDiffer(n *name, i int) bool {
+	return slices.ContainsFunc(n.of(i), func(r ref) bool { return g.item(r).MayDiffer })
+}
+
 // keepCopies lets each rank that holds chunk i write it once.
 func (g *grouping) keepCopies(n *name, i int) {
+	if g.mayDiffer(n, i) {
+		return
+	}
 	last := n.chunks[i].owner.rank // the lowest rank
 	for _, h := range n.holders[n.chunks[i].first:n.chunks[i].end] {
 		if h.rank != last {
@@ -506,7 +515,7 @@ func (g *grouping) assign(rule OwnerRule) {
 		}
 		for j := range n.chunks {
 			c := &n.chunks[j]
-			if c.end-c.first > 1 {
+			if c.end-c.first > 1 && !g.mayDiffer(n, j) {
 				waiting = append(waiting, shared{c, n.holders[c.first:c.end]})
 			} else {
 				load[c.owner.rank] += c.weight

@@ -80,6 +80,10 @@ type WriteItem struct {
 	// tensor under several names: they have the same bytes, dtype, shape and box.
 	// Formats that can store such tensors once do so.
 	Alias int32
+	// MayDiffer means that ranks may hold different contents of the item, a tensor. Then
+	// the copy of the lowest rank is saved. If it is not set, a save fails if it finds
+	// that the contents differ.
+	MayDiffer bool
 	// Replicated means that several ranks hold the item. The global plan sets it.
 	Replicated bool
 	// Hash identifies the content of a KindBytes item, so that the contents on
@@ -315,7 +319,9 @@ type SaveSetup struct {
 // order of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the
 // coordinator, with the plans of all ranks in their order; FinishPlan on all ranks
 // with the rank's own result; Resolve at least once for each item of the finished
-// plan.
+// plan. If there are several ranks, Resolve is also called before FinishPlan, for the
+// items of the local plan that other ranks write, so that the copies can be compared.
+// Errors of these calls do no harm: the copy is not compared.
 //
 // To change one thing, embed [DefaultSave] by value and override one method:
 // rename the keys of the state in SetUp, the items' dtype in LocalPlan and their

@@ -24,10 +24,14 @@ type DefaultSave struct {
 	Owner OwnerRule
 	// ValuesMayDiffer lets ranks hold different values under one name. The value of
 	// the lowest rank is saved. If it is not set, different values are an error,
-	// because the values of the other ranks would be lost. Tensors are not
-	// compared: those that several ranks hold under one name must be equal. All
-	// ranks must set it alike.
+	// because the values of the other ranks would be lost. All ranks must set it alike.
 	ValuesMayDiffer bool
+	// TensorsMayDiffer, if not nil, reports whether ranks may hold different contents of
+	// the tensor of that name in the state, as the running statistics of a batch norm do.
+	// The tensor of the lowest rank is saved. Other tensors that several ranks hold are
+	// compared before the commit, by checksums of all bytes up to 1 MiB and of a sample
+	// of larger ones, and a difference is an error. All ranks must set it alike.
+	TensorsMayDiffer func(fqn string) bool
 	// Rename, if not nil, returns the name in the checkpoint for a name of the state,
 	// as DefaultLoad.Rename does. A renamed value is a key of the checkpoint, not a
 	// part of a nested map. All ranks must rename alike.
@@ -105,7 +109,7 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 		if d.DType != nil {
 			info.DType = d.DType(l.fqn, t.DType())
 		}
-		return d.addTensor(p, info, t)
+		return d.addTensor(p, info, t, d.TensorsMayDiffer != nil && d.TensorsMayDiffer(l.fqn))
 	}
 	return d.addValue(p, info, v)
 }
@@ -138,7 +142,7 @@ func isNil(v any) bool {
 }
 
 // addTensor appends an item for each box of a tensor.
-func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error {
+func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable, mayDiffer bool) error {
 	info.Shape = v.GlobalShape()
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
@@ -162,7 +166,7 @@ func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable) error
 		if part != nil && part.IsPlaceholder() {
 			return tensor.ErrPlaceholder
 		}
-		p.Items = append(p.Items, WriteItem{Info: info, Kind: data.kind, Box: b})
+		p.Items = append(p.Items, WriteItem{Info: info, Kind: data.kind, Box: b, MayDiffer: mayDiffer})
 		d.aliases.add(p.Items, part)
 		if data.parts != nil {
 			data.parts[boxKey(b)] = i // equal boxes have equal contents

@@ -81,7 +81,7 @@ func (s *InProcessSave) Write(ctx context.Context) error {
 				return context.Cause(gctx)
 			}
 			err := group.Catch(func() (err error) {
-				s.Results[r], err = s.rank(r).writeData(gctx, s.Plans[r])
+				s.Results[r], err = s.rank(r).writeData(gctx, s.Plans[r], nil)
 				return err
 			})
 			if err != nil && len(s.Writers) > 1 {

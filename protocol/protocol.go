@@ -9,6 +9,7 @@
 package protocol
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -189,7 +190,11 @@ func givenAll[T any](what string, ranks int, call func() ([]*T, error)) ([]*T, e
 // planners as errors.
 
 // source is the planner of a save, for calls by storage.
-type source struct{ plan.SavePlanner }
+type source struct {
+	ctx context.Context
+	plan.SavePlanner
+	copies *copySums // of the items that other ranks hold too; may be nil
+}
 
 var _ storage.Resolver = source{}
 
@@ -200,6 +205,9 @@ func (s source) Resolve(it *plan.WriteItem) (d plan.Data, err error) {
 	})
 	if err == nil && it.Kind != plan.KindBytes && d.Tensor == nil && d.Stream == nil {
 		err = plan.Named(it.FQN(), fmt.Errorf("%w: the planner's Resolve returned no tensor and no error", plan.ErrProtocol))
+	}
+	if err == nil && it.Replicated {
+		s.copies.add(s.ctx, it, d)
 	}
 	return d, err
 }

@@ -110,9 +110,10 @@ func (j *RankSave) finishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 }
 
 // writeData writes what a plan that finishPlan returned describes.
-func (j *RankSave) writeData(ctx context.Context, p *plan.SavePlan) (*storage.WriteResults, error) {
+// copies, which may be nil, receives the checksums of what other ranks hold too.
+func (j *RankSave) writeData(ctx context.Context, p *plan.SavePlan, copies *copySums) (*storage.WriteResults, error) {
 	return given("the writer's WriteData", func() (*storage.WriteResults, error) {
-		return j.Writer.WriteData(ctx, p, source{j.Planner})
+		return j.Writer.WriteData(ctx, p, source{ctx, j.Planner, copies})
 	})
 }
 
@@ -135,6 +136,7 @@ func (j *RankSave) NumberRank(err error) error {
 // saveRun is a save under way, over a group.
 type saveRun struct {
 	RankSave
+	local   []plan.WriteItem        // of this rank's state
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
 	md      *meta.Metadata          // on the coordinator
@@ -240,6 +242,7 @@ func (s *saveRun) cachedLocal(ctx context.Context) (_ *plan.SavePlan, err error)
 	if err != nil {
 		return nil, err
 	}
+	s.local = p.Items
 	p = plan.WithValueHashes(p)
 	if s.Cache == nil {
 		return p, nil
@@ -340,7 +343,7 @@ func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (*storage
 		},
 		func(_ context.Context, all []*storage.WriteResults) ([]byte, error) {
 			s.results = all
-			return nil, nil
+			return nil, checkCopies(s.md, all)
 		})
 	return local, err
 }
@@ -352,13 +355,25 @@ func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteRe
 			return nil, err
 		}
 	}
+	var copies *copySums
+	if s.Group.Size() > 1 {
+		copies = &copySums{sums: map[uint64]uint32{}}
+	}
+	// The planner frees what other ranks write when it finishes the plan.
+	if err := copies.rest(ctx, s.local, p, source{ctx, s.Planner, nil}.Resolve); err != nil {
+		return nil, err
+	}
+	s.local = nil
 	if p, err = s.finishPlan(p); err != nil {
 		return nil, err
 	}
 	s.Observer.planned(p.NumBytes())
-	r, err := s.writeData(ctx, p)
+	r, err := s.writeData(ctx, p, copies)
 	if err == nil && s.Verify != nil {
 		err = s.Verify()
+	}
+	if err == nil {
+		r.Copies = copies.list()
 	}
 	return r, err
 }

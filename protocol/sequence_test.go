@@ -154,7 +154,9 @@ func (d *diary) checkRank(t *testing.T, picture []drawnCall, inner map[string]st
 			running = ""
 		case inner[c.name] != "":
 			made[c.name] = true
-			if inner[c.name] != running && !d.share {
+			// Before FinishPlan, a save compares what other ranks write.
+			compared := c.name == "planner.Resolve" && !slices.Contains(got, "planner.FinishPlan")
+			if inner[c.name] != running && !d.share && !compared {
 				t.Errorf("rank %d: %s was called outside of %s", rank, c.name, inner[c.name])
 			}
 		default:

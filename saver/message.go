@@ -157,7 +157,9 @@ type saveBody struct {
 	SweepAfterNS    int64             `json:"sweep_after_ns,omitempty"`
 	Owner           owner             `json:"owner,omitempty"`
 	ValuesMayDiffer bool              `json:"values_may_differ,omitempty"`
-	Cache           bool              `json:"cache,omitempty"`
+	// TensorsMayDiffer is MayDiffer of all items.
+	TensorsMayDiffer bool `json:"tensors_may_differ,omitempty"`
+	Cache            bool `json:"cache,omitempty"`
 	// Fits says that everything will be staged without a fetch.
 	Fits   bool     `json:"fits,omitempty"`
 	Items  []Item   `json:"items"`
@@ -179,6 +181,7 @@ type Item struct {
 	// Strides is set if the elements are not contiguous in the arena.
 	Strides      []int64 `json:"strides,omitempty"`
 	Alias        int     `json:"alias,omitempty"`
+	MayDiffer    bool    `json:"may_differ,omitempty"`
 	RequiresGrad bool    `json:"requires_grad,omitempty"`
 	PinMemory    bool    `json:"pin_memory,omitempty"`
 	MemoryFormat string  `json:"memory_format,omitempty"`
@@ -548,6 +551,7 @@ func describe(it *plan.WriteItem) Item {
 	}
 	out.DType, out.Shape = in.DType.String(), in.Shape
 	out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = in.RequiresGrad, in.PinMemory, in.MemoryFormat, in.Layout
+	out.MayDiffer = it.MayDiffer
 	if out.Sharded = it.Kind == plan.KindShard; out.Sharded {
 		out.Offsets, out.Sizes = it.Box.Offsets, it.Box.Sizes
 	}
@@ -602,13 +606,13 @@ func (m *Item) tensor(it *plan.WriteItem, info *plan.Info) error {
 	if m.Alias < 0 || m.Alias > math.MaxInt32 {
 		return fmt.Errorf("the alias %d", m.Alias)
 	}
-	it.Alias = int32(m.Alias)
+	it.Alias, it.MayDiffer = int32(m.Alias), m.MayDiffer
 	return nil
 }
 
 // value checks the message of a value.
 func (m *Item) value() error {
-	if m.DType != "" || m.Shape != nil || m.Strides != nil || m.Sharded || m.Alias != 0 {
+	if m.DType != "" || m.Shape != nil || m.Strides != nil || m.Sharded || m.Alias != 0 || m.MayDiffer {
 		return errors.New("a value has no fields of a tensor")
 	}
 	if m.Codec != value.Raw && m.Codec != value.JSON {

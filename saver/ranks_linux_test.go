@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -252,4 +255,121 @@ func TestErrorsTellSaversFromTrainers(t *testing.T) {
 			t.Errorf("%s: the codes are %q", claim, v.Codes)
 		}
 	}
+}
+
+// saveUnequal is save. The replicated tensor is not the content, but as long as it.
+func (c *trainer) saveUnequal(b *saveBody, replicated string) {
+	c.Helper()
+	c.send(typeSave, b)
+	u := c.stage(b.Generation, 4096)
+	copy(c.mem[u.At[0]+256:], replicated)
+	u.Items, u.At = []int{0, 2}, []int64{u.At[0], u.At[0] + 256}
+	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []Unit{u}, All: true})
+}
+
+// Ranks hold different contents of one tensor: the save fails on all of them, unless the
+// message allows it. Then the copy of rank 0 is saved.
+func TestServeTensorsThatDiffer(t *testing.T) {
+	const ranks = 3
+	differs := strings.Repeat("x", len(content))
+	for claim, c := range map[string]struct {
+		change func(b *saveBody)
+		saved  bool
+	}{
+		"refused":            {func(*saveBody) {}, false},
+		"refused, staged":    {func(b *saveBody) { b.Fits = true }, false},
+		"the item may":       {func(b *saveBody) { b.Items[2].MayDiffer = true }, true},
+		"all tensors may":    {func(b *saveBody) { b.TensorsMayDiffer = true }, true},
+		"another item may":   {func(b *saveBody) { b.Items[0].MayDiffer = true }, false},
+		"on the lowest rank": {func(b *saveBody) { b.Owner, b.Items[2].MayDiffer = owner(plan.LowestRank), true }, true},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			job := newTrainers(t, ranks)
+			folder := t.TempDir()
+			for r, trainer := range job {
+				b := shardOf(1, folder, r, ranks)
+				c.change(b)
+				if r == 2 {
+					trainer.saveUnequal(b, differs)
+				} else {
+					trainer.saveUnequal(b, content)
+				}
+			}
+			for r, f := range outcomes(job) {
+				switch {
+				case f == nil || c.saved != (f.Type == typeSaved):
+					t.Errorf("rank %d: %+v; want a checkpoint: %v", r, f, c.saved)
+				case !c.saved:
+					b, err := decode[failedBody](f, true)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if text := b.Error.Text; !slices.Contains(b.Error.Codes, "plan.state") || !strings.Contains(text, `"replicated"`) ||
+						!strings.Contains(text, "rank 0 and rank 2 hold different contents") {
+						t.Errorf("rank %d: %+v; want the tensor and the ranks", r, b.Error)
+					}
+				}
+			}
+			if got := published(t, folder) != ""; got != c.saved {
+				t.Errorf("there is a checkpoint: %v; want %v", got, c.saved)
+			}
+			if c.saved {
+				if got, _ := tensorIn(t, folder, "replicated"); got != content {
+					t.Errorf("replicated = %q; want that of rank 0, %q", got, content)
+				}
+			}
+		})
+	}
+}
+
+// A sharded tensor has two names on all ranks: it is stored once.
+func TestServeTiedShards(t *testing.T) {
+	const ranks = 3
+	job := newTrainers(t, ranks)
+	folder := t.TempDir()
+	for r, c := range job {
+		b := shardOf(1, folder, r, ranks)
+		b.Items[0].Alias = 1
+		b.Items[2] = b.Items[0]
+		b.Items[2].Name = "head"
+		c.save(b, true)
+	}
+	for r, f := range outcomes(job) {
+		if f == nil || f.Type != typeSaved {
+			t.Fatalf("rank %d: %+v; want %q", r, f, typeSaved)
+		}
+	}
+	w, ties := tensorIn(t, folder, "w")
+	if head, _ := tensorIn(t, folder, "head"); w != strings.Repeat(content, ranks) || head != w {
+		t.Errorf("w = %q, head = %q", w, head)
+	}
+	if len(ties) != 1 || ties["w"] != "head" {
+		t.Errorf("ties = %v; want w and head", ties)
+	}
+}
+
+// tensorIn returns the chunks of a tensor, and the ties of the checkpoint.
+func tensorIn(t *testing.T, folder, name string) (out string, ties map[string]string) {
+	t.Helper()
+	store, err := file.Open(folder, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := formats.Open(t.Context(), store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	md, err := c.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, ok := md.Find(name)
+	if !ok {
+		t.Fatalf("the checkpoint has no tensor %s", name)
+	}
+	for i := range e.Tensor.Locs {
+		out += chunkOf(t, folder, &e.Tensor.Locs[i])
+	}
+	return out, md.Ties()
 }

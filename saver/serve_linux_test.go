@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/stage"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -233,14 +234,17 @@ func published(t *testing.T, folder string) string {
 	if !ok {
 		t.Fatal("the checkpoint has no tensor w")
 	}
-	out := make([]byte, len(content))
-	loc := e.Tensor.Locs[0]
+	return chunkOf(t, folder, &e.Tensor.Locs[0])
+}
+
+// chunkOf returns the bytes at a location.
+func chunkOf(t *testing.T, folder string, loc *meta.Location) string {
+	t.Helper()
 	b, err := os.ReadFile(filepath.Join(folder, loc.File))
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(out, b[loc.Offset:])
-	return string(out)
+	return string(b[loc.Offset : loc.Offset+loc.Length])
 }
 
 func TestServeSaves(t *testing.T) {

@@ -84,6 +84,9 @@ func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
 		if err != nil {
 			return nil, err
 		}
+		if it.Kind != plan.KindBytes && b.TensorsMayDiffer {
+			it.MayDiffer = true
+		}
 		x := &s.items[i]
 		*x = staged{Item: b.Items[i], number: i, dtype: it.Info.DType, sizes: it.Box.Sizes, at: -1}
 		if it.Kind != plan.KindBytes {
@@ -162,11 +165,12 @@ func (s *state) stageUnit(u *Unit) error {
 
 // markDone notes that an item is not needed any more, before the trainer receives that:
 // the memory of a unit whose items are all done is free.
-func (s *state) markDone(x *staged) {
+// It returns false if that was noted before.
+func (s *state) markDone(x *staged) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if x.done {
-		return
+		return false
 	}
 	x.done = true
 	if u := x.unit; u != nil {
@@ -174,6 +178,7 @@ func (s *state) markDone(x *staged) {
 			s.claims.remove(u.claim)
 		}
 	}
+	return true
 }
 
 // forget gives up the memory of all units: the save is over.
@@ -242,8 +247,7 @@ func (s *state) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 		needed[s.byKey[p.Items[i].Key()]] = true
 	}
 	for i := range s.items {
-		if x := &s.items[i]; x.Codec == "" && !needed[x] {
-			s.markDone(x)
+		if x := &s.items[i]; x.Codec == "" && !needed[x] && s.markDone(x) {
 			s.released(x.number)
 		}
 	}

@@ -23,6 +23,16 @@ type WriteResults struct {
 	// which the ranks agreed on the plan, so they may be negative. The protocol sets
 	// them.
 	Phases []meta.Phase
+	// Copies identify the contents of the tensors of this rank that other ranks hold too.
+	// The protocol sets and compares them.
+	Copies []CopySum
+}
+
+// CopySum is the checksum of a tensor, or of a box of one, that several ranks hold.
+type CopySum struct {
+	// Key identifies the name and the box.
+	Key uint64
+	Sum uint32
 }
 
 // WriteResult is the place of the bytes of one item.
@@ -85,6 +95,13 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		w.Varint(int64(p.End))
 		w.Varint(p.Bytes)
 	}
+	if len(r.Copies) > 0 {
+		w.Uvarint(uint64(len(r.Copies)))
+	}
+	for _, c := range r.Copies {
+		w.U64(c.Key)
+		w.U32(c.Sum)
+	}
 	return w.B, nil
 }
 
@@ -146,6 +163,12 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 			out.Phases[i] = meta.Phase{
 				Name: r.String(), Start: time.Duration(r.Varint()), End: time.Duration(r.Varint()), Bytes: r.Varint(),
 			}
+		}
+	}
+	if r.Len() > 0 {
+		out.Copies = make([]CopySum, r.Count(12))
+		for i := range out.Copies {
+			out.Copies[i] = CopySum{r.U64(), r.U32()}
 		}
 	}
 	if err := r.Done(); err != nil {
