@@ -29,6 +29,7 @@ var some = &storage.WriteResults{
 	},
 	Files:  []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
 	Phases: []meta.Phase{{Name: "plan", Start: -2, End: -1}, {Name: "write", Start: 0, End: 1 << 60, Bytes: 1 << 40}},
+	Copies: []storage.CopySum{{Key: 1 << 63, Sum: 7}, {Key: 0, Sum: 1<<32 - 1}},
 }
 
 func TestResultsRoundTrip(t *testing.T) {
