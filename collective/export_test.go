@@ -26,3 +26,6 @@ func NewWith(g group.Group, o *Options) (*Comm, error) {
 
 // Group returns the group.
 func (c *Comm) Group() group.Group { return c.g }
+
+// ShortestRun is the least number of contiguous bytes that are sent in place.
+const ShortestRun = shortestRun

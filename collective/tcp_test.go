@@ -1,8 +1,11 @@
 package collective_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/collective"
@@ -97,4 +100,80 @@ func TestGoneOverTCP(t *testing.T) {
 	})
 	errs[2] = errs[1]
 	checkBroken(t, errs, group.ErrGone, 2)
+}
+
+// partCounter counts the messages that are sent from several places in memory.
+type partCounter struct {
+	*tcp.Group
+	messages atomic.Int64
+}
+
+func (g *partCounter) SendParts(ctx context.Context, to, tag int, parts [][]byte) error {
+	g.messages.Add(1)
+	return g.Group.SendParts(ctx, to, tag, parts)
+}
+
+// Rows become columns: long rows are sent from where they are, short ones are copied first.
+func TestAllToAllPartsInPlace(t *testing.T) {
+	const n, rows = 2, 300
+	groups := make([]*partCounter, n)
+	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
+		groups[r] = &partCounter{Group: g}
+	}
+	for _, cols := range []int64{2 * collective.ShortestRun / 4, 8} { // of both ranks
+		for r, err := range parallel(n, func(r int) error {
+			c, err := collective.NewWith(groups[r], &collective.Options{Piece: 64 << 10})
+			if err != nil {
+				return err
+			}
+			dst := zeros(t, tensor.Float32, n*rows*cols/2)
+			whole, err := matrix(t, r, rows, cols)
+			if err != nil {
+				return err
+			}
+			out, in := make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n)
+			for to := range int64(n) {
+				half, err := whole.Slice(1, to*cols/2, (to+1)*cols/2, 1)
+				if err != nil {
+					return err
+				}
+				part, err := dst.Slice(0, to*rows*cols/2, (to+1)*rows*cols/2, 1)
+				if err != nil {
+					return err
+				}
+				out[to], in[to] = []*tensor.Tensor{half}, []*tensor.Tensor{part}
+			}
+			if err := c.AllToAllParts(t.Context(), in, out); err != nil {
+				return err
+			}
+			for from := range int64(n) {
+				all, err := matrix(t, int(from), rows, cols)
+				if err != nil {
+					return err
+				}
+				want, err := all.Slice(1, int64(r)*cols/2, int64(r+1)*cols/2, 1)
+				if err != nil {
+					return err
+				}
+				if got := in[from][0].Contents(); !bytes.Equal(got, want.Contents()) {
+					return fmt.Errorf("other elements from rank %d than it has sent", from)
+				}
+			}
+			return nil
+		}) {
+			if err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		}
+		for r, g := range groups {
+			if in := g.messages.Swap(0) > 0; in != (cols > 8) {
+				t.Errorf("rank %d sends rows of %d elements in place: %v", r, cols/2, in)
+			}
+		}
+	}
+}
+
+// matrix returns what a rank has.
+func matrix(t testing.TB, rank int, rows, cols int64) (*tensor.Tensor, error) {
+	return tensor.FromBytes(tensor.Float32, []int64{rows, cols}, numbers(t, tensor.Float32, rank, int(rows*cols)).Contents())
 }

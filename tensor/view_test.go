@@ -175,6 +175,9 @@ func TestViewsSelectTheRightElements(t *testing.T) {
 		if got := x.Contents(); !bytes.Equal(got, want) {
 			t.Fatalf("%v with strides %v: Contents() = %x; want %x", x, x.Strides(), got, want)
 		}
+		if runs, ok := x.AppendRuns(nil, 0); !ok || !bytes.Equal(bytes.Join(runs, nil), want) {
+			t.Fatalf("%v with strides %v: AppendRuns = %x, %v; want %x", x, x.Strides(), runs, ok, want)
+		}
 		if x.NumBytes() != int64(len(want)) {
 			t.Errorf("%v: NumBytes() = %d; want %d", x, x.NumBytes(), len(want))
 		}
@@ -241,4 +244,63 @@ func permute(t *Tensor, dims ...int) *Tensor {
 		shape[to], strides[to] = t.shape[from], t.strides[from]
 	}
 	return t.view(shape, strides, t.offset)
+}
+
+// AppendRuns returns the memory of a view in the order of its elements.
+func TestAppendRuns(t *testing.T) {
+	base, err := Of([]int64{4, 6, 8}, slices.Collect(func(yield func(int16) bool) {
+		for i := range int16(4 * 6 * 8) {
+			if !yield(i) {
+				return
+			}
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := func(v *Tensor, err error) *Tensor {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	for name, c := range map[string]struct {
+		of   *Tensor
+		runs int
+	}{
+		"contiguous":     {base, 1},
+		"rows":           {view(base.Slice(0, 1, 3, 1)), 1},
+		"columns":        {view(base.Slice(2, 2, 6, 1)), 24},
+		"middle":         {view(base.Slice(1, 2, 5, 1)), 4},
+		"every second":   {view(base.Slice(2, 0, 8, 2)), 96},
+		"of one element": {view(view(base.Slice(2, 3, 4, 1)).Slice(1, 0, 1, 1)), 4},
+		"transposed":     {view(base.Transpose(0, 2)), 4 * 6 * 8},
+		"expanded":       {view(view(base.Slice(0, 1, 2, 1)).Expand([]int64{3, 6, 8})), 3},
+		"empty":          {view(base.Slice(1, 2, 2, 1)), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := []byte("first")
+			runs, ok := c.of.AppendRuns([][]byte{first}, 0)
+			if !ok || len(runs) != c.runs+1 {
+				t.Fatalf("AppendRuns = %d runs, %v; want %d", len(runs)-1, ok, c.runs)
+			}
+			if got := bytes.Join(runs[1:], nil); !bytes.Equal(got, c.of.Contents()) {
+				t.Errorf("AppendRuns = %v; want %v", got, c.of.Contents())
+			}
+			if c.runs == 0 {
+				return
+			}
+			least := int64(len(runs[1]))
+			if _, ok := c.of.AppendRuns(nil, least); !ok {
+				t.Errorf("AppendRuns of at least %d bytes = false", least)
+			}
+			if got, ok := c.of.AppendRuns(runs[:1], least+1); ok || len(got) != 1 {
+				t.Errorf("AppendRuns of at least %d bytes = %d runs, %v; want none", least+1, len(got)-1, ok)
+			}
+		})
+	}
+	if _, ok := view(Placeholder(Int16, []int64{2})).AppendRuns(nil, 0); ok {
+		t.Error("AppendRuns of a placeholder = true")
+	}
 }

@@ -17,7 +17,8 @@ import (
 // messages tests groups that are a [group.Messenger].
 func (s *suite) messages(t *testing.T) {
 	for name, fn := range map[string]func(*env){
-		"each to each, of all sizes":             s.eachToEach,
+		"each to each, of all sizes":             func(e *env) { s.eachToEach(e, send) },
+		"each to each, in parts":                 func(e *env) { s.eachToEach(e, sendParts) },
 		"order of one tag, in memory used again": s.order,
 		"a tag that no call receives":            s.apart,
 		"a rank sends to itself":                 s.toItself,
@@ -30,7 +31,8 @@ func (s *suite) messages(t *testing.T) {
 		"messages into memory":                   s.into,
 		"messages before and after a call":       s.early,
 		"calls that end while a message comes":   s.intoEnds,
-		"messages that end while they are sent":  s.sendEnds,
+		"messages that end while they are sent":  func(e *env) { s.sendEnds(e, send) },
+		"parts that end while they are sent":     func(e *env) { s.sendEnds(e, sendParts) },
 		"many goroutines into memory":            s.intoStress,
 	} {
 		s.test(t, name, fn)
@@ -38,6 +40,28 @@ func (s *suite) messages(t *testing.T) {
 }
 
 func messenger(g group.Group) group.Messenger { return g.(group.Messenger) }
+
+// sender is Send or SendParts.
+type sender func(ctx context.Context, g group.Group, to, tag int, b []byte) error
+
+func send(ctx context.Context, g group.Group, to, tag int, b []byte) error {
+	return messenger(g).Send(ctx, to, tag, b)
+}
+
+// sendParts sends b in parts of different sizes, some of them empty, if the group is a
+// [group.PartSender].
+func sendParts(ctx context.Context, g group.Group, to, tag int, b []byte) error {
+	m, ok := g.(group.PartSender)
+	if !ok {
+		return send(ctx, g, to, tag, b)
+	}
+	var parts [][]byte
+	for i := 0; len(b) > 0; i++ {
+		n := min(len(b), []int{0, 1, 1000, 70_000, 4096}[i%5])
+		parts, b = append(parts, b[:n]), b[n:]
+	}
+	return m.SendParts(ctx, to, tag, parts)
+}
 
 // both runs send while recv runs. An error of recv does not wait for send.
 func both(send, recv func() error) error {
@@ -57,7 +81,7 @@ func receive(ctx context.Context, g group.Group, from, tag int, want []byte) err
 
 // eachToEach sends a message of every size from every rank to every rank while
 // it receives theirs.
-func (s *suite) eachToEach(e *env) {
+func (s *suite) eachToEach(e *env, send sender) {
 	sizes := []int{0, 1, 100, 64 << 10, 1<<20 + 1}
 	e.must("exchange", func(ctx context.Context, g group.Group) error {
 		errs := make([]error, g.Size())
@@ -65,7 +89,7 @@ func (s *suite) eachToEach(e *env) {
 		for to := range g.Size() {
 			wg.Go(func() {
 				for _, size := range sizes {
-					errs[to] = errors.Join(errs[to], messenger(g).Send(ctx, to, 7, pattern(g.Rank(), to, size)))
+					errs[to] = errors.Join(errs[to], send(ctx, g, to, 7, pattern(g.Rank(), to, size)))
 				}
 			})
 		}
@@ -443,9 +467,9 @@ func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) erro
 	return <-errs
 }
 
-// sendEnds ends calls of Send while RecvInto waits for what they send: a message
+// sendEnds ends calls that send while RecvInto waits for what they send: a message
 // comes whole or not at all, and the next one does.
-func (s *suite) sendEnds(e *env) {
+func (s *suite) sendEnds(e *env, send sender) {
 	const n, size = 8, 2<<20 + 7
 	from, to := e.gs[0], e.gs[s.n-1]
 	sent := make(chan []bool, 1)
@@ -463,15 +487,15 @@ func (s *suite) sendEnds(e *env) {
 				}
 				cancel()
 			}()
-			err := messenger(from).Send(ctx, to.Rank(), 4, b)
+			err := send(ctx, from, to.Rank(), 4, b)
 			if err != nil && !errors.Is(err, context.Canceled) {
-				e.Errorf("Send = %v; want none or the context's error", err)
+				e.Errorf("send = %v; want none or the context's error", err)
 			}
 			ok[i] = err == nil
 			clear(b) // it may not be read any more
 			<-stop
 		}
-		if err := messenger(from).Send(e.context(), to.Rank(), 4, pattern(n, 2, size)); err != nil {
+		if err := send(e.context(), from, to.Rank(), 4, pattern(n, 2, size)); err != nil {
 			e.Error(err)
 		}
 		sent <- ok

@@ -359,7 +359,6 @@ type sendCall struct {
 	parts   [][]byte // the message
 	total   int      // its bytes
 	at, off int      // the next byte to send is parts[at][off]
-	body    [][]byte // of the piece that is sent
 }
 
 // send sends the parts as one message, in pieces, as the receiver has room.
@@ -421,21 +420,20 @@ func (s *sendCall) pieces() error {
 	return nil
 }
 
-// cut takes the next n bytes from the parts.
-func (s *sendCall) cut(n int) [][]byte {
-	s.body = s.body[:0]
+// cut appends the memory of the next n bytes of the message to bufs.
+func (s *sendCall) cut(bufs [][]byte, n int) [][]byte {
 	for n > 0 {
 		p := s.parts[s.at]
 		k := min(n, len(p)-s.off)
 		if k > 0 {
-			s.body = append(s.body, p[s.off:s.off+k])
+			bufs = append(bufs, p[s.off:s.off+k])
 		}
 		n -= k
 		if s.off += k; s.off == len(p) {
 			s.at, s.off = s.at+1, 0
 		}
 	}
-	return s.body
+	return bufs
 }
 
 // room waits for room for a piece of up to want bytes and returns the number of bytes.
@@ -454,18 +452,17 @@ func (s *sendCall) room(first bool, want int) (int, error) {
 
 // put sends a piece of n bytes. If it returns an error, no byte of the piece was sent.
 func (s *sendCall) put(l frame, n int) error {
-	body := s.cut(n)
 	switch {
 	case s.wire == nil:
 		// Frames of this rank to itself are well formed.
-		return s.mail.deliver(l, n, bytes.NewReader(bytes.Join(body, nil)).Read, nil)
+		return s.mail.deliver(l, n, bytes.NewReader(bytes.Join(s.cut(nil, n), nil)).Read, nil)
 	case !s.borrows():
-		if !s.wire.send(l.encode(body...)) {
+		if !s.wire.send(l.encode(s.cut(nil, n)...)) {
 			return s.wait(nil, nil) // one of the two ranks closes, or is lost
 		}
 		return nil
 	}
-	err := s.write(l, n, body)
+	err := s.write(l, n)
 	if err != nil {
 		s.mail.mu.Lock()
 		defer s.mail.mu.Unlock()
@@ -474,14 +471,14 @@ func (s *sendCall) put(l frame, n int) error {
 	return err
 }
 
-// write writes a piece from the caller's memory, which it does not use after it has
+// write writes a piece of n bytes from the caller's memory, which it does not use after it has
 // returned.
-func (s *sendCall) write(l frame, n int, body [][]byte) error {
+func (s *sendCall) write(l frame, n int) error {
 	w := s.wire
 	if err := s.wait(w.turn, w.ended); err != nil {
 		return err
 	}
-	_, err := w.push(s, l.encodeHead(make([]byte, 0, prefix+maxHead), n), body)
+	_, err := w.push(s, l.encodeHead(make([]byte, 0, prefix+maxHead), n), n)
 	w.turn <- struct{}{}
 	if errors.Is(err, errQuit) {
 		return s.wait(nil, nil) // the pieces that were sent before stay valid

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,12 +29,13 @@ type mailConn struct {
 	ended   chan struct{} // closed once err is set
 
 	mu      sync.Mutex
-	queue   [][]byte  // frames, bounded by the windows of the lanes; guarded by mu
-	writer  *sendCall // the call whose memory is being written; guarded by mu
-	stopped bool      // writing was interrupted; guarded by mu
-	last    bool      // nothing will be queued any more; guarded by mu
-	conn    *conn     // nil until connected; guarded by mu
-	err     error     // why it ended; guarded by mu
+	bufs    net.Buffers // memory for the next push, without elements; guarded by mu
+	queue   [][]byte    // frames, bounded by the windows of the lanes; guarded by mu
+	writer  *sendCall   // the call whose memory is being written; guarded by mu
+	stopped bool        // writing was interrupted; guarded by mu
+	last    bool        // nothing will be queued any more; guarded by mu
+	conn    *conn       // nil until connected; guarded by mu
+	err     error       // why it ended; guarded by mu
 }
 
 func newMailConn(m *mail, peer int, dialled bool) *mailConn {
@@ -123,7 +125,7 @@ func (w *mailConn) write(f *conn) {
 		case <-w.ended:
 			return
 		}
-		last, err := w.push(nil, nil, nil)
+		last, err := w.push(nil, nil, 0)
 		if last && err == nil {
 			err = f.CloseWrite()
 		}
@@ -137,22 +139,27 @@ func (w *mailConn) write(f *conn) {
 	}
 }
 
-// push writes the queued frames and then the head and body of a piece of s, unless s is
-// nil. If s is stopped meanwhile, the rest of the piece is copied and queued. The caller
-// has taken the turn. push reports whether nothing more will be queued.
-func (w *mailConn) push(s *sendCall, head []byte, body [][]byte) (last bool, err error) {
+// push writes the queued frames and then the head of a piece of s and its next n bytes,
+// unless s is nil. If s is stopped meanwhile, the rest of the piece is copied and queued. The
+// caller has taken the turn. push reports whether nothing more will be queued.
+func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil || w.last && s != nil {
 		return true, errQuit
 	}
 	frames := w.queue
-	bufs := make(net.Buffers, 0, len(frames)+1+len(body))
-	bufs = append(bufs, frames...)
+	bufs := append(w.bufs, frames...)
+	w.bufs = nil
+	borrowed := 0
 	if s != nil {
-		bufs = append(append(bufs, head), body...)
+		bufs = append(bufs, head)
+		own := len(bufs)
+		bufs = s.cut(bufs, n)
+		borrowed = len(bufs) - own
 	}
 	w.queue, w.writer = nil, s
+	all := bufs
 	last = w.last
 	if s == nil || s.ctx.Err() == nil {
 		f := w.conn
@@ -162,12 +169,27 @@ func (w *mailConn) push(s *sendCall, head []byte, body [][]byte) (last bool, err
 	}
 	w.writer = nil
 	if s != nil && s.ctx.Err() != nil {
-		return last, w.keep(bufs, len(body), err)
+		err = w.keep(bufs, borrowed, err)
+		w.reuse(all)
+		return last, err
 	}
+	w.reuse(all)
 	for _, b := range frames {
 		recycle(b)
 	}
 	return last, err
+}
+
+// maxBufs bounds the length of mailConn.bufs.
+const maxBufs = 1024
+
+// reuse keeps the memory of bufs for the next push, but not what the elements refer to. The
+// lock is held.
+func (w *mailConn) reuse(bufs net.Buffers) {
+	clear(bufs)
+	if cap(bufs) <= maxBufs {
+		w.bufs = bufs[:0]
+	}
 }
 
 // keep queues the rest of bufs, the last borrowed of which are memory of a call, after
@@ -182,8 +204,7 @@ func (w *mailConn) keep(bufs net.Buffers, borrowed int, err error) error {
 	}
 	if n := len(bufs); n > 0 {
 		own := max(0, n-borrowed)
-		bufs = append(bufs[:own], bytes.Join(bufs[own:], nil))
-		w.queue = append(bufs, w.queue...)
+		w.queue = slices.Concat(bufs[:own], [][]byte{bytes.Join(bufs[own:], nil)}, w.queue)
 		w.signal()
 	}
 	return err

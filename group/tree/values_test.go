@@ -111,3 +111,47 @@ func TestNextCallSkipsPiecesOfAFailedCall(t *testing.T) {
 		}
 	})
 }
+
+// released counts the messages that are given back.
+type released struct {
+	Values
+	n *atomic.Int32
+}
+
+func (r released) Release(b []byte) {
+	r.n.Add(1)
+	r.Values.Release(b) // overwrites it
+}
+
+// Ranks give back the memory of the values that they pass on, and of the pieces that they
+// join, but not of values that they return.
+func TestRelayReleasesMemory(t *testing.T) {
+	var n atomic.Int32
+	m := &Memory{WrapValues: func(_ id, v Values) Values { return released{v, &n} }}
+	synctest.Test(t, func(t *testing.T) {
+		nodes := m.Nodes(3, Options{Arity: 1}) // 2 is below 1, which is below 0
+		for _, c := range []struct{ size, want int }{
+			{maxInline + 1, 1},    // of rank 2, by rank 1
+			{maxPiece, 1},         // whole in one piece
+			{maxPiece + 1, 2 + 4}, // by rank 1, and by rank 0, which joins them
+		} {
+			n.Store(0)
+			each(t, nodes, func(ctx context.Context, g *Group) error {
+				value := bytes.Repeat([]byte{byte(g.Rank()), 7}, c.size)[:c.size]
+				got, err := g.Gather(ctx, 0, value)
+				for r, v := range got {
+					if want := bytes.Repeat([]byte{byte(r), 7}, c.size)[:c.size]; !bytes.Equal(v, want) {
+						t.Errorf("the value of rank %d of %d bytes is not what it has sent", r, c.size)
+					}
+				}
+				return err
+			})
+			if got := int(n.Load()); got != c.want {
+				t.Errorf("values of %d bytes: %d messages were given back; want %d", c.size, got, c.want)
+			}
+		}
+		for _, n := range nodes {
+			n.Close()
+		}
+	})
+}
