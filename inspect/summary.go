@@ -111,9 +111,9 @@ func (s *Summary) Lose(md *meta.Metadata, files []string) {
 
 // Totals count the content of a checkpoint or of a part of it.
 type Totals struct {
-	Tensors  int64 `json:"tensors"`
-	Objects  int64 `json:"objects"`
-	Chunks   int64 `json:"chunks"`
+	Tensors int64 `json:"tensors"`
+	Objects int64 `json:"objects"`
+	Chunks  int64 `json:"chunks"`
 	// Elements and NumBytes are the sums over the items, with a tensor that has several
 	// names once.
 	Elements int64 `json:"elements"`

@@ -45,6 +45,8 @@ var edges = []testCase{
 	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},
 	{name: "cairn.torch: what cannot be saved or loaded", run: finds(1, "edges.odd")},
 	{name: "cairn.torch: 2 ranks, errors of one", run: finds(2, "edges.mismatches")},
+	{name: "cairn.torch: 2 ranks with different contents", run: finds(2, "edges.unequal")},
+	{name: "cairn.torch: 2 ranks, one of them is late", run: finds(2, "edges.waits")},
 	{name: "cairn.torch: 2 ranks, one is killed before it has staged", run: finds(1, "edges.rank_dies_before_staging")},
 	{name: "cairn.torch: 2 ranks, the first, with the store, is killed before it has staged", run: finds(1, "edges.first_dies_before_staging")},
 	{name: "cairn.torch: 2 ranks, one is killed after it has staged", run: finds(1, "edges.rank_dies_after_staging")},

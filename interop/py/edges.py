@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -416,6 +417,54 @@ class Wrapper(torch.Tensor):
         if function is torch.ops.aten.detach.default:
             return cls(args[0].inner)
         return NotImplemented
+
+
+@closed
+def unequal(path):
+    """Tensors of one name with different contents are refused, unless they may differ; one rank can save and load alone."""
+    rank, found = dist.get_rank(), []
+    own = torch.full((2000,), float(rank))
+    refused(found, "a tensor", "'rng'", lambda: cairn.torch.save({"rng": own, "w": torch.ones(3)}, path))
+    large = torch.zeros(3 << 20)
+    large[-1] = rank
+    refused(found, "a large tensor", "'large'", lambda: cairn.torch.save({"large": large}, path))
+    norm = torch.nn.BatchNorm1d(4)
+    norm.running_mean.fill_(rank + 1)
+    cairn.torch.save({"net": norm, f"rng.{rank}": own}, path)
+    got = torch.nn.BatchNorm1d(4)
+    cairn.torch.load({"net": got}, path)
+    if got.running_mean.unique().tolist() != [1.0]:
+        found.append(f"the buffer of rank 0 is {got.running_mean}")
+    cairn.torch.save({"rng": own}, path, may_differ=True)
+    cairn.torch.load({"rng": own}, path)
+    if own.unique().tolist() != [0.0]:
+        found.append(f"the tensor of rank 0 is {own[:3]}")
+    if rank == 1:
+        cairn.torch.save({"mine": torch.full((3,), 7.0), "n": 1}, path + "-alone", alone=True)
+        mine = {"mine": torch.zeros(3), "n": 0}
+        cairn.torch.load(mine, path + "-alone", alone=True)
+        if mine["mine"].tolist() != [7.0] * 3 or mine["n"] != 1:
+            found.append(f"alone: {mine}")
+    return of_all(found)
+
+
+@closed
+def waits(path):
+    """A rank that waits for another in a call says for whom."""
+    rank, found = dist.get_rank(), []
+    job = cairn.torch._job
+    job._SAY_AFTER, job._WARN_AFTER = 0.5, 0.5
+    if rank == 0:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            cairn.torch.save({"x": torch.ones(3)}, path)
+        texts = [str(w.message) for w in caught]
+        if not any("rank 1 has not made" in text for text in texts):
+            found.append(f"the warnings are {texts}")
+    else:
+        time.sleep(5)
+        cairn.torch.save({"x": torch.ones(3)}, path)
+    return of_all(found)
 
 
 def freed():

@@ -187,7 +187,9 @@ class CheckpointCallback(transformers.TrainerCallback):
             whole["trainer"] = json.dumps(dataclasses.asdict(state))
         path = os.path.join(self._run(args), f"checkpoint-{state.global_step}")
         self._saving = state.global_step
-        self._handle = async_save_whole(whole, path, state.global_step, alone=False)
+        # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
+        buffers = any(True for _ in kwargs["model"].buffers())
+        self._handle = async_save_whole(whole, path, state.global_step, alone=False, may_differ=buffers)
 
     def _settle(self, args: Any) -> None:
         """Waits for the save that is under way, raises its error, and removes old checkpoints."""

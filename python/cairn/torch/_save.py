@@ -38,14 +38,16 @@ _LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
          overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0,
-         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0, alone: bool = False) -> dict:
+         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0, alone: bool = False,
+         may_differ: bool = False) -> dict:
     """Saves a state. All ranks call it. It returns a report when the checkpoint is complete, at remote too if that is set.
 
     The state and the options are those of :func:`async_save`, the report is that of
     :meth:`Handle.result`.
     """
     handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
-                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes, alone=alone)
+                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes, alone=alone,
+                        may_differ=may_differ)
     report = handle.result()
     handle.wait_uploaded()
     return report
@@ -54,7 +56,7 @@ def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
                overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
                files_per_rank: int = 0, overlap: bool = False, remote: "str | os.PathLike[str] | None" = None,
-               local_bytes: int = 0, alone: bool = False) -> "Handle":
+               local_bytes: int = 0, alone: bool = False, may_differ: bool = False) -> "Handle":
     """Saves a state in the background. All ranks call it.
 
     It returns when the state has been copied aside, and the caller may change it. With
@@ -66,8 +68,9 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     :meth:`Handle.result`. If nobody calls that, the next save warns of the error.
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
-    modules and optimizers. A tensor that is not sharded is taken to be the same on all ranks,
-    and saved once. Values must be equal on all ranks: give those of one rank a name of their own.
+    modules and optimizers. Tensors that are not sharded, and values, are saved once, and must be
+    equal on all ranks: give those of one rank a name of their own. Buffers of modules may differ,
+    such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
     path is a folder. A checkpoint that is there is replaced when the new one is complete,
     or, without overwrite, the save fails with ExistsError. It also fails with that error if
@@ -86,7 +89,7 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
     the others.
     """
     return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
-                 files_per_rank, overlap, alone, remote, local_bytes)
+                 files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ)
 
 
 def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State:
@@ -349,6 +352,8 @@ class State:
                     item.update(sharded=True, offsets=p.offsets, sizes=list(t.shape))
                 if leaf.value.requires_grad:
                     item["requires_grad"] = True
+                if leaf.may_differ:
+                    item["may_differ"] = True
                 t = t.detach()
                 check_memory(leaf.name, t)
                 if t.is_conj() or t.is_neg():
@@ -597,7 +602,7 @@ def new_id() -> str:
 
 def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
           format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False, remote: Any = None,
-          local_bytes: int = 0, save_id: str = "") -> Handle:
+          local_bytes: int = 0, save_id: str = "", may_differ: bool = False) -> Handle:
     """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks.
 
     The id of the save is the save_id of rank 0, or a new one if that is empty.
@@ -639,6 +644,8 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         message["step"] = step
     if tags:
         message["tags"] = tags
+    if may_differ:
+        message["tensors_may_differ"] = True
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -23,6 +24,7 @@ class Leaf:
     value: Any
     holder: Any = None  # a dict or a list
     key: Any = None
+    may_differ: bool = False  # ranks may hold different contents, as those of a module's buffers
 
     def replace(self, new: Any) -> None:
         """Puts another value in its place."""
@@ -118,7 +120,11 @@ def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: boo
         below = Opened(stateful=stateful)
         into.keys.append(k)
         into.parts.append(below)
+        first = len(out)
         _open(here, name + ".", v.state_dict() if stateful else v, out, whole, below)
+        if stateful and isinstance(v, torch.nn.Module) and (buffers := {f"{name}.{b}" for b, _ in v.named_buffers(remove_duplicate=False)}):
+            for leaf in itertools.islice(out, first, None):
+                leaf.may_differ = leaf.name in buffers
 
 
 def _is_sharded(v: Any) -> bool:

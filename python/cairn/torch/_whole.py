@@ -17,12 +17,13 @@ from cairn.torch._load import Loading, made
 from cairn.torch._save import Handle, begin, described
 
 
-def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool) -> Handle:
+def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool, may_differ: bool = False) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False, alone)
+    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False, alone,
+                 may_differ=may_differ)
 
 
 def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]] = None, device: Any = None, allow_pickle: bool = False,
