@@ -69,7 +69,8 @@ func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
 // AllToAllParts sends the tensors src[r] to each rank r, and receives those of dst[r]
 // from it. Both ranks list as many tensors, with the same dtypes and numbers of
 // elements. The tensors may be views of any strides. They are sent together, in
-// messages of some MiB, and one that is contiguous is not copied.
+// messages of some MiB. One that is contiguous is not copied, and neither are long runs of
+// src if the group is a [group.PartSender].
 func (c *Comm) AllToAllParts(ctx context.Context, dst, src [][]*tensor.Tensor) error {
 	return c.do(ctx, c.allToAllParts(dst, src))
 }

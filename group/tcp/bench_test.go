@@ -8,7 +8,6 @@ import (
 	"net"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
@@ -49,25 +48,6 @@ func BenchmarkGather1KB(b *testing.B) {
 				_, err := g.Gather(ctx, 0, v)
 				return err
 			})
-		})
-	}
-}
-
-// BenchmarkGather146KiB gathers values that are too large to travel with the call, as the
-// plans of a save are. cpu-ms/op is the processor time of all ranks.
-func BenchmarkGather146KiB(b *testing.B) {
-	v := make([]byte, 146<<10)
-	for _, n := range []int{8, 256} {
-		b.Run(fmt.Sprintf("ranks=%d", n), func(b *testing.B) {
-			var before time.Duration
-			bench(b, n, func(ctx context.Context, g *tcp.Group) error {
-				if g.Rank() == 0 && before == 0 {
-					before = processorTime()
-				}
-				_, err := g.Gather(ctx, 0, v)
-				return err
-			})
-			b.ReportMetric(float64(processorTime()-before)/1e6/float64(b.N), "cpu-ms/op")
 		})
 	}
 }
