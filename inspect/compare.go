@@ -230,6 +230,13 @@ func (c *comparer) pair() error {
 			byName[e.FQN] = &pairItem{Compared: Compared{FQN: e.FQN, B: NewItem(e)}, b: e}
 		}
 	}
+	for side, ties := range []map[string]string{c.a.Metadata.Ties(), c.b.Metadata.Ties()} {
+		for _, p := range byName {
+			if it := []*Item{p.A, p.B}[side]; it != nil {
+				it.Tied = ties[it.FQN]
+			}
+		}
+	}
 	c.coverInside(byName)
 	c.byName = byName
 	c.items = slices.SortedFunc(maps.Values(byName), func(p, q *pairItem) int { return strings.Compare(p.FQN, q.FQN) })

@@ -50,7 +50,7 @@ type Item struct {
 	// NumBytes is the size of the whole tensor, or of the encoded object.
 	NumBytes int64 `json:"nbytes"`
 	// Tied is the first name of a tensor that the checkpoint stores once under several
-	// names, for the other names. Items sets it.
+	// names, for the other names. NewItem does not set it.
 	Tied string `json:"tied,omitempty"`
 }
 

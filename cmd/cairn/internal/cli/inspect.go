@@ -124,6 +124,7 @@ func inspectName(cmd *cobra.Command, c *cairn.Checkpoint, md *meta.Metadata, pat
 		return usagef(cmd, "--depth is about a tree: there is nothing below %s", clean(name))
 	}
 	v := closeUp{Path: path, SaveID: c.Info().SaveID, Item: inspect.NewItem(e), Chunks: slices.Collect(inspect.Chunks(e))}
+	v.Item.Tied = md.Ties()[name]
 	if v.Item.Unread() {
 		codec, data, err := c.ReadBytes(cmd.Context(), e)
 		if err != nil {
