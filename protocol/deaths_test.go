@@ -310,7 +310,7 @@ const (
 	size = 3
 	// timeout is how long a rank may be silent: long enough for a busy machine,
 	// and what half of the matrix waits for.
-	timeout = 3 * time.Second
+	timeout = 6 * time.Second
 	// limit is when a rank that was not noticed is a fault of ours.
 	limit = time.Minute
 )
