@@ -53,8 +53,8 @@ def interrupt_after_send():
     s, sent = saver.shared(), threading.Event()
     send = s.send
 
-    def send_and_tell(kind, **body):
-        send(kind, **body)
+    def send_and_tell(*message, **body):
+        send(*message, **body)
         sent.set()
 
     s.send = send_and_tell
@@ -732,8 +732,8 @@ class Processes(unittest.TestCase):
             s = saver.shared()
             send = s.send
 
-            def interrupt(kind, **body):
-                send(kind, **body)
+            def interrupt(*message, **body):
+                send(*message, **body)
                 raise KeyboardInterrupt
 
             s.send = interrupt
