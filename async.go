@@ -528,7 +528,7 @@ const settleTime = 5 * time.Second
 // restart replaces the saver processes of all ranks and lets them meet. None of the old
 // ones is left then, so none can publish a save that counts as failed. If settle is set,
 // the old ones complete their saves first. warn receives why the old one of this rank has
-// ended, if it has. store is that of the next save.
+// ended, if it has. The next save goes to store.
 func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, settle bool, warn func(error)) error {
 	err := group.Each(ctx, group.StopEarly(g), "start", func(ctx context.Context) error {
 		if settle && !s.settle(ctx) {
@@ -704,8 +704,8 @@ func addressOf(s blob.Store) (string, bool) {
 	return "", false
 }
 
-// runOf returns the address of the folder above a store, which is that of a run, for
-// messages.
+// runOf returns the address of the run that a store is in, for messages: the folder above
+// it.
 func runOf(s blob.Store) string {
 	address, _ := addressOf(s)
 	dir, _ := blob.SplitAddress(filepath.ToSlash(address))

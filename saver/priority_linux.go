@@ -20,6 +20,6 @@ func yieldToTrainer() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("5"), 0)
 }
 
-// nameProcess gives this process its name in ps and top, which would otherwise be that of a
-// trainer. If the system refuses, the process keeps its name.
+// nameProcess gives this process a name of its own in ps and top, where it looks like a
+// second trainer otherwise. If the system refuses, the process keeps its name.
 func nameProcess() { _ = os.WriteFile("/proc/self/comm", []byte(processName), 0) }

@@ -184,7 +184,7 @@ func (v *service) removeAll(ctx context.Context, keys []string) error {
 }
 
 // Uploads returns the uploads of which there are temporary objects in the folder prefix.
-// The time is that of the latest one, so that an upload that goes on is not old. With deep,
+// Its time is that of its latest object, so an upload that goes on is not old. With deep,
 // it lists all objects below prefix, because only the last elements of the keys of temporary
 // objects tell them apart.
 func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {

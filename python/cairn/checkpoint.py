@@ -115,6 +115,7 @@ class Checkpoint(Mapping[str, Any]):
     def load(self, prefix: str = "", *, strip: bool = False, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
+        Tensors that were tied when they were saved are one tensor again.
         With strip, the names are without the prefix: ``model.load_state_dict(c.load("model.", strip=True))``.
         framework is that of :func:`cairn.open`. With device, such as "cuda", the tensors are
         torch tensors on it.
@@ -123,8 +124,12 @@ class Checkpoint(Mapping[str, Any]):
             framework = "torch"
         names = [n for n in self._entries if n.startswith(prefix)]
         out = self._values([n for n in names if "dtype" not in self._entries[n]])
-        tensors = [n for n in names if "dtype" in self._entries[n]]
-        out.update(zip(tensors, self.read([(n, None) for n in tensors], framework=framework, device=device)))
+        tensors = {n: self._entries[n].get("alias") or n for n in names if "dtype" in self._entries[n]}
+        first: dict[Any, str] = {}
+        for n, tie in tensors.items():
+            first.setdefault(tie, n)
+        read = dict(zip(first, self.read([(n, None) for n in first.values()], framework=framework, device=device)))
+        out.update((n, read[tie]) for n, tie in tensors.items())
         return {n[len(prefix):] if strip else n: out[n] for n in names}
 
     def _values(self, names: Sequence[str]) -> dict[str, Any]:

@@ -310,9 +310,13 @@ class Reply:
 
 
 class Saver:
-    """A saver process and the conversation with it. Its methods are safe for several threads."""
+    """A saver process and the conversation with it. Its methods are safe for several threads.
 
-    def __init__(self, ceiling: Optional[int] = None, log: Optional[str] = None, arena: Optional[Arena] = None):
+    ps shows the title as an argument of the process.
+    """
+
+    def __init__(self, ceiling: Optional[int] = None, log: Optional[str] = None, arena: Optional[Arena] = None,
+                 title: str = "for reads"):
         self.arena = arena or Arena(default_ceiling() if ceiling is None else ceiling)
         self._owns_arena = arena is None
         self._send_lock = threading.Lock()
@@ -330,7 +334,7 @@ class Saver:
             env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
             with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
                 # A session of its own: Ctrl-C in a terminal does not reach it.
-                self.process = subprocess.Popen([program, "saver"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                self.process = subprocess.Popen([program, "saver", title], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                                 stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
         except BaseException:
             self._ended = SaverError("the saver process did not start")
@@ -388,7 +392,7 @@ class Saver:
             return self._numbers
 
     def begin(self, subject: tuple[str, int], reply: Reply, kind: str, encoded: Optional[dict[str, str]] = None, **body: Any) -> Reply:
-        """Sends a message whose answer has a number: ("load", n) or ("generation", n). encoded is that of send."""
+        """Sends a message whose answer has a number: ("load", n) or ("generation", n). send describes encoded."""
         reply.number = subject[1]
         with self._lock:
             self._check()

@@ -50,8 +50,7 @@ type record struct {
 // recordTotals count what the checkpoint holds.
 type recordTotals struct {
 	Tensors, Values, Chunks int64
-	// Bytes are those of the whole tensors, each once if it has several names, and of the
-	// values.
+	// Bytes counts whole tensors and values. A tensor with several names counts once.
 	Bytes int64
 }
 

@@ -65,7 +65,7 @@ class Job:
                 self.saver.close()  # it must not use the memory any more
                 self.saver = None
             if self.saver is None:
-                self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"))
+                self.saver = Saver(arena=self.arena, log=os.environ.get("CAIRN_LOG"), title=f"rank {self.rank}")
             return self.saver
 
     def _meet(self) -> None:

@@ -253,7 +253,7 @@ class _Unseen:
             warnings.warn(text, errors.SaveWarning, stacklevel=level)
 
     def at_exit(self) -> None:
-        """Reports errors at the end of the process. Those of saves that begin to fail soon after are reported too."""
+        """Reports errors at the end of the process. Saves that are under way get a moment to fail before it."""
         if self._pid != os.getpid():
             return
         end = time.monotonic() + _LAST_WAIT
@@ -384,9 +384,10 @@ class State:
         """Returns the part of a storage that some tensors use."""
         same: dict[Any, list[int]] = {}
         for index, t in tensors:
-            # A shard is the same as another only if both are of one tensor.
-            shard_of = self.items[index]["name"] if "offsets" in self.items[index] else None
-            same.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride(), shard_of), []).append(index)
+            # A shard is the same as another only if both are the same box of their tensors.
+            item = self.items[index]
+            box = (tuple(item["shape"]), tuple(item["offsets"])) if "offsets" in item else None
+            same.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride(), box), []).append(index)
         for group in same.values():
             if len(group) > 1:
                 self.aliases += 1

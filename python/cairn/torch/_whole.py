@@ -44,6 +44,7 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
                 raise
         time.sleep(0.2)
     root, loading = _Dict(), Loading(j.memory)
+    tied: dict[int, torch.Tensor] = {}
 
     def take(name: str, steps: list[Any], v: Any) -> None:
         root.place(steps, made(name, v, allow_pickle))
@@ -55,8 +56,13 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
         if "codec" in e:
             loading.value(name, functools.partial(take, name, steps))
             continue
+        if (alias := e.get("alias", 0)) in tied:
+            root.place(steps, tied[alias])
+            continue
         shape = list(e.get("shape") or [])
         t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]), device=device)
+        if alias:
+            tied[alias] = t
         root.place(steps, t)
         loading.tensor(name, shape, [0] * len(shape), t)
     loading.run(saver, os.fspath(path), False, None, None, described.get("save_id", ""))

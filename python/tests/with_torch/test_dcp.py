@@ -164,7 +164,7 @@ def _tensors(v, at=""):
 
 
 def save_two(rank, folder):
-    """Two ranks save shards and copies that lie on the same GPU, and load them."""
+    """Two ranks save shards, tied shards and copies that lie on the same GPU, and load them."""
     join("gloo", folder, rank, 2)
     if CUDA:
         torch.cuda.set_device(0)
@@ -173,8 +173,9 @@ def save_two(rank, folder):
 
     def made(rows, same):
         part = rows.chunk(2)[rank].clone()
-        return {"rows": DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=rows.shape, stride=rows.stride()),
-                "same": DTensor.from_local(same, mesh, [Replicate()], run_check=False), "plain": same[:100].clone(), "step": 1}
+        rows = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=rows.shape, stride=rows.stride())
+        return {"rows": rows, "tied": rows, "same": DTensor.from_local(same, mesh, [Replicate()], run_check=False),
+                "plain": same[:100].clone(), "step": 1}
 
     state = made(rows, noise((1 << 20,), seed=2))
     want = {k: local(v).clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
@@ -190,6 +191,10 @@ def save_two(rank, folder):
         got = made(torch.zeros_like(rows), torch.zeros(1 << 20, device=DEVICE))
         dcp.load(got, storage_reader=cairn.torch.Reader(os.path.join(folder, name)))
         check(want, {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in got.items()}, f"rank {rank}, {name} by Reader")
+    with cairn.open(os.path.join(folder, "step-1"), framework="torch") as c:
+        whole = c.load()
+        if whole["rows"].data_ptr() != whole["tied"].data_ptr():
+            raise AssertionError("shards with two names are not stored once")
     dist.barrier()
     dist.destroy_process_group()
 

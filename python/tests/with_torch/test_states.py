@@ -8,6 +8,7 @@ import torch
 
 import cairn
 import cairn.torch
+from cairn.torch._whole import load_whole
 from device import CUDA, DEVICE, DTYPES, Case, blank, busy, noise, on_stream, slow
 
 
@@ -38,7 +39,11 @@ class States(Case):
         base = noise((4 << 20,), "uint8")
         self.round_trip({"a": base, "b": base, "first": base[:1000], "last": base[-1000:].view(torch.int16)})
         cairn.torch.close()
-        cairn.torch.save({f"{i}": base for i in range(8)}, self.path())
+        path = self.path()
+        cairn.torch.save({f"{i}": base for i in range(8)}, path)
+        for whole in (cairn.open(path, framework="torch").load(), load_whole(path)):
+            self.assertEqual(len({t.data_ptr() for t in whole.values()}), 1, "tensors")
+            self.assertTrue(torch.equal(whole["7"], base.cpu()))
         backed = sum(hi - lo for lo, hi in cairn.torch._job.job().arena.backed)
         self.assertLess(backed, 2 * base.nbytes, "bytes of shared memory")
 

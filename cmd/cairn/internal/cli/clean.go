@@ -130,9 +130,9 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), joinDenied(errs))
 }
 
-// joinDenied joins errors as errors.Join does, except that of all errors of missing
-// permissions only the first one stays: one file or folder causes several, and the user does
-// the same about all of them.
+// joinDenied joins errors like errors.Join, but drops all but the first of the errors about
+// missing permissions: one file or folder causes several, and the user does the same about
+// all of them.
 func joinDenied(errs []error) error {
 	var out []error
 	denied, first := 0, -1
@@ -169,9 +169,9 @@ func (r *cleanResult) removeEmpty(dir string) {
 	}
 }
 
-// sweptFolders returns the folders that clean looks at: those of foldersOf and, in object
-// storage, the folders at any depth with uploads that did not finish. Such a folder may have
-// no objects.
+// sweptFolders returns the folders that clean looks at. In object storage, these are what
+// foldersOf returns and the folders at any depth with uploads that did not finish. Such a
+// folder may have no objects.
 func sweptFolders(ctx context.Context, address string) ([]folder, error) {
 	dirs, err := foldersOf(ctx, address)
 	if err != nil || isLocal(address) {

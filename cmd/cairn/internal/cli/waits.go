@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// patience is how long a command may wait before it says so.
+	// patience is how long a command waits before it says that it waits.
 	patience = 3 * time.Second
 	// waitPause is the least time between two such lines.
 	waitPause = 10 * time.Second

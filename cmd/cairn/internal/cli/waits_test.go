@@ -35,7 +35,7 @@ func TestRetriesAreAnnounced(t *testing.T) {
 	}
 }
 
-// locking is a store with locks, like those of object storage.
+// locking is a store that has locks, as the stores of object storage do.
 type locking struct{ *mem.Store }
 
 func (locking) TryLock(context.Context, string, []byte) (blob.HeldLock, error) {
