@@ -136,7 +136,7 @@ def late_fetch(path):
         for t in state.values():
             t.zero_()
         send, said, got = job.saver.send, [], []
-        job.saver.send = lambda kind, **body: said.append((kind, body))  # it has not asked for this
+        job.saver.send = lambda kind, *_, **body: said.append((kind, body))  # it has not asked for this
         for item, offset in ((0, 5), (1, 2 * (3 * 1000 + 5))):
             handle._staging.fetch({"fetch": 1, "item": item, "offset": offset, "length": 2, "at": job.arena.window})
             got.append(bytes(job.arena.view[job.arena.window:job.arena.window + 2]))
@@ -424,10 +424,10 @@ def unequal(path):
     """Tensors of one name with different contents are refused, unless they may differ; one rank can save and load alone."""
     rank, found = dist.get_rank(), []
     own = torch.full((2000,), float(rank))
-    refused(found, "a tensor", "'rng'", lambda: cairn.torch.save({"rng": own, "w": torch.ones(3)}, path))
+    refused(found, "a tensor", '"rng": disagree', lambda: cairn.torch.save({"rng": own, "w": torch.ones(3)}, path))
     large = torch.zeros(3 << 20)
     large[-1] = rank
-    refused(found, "a large tensor", "'large'", lambda: cairn.torch.save({"large": large}, path))
+    refused(found, "a large tensor", '"large": disagree', lambda: cairn.torch.save({"large": large}, path))
     norm = torch.nn.BatchNorm1d(4)
     norm.running_mean.fill_(rank + 1)
     cairn.torch.save({"net": norm, f"rng.{rank}": own}, path)
@@ -841,8 +841,8 @@ def complete_early(path):
     saver = cairn.torch._job.job().saver
     send = saver.send
 
-    def slow(kind, **body):
-        send(kind, **body)
+    def slow(kind, *more, **body):
+        send(kind, *more, **body)
         if kind == "staged" and body.get("all"):
             end = time.monotonic() + LIMIT
             while saver._waiting and time.monotonic() < end:

@@ -78,7 +78,8 @@ def _option(lacks: Collection[str], names: Collection[str]) -> str:
     pairs: dict[tuple[str, str], None] = {}  # in order
     for name in sorted(lacks)[:20]:
         parts = name.split(".")
-        best, others = 0, []
+        best = 0
+        others: list[list[str]] = []
         for other in by_end[parts[-1]]:
             theirs = other.split(".")
             n = next((i for i, (a, b) in enumerate(zip(reversed(parts), reversed(theirs))) if a != b), min(len(parts), len(theirs)))

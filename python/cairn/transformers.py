@@ -319,6 +319,7 @@ def _load(model: Any, optimizer: Any, path: str) -> None:
 def _files(model: Any, processor: Any) -> dict[str, bytes]:
     """Returns the files that from_pretrained reads beside the weights."""
     with tempfile.TemporaryDirectory(prefix="cairn-files-") as folder:
+        part: Any
         for part in (getattr(model, "config", None), getattr(model, "generation_config", None), processor):
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(folder)

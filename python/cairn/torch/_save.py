@@ -440,7 +440,7 @@ def _place(leaf: Leaf) -> dict[str, Any]:
 class _Seen(NamedTuple):
     """A leaf as it was in an earlier save."""
 
-    kind: Optional[type] = None  # None: a value
+    kind: Any = None  # its class, or None for a value
     dtype: Optional[torch.dtype] = None
     shape: Optional[torch.Size] = None
     requires_grad: bool = False
@@ -801,7 +801,7 @@ class _Staging:
             self.running = True
             reserved = {unit: at for at, unit in self.held}
         try:
-            for some in self._backed([(u, reserved.get(u, u.at)) for u in self.state.units if u in reserved or u.at is not None]):
+            for some in self._backed([(u, at) for u in self.state.units if (at := reserved.get(u, u.at)) is not None]):
                 self.copy(some)
             pending: list[tuple[_Unit, int]] = []
             for unit in self.state.units:

@@ -17,7 +17,7 @@ import torch.utils.data
 import cairn
 import cairn.torch
 from cairn.torch._save import _Staging
-from device import CUDA, DEVICE, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
+from device import CUDA, DEVICE, ENV, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
 
 TRAINER = """
 import os, signal, sys
@@ -139,9 +139,7 @@ class Changes(Case):
 class Processes(Case):
     @slow
     def test_a_trainer_is_killed_when_its_state_is_staged(self):
-        here = os.path.dirname(os.path.abspath(__file__))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
-        trainer = subprocess.run([sys.executable, "-c", TRAINER, self.path("step-7")], env=env, capture_output=True, text=True, timeout=200)
+        trainer = subprocess.run([sys.executable, "-c", TRAINER, self.path("step-7")], env=ENV, capture_output=True, text=True, timeout=200)
         self.assertEqual(trainer.returncode, -signal.SIGKILL, trainer.stderr)
         self.assertEqual(cairn.latest(self.folder, wait=True, timeout=200), self.path("step-7"))
         want = killed_state()

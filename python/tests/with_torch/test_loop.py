@@ -9,7 +9,7 @@ import sys
 import unittest
 
 import cairn
-from device import Case
+from device import ENV, Case
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = next(p for p in (HERE.parent / "examples" / "loop.py", HERE.parents[1] / "examples" / "loop.py") if p.exists())
@@ -19,7 +19,7 @@ class Loop(Case):
     def train(self, run, steps, kill=-1):
         """Runs the program, and kills it when it has printed the loss of a step. Returns the losses by step."""
         command = [sys.executable, str(PROGRAM), self.path(run), str(steps)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV)
         losses = {}
         with process:
             for line in process.stdout:

@@ -15,7 +15,7 @@ import torch
 
 import cairn
 import cairn.torch
-from device import DEVICE, Case, noise
+from device import DEVICE, ENV, Case, noise
 
 AT_EXIT = """
 import sys, warnings, torch, cairn.torch
@@ -93,7 +93,8 @@ class Unseen(Case):
     def test_the_end_of_the_process_warns(self):
         pathlib.Path(self.path("file")).write_text("")
         for how in ("overlap", "wait"):
-            done = subprocess.run([sys.executable, "-c", AT_EXIT, self.path("file/below"), how], capture_output=True, text=True, timeout=200)
+            done = subprocess.run([sys.executable, "-c", AT_EXIT, self.path("file/below"), how], env=ENV, capture_output=True, text=True,
+                                  timeout=200)
             self.assertIn("SaveWarning: the save to", done.stderr)
 
 
