@@ -10,12 +10,14 @@ The arguments are modules to import once, too.
 
 import contextlib
 import datetime
+import faulthandler
 import importlib
 import json
 import os
 import selectors
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -50,13 +52,15 @@ def answer(number, request, out):
     end, alive = os.pipe()
     for rank in range(ranks):
         receive, send = os.pipe()
+        stack = tempfile.TemporaryFile()
         pid = os.fork()
         if pid == 0:
+            faulthandler.dump_traceback_later(LIMIT - 10, file=stack)
             for fd in (receive, alive, out):
                 os.close(fd)
             child(number, request, rank, ranks, send, end)
         os.close(send)
-        pipes[receive] = (rank, pid)
+        pipes[receive] = (rank, pid, stack)
     said = gather(pipes)
     os.close(end)
     os.close(alive)
@@ -86,7 +90,7 @@ def perform(number, request, rank, ranks):
         return call(**request["args"])
     torch.distributed.init_process_group(
         "gloo",
-        init_method="file://" + os.path.abspath(f".group-{number}"),
+        init_method="file://" + os.path.abspath(f".group-{os.getppid()}-{number}"),  # two workers may share the folder
         rank=rank,
         world_size=ranks,
         timeout=datetime.timedelta(seconds=LIMIT / 2),
@@ -108,7 +112,7 @@ def gather(pipes):
                 if not more:
                     wait.unregister(key.fd)
     said = {}
-    for fd, (rank, pid) in pipes.items():
+    for fd, (rank, pid, stack) in pipes.items():
         os.close(fd)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -116,7 +120,9 @@ def gather(pipes):
             said[rank] = json.loads(data[fd])
         except ValueError:
             why = "died" if time.monotonic() < end else f"took more than {LIMIT} seconds"
-            said[rank] = {"error": f"{why}, after {len(data[fd])} bytes of an answer"}
+            stack.seek(0)
+            said[rank] = {"error": f"{why}, after {len(data[fd])} bytes of an answer\n{stack.read().decode()}"}
+        stack.close()
     return said
 
 
