@@ -17,11 +17,11 @@ SOAK ?= 5m
 NEED_TORCH ?=
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
-# The modules in this repository beside the main one and the linters. CLOUD have large
-# libraries and little code of our own: compiled for the race detector too, they would take
-# a third of the time of "make test". "make race" does it.
-CLOUD   = blob/conformance group/etcd blob/s3 blob/gcs blob/azure metrics
-MODULES = cmd/cairn $(CLOUD)
+# The packages with large libraries and little code of our own: compiled for the race detector
+# too, these libraries would take a third of the time of "make test". "make race" does it.
+CLOUD = $(addprefix github.com/cairn-ckpt/cairn/,blob/azure blob/conformance blob/gcs blob/s3 group/etcd metrics)
+# All other packages.
+OWN = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
 # The SDK of Google Cloud Storage has a client for gRPC, which is not used. Without parts of
 # it, cairn is a fifth smaller and compiles in less time.
 TAGS = disable_grpc_modules
@@ -43,20 +43,20 @@ demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it w
 test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=)
 	@$(MAKE) --no-print-directory -j3 test-go test-cloud torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
-	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -modules interop -- \
-		-run '^TestInterop$$' -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT)
+	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -- \
+		-run '^TestInterop$$' -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 
 test-go:
-	$(GO) vet $(RACE) -tags=$(TAGS),nocloud ./... ./cmd/cairn/...
+	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OWN)
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
-	GO=$(GO) $(GO) run ./tools/gotest -modules '. cmd/cairn' -- $(RACE) -tags=$(TAGS),nocloud -timeout $(TIMEOUT)
+	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OWN)
 
 test-cloud:
-	for m in $(CLOUD); do $(GO) -C $$m vet ./... || exit; done
-	GO=$(GO) $(GO) run ./tools/gotest -modules '$(CLOUD)' -- -timeout $(TIMEOUT)
+	$(GO) vet $(CLOUD)
+	GO=$(GO) $(GO) run ./tools/gotest -- -timeout $(TIMEOUT) $(CLOUD)
 
-race: ## run the tests of all modules with the race detector
-	GO=$(GO) $(GO) run ./tools/gotest -modules '. $(MODULES)' -- -race -timeout $(TIMEOUT)
+race: ## run the tests of all packages with the race detector
+	GO=$(GO) $(GO) run ./tools/gotest -- -race -timeout $(TIMEOUT) ./...
 
 # Writes which PyTorch there is to bin/torch. If that does not work, there is no such file.
 torch:
@@ -71,25 +71,21 @@ fmt:
 # vet compiles the packages and their tests; only linux runs them here. The SDKs of object
 # storage would take most of the time.
 vet-others:
-	for m in . cmd/cairn; do \
-		GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) -C $$m vet -tags nocloud ./... && \
-		GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) -C $$m vet -tags nocloud ./... || exit; done
+	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) vet -tags nocloud $(OWN)
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet -tags nocloud $(OWN)
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
 
 staticcheck:
-	GOWORK=off $(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
+	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
-	for m in $(MODULES); do (cd $$m && $(abspath $(BIN))/staticcheck ./...) || exit; done
 
 mod:
 	$(GO) mod verify
 	$(GO) mod tidy -diff
-	for m in $(MODULES); do $(GO) -C $$m mod verify && $(GO) -C $$m mod tidy -diff || exit; done
 
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
-	@cd group/etcd && ../../tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
 soak: ## save in the background while processes are killed and stopped (SOAK=5m, SOAK_SEED=)
 	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^TestSoak$$' -v .

@@ -171,7 +171,7 @@ const (
 var forbidden = []string{"util", "utils", "common", "core", "types", "pkg", "helper", "helpers", "misc"}
 
 func TestImportsFollowTheTable(t *testing.T) {
-	pkgs, err := readPackages(os.DirFS("."), modules(t))
+	pkgs, err := readPackages(os.DirFS("."))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,22 +187,18 @@ func TestImportsFollowTheTable(t *testing.T) {
 
 // Every direct dependency has a row here and a reason in the documentation.
 func TestDependenciesAreExplained(t *testing.T) {
-	var mods []byte
-	for _, dir := range modules(t) {
-		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		mods = append(mods, mod...)
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
 	}
 	page, err := os.ReadFile("docs/dependencies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(mods)) {
+	for line := range strings.Lines(string(mod)) {
 		f := strings.Fields(strings.TrimPrefix(line, "require "))
-		if len(f) != 2 || !strings.HasPrefix(f[1], "v") || strings.HasPrefix(f[0], module) {
-			continue // an indirect one, or no requirement of others
+		if len(f) != 2 || !strings.HasPrefix(f[1], "v") {
+			continue // an indirect one, or no requirement
 		}
 		if libraries[f[0]] == "" {
 			t.Errorf("go.mod requires %s, which has no row in the table", f[0])
@@ -213,22 +209,6 @@ func TestDependenciesAreExplained(t *testing.T) {
 			t.Errorf("docs/dependencies.md does not say why %s is there", lib)
 		}
 	}
-}
-
-// modules returns the folders of the modules of go.work.
-func modules(t *testing.T) []string {
-	t.Helper()
-	b, err := os.ReadFile("go.work")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 1 && strings.HasPrefix(f[0], ".") {
-			out = append(out, path.Clean(f[0]))
-		}
-	}
-	return out
 }
 
 // violations returns all that is wrong with the packages, in their order.
@@ -369,16 +349,16 @@ type sources struct {
 	code, tests map[string]bool
 }
 
-// readPackages reads the imports of every Go file of the modules, for whatever
+// readPackages reads the imports of every Go file of the module, for whatever
 // system it is.
-func readPackages(root fs.FS, modules []string) (map[string]*sources, error) {
+func readPackages(root fs.FS) (map[string]*sources, error) {
 	out := map[string]*sources{}
 	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			return skipFolder(root, name, modules)
+			return skipFolder(root, name)
 		}
 		if path.Ext(name) != ".go" {
 			return nil
@@ -397,8 +377,8 @@ func readPackages(root fs.FS, modules []string) (map[string]*sources, error) {
 	return out, err
 }
 
-// skipFolder keeps the walk out of what is no package of the modules.
-func skipFolder(root fs.FS, name string, modules []string) error {
+// skipFolder keeps the walk out of what is no package of the module.
+func skipFolder(root fs.FS, name string) error {
 	base := path.Base(name)
 	if name == "." {
 		return nil
@@ -406,7 +386,7 @@ func skipFolder(root fs.FS, name string, modules []string) error {
 	if base == "testdata" || base[0] == '.' || base[0] == '_' {
 		return fs.SkipDir
 	}
-	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil && !slices.Contains(modules, name) {
+	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil {
 		return fs.SkipDir
 	}
 	return nil

@@ -1,6 +1,6 @@
 // Package metrics makes Prometheus metrics of saves and loads. A [Metrics] observes
-// through cairn.Observer, so no other package of cairn depends on Prometheus, and this
-// one is a module of its own. docs/telemetry.md lists the metrics.
+// through cairn.Observer, so no other package of cairn depends on Prometheus.
+// docs/telemetry.md lists the metrics.
 package metrics
 
 import (

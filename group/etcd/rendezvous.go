@@ -3,9 +3,8 @@
 // do not need etcd any more. Only the address of rank 0 is written there, never the
 // secret of the job. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
 //
-// It is a module of its own, so that etcd's client reaches only those programs
-// that import it. Such a program turns addresses of any kind into rendezvous with
-// [ParseRendezvous]:
+// Only programs that import it have etcd's client. Such a program turns addresses of any
+// kind into rendezvous with [ParseRendezvous]:
 //
 //	meet, err := etcd.ParseRendezvous("etcd://10.0.0.7:2379/job?size=8")
 //	…

@@ -1,9 +1,8 @@
-// Command gotest runs the tests of modules, one after the other, and prints what "go test"
-// prints. At the end it lists the tests that were skipped, which "go test" does not show.
-// It exits with the code of the first "go test" that fails, and does not run the modules
-// after that. With -all it also fails if a test was skipped, or if none was run.
+// Command gotest runs "go test" and prints what it prints. At the end it lists the tests
+// that were skipped, which "go test" does not show, and exits with the code of "go test".
+// With -all it also fails if a test was skipped, or if none was run.
 //
-//	go run ./tools/gotest [-all] [-modules "DIR ..."] [-- FLAG OF GO TEST ...]
+//	go run ./tools/gotest [-all] [-- ARGUMENT OF GO TEST ...]
 //
 // The variable GO in the environment names the go command.
 package main
@@ -23,16 +22,10 @@ import (
 )
 
 func main() {
-	modules := flag.String("modules", ".", "the `folders` of the modules, with spaces between them")
 	all := flag.Bool("all", false, "fail if a test was skipped, or if none was run")
 	flag.Parse()
 	r := newReport(os.Stdout)
-	code := 0
-	for _, dir := range strings.Fields(*modules) {
-		if code = r.test(dir, flag.Args()); code != 0 {
-			break
-		}
-	}
+	code := r.test(flag.Args())
 	r.printSkipped()
 	if *all && code == 0 && !r.complete() {
 		fmt.Fprintf(os.Stderr, "gotest: %d tests passed and %d were skipped; here all of them must run\n", r.passed, len(r.skipped))
@@ -41,10 +34,9 @@ func main() {
 	os.Exit(code)
 }
 
-// test runs the tests of the module in dir and returns the exit code of go test.
-func (r *report) test(dir string, flags []string) int {
-	args := append([]string{"-C", dir, "test", "-json"}, flags...)
-	cmd := exec.Command(cmp.Or(os.Getenv("GO"), "go"), append(args, "./...")...)
+// test runs go test and returns its exit code.
+func (r *report) test(args []string) int {
+	cmd := exec.Command(cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()
 	if err == nil {
@@ -56,7 +48,7 @@ func (r *report) test(dir string, flags []string) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "gotest:", dir+":", err)
+	fmt.Fprintln(os.Stderr, "gotest: go test:", err)
 	return max(1, cmd.ProcessState.ExitCode())
 }
 
