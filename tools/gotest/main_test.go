@@ -91,7 +91,8 @@ func TestExitCodeOfModules(t *testing.T) {
 			}
 			var out bytes.Buffer
 			r := newReport(&out)
-			code := r.test([]string{"-C", dir, "-count=1"})
+			t.Chdir(dir)
+			code := r.test([]string{"-count=1"})
 			r.printSkipped()
 			if r.complete() != c.complete {
 				t.Errorf("complete = %t; want %t", r.complete(), c.complete)
