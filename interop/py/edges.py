@@ -428,6 +428,12 @@ def unequal(path):
     large = torch.zeros(3 << 20)
     large[-1] = rank
     refused(found, "a large tensor", '"large": disagree', lambda: cairn.torch.save({"large": large}, path))
+    refused(found, "folders", "the same calls", lambda: cairn.torch.save({"w": torch.ones(3)}, f"{path}-{rank}"))
+    refused(found, "steps", "the same calls", lambda: cairn.torch.save({"w": torch.ones(3)}, path, step=rank))
+    refused(found, "a save and none", "the same calls",
+            lambda: cairn.torch.save({"w": torch.ones(3)}, path) if rank else cairn.torch.prepare({"w": torch.ones(3)}))
+    if os.path.exists(f"{path}-0"):
+        found.append("a refused save wrote something")
     norm = torch.nn.BatchNorm1d(4)
     norm.running_mean.fill_(rank + 1)
     cairn.torch.save({"net": norm, f"rng.{rank}": own}, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import itertools
 import json
 import math
@@ -42,6 +43,7 @@ def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = Non
     they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
     """
+    saver.address_of(path)  # of None and the like
     return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 
@@ -100,7 +102,12 @@ class Checkpoint(Mapping[str, Any]):
         try:
             return self._entries[name]
         except KeyError:
-            raise errors.MissingError(f"{self.path} has no {name!r}", ("plan.missing",)) from None
+            raise self._lacks(name) from None
+
+    def _lacks(self, name: str) -> errors.MissingError:
+        near = difflib.get_close_matches(name, {*self._entries, *(n.rpartition(".")[0] + "." for n in self._entries)}, 3, 0.7)
+        hint = f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
+        return errors.MissingError(f"{self.path} has no {name!r}{hint}", ("plan.missing",))
 
     def __getitem__(self, name: str) -> Any:
         e = self.entry(name)
@@ -116,13 +123,18 @@ class Checkpoint(Mapping[str, Any]):
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
         Tensors that were tied when they were saved are one tensor again.
-        With strip, the names are without the prefix: ``model.load_state_dict(c.load("model.", strip=True))``.
-        framework is that of :func:`cairn.open`. With device, such as "cuda", the tensors are
-        torch tensors on it.
+        With strip, the names are without the prefix. framework is that of :func:`cairn.open`;
+        with device, such as "cuda" or "cpu", the tensors are torch tensors on it::
+
+            model.load_state_dict(c.load("model.", strip=True, device="cpu"))
+
+        MissingError: no name begins with the prefix.
         """
         if device is not None:
             framework = "torch"
         names = [n for n in self._entries if n.startswith(prefix)]
+        if prefix and not names:
+            raise self._lacks(prefix)
         out = self._values([n for n in names if "dtype" not in self._entries[n]])
         tensors = {n: self._entries[n].get("alias") or n for n in names if "dtype" in self._entries[n]}
         first: dict[Any, str] = {}
@@ -130,7 +142,7 @@ class Checkpoint(Mapping[str, Any]):
             first.setdefault(tie, n)
         read = dict(zip(first, self.read([(n, None) for n in first.values()], framework=framework, device=device)))
         out.update((n, read[tie]) for n, tie in tensors.items())
-        return {n[len(prefix):] if strip else n: out[n] for n in names}
+        return {n[len(prefix):].removeprefix(".") or n if strip else n: out[n] for n in names}
 
     def _values(self, names: Sequence[str]) -> dict[str, Any]:
         self._check()
@@ -343,6 +355,9 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
     wait or still after timeout seconds. UncertainError: there is none, but object storage has
     not answered the commit of a save, and may still carry it out.
     """
+    address = saver.address_of(run)
+    if os.path.isfile(address):
+        raise errors.OptionsError(f"{address} is a file: a run is a folder of checkpoints", ("storage.options",))
     program = saver.binary()
     command = [program, "latest", "--json"]
     if wait:
@@ -350,8 +365,8 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     if remote is not None:
-        command.append(f"--remote={saver.address_of(os.fsdecode(remote))}")
-    done = subprocess.run([*command, "--", saver.address_of(os.fsdecode(run))], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command.append(f"--remote={saver.address_of(remote)}")
+    done = subprocess.run([*command, "--", address], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)
     except ValueError:  # the program was killed, or is another one

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 class CairnError(Exception):
     """An error of cairn. ``codes`` tell errors apart that have no class, such as "syscall.ENOSPC" for a full disk."""
@@ -125,3 +128,11 @@ def from_message(error: dict) -> CairnError:
         if code in codes:
             return kind(error.get("text", ""), codes)
     return CairnError(error.get("text", ""), codes)
+
+
+def outside() -> int:
+    """Returns the stacklevel with which a warning of the caller names the line that called cairn."""
+    here, frame, level = os.path.dirname(__file__) + os.sep, sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level

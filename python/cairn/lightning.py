@@ -73,7 +73,7 @@ class CheckpointIO(_CheckpointIO):
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
         """Removes a checkpoint. While a save is under way it is kept, in case that the save fails. Those in object storage stay."""
-        path = address_of(os.fspath(path))
+        path = address_of(path)
         if "://" in path:
             name = path.partition("?")[0].rstrip("/").rpartition("/")[2]
             warnings.warn(f"cairn.lightning.CheckpointIO removes folders only: {name} stays in object storage")

@@ -29,7 +29,13 @@ def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
     if rename is None:
         return lambda name: name
     if callable(rename):
-        return rename
+
+        def called(name: str) -> str:
+            if not isinstance(new := rename(name), str):
+                raise errors.OptionsError(f"rename returns {new!r} for {name!r}; want a name", ("storage.options",))
+            return new
+
+        return called
     if isinstance(rename, Mapping):
         prefixes = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest one counts
 
@@ -46,10 +52,19 @@ def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
     return lambda name: bare.get(_bare(name), name)
 
 
-def missing(lacks: Collection[str], wanted: int, names: Collection[str]) -> errors.MissingError:
-    """Returns the error for names of a state, of which there are wanted, that a checkpoint with these names lacks."""
-    text = f"{len(lacks)} of the {wanted} names of the state are not in the checkpoint: {_some(lacks)}"
-    if option := _option(lacks, names):
+def distinct(wanted: Mapping[str, str]) -> None:
+    """Refuses names of a state that are the same without wrappers. wanted has what they are in the checkpoint."""
+    first: dict[str, str] = {}
+    for name, there in wanted.items():
+        if first.setdefault(there, name) != name:
+            raise errors.OptionsError(f"rename='wrappers': the state has both {first[there]!r} and {name!r}", ("storage.options",))
+
+
+def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection[str]) -> errors.MissingError:
+    """Returns the error for names of a state that a checkpoint with these names lacks. wanted has all names of the state, with
+    what they are in the checkpoint."""
+    text = f"{len(lacks)} of the {len(wanted)} names of the state are not in the checkpoint: {_some(lacks)}"
+    if option := _option(lacks, set(names) - set(wanted.values())):
         text += f". load(…, rename={option}) finds them"
     elif near := _nearest(sorted(lacks)[:_SHOWN], names):
         text += f". The nearest names that it has: {_some(near)}"
@@ -70,7 +85,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _option(lacks: Collection[str], names: Collection[str]) -> str:
-    """Returns the value of the option rename that maps all that is missing to names of the checkpoint, or an empty string."""
+    """Returns the value of the option rename that maps all that is missing to these names, or an empty string."""
     there = set(names)
     by_end: dict[str, list[str]] = collections.defaultdict(list)
     for name in there:

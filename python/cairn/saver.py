@@ -62,12 +62,16 @@ def _is_script(path: str) -> bool:
         return f.read(2) == b"#!"
 
 
-def address_of(path: "str | bytes") -> str:
+def address_of(path: "str | bytes | os.PathLike[str] | None") -> str:
     """Returns the absolute path of a path or of file:///path, and other URLs, such as s3://bucket/run, as they are.
 
     The saver process opens URLs. It gets the environment of this process, in which the credentials of services may be.
     """
+    if path is None:
+        raise OptionsError("the path is None: if it comes from cairn.latest, there is no checkpoint yet", ("storage.options",))
     address = os.fsdecode(path)
+    if not address:
+        raise OptionsError("the path is empty", ("storage.options",))
     try:
         address.encode()
     except UnicodeEncodeError:  # messages have no bytes for it, and it would become another path

@@ -117,7 +117,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             return folder
         if not wanted or wanted == self._answer:
             return wanted
-        return self._prepare(trainer, address_of(os.fspath(wanted)))
+        return self._prepare(trainer, address_of(wanted))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _check(args, self._run(args), kwargs["optimizer"])
@@ -215,13 +215,13 @@ def export(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]") -> 
     The folder has the weights in safetensors files, config.json and, if the Trainer had one,
     the files of the tokenizer or processor. It must not have a checkpoint yet.
     """
-    source = address_of(os.fspath(path))
+    source = address_of(path)
     with cairn.open(source) as c:
         files = {name.removeprefix("files."): c[name] for name in c if name.startswith("files.")}
     if "config.json" not in files:
         raise errors.MissingError(f"{source} has no config.json of a model: cairn.transformers.CheckpointCallback did not save it",
                                   ("plan.missing",))
-    command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source, address_of(os.fspath(folder))]
+    command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source, address_of(folder)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         try:

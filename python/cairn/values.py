@@ -34,6 +34,9 @@ class Object:
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
 
+    def __hash__(self) -> int:  # it may be a key of a dict
+        return hash((self.module, self.name))
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -135,7 +138,9 @@ _KNOWN: dict[str, frozenset[str]] = {
 }
 _FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}  # of a defaultdict
 _NUMPY = frozenset({"numpy", "numpy.core.multiarray", "numpy._core.multiarray"})
-_NUMBERS = re.compile(r"[biufc]\d+|[SU]\d+")  # dtypes of numpy: numbers and text
+_NUMBERS = re.compile(r"[<>|=]?([biufc]\d+|[SU]\d+)")  # dtypes of numpy: numbers and text
+_SCALARS = frozenset({"bool", "bool_", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+                      "uint8", "uint16", "uint32", "uint64"})
 
 
 def _name(kind: Any) -> tuple[str, str]:
@@ -164,7 +169,7 @@ def _describe(v: Any, depth: int) -> dict:
         return {"module": v.__module__, "name": v.__name__}
     if not _is_plain(v):
         raise NotPlain(f"a value of the type {type(v).__module__}.{type(v).__qualname__}")
-    reduced = v.__reduce_ex__(2)
+    reduced = v.__reduce_ex__(4 if type(v).__module__ == "datetime" else 2)  # which alone has the fold of a time
     if isinstance(reduced, str):
         return {"module": type(v).__module__, "name": reduced}
     make, args, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -189,11 +194,16 @@ def _make(o: Object) -> Any:
     try:
         if o.module in _NUMPY:
             return _make_numpy(o)
-        if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or "kwargs" in o.fields:
+        if o.module == "builtins" and o.name in _FACTORIES and not o.fields:
+            return _FACTORIES[o.name]
+        kwargs = o.fields.get("kwargs") or {}
+        if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or kwargs and o.module != "datetime":
             return o
         kind = getattr(importlib.import_module(o.module), o.name)
-        args = [_FACTORIES[a.name] if isinstance(a, Object) and a.module == "builtins" else a for a in o.fields.get("args", ())]
-        v = kind.__new__(kind, *args) if o.fields.get("new") else kind(*args)
+        args = o.fields.get("args", ())
+        if any(isinstance(a, Object) for a in args):
+            return o
+        v = kind.__new__(kind, *args) if o.fields.get("new") else kind(*args, **kwargs)
         if (state := o.fields.get("state")) is not None:
             v.__setstate__(state) if hasattr(v, "__setstate__") else v.__dict__.update(state)
         for item in o.fields.get("items", ()):
@@ -210,22 +220,34 @@ def _make_numpy(o: Object) -> Any:
     import numpy
 
     f = o.fields
+    args, state, kwargs = f.get("args") or (), f.get("state"), f.get("kwargs")
+    if o.name == "ndarray" and not f:
+        return numpy.ndarray
     if o.name == "dtype":
-        name, order = f["args"][0], f["state"][1]
-        if not _NUMBERS.fullmatch(name) or order not in ("<", ">", "|", "="):
+        if not _NUMBERS.fullmatch(args[0]) or state is not None and state[1] not in ("<", ">", "|", "="):
             return o
-        native = numpy.dtype(name)
-        other = native.newbyteorder(order)
+        native = numpy.dtype(args[0])
+        other = native if state is None else native.newbyteorder(state[1])
         return native if other == native else other
-    if o.name == "scalar":
-        dtype, data = f["args"]
-        return numpy.frombuffer(data, dtype, 1)[0] if isinstance(dtype, numpy.dtype) else o
-    if o.name != "_reconstruct" or f["args"][0] != Object("numpy", "ndarray"):
-        return o
-    _, shape, dtype, fortran, data = f["state"]
-    if not isinstance(dtype, numpy.dtype):
-        return o
-    return numpy.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
+    if o.name == "ndarray" and kwargs is not None:  # as cairn describes what others have pickled
+        return _array(numpy.dtype(kwargs["dtype"]), kwargs["shape"], kwargs["order"], kwargs["data"])
+    if o.name in _SCALARS and len(args) == 1 and isinstance(args[0], (bool, int, float, complex)):
+        return getattr(numpy, o.name)(args[0])
+    if o.name == "scalar" and isinstance(args[0], numpy.dtype):
+        return _array(args[0], (), "C", args[1])[()]
+    if o.name == "_reconstruct" and args[0] is numpy.ndarray and isinstance(state[2], numpy.dtype):
+        return _array(state[2], state[1], "F" if state[3] else "C", state[4])
+    return o
+
+
+def _array(dtype: Any, shape: Any, order: Any, data: bytes) -> Any:
+    import numpy
+
+    if dtype.itemsize == 0:  # empty text
+        return numpy.zeros(shape, dtype)
+    if not _NUMBERS.fullmatch(dtype.str):
+        raise ValueError(dtype.str)
+    return numpy.frombuffer(data, dtype).reshape(shape, order=order).copy(order="K")
 
 
 def _from_json(v: Any) -> Any:

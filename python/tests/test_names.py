@@ -7,6 +7,10 @@ from cairn import errors, names
 LAYERS = [f"model.layers.{i}.{kind}.weight" for i in range(3) for kind in ("attn", "mlp")]
 
 
+def missing(lacks, wanted, there):
+    return names.missing(lacks, {n: n for n in wanted}, there)
+
+
 class Missing(unittest.TestCase):
     def test_the_option_that_finds_what_is_missing(self):
         def wrapped(name, wrapper):
@@ -26,31 +30,41 @@ class Missing(unittest.TestCase):
         ]
         for what, mine, theirs, want in table:
             with self.subTest(what=what):
-                e = names.missing(mine, len(mine), theirs)
+                e = missing(mine, mine, theirs)
                 self.assertIn(f"rename={want})", str(e))
                 self.assertIsInstance(e, errors.MissingError)
                 rename = names.renamer(eval(want), theirs)  # what the message says works
                 self.assertEqual([rename(n) for n in mine], theirs)
 
+    def test_a_name_that_the_state_has_is_not_an_option(self):
+        wanted = [f"model.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
+        self.assertNotIn("rename", str(missing(wanted[4:], wanted, wanted[:4])))
+
     def test_one_summary(self):
-        e = str(names.missing([f"a.{i}" for i in range(1000)], 2000, ["b"]))
+        e = str(missing([f"a.{i}" for i in range(1000)], [f"a.{i}" for i in range(2000)], ["b"]))
         self.assertLess(len(e), 300)
         self.assertIn("1000 of the 2000 names", e)
         self.assertIn("997 more", e)
 
     def test_nearest_names(self):
-        e = str(names.missing(["model.head.wieght"], 5, [*LAYERS, "model.head.weight"]))
+        e = str(missing(["model.head.wieght"], ["model.head.wieght"], [*LAYERS, "model.head.weight"]))
         self.assertIn("'model.head.weight'", e)
         self.assertNotIn("rename", e)
 
     def test_an_empty_checkpoint(self):
-        self.assertIn("1 of the 1 names", str(names.missing(["a"], 1, [])))
+        self.assertIn("1 of the 1 names", str(missing(["a"], ["a"], [])))
 
     def test_a_partial_map_is_not_an_option(self):
-        self.assertNotIn("rename", str(names.missing(["model.a", "model.z"], 2, ["net.a", "net.b"])))
+        self.assertNotIn("rename", str(missing(["model.a", "model.z"], ["model.a", "model.z"], ["net.a", "net.b"])))
 
 
 class Renamer(unittest.TestCase):
+    def test_what_is_refused(self):
+        with self.assertRaisesRegex(errors.OptionsError, "returns None for 'a'"):
+            names.renamer(lambda name: None, ())("a")
+        with self.assertRaisesRegex(errors.OptionsError, "both 'm.w' and 'm.module.w'"):
+            names.distinct({"m.w": "m.w", "m.v": "m.v", "m.module.w": "m.w"})
+
     def test_prefixes(self):
         rename = names.renamer({"a.": "x.", "a.b.": "y."}, ())
         self.assertEqual([rename(n) for n in ("a.c", "a.b.c", "b", "ab")], ["x.c", "y.c", "b", "ab"])

@@ -153,7 +153,9 @@ class Open(unittest.TestCase):
         self.assertEqual(sorted(got), ["model.half", "model.none", "model.w"])
         self.assertEqual(got["model.w"].tolist(), self.elements)
         self.assertEqual(len(c.load()), 7)
-        self.assertEqual(c.load("nothing"), {})
+        self.assertEqual(sorted(c.load("model", strip=True)), ["half", "none", "w"])
+        with self.assertRaisesRegex(cairn.MissingError, "'modle.'; the nearest names are 'model.'"):
+            c.load("modle.")
 
     def test_names_that_are_missing(self):
         c = self.open()

@@ -72,7 +72,8 @@ class Values(unittest.TestCase):
             fractions.Fraction(1, 3), uuid.UUID(int=7), argparse.Namespace(lr=0.1, paths=[pathlib.Path("x")]),
             types.SimpleNamespace(a=1, b=(2,)), collections.Counter("aab"), collections.defaultdict(list, {"a": [1], 2: []}),
             collections.defaultdict(None, {"a": 1}), collections.deque([1, "b"], maxlen=3), collections.deque(), range(1, 9, 2),
-            slice(1, None, 2), {pathlib.Path("key"): {datetime.date(2026, 1, 1)}},
+            slice(1, None, 2), {pathlib.Path("key"): {datetime.date(2026, 1, 1)}}, int, [list, {"d": dict}], {str: 1},
+            datetime.datetime(2024, 10, 27, 2, 30, fold=1), datetime.time(2, 30, fold=1),
         ]
         for v in table:
             with self.subTest(v=v):
@@ -96,6 +97,9 @@ class Values(unittest.TestCase):
     def test_what_only_other_writers_encode(self):
         table = [
             ('{"$map":[["$x",1]]}', {"$x": 1}),
+            ('{"$object":{"module":"datetime","name":"timedelta","call":true,"kwargs":{"days":2}}}', datetime.timedelta(days=2)),
+            ('{"$object":{"module":"datetime","name":"time","call":true,"args":[1,2],"kwargs":{"fold":1}}}', datetime.time(1, 2, fold=1)),
+            ('{"$map":[[{"$object":{"module":"torch","name":"float16"}},1]]}', {values.Object("torch", "float16"): 1}),
             ('{"$ref":"model.w"}', values.Ref("model.w")),
             ('{"$tensor":{"dtype":"int8","shape":[2],"data":"AQI="}}', values.RawTensor("int8", (2,), b"\x01\x02")),
             ('{"$object":{"module":"os","name":"system","call":true,"args":["false"]}}',

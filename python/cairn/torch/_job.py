@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch.distributed as dist
 
@@ -110,8 +110,8 @@ class Job:
         self.arena.close()
 
 
-def ready(j: Optional[Job], error: Optional[BaseException], alone: bool) -> Saver:
-    """Returns a saver process that has met those of all ranks. All ranks call it, unless j has this one alone.
+def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: str) -> Saver:
+    """Returns a saver process that has met the others. All ranks call it for the same thing, unless j has this one alone.
 
     error is that of what came before. If there is one on any rank, all of them raise it.
     """
@@ -123,14 +123,17 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool) -> Save
     with j.lock:
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
-            lacks = agree("ready", lacks=lacks)
+            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: errors.OptionsError(
+                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the same folder "
+                "and step, or only one with alone=True", ("storage.options",)))
         if lacks:
             j.meet()
         assert j.saver is not None
         return j.saver
 
 
-def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False, save_id: str = "") -> bool:
+def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False, same: str = "",
+          differs: Callable[[str], errors.CairnError] = errors.CairnError) -> bool:
     """Ends a step that all ranks take, and reports whether any of them lacks something.
 
     If the step failed on any rank, it raises an error on all. Steps of one kind have the
@@ -138,22 +141,21 @@ def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = Fal
     threads of their own, whose collectives would mix with those of the training, and a
     collective on a GPU waits for the work of the GPU.
 
-    save_id is that of the checkpoint that this rank has loaded, if there is one. It is an
-    error if those of other ranks differ.
+    same is a text that all ranks must have, unless it is empty. differs returns the error for
+    that of another rank.
     """
     if not distributed():
         if error is not None:
             raise error
         return lacks
     rank, number = dist.get_rank(), _count(kind)
-    if error is None and save_id:
+    if error is None and same:
         try:
-            first = _store().compare_set(f"cairn/{kind}/{number}/save", "", save_id).decode()
+            first = _store().compare_set(f"cairn/{kind}/{number}/same", "", same).decode()
         except RuntimeError as e:
             raise _gone(f"the store of the job does not answer: {e}") from e
-        if first != save_id:
-            error = errors.ChangedError(f"the checkpoint was replaced while it was being loaded: another rank has loaded the save {first}, "
-                                        f"and this one {save_id}", ("storage.changed",))
+        if first != same:
+            error = differs(first)
     said: dict[str, Any] = {}
     if isinstance(error, errors.CairnError):
         said = {"text": f"rank {rank}: {error}", "codes": error.codes}
@@ -191,7 +193,7 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
     if rank == 0:  # all ranks have read what came before
-        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "save", "late")))
+        _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "same", "late")))
     return outcome
 
 
@@ -212,7 +214,7 @@ class _Late:
             self.warned = True
             if names := self.absent():
                 warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn that {names} not made: "
-                              "all ranks of the job must call save, async_save and load", stacklevel=2)
+                              "all ranks of the job must call save, async_save and load", stacklevel=errors.outside())
 
     def absent(self) -> str:
         """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty string."""

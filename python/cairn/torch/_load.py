@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import bisect
 import collections
 import functools
 import io
 import itertools
 import os
+import types
 import warnings
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
@@ -17,9 +19,10 @@ import torch
 from cairn import errors, names, values
 from cairn.checkpoint import PIECE, cut
 from cairn.names import Rename
+from cairn.saver import address_of
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
-from cairn.torch._state import Leaf, check, check_memory, flatten, is_stateful, parts
+from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, rename: Rename = None, format: Optional[str] = None,
@@ -31,7 +34,8 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
     optimizer of the state, and the module or optimizer lacks. Without strict, they are left
     out: the list that is returned has what the checkpoint lacks, which stays as it is. Other
-    names that only the checkpoint has are always left out. Objects that were pickled are made
+    objects with a state_dict, such as a scheduler, get all that was saved of them. What else
+    only the checkpoint has, also in dicts that the state has, is left out. Objects that were pickled are made
     again only with allow_pickle, because a pickle can run any code. format and format_options
     are needed only if the format cannot be detected or has options for reading.
 
@@ -49,11 +53,13 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     error, save_id = None, ""
     missing: list[str] = []
     try:
-        missing, save_id = _Load(job(alone), os.fspath(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
+        missing, save_id = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
     if not alone:
-        agree("load", error, save_id=save_id)
+        agree("load", error, same=save_id, differs=lambda theirs: errors.ChangedError(
+            f"another rank has loaded the save {theirs}, and this one {save_id}: the ranks have loaded different checkpoints, or {path} "
+            "was replaced meanwhile", ("storage.changed",)))
     elif error is not None:
         raise error
     return missing
@@ -68,9 +74,14 @@ class _Load:
         self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
 
     @functools.cached_property
+    def entries(self) -> dict[str, dict]:
+        """What the checkpoint has, by name."""
+        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries") or []}
+
+    @functools.cached_property
     def names(self) -> list[str]:
         """The names of the checkpoint, in order."""
-        return sorted(e["name"] for e in self.job.own().describe(self.path, self.format, self.options).get("entries") or [])
+        return sorted(self.entries)
 
     def below(self, prefix: str) -> list[str]:
         """Returns the names of the checkpoint that begin with a prefix."""
@@ -81,14 +92,13 @@ class _Load:
         """Returns the names that are missing, and the save that was loaded, if that is known."""
         check(state)
         if not state:
-            warnings.warn("the state is empty: nothing is loaded", stacklevel=3)
+            warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
         there = names.renamer(self.rename, self.names if self.rename == "wrappers" else ())
         # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
         owners = {k: v for k, v in state.items() if is_stateful(v)}
         for k, v in owners.items():
             if isinstance(v, torch.optim.Optimizer) and not v.state:
-                params = sum(len(group["params"]) for group in v.param_groups)
-                _create_state(v, {i for i in range(params) if self.below(there(f"{k}.state.{i}."))})
+                self._create_state(k, v, there)
         opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
         leaves = flatten(opened)
         loading = Loading(self.job.memory)
@@ -98,6 +108,8 @@ class _Load:
             replaced.append((leaf, made(leaf.name, v, self.allow_pickle)))
 
         wanted = {leaf.name: there(leaf.name) for leaf in leaves}
+        if self.rename == "wrappers":
+            names.distinct(wanted)
         if self.strict:
             self._check(owners, set(wanted.values()), there)
         for leaf in leaves:
@@ -108,32 +120,84 @@ class _Load:
             for p in held:
                 if p.local.numel() or p.offsets is None:
                     loading.tensor(wanted[leaf.name], p.shape, p.offsets or [0] * len(p.shape), p.local)
+        rest: dict[Any, Tree] = {}
+        for k, v in owners.items():
+            if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
+                rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
             lacks = set(loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast))
         except errors.MissingError:
             if not (absent := [mine for mine, name in wanted.items() if name not in set(self.names)]):
                 raise  # a part of a tensor
-            raise names.missing(absent, len(wanted), self.names) from None
+            raise names.missing(absent, wanted, self.names) from None
         for leaf, v in replaced:
             leaf.replace(v)
         for k, v in opened.items():
             if k in owners:
+                if k in rest:
+                    rest[k].add_to(v)
                 with torch.inference_mode(loading.inference or torch.is_inference_mode_enabled()):
                     owners[k].load_state_dict(v)
             elif v is not state[k]:
                 Leaf(str(k), None, v, state, k).replace(v)
         return [mine for mine, name in wanted.items() if name in lacks], loading.save_id
 
+    def _create_state(self, key: Any, optimizer: torch.optim.Optimizer, there: Callable[[str], str]) -> None:
+        """Creates what a new optimizer keeps for the parameters that the checkpoint has something of."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if not callable(self.rename):
+            _create_state(optimizer, {i for i in range(len(params)) if self.below(there(f"{key}.state.{i}."))})
+            return
+        # A function knows whole names only. So it is created for all parameters, and given up where the checkpoint has nothing.
+        _create_state(optimizer, set(range(len(params))))
+        has = set(self.names)
+        for i, state in optimizer.state_dict()["state"].items():
+            if not any(there(f"{key}.state.{i}.{name}") in has for name in state):
+                del optimizer.state[params[i]]
+
+    def _rest(self, prefix: str, wanted: set[str], loading: Loading) -> Tree:
+        """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was saved."""
+        tree = Tree()
+        for name in self.below(prefix):
+            if name in wanted:
+                continue
+            e = self.entries[name]
+            path = _below(e.get("path"), prefix) or [name[len(prefix):]]
+            if "dtype" not in e:
+                loading.value(name, lambda v, name=name, path=path: tree.place(path, made(name, v, self.allow_pickle)))
+                continue
+            shape = list(e.get("shape") or [])
+            t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]))
+            tree.place(path, t)
+            loading.tensor(name, shape, [0] * len(shape), t)
+        return tree
+
     def _check(self, owners: dict[Any, Any], wanted: set[str], there: Callable[[str], str]) -> None:
         """Refuses a checkpoint with parameters that a module or an optimizer of the state does not have."""
         for k, v in owners.items():
-            if not isinstance(v, (torch.nn.Module, torch.optim.Optimizer)):
+            if not _is_torch(v):
                 continue
             # Other versions of PyTorch may keep other options in the groups of an optimizer.
             start = f"{k}." if isinstance(v, torch.nn.Module) else f"{k}.state."
-            extra = [name for name in self.below(there(start)) if name not in wanted]
+            if callable(self.rename) or not (start := there(start)):
+                continue  # names of other things are not told apart
+            extra = [name for name in self.below(start) if name not in wanted]
             if extra and wanted.issubset(self.names):  # otherwise what is missing is the better reason
                 raise names.unexpected(extra, str(k))
+
+
+def _is_torch(v: Any) -> bool:
+    return isinstance(v, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _below(path: Optional[list[Any]], prefix: str) -> list[Any]:
+    """Returns the end of a path, without what a prefix of its name consists of."""
+    at = ""
+    for i, step in enumerate(path or []):
+        if at == prefix:
+            return (path or [])[i:]
+        at += f"{next(iter(step.values())) if isinstance(step, dict) else step}."
+    return []
 
 
 def _create_state(optimizer: torch.optim.Optimizer, numbers: set[int]) -> None:
@@ -290,4 +354,14 @@ def revive(v: Any, strict: bool = False) -> Any:
         return type(v)(map(again, v))
     if type(v) in (dict, collections.OrderedDict):
         return type(v)((again(k), again(x)) for k, x in v.items())
+    if type(v) is collections.deque:
+        return collections.deque(map(again, v), v.maxlen)
+    if type(v) in (collections.defaultdict, collections.Counter):
+        pairs = [(again(k), again(x)) for k, x in v.items()]
+        v.clear()
+        for key, x in pairs:
+            v[key] = x
+        return v
+    if type(v) in (argparse.Namespace, types.SimpleNamespace):
+        return type(v)(**{k: again(x) for k, x in vars(v).items()})
     return v

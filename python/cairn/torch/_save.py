@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional
@@ -98,14 +99,17 @@ def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State
     collects = gc.isenabled()
     gc.disable()  # it would look at all objects of the process, because many new ones are made here
     try:
+        # state_dict may be a collective, so all ranks call it equally often: once.
+        owners = {k: v for k, v in state.items() if type(v) is not torch.Tensor and is_stateful(v)}
+        opened = {**state, **{k: v.state_dict() for k, v in owners.items()}} if owners else state
         for known in j.remembered:
-            if known.whole == whole and known.alone == alone and (found := known.again(state, j.memory)) is not None:
+            if known.whole == whole and known.alone == alone and (found := known.again(opened, owners, j.memory)) is not None:
                 return found
         tree = Opened()
-        held = _held(flatten(state, whole, tree), alone)
+        held = _held(flatten(opened, whole, tree, owners), alone)
         out = State(held, j.memory)
         out.message()
-        j.remembered.appendleft(Remembered(tree, held, out, whole, alone))
+        j.remembered.appendleft(Remembered(tree, owners, held, out, whole, alone))
         return out
     finally:
         if collects:
@@ -219,7 +223,10 @@ class _Unseen:
     """Saves of this process that are under way, and errors of saves that no call has raised."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all saves: the child of a fork has none."""
         self._lock = threading.Lock()
         self._under_way: set[Reply] = set()
         self._errors: list[tuple[str, BaseException]] = []
@@ -245,17 +252,17 @@ class _Unseen:
             handle._seen = error
             self._errors = [(text, e) for text, e in self._errors if e is not error]
 
-    def report(self, level: int = 2) -> None:
+    def report(self) -> None:
         """Warns of each error, once."""
-        with self._lock:
-            found, self._errors = self._errors, []
-        for text, _ in found:
-            warnings.warn(text, errors.SaveWarning, stacklevel=level)
+        while True:
+            with self._lock:
+                if not self._errors:
+                    return
+                text, _ = self._errors.pop(0)
+            warnings.warn(text, errors.SaveWarning, stacklevel=errors.outside())  # or raise it, and keep the others
 
     def at_exit(self) -> None:
         """Reports errors at the end of the process. Saves that are under way get a moment to fail before it."""
-        if self._pid != os.getpid():
-            return
         end = time.monotonic() + _LAST_WAIT
         with self._lock:
             last = list(self._under_way)
@@ -266,6 +273,7 @@ class _Unseen:
 
 _unseen = _Unseen()
 atexit.register(_unseen.at_exit)
+os.register_at_fork(after_in_child=_unseen.clear)
 
 
 def close() -> None:
@@ -274,7 +282,7 @@ def close() -> None:
     It warns of saves that have failed, if nobody has called their ``result``.
     """
     _job.close()
-    _unseen.report(3)
+    _unseen.report()
 
 
 @dataclass(slots=True)
@@ -457,8 +465,11 @@ class Remembered:
     only as long as it must, to notice that it has another form or shares memory.
     """
 
-    def __init__(self, tree: Opened, leaves: list[tuple[Leaf, Optional[list[Part]]]], state: State, whole: bool, alone: bool):
+    def __init__(self, tree: Opened, owners: dict[Any, Any], leaves: list[tuple[Leaf, Optional[list[Part]]]], state: State, whole: bool,
+                 alone: bool):
         self.tree, self.whole, self.alone, self.usable = tree, whole, alone, False
+        # Another module with the same names may have parameters where this one has buffers.
+        self.modules = {k: weakref.ref(v) for k, v in owners.items() if isinstance(v, torch.nn.Module)}
         self.seen: list[_Seen] = []
         self.places: dict[int, dict[str, Any]] = {}  # of values
         if state.absent or len(state.items) != len(leaves) or any(u.at is not None for u in state.units):
@@ -472,24 +483,30 @@ class Remembered:
                 continue
             v: Any = leaf.value
             t, spec = held[0].local, getattr(v, "_spec", None)
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype.is_complex or not t.is_contiguous() or not t.numel():
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype.is_complex or not t.is_contiguous() or not t.numel() or t.is_neg():
                 return
             if t is not v and (spec is None or t is not v._local_tensor):
                 return
             same = first.setdefault((t.data_ptr(), t.shape, t.dtype), i)
             if storages.setdefault(t.untyped_storage().data_ptr(), same) != same:
                 return  # they share a part of their memory
+            if same != i and ("alias" not in state.items[i] or state.items[i]["alias"] != state.items[same].get("alias")):
+                return  # they are the same memory, but other boxes
             self.seen.append(_Seen(type(v), v.dtype, v.shape, v.requires_grad, spec, t.shape, t.device, -1 if same == i else same))
         self.items, self.texts = state.items, state.texts
         self.units = [(u.blobs, u.places, u.size, [b.items[0] for b in u.blobs]) for u in state.units]
         self.usable = True
 
-    def again(self, state: Mapping, memory: _memory.Memory) -> Optional[State]:
-        """Returns the description of a state, or None if it has another form."""
+    def again(self, opened: Mapping, owners: dict[Any, Any], memory: _memory.Memory) -> Optional[State]:
+        """Returns the description of a state, or None if it has another form. opened has the dicts of owners, which are objects."""
         if not self.usable or memory.leased():
             return None
+        if any(ref() is not owners.get(k) for k, ref in self.modules.items()):
+            return None
+        if any(isinstance(v, torch.nn.Module) and k not in self.modules for k, v in owners.items()):
+            return None
         found: list[Any] = []
-        if not self._match(state, self.tree, True, found, set()):
+        if not self._match(opened, self.tree, found, set()):
             return None
         out = State([], memory)
         out.items, out.texts = list(self.items), list(self.texts)
@@ -497,34 +514,30 @@ class Remembered:
             out.items[i] = {**place, **_value(place["name"], found[i])}
             out.texts[i] = _json(out.items[i])
         for blobs, places, size, numbers in self.units:
-            unit = _Unit(blobs, places, size, [found[i] for i in numbers])
-            if len(blobs) > 1 and unit.memory[0].dtype not in _JOINED:
-                unit.memory = list(map(_memory.as_bytes, unit.memory))
-            out.units.append(unit)
+            tensors = [found[i] for i in numbers]
+            if len(tensors) > 1:  # as State joins them
+                tensors = [t if t.dtype in _JOINED else _memory.as_bytes(t) for t in tensors]
+            out.units.append(_Unit(blobs, places, size, tensors))
         return out
 
-    def _match(self, holder: Any, opened: Opened, top: bool, found: list[Any], addresses: set[int]) -> bool:
+    def _match(self, holder: Any, opened: Opened, found: list[Any], addresses: set[int]) -> bool:
         """Adds the tensors that this rank holds, and the values, in the order of the leaves. It reports whether all of them match.
 
         Tensors that now share a part of their memory match: what they share is copied twice.
         """
-        if opened.stateful:
-            if not is_stateful(holder):
-                return False
-            holder = holder.state_dict()
         in_list = isinstance(holder, list)
         if not in_list and not isinstance(holder, Mapping) or list(range(len(holder)) if in_list else holder) != opened.keys:
             return False
         seen = self.seen
         for v, part in zip(holder if in_list else holder.values(), opened.parts):
             if type(part) is not int:
-                if isinstance(v, torch.Tensor) or is_leaf(v, top, self.whole) or not self._match(v, part, False, found, addresses):
+                if isinstance(v, torch.Tensor) or is_leaf(v, self.whole) or not self._match(v, part, found, addresses):
                     return False
                 continue
             kind, dtype, shape, requires_grad, spec, local, device, same = seen[part]
             t = v
             if kind is None:
-                if isinstance(v, torch.Tensor) or not is_leaf(v, top, self.whole):
+                if isinstance(v, torch.Tensor) or not is_leaf(v, self.whole):
                     return False
             else:
                 if type(v) is not kind or v.dtype is not dtype or v.shape != shape or v.requires_grad is not requires_grad:
@@ -577,23 +590,23 @@ def _value(name: str, v: Any) -> dict:
 
 
 def _pickle(name: str, v: Any, what: str) -> Pickled:
-    """Pickles a value. It warns, once for each name, if a load would refuse to make it again."""
+    """Pickles a value. It warns, once for each name and type, if a load would refuse to make it again."""
     buffer = io.BytesIO()
     try:
         torch.save(v, buffer)
     except Exception as e:  # of a class of anybody's
         raise errors.StateError(f"{name!r} is {what}, which cannot be pickled: {e}", ("plan.state",)) from e
-    if name not in _pickles:
-        _pickles.add(name)
+    if (name, what) not in _pickles:
+        _pickles.add((name, what))
         try:
             torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
         except Exception:
             warnings.warn(f"{name!r} is {what}, which is saved as a pickle: a load makes it again only with allow_pickle=True. "
-                          "Save plain data in its place, such as a dict", errors.PickleWarning, stacklevel=2)
+                          "Save plain data in its place, such as a dict", errors.PickleWarning, stacklevel=errors.outside())
     return Pickled(buffer.getvalue())
 
 
-_pickles: set[str] = set()  # names of values that were saved as pickles
+_pickles: set[tuple[str, str]] = set()  # names and types of values that were saved as pickles
 
 
 def new_id() -> str:
@@ -610,8 +623,8 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
     """
     j = error = None
     try:
-        _unseen.report(4)
-        store = address_of(os.fspath(path))
+        _unseen.report()
+        store = address_of(path)
         if os.path.isfile(store):
             raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
         step = None if step is None else operator.index(step)
@@ -620,7 +633,7 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         files_per_rank, local_bytes = operator.index(files_per_rank), operator.index(local_bytes)
         if local_bytes and remote is None:
             raise errors.OptionsError("local_bytes is set without remote: nothing could be removed", ("storage.options",))
-        upload_to = None if remote is None else address_of(os.fspath(remote))
+        upload_to = None if remote is None else address_of(remote)
         json.dumps(format_options, allow_nan=False)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
@@ -628,7 +641,7 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         state = make(j)
     except BaseException as e:  # the other ranks must know
         error = e
-    saver = ready(j, error, alone)
+    saver = ready(j, error, alone, f"save to {os.path.basename((upload_to or store).rstrip('/'))!r}, step {step}" if error is None else "")
     assert j is not None
     handle = Handle()
     handle._path = store
@@ -742,7 +755,7 @@ def prepare(state: Mapping) -> None:
         units = described(j, state, False).units
     except BaseException as e:  # the other ranks must know
         error = e
-    ready(j, error, False)
+    ready(j, error, False, "prepare a save")
     assert j is not None
     held = [(at, u.size) for u in units if u.at is None and (at := j.arena.reserve(u.size)) is not None]
     for at, size in held:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Optional
 
 import torch
@@ -37,22 +37,25 @@ class Leaf:
 
 @dataclass(slots=True)
 class Opened:
-    """A dict or a list, or an object with a state_dict, that flatten has opened."""
+    """A dict or a list that flatten has opened."""
 
     keys: list[Any] = field(default_factory=list)
     parts: list[Any] = field(default_factory=list)  # of each key: an Opened, or the number of a leaf
-    stateful: bool = False
 
 
-def flatten(state: Mapping, whole: bool = False, into: Optional[Opened] = None) -> list[Leaf]:
+def flatten(state: Mapping, whole: bool = False, into: Optional[Opened] = None, owners: Mapping = MappingProxyType({})) -> list[Leaf]:
     """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them.
 
     With whole, the state can be made again from its leaves: dicts that are empty, or have
     keys that are neither strings nor integers, are leaves. into receives what was opened.
+    owners has the objects whose dicts are in the state in place of them.
     """
     out: list[Leaf] = []
     check(state)
     _open([], "", state, out, whole, into or Opened())
+    buffers = {f"{k}.{b}" for k, v in owners.items() if isinstance(v, torch.nn.Module) for b, _ in v.named_buffers(remove_duplicate=False)}
+    for leaf in out if buffers else ():
+        leaf.may_differ = leaf.name in buffers
     names: set[str] = set()
     for leaf in out:
         if leaf.name in names:
@@ -77,13 +80,13 @@ def check(state: Any) -> None:
 
 def is_stateful(v: Any) -> bool:
     """Reports whether v is a module, an optimizer or the like."""
-    return not isinstance(v, (torch.Tensor, Mapping)) and callable(getattr(v, "state_dict", None)) \
+    return not isinstance(v, (torch.Tensor, Mapping, type)) and callable(getattr(v, "state_dict", None)) \
         and callable(getattr(v, "load_state_dict", None))
 
 
 def _opens(v: Any, depth: int = 0) -> bool:
     if depth > _MAX_DEPTH:
-        raise errors.StateError("the state is nested too deeply", ("plan.state",))
+        raise errors.StateError("a list of the state is nested too deeply, or contains itself", ("plan.state",))
     if isinstance(v, (Mapping, torch.Tensor)):
         return True
     return isinstance(v, list) and any(_opens(x, depth + 1) for x in v)
@@ -93,38 +96,68 @@ def _is_key(k: Any) -> bool:
     return isinstance(k, (str, int)) and not isinstance(k, bool)
 
 
-def is_leaf(v: Any, top: bool, whole: bool) -> bool:
-    """Reports whether flatten does not open v, which is not a tensor, at the top of a state or below."""
+def is_leaf(v: Any, whole: bool) -> bool:
+    """Reports whether flatten does not open v, which is not a tensor."""
     if isinstance(v, Mapping):
         return whole and not (v and all(map(_is_key, v)))
-    return not (isinstance(v, list) and _opens(v) or top and is_stateful(v))
+    return not (isinstance(v, list) and _opens(v))
 
 
 def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: bool, into: Opened) -> None:
     """Adds the leaves of a dict or a list. Its names begin with prefix."""
     if len(path) >= _MAX_DEPTH:
-        raise errors.StateError("the state is nested too deeply", ("plan.state",))
+        raise errors.StateError(f"{prefix[:100]!r} is nested too deeply, or contains itself", ("plan.state",))
     in_list = isinstance(holder, list)
     for k, v in enumerate(holder) if in_list else holder.items():
         if not _is_key(k):
-            raise errors.StateError(f"the key {k!r} is neither a string nor an integer", ("plan.state",))
+            raise errors.StateError(f"the key {k!r} of {prefix[:-1] or 'the state'!r} is neither a string nor an integer", ("plan.state",))
         here = [*path, {"pos": k} if in_list else k if isinstance(k, str) else {"int": str(k)}]
         name = f"{prefix}{k}"
-        if isinstance(v, torch.Tensor) or is_leaf(v, not path, whole):
+        if isinstance(v, torch.Tensor) or is_leaf(v, whole):
             into.keys.append(k)
             into.parts.append(len(out))
             out.append(Leaf(name, here, v, holder, k))
             continue
-        # The tensors of an object are filled in place; what else it has goes back to it at the end of a load.
-        stateful = not isinstance(v, (Mapping, list))
-        below = Opened(stateful=stateful)
+        below = Opened()
         into.keys.append(k)
         into.parts.append(below)
-        first = len(out)
-        _open(here, name + ".", v.state_dict() if stateful else v, out, whole, below)
-        if stateful and isinstance(v, torch.nn.Module) and (buffers := {f"{name}.{b}" for b, _ in v.named_buffers(remove_duplicate=False)}):
-            for leaf in itertools.islice(out, first, None):
-                leaf.may_differ = leaf.name in buffers
+        _open(here, name + ".", v, out, whole, below)
+
+
+class Tree(dict):
+    """A dict or a list that is being made of its parts, which have paths as flatten makes them."""
+
+    is_list = False
+
+    def place(self, path: list[Any], value: Any) -> None:
+        """Puts a part into its place."""
+        step, rest = path[0], path[1:]
+        if isinstance(step, dict):
+            self.is_list = "pos" in step
+            step = step["pos"] if self.is_list else int(step["int"])
+        if rest:
+            self.setdefault(step, Tree()).place(rest, value)
+        else:
+            self[step] = value
+
+    def result(self) -> Any:
+        """Returns the dict or the list."""
+        made = {k: v.result() if isinstance(v, Tree) else v for k, v in self.items()}
+        return [made[k] for k in sorted(made)] if self.is_list else made
+
+    def add_to(self, holder: Any) -> None:
+        """Adds the parts to a dict or a list that lacks them."""
+        for k in sorted(self) if self.is_list else self:
+            v = self[k]
+            has = k < len(holder) if isinstance(holder, list) else k in holder
+            if isinstance(v, Tree) and has and isinstance(holder[k], (dict, list)):
+                v.add_to(holder[k])
+                continue
+            v = v.result() if isinstance(v, Tree) else v
+            if isinstance(holder, list) and not has:
+                holder.append(v)
+            else:
+                holder[k] = v
 
 
 def _is_sharded(v: Any) -> bool:
@@ -158,7 +191,8 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
             raise _unfit(leaf, "is a DTensor whose sum is outstanding (Partial): redistribute it first")
         if v.is_meta:
             raise _unfit(leaf, "is on the device meta and has no memory: use to_empty() first")
-        local = whole.to_local()
+        with torch.no_grad():  # otherwise it is a view
+            local = whole.to_local()
         if v.device_mesh.get_coordinate() is None:
             return []
         sizes, offsets = compute_local_shape_and_global_offset(v.shape, v.device_mesh, v.placements)

@@ -11,10 +11,12 @@ from typing import Any, Optional
 import torch
 
 from cairn import errors
+from cairn.saver import address_of
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, made
 from cairn.torch._save import Handle, begin, described
+from cairn.torch._state import Tree
 
 
 def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool, may_differ: bool = False) -> Handle:
@@ -37,13 +39,13 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
     end = time.monotonic() + patience
     while True:
         try:
-            described = saver.describe(os.fspath(path))
+            described = saver.describe(address_of(path))
             break
         except errors.UnderWayError:
             if time.monotonic() >= end:
                 raise
         time.sleep(0.2)
-    root, loading = _Dict(), Loading(j.memory)
+    root, loading = Tree(), Loading(j.memory)
     tied: dict[int, torch.Tensor] = {}
 
     def take(name: str, steps: list[Any], v: Any) -> None:
@@ -65,25 +67,5 @@ def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]]
             tied[alias] = t
         root.place(steps, t)
         loading.tensor(name, shape, [0] * len(shape), t)
-    loading.run(saver, os.fspath(path), False, None, None, described.get("save_id", ""))
+    loading.run(saver, address_of(path), False, None, None, described.get("save_id", ""))
     return root.result()
-
-
-class _Dict(dict):
-    """A dict or a list that is being made of its parts."""
-
-    is_list = False
-
-    def place(self, steps: list[Any], value: Any) -> None:
-        step, rest = steps[0], steps[1:]
-        if isinstance(step, dict):
-            self.is_list = "pos" in step
-            step = step["pos"] if self.is_list else int(step["int"])
-        if rest:
-            self.setdefault(step, _Dict()).place(rest, value)
-        else:
-            self[step] = value
-
-    def result(self) -> Any:
-        made = {k: v.result() if isinstance(v, _Dict) else v for k, v in self.items()}
-        return [made[k] for k in sorted(made)] if self.is_list else made

@@ -341,7 +341,7 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
     try:
-        address = address_of(os.fspath(checkpoint_id))
+        address = address_of(checkpoint_id)
     except errors.OptionsError:
         return False
     scheme, is_url, _ = address.partition("://")

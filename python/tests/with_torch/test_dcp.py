@@ -191,6 +191,9 @@ def save_two(rank, folder):
         got = made(torch.zeros_like(rows), torch.zeros(1 << 20, device=DEVICE))
         dcp.load(got, storage_reader=cairn.torch.Reader(os.path.join(folder, name)))
         check(want, {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in got.items()}, f"rank {rank}, {name} by Reader")
+    cairn.torch.save(made(rows, noise((1 << 20,), seed=2)), os.path.join(folder, "step-3"))
+    if not cairn.torch._job.job().remembered[0].usable:
+        raise AssertionError("the description of sharded tensors is not remembered")
     with cairn.open(os.path.join(folder, "step-1"), framework="torch") as c:
         whole = c.load()
         if whole["rows"].data_ptr() != whole["tied"].data_ptr():

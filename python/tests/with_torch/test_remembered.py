@@ -86,6 +86,47 @@ class Remembered(Case):
         got = self.saved({"a": base[:4], "b": base[2:]}, True)
         self.assert_same({"a": base[:4].cpu(), "b": base[2:].cpu()}, got)
 
+    def test_tensors_that_are_joined_as_bytes(self):
+        w = noise((1, 4))
+        for n in range(4):
+            state = {"z": torch.full((2000,), float(n), device=DEVICE), "w": w, "w2": w.as_strided((1, 4), (1, 1)),
+                     "bytes": torch.full((600,), n, dtype=torch.uint8, device=DEVICE), "y": torch.full((100,), n, device=DEVICE),
+                     "x": torch.full((200,), n, dtype=torch.int32, device=DEVICE)}
+            cairn.torch.save(state, self.path())
+            with cairn.open(self.path(), framework="torch") as c:
+                self.assert_same({k: v.cpu() for k, v in sorted(state.items())}, c.load())
+        cairn.torch.close()
+        for n in range(3):
+            state = {"bytes": torch.full((56,), n, dtype=torch.uint8, device=DEVICE), "w": noise((64,), "float8_e5m2", seed=n),
+                     "u": noise((7,), "uint16", seed=n)}
+            self.assert_same({k: v.cpu() for k, v in sorted(state.items())}, self.saved(state, n > 0))
+
+    def test_another_module_of_the_same_form(self):
+        def marked(net):
+            return [item.get("may_differ", False) for item in _save.described(cairn.torch._job.job(), {"net": net}, False).items]
+
+        buffer, parameter = torch.nn.Module(), torch.nn.Module()
+        buffer.register_buffer("x", torch.zeros(3))
+        parameter.x = torch.nn.Parameter(torch.zeros(3))
+        for net, want in (buffer, True), (parameter, False), (buffer, True), (buffer, True):
+            self.assertEqual(marked(net), [want])
+
+    def test_state_dict_is_called_once(self):
+        class Own:
+            calls = 0
+
+            def state_dict(self):
+                self.calls += 1
+                return {"n": torch.zeros(self.calls)}
+
+            def load_state_dict(self, state):
+                pass
+
+        own = Own()
+        for n in range(1, 7):
+            cairn.torch.save({"own": own}, self.path())
+            self.assertEqual(own.calls, n)
+
     def test_prepare(self):
         state = {"large": noise((8 << 20,), "uint8"), "small": noise((3,))}
         cairn.torch.prepare(state)

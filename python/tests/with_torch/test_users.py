@@ -1,11 +1,13 @@
 """What people do in a training loop, in one process: forget results, wrap models, save what is not a tensor."""
 
 import argparse
+import collections
 import datetime
 import os
 import pathlib
 import subprocess
 import sys
+import types
 import unittest
 import unittest.mock
 import warnings
@@ -49,10 +51,12 @@ class Unseen(Case):
 
     def test_the_next_save_raises_if_it_shall(self):
         self.fails(overlap=True)
+        cairn.torch._save._unseen._errors.append(("another one", ValueError()))
         with warnings.catch_warnings():
             warnings.simplefilter("error", cairn.SaveWarning)
-            with self.assertRaises(cairn.SaveWarning):
-                cairn.torch.save({"x": noise((3,))}, self.path())
+            for text in ("has failed", "another one"):
+                with self.assertRaisesRegex(cairn.SaveWarning, text):
+                    cairn.torch.save({"x": noise((3,))}, self.path())
         cairn.torch.save({"x": noise((3,))}, self.path())
 
     def test_close_warns(self):
@@ -132,6 +136,49 @@ class Names(Case):
         cairn.torch.load({"net": {"0.weight": noise((5, 4))}}, self.path())  # a part of a state
         cairn.torch.load({"net": self.net()}, self.path())  # without the step
 
+    def test_an_optimizer_whose_names_a_function_maps(self):
+        net = self.net()
+        frozen = torch.nn.Parameter(torch.ones(3, device=DEVICE))
+        opt = torch.optim.AdamW([*net.parameters(), frozen])
+        net(torch.ones(4, device=DEVICE)).sum().backward()
+        opt.step()
+        cairn.torch.save({"net": net, "opt": opt}, self.path())
+        other = self.net()
+        new = torch.optim.AdamW([*other.parameters(), torch.nn.Parameter(torch.ones(3, device=DEVICE))])
+        names = {f"adam.{name[4:]}": name for name in cairn.open(self.path()) if name.startswith("opt.")}
+        cairn.torch.load({"net": other, "adam": new}, self.path(), rename=lambda name: names.get(name, name))
+        self.assert_same(opt.state_dict(), new.state_dict())
+
+    def test_other_objects_get_all_that_was_saved_of_them(self):
+        class Loader:
+            def __init__(self, **state):
+                self.state = state
+
+            def state_dict(self):
+                return self.state
+
+            def load_state_dict(self, state):
+                self.state = state
+
+        full = {"n": 3, "seen": {"0": 1, 7: [1, 2]}, "order": noise((5,), "int64"), "list": [{"a": noise((2,))}, {"b": 4}], "empty": {}}
+        cairn.torch.save({"data": Loader(**full), "other": {"x": 1}}, self.path())
+        for old in ({}, {"n": 0}, {"n": 0, "seen": {"0": 5}, "list": [{"a": torch.zeros(2, device=DEVICE)}]}):
+            new = Loader(**old)
+            cairn.torch.load({"data": new}, self.path())
+            self.assertEqual((new.state["n"], new.state["seen"], new.state["list"][1]), (3, {"0": 1, 7: [1, 2]}, {"b": 4}))
+            self.assert_same(full["order"].cpu(), new.state["order"])
+            self.assert_same(full["list"][0]["a"].cpu(), new.state["list"][0]["a"].cpu())
+
+    def test_paths_that_are_none(self):
+        for path in (None, ""):
+            for call in (lambda: cairn.torch.save({"x": noise((2,))}, path), lambda: cairn.torch.load({"x": noise((2,))}, path),
+                         lambda: cairn.open(path), lambda: cairn.latest(path)):
+                with self.assertRaises(cairn.OptionsError):
+                    call()
+        pathlib.Path(self.path("file")).write_text("")
+        with self.assertRaisesRegex(cairn.OptionsError, "is a file"):
+            cairn.latest(self.path("file"))
+
     def test_nothing_to_load(self):
         cairn.torch.save({"x": noise((2,))}, self.path())
         with self.assertWarnsRegex(UserWarning, "empty"):
@@ -172,6 +219,9 @@ class Values(Case):
             "empty": numpy.zeros((0, 3)), "text": numpy.array(["a", "bc"]), "swapped": numpy.arange(3, dtype=">i4"),
             "number": numpy.float64(1.5), "bool": numpy.bool_(True), "dtype": numpy.dtype("int16"),
             "random": numpy.random.get_state(), "path": pathlib.Path("a/b"), "time": datetime.datetime(2026, 1, 2, 3),
+            "zone": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=1))), "delta": datetime.timedelta(2, 3),
+            "none": (numpy.str_(""), numpy.bytes_(b"")), "classes": [int, dict], "keys": ({torch.float16: 1}, {torch.Size([2]): 2}),
+            "nested": (collections.deque([torch.float32]), types.SimpleNamespace(d=torch.float16)),
             "args": argparse.Namespace(lr=0.1, path=pathlib.Path("x")), "torch": (torch.float16, torch.Size([2, 3]), torch.device("cpu")),
         }
         with warnings.catch_warnings():
@@ -182,6 +232,14 @@ class Values(Case):
         for k, v in state.items():
             self.assertEqual(repr(got[k]), repr(v), k)
             self.assertIs(type(got[k]), type(v), k)
+        for name in ("torchdcp", "torch"):  # pickles, which cairn reads
+            options = {"file": "x.pt"} if name == "torch" else None
+            plain = {k: v for k, v in state.items() if k != "args"}
+            cairn.torch.save({"w": noise((2,)), **plain}, self.path(name), format=name, format_options=options)
+            again = dict.fromkeys(plain)
+            cairn.torch.load(again, self.path(name))
+            for k, v in plain.items():
+                self.assertEqual(repr(again[k]), repr(v), (name, k))
         got["array"][0] = 7  # it can be written to
         numpy.random.set_state(got["random"])
         with cairn.open(self.path()) as c:
