@@ -82,7 +82,7 @@ func TestTensorsThatDifferAreRefused(t *testing.T) {
 				if !errors.Is(err, cairn.ErrState) {
 					t.Fatalf("%s, %v: Save on rank %d = %v; want %v", claim, owner, rank, err, cairn.ErrState)
 				}
-				for _, want := range []string{`"differs": `, c.text, "mark it as a tensor that may differ", "1 problem"} {
+				for _, want := range []string{`"differs": `, c.text, "save it as one that may differ", "1 problem"} {
 					if !strings.Contains(err.Error(), want) {
 						t.Errorf("%s, %v: Save on rank %d = %v; want %s", claim, owner, rank, err, want)
 					}

@@ -192,7 +192,7 @@ func checkCopies(md *meta.Metadata, results []*storage.WriteResults) error {
 				at = fmt.Sprintf(" of %v", box)
 			}
 			found = append(found, plan.Problem{FQN: e.FQN, Kind: plan.ProblemDisagree, Text: fmt.Sprintf(
-				"%s and %s hold different contents%s, of which one would be saved and the others lost: make them equal before the save, give the tensor of each rank its own name, or mark it as a tensor that may differ",
+				"%s and %s hold different contents%s, of which one would be saved and the others lost: make them equal before the save, give the tensor of each rank its own name, or save it as one that may differ (may_differ in Python)",
 				group.RanksText([]int{first[key].rank}), group.RanksText(ranks), at)})
 		}
 	}

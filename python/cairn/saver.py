@@ -27,7 +27,7 @@ import urllib.parse
 import weakref
 from typing import Any, Callable, Optional, Sequence
 
-from cairn.errors import CairnError, ChangedError, OptionsError, SaverError, from_message
+from cairn.errors import CairnError, ChangedError, NotFoundError, OptionsError, SaverError, from_message
 
 VERSION = 1
 CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
@@ -498,6 +498,8 @@ class Saver:
         reply = self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options))
         try:
             return reply.result()
+        except NotFoundError as e:
+            raise _hinted(e, store) from None
         except BaseException:
             self._cancel(reply)  # if it was Ctrl-C
             raise
@@ -654,6 +656,14 @@ def _hang_up(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass
+
+
+def _hinted(error: NotFoundError, store: str) -> NotFoundError:
+    """Returns the error with what to do if a path may be that of a run."""
+    path = address_of(store)
+    if "://" in path or not os.path.isdir(path) or not any(entry.is_dir() for entry in os.scandir(path)):
+        return error
+    return NotFoundError(f"{error}. If it is the folder of a run, cairn.latest({store!r}) returns its newest checkpoint", error.codes)
 
 
 def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:

@@ -213,9 +213,11 @@ def export(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]") -> 
     """Writes the model of a checkpoint as ``from_pretrained(folder)`` reads it.
 
     The folder has the weights in safetensors files, config.json and, if the Trainer had one,
-    the files of the tokenizer or processor. It must not have a checkpoint yet.
+    the files of the tokenizer or processor. It must not exist, or be empty.
     """
     source = address_of(path)
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise errors.ExistsError(f"{os.fspath(folder)} is not empty: a model is exported to a new folder", ("storage.exists",))
     with cairn.open(source) as c:
         files = {name.removeprefix("files."): c[name] for name in c if name.startswith("files.")}
     if "config.json" not in files:

@@ -219,8 +219,8 @@ def _make_numpy(o: Object) -> Any:
     """Makes a dtype, a number or an array of numpy, if numpy is there. It reads bytes: numpy's own functions for pickles do more."""
     import numpy
 
-    f = o.fields
-    args, state, kwargs = f.get("args") or (), f.get("state"), f.get("kwargs")
+    f: Any = o.fields
+    args, state, kwargs = f.get("args", ()), f.get("state"), f.get("kwargs")
     if o.name == "ndarray" and not f:
         return numpy.ndarray
     if o.name == "dtype":

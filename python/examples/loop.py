@@ -11,7 +11,7 @@ import cairn
 import cairn.torch
 
 
-def train(model, optimizer, loss_of, steps, run="run"):
+def train(model, optimizer, loss_of, steps, run="run"):              # import cairn, cairn.torch
     state = {"model": model, "optim": optimizer, "step": -1}         # modules, optimizers, nested dicts, DTensors
     if path := cairn.latest(run, wait=True):                         # None if there is no checkpoint yet
         cairn.torch.load(state, path)                                # any number of ranks, any sharding, any format

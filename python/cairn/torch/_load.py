@@ -126,6 +126,9 @@ class _Load:
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
             lacks = set(loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast))
+        except errors.NotFoundError:
+            _ = self.entries  # its error has a hint
+            raise
         except errors.MissingError:
             if not (absent := [mine for mine, name in wanted.items() if name not in set(self.names)]):
                 raise  # a part of a tensor
@@ -158,13 +161,17 @@ class _Load:
     def _rest(self, prefix: str, wanted: set[str], loading: Loading) -> Tree:
         """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was saved."""
         tree = Tree()
+
+        def take(name: str, path: list[Any], v: Any) -> None:
+            tree.place(path, made(name, v, self.allow_pickle))
+
         for name in self.below(prefix):
             if name in wanted:
                 continue
             e = self.entries[name]
             path = _below(e.get("path"), prefix) or [name[len(prefix):]]
             if "dtype" not in e:
-                loading.value(name, lambda v, name=name, path=path: tree.place(path, made(name, v, self.allow_pickle)))
+                loading.value(name, functools.partial(take, name, path))
                 continue
             shape = list(e.get("shape") or [])
             t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]))

@@ -625,8 +625,11 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
     try:
         _unseen.report()
         store = address_of(path)
-        if os.path.isfile(store):
-            raise errors.OptionsError(f"{store} is a file: a checkpoint is saved to a folder", ("storage.options",))
+        above = store
+        while "://" not in store and not os.path.exists(above):
+            above = os.path.dirname(above)
+        if os.path.isfile(above):
+            raise errors.OptionsError(f"{above} is a file: a checkpoint is saved to a folder", ("storage.options",))
         step = None if step is None else operator.index(step)
         if step is not None and not -1 << 63 <= step < 1 << 63:
             raise errors.OptionsError(f"the step is {step}; it has 64 bits", ("storage.options",))

@@ -95,9 +95,8 @@ class Unseen(Case):
         self.assertIn("complete", repr(ok))
 
     def test_the_end_of_the_process_warns(self):
-        pathlib.Path(self.path("file")).write_text("")
         for how in ("overlap", "wait"):
-            done = subprocess.run([sys.executable, "-c", AT_EXIT, self.path("file/below"), how], env=ENV, capture_output=True, text=True,
+            done = subprocess.run([sys.executable, "-c", AT_EXIT, "/proc/nowhere/step-1", how], env=ENV, capture_output=True, text=True,
                                   timeout=200)
             self.assertIn("SaveWarning: the save to", done.stderr)
 
