@@ -22,8 +22,7 @@ GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirnam
 CLOUD = $(addprefix github.com/cairn-ckpt/cairn/,blob/azure blob/conformance blob/gcs blob/s3 group/etcd metrics)
 # All other packages.
 OWN = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
-# The SDK of Google Cloud Storage has a client for gRPC, which is not used. Without parts of
-# it, cairn is a fifth smaller and compiles in less time.
+# fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
 TAGS = disable_grpc_modules
 export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
 # What "make bench" hands to cairn's io benchmark.

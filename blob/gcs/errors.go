@@ -1,7 +1,9 @@
 package gcs
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -11,9 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"cloud.google.com/go/storage"
-	"google.golang.org/api/googleapi"
 
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
@@ -29,7 +28,7 @@ var errBeyond = errors.New("the range lies outside the object")
 
 // explain returns an error as remote.Service wants it.
 func explain(err error) error {
-	var api *googleapi.Error
+	var answer *answerError
 	var credential *credentialError
 	var explained *remote.Error
 	switch {
@@ -37,17 +36,13 @@ func explain(err error) error {
 		return nil
 	case errors.As(err, &explained): // of remote.Transport
 		return explained
-	case errors.As(err, &api):
-		return explainAnswer(err, api)
-	case errors.Is(err, storage.ErrBucketNotExist):
-		return &remote.Error{Err: fmt.Errorf("%w: %w", fs.ErrNotExist, err), Hint: hintBucket}
-	case errors.Is(err, storage.ErrObjectNotExist):
-		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	case errors.As(err, &answer):
+		return explainAnswer(answer)
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &credential):
-		// The client of the SDK wraps each error in a *url.Error, which is a net.Error too, so
-		// only the cause says whether the network is at fault or the file of the key.
+		// http.Client wraps each error in a *url.Error, which is a net.Error too, so only the
+		// cause says whether the network is at fault or the file of the key.
 		var op *net.OpError
 		var network net.Error
 		passing := errors.As(credential.err, &op) || remote.IsUnreachable(credential.err) || errors.As(credential.err, &network) && network.Timeout()
@@ -58,14 +53,14 @@ func explain(err error) error {
 }
 
 // explainAnswer explains an answer of the service.
-func explainAnswer(err error, api *googleapi.Error) error {
-	text := describe(api)
-	e := &remote.Error{Err: errors.New(text), After: after(api.Header)}
+func explainAnswer(answer *answerError) error {
+	text := answer.Error()
+	e := &remote.Error{Err: errors.New(text), After: answer.after}
 	because := func(cause error) { e.Err = fmt.Errorf("%w: %s", cause, text) }
-	switch code := api.Code; {
+	switch code := answer.code; {
 	case code == http.StatusNotFound:
 		because(fs.ErrNotExist)
-		if errors.Is(err, storage.ErrBucketNotExist) || strings.Contains(strings.ToLower(text), "bucket does not exist") {
+		if strings.Contains(strings.ToLower(text), "bucket does not exist") {
 			e.Hint = hintBucket
 		}
 	case code == http.StatusPreconditionFailed:
@@ -88,17 +83,28 @@ func explainAnswer(err error, api *googleapi.Error) error {
 	return e
 }
 
-// describe returns the text of an answer: the interface for reads answers in XML.
-func describe(api *googleapi.Error) string {
-	message := api.Message
-	var body struct{ Code, Message, Details string }
-	if message == "" && xml.Unmarshal([]byte(api.Body), &body) == nil {
-		message = strings.TrimSpace(body.Code + ": " + body.Message + " " + body.Details)
+// answerError is an answer of the service that refuses a request.
+type answerError struct {
+	code    int
+	message string
+	after   time.Duration
+}
+
+func (e *answerError) Error() string { return fmt.Sprintf("%s (status %d)", e.message, e.code) }
+
+// newAnswerError returns the error of an answer with a body: in JSON or, for reads, in XML.
+func newAnswerError(answer *http.Response, body []byte) *answerError {
+	e := &answerError{code: answer.StatusCode, after: after(answer.Header)}
+	var inJSON struct{ Error struct{ Message string } }
+	var inXML struct{ Code, Message, Details string }
+	switch {
+	case json.Unmarshal(body, &inJSON) == nil && inJSON.Error.Message != "":
+		e.message = inJSON.Error.Message
+	case xml.Unmarshal(body, &inXML) == nil:
+		e.message = strings.TrimSpace(inXML.Code + ": " + inXML.Message + " " + inXML.Details)
 	}
-	if message == "" {
-		message = http.StatusText(api.Code)
-	}
-	return fmt.Sprintf("%s (status %d)", message, api.Code)
+	e.message = cmp.Or(strings.Trim(e.message, ": "), http.StatusText(e.code))
+	return e
 }
 
 // after returns how long the service wants clients to wait.

@@ -3,7 +3,7 @@
 //
 //	gs://bucket/prefix
 //
-// Credentials are found as the SDK of Google finds them: the file that
+// Credentials are found as Google's libraries find them: the file that
 // GOOGLE_APPLICATION_CREDENTIALS names, that of gcloud auth application-default login, or
 // the service account of the machine. If STORAGE_EMULATOR_HOST is set, requests go to that
 // server, without credentials.
@@ -22,10 +22,6 @@ import (
 	"strings"
 	"sync"
 
-	"cloud.google.com/go/storage"
-	"google.golang.org/api/option"
-	htransport "google.golang.org/api/transport/http"
-
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -41,7 +37,8 @@ func init() {
 	})
 }
 
-// emulatorEnv names the variable with the address of an emulator. The SDK reads it too.
+// emulatorEnv names the variable with the address of an emulator. Google's libraries read it
+// too.
 const emulatorEnv = "STORAGE_EMULATOR_HOST"
 
 // Open returns the store at an address. It makes no request to the bucket. Nil options
@@ -51,7 +48,7 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
 	}
-	c, err := client(ctx)
+	c, err := newClient(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
@@ -62,12 +59,12 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 
 var (
 	clientsMu sync.Mutex
-	clients   = map[string]*storage.Client{} // guarded by clientsMu
+	clients   = map[string]*client{} // guarded by clientsMu
 )
 
-// client returns a client. Stores with the same credentials share one, and its
+// newClient returns a client. Stores with the same credentials share one, and its
 // connections.
-func client(ctx context.Context) (*storage.Client, error) {
+func newClient(ctx context.Context) (*client, error) {
 	emulator := os.Getenv(emulatorEnv)
 	key := strings.Join([]string{emulator, os.Getenv("GOOGLE_APPLICATION_CREDENTIALS")}, "\x00")
 	clientsMu.Lock()
@@ -75,19 +72,18 @@ func client(ctx context.Context) (*storage.Client, error) {
 	if c := clients[key]; c != nil {
 		return c, nil
 	}
-	var transport http.RoundTripper = &once{base: remote.NewTransport()}
-	if emulator == "" {
-		authorized, err := htransport.NewTransport(ctx, transport, option.WithScopes(storage.ScopeReadWrite))
+	c := &client{http: &http.Client{Transport: remote.NewTransport()}, base: strings.TrimSuffix(emulator, "/")}
+	switch {
+	case emulator == "":
+		c.base = "https://storage.googleapis.com"
+		transport, err := authorized(context.WithoutCancel(ctx), c.http.Transport)
 		if err != nil {
 			return nil, &remote.Error{Err: err, Hint: hintCredentials}
 		}
-		transport = &authorizer{base: authorized}
+		c.http.Transport = transport
+	case !strings.Contains(emulator, "://"):
+		c.base = "http://" + c.base
 	}
-	c, err := storage.NewClient(ctx, option.WithHTTPClient(&http.Client{Transport: transport}))
-	if err != nil {
-		return nil, err
-	}
-	c.SetRetry(storage.WithPolicy(storage.RetryNever)) // package remote repeats requests
 	clients[key] = c
 	return c, nil
 }

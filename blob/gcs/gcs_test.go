@@ -2,18 +2,20 @@ package gcs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"cloud.google.com/go/storage"
-	"google.golang.org/api/googleapi"
+	"golang.org/x/oauth2"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -74,7 +76,7 @@ func TestMalformedKeyFailsAtOnce(t *testing.T) {
 
 // A token that cannot be had is an error of credentials, not of the connection.
 func TestTokenRefused(t *testing.T) {
-	refused := &authorizer{base: roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("invalid_grant") })}
+	refused := &authorizer{base: http.DefaultTransport, tokens: noTokens{}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -86,13 +88,87 @@ func TestTokenRefused(t *testing.T) {
 	}
 }
 
-type roundTrip func(*http.Request) (*http.Response, error)
+type noTokens struct{}
 
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+func (noTokens) Token() (*oauth2.Token, error) { return nil, errors.New("invalid_grant") }
+
+// Requests have the token, and the project that pays for them.
+func TestAuthorized(t *testing.T) {
+	var got http.Header
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
+	defer server.Close()
+	tokens := oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "abc", TokenType: "Bearer"})
+	c := &client{http: &http.Client{Transport: &authorizer{http.DefaultTransport, tokens, "payer"}}, base: server.URL}
+	if err := c.call(t.Context(), http.MethodDelete, objectPath("b", "a/b c"), nil, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got.Get("Authorization") != "Bearer abc" || got.Get("X-Goog-User-Project") != "payer" {
+		t.Errorf("the request has %v", got)
+	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
+
+// Answers to reads that are not what was asked for are errors.
+func TestReadAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		code    int
+		headers []string
+		want    string // empty: no error
+	}{
+		"a part":          {206, []string{"Content-Range", "bytes 4-5/10", "X-Goog-Generation", "7"}, ""},
+		"all":             {200, []string{"X-Goog-Generation", "7"}, "the whole object"},
+		"another part":    {206, []string{"Content-Range", "bytes 0-5/10", "X-Goog-Generation", "7"}, "the range"},
+		"no range":        {206, []string{"X-Goog-Generation", "7"}, "the range"},
+		"no generation":   {206, []string{"Content-Range", "bytes 4-5/10"}, "no generation"},
+		"an error":        {503, nil, "Service Unavailable (status 503)"},
+		"another success": {204, nil, "status 204"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := &http.Response{StatusCode: c.code, Header: http.Header{}, Body: http.NoBody, ContentLength: 10}
+			for pair := range slices.Chunk(c.headers, 2) {
+				answer.Header.Set(pair[0], pair[1])
+			}
+			a, err := describeAnswer(answer, "x", 4)
+			if c.want == "" && (err != nil || a.Size != 10 || a.Generation != 7) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("describeAnswer = %+v, %v; want %q", a, err, c.want)
+			}
+		})
+	}
+}
+
+// A list asks for the kind, by which an answer that is no list is noticed: the service
+// leaves out fields that are not asked for.
+func TestListAsksForTheKind(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		all := map[string]any{"kind": listKind, "nextPageToken": "more", "prefixes": []string{"a/"}, "items": []attrs{{Name: "x", Size: 3, Generation: 9}}}
+		fields := r.URL.Query().Get("fields")
+		for name := range all {
+			if !strings.Contains(","+strings.ReplaceAll(fields, "(", ","), ","+name) {
+				delete(all, name)
+			}
+		}
+		json.NewEncoder(w).Encode(all)
+	}))
+	defer server.Close()
+	t.Setenv(emulatorEnv, server.URL)
+	s, err := Open(t.Context(), "gs://bucket/run", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, _ := s.Service()
+	objects, next, err := v.List(t.Context(), "run/", "")
+	if err != nil || next != "more" || len(objects) != 1 || objects[0].Key != "x" || objects[0].Size != 3 || objects[0].Version != "9" {
+		t.Errorf("List = %+v, %q, %v", objects, next, err)
+	}
+	folders, next, err := v.(*service).Folders(t.Context(), "run/", "")
+	if err != nil || next != "more" || !slices.Equal(folders, []string{"a/"}) {
+		t.Errorf("Folders = %q, %q, %v", folders, next, err)
+	}
+}
 
 func TestErrors(t *testing.T) {
 	answer := func(code int, message string) error {
-		return fmt.Errorf("storage: %w", &googleapi.Error{Code: code, Message: message})
+		return fmt.Errorf("get: %w", &answerError{code: code, message: message})
 	}
 	for _, c := range []struct {
 		err         error
@@ -102,8 +178,6 @@ func TestErrors(t *testing.T) {
 	}{
 		{answer(404, "No such object: b/x"), fs.ErrNotExist, false, false, ""},
 		{answer(404, "The specified bucket does not exist."), fs.ErrNotExist, false, false, hintBucket},
-		{storage.ErrBucketNotExist, fs.ErrNotExist, false, false, hintBucket},
-		{storage.ErrObjectNotExist, fs.ErrNotExist, false, false, ""},
 		{answer(412, "conditionNotMet"), remote.ErrCondition, false, false, ""},
 		{answer(416, ""), errBeyond, false, false, ""},
 		{answer(401, "Invalid Credentials"), fs.ErrPermission, false, false, hintCredentials},
@@ -124,10 +198,23 @@ func TestErrors(t *testing.T) {
 			t.Errorf("explain(%v) = %v with %+v; want %+v", c.err, got, e, c)
 		}
 	}
-	slow := &googleapi.Error{Code: 503, Header: http.Header{"Retry-After": {"7"}}, Body: "<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Later.</Message></Error>"}
+	slow := newAnswerError(&http.Response{StatusCode: 503, Header: http.Header{"Retry-After": {"7"}}},
+		[]byte("<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Later.</Message></Error>"))
 	var e *remote.Error
 	if err := explain(slow); !errors.As(err, &e) || e.After != 7*time.Second || !strings.Contains(err.Error(), "SlowDown: Later.") {
 		t.Errorf("explain = %v; want the text and a wait of 7 s", err)
+	}
+}
+
+func TestTextsOfAnswers(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"error":{"code":404,"message":"No such object: b/x"}}`: "No such object: b/x (status 404)",
+		"<Error><Code>NoSuchKey</Code></Error>":                  "NoSuchKey (status 404)",
+		"":                                                       "Not Found (status 404)", "<html>": "Not Found (status 404)", "[1]": "Not Found (status 404)",
+	} {
+		if got := newAnswerError(&http.Response{StatusCode: 404}, []byte(body)).Error(); got != want {
+			t.Errorf("the text of %q is %q; want %q", body, got, want)
+		}
 	}
 }
 

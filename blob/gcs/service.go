@@ -1,25 +1,24 @@
 package gcs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
+	"net/url"
 	"strconv"
-
-	"cloud.google.com/go/storage"
-	"google.golang.org/api/iterator"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 )
 
 const (
-	// writerKey is the metadata with Condition.Writer. Headers spell it as writerHeader.
-	writerKey    = "cairn-writer"
-	writerHeader = "Cairn-Writer"
-	contentType  = "application/octet-stream"
+	writerKey   = "cairn-writer" // the metadata with Condition.Writer
+	contentType = "application/octet-stream"
 	// listKind is the kind of a list of objects.
 	listKind = "storage#objects"
 	// pageSize is the most objects that a list returns.
@@ -28,7 +27,7 @@ const (
 
 // service is a bucket.
 type service struct {
-	client      *storage.Client
+	client      *client
 	bucket      string
 	emulator    string // its address, or empty
 	conditional bool
@@ -51,187 +50,192 @@ func (v *service) Close() error { return nil }
 // Host returns the address of an emulator. Buckets of Google have different names.
 func (v *service) Host() string { return v.emulator }
 
-func (v *service) object(key string) *storage.ObjectHandle {
-	return v.client.Bucket(v.bucket).Object(key)
-}
-
 func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
-	a, err := v.object(key).Attrs(ctx)
+	a, err := v.describe(ctx, key)
 	if err != nil {
-		return remote.Object{}, explain(err)
+		return remote.Object{}, err
 	}
-	return describeObject(a), nil
+	return a.object(), nil
 }
 
-func describeObject(a *storage.ObjectAttrs) remote.Object {
-	return remote.Object{Key: a.Name, Size: a.Size, ModTime: a.Updated, Version: strconv.FormatInt(a.Generation, 10), Writer: a.Metadata[writerKey]}
+func (v *service) describe(ctx context.Context, key string) (*attrs, error) {
+	a := new(attrs)
+	err := v.client.call(ctx, http.MethodGet, objectPath(v.bucket, key), url.Values{"projection": {"noAcl"}}, nil, a)
+	return a, explain(err)
 }
 
 func (v *service) Get(ctx context.Context, key, version string, p []byte, off int64) (int, remote.Object, error) {
-	h := v.object(key).ReadCompressed(true)
+	var generation int64
 	if version != "" {
-		generation, err := strconv.ParseInt(version, 10, 64)
-		if err != nil {
+		var err error
+		if generation, err = strconv.ParseInt(version, 10, 64); err != nil {
 			return 0, remote.Object{}, remote.ErrCondition
 		}
-		h = h.Generation(generation)
 	}
 	remote.Progress(ctx) // an answer that does not come has stalled, too
-	r, err := h.NewRangeReader(withOnce(ctx), off, int64(len(p)))
+	a, body, err := v.client.read(ctx, v.bucket, key, generation, off, int64(len(p)))
+	if err = explain(err); errors.Is(err, errBeyond) {
+		o, err := v.Head(ctx, key)
+		if err == nil && version != "" && o.Version != version {
+			err = remote.ErrCondition
+		}
+		return 0, o, err
+	}
 	if err != nil {
-		n, o, err := v.getNothing(ctx, h, explain(err))
 		if version != "" && errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", remote.ErrCondition, err)
 		}
-		return n, o, err
+		return 0, remote.Object{}, err
 	}
-	defer r.Close()
-	o := remote.Object{
-		Key: key, Size: r.Attrs.Size, ModTime: r.Attrs.LastModified, Version: strconv.FormatInt(r.Attrs.Generation, 10), Writer: r.Metadata()[writerHeader],
-	}
-	n, err := remote.ReadFull(ctx, r, p)
+	defer body.Close()
+	o := a.object()
+	n, err := remote.ReadFull(ctx, body, p)
 	switch {
 	case err == io.EOF || err == io.ErrUnexpectedEOF: // the object ends, or package remote sees that it does not
 		err = nil
 	case err != nil:
 		return n, o, explain(err)
 	}
-	if sum := r.Attrs.CRC32C; sum != 0 && int64(n) == o.Size && crc32c.Checksum(p[:n]) != sum {
+	if sum, ok := parseSum(a.CRC32C); ok && int64(n) == o.Size && crc32c.Checksum(p[:n]) != sum {
 		err = &remote.Error{Err: errors.New("the bytes that arrived have another CRC-32C than the object"), Retry: true}
 	}
 	return n, o, err
 }
 
-// getNothing returns the result of Get for an object that ends before the range.
-func (v *service) getNothing(ctx context.Context, h *storage.ObjectHandle, err error) (int, remote.Object, error) {
-	if !errors.Is(err, errBeyond) {
-		return 0, remote.Object{}, err
-	}
-	a, err := h.Attrs(ctx)
-	if err != nil {
-		return 0, remote.Object{}, explain(err)
-	}
-	return 0, describeObject(a), nil
-}
-
 func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, c remote.Condition) (remote.Object, error) {
-	h, err := conditional(v.object(key), c)
+	query, err := conditions(c)
 	if err != nil {
 		return remote.Object{}, err
 	}
-	ctx, cancel := context.WithCancel(ctx) // ends the request if Write fails
-	defer cancel()
-	w := h.NewWriter(ctx)
-	w.ChunkSize = 0 // one request
-	w.ContentType = contentType
-	w.CRC32C, w.SendCRC32C = sum, true
-	if c.Writer != "" {
-		w.Metadata = map[string]string{writerKey: c.Writer}
-	}
-	if len(body) > 0 {
-		if _, err := w.Write(body); err != nil {
-			return remote.Object{}, explain(err)
-		}
-	}
-	if err := w.Close(); err != nil {
+	a := v.written(c)
+	a.Name, a.CRC32C = key, formatSum(sum)
+	made, err := v.client.insert(ctx, v.bucket, a, body, query)
+	if err != nil {
 		return remote.Object{}, explain(err)
 	}
-	return checked(w.Attrs(), sum)
+	return checked(made, sum)
+}
+
+// written describes an object that is about to be written.
+func (v *service) written(c remote.Condition) *attrs {
+	a := &attrs{Bucket: v.bucket, ContentType: contentType}
+	if c.Writer != "" {
+		a.Metadata = map[string]string{writerKey: c.Writer}
+	}
+	return a
 }
 
 // checked describes an object that was written. A service that ignores the checksum of
 // the request is found out.
-func checked(a *storage.ObjectAttrs, sum uint32) (remote.Object, error) {
-	if a.CRC32C != sum {
-		return remote.Object{}, fmt.Errorf("the service has stored bytes with the CRC-32C %08x instead of %08x", a.CRC32C, sum)
+func checked(a *attrs, sum uint32) (remote.Object, error) {
+	if got, ok := parseSum(a.CRC32C); !ok || got != sum {
+		return remote.Object{}, fmt.Errorf("the service has stored bytes with the CRC-32C %q instead of %q", a.CRC32C, formatSum(sum))
 	}
-	return describeObject(a), nil
+	return a.object(), nil
 }
 
-// conditional returns a handle whose writes have a condition.
-func conditional(h *storage.ObjectHandle, c remote.Condition) (*storage.ObjectHandle, error) {
+// conditions returns the options of a write with a condition.
+func conditions(c remote.Condition) (url.Values, error) {
 	switch {
 	case c.IfAbsent:
-		return h.If(storage.Conditions{DoesNotExist: true}), nil
+		return url.Values{"ifGenerationMatch": {"0"}}, nil
 	case c.IfVersion != "":
-		generation, err := strconv.ParseInt(c.IfVersion, 10, 64)
-		if err != nil || generation == 0 {
+		if generation, err := strconv.ParseInt(c.IfVersion, 10, 64); err != nil || generation == 0 {
 			return nil, remote.ErrCondition
 		}
-		return h.If(storage.Conditions{GenerationMatch: generation}), nil
+		return url.Values{"ifGenerationMatch": {c.IfVersion}}, nil
 	}
-	return h, nil
+	return url.Values{}, nil
+}
+
+// list is a page of a list.
+type list struct {
+	Items         []attrs
+	Prefixes      []string
+	NextPageToken string
+}
+
+// list returns a page of the objects whose keys begin with prefix, and with a delimiter the
+// folders in place of what is in them. The fields are those that it returns.
+func (v *service) list(ctx context.Context, prefix, delimiter, token, fields string) (*list, error) {
+	query := url.Values{
+		"prefix": {prefix}, "projection": {"noAcl"}, "maxResults": {strconv.Itoa(pageSize)},
+		"fields": {"kind,nextPageToken," + fields}, // remote.Expect looks at the kind
+	}
+	if delimiter != "" {
+		query.Set("delimiter", delimiter)
+	}
+	if token != "" {
+		query.Set("pageToken", token)
+	}
+	page := new(list)
+	err := explain(v.client.call(remote.Expect(ctx, listKind), http.MethodGet, objectPath(v.bucket, ""), query, nil, page))
+	if e := (*remote.Error)(nil); errors.Is(err, fs.ErrNotExist) && errors.As(err, &e) {
+		e.Hint = hintBucket // only a bucket has a list
+	}
+	return page, err
 }
 
 func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Object, string, error) {
-	q := &storage.Query{Prefix: prefix, Projection: storage.ProjectionNoACL}
-	if err := q.SetAttrSelection([]string{"Name", "Size", "Updated", "Generation"}); err != nil {
+	page, err := v.list(ctx, prefix, "", token, "items(name,size,updated,generation)")
+	if err != nil {
 		return nil, "", err
 	}
-	var page []*storage.ObjectAttrs
-	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(remote.Expect(ctx, listKind), q), pageSize, token).NextPage(&page)
-	if err != nil {
-		return nil, "", explain(err)
+	objects := make([]remote.Object, len(page.Items))
+	for i := range page.Items {
+		objects[i] = page.Items[i].object()
 	}
-	objects := make([]remote.Object, len(page))
-	for i, a := range page {
-		objects[i] = describeObject(a)
-	}
-	return objects, next, nil
+	return objects, page.NextPageToken, nil
 }
 
 func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, string, error) {
-	q := &storage.Query{Prefix: prefix, Delimiter: "/", Projection: storage.ProjectionNoACL}
-	var page []*storage.ObjectAttrs
-	next, err := iterator.NewPager(v.client.Bucket(v.bucket).Objects(remote.Expect(ctx, listKind), q), pageSize, token).NextPage(&page)
+	page, err := v.list(ctx, prefix, "/", token, "prefixes")
 	if err != nil {
-		return nil, "", explain(err)
+		return nil, "", err
 	}
-	var folders []string
-	for _, a := range page {
-		if a.Prefix != "" {
-			folders = append(folders, a.Prefix)
-		}
-	}
-	return folders, next, nil
+	return page.Prefixes, page.NextPageToken, nil
 }
 
 func (v *service) Remove(ctx context.Context, keys []string) error {
 	for _, key := range keys {
-		if err := v.object(key).Delete(ctx); err != nil && !errors.Is(err, storage.ErrObjectNotExist) {
-			return explain(err)
+		err := explain(v.client.call(ctx, http.MethodDelete, objectPath(v.bucket, key), nil, nil, nil))
+		if hint := (*remote.Error)(nil); errors.As(err, &hint) && hint.Hint == "" && errors.Is(err, fs.ErrNotExist) {
+			continue // the bucket exists, and the object does not
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Copy may make several requests, if the objects are in different places.
+// Copy makes several requests if the objects are in different places.
 func (v *service) Copy(ctx context.Context, from remote.Source, key string, c remote.Condition) (remote.Object, error) {
-	source := v.object(from.Key)
-	if from.Bucket != "" {
-		source = v.client.Bucket(from.Bucket).Object(from.Key)
-	}
-	if from.Version != "" {
-		generation, err := strconv.ParseInt(from.Version, 10, 64)
-		if err != nil {
-			return remote.Object{}, remote.ErrCondition
-		}
-		source = source.Generation(generation)
-	}
-	h, err := conditional(v.object(key), c)
+	query, err := conditions(c)
 	if err != nil {
 		return remote.Object{}, err
 	}
-	copier := h.CopierFrom(source)
-	copier.ContentType = contentType
-	if c.Writer != "" {
-		copier.Metadata = map[string]string{writerKey: c.Writer}
+	if from.Version != "" {
+		if _, err := strconv.ParseInt(from.Version, 10, 64); err != nil {
+			return remote.Object{}, remote.ErrCondition
+		}
+		query.Set("sourceGeneration", from.Version)
 	}
-	a, err := copier.Run(ctx)
-	if err != nil {
-		return remote.Object{}, explain(err)
+	path := objectPath(cmp.Or(from.Bucket, v.bucket), from.Key) + "/rewriteTo" + strings.TrimPrefix(objectPath(v.bucket, key), apiPath)
+	for {
+		var answer struct {
+			Done         bool
+			RewriteToken string
+			Resource     attrs
+		}
+		if err := v.client.call(ctx, http.MethodPost, path, query, v.written(c), &answer); err != nil {
+			return remote.Object{}, explain(err)
+		}
+		if answer.Done {
+			return answer.Resource.object(), nil
+		}
+		query.Set("rewriteToken", answer.RewriteToken)
 	}
-	return describeObject(a), nil
 }
 
 // SourceBucket implements [remote.Neighbour]. All stores share a client.
@@ -245,9 +249,10 @@ func (v *service) SourceBucket(other remote.Service) (string, bool) {
 
 // Sum implements [remote.Summer].
 func (v *service) Sum(ctx context.Context, key string) (uint32, bool, error) {
-	a, err := v.object(key).Attrs(ctx)
+	a, err := v.describe(ctx, key)
 	if err != nil {
-		return 0, false, explain(err)
+		return 0, false, err
 	}
-	return a.CRC32C, a.CRC32C != 0 || a.Size == 0, nil // the SDK does not tell 0 from none
+	sum, ok := parseSum(a.CRC32C)
+	return sum, ok, nil
 }

@@ -1,50 +1,52 @@
 package gcs
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"encoding/json"
 	"net/http"
-	"sync/atomic"
+	"os"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
 )
 
-// onceKey is the key of the *atomic.Bool of a context with which one request may be made.
-type onceKey struct{}
-
-// errEarly reports an answer that ended early.
-var errEarly = errors.New("the connection ended before the answer")
-
-// withOnce returns a context with which one request may be made. The SDK's reader makes
-// another one if the connection fails, and has no option against it.
-func withOnce(ctx context.Context) context.Context {
-	return context.WithValue(ctx, onceKey{}, new(atomic.Bool))
+// authorizer adds the token of the credentials to requests.
+type authorizer struct {
+	base   http.RoundTripper
+	tokens oauth2.TokenSource
+	// project is what pays for the requests, if it is not that of the bucket.
+	project string
 }
 
-// once refuses a second request of a context of withOnce.
-type once struct{ base http.RoundTripper }
-
-func (t *once) RoundTrip(r *http.Request) (*http.Response, error) {
-	if sent, ok := r.Context().Value(sentKey{}).(*atomic.Bool); ok {
-		sent.Store(true)
+// authorized returns a transport that adds the credentials of this process to requests.
+func authorized(ctx context.Context, base http.RoundTripper) (*authorizer, error) {
+	found, err := google.FindDefaultCredentials(ctx, scope)
+	if err != nil {
+		return nil, err
 	}
-	if made, ok := r.Context().Value(onceKey{}).(*atomic.Bool); ok && made.Swap(true) {
-		return nil, errEarly
+	var file struct {
+		QuotaProject string `json:"quota_project_id"`
+	}
+	_ = json.Unmarshal(found.JSON, &file) // empty if the credentials are those of the machine
+	return &authorizer{base, found.TokenSource, cmp.Or(os.Getenv("GOOGLE_CLOUD_QUOTA_PROJECT"), file.QuotaProject)}, nil
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *authorizer) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := t.tokens.Token()
+	if err != nil {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, &credentialError{err}
+	}
+	r = r.Clone(r.Context()) // a RoundTripper must not change it
+	token.SetAuthHeader(r)
+	if t.project != "" {
+		r.Header.Set("X-Goog-User-Project", t.project)
 	}
 	return t.base.RoundTrip(r)
-}
-
-// sentKey is the key of the *atomic.Bool that is set when a request has its credentials.
-type sentKey struct{}
-
-// authorizer tells errors of credentials from others.
-type authorizer struct{ base http.RoundTripper }
-
-func (t *authorizer) RoundTrip(r *http.Request) (*http.Response, error) {
-	sent := new(atomic.Bool)
-	response, err := t.base.RoundTrip(r.WithContext(context.WithValue(r.Context(), sentKey{}, sent)))
-	if err != nil && !sent.Load() && r.Context().Err() == nil {
-		err = &credentialError{err}
-	}
-	return response, err
 }
 
 // credentialError reports that there is no token for a request.

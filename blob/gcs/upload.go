@@ -5,12 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"path"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"cloud.google.com/go/storage"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
@@ -118,8 +118,8 @@ func (u *upload) reduce(ctx context.Context, n int) (made, last []string, err er
 		n = (n + composed - 1) / composed
 		err := work.Each(ctx, n, parallel, func(ctx context.Context, i int) error {
 			group := keys[i*composed : min((i+1)*composed, len(keys))]
-			_, err := u.v.object(u.partKey(level+1, i)).ComposerFrom(u.handles(group)...).Run(ctx)
-			return explain(err)
+			_, err := u.v.compose(ctx, u.partKey(level+1, i), group, &attrs{ContentType: contentType}, nil)
+			return err
 		})
 		if err != nil {
 			return nil, nil, err
@@ -127,29 +127,35 @@ func (u *upload) reduce(ctx context.Context, n int) (made, last []string, err er
 	}
 }
 
-func (u *upload) handles(keys []string) []*storage.ObjectHandle {
-	out := make([]*storage.ObjectHandle, len(keys))
-	for i, key := range keys {
-		out[i] = u.v.object(key)
-	}
-	return out
-}
-
 // compose makes the object visible.
 func (u *upload) compose(ctx context.Context, from []string, sum uint32, c remote.Condition) (remote.Object, error) {
-	h, err := conditional(u.v.object(u.key), c)
+	query, err := conditions(c)
 	if err != nil {
 		return remote.Object{}, err
 	}
-	composer := h.ComposerFrom(u.handles(from)...)
-	composer.ContentType = contentType
-	composer.CRC32C, composer.SendCRC32C = sum, true
-	composer.Metadata = map[string]string{writerKey: c.Writer}
-	a, err := composer.Run(ctx)
+	a := u.v.written(c)
+	a.CRC32C = formatSum(sum)
+	made, err := u.v.compose(ctx, u.key, from, a, query)
 	if err != nil {
-		return remote.Object{}, explain(err)
+		return remote.Object{}, err
 	}
-	return checked(a, sum)
+	return checked(made, sum)
+}
+
+// compose makes an object of others.
+func (v *service) compose(ctx context.Context, key string, from []string, a *attrs, query url.Values) (*attrs, error) {
+	type source struct {
+		Name string `json:"name"`
+	}
+	body := struct {
+		Destination *attrs   `json:"destination"`
+		Sources     []source `json:"sourceObjects"`
+	}{Destination: a}
+	for _, name := range from {
+		body.Sources = append(body.Sources, source{name})
+	}
+	made := new(attrs)
+	return made, explain(v.client.call(ctx, http.MethodPost, objectPath(v.bucket, key)+"/compose", query, body, made))
 }
 
 func (u *upload) Abort(ctx context.Context) error { return u.v.removeParts(ctx, u.pending+"-") }
