@@ -28,12 +28,15 @@ export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
+.PHONY: all build wheels demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
 build: ## build the static binary bin/cairn
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cairn ./cmd/cairn
+
+wheels: ## build and check the wheels of the Python package for all systems, in bin/wheels
+	GO=$(GO) PYTHON='$(PYTHON)' tools/wheels $(BIN)/wheels
 
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo

@@ -140,6 +140,8 @@ class Arena:
         self.size = max(ceiling // PAGE * PAGE, 1 << 20)
         window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
         self.window = self.size - window
+        if not hasattr(os, "memfd_create"):
+            raise SaverError("reading and saving from Python need Linux. Here the command cairn works, also for conversions", ())
         self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
