@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import subprocess
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -41,11 +41,12 @@ class Build(build_py):
                        cwd=root, check=True, env={**os.environ, "CGO_ENABLED": "0"})
 
 
-class Wheel(bdist_wheel):
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = False  # the program is for one platform
+class Platform(Distribution):
+    def has_ext_modules(self):
+        return True  # the program is for one platform, as an extension would be
 
+
+class Wheel(bdist_wheel):
     def get_tag(self):
         platform = super().get_tag()[2]
         if not os.environ.get("CAIRN_BINARY"):
@@ -54,4 +55,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", platform
 
 
-setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel})
+setup(distclass=Platform, cmdclass={"build_py": Build, "bdist_wheel": Wheel})
