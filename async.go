@@ -13,14 +13,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/background/saver"
+	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
-	"github.com/cairn-ckpt/cairn/saver"
-	"github.com/cairn-ckpt/cairn/stage"
 )
 
 // AsyncOptions change how SaveAsync works. Nil means the defaults.

@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
-	"github.com/cairn-ckpt/cairn/saver"
 )
 
 // logged checks that a line of the savers' log has all of the parts.

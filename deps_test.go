@@ -48,7 +48,7 @@ var layers = []struct{ name, imports string }{
 	{"group/tree", "group internal/wire"},
 	{"group/tcp", "group group/tree internal/wire"},
 	{"group/tcp/tcptest", "group/tcp"},
-	{"collective", "group internal/wire tensor"},
+	{"platform/collective", "group internal/wire tensor"},
 	{"cmd/cairn/internal/launch", ""},
 
 	// The model of a checkpoint and the planners over it.
@@ -62,8 +62,8 @@ var layers = []struct{ name, imports string }{
 	{"internal/torchsave", "internal/pickle tensor value"},
 
 	// The seam to what runs training code.
-	{"platform", "collective group plan shard tensor value"},
-	{"platform/platformtest", "collective group platform tensor"},
+	{"platform", "platform/collective group plan shard tensor value"},
+	{"platform/platformtest", "platform/collective group platform tensor"},
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
@@ -80,22 +80,22 @@ var layers = []struct{ name, imports string }{
 	{"transfer", "blob internal/crc32c internal/work storage storage/formats storage/publish"},
 
 	// The protocol and the front door.
-	{"stage", "internal/extent internal/work meta plan tensor"},
-	{"platform/host", "collective group internal/safetensors plan platform stage tensor value"},
+	{"background/stage", "internal/extent internal/work meta plan tensor"},
+	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem meta plan protocol shard storage tensor"},
-	{"tier", "blob blob/file group plan storage storage/formats storage/publish transfer"},
-	{"saver", "blob blob/file group group/tcp meta plan protocol stage storage storage/formats storage/publish tensor tier transfer value"},
-	{".", "blob blob/file group internal/work meta plan protocol saver stage storage storage/formats storage/native storage/publish tensor tier value"},
+	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
+	{"background/saver", "blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
+	{".", "blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
 
 	// What stands on it.
 	{"inspect", "meta plan storage tensor value"},
-	{"platform/autograd", "collective group internal/extent platform shard tensor"},
-	{"platform/nn", ". blob collective group platform platform/autograd shard tensor"},
+	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
+	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", "saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
-	{"cmd/cairn/internal/demo", "saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c platform/collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/demo", "background/saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -108,8 +108,8 @@ var layers = []struct{ name, imports string }{
 
 	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
-	{"examples/background", ". group/tcp saver shard tensor"},
-	{"examples/train", ". collective group group/tcp platform platform/autograd platform/host platform/nn saver shard tensor"},
+	{"examples/background", ". group/tcp background/saver shard tensor"},
+	{"examples/train", ". platform/collective group group/tcp platform platform/autograd platform/host platform/nn background/saver shard tensor"},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
@@ -122,7 +122,7 @@ var layers = []struct{ name, imports string }{
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
-	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c saver stage",
+	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":                        "storage/torchdcp",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",

@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cairn-ckpt/cairn/background/saver"
+	"github.com/cairn-ckpt/cairn/background/upload"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/protocol"
-	"github.com/cairn-ckpt/cairn/saver"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/tier"
 )
 
 // UploadReport describes an upload to AsyncOptions.Remote that succeeded.
-type UploadReport = tier.Report
+type UploadReport = upload.Report
 
 // Uploaded is closed once the remote store has the checkpoint, complete and durable, or the
 // save or its upload has failed. Without AsyncOptions.Remote, it is closed with Done.

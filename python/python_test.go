@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/cairn-ckpt/cairn/saver" // a result is not cached if the saver has changed
+	_ "github.com/cairn-ckpt/cairn/background/saver" // a result is not cached if the saver has changed
 )
 
 // TestPackage runs python/tests with the program of this repository.

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/platform"
-	"github.com/cairn-ckpt/cairn/stage"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/cairn-ckpt/cairn/collective"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/collective"
 )
 
 // NewStream returns a stream whose work runs in a goroutine. The goroutine exists while

@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
-	"github.com/cairn-ckpt/cairn/saver"
 )
 
 func newRunCmd() *cobra.Command {

@@ -12,10 +12,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
-	"github.com/cairn-ckpt/cairn/saver"
 )
 
 // dirVariable is set in processes of this test binary that are a rank of a demo

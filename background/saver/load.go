@@ -1,0 +1,397 @@
+package saver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// wanted is a tensor of which the trainer wants boxes, in the arena.
+type wanted struct {
+	shape []int64
+	dtype tensor.DType
+	boxes []tensor.Box
+	parts []*tensor.Tensor
+	items []int   // in the message, of each box
+	left  []int64 // elements that have not arrived, of each box
+}
+
+var _ plan.Checkpointable = (*wanted)(nil)
+
+func (w *wanted) GlobalShape() []int64               { return w.shape }
+func (w *wanted) DType() tensor.DType                { return w.dtype }
+func (w *wanted) Boxes() []tensor.Box                { return w.boxes }
+func (w *wanted) Part(i int) (*tensor.Tensor, error) { return w.parts[i], nil }
+
+// load reads parts of a checkpoint into the arena.
+func (s *server) load(b *loadBody) error {
+	window, _ := stage.Window(int64(len(s.mem)))
+	p, err := newLoadPlanner(b, s.mem[:window])
+	if err != nil {
+		return err
+	}
+	p.piece = func(b pieceBody) error { return s.out.send(typePiece, b) }
+	return s.begin(b.Load, p.used, typeLoaded, func(ctx context.Context) (any, error) {
+		r, err := s.runLoad(ctx, b, p)
+		s.claims.removeAll(p)
+		return loadedBody{b.Load, r}, err
+	})
+}
+
+// begin runs a load, or something else that has a number like a load, in the background,
+// and sends its outcome: a message of the type done with what run returns, or the error.
+func (s *server) begin(load uint64, used []claim, done string, run func(context.Context) (any, error)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if load == 0 {
+		return fmt.Errorf("%w: a load with the number 0", ErrMessage)
+	}
+	if s.loads[load] != nil {
+		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, load)
+	}
+	if err := s.claims.addAll(used); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.loads[load] = cancel
+	s.work.Go(func() {
+		defer cancel()
+		body, err := run(ctx)
+		s.mu.Lock()
+		delete(s.loads, load)
+		s.mu.Unlock()
+		if err == nil {
+			err = s.out.send(done, body)
+		}
+		if err != nil {
+			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: newErrorValue(err)})
+		}
+	})
+	return nil
+}
+
+// newLoadPlanner checks what a load asks for: every box has memory of its own in the
+// arena.
+func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
+	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
+	p.AllowMissing, p.Cast = b.AllowMissing, b.Cast
+	for i := range b.Items {
+		m := &b.Items[i]
+		if err := meta.CheckFQN(m.Name); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
+		}
+		if err := p.addItem(i, m, arena); err != nil {
+			return nil, fmt.Errorf("%w: %q: %w", ErrMessage, m.Name, err)
+		}
+	}
+	if err := new(claims).addAll(p.used); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// addItem adds a box of a tensor, or a value.
+func (p *loadPlanner) addItem(i int, m *WantItem, arena []byte) error {
+	_, isValue := p.values[m.Name]
+	if isValue || m.DType == "" && p.tensors[m.Name] != nil {
+		return errors.New("it is wanted as a value and again")
+	}
+	if m.DType != "" {
+		n, err := p.add(i, m, arena)
+		if n > 0 {
+			p.used = append(p.used, claim{m.At, m.At + n, p})
+		}
+		return err
+	}
+	if m.Shape != nil || m.Offsets != nil || m.Sizes != nil {
+		return errors.New("a value has no shape, offsets or sizes")
+	}
+	p.values[m.Name] = i
+	return nil
+}
+
+// add adds a box of a tensor and returns the bytes of its memory.
+func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
+	d, err := tensor.ParseDType(m.DType)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := tensor.NumBytes(d, m.Shape); err != nil {
+		return 0, err
+	}
+	box := tensor.Box{Offsets: m.Offsets, Sizes: m.Sizes}
+	if m.Offsets == nil && m.Sizes == nil {
+		box = tensor.Whole(m.Shape)
+	}
+	if err := box.Check(m.Shape); err != nil {
+		return 0, err
+	}
+	n := box.Volume() * int64(d.Size())
+	if m.At < 0 || m.At > int64(len(arena))-n {
+		return 0, fmt.Errorf("%d bytes at %d of an arena of %d", n, m.At, len(arena))
+	}
+	t, err := tensor.FromBytes(d, box.Sizes, arena[m.At:m.At+n])
+	if err != nil {
+		return 0, err
+	}
+	w := p.tensors[m.Name]
+	if w == nil {
+		w = &wanted{shape: m.Shape, dtype: d}
+		p.tensors[m.Name] = w
+	}
+	if d != w.dtype || !slices.Equal(m.Shape, w.shape) {
+		return 0, fmt.Errorf("%v %v, and also %v %v", w.dtype, w.shape, d, m.Shape)
+	}
+	w.boxes, w.parts, w.items, w.left = append(w.boxes, box), append(w.parts, t), append(w.items, i), append(w.left, box.Volume())
+	return n, nil
+}
+
+// runLoad loads. It reports each item when it has arrived.
+func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
+	if _, err := s.store(b.Store); err != nil {
+		return nil, err
+	}
+	since := s.since(b.Store)
+	c, done, err := s.checkpoint(ctx, &b.source)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	state := plan.State{}
+	for name, w := range p.tensors {
+		state[name] = w
+	}
+	for name := range p.values {
+		state[name] = ""
+	}
+	r, err := protocol.Load(ctx, protocol.RankLoad{
+		Group: group.Solo(), Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
+		Observer: s.observer(subject{Load: b.Load}),
+	})
+	if err == nil {
+		r.Traffic = since()
+		err = p.rest(r.Missing)
+	}
+	return r, err
+}
+
+// opened is a checkpoint that is described and checked once, for several loads.
+type opened struct {
+	storage.Checkpoint
+	md    *meta.Metadata
+	check func() error
+	err   error
+	ready chan struct{} // closed once the fields above are set
+	users int
+}
+
+func (o *opened) Metadata(context.Context) (*meta.Metadata, error) { return o.md, nil }
+func (o *opened) CheckFiles(context.Context) error                 { return o.check() }
+
+// checkpoint opens a checkpoint. A trainer divides a large load into several, so those
+// that are under way at the same time share one. Each calls done at its end.
+func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done func(), err error) {
+	key := src.Store + "\x00" + src.Format + "\x00" + string(src.FormatOptions)
+	s.mu.Lock()
+	o := s.opened[key]
+	if o == nil {
+		o = &opened{ready: make(chan struct{})}
+		s.opened[key] = o
+		s.work.Go(func() {
+			defer close(o.ready)
+			o.Checkpoint, o.md, o.err = s.open(src)
+			o.check = sync.OnceValue(func() error { return o.Checkpoint.CheckFiles(s.ctx) })
+		})
+	}
+	o.users++
+	s.mu.Unlock()
+	done = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if o.users--; o.users == 0 {
+			delete(s.opened, key)
+		}
+	}
+	select {
+	case <-o.ready:
+		err = o.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return o, done, nil
+}
+
+// open opens a checkpoint and describes it. It is closed again, but can be read.
+func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
+	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+		return formats.Open(ctx, store, nil)
+	}
+	if src.Format != "" {
+		f, err := decodeFormat(src.Format, src.FormatOptions)
+		if err != nil {
+			return nil, nil, err
+		}
+		open = f.Open
+	} else if len(src.FormatOptions) > 0 {
+		return nil, nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
+	}
+	store, err := s.store(src.Store)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := open(s.ctx, store)
+	if errors.Is(err, storage.ErrNotFound) {
+		if _, missing := os.Lstat(src.Store); errors.Is(missing, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %s does not exist", storage.ErrNotFound, src.Store)
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	md, err := c.Metadata(s.ctx)
+	return c, md, err
+}
+
+// describe says what a checkpoint holds.
+func (s *server) describe(b *describeBody) error {
+	return s.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
+		c, done, err := s.checkpoint(ctx, &b.source)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		return newDescribed(b.Load, c.md), nil
+	})
+}
+
+func newDescribed(load uint64, md *meta.Metadata) describedBody {
+	st := md.Storage
+	d := describedBody{
+		Load: load, Format: st.Version, SaveID: st.SaveID, Step: st.Step, Writer: st.Writer, WorldSize: st.WorldSize,
+		Tags: st.Tags, Notes: st.Notes, Entries: make([]Entry, len(md.Entries)),
+	}
+	if !st.Time.IsZero() {
+		d.Time = &st.Time
+	}
+	for _, m := range md.Missing {
+		d.Missing = append(d.Missing, m.FQN)
+	}
+	aliases := aliasesOf(md)
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		out := Entry{Item: Item{Name: e.FQN, Alias: aliases[e.FQN]}}
+		for _, at := range e.Path {
+			out.Path = append(out.Path, step(at))
+		}
+		if t := e.Tensor; t != nil {
+			out.DType, out.Shape = t.DType.String(), t.Shape
+			out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = t.RequiresGrad, t.PinMemory, t.MemoryFormat, t.Layout
+		} else {
+			out.Codec, out.Data, out.Bytes = e.Bytes.Codec, e.Bytes.Inline, e.Bytes.Size
+		}
+		d.Entries[i] = out
+	}
+	return d
+}
+
+// aliasesOf returns a number for each tensor that has several names, by these names.
+func aliasesOf(md *meta.Metadata) map[string]int {
+	ties := md.Ties()
+	out, last := make(map[string]int, 2*len(ties)), 0
+	for i := range md.Entries {
+		fqn := md.Entries[i].FQN
+		first := ties[fqn]
+		if first == "" {
+			continue
+		}
+		if out[first] == 0 {
+			last++
+			out[first] = last
+		}
+		out[fqn] = out[first]
+	}
+	return out
+}
+
+// loadPlanner is the default planner that also reports what has arrived.
+type loadPlanner struct {
+	plan.DefaultLoad
+	load    uint64
+	tensors map[string]*wanted
+	values  map[string]int // items of the message
+	used    []claim        // of the arena
+	piece   func(pieceBody) error
+
+	mu sync.Mutex // for what is left of a tensor
+}
+
+// CommitTensor reports a box once all of it has arrived.
+func (p *loadPlanner) CommitTensor(it *plan.ReadItem, t *tensor.Tensor) error {
+	if err := p.DefaultLoad.CommitTensor(it, t); err != nil {
+		return err
+	}
+	w := p.tensors[it.Dest.FQN]
+	i := slices.IndexFunc(w.boxes, func(b tensor.Box) bool { return slices.Equal(b.Offsets, it.Dest.Offset) })
+	if h := int(it.Dest.Hint); h < len(w.boxes) && slices.Equal(w.boxes[h].Offsets, it.Dest.Offset) {
+		i = h
+	}
+	if i < 0 {
+		return fmt.Errorf("%w: %v is not wanted", plan.ErrProtocol, it.Dest)
+	}
+	p.mu.Lock()
+	w.left[i] -= it.DestBox().Volume()
+	done := w.left[i] == 0
+	p.mu.Unlock()
+	if done {
+		return p.piece(pieceBody{Load: p.load, Item: w.items[i]})
+	}
+	return nil
+}
+
+// LoadBytes reports a value.
+func (p *loadPlanner) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	return p.piece(pieceBody{Load: p.load, Item: p.values[it.Dest.FQN], Codec: codec, Data: data})
+}
+
+// rest reports the boxes without elements, unless the checkpoint does not have them.
+func (p *loadPlanner) rest(missing []string) error {
+	for name, w := range p.tensors {
+		for i, b := range w.boxes {
+			if !b.Empty() || slices.Contains(missing, name) {
+				continue
+			}
+			if err := p.piece(pieceBody{Load: p.load, Item: w.items[i]}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *server) cancelLoad(b *cancelBody) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if stop := s.loads[b.Load]; stop != nil {
+		stop()
+	}
+	return nil
+}

@@ -1,0 +1,301 @@
+package saver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/background/upload"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// ErrReplaced is the error of a background save that did not take place because a newer
+// one has replaced it.
+var ErrReplaced = errors.New("replaced by a newer save before it began")
+
+// Task is a save for a Runner.
+type Task struct {
+	Generation uint64
+	Job        protocol.RankSave
+	// Over receives the outcome of the save.
+	Over func(*protocol.SaveReport, error)
+	// Tiers is set if the checkpoint goes to a second store.
+	Tiers *Tiers
+}
+
+// Runner runs the background saves of one rank, one after another. When a save is over,
+// its upload begins, if it has one, and the next save begins at the same time. Uploads run
+// one after another too.
+type Runner struct {
+	mu      sync.Mutex
+	saves   []*running // that are not over, in order
+	uploads []*running // that are not over, in order, with those of saves that are not over
+
+	written []written // by the last saves to different local stores; only one save uses it at a time
+}
+
+// written is what this rank has written in its last save to a local store.
+type written struct {
+	place, format, saveID string
+	files                 []storage.File
+}
+
+// maxWritten bounds Runner.written.
+const maxWritten = 16
+
+// running is one save of a Runner.
+type running struct {
+	Task
+	begun, dropped bool
+	done           chan struct{}        // closed when the save is over
+	uploaded       chan struct{}        // closed when its upload is over
+	direct         bool                 // it goes to the remote store
+	traffic        func() *blob.Traffic // of the remote store, if direct is set
+}
+
+// Submit runs a save after those that were submitted before it. All ranks of the job's
+// group submit the same saves in the same order.
+func (r *Runner) Submit(ctx context.Context, t Task) {
+	run := &running{Task: t, done: make(chan struct{}), uploaded: make(chan struct{})}
+	r.mu.Lock()
+	before, uploadBefore := last(r.saves), last(r.uploads)
+	r.saves = append(r.saves, run)
+	if t.Tiers != nil {
+		r.uploads = append(r.uploads, run)
+	}
+	r.mu.Unlock()
+	go func() {
+		if before != nil {
+			<-before.done
+		}
+		report, err := r.run(ctx, run)
+		if err == nil && t.Tiers != nil && !run.direct {
+			r.removeReplaced(ctx, run, report)
+		}
+		t.Over(report, err)
+		r.mu.Lock()
+		r.saves = r.saves[1:]
+		r.mu.Unlock()
+		close(run.done)
+		if t.Tiers == nil {
+			return
+		}
+		if uploadBefore != nil {
+			<-uploadBefore.uploaded
+		}
+		t.Tiers.Uploaded(run.upload(ctx, report, err))
+		r.mu.Lock()
+		r.uploads = r.uploads[1:]
+		r.mu.Unlock()
+		close(run.uploaded)
+	}()
+}
+
+// last returns the last element, or nil.
+func last(runs []*running) *running {
+	if len(runs) == 0 {
+		return nil
+	}
+	return runs[len(runs)-1]
+}
+
+// DropWaiting withdraws the newest save if it has not begun, and returns its generation.
+// Rank 0 calls it, and the other ranks then call Drop.
+func (r *Runner) DropWaiting() (generation uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.saves) == 0 {
+		return 0, false
+	}
+	last := r.saves[len(r.saves)-1]
+	if last.begun || last.dropped {
+		return 0, false
+	}
+	last.dropped = true
+	return last.Generation, true
+}
+
+// Drop withdraws a save that has not begun on rank 0. It fails with ErrReplaced.
+func (r *Runner) Drop(generation uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.saves {
+		if s.Generation == generation {
+			s.dropped = true
+		}
+	}
+}
+
+// Uploads returns the number of uploads that are not over, with those of saves that are not
+// over.
+func (r *Runner) Uploads() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.uploads)
+}
+
+// Wait waits until all saves and uploads are over.
+func (r *Runner) Wait() {
+	r.mu.Lock()
+	save, upload := last(r.saves), last(r.uploads)
+	r.mu.Unlock()
+	if save != nil {
+		<-save.done
+	}
+	if upload != nil {
+		<-upload.uploaded
+	}
+}
+
+// removeReplaced removes the files that this rank has written in its last save to the same
+// local store, because a save has replaced that. Rank 0 has done so, but only in its own
+// store, and the record that names the files is there.
+func (r *Runner) removeReplaced(ctx context.Context, run *running, report *protocol.SaveReport) {
+	now := written{run.Tiers.Local.String(), run.Tiers.format, report.SaveID, report.Wrote}
+	i := slices.IndexFunc(r.written, func(w written) bool { return w.place == now.place && w.format == now.format })
+	if i >= 0 {
+		for _, f := range r.written[i].files {
+			if !strings.Contains(f.Name, r.written[i].saveID) {
+				continue // not only of that save
+			}
+			if err := run.Tiers.Local.Remove(ctx, f.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				run.Job.Recorder.Warn(err)
+			}
+		}
+		r.written = slices.Delete(r.written, i, i+1)
+	}
+	r.written = append(r.written, now)
+	if len(r.written) > maxWritten {
+		r.written = slices.Delete(r.written, 0, 1)
+	}
+}
+
+// waitSame waits for the uploads of earlier saves to the same place: the save would remove
+// the files that they read.
+func (r *Runner) waitSame(ctx context.Context, run *running) {
+	if run.Tiers == nil || run.Tiers.Local == nil {
+		return
+	}
+	r.mu.Lock()
+	uploads := slices.Clone(r.uploads)
+	r.mu.Unlock()
+	for _, u := range uploads[:slices.Index(uploads, run)] {
+		if u.Tiers.Local == nil || u.Tiers.Local.String() != run.Tiers.Local.String() {
+			continue
+		}
+		select {
+		case <-u.uploaded:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// waitUpload waits for the oldest upload of a save before run. It returns false if there is
+// none, or if ctx ends.
+func (r *Runner) waitUpload(ctx context.Context, run *running) bool {
+	r.mu.Lock()
+	first := r.uploads[0]
+	r.mu.Unlock()
+	if first == run {
+		return false
+	}
+	select {
+	case <-first.uploaded:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// run saves, unless rank 0 has dropped the save meanwhile.
+func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, error) {
+	r.waitSame(ctx, run) // until it begins, another save may replace it
+	begin, err := group.Broadcast(ctx, run.Job.Group, "begin", 0, group.JSON[bool](), func(context.Context) (bool, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		run.begun = !run.dropped
+		return run.begun, nil
+	})
+	if err != nil {
+		return nil, run.Job.NumberRank(err)
+	}
+	if !begin {
+		return nil, ErrReplaced
+	}
+	if err := r.makeRoom(ctx, run); err != nil {
+		return nil, err
+	}
+	return protocol.Save(ctx, run.Job)
+}
+
+// makeRoom makes room for a save in the local store, or lets it go to the remote one.
+func (r *Runner) makeRoom(ctx context.Context, run *running) error {
+	t := run.Tiers
+	if t == nil || t.room == nil {
+		return nil
+	}
+	t.room.Uploads = func(ctx context.Context) bool { return r.waitUpload(ctx, run) }
+	t.room.Warn = run.Job.Recorder.Warn
+	local, err := run.Job.Planner.LocalPlan()
+	if err != nil {
+		local = new(plan.SavePlan) // the save fails with this error, on all ranks
+	}
+	fits, err := t.room.Fits(ctx, run.Job.Group, local)
+	if err != nil || fits {
+		return err
+	}
+	run.direct, run.traffic = true, blob.Since(t.Remote)
+	return group.Each(ctx, run.Job.Group, "direct", func(context.Context) (err error) {
+		full := fmt.Errorf("%s has no room for the checkpoint below its ceiling of %d bytes", t.Local, t.room.Ceiling)
+		if t.broken != nil {
+			return fmt.Errorf("%w, and the remote store cannot be used: %w", full, t.broken)
+		}
+		run.Job.Recorder.Warn(fmt.Errorf("%w: it is saved to %s at once", full, t.Remote))
+		run.Job.Storage.ID = t.Remote.String()
+		run.Job.Writer, err = t.direct()
+		return err
+	})
+}
+
+// upload brings a checkpoint that was saved to the remote store.
+func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err error) (*upload.Report, error) {
+	t := run.Tiers
+	if run.direct && err == nil {
+		return &upload.Report{
+			SaveID: saved.SaveID, Bytes: saved.Bytes, LocalBytes: saved.LocalBytes, Files: saved.Files,
+			Time: saved.PlanTime + saved.WriteTime, Direct: true, Traffic: run.traffic(),
+		}, nil
+	}
+	if run.direct {
+		return nil, err
+	}
+	part, failed := transfer.Saved{Format: t.format}, err
+	if failed == nil {
+		failed = t.broken
+	}
+	if failed == nil {
+		part.SaveID, part.Files = saved.SaveID, saved.Wrote
+		if p, ok := run.Job.Writer.(storage.Publisher); ok && run.Job.Group.Rank() == 0 {
+			part.Last = p.Published()
+		}
+	}
+	// If this fails on one rank, it fails on all of them: also if only the save of this
+	// rank did, or seems to have done so.
+	report, uploadErr := t.Upload(ctx, t.Group, part, failed)
+	switch {
+	case err != nil:
+		return nil, err
+	case uploadErr == nil && t.room != nil:
+		t.room.Trim(ctx)
+	}
+	return report, uploadErr
+}

@@ -1,0 +1,649 @@
+// Package saver saves in the background. A [Runner] runs saves one after another. A
+// [Process] is a saver process as its trainer sees it, and [Serve] is the work of that
+// process: it shares memory with the trainer, and it completes a save even if the trainer
+// ends. docs/saver.md specifies the messages between the two. The package does not copy
+// states: that is the work of package stage.
+package saver
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/background/upload"
+	"github.com/cairn-ckpt/cairn/blob"
+	_ "github.com/cairn-ckpt/cairn/blob/file" // opens paths
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+const (
+	// maxBlocks bounds the number of blocks of the window.
+	maxBlocks = 64
+	// orphanTime bounds how long a saver works after its trainer has gone.
+	orphanTime = 30 * time.Minute
+	// joinTime bounds how long savers wait for each other.
+	joinTime = 2 * time.Minute
+	// refuseTime bounds how long a saver waits until a trainer that sends nonsense has
+	// read why it is refused.
+	refuseTime = 5 * time.Second
+)
+
+// errTrainerGone is why a save fails whose trainer has ended too early.
+var errTrainerGone = errors.New("the trainer has ended before its state was staged")
+
+// ServeOptions change how a saver works. Nil means the defaults.
+type ServeOptions struct {
+	// Logger receives what happens to saves, requests that are repeated, and the end of the
+	// trainer. Nil: nothing is logged by Serve; Run logs to standard error as text.
+	Logger *slog.Logger
+	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
+	// blob.OpenAddress.
+	OpenStore func(address string) (blob.Store, error)
+
+	// openFolder opens the store of a save without a request, because the saver handles no
+	// other message meanwhile. Nil: OpenStore.
+	openFolder func(address string) (blob.Store, error)
+}
+
+func (o *ServeOptions) withDefaults() ServeOptions {
+	var out ServeOptions
+	if o != nil {
+		out = *o
+	}
+	if out.Logger == nil {
+		out.Logger = slog.New(slog.DiscardHandler)
+	}
+	if out.OpenStore == nil {
+		ctx := blob.WithLogger(context.Background(), out.Logger)
+		out.OpenStore = func(address string) (blob.Store, error) { return blob.OpenAddress(ctx, address) }
+		out.openFolder = func(address string) (blob.Store, error) { return blob.OpenFolder(ctx, address) }
+	}
+	return out
+}
+
+// server is a saver process.
+type server struct {
+	ServeOptions
+	out    *outbox
+	mem    []byte // the arena
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	runner Runner
+	cache  plan.Cache
+	claims claims // parts of the arena that are in use
+
+	mu       sync.Mutex
+	joined   chan struct{} // closed once group is set; nil: the trainer has not asked for it
+	group    group.Group
+	uploads  group.Group // of the same ranks
+	leave    func()      // the group
+	states   map[uint64]*state
+	loads    map[uint64]context.CancelFunc
+	opened   map[string]*opened // checkpoints that loads are reading
+	fetches  map[uint64]*fetching
+	window   chan int64 // free blocks of the window
+	block    int64      // size of such a block
+	requests uint64
+	work     sync.WaitGroup
+
+	stores Stores
+}
+
+// Serve is the work of a saver process: it talks to the trainer at conn until the trainer
+// has closed it, finishes the saves that are staged, and returns. arena is the memory file
+// of the trainer.
+//
+// If the trainer sends something that is not a message, or one that makes no sense, the
+// error wraps ErrMessage, and nothing that was not published before is published. If
+// arena cannot be used, the error wraps stage.ErrArena. If ctx ends, everything is
+// cancelled, and the error is its cause.
+func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOptions) error {
+	mem, err := stage.MapFile(arena)
+	if err != nil {
+		return err
+	}
+	defer stage.Unmap(mem)
+	s := &server{
+		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
+		window: make(chan int64, maxBlocks),
+	}
+	var at int64
+	for at, s.block = stage.Window(int64(len(mem))); at+s.block <= int64(len(mem)); at += s.block {
+		s.window <- at
+	}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	defer s.cancel(context.Canceled)
+	defer context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) })()
+	err = s.listen()
+	if errors.Is(err, ErrMessage) {
+		s.refuse(err)
+	} else {
+		s.out.close(0) // a trainer that does not read holds up nothing
+	}
+	s.finish(err)
+	switch {
+	case errors.Is(err, ErrMessage):
+		return err
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return nil // the trainer has gone
+}
+
+// listen handles messages until the trainer has gone, or sends something else.
+func (s *server) listen() error {
+	r := bufio.NewReaderSize(s.out.conn, 64<<10)
+	for greeted := false; ; greeted = true {
+		f, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		if greeted == (f.Type == typeHello) {
+			return fmt.Errorf("%w: the first message is %q, and only the first: not %q", ErrMessage, typeHello, f.Type)
+		}
+		if err := s.handle(f); err != nil {
+			if !errors.Is(err, ErrMessage) {
+				err = fmt.Errorf("%w: %s: %w", ErrMessage, f.Type, err)
+			}
+			return err
+		}
+	}
+}
+
+// refuse tells the trainer why the conversation ends. Nothing is published any more: what
+// the trainer has staged may make as little sense as what it sent.
+func (s *server) refuse(err error) {
+	s.cancel(err)
+	s.mu.Lock()
+	for _, st := range s.states {
+		st.fail(err)
+	}
+	s.mu.Unlock()
+	s.out.send(typeRefused, refusedBody{newErrorValue(err)})
+	s.out.close(refuseTime)
+}
+
+// handle handles one message. An error ends the conversation.
+func (s *server) handle(f *frame) error {
+	switch f.Type {
+	case typeHello:
+		return onLenient(f, s.hello) // another version may have more fields
+	case typeListen:
+		return on(f, s.meetOthers)
+	case typeJoin:
+		return on(f, s.join)
+	case typeSave:
+		return on(f, s.save)
+	case typeStaged:
+		return on(f, s.staged)
+	case typeAbandon:
+		return on(f, s.abandon)
+	case typeFetched:
+		return on(f, s.fetched)
+	case typeDrop:
+		return on(f, s.drop)
+	case typeLoad:
+		return on(f, s.load)
+	case typeDescribe:
+		return on(f, s.describe)
+	case typeCancel:
+		return on(f, s.cancelLoad)
+	}
+	return fmt.Errorf("%w: type %q", ErrMessage, f.Type)
+}
+
+// on decodes the body of a message and handles it.
+func on[T any](f *frame, fn func(*T) error) error {
+	b, err := decode[T](f, true)
+	if err != nil {
+		return err
+	}
+	return fn(b)
+}
+
+// onLenient is on for a message that may have fields that are not known.
+func onLenient[T any](f *frame, fn func(*T) error) error {
+	b, err := decode[T](f, false)
+	if err != nil {
+		return err
+	}
+	return fn(b)
+}
+
+// finish ends the work after the trainer has gone: saves that are staged complete, and
+// everything else fails.
+func (s *server) finish(err error) {
+	timer := time.AfterFunc(orphanTime, func() { s.cancel(fmt.Errorf("%w: %v after the trainer", context.DeadlineExceeded, orphanTime)) })
+	defer timer.Stop()
+	s.mu.Lock()
+	s.logEnd(err)
+	for _, st := range s.states {
+		st.abandon(fmt.Errorf("%w: %w", errTrainerGone, err))
+	}
+	for _, x := range s.fetches {
+		x.answer <- errTrainerGone
+	}
+	clear(s.fetches)
+	for _, stop := range s.loads {
+		stop()
+	}
+	if len(s.states) == 0 && s.joined != nil && s.runner.Uploads() == 0 {
+		s.cancel(errTrainerGone) // savers that wait for each other
+	}
+	s.mu.Unlock()
+	s.runner.Wait()
+	s.work.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leave != nil {
+		s.leave()
+	}
+}
+
+// logEnd logs that the conversation with the trainer is over. The caller holds mu.
+func (s *server) logEnd(err error) {
+	attrs := []slog.Attr{slog.Int("saves", len(s.states)), slog.Int("uploads", s.runner.Uploads())}
+	if s.group != nil {
+		attrs = append(attrs, slog.Int("rank", s.group.Rank()))
+	}
+	level, text := slog.LevelInfo, "saver: the trainer has ended"
+	if errors.Is(err, ErrMessage) {
+		level, text, attrs = slog.LevelError, "saver: refused", append(attrs, slog.String("error", err.Error()))
+	}
+	s.Logger.LogAttrs(context.Background(), level, text, attrs...)
+}
+
+func (s *server) hello(b *helloBody) error {
+	if b.Version != Version {
+		return fmt.Errorf("%w: the trainer speaks version %d of the messages, this saver version %d", ErrMessage, b.Version, Version)
+	}
+	s.out.send(typeReady, readyBody{Version: Version, PID: os.Getpid()})
+	return nil
+}
+
+// meeting is how the savers find rank 0: the trainers pass its address on.
+type meeting struct {
+	place    string
+	announce func(addr string)
+	address  string
+}
+
+var _ tcp.Rendezvous = (*meeting)(nil)
+
+func (m *meeting) Slot(context.Context) (int, int, error) { return 0, 0, errors.ErrUnsupported }
+func (m *meeting) Place() (string, error)                 { return m.place, nil }
+func (m *meeting) Find(context.Context) (string, error)   { return m.address, nil }
+func (m *meeting) Close() error                           { return nil }
+func (m *meeting) Announce(_ context.Context, addr string) error {
+	m.announce(addr)
+	return nil
+}
+
+// meetOthers is rank 0 of the savers: it listens, sends its address to the trainer, and
+// waits for the others.
+func (s *server) meetOthers(b *listenBody) error {
+	m := &meeting{place: b.Address, announce: func(addr string) { s.out.send(typeListening, listeningBody{addr}) }}
+	if m.place == "" {
+		m.place = "127.0.0.1:0"
+	}
+	return s.joinGroup(m, 0, b.Size, b.Secret, b.Job)
+}
+
+// join joins the group of savers. That of a single rank is complete at once; rank 0 of
+// several listens.
+func (s *server) join(b *joinBody) error {
+	if b.Size == 1 && b.Rank == 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.joined != nil {
+			return fmt.Errorf("%w: join after listen or join", ErrMessage)
+		}
+		s.group, s.uploads, s.joined = group.Solo(), group.Solo(), make(chan struct{})
+		close(s.joined)
+		s.out.send(typeJoined, joinedBody{})
+		return nil
+	}
+	if b.Rank < 1 || b.Rank >= b.Size || b.Address == "" {
+		return fmt.Errorf("%w: rank %d of %d joins at %q", ErrMessage, b.Rank, b.Size, b.Address)
+	}
+	return s.joinGroup(&meeting{address: b.Address}, b.Rank, b.Size, b.Secret, b.Job)
+}
+
+func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.joined != nil || size < 2 || len(secret) == 0 {
+		return fmt.Errorf("%w: rank %d of %d joins, with a secret of %d bytes; joined before: %v", ErrMessage, rank, size, len(secret), s.joined != nil)
+	}
+	done := make(chan struct{})
+	s.joined = done
+	s.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, joinTime)
+		defer cancel()
+		g, err := tcp.Join(ctx, tcp.Config{Meet: m, Rank: rank, Size: size, Secret: secret, Job: job, Logger: s.Logger})
+		var uploads group.Group
+		if err == nil {
+			if uploads, err = SameRanks(ctx, g); err != nil {
+				g.Close()
+			}
+		}
+		s.mu.Lock()
+		if err == nil {
+			s.group, s.uploads, s.leave = g, uploads, func() { g.Close() }
+		}
+		s.mu.Unlock()
+		close(done)
+		if err != nil {
+			s.out.send(typeFailed, failedBody{Error: saverError(err)})
+			return
+		}
+		s.out.send(typeJoined, joinedBody{})
+	})
+	return nil
+}
+
+// save begins a save. It reads the state as it is staged.
+func (s *server) save(b *saveBody) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.group == nil || s.states[b.Generation] != nil {
+		return fmt.Errorf("%w: generation %d is saved before the savers have met, or twice", ErrMessage, b.Generation)
+	}
+	window, block := stage.Window(int64(len(s.mem)))
+	st, err := newState(b, s.mem[:window], &s.claims)
+	if err != nil {
+		return err
+	}
+	st.fetch, st.block = s.fetch, block
+	st.released = func(item int) { s.out.release(b.Generation, item) }
+	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
+	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
+	job, tiers, err := s.job(b, st)
+	unlock := s.lockPending(b)
+	since := s.since(b.Store)
+	saved := false
+	over := func(r *protocol.SaveReport, err error) {
+		saved = err == nil
+		unlock() // before the trainer receives the outcome
+		st.recorder.Traffic(since())
+		if r != nil {
+			r.Traffic = since()
+		}
+		s.over(b.Generation, r, err)
+	}
+	if err != nil {
+		// The other ranks wait for this one: it takes part with an error.
+		st.fail(err)
+		job = protocol.RankSave{Planner: broken{st, err}, Writer: nil}
+		if b.Remote != "" {
+			tiers = &Tiers{broken: err}
+			if b.LocalBytes != 0 {
+				tiers.room = &upload.Room{Err: err}
+			}
+		}
+	}
+	if tiers != nil {
+		tiers.Group = s.uploads
+		tiers.Uploaded = func(r *upload.Report, err error) {
+			if saved {
+				s.uploaded(b.Generation, st.recorder, r, err)
+			}
+		}
+	}
+	job.Group, job.Recorder = s.group, st.recorder
+	s.states[b.Generation] = st
+	s.runner.Submit(s.ctx, Task{Generation: b.Generation, Job: job, Over: over, Tiers: tiers})
+	return nil
+}
+
+// store opens the store of a load.
+func (s *server) store(address string) (blob.Store, error) { return s.keep(address, s.OpenStore) }
+
+// folder opens the store of a save, which is never to a single object.
+func (s *server) folder(address string) (blob.Store, error) {
+	if s.openFolder == nil {
+		return s.store(address)
+	}
+	return s.keep(address, s.openFolder)
+}
+
+// keep opens a store, or returns the one that was opened before.
+func (s *server) keep(address string, open func(string) (blob.Store, error)) (blob.Store, error) {
+	store, err := s.stores.Open(address, open)
+	if errors.Is(err, blob.ErrAddress) {
+		err = fmt.Errorf("%w: %w", storage.ErrOptions, err)
+	}
+	return store, err
+}
+
+// since returns a function that returns what a store has done since the call of since.
+func (s *server) since(address string) func() *blob.Traffic {
+	return blob.Since(s.stores.Kept(address)) // files are not counted
+}
+
+// lockPending shows other processes that this saver will save, even while it completes
+// other saves: the trainer may have ended. The saver of rank 0 does so for all ranks.
+// Without the lock, the save takes place all the same.
+func (s *server) lockPending(b *saveBody) (unlock func()) {
+	if s.group.Rank() != 0 {
+		return func() {}
+	}
+	store, err := s.folder(b.Store)
+	if err != nil {
+		return func() {}
+	}
+	lock, err := publish.LockPending(s.ctx, store, b.SaveID)
+	if err != nil {
+		return func() {}
+	}
+	return func() { _ = lock.Release() } // a lock that stays is that of a dead process
+}
+
+// broken is a planner that only returns an error.
+type broken struct {
+	plan.SavePlanner
+	err error
+}
+
+func (b broken) SetUp(plan.SaveSetup) error { return b.err }
+
+// job returns the save that a message asks for.
+func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) {
+	store, err := s.folder(b.Store)
+	if err != nil {
+		return protocol.RankSave{}, nil, err
+	}
+	f, err := decodeFormat(b.Format, b.FormatOptions)
+	if err != nil {
+		return protocol.RankSave{}, nil, err
+	}
+	o := b.options()
+	tiers, err := s.tiers(b, store, func(to blob.Store) (storage.Writer, error) { return f.NewWriter(to, o) })
+	if err != nil {
+		return protocol.RankSave{}, nil, err
+	}
+	o.Apart = tiers != nil
+	w, err := f.NewWriter(store, o)
+	if err != nil {
+		return protocol.RankSave{}, nil, err
+	}
+	at, err := time.Parse(time.RFC3339Nano, b.Time)
+	if err != nil {
+		return protocol.RankSave{}, nil, fmt.Errorf("%w: %w", ErrMessage, err)
+	}
+	job := protocol.RankSave{
+		Planner: st, Writer: w, Verify: st.Verify,
+		Storage: meta.Storage{
+			SaveID: b.SaveID, Step: b.Step, Time: at, WorldSize: s.group.Size(), Writer: b.Writer, Tags: b.Tags, ID: store.String(),
+		},
+		Observer: s.observer(subject{Generation: b.Generation}),
+	}
+	if b.Cache {
+		job.Cache = &s.cache
+	}
+	return job, tiers, nil
+}
+
+// tiers returns the second store of a save, or nil.
+func (s *server) tiers(b *saveBody, local blob.Store, writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
+	if b.Remote == "" {
+		return nil, storage.RefuseIf(b.LocalBytes != 0, "local_bytes has no effect without remote")
+	}
+	return OpenTiers(TierOptions{
+		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.folder, Writer: writer,
+		Format: b.Format, FailIfExists: b.FailIfExists, BufferBytes: b.BufferBytes, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
+	})
+}
+
+// observer sends the progress of a save or load to the trainer.
+func (s *server) observer(of subject) *protocol.Observer {
+	return &protocol.Observer{
+		Planned: func(n int64) { s.out.moved(of, n, 0) },
+		Moved:   func(n int64) { s.out.moved(of, 0, n) },
+		Warned:  func(err error) { s.out.send(typeWarning, warningBody{of, err.Error()}) },
+		Phase: func(p meta.Phase) {
+			if p.Name != meta.PhaseStage { // which the trainer notes itself
+				s.out.phase(of, p)
+			}
+		},
+	}
+}
+
+// over ends a save.
+func (s *server) over(generation uint64, r *protocol.SaveReport, err error) {
+	s.mu.Lock()
+	st := s.states[generation]
+	delete(s.states, generation)
+	s.mu.Unlock()
+	st.forget()
+	if err != nil {
+		st.fail(err)
+		st.recorder.End(0, err, ErrReplaced)
+		s.out.send(typeFailed, failedBody{subject{Generation: generation}, saverError(err), st.recorder.FailedPhase()})
+		return
+	}
+	st.recorder.End(r.LocalBytes, nil)
+	s.out.send(typeSaved, savedBody{generation, r})
+}
+
+// uploaded ends the upload of a save that succeeded.
+func (s *server) uploaded(generation uint64, rec *protocol.Recorder, r *upload.Report, err error) {
+	body := uploadedBody{Generation: generation, Report: r}
+	if err != nil {
+		v := saverError(err)
+		body.Error = &v
+		rec.EndUpload(0, 0, nil, err)
+	} else {
+		rec.EndUpload(r.LocalBytes, r.Time, r.Traffic, nil)
+	}
+	s.out.send(typeUploaded, body)
+}
+
+// staged notes what the trainer has staged.
+func (s *server) staged(b *stagedBody) error {
+	s.mu.Lock()
+	st := s.states[b.Generation]
+	s.mu.Unlock()
+	if st == nil {
+		return nil // the save has failed
+	}
+	if b.All && b.StageNS != 0 {
+		p, err := b.phase(st.recorder.Now())
+		if err != nil {
+			return err
+		}
+		st.recorder.Note(p) // before the save can be over
+	}
+	return st.stage(b)
+}
+
+// abandon fails a save whose trainer cannot stage the rest of its state.
+func (s *server) abandon(b *abandonBody) error {
+	s.mu.Lock()
+	st := s.states[b.Generation]
+	s.mu.Unlock()
+	if st != nil {
+		st.abandon(b.Error.err())
+	}
+	return nil
+}
+
+func (s *server) drop(b *dropBody) error {
+	s.runner.Drop(b.Generation)
+	return nil
+}
+
+// fetching is a part of an item that the trainer copies into a block of the window.
+type fetching struct {
+	at     int64
+	answer chan error // receives one value
+	left   bool       // nothing waits for the answer any more
+}
+
+// fetch asks the trainer for a part of an item and copies it to p.
+func (s *server) fetch(ctx context.Context, f fetchBody, p []byte) error {
+	x := &fetching{answer: make(chan error, 1)}
+	select {
+	case x.at = <-s.window:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.mu.Lock()
+	s.requests++
+	f.Fetch, f.At = s.requests, x.at
+	s.fetches[f.Fetch] = x
+	s.mu.Unlock()
+	if err := s.out.send(typeFetch, f); err != nil {
+		s.mu.Lock()
+		delete(s.fetches, f.Fetch)
+		s.mu.Unlock()
+		s.window <- x.at
+		return err
+	}
+	select {
+	case err := <-x.answer:
+		if err == nil {
+			copy(p, s.mem[x.at:])
+		}
+		s.window <- x.at
+		return err
+	case <-ctx.Done():
+		// The trainer may still write to the block: it is free once it has answered.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		x.left = true
+		return context.Cause(ctx)
+	}
+}
+
+func (s *server) fetched(b *fetchedBody) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.fetches[b.Fetch]
+	delete(s.fetches, b.Fetch)
+	switch {
+	case x == nil:
+		return fmt.Errorf("%w: an answer to the fetch %d, which was not sent", ErrMessage, b.Fetch)
+	case x.left:
+		s.window <- x.at
+	case b.Error != nil:
+		x.answer <- b.Error.err()
+	default:
+		x.answer <- nil
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package saver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cairn-ckpt/cairn/background/upload"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// Tiers says how a checkpoint gets from the store of its save, which is the local one, to
+// the remote one. OpenTiers returns it.
+type Tiers struct {
+	upload.Pair
+	// Group is that of the uploads. It has the ranks of the save.
+	Group group.Group
+	// Uploaded receives the outcome after that of the save: the error of the save, if it
+	// failed.
+	Uploaded func(*upload.Report, error)
+
+	format string
+	room   *upload.Room // nil: nothing bounds the local checkpoints
+	broken error        // why Remote cannot be opened
+	// direct returns a writer to the remote store.
+	direct func() (storage.Writer, error)
+}
+
+// TierOptions describe Tiers.
+type TierOptions struct {
+	// Local is the store of the save, and Remote the address of the same checkpoint in the
+	// remote store.
+	Local  blob.Store
+	Remote string
+	// Ceiling bounds the checkpoints in the folders beside Local, in bytes. Zero: nothing
+	// does.
+	Ceiling int64
+	// Open opens an address.
+	Open func(address string) (blob.Store, error)
+	// Writer returns a writer of the save to a store.
+	Writer       func(store blob.Store) (storage.Writer, error)
+	Format       string // its name
+	FailIfExists bool
+	BufferBytes  int64
+	// Planner decides which rank writes what.
+	Planner plan.SavePlanner
+}
+
+// maxUploadMemory bounds the buffers of an upload. More of them do not make it faster.
+const maxUploadMemory = 256 << 20
+
+// OpenTiers opens the remote store. The error wraps storage.ErrOptions if the options make
+// no sense. If the remote store cannot be opened, saves take place all the same, and
+// their uploads fail; Err returns why.
+func OpenTiers(o TierOptions) (*Tiers, error) {
+	t := &Tiers{Pair: upload.Pair{Local: o.Local, Overwrite: !o.FailIfExists, Memory: min(o.BufferBytes, maxUploadMemory)}, format: o.Format}
+	t.direct = func() (storage.Writer, error) { return o.Writer(t.Remote) }
+	err := storage.RefuseIf(o.Ceiling < 0, "the ceiling of local checkpoints is negative")
+	if err != nil {
+		return nil, err
+	}
+	var run blob.Store
+	t.Remote, run, t.broken = upload.Open(o.Open, o.Remote)
+	dir, err := folderOf(o.Local)
+	if err == nil {
+		err = refuseSame(dir, o.Remote)
+	} else if o.Ceiling == 0 {
+		err = nil // without a ceiling, the local store may be any other one
+	}
+	if err != nil || o.Ceiling == 0 {
+		return t, err
+	}
+	name := filepath.Base(dir)
+	if err := refuseCeiling(name, o.Remote, o.Format); err != nil {
+		return nil, err
+	}
+	d, ok := o.Planner.(*plan.DefaultSave)
+	t.room = &upload.Room{Ceiling: o.Ceiling, Dir: filepath.Dir(dir), Name: name, Remote: run, Copies: !ok || d.Owner == plan.EveryHolder}
+	return t, nil
+}
+
+const noCeiling = "the bytes of local checkpoints cannot be bounded: "
+
+// folderOf returns the absolute path of a store that is a folder.
+func folderOf(s blob.Store) (string, error) {
+	f, ok := blob.As[*file.Store](s)
+	_, sub := blob.As[*blob.Sub](s)
+	_, single := blob.As[*blob.Single](s)
+	if !ok || sub || single {
+		return "", fmt.Errorf("%w: %sthe local store %s is not a folder", storage.ErrOptions, noCeiling, s)
+	}
+	return filepath.Abs(f.Dir())
+}
+
+// refuseSame returns an error that wraps storage.ErrOptions if a folder and an address are
+// the same place.
+func refuseSame(dir, address string) error {
+	path, local, err := file.LocalPath(address)
+	if err != nil || !local {
+		return err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return err
+	}
+	above, err := file.Open(filepath.Dir(path), nil)
+	if err != nil {
+		return nil // another place, at which the upload fails
+	}
+	return storage.RefuseIf(upload.SameFolder(dir, above, filepath.Base(path)), "the remote store %s is the local one", path)
+}
+
+// refuseCeiling returns an error that wraps storage.ErrOptions if copies of a checkpoint
+// of that name and format cannot be recognised.
+func refuseCeiling(name, remote, format string) error {
+	_, there := blob.SplitAddress(remote)
+	return errors.Join(
+		storage.RefuseIf(name != there, "%sthe checkpoint is called %q in the local run and %q in the remote one", noCeiling, name, there),
+		storage.RefuseIf(format == formats.Torch, "%sfiles of the format %s do not say of which save they are", noCeiling, format),
+	)
+}
+
+// Err returns why the remote store cannot be opened, or nil.
+func (t *Tiers) Err() error { return t.broken }
+
+// SameRanks returns another group of the ranks of g, so that work in both does not mix. All
+// ranks call it.
+func SameRanks(ctx context.Context, g group.Group) (group.Group, error) {
+	all := make([]int, g.Size())
+	for i := range all {
+		all[i] = i
+	}
+	return g.Sub(ctx, all)
+}
