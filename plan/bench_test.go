@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -97,9 +98,7 @@ func BenchmarkSavePlanCodec(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			for r := range plans {
-				if _, err := codec.Encode(plans[r]); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(codec.Encode(plans[r]))(b)
 			}
 		}
 	})
@@ -115,21 +114,14 @@ func BenchmarkLocalLoadPlan(b *testing.B) {
 	}
 	state := plan.State{}
 	for _, e := range md.Entries {
-		x, err := shard.Empty(rows(ranks), tensor.Float32, e.Tensor.Shape, 300)
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(shard.Empty(rows(ranks), tensor.Float32, e.Tensor.Shape, 300))(b)
 		state[e.FQN] = x
 	}
 	b.ReportAllocs()
 	for b.Loop() {
 		d := new(plan.DefaultLoad)
-		if err := d.SetUp(plan.LoadSetup{State: state, Metadata: md}); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := d.LocalPlan(); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, d.SetUp(plan.LoadSetup{State: state, Metadata: md}))
+		must.Get(d.LocalPlan())(b)
 	}
 }
 
@@ -180,9 +172,7 @@ func BenchmarkCache(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := caches[0].Finish(answers[0]); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(caches[0].Finish(answers[0]))(b)
 	for r := range sent {
 		sent[r] = &plan.SavePlan{Unchanged: true, Fingerprint: sent[r].Fingerprint}
 	}
@@ -194,8 +184,6 @@ func BenchmarkCache(b *testing.B) {
 		if answers, _, err = caches[0].Global(sent, global); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := caches[0].Finish(answers[0]); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(caches[0].Finish(answers[0]))(b)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
@@ -148,10 +149,7 @@ func TestCacheDoesNotChangeResults(t *testing.T) {
 			if fail {
 				continue
 			}
-			finals, err := j.finish()
-			if err != nil {
-				t.Fatal(err)
-			}
+			finals := must.Get(j.finish())(t)
 			want, md, err := j.plan(locals)
 			if d := cmp.Diff(lines(want), lines(finals)) + cmp.Diff(md, j.md); d != "" || err != nil {
 				t.Fatalf("%v: -want +got\n%s", err, d)

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -152,10 +153,7 @@ func TestTransfersAreSpreadOverReplicas(t *testing.T) {
 	rs := slices.Repeat([]plan.Redistribution{{Shape: shape, ItemSize: 4, Held: whole, Wanted: wanted}}, 20)
 	total := int64(len(rs)) * 7000 * 4
 	for r := range ranks {
-		ts, err := plan.Transfers(rs, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ts := must.Get(plan.Transfers(rs, r))(t)
 		var sent, received int64
 		for _, x := range ts {
 			if n := x.Box.Volume() * 4; x.From != x.To && x.From == r {

@@ -43,9 +43,9 @@ type Checkpoint interface {
 	Close() error
 }
 
-// DefaultBufferBytes is the host memory that a rank uses for bytes on their way to
+// defaultBufferBytes is the host memory that a rank uses for bytes on their way to
 // or from a store, if no option sets another bound.
-const DefaultBufferBytes = 1 << 30
+const defaultBufferBytes = 1 << 30
 
 // ReadOptions change how a checkpoint is read. The zero value means the
 // defaults.
@@ -72,7 +72,7 @@ func (o *ReadOptions) Budget() int64 {
 	if o.BufferBytes > 0 {
 		return o.BufferBytes
 	}
-	return DefaultBufferBytes
+	return defaultBufferBytes
 }
 
 // Workers returns Parallel or its default.

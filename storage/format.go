@@ -77,7 +77,7 @@ func (o *WriteOptions) Check() error {
 func (o WriteOptions) WithDefaults() WriteOptions {
 	o.FilesPerRank = max(1, o.FilesPerRank)
 	if o.BufferBytes <= 0 {
-		o.BufferBytes = DefaultBufferBytes
+		o.BufferBytes = defaultBufferBytes
 	}
 	return o
 }

@@ -151,7 +151,7 @@ func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Exist
 	}
 	seen := map[string]bool{}
 	for _, doc := range docs {
-		for _, loc := range Locations(doc.Meta) {
+		for _, loc := range locations(doc.Meta) {
 			if f.Data(loc.File) && !seen[loc.File] {
 				seen[loc.File] = true
 				names = append(names, loc.File)
@@ -305,8 +305,8 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 	return byRank, nil
 }
 
-// Locations yields the locations of all chunks and values, with their names.
-func Locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
+// locations yields the locations of all chunks and values, with their names.
+func locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
 	return func(yield func(string, *meta.Location) bool) {
 		for i := range md.Entries {
 			e := &md.Entries[i]
@@ -329,7 +329,7 @@ func Locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
 // in, sorted. None of them leads out of the checkpoint.
 func dataFiles(md *meta.Metadata) ([]string, error) {
 	seen := map[string]bool{}
-	for fqn, loc := range Locations(md) {
+	for fqn, loc := range locations(md) {
 		if seen[loc.File] {
 			continue
 		}

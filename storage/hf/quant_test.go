@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -20,10 +21,7 @@ import (
 
 func testdata(t testing.TB, dir string) blob.Store {
 	t.Helper()
-	s, err := file.Open("testdata/"+dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open("testdata/"+dir, nil))(t)
 	return s
 }
 
@@ -66,17 +64,9 @@ func TestDequantisedSlices(t *testing.T) {
 			box.Offsets = append(box.Offsets, o)
 			box.Sizes = append(box.Sizes, rapid.Int64Range(0, n-o).Draw(rt, "size"))
 		}
-		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		if err := storagetest.Load(t.Context(), p, plan.State{name: part}); err != nil {
-			rt.Fatal(err)
-		}
-		want, err := x.Narrow(box)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0))(rt)
+		must.Do(rt, storagetest.Load(t.Context(), p, plan.State{name: part}))
+		want := must.Get(x.Narrow(box))(rt)
 		if !tensor.Equal(part.Local(), want) {
 			rt.Fatalf("%s %v: other numbers than in the whole", name, box)
 		}
@@ -90,16 +80,11 @@ func TestDequantisedInParts(t *testing.T) {
 	put(t, store, "model.safetensors", nil,
 		made{"w", storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1)},
 		made{"w_scale_inv", filledOnes(t, []int64{3, 16})})
-	got, err := tensor.New(tensor.Float32, []int64{rows, cols})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(tensor.New(tensor.Float32, []int64{rows, cols}))(t)
 	p := storagetest.Place{Reader: func() storage.Reader {
 		return storage.NewReader(Format{Dequantize: true}.Open, store, storage.ReadOptions{BufferBytes: 1})
 	}}
-	if err := storagetest.Load(t.Context(), p, plan.State{"w": got}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Load(t.Context(), p, plan.State{"w": got}))
 	want, err := tensor.New(tensor.Float32, []int64{rows, cols})
 	if err == nil {
 		err = tensor.Convert(want, storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1), tensor.CastAny)
@@ -119,13 +104,9 @@ func TestDequantisedInParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Plan(t.Context(), []plan.State{{"w": part}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Plan(t.Context(), []plan.State{{"w": part}}))
 	before := len(m.Ops())
-	if err := l.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Read(t.Context()))
 	if n := m.Ops()[before:].Bytes(fault.Read); n < 10*cols || n > 10*cols+4*16 || l.Stats[0].Read != n {
 		t.Errorf("10 rows read %d bytes, stats %+v; want those of the rows and one row of factors", n, l.Stats[0])
 	}
@@ -140,14 +121,8 @@ func sameNumbers(a, b *tensor.Tensor) bool {
 
 func filledOnes(t testing.TB, shape []int64) *tensor.Tensor {
 	t.Helper()
-	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := tensor.Of(shape, slices.Repeat([]float32{1}, int(n)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumElements(shape))(t)
+	x := must.Get(tensor.Of(shape, slices.Repeat([]float32{1}, int(n))))(t)
 	return x
 }
 
@@ -206,10 +181,7 @@ func TestGroupsWithNamedExponents(t *testing.T) {
 	blocks := storagetest.Filled(t, tensor.Uint8, []int64{3, 2, 4}, 5)
 	exps := []byte{120, 127, 130, 126, 128, 1}
 	for i, d := range []tensor.DType{tensor.Uint8, tensor.Float8E8M0FNU} {
-		x, err := tensor.FromBytes(d, []int64{3, 2}, exps)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.FromBytes(d, []int64{3, 2}, exps))(t)
 		put(t, store, []string{"a", "b"}[i]+".safetensors", nil, made{"w_blocks", blocks}, made{"w_scales", x})
 	}
 	a := loadAll(t, store, Format{Dequantize: true, File: "a.safetensors"})["w_blocks"].(*tensor.Tensor)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -223,10 +224,7 @@ func TestLookupRefusesHostileIndexes(t *testing.T) {
 }
 
 func TestIndexOfAnotherVersionIsRefused(t *testing.T) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(t)
 	for version, want := range map[uint32]string{2: "written by a newer cairn", 0: "version 0"} {
 		binary.LittleEndian.PutUint32(b[len(b)-indexTailFixed:], version)
 		_, err := openIndex(t.Context(), &indexBytes{b: b})
@@ -303,10 +301,7 @@ func sealMany(n int, body func(w *wire.Writer)) []byte {
 // FuzzDecodeIndex decodes arbitrary files, and the same files with correct checksums, so
 // that the code after the checks of checksums is reached.
 func FuzzDecodeIndex(f *testing.F) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(f)
 	f.Add(b)
 	f.Add(oneEntry(0, func(w *wire.Writer) { put(w, 5<<1|1, 2, 2<<2|2, '-', '7', 3<<2|1, 0, bytesInline, 0) }))
 	for _, tc := range hostile {
@@ -340,10 +335,7 @@ func checkIndexDecode(t *testing.T, b []byte) {
 	if !reflect.DeepEqual(got, back) {
 		t.Fatalf("decode(encode(decode(%x))) (-want +got):\n%s", b, cmp.Diff(got, back))
 	}
-	x, err := openIndex(ctx, &indexBytes{b: b})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(ctx, &indexBytes{b: b}))(t)
 	for i := range got {
 		if e, ok, err := x.lookup(ctx, got[i].FQN); err != nil || !ok || !reflect.DeepEqual(*e, got[i]) {
 			t.Fatalf("lookup(%q) in %x = %v, %v; want %v", got[i].FQN, b, ok, err, got[i])
