@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // registerMem makes addresses of a scheme those of folders of one store in memory.
@@ -50,9 +51,7 @@ func TestAddressesOfStores(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(info.Name, ".safetensors") {
-			if err := s.Remove(t.Context(), info.Name); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Remove(t.Context(), info.Name))
 		}
 	}
 	latest("addresses://run/other?key=hush", 1)

@@ -161,12 +161,12 @@ func (s *Stager) Close(ctx context.Context) error {
 	s.closed = true
 	s.mu.Unlock()
 	if !s.settle(s.ctx) && s.process != nil {
-		s.process.Kill()
+		s.process.Disconnect()
 	}
 	s.settle(context.Background())
 	s.stop(context.Canceled)
 	if s.process != nil {
-		s.process.Kill()
+		s.process.Disconnect()
 		<-s.process.Ended()
 	}
 	return s.arena.Close()
@@ -662,10 +662,23 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	}
 }
 
+// describe returns where and how to save, as a saver needs it.
+func (o *AsyncOptions) describe(job *protocol.RankSave) saver.Save {
+	v := saver.Save{
+		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
+		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Owner: plan.EveryHolder, Cache: o.Cache != nil,
+	}
+	if p, ok := job.Planner.(*plan.DefaultSave); ok { // another one may write copies
+		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer
+	}
+	v.SetStorage(&job.Storage)
+	return v
+}
+
 // request returns the message that describes a save to a saver process.
 func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Request, error) {
 	address, ok := addressOf(p.store)
-	planner, isDefault := job.Planner.(*plan.DefaultSave)
+	_, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
 		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
 		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
@@ -675,22 +688,17 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	if err != nil {
 		return nil, err
 	}
-	f := o.format()
-	options, err := saver.FormatOptions(f)
-	if err != nil {
+	v := o.describe(job)
+	v.Store = address
+	if v.FormatOptions, err = saver.FormatOptions(o.format()); err != nil {
 		return nil, err
 	}
-	remote := o.Remote
-	if path, local, err := file.LocalPath(remote); err == nil && local && remote != "" {
-		if remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
+	if path, local, err := file.LocalPath(o.Remote); err == nil && local && o.Remote != "" {
+		if v.Remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
 			return nil, err
 		}
 	}
-	return saver.NewRequest(saver.Save{
-		Store: address, Remote: remote, LocalBytes: o.LocalBytes, Storage: job.Storage, Format: f.Name(), FormatOptions: options,
-		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-		Owner: planner.Owner, ValuesMayDiffer: planner.ValuesMayDiffer, Cache: o.Cache != nil,
-	}, p.snapshot), nil
+	return saver.NewRequest(v, p.snapshot), nil
 }
 
 // addressOf returns the address by which a saver process opens a store.
@@ -741,7 +749,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 			report.Traffic = p.since()
 		}
 		p.recorder.Traffic(report.Traffic)
-		written = report.LocalBytes
+		written = report.RankBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)
 	s.mu.Lock()

@@ -3,6 +3,7 @@ package cairn_test
 import (
 	"bytes"
 	"fmt"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,15 +21,9 @@ var (
 const maxChangeLine = 80
 
 func TestChangelogEntriesHaveTheirForm(t *testing.T) {
-	files, err := filepath.Glob("changelog/*/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("changelog/*/*"))(t)
 	for _, name := range files {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(name))(t)
 		for _, p := range changeProblems(filepath.Base(name), b) {
 			t.Errorf("%s: %s (see changelog/TEMPLATE)", name, p)
 		}

@@ -137,7 +137,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return nil, err
 	}
 	r.Traffic = since()
-	job.Recorder.End(r.LocalBytes, nil)
+	job.Recorder.End(r.RankBytes, nil)
 	return r, nil
 }
 

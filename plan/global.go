@@ -426,6 +426,20 @@ func (r OwnerRule) String() string {
 	return "least-loaded"
 }
 
+// MarshalText returns the name of the rule.
+func (r OwnerRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText sets the rule by its name. Empty: LeastLoaded.
+func (r *OwnerRule) UnmarshalText(b []byte) error {
+	for _, rule := range []OwnerRule{LeastLoaded, LowestRank, EveryHolder} {
+		if string(b) == rule.String() || len(b) == 0 {
+			*r = rule
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown owner rule %q; want %v, %v or %v", b, LeastLoaded, LowestRank, EveryHolder)
+}
+
 // tie finds the names that are one tensor with a name before them, on all ranks and in all
 // chunks.
 func (g *grouping) tie() {

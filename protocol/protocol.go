@@ -61,9 +61,9 @@ type SaveReport struct {
 	Step   *int64 `json:"step"`
 	// Bytes and Files count the data files of all ranks, LocalBytes those of
 	// this rank.
-	Bytes      int64 `json:"bytes"`
-	LocalBytes int64 `json:"local_bytes"`
-	Files      int   `json:"files"`
+	Bytes     int64 `json:"bytes"`
+	RankBytes int64 `json:"local_bytes"`
+	Files     int   `json:"files"`
 	// Wrote are the data files that this rank has written. Nil: another process has saved.
 	Wrote []storage.File `json:"-"`
 	// PlanReused is set if this rank reused the plan of its previous save.
@@ -83,11 +83,11 @@ type SaveReport struct {
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
-func (r *SaveReport) localBytes() int64 {
+func (r *SaveReport) rankBytes() int64 {
 	if r == nil {
 		return 0
 	}
-	return r.LocalBytes
+	return r.RankBytes
 }
 
 // LoadReport describes a load that succeeded.
@@ -110,7 +110,7 @@ type LoadReport struct {
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
-func (r *LoadReport) localBytes() int64 {
+func (r *LoadReport) rankBytes() int64 {
 	if r == nil {
 		return 0
 	}

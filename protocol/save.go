@@ -180,7 +180,7 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 		out.Phases = s.Recorder.Phases()
 	}
 	if own {
-		s.Recorder.End(out.localBytes(), err)
+		s.Recorder.End(out.rankBytes(), err)
 	}
 	return out, err
 }
@@ -199,7 +199,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Recorder.Agreed()
+	s.Recorder.agreed()
 	planned := time.Now()
 	wrote, err := s.writeAll(ctx, answer)
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 		return nil, err
 	}
 	return &SaveReport{
-		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, LocalBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
+		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, RankBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
 		PlanReused: answer.Unchanged, PlanTime: planned.Sub(start), WriteTime: time.Since(planned),
 	}, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -38,10 +39,7 @@ var (
 // those that neither a planner nor storage gets.
 func drawn(t *testing.T, heading string) []drawnCall {
 	t.Helper()
-	page, err := os.ReadFile("../docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../docs/architecture.md"))(t)
 	_, picture, ok := strings.Cut(string(page), "\n## "+heading+"\n\n```\n")
 	picture, _, closed := strings.Cut(picture, "\n```\n")
 	head, picture, _ := strings.Cut(picture, "\n")
@@ -253,9 +251,7 @@ func TestSaveCallOrder(t *testing.T) {
 				}
 				return err
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(errs...))
 			d.check(t, c.calls)
 		})
 	}
@@ -276,9 +272,7 @@ func TestLoadCallOrder(t *testing.T) {
 				})
 				return err
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(errs...))
 			d.check(t, drawn(t, "A load"))
 		})
 	}

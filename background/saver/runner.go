@@ -271,7 +271,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	t := run.Tiers
 	if run.direct && err == nil {
 		return &upload.Report{
-			SaveID: saved.SaveID, Bytes: saved.Bytes, LocalBytes: saved.LocalBytes, Files: saved.Files,
+			SaveID: saved.SaveID, Bytes: saved.Bytes, RankBytes: saved.RankBytes, Files: saved.Files,
 			Time: saved.PlanTime + saved.WriteTime, Direct: true, Traffic: run.traffic(),
 		}, nil
 	}

@@ -266,7 +266,7 @@ func (s *Snapshot) unitFor(size int64) *unit {
 // otherwise when all are.
 func (s *Snapshot) Fill(ctx context.Context, early bool, start func()) (all bool, err error) {
 	all, _, err = s.fill(ctx, early, start)
-	if errors.Is(err, ErrClosed) {
+	if errors.Is(err, errClosed) {
 		return true, nil // the save is over
 	}
 	return all, err
@@ -423,7 +423,7 @@ func (s *Snapshot) Fits() bool {
 func (s *Snapshot) Rest(ctx context.Context, done <-chan struct{}) error {
 	for {
 		all, again, err := s.fill(ctx, true, func() {})
-		if errors.Is(err, ErrClosed) {
+		if errors.Is(err, errClosed) {
 			return nil // the save is over
 		}
 		if all || err != nil {
@@ -490,7 +490,7 @@ func (s *Snapshot) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err == nil {
-		s.err = ErrClosed
+		s.err = errClosed
 	}
 	for _, u := range s.units {
 		if u.state != copying {

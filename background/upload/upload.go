@@ -21,10 +21,10 @@ type Report struct {
 	SaveID string `json:"save_id"`
 	// Bytes and Files count the files of all ranks, LocalBytes those that this rank has
 	// uploaded.
-	Bytes      int64         `json:"bytes"`
-	LocalBytes int64         `json:"local_bytes"`
-	Files      int           `json:"files"`
-	Time       time.Duration `json:"upload_ns"`
+	Bytes     int64         `json:"bytes"`
+	RankBytes int64         `json:"local_bytes"`
+	Files     int           `json:"files"`
+	Time      time.Duration `json:"upload_ns"`
 	// Direct means that there was no room in the local store: the save itself went to
 	// the remote one.
 	Direct bool `json:"direct,omitempty"`
@@ -98,7 +98,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 		return nil, err
 	}
 	return &Report{
-		SaveID: s.SaveID, Bytes: sum.Bytes, LocalBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
+		SaveID: s.SaveID, Bytes: sum.Bytes, RankBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
 	}, nil
 }
 
