@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// registerMem makes addresses of a scheme those of folders of one store in memory.
+// registerMem lets addresses of a scheme open folders of one store in memory.
 func registerMem(scheme string) *mem.Store {
 	s := &mem.Store{Name: scheme}
 	blob.Register(scheme, func(_ context.Context, address string) (blob.Store, error) {

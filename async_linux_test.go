@@ -154,7 +154,7 @@ func startTrainers(t *testing.T, dir string, ceiling int64, hang ...int) []*tcpt
 }
 
 // marked returns the processes that were started with a folder in their environment,
-// those that are savers, or the others.
+// the savers, or the other processes.
 func marked(t *testing.T, dir string, savers bool) []int {
 	t.Helper()
 	var out []int

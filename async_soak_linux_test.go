@@ -67,7 +67,7 @@ type soak struct {
 	rounds   int
 	epoch    int
 	job      soakJob
-	trainers []*soakProcess // nil: none run
+	trainers []*soakProcess // nil: they do not run
 	mu       sync.Mutex     // for what the trainers have printed
 	step     int64          // the last one that a trainer began to save
 	saved    int64          // the last one that a trainer reported as saved
@@ -476,7 +476,7 @@ func (s *soak) checkFiles() {
 	}
 	// The manifest, and leftovers of processes that were killed since the last save.
 	if names := slices.Sorted(maps.Keys(left)); len(names) > 1+2*soakRanks {
-		s.Errorf("the folder has %d files besides those of the checkpoint: %q", len(names), names)
+		s.Errorf("the folder has %d files that are not part of the checkpoint: %q", len(names), names)
 	}
 }
 
@@ -532,7 +532,7 @@ func children(of int) []int {
 }
 
 func descriptors(pid int) int64 {
-	all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)) // none if it has ended
+	all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)) // empty if it has ended
 	return int64(len(all))
 }
 

@@ -50,7 +50,7 @@ func renamedState(t testing.TB, n int, m *model) cairn.State {
 }
 
 // A planner that renames in SetUp fills the caller's own state: tensors, values,
-// nested ones and those of a Stateful.
+// nested names and names in a Stateful.
 func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 	store, calls := new(mem.Store), new([]string)
 	trained := &model{w: whole(t, []int64{1}, 9), steps: 9, calls: calls}
@@ -194,7 +194,7 @@ func TestLoadPlannerAssignsByFlatName(t *testing.T) {
 				t.Errorf("the state (-want +got):\n%s", d)
 			}
 			if got["w"] == tops["w"] || model["w"] == inner["w"] {
-				t.Error("the state holds its old tensors; want those that the planner assigned")
+				t.Error("the state holds its old tensors; want the tensors that the planner assigned")
 			}
 		})
 	}

@@ -169,7 +169,7 @@ func drawShape(t *rapid.T, d tensor.DType) []int64 {
 	return shape
 }
 
-// drawLayout returns a way to cut a tensor over ranks, nil for none.
+// drawLayout returns a way to cut a tensor over ranks, or nil.
 func drawLayout(t *rapid.T, shape []int64, ranks int) shard.Layout {
 	kind := rapid.SampledFrom([]string{"none", "shard", "permuted", "flat", "one rank", "grid", "strided"}).Draw(t, "layout")
 	if len(shape) == 0 && kind != "one rank" && kind != "flat" {

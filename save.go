@@ -215,7 +215,7 @@ func (o *SaveOptions) format() storage.Format {
 }
 
 // writer returns the writer of this rank. The error wraps ErrOptions if an option
-// would have no effect. apart is that of storage.WriteOptions.
+// would have no effect. apart is storage.WriteOptions.Apart.
 func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, error) {
 	err := refuse(
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},

@@ -262,7 +262,7 @@ func TestShareOverTCP(t *testing.T) {
 		}
 		return err
 	}))
-	// A rank that goes is noticed by those that wait for it.
+	// Ranks that wait for a rank notice when it goes.
 	gone := errors.New("node lost")
 	errs := make([]error, n)
 	_ = together(gs, func(g group.Group) error {

@@ -272,7 +272,7 @@ func TestReplacedSaveIsNotUploaded(t *testing.T) {
 	}
 }
 
-// If the upload of one rank fails, that of all ranks does, and nothing appears.
+// If the upload of one rank fails, the uploads of all ranks fail, and nothing appears.
 func TestUploadFailsOnOneRank(t *testing.T) {
 	errBroken := errors.New("broken on purpose")
 	top, bucket := t.TempDir(), t.TempDir()
@@ -1038,7 +1038,7 @@ func TestOpenNearest(t *testing.T) {
 	want(near)
 	removeFiles(t, near, "*.safetensors")
 	want(far)
-	saveStep(t, near, 1, native.Format{}) // later than that of far
+	saveStep(t, near, 1, native.Format{}) // later than the checkpoint of far
 	want(near)
 	saveStep(t, far, 1, native.Format{})
 	want(far)

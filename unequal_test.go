@@ -118,7 +118,7 @@ func TestTensorsThatMayDiffer(t *testing.T) {
 		}
 		got, _, err := cairn.LoadNew(t.Context(), s, nil)
 		if err != nil || !tensor.Equal(got["differs"].(*tensor.Tensor), whole(t, []int64{9}, 0)) {
-			t.Errorf("%v: the tensor is not that of rank 0: %v, %v", owner, got["differs"], err)
+			t.Errorf("%v: the tensor is not rank 0's: %v, %v", owner, got["differs"], err)
 		}
 	}
 }

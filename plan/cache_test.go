@@ -283,7 +283,7 @@ func TestCacheForgetsFailedSave(t *testing.T) {
 	locals := three()
 	locals[0].Items = append(locals[0].Items, replica("a", 99)) // moves y to rank 1
 	must.Do(t, j.exchange(locals))
-	// Nobody finishes. Rank 1's local plan is the same in the next save, but the
+	// No rank finishes. Rank 1's local plan is the same in the next save, but the
 	// final plan it remembers is not the coordinator's.
 	finals := must.Get(j.save(locals...))(t)
 	if d := cmp.Diff([]int{}, unchanged(j.sent)); d != "" {

@@ -115,7 +115,7 @@ func three() []*plan.SavePlan {
 
 // Whatever changes from save to save, whichever ranks are restarted and whatever
 // saves fail, the ranks write what a planner without memory tells them. (By the
-// rule that does not look at sizes: those of values are not in the plan.)
+// rule that does not look at sizes: the plan has no sizes of values.)
 func TestCacheDoesNotChangeResults(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := newJob(3)

@@ -48,7 +48,7 @@ func TestSavePlanHasNewNamesAndDTypes(t *testing.T) {
 	}
 }
 
-// Two ranks rename and cast, and a third layout loads: the elements are those of
+// Two ranks rename and cast, and a third layout loads: the elements equal the result of
 // tensor.Cast.
 func TestRenamedAndCastStateLoads(t *testing.T) {
 	x := counting(t, 1.0/3, 8, 4)

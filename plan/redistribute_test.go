@@ -14,7 +14,7 @@ import (
 )
 
 // drawHeld draws boxes that ranks hold: the rows that a layout gives to each rank, and
-// other boxes that may overlap those of other ranks.
+// other boxes that may overlap boxes of other ranks.
 func drawHeld(t *rapid.T, shape []int64, ranks int, overlapping bool) [][]tensor.Box {
 	out := make([][]tensor.Box, ranks)
 	order := make([]int, ranks)
@@ -34,7 +34,7 @@ func drawHeld(t *rapid.T, shape []int64, ranks int, overlapping bool) [][]tensor
 	}
 	if overlapping && ranks > 1 {
 		out[order[ranks-1]] = []tensor.Box{drawBox(t, shape)}
-		if layout.Even == ranks { // nobody else has what this rank had
+		if layout.Even == ranks { // no other rank has what this rank had
 			out[order[0]] = []tensor.Box{tensor.Whole(shape)}
 		}
 	}

@@ -161,7 +161,7 @@ func naive(chunks, boxes []tensor.Box) (out []string) {
 }
 
 // However a tensor was cut and whatever boxes are wanted of it, the reads fill
-// each element of each box exactly once, and are those that all pairs give.
+// each element of each box exactly once, and equal the result over all pairs.
 func TestReadsCoverEveryBoxOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape, chunks := drawTiling(t)

@@ -164,7 +164,7 @@ type job struct {
 	dir, meet string
 	store     blob.Store
 	ranks     [size]*process // nil: to be started
-	owner     *testing.T     // whose end is that of the processes
+	owner     *testing.T     // the processes end with it
 }
 
 func newJob(t *testing.T) *job {

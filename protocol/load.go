@@ -154,7 +154,7 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	return out, nil
 }
 
-// warn returns the function that receives errors that do no harm. Nil: none does.
+// warn returns the function that receives errors that do no harm, or nil.
 func (l *RankLoad) warn() func(error) {
 	if l.Recorder != nil {
 		return l.Recorder.Warn

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// The bytes that the observers receive add up to those of the reports.
+// The bytes that the observers receive add up to the bytes in the reports.
 func TestObserverAndTotals(t *testing.T) {
 	s := new(mem.Store)
 	var planned, moved [world]atomic.Int64

@@ -129,7 +129,7 @@ func TestFailedSaveDoesNotAbortSaveBefore(t *testing.T) {
 	checkHolds(t, s, 0)
 }
 
-// Ranks that remember different saves, and ranks that remember none.
+// Ranks that remember different saves, and ranks that remember no save.
 func TestSaveWithDifferentCachesPlansAgain(t *testing.T) {
 	s := new(mem.Store)
 	caches := make([]*plan.Cache, world)

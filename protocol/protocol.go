@@ -59,7 +59,7 @@ func (o *Observer) planned(n int64) {
 type SaveReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
-	// Bytes and Files count the data files of all ranks, LocalBytes those of
+	// Bytes and Files count the data files of all ranks, RankBytes the files of
 	// this rank.
 	Bytes     int64 `json:"bytes"`
 	RankBytes int64 `json:"local_bytes"`
@@ -75,7 +75,7 @@ type SaveReport struct {
 	// copied: the rest of the state waited for the save to release memory.
 	StageTime  time.Duration `json:"stage_ns,omitempty"`
 	MemoryWait time.Duration `json:"memory_wait_ns,omitempty"`
-	// Phases are those of this rank, in the order in which they ended. Their times
+	// Phases are the phases of this rank, in the order in which they ended. Their times
 	// count from the beginning of the first.
 	Phases []meta.Phase `json:"phases,omitempty"`
 	// Traffic is what the store did for this rank, other work in the same blob.Store at
@@ -95,7 +95,7 @@ type LoadReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
 	// Local counts the bytes that this rank asked for, read from the store and
-	// received from other ranks (see RankLoad.Share); Total counts those of all
+	// received from other ranks (see RankLoad.Share); Total counts the bytes of all
 	// ranks.
 	Local storage.ReadStats `json:"local"`
 	Total storage.ReadStats `json:"total"`
@@ -103,7 +103,7 @@ type LoadReport struct {
 	Missing  []string      `json:"missing,omitempty"`
 	PlanTime time.Duration `json:"plan_ns"`
 	ReadTime time.Duration `json:"read_ns"`
-	// Phases are those of this rank, as in SaveReport.
+	// Phases are the phases of this rank, as in SaveReport.
 	Phases []meta.Phase `json:"phases,omitempty"`
 	// Traffic is what the store did for this rank, other work in the same blob.Store at
 	// the same time included. Nil: the store does not count its requests.

@@ -69,7 +69,7 @@ const tracerName = "github.com/cairn-ckpt/cairn"
 
 // NewRecorder begins to record an operation of one rank, or, if rank is negative, of all
 // ranks together. logger and observer may be nil.
-// ctx is that of the caller.
+// ctx is the context of the caller.
 func NewRecorder(ctx context.Context, op string, rank int, logger *slog.Logger, observer *Observer) *Recorder {
 	if observer == nil {
 		observer = new(Observer)
@@ -225,7 +225,7 @@ func (r *Recorder) ImportFailure(phase string) {
 	}
 }
 
-// FailedPhase returns the name of the phase that failed last, or "" if none did.
+// FailedPhase returns the name of the phase that failed last, or "" if no phase failed.
 func (r *Recorder) FailedPhase() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

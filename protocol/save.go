@@ -68,7 +68,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	return given("the writer's PrepareLocalPlan", func() (*plan.SavePlan, error) { return j.Writer.PrepareLocalPlan(ctx, p) })
 }
 
-// warn returns the function that receives errors that do no harm. Nil: none does.
+// warn returns the function that receives errors that do no harm, or nil.
 func (j *RankSave) warn() func(error) {
 	if j.Recorder != nil {
 		return j.Recorder.Warn
@@ -276,7 +276,7 @@ func (s *saveRun) options() string {
 	return o
 }
 
-// cachedGlobal makes the final plans, or returns those of the previous save.
+// cachedGlobal makes the final plans, or returns the plans of the previous save.
 func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []*plan.SavePlan, err error) {
 	ctx, phase := s.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
 	defer func() { phase.End(0, err) }()
@@ -314,7 +314,7 @@ func (s *saveRun) makeRoom(ctx context.Context) {
 	s.roomed = m.MakeRoom(ctx, n)
 }
 
-// endRoom ends what makeRoom has begun.
+// endRoom ends the work of makeRoom.
 func (s *saveRun) endRoom() {
 	if s.roomed != nil {
 		s.roomed()

@@ -36,7 +36,7 @@ var (
 )
 
 // drawn returns the calls of the picture under a heading, in order, without
-// those that neither a planner nor storage gets.
+// the calls that neither a planner nor storage gets.
 func drawn(t *testing.T, heading string) []drawnCall {
 	t.Helper()
 	page := must.Get(os.ReadFile("../docs/architecture.md"))(t)
@@ -85,7 +85,7 @@ type diary struct {
 	calls []madeCall
 	// share says that tensors are filled from messages too, outside of ReadData.
 	share bool
-	roles []string // what SetUp was told that contradicts the rank
+	roles []string // arguments of SetUp that contradict the rank
 }
 
 // hook returns the hook of one rank.
@@ -279,7 +279,7 @@ func TestLoadCallOrder(t *testing.T) {
 }
 
 // The diagrams show every method that package protocol calls, so that a comparison
-// with them leaves none out.
+// with them is complete.
 func TestArchitectureShowsAllCalls(t *testing.T) {
 	for heading, want := range map[string][]string{
 		"A save": {

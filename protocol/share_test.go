@@ -212,7 +212,7 @@ var planners = []func() plan.LoadPlanner{
 	func() plan.LoadPlanner { return new(plan.DefaultLoad) },
 }
 
-// without returns g without messages, if it is to have none.
+// without returns g, without the methods that send messages if messages is set.
 func without(g group.Group, messages bool) group.Group {
 	if messages {
 		return struct{ group.Group }{g}

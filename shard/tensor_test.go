@@ -29,7 +29,7 @@ func part(t *testing.T, s *shard.Tensor, i int) []int32 {
 		t.Fatalf("Part(%d): %v", i, err)
 	}
 	if !slices.Equal(v.Shape(), s.Boxes()[i].Sizes) {
-		t.Errorf("Part(%d) has shape %v; want that of %v", i, v.Shape(), s.Boxes()[i])
+		t.Errorf("Part(%d) has shape %v; want the shape of %v", i, v.Shape(), s.Boxes()[i])
 	}
 	got := must.Get(tensor.Values[int32](v.Clone()))(t)
 	return got

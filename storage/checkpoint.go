@@ -13,7 +13,7 @@ import (
 type Checkpoint interface {
 	// Storage describes the checkpoint as a whole. Its Version names the format.
 	Storage() meta.Storage
-	// Files returns the checkpoint's files, those that describe it first.
+	// Files returns the checkpoint's files. Files that describe it come first.
 	Files() []File
 	// TotalBytes returns the number of bytes that Verify reads.
 	TotalBytes() int64

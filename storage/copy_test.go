@@ -121,7 +121,7 @@ func TestCopyChunk(t *testing.T) {
 	chunk := must.Get(tensor.Of([]int64{2, 3}, []int32{6, 7, 8, 9, 10, 11}))(t)
 	data := chunk.Contents()
 	it := &plan.ReadItem{
-		Kind: plan.KindTensor, Source: meta.Index{FQN: "w", Offset: []int64{2, 0}}, // the hint is that of another chunk
+		Kind: plan.KindTensor, Source: meta.Index{FQN: "w", Offset: []int64{2, 0}}, // the hint of another chunk
 		SourceOffsets: []int64{0, 1}, DestOffsets: []int64{0, 0}, Lengths: []int64{2, 2},
 	}
 	to := must.Get(tensor.New(tensor.Float64, []int64{2, 2}))(t)

@@ -37,7 +37,7 @@ func TestPassedOnFormat(t *testing.T) {
 	}, nil)
 }
 
-// The capabilities of a writer pass through, and are harmless if it has none.
+// The capabilities of a writer pass through, and are harmless if it lacks them.
 func TestPassWriterCapabilities(t *testing.T) {
 	md := &meta.Metadata{PlannerData: []byte("1")}
 	it := &plan.WriteItem{Info: &plan.Info{FQN: "v", Codec: "json"}, Kind: plan.KindBytes}

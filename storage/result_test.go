@@ -148,7 +148,7 @@ func allocated(fn func()) uint64 {
 
 func TestTotals(t *testing.T) {
 	if got := some.Bytes(); got != 1<<40 {
-		t.Errorf("Bytes = %d; want those of the files", got)
+		t.Errorf("Bytes = %d; want the bytes of the files", got)
 	}
 	s := storage.ReadStats{Needed: 1, Rounded: 2, Read: 3, Requests: 4, Received: 5}
 	s.Add(storage.ReadStats{Needed: 10, Rounded: 20, Read: 30, Requests: 40, Received: 50})

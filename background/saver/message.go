@@ -40,7 +40,8 @@ var (
 	ErrSaver = errors.New("the saver process has ended")
 )
 
-// Codes of errors that tell a saver that has ended from a trainer that has.
+// Codes of errors: codeSaver means that a saver process has ended, codeTrainer that a
+// trainer has.
 const (
 	codeSaver   = "saver.ended"
 	codeTrainer = "saver.trainer" // among savers only; see saverError

@@ -14,7 +14,7 @@ import (
 
 // orphan returns a state of generation 7 with one item, whose trainer has ended, and the
 // item as the save resolved it before it was staged. staged is the message that says where
-// the item lies; content is what lies there.
+// the item lies; content is the item's bytes.
 func orphan(t *testing.T) (s *savePlanner, r plan.Stream, staged *stagedBody, content []byte) {
 	t.Helper()
 	arena := make([]byte, 256)

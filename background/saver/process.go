@@ -32,7 +32,7 @@ type Options struct {
 	// Title is an argument that this program gets as a saver, so that ps shows what it saves.
 	// It is not used with a Command. Empty: the rank and the folder of the run.
 	Title string
-	// Listen is the address at which the saver of rank 0 listens for those of the other
+	// Listen is the address at which the saver of rank 0 listens for the savers of the other
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
 	Listen string
@@ -261,7 +261,7 @@ func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Stop ends the conversation and waits until the process has gone. The process has a few
 // seconds to complete what is staged. Then it is killed, so it cannot publish anything
-// after Stop has returned nil. The error is that of ctx.
+// after Stop has returned nil. If ctx ends first, Stop returns its cause.
 func (p *Process) Stop(ctx context.Context) error {
 	p.conn.Close()
 	for _, gone := range []<-chan struct{}{p.ended, p.exited} {
@@ -513,7 +513,7 @@ type Meeting struct {
 	Job     string `json:"job"`
 }
 
-// Listen lets the saver of rank 0 wait for those of the other ranks. It returns the
+// Listen lets the saver of rank 0 wait for the savers of the other ranks. It returns the
 // address for them.
 func (p *Process) Listen(ctx context.Context, m Meeting, size int) (string, error) {
 	p.post(typeListen, listenBody{Address: m.Address, Size: size, Secret: m.Secret, Job: m.Job})
@@ -524,7 +524,7 @@ func (p *Process) Listen(ctx context.Context, m Meeting, size int) (string, erro
 	return b.Address, nil
 }
 
-// Join lets the saver join those of the other ranks, and returns when all have met. On
+// Join lets the saver join the savers of the other ranks, and returns when all have met. On
 // rank 0 of several it comes after Listen.
 func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 	if rank > 0 || size == 1 {
@@ -535,7 +535,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 }
 
 // Save begins a save of a snapshot, whose units are sent as they are staged. over is
-// called once with the outcome, and after that uploaded with that of the upload, if the
+// called once with the outcome. After that, uploaded receives the outcome of the upload, if the
 // request has one. recorder receives the phases and warnings, and its Observer the
 // progress. Save itself fails only if the process has ended, or if the description of the
 // state is too large for a message.

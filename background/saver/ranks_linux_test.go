@@ -313,7 +313,7 @@ func TestServeTensorsThatDiffer(t *testing.T) {
 			}
 			if c.saved {
 				if got, _ := tensorIn(t, folder, "replicated"); got != content {
-					t.Errorf("replicated = %q; want that of rank 0, %q", got, content)
+					t.Errorf("replicated = %q; want the tensor of rank 0, %q", got, content)
 				}
 			}
 		})

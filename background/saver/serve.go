@@ -303,7 +303,7 @@ func (s *server) meetOthers(b *listenBody) error {
 	return s.joinGroup(m, 0, b.Size, b.Secret, b.Job)
 }
 
-// join joins the group of savers. That of a single rank is complete at once; rank 0 of
+// join joins the group of savers. A group of one rank is complete at once; rank 0 of
 // several listens.
 func (s *server) join(b *joinBody) error {
 	if b.Size == 1 && b.Rank == 0 {
@@ -450,7 +450,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if err != nil {
 		return func() {}
 	}
-	return func() { _ = lock.Release() } // a lock that stays is that of a dead process
+	return func() { _ = lock.Release() } // a lock that stays belongs to a dead process
 }
 
 // broken is a planner that only returns an error.

@@ -813,7 +813,7 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A saver says what a checkpoint holds, by a number like that of a load.
+// A saver says what a checkpoint holds, by a number, as in a load.
 func TestServeDescribes(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a")
 	c := newTrainer(t)

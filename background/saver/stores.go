@@ -6,7 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Stores opens stores by their addresses. It keeps those of URLs, whose clients have
+// Stores opens stores by their addresses. It keeps the stores of URLs, whose clients have
 // connections, and opens paths anew, because they may have become files or folders. The
 // zero value is ready to use. Its methods are safe for concurrent use.
 type Stores struct {

@@ -19,9 +19,9 @@ import (
 // the remote one. Save.OpenTiers returns it.
 type Tiers struct {
 	upload.Pair
-	// Group is that of the uploads. It has the ranks of the save.
+	// Group is the group of the uploads. It has the ranks of the save.
 	Group group.Group
-	// Uploaded receives the outcome after that of the save: the error of the save, if it
+	// Uploaded receives the outcome of the upload after Over has returned: the error of the save, if it
 	// failed.
 	Uploaded func(*upload.Report, error)
 

@@ -103,8 +103,8 @@ func (a *Arena) Used() (now, peak int64) {
 	return a.used, a.peak
 }
 
-// alloc returns the offset of n free bytes, which the caller frees by release. If there
-// are none, ok is false, and the channel is closed once memory was freed.
+// alloc returns the offset of n free bytes, which the caller frees by release. If no n
+// bytes are free, ok is false, and the channel is closed once memory was freed.
 func (a *Arena) alloc(n int64) (off int64, ok bool, freed <-chan struct{}) {
 	n = roundUp(n)
 	a.mu.Lock()

@@ -151,8 +151,8 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// Nothing is removed from a folder while a save is under way there, and nothing from that of
-// the new checkpoint.
+// Nothing is removed from a folder while a save is under way there, or from the
+// folder of the new checkpoint.
 func TestFoldersInUseStay(t *testing.T) {
 	local := t.TempDir()
 	for _, name := range []string{"step-1", "step-2"} {

@@ -19,7 +19,7 @@ import (
 // Report describes an upload that succeeded.
 type Report struct {
 	SaveID string `json:"save_id"`
-	// Bytes and Files count the files of all ranks, LocalBytes those that this rank has
+	// Bytes and Files count the files of all ranks, RankBytes the files that this rank has
 	// uploaded.
 	Bytes     int64         `json:"bytes"`
 	RankBytes int64         `json:"local_bytes"`
@@ -49,7 +49,7 @@ type totals struct {
 }
 
 // Upload copies what this rank has saved to the remote store. All ranks of g call it, and
-// it fails on all of them or on none. saved is the error of the save on this rank: no
+// it fails on all of them or on no rank. saved is the error of the save on this rank: no
 // rank uploads anything unless it is nil on all ranks. Rank 0 has saved the record. The
 // checkpoint appears in the remote store completely or not at all. After a failure, files
 // that are complete stay there, and a later copy uses them.

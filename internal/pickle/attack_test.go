@@ -62,7 +62,7 @@ func TestDecodeRefusesInvalidPickles(t *testing.T) {
 		{"two values at STOP", "NN.", pickle.ErrMalformed},
 		{"an open mark at STOP", "(N.", pickle.ErrMalformed},
 		{"bytes after STOP", "N.N", pickle.ErrMalformed},
-		{"an opcode that is none", "\xff.", pickle.ErrMalformed},
+		{"an unknown opcode", "\xff.", pickle.ErrMalformed},
 		{"protocol 6", "\x80\x06N.", pickle.ErrUnsupported},
 		{"a frame beyond the end", "\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", pickle.ErrMalformed},
 		{"a string beyond the end", "X\xff\xff\xff\x7fa.", pickle.ErrMalformed},

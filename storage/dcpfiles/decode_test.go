@@ -162,7 +162,7 @@ func TestDecodeRefusesInvalidDocuments(t *testing.T) {
 		{"properties that are too few", func(t *tree) {
 			field(t.tensor)["properties"].(*value.Object).State = value.Tuple{nil}
 		}, "TensorProperties"},
-		{"a flag that is none", func(t *tree) {
+		{"a flag that is not a boolean", func(t *tree) {
 			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[2] = "yes"
 		}, "requires_grad"},
 		{"a size of strings", func(t *tree) { field(t.tensor)["size"] = value.Tuple{"4"} }, "size"},

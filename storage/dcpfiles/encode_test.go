@@ -190,7 +190,7 @@ func TestCairnAttributes(t *testing.T) {
 		b := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3}))(t)
 		got := must.Get(dcpfiles.Decode(t.Context(), b))(t)
 		if got.Ranks != 3 || got.Meta.Storage.SaveID != "s-1" || string(got.Meta.PlannerData) != `{"a":[1]}` || !got.Meta.Entries[0].Path.Equal(md.Entries[0].Path) {
-			t.Errorf("%v: %d ranks of %q, planner data %s, path %v; want those that were written", d, got.Ranks, got.Meta.Storage.SaveID, got.Meta.PlannerData, got.Meta.Entries[0].Path)
+			t.Errorf("%v: %d ranks of %q, planner data %s, path %v; want what was written", d, got.Ranks, got.Meta.Storage.SaveID, got.Meta.PlannerData, got.Meta.Entries[0].Path)
 		}
 	}
 }

@@ -228,7 +228,7 @@ func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Le
 
 // Stage returns when a file of a checkpoint is written, relative to its other files:
 // first those with stage 0, which are data and files that the format does not know, then
-// those that describe the data, and at the end the record, whose appearance is the
+// then files that describe the data, and at the end the record, whose appearance is the
 // commit. Of several files with positive stages, the one with the highest is the record.
 func Stage(format, name string) int {
 	for _, f := range swept() {

@@ -94,7 +94,7 @@ func checkLoads(t *testing.T, s blob.Store, seed byte) {
 	}
 	for name, want := range stateOf(t, seed) {
 		if !tensor.Equal(got[name].(*tensor.Tensor), want.(*tensor.Tensor)) {
-			t.Errorf("%q is not that of the checkpoint with seed %d", name, seed)
+			t.Errorf("%q is not in the checkpoint with seed %d", name, seed)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func TestSaveOverEveryFormat(t *testing.T) {
 							checkLoads(t, s, 1)
 							continue
 						}
-						if o.FailIfExists && young != "torch" && young != "torch of another" { // other files than that of the save are not its business
+						if o.FailIfExists && young != "torch" && young != "torch of another" { // files with other names do not concern the save
 							t.Error("FailIfExists has no effect")
 						}
 						if l.format.Name() != formats.Torch || old == young {
@@ -143,7 +143,7 @@ func TestSaveOverEveryFormat(t *testing.T) {
 	}
 }
 
-// Files of a checkpoint without its record, such as those of a save that was killed, would
+// Files of a checkpoint without its record, such as the files of a killed save, would
 // hide a new checkpoint of some formats.
 func TestSaveOverTheRestOfAnotherFormat(t *testing.T) {
 	for old, k := range kinds {

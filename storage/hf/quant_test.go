@@ -25,7 +25,7 @@ func testdata(t testing.TB, dir string) blob.Store {
 	return s
 }
 
-// Dequantised weights equal those of PyTorch, bit by bit.
+// Dequantised weights equal PyTorch's, bit by bit.
 func TestDequantizeEqualsPyTorch(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		want := loadAll(t, testdata(t, "dequantised"), Format{File: d.String() + ".safetensors"})
@@ -108,7 +108,7 @@ func TestDequantisedInParts(t *testing.T) {
 	before := len(m.Ops())
 	must.Do(t, l.Read(t.Context()))
 	if n := m.Ops()[before:].Bytes(fault.Read); n < 10*cols || n > 10*cols+4*16 || l.Stats[0].Read != n {
-		t.Errorf("10 rows read %d bytes, stats %+v; want those of the rows and one row of factors", n, l.Stats[0])
+		t.Errorf("10 rows read %d bytes, stats %+v; want the bytes of the rows and one row of factors", n, l.Stats[0])
 	}
 }
 
@@ -135,18 +135,18 @@ func TestDequantizeRefusesOtherKinds(t *testing.T) {
 		config  string
 		tensors []made
 	}{
-		"a kind that is not known":     {`{"quantization_config":{"quant_method":"gptq"}}`, []made{{"w", f8}}},
-		"a kind of the inner model":    {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
-		"a configuration that is none": {`[`, []made{{"w", f8}}},
-		"blocks of three dimensions":   {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
-		"blocks of nothing":            {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
-		"another kind of scale":        {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
-		"too few scales":               {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
-		"scales for other blocks":      {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},
-		"blocks in a row":              {``, []made{{"w", storagetest.Filled(t, tensor.Float8E4M3FN, []int64{9}, 1)}, {"w_scale_inv", filledOnes(t, []int64{1})}}},
-		"scales of fewer groups":       {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", u8(2, 3)}}},
-		"scales that are no exponents": {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", filledOnes(t, []int64{2, 4})}}},
-		"groups without a dimension":   {``, []made{{"w_blocks", u8(7)}, {"w_scales", u8()}}},
+		"a kind that is not known":         {`{"quantization_config":{"quant_method":"gptq"}}`, []made{{"w", f8}}},
+		"a kind of the inner model":        {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
+		"a configuration that is not JSON": {`[`, []made{{"w", f8}}},
+		"blocks of three dimensions":       {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
+		"blocks of nothing":                {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
+		"another kind of scale":            {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
+		"too few scales":                   {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
+		"scales for other blocks":          {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},
+		"blocks in a row":                  {``, []made{{"w", storagetest.Filled(t, tensor.Float8E4M3FN, []int64{9}, 1)}, {"w_scale_inv", filledOnes(t, []int64{1})}}},
+		"scales of fewer groups":           {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", u8(2, 3)}}},
+		"scales that are no exponents":     {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", filledOnes(t, []int64{2, 4})}}},
+		"groups without a dimension":       {``, []made{{"w_blocks", u8(7)}, {"w_scales", u8()}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := new(mem.Store)
@@ -164,7 +164,7 @@ func TestDequantizeRefusesOtherKinds(t *testing.T) {
 	}
 }
 
-// Tensors with names like those of quantised weights are not changed.
+// Tensors with names like quantised weights are not changed.
 func TestDequantizeKeepsOtherTensors(t *testing.T) {
 	store := new(mem.Store)
 	put(t, store, "model.safetensors", nil,

@@ -112,7 +112,7 @@ func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
 	}
 	left, err := publish.Leftovers(t.Context(), s, Files())
 	if ids := savesIn(left); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
-		t.Errorf("Leftovers = files of %q, %v; want those of both saves", ids, err)
+		t.Errorf("Leftovers = files of %q, %v; want files of both saves", ids, err)
 	}
 	o := *forms["distributed"]
 	o.FailIfExists = true
@@ -147,7 +147,7 @@ func TestSavesInDifferentForms(t *testing.T) {
 					t.Error(err)
 				}
 				if got := seedOf(t, s, 1, 2, 3); got != 2 {
-					t.Errorf("%s, and then %s: the checkpoint is that of seed %d; want that of the first save", first, second, got)
+					t.Errorf("%s, and then %s: the checkpoint has seed %d; want the first save", first, second, got)
 				}
 				if left, err := publish.Leftovers(t.Context(), s, Files()); err != nil || len(left) > 0 {
 					t.Errorf("%s, and then %s: left are %v, %v", first, second, left, err)

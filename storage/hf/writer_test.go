@@ -368,7 +368,7 @@ func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, miss
 }
 
 // Tags are metadata under their own names, for all readers of safetensors, apart
-// from those that would change how the file is read.
+// from tags that would change how the file is read.
 func TestTagsAreMetadata(t *testing.T) {
 	s, st := new(mem.Store), storagetest.Storage("x", 1, 1)
 	st.Tags = map[string]string{"license": "mit", "format": "mlx", keySharding: "{}", keySave: "?"}

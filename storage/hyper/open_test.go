@@ -168,7 +168,7 @@ func TestReadBytesAndPickles(t *testing.T) {
 	}
 }
 
-// A file that is gone costs what lies in it, and no more.
+// If a file is gone, only its own tensors are lost.
 func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
 	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// states are those of two ranks, the first of which holds several chunks of x.
+// states are the states of two ranks, the first of which holds several chunks of x.
 func states(t testing.TB) []plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{7, 5}, 1)
 	return []plan.State{

@@ -94,7 +94,7 @@ func checkOnlyRecord(t *testing.T, s blob.Store) {
 	}
 	slices.Sort(want)
 	if got := storagetest.Names(t, s); !slices.Equal(got, want) {
-		t.Errorf("files %q; want those of the checkpoint, %q", got, want)
+		t.Errorf("files %q; want the files of the checkpoint, %q", got, want)
 	}
 }
 

@@ -114,7 +114,7 @@ func loadOdd(t testing.TB, p storagetest.Place) error {
 	return nil
 }
 
-// wholeOdd is what oddState is on both ranks together, by name.
+// wholeOdd is oddState of both ranks together, by name.
 func wholeOdd(t testing.TB) plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 1)
 	s := oddState(t, 1)

@@ -112,7 +112,7 @@ func TestVerifyReportsProblems(t *testing.T) {
 	for _, p := range rep.Problems {
 		fmt.Fprintf(&all, "%s: %q: %s\n", p.File, p.FQN, p.Text)
 	}
-	for _, want := range []string{`"y": its bytes overlap those of "x"`, "its checksum is", "invalid safetensors header"} {
+	for _, want := range []string{`"y": its bytes overlap the bytes of "x"`, "its checksum is", "invalid safetensors header"} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("problems lack %q:\n%s", want, &all)
 		}

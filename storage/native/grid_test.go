@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// smallMeasures are measures by which a few hundred bytes make many tiles. As
-// those of the format they are multiples of every element's size.
+// smallMeasures are measures by which a few hundred bytes make many tiles. Like
+// the measures of the format they are multiples of every element's size.
 func smallMeasures(t *rapid.T) measures {
 	m := measures{minBand: 16 * rapid.Int64Range(1, 3).Draw(t, "minBand")}
 	m.stripe = m.minBand * rapid.Int64Range(1, 12).Draw(t, "stripe")

@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// exampleEntries are those of the example in docs/format/native.md.
+// exampleEntries are the entries of the example in docs/format/native.md.
 func exampleEntries() []meta.Entry {
 	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{4, 2}}
 	for r, sum := range []uint32{0xaabbccdd, 0x11223344} {

@@ -119,7 +119,7 @@ func recordWith(name, text, more string) string {
 	return "{" + strings.Join(members, ", ") + "}"
 }
 
-// hostileRecords are record files that no writer makes; all but those of text
+// hostileRecords are record files that no writer makes; all except text
 // have a checksum that matches.
 var hostileRecords = map[string]struct {
 	file []byte

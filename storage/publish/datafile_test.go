@@ -220,7 +220,7 @@ func TestCreatedIsCalledBeforeTheFileExists(t *testing.T) {
 	}
 }
 
-// journal keeps what it is told in memory.
+// journal keeps its entries in memory.
 type journal struct {
 	mu    sync.Mutex
 	notes map[string]*storage.WriteResults // guarded by mu

@@ -55,7 +55,7 @@ func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	return &publish.Existing{Files: files, Replaced: files}, nil
 }
 
-// session returns that of a rank in a save of two.
+// session returns the session of a rank in a save of two.
 func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
 }

@@ -29,7 +29,7 @@ type note struct {
 	Replaced []string `json:"replaced,omitempty"`
 	// Record is the name of the record if the fate of its write is unknown: a service has
 	// not answered, and may still write it. Base is the version of the record that it
-	// replaces, or empty if there was none: any other version settles it.
+	// replaces, or empty if there was no record: any other version settles it.
 	Record string `json:"record,omitempty"`
 	Base   string `json:"base,omitempty"`
 }

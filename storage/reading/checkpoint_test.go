@@ -114,7 +114,7 @@ func TestReadBox(t *testing.T) {
 	}
 }
 
-// A source may describe damaged files beside readable ones, as that of common.pt does.
+// A source may describe damaged files beside readable ones, as the source of common.pt does.
 func TestJoinKeepsProblemsAndMissingNames(t *testing.T) {
 	store := new(mem.Store)
 	half := func(name, lost string) *Source {

@@ -113,7 +113,7 @@ func TestSumsAreBounded(t *testing.T) {
 		}
 	}
 	if s.records[recordID{"kept", *sum}] == nil || s.records[recordID{"99", *sum}] == nil || s.records[recordID{"1", *sum}] != nil {
-		t.Error("the records that were read last are not those that are kept")
+		t.Error("the records that were read last are not kept")
 	}
 }
 

@@ -210,7 +210,7 @@ func RunAsChild(saves map[string]*Crash) {
 
 // RunKills tests saves whose process is killed before one of its steps, for each of
 // them: the old checkpoint or the new one is complete, and a sweep or the next save
-// removes all other files at once. saves are those of RunAsChild, to and from are names
+// removes all other files at once. saves are the saves of RunAsChild, to and from are names
 // of them. If from is "", there is no checkpoint before.
 func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 	if runtime.GOOS != "linux" {
@@ -352,7 +352,7 @@ func runKilled(t testing.TB, dir, how string, n int) bool {
 	return err != nil
 }
 
-// onDisk returns the names of all files in dir, including those that are not objects.
+// onDisk returns the names of all files in dir, including files that are not objects.
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -30,11 +30,11 @@ func TestOpenErrors(t *testing.T) {
 		"nothing": {func(s *mem.Store) {
 			storagetest.Remove(t, s, ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp")
 		}, storage.ErrNotFound, ".metadata"},
-		"data only":                {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
-		"no pickle":                {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
-		"empty metadata":           {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
-		"hyper_parallel's":         {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
-		"a name that is none here": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", oddName(t)) }, errors.ErrUnsupported, "1 to 4096 bytes"},
+		"data only":                 {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
+		"no pickle":                 {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
+		"empty metadata":            {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
+		"hyper_parallel's":          {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
+		"a name that cairn refuses": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", oddName(t)) }, errors.ErrUnsupported, "1 to 4096 bytes"},
 		"a rank is missing": {func(s *mem.Store) {
 			storagetest.Put(t, s, "__0.metadata", nil)
 			storagetest.Put(t, s, "__2.metadata", nil)
@@ -126,7 +126,7 @@ func TestRecordsMustMatchMetadata(t *testing.T) {
 	}
 }
 
-// A file that is gone costs what lies in it, and no more.
+// If a file is gone, only its own tensors are lost.
 func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
 	storagetest.Remove(t, s, "__1_0.distcp")

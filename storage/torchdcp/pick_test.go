@@ -72,7 +72,7 @@ func TestPickProperty(t *testing.T) {
 	})
 }
 
-// What lies in order, turned or not, is made once.
+// A tensor in order, turned or not, is made once.
 func TestPickReadsOnce(t *testing.T) {
 	data := make([]byte, 6*50*7*2)
 	for name, strides := range map[string][]int64{"in order": {350, 7, 1}, "turned": {1, 6, 300}, "half turned": {7, 42, 1}} {
