@@ -413,7 +413,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 			return nil, err
 		}
 		have[info.Name] = info.Size
-		if formats.Stage(out.format, info.Name) > 1 { // a record need not name itself
+		if formats.WriteOrder(out.format, info.Name) > 1 { // a record need not name itself
 			out.sizes[info.Name] = info.Size
 		}
 	}
@@ -436,7 +436,7 @@ func (there *complete) common(ctx context.Context, local blob.Store) ([]string, 
 		if err != nil {
 			return nil, err
 		}
-		isRecord := formats.Stage(there.format, info.Name) > 1
+		isRecord := formats.WriteOrder(there.format, info.Name) > 1
 		record = record || isRecord
 		if size, ok := there.sizes[info.Name]; ok && size == info.Size && (isRecord || strings.Contains(info.Name, there.saveID)) {
 			names = append(names, info.Name)
@@ -452,6 +452,6 @@ func (there *complete) common(ctx context.Context, local blob.Store) ([]string, 
 			return nil, nil
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return formats.Stage(there.format, b) - formats.Stage(there.format, a) })
+	slices.SortFunc(names, func(a, b string) int { return formats.WriteOrder(there.format, b) - formats.WriteOrder(there.format, a) })
 	return names, nil
 }

@@ -151,19 +151,6 @@ func TestWriterRefusesUnknownClasses(t *testing.T) {
 	}
 }
 
-func TestFailIfExists(t *testing.T) {
-	s := new(mem.Store)
-	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
-	must.Do(t, o.Save(t, s, "first", states(t)...))
-	before := storagetest.Names(t, s)
-	if err := o.Save(t, s, "second", states(t)...); !errors.Is(err, storage.ErrExists) {
-		t.Errorf("Save = %v; want %v", err, storage.ErrExists)
-	}
-	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
-		t.Errorf("files %q; want %q", got, before)
-	}
-}
-
 // Two saves at once onto nothing: the later commit is refused.
 func TestFailIfExistsAtCommit(t *testing.T) {
 	s := new(mem.Store)
