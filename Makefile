@@ -25,10 +25,13 @@ OWN = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
 # fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
 TAGS = disable_grpc_modules
 export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
+# The tools of "make release".
+GORELEASER ?= v2.15.4
+CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
+.PHONY: all build wheels release demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
 
 all: build test lint ## build, test and lint
 
@@ -37,6 +40,13 @@ build: ## build the static binary bin/cairn
 
 wheels: ## build and check the wheels of the Python package for all systems, in bin/wheels
 	GO=$(GO) PYTHON='$(PYTHON)' tools/wheels $(BIN)/wheels
+
+# goreleaser makes the image with docker's engine, which not every machine has.
+release: ## build all that a release publishes, in bin/release, and publish nothing
+	GOBIN=$(abspath $(BIN)) GOFLAGS= $(GO) install github.com/goreleaser/goreleaser/v2@$(GORELEASER)
+	GOBIN=$(abspath $(BIN)) GOFLAGS= $(GO) install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX)
+	PATH=$(abspath $(BIN)):$$PATH GOFLAGS= $(BIN)/goreleaser release --snapshot --clean \
+		$$(docker info >/dev/null 2>&1 || { echo "there is no docker engine: the image is left out" >&2; echo --skip=docker; })
 
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo

@@ -139,6 +139,7 @@ var libraries = map[string]string{
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob": "blob/azure blob/conformance",
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore":         "blob/azure",
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity":     "blob/azure",
+	"golang.org/x/crypto/x509roots/fallback":               "cmd/cairn",
 	"golang.org/x/oauth2":                                  "blob/gcs",
 	"github.com/versity/versitygw":                         "blob/conformance",
 	"github.com/fsouza/fake-gcs-server":                    "blob/conformance",
