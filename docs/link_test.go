@@ -42,11 +42,16 @@ func TestLinksLeadSomewhere(t *testing.T) {
 // prose returns a page without its code.
 func prose(t *testing.T, page string) string {
 	t.Helper()
+	return fenced.ReplaceAllString(readPage(t, page), "")
+}
+
+func readPage(t *testing.T, page string) string {
+	t.Helper()
 	b, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fenced.ReplaceAllString(string(b), "")
+	return string(b)
 }
 
 // anchors returns the names by which a page's headings are linked to.

@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -15,6 +14,7 @@ var (
 	pythonCall    = regexp.MustCompile(`\bcairn\.(torch\.)?([A-Za-z]\w*)(?:\(([^\n]*)\))?`)
 	pythonKeyword = regexp.MustCompile(`[(,] *(\w+)=[^=]`)
 	pythonAll     = regexp.MustCompile(`(?s)\n__all__ = \[(.*?)\]`)
+	pythonDef     = regexp.MustCompile(`(?ms)^def ([a-z]\w*)\((.*?)\) ->`)
 	quotedName    = regexp.MustCompile(`"(\w+)"`)
 )
 
@@ -26,11 +26,7 @@ func TestPythonInPagesNamesWhatIsThere(t *testing.T) {
 	signatures := pythonSignatures(t, "../python/cairn/torch/*.py")
 	total := 0
 	for _, page := range pages(t) {
-		b, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, block := range pythonBlock.FindAllStringSubmatch(quoted.ReplaceAllString(string(b), ""), -1) {
+		for _, block := range pythonBlock.FindAllStringSubmatch(quoted.ReplaceAllString(readPage(t, page), ""), -1) {
 			for _, m := range pythonCall.FindAllStringSubmatch(block[1], -1) {
 				total++
 				known := inPackage
@@ -57,12 +53,8 @@ func TestPythonInPagesNamesWhatIsThere(t *testing.T) {
 // pythonNames returns the names that a package exports, and its modules.
 func pythonNames(t *testing.T, folder string) map[string]bool {
 	t.Helper()
-	src, err := os.ReadFile(filepath.Join(folder, "__init__.py"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	out := map[string]bool{}
-	for _, list := range pythonAll.FindAllStringSubmatch(string(src), -1) {
+	for _, list := range pythonAll.FindAllStringSubmatch(readPage(t, filepath.Join(folder, "__init__.py")), -1) {
 		for _, m := range quotedName.FindAllStringSubmatch(list[1], -1) {
 			out[m[1]] = true
 		}
@@ -86,11 +78,7 @@ func pythonSignatures(t *testing.T, pattern string) map[string]string {
 	}
 	out := map[string]string{}
 	for _, file := range files {
-		src, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range regexp.MustCompile(`(?ms)^def ([a-z]\w*)\((.*?)\) ->`).FindAllStringSubmatch(string(src), -1) {
+		for _, m := range pythonDef.FindAllStringSubmatch(readPage(t, file), -1) {
 			out[m[1]] += m[2] // async_save and the like have overloads
 		}
 	}
@@ -100,11 +88,7 @@ func pythonSignatures(t *testing.T, pattern string) map[string]string {
 // The README is a first look; pages in docs have the rest.
 func TestReadmeIsShort(t *testing.T) {
 	const most = 1200
-	b, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := len(strings.Fields(string(b))); n > most {
+	if n := len(strings.Fields(readPage(t, "../README.md"))); n > most {
 		t.Errorf("README.md has %d words; want at most %d", n, most)
 	}
 }
