@@ -90,3 +90,19 @@ func TestNamedFilesExist(t *testing.T) {
 		}
 	}
 }
+
+// The list of design notes has all of them.
+func TestDesignNotesAreListed(t *testing.T) {
+	notes, err := filepath.Glob("design/0*.md")
+	if err != nil || len(notes) < 20 {
+		t.Fatalf("%d design notes, %v", len(notes), err)
+	}
+	list := readPage(t, "design/README.md")
+	for _, n := range notes {
+		title, _, _ := strings.Cut(strings.TrimPrefix(readPage(t, n), "# "), "\n")
+		number, title, _ := strings.Cut(title, ": ")
+		if row := "| [" + number + "](" + filepath.Base(n) + ") | " + title + " |\n"; number != "NNNN" && !strings.Contains(list, row) {
+			t.Errorf("design/README.md has no row %q", row)
+		}
+	}
+}
