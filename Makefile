@@ -28,7 +28,7 @@ export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate site clean help
+.PHONY: all build wheels demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -119,6 +119,9 @@ gobench: ## run the Go benchmarks
 
 generate: ## rewrite goldens and quoted code (tests with an -update flag); look at the diff
 	$(GO) test -count=1 $(GOLDENS) -update
+
+changelog: ## make CHANGELOG.md of the entries of all releases in changelog/
+	$(GO) test -count=1 ./changelog -update
 
 $(BIN)/site-venv: docs/requirements.txt
 	rm -rf $@ && $(or $(PYTHON),python3) -m venv $@ && $@/bin/pip install -q --disable-pip-version-check -r $< && touch $@
