@@ -31,7 +31,7 @@ CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
+.PHONY: all build wheels release demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -129,6 +129,15 @@ gobench: ## run the Go benchmarks
 
 generate: ## rewrite goldens and quoted code (tests with an -update flag); look at the diff
 	$(GO) test -count=1 $(GOLDENS) -update
+
+changelog: ## make CHANGELOG.md of the entries of all releases in changelog/
+	$(GO) test -count=1 ./changelog -update
+
+$(BIN)/site-venv: docs/requirements.txt
+	rm -rf $@ && $(or $(PYTHON),python3) -m venv $@ && $@/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+
+site: $(BIN)/site-venv ## build the documentation site in bin/site, and fail on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/site-venv/bin/mkdocs build --strict -d $(abspath $(BIN))/site
 
 clean: ## remove what make built
 	rm -rf $(BIN)
