@@ -31,7 +31,7 @@ CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
+.PHONY: all build wheels release demo test test-go test-cloud test-torch race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -51,12 +51,15 @@ release: ## build all that a release publishes, in bin/release, and publish noth
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
-# What waits runs beside what computes: the set-up of a PyTorch, and the tests with servers.
+# What waits runs beside what computes: the set-up of a PyTorch, and tests with servers or
+# with processes of Python.
 test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=)
-	@$(MAKE) --no-print-directory -j3 test-go test-cloud torch
+	@$(MAKE) --no-print-directory -j3 test-go test-cloud test-torch
+
+test-torch: torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
 	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -- \
-		-run '^TestInterop$$' -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
+		-run '^TestInterop$$' -vet=off -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 
 test-go:
 	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OWN)
