@@ -459,10 +459,7 @@ func (s *soak) end() {
 func (s *soak) checkFiles() {
 	s.Helper()
 	store := must.Get(file.Open(filepath.Join(s.dir, "checkpoint"), nil))(s)
-	c, err := cairn.Open(s.Context(), store)
-	if err != nil {
-		s.Fatal(err)
-	}
+	c := must.Get(cairn.Open(s.Context(), store))(s)
 	defer c.Close()
 	left := map[string]bool{}
 	must.Do(s, filepath.WalkDir(store.Dir(), func(path string, d fs.DirEntry, err error) error {

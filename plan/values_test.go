@@ -58,10 +58,7 @@ func TestCheckValuesOfUnchangedPlans(t *testing.T) {
 	send := func(rng byte) []*plan.SavePlan {
 		var out []*plan.SavePlan
 		for rank, p := range plans(rng) {
-			q, err := caches[rank].Local(p, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			q := must.Get(caches[rank].Local(p, ""))(t)
 			q = must.Get(carried(plan.SavePlanCodec{}, q))(t)
 			out = append(out, q)
 		}

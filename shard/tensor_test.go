@@ -147,10 +147,7 @@ func TestPartRefuses(t *testing.T) {
 	wide := ints(t, 8, 2)
 	column := must.Get(wide.Narrow(box([]int64{0, 1}, []int64{8, 1})))(t)
 	run := must.Get(tensor.FromStrided(tensor.Int32, []int64{8}, []int64{2}, 1, wide.Contents()))(t)
-	s, err := shard.New(shard.FlatEven(1), []int64{4, 2}, 0, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.New(shard.FlatEven(1), []int64{4, 2}, 0, run))(t)
 	if _, err := s.Part(0); !errors.Is(err, tensor.ErrLayout) {
 		t.Errorf("Part of a flat local tensor with gaps = %v; want %v", err, tensor.ErrLayout)
 	}

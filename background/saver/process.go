@@ -338,9 +338,9 @@ func (p *Process) handle(f *frame) error {
 	case typeReady, typeListening, typeJoined:
 		return p.answered(f)
 	case typeFetch:
-		return onLenient(f, p.fetch)
+		return on(f, false, p.fetch)
 	case typeReleased:
-		return onLenient(f, func(b *releasedBody) error {
+		return on(f, false, func(b *releasedBody) error {
 			if s := p.save(b.Generation); s != nil {
 				for _, i := range b.Items {
 					s.snapshot.Release(i)
@@ -349,27 +349,27 @@ func (p *Process) handle(f *frame) error {
 			return nil
 		})
 	case typeProgress:
-		return onLenient(f, p.progress)
+		return on(f, false, p.progress)
 	case typeWarning:
-		return onLenient(f, func(b *warningBody) error {
+		return on(f, false, func(b *warningBody) error {
 			if o := p.observer(b.subject); o != nil && o.Warned != nil {
 				o.Warned(errors.New(b.Text))
 			}
 			return nil
 		})
 	case typeSaved:
-		return onLenient(f, func(b *savedBody) error {
+		return on(f, false, func(b *savedBody) error {
 			if s := p.take(b.Generation, b.Report != nil); s != nil && b.Report != nil {
 				s.over(b.Report, nil)
 			}
 			return nil
 		})
 	case typeUploaded:
-		return onLenient(f, p.handleUploaded)
+		return on(f, false, p.handleUploaded)
 	case typeFailed:
 		return p.failed(f)
 	case typeRefused:
-		return onLenient(f, func(b *refusedBody) error {
+		return on(f, false, func(b *refusedBody) error {
 			p.refused = b.Error.err()
 			return nil
 		})

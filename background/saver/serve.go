@@ -177,47 +177,34 @@ func (s *server) refuse(err error) {
 	s.out.close(refuseTime)
 }
 
+// handlers handle the messages of a trainer. hello may have unknown fields, because it may
+// come from another version.
+var handlers = map[string]func(s *server, f *frame) error{
+	typeHello:    func(s *server, f *frame) error { return on(f, false, s.hello) },
+	typeListen:   func(s *server, f *frame) error { return on(f, true, s.meetOthers) },
+	typeJoin:     func(s *server, f *frame) error { return on(f, true, s.join) },
+	typeSave:     func(s *server, f *frame) error { return on(f, true, s.save) },
+	typeStaged:   func(s *server, f *frame) error { return on(f, true, s.staged) },
+	typeAbandon:  func(s *server, f *frame) error { return on(f, true, s.abandon) },
+	typeFetched:  func(s *server, f *frame) error { return on(f, true, s.fetched) },
+	typeDrop:     func(s *server, f *frame) error { return on(f, true, s.drop) },
+	typeLoad:     func(s *server, f *frame) error { return on(f, true, s.load) },
+	typeDescribe: func(s *server, f *frame) error { return on(f, true, s.describe) },
+	typeCancel:   func(s *server, f *frame) error { return on(f, true, s.cancelLoad) },
+}
+
 // handle handles one message. An error ends the conversation.
 func (s *server) handle(f *frame) error {
-	switch f.Type {
-	case typeHello:
-		return onLenient(f, s.hello) // another version may have more fields
-	case typeListen:
-		return on(f, s.meetOthers)
-	case typeJoin:
-		return on(f, s.join)
-	case typeSave:
-		return on(f, s.save)
-	case typeStaged:
-		return on(f, s.staged)
-	case typeAbandon:
-		return on(f, s.abandon)
-	case typeFetched:
-		return on(f, s.fetched)
-	case typeDrop:
-		return on(f, s.drop)
-	case typeLoad:
-		return on(f, s.load)
-	case typeDescribe:
-		return on(f, s.describe)
-	case typeCancel:
-		return on(f, s.cancelLoad)
+	if h := handlers[f.Type]; h != nil {
+		return h(s, f)
 	}
 	return fmt.Errorf("%w: type %q", ErrMessage, f.Type)
 }
 
-// on decodes the body of a message and handles it.
-func on[T any](f *frame, fn func(*T) error) error {
-	b, err := decode[T](f, true)
-	if err != nil {
-		return err
-	}
-	return fn(b)
-}
-
-// onLenient is on for a message that may have fields that are not known.
-func onLenient[T any](f *frame, fn func(*T) error) error {
-	b, err := decode[T](f, false)
+// on decodes the body of a message and handles it. Unknown fields are an error if strict
+// is set.
+func on[T any](f *frame, strict bool, fn func(*T) error) error {
+	b, err := decode[T](f, strict)
 	if err != nil {
 		return err
 	}

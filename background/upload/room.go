@@ -452,6 +452,8 @@ func (there *complete) common(ctx context.Context, local blob.Store) ([]string, 
 			return nil, nil
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return formats.WriteOrder(there.format, b) - formats.WriteOrder(there.format, a) })
+	slices.SortFunc(names, func(a, b string) int {
+		return formats.WriteOrder(there.format, b) - formats.WriteOrder(there.format, a)
+	})
 	return names, nil
 }
