@@ -10,8 +10,8 @@ type TB interface {
 
 // Do ends the test if err is not nil.
 func Do(t TB, err error) {
-	t.Helper()
 	if err != nil {
+		t.Helper() // only now: it takes time, and a loop may call Do
 		t.Fatal(err)
 	}
 }
@@ -20,8 +20,10 @@ func Do(t TB, err error) {
 // the test if err is not nil: store := must.Get(file.Open(dir, nil))(t).
 func Get[T any](v T, err error) func(t TB) T {
 	return func(t TB) T {
-		t.Helper()
-		Do(t, err)
+		if err != nil {
+			t.Helper()
+			t.Fatal(err)
+		}
 		return v
 	}
 }
