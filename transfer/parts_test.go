@@ -58,7 +58,9 @@ func divided(t *testing.T, src blob.Store) (ranks [2]rankPart, data []storage.Fi
 		ranks[0].Last = append(ranks[0].Last, name)
 		put(t, src, ranks[0].store, name)
 	}
-	slices.SortFunc(ranks[0].Last, func(a, b string) int { return cmp.Compare(formats.WriteOrder(format, a), formats.WriteOrder(format, b)) })
+	slices.SortFunc(ranks[0].Last, func(a, b string) int {
+		return cmp.Compare(formats.WriteOrder(format, a), formats.WriteOrder(format, b))
+	})
 	return ranks, data
 }
 
