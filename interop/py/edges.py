@@ -200,7 +200,7 @@ def fails_early(path):
             handles.append(cairn.torch.async_save(state, path, overwrite=False, overlap=True))
             begun.set()
             found = []
-            raises(found, "wait_staged", cairn.ExistsError, lambda: handles[0].wait_staged(LIMIT))
+            raises(found, "staged.result", cairn.ExistsError, lambda: handles[0].staged.result(LIMIT))
         finally:
             cairn.torch._save.copy_units = copy_units
         free.append(arena.largest())
@@ -701,7 +701,7 @@ def uploads(path):
     for step in range(1, 5):
         handle = cairn.torch.async_save(state_of(step), f"{disk}/step-{step}", step=step, remote=f"{there}/step-{step}", local_bytes=7 << 20)
         saved = handle.result(LIMIT)
-        if (report := handle.wait_uploaded(LIMIT))["save_id"] != saved["save_id"] or not handle.uploaded() or report.get("direct"):
+        if (report := handle.uploaded.result(LIMIT)).save_id != saved.save_id or not handle.uploaded.done() or report.direct:
             found.append(f"the upload of step {step}: {report}, after {saved}")
         if (used := sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(disk) for f in files)) > 7 << 20:
             found.append(f"{used} bytes on the disk of rank {dist.get_rank()}")
@@ -720,7 +720,7 @@ def uploads(path):
     dist.barrier()
     handle = cairn.torch.async_save(state_of(6), f"{disk}/step-6", step=6, remote=f"{path}/file/step-6")
     handle.result(LIMIT)
-    raises(found, "an upload to where a file is", cairn.CairnError, lambda: handle.wait_uploaded(LIMIT))
+    raises(found, "an upload to where a file is", cairn.CairnError, lambda: handle.uploaded.result(LIMIT))
     return found
 
 
@@ -756,8 +756,8 @@ def ctrl_c(path):
     x = torch.arange(9.0)
     handle = cairn.torch.async_save({"x": x}, path, overlap=True)
     interrupted(found, "result", handle.result)
-    interrupted(found, "wait_staged", handle.wait_staged)
-    if handle.staged() or handle.done():
+    interrupted(found, "staged.result", handle.staged.result)
+    if handle.staged.done() or handle.done():
         found.append("the save is over")
     go_on.set()
     handle.result(LIMIT)
@@ -859,7 +859,7 @@ def complete_early(path):
 
     saver.send = slow
     handle = cairn.torch.async_save({"x": torch.ones(2)}, path)
-    if not handle.staged() or not handle.result(LIMIT)["save_id"]:
+    if not handle.staged.done() or not handle.result(LIMIT).save_id:
         wrong.append("the save has no outcome")
     cairn.torch.close()
     return wrong

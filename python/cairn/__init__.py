@@ -25,12 +25,14 @@ from cairn.errors import (
 if TYPE_CHECKING:
     from cairn.checkpoint import Checkpoint, Tensor, latest, open  # noqa: A004
 
-from cairn.version import VERSION as __version__  # noqa: E402
+from cairn.reports import LoadReport, Phase, SaveReport, Traffic, UploadReport
+from cairn.version import VERSION as __version__
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
-    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "PickleWarning", "ReplacedError", "RepresentError", "SaveWarning",
-    "SaverError", "StateError", "Tensor", "UncertainError", "UnderWayError", "VersionError", "latest", "open",
+    "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase", "PickleWarning", "ReplacedError",
+    "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError",
+    "UploadReport", "VersionError", "latest", "open",
 ]
 
 

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import base64
 import difflib
-import itertools
 import json
 import math
-import operator
 import os
 import subprocess
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from cairn import errors, saver, values
-
-# The bytes of an element, the format of memoryviews in all supported Pythons, and the name that numpy has for it.
-_DTYPES: dict[str, tuple[int, Optional[str], Optional[str]]] = {
-    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, None, "float16"), "bfloat16": (2, None, None),
-    "int64": (8, "q", "int64"), "int32": (4, "i", "int32"), "int16": (2, "h", "int16"), "int8": (1, "b", "int8"),
-    "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"), "uint8": (1, "B", "uint8"),
-    "bool": (1, "?", "bool"), "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
-    **{f"float8_{kind}": (1, None, None) for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
-}
-
-PIECE = 64 << 20
-"""Large tensors are read in pieces of about this many bytes."""
-
-
-def element_size(dtype: str) -> int:
-    """Returns the bytes of an element."""
-    if dtype not in _DTYPES:
-        raise errors.RepresentError(f"elements of the type {dtype!r} can be neither saved nor loaded", ("storage.represent",))
-    return _DTYPES[dtype][0]
-
+from cairn import _saver, errors, values
+from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 
 def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = None, format: Optional[str] = None,  # noqa: A001
          format_options: Optional[dict] = None) -> "Checkpoint":
@@ -43,7 +22,7 @@ def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = Non
     they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
     """
-    saver.address_of(path)  # of None and the like
+    _saver.address_of(path)  # of None and the like
     return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 
@@ -60,9 +39,9 @@ class Checkpoint(Mapping[str, Any]):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
-        self._store = saver.address_of(path)  # the working directory may change
+        self._store = _saver.address_of(path)  # the working directory may change
         self._source: dict[str, Any] = {"format": format, "format_options": format_options}
-        d = saver.shared().describe(self._store, format, format_options)
+        d = _saver.shared().describe(self._store, format, format_options)
         self.format: str = d.get("format", "")
         self.step: Optional[int] = d.get("step")
         self.save_id: str = d.get("save_id", "")
@@ -164,7 +143,7 @@ class Checkpoint(Mapping[str, Any]):
             raise ValueError(f"the checkpoint {self.path} is closed")
 
     def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
-        saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
+        _saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
 
     def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
              device: Any = None) -> list[Any]:
@@ -172,7 +151,7 @@ class Checkpoint(Mapping[str, Any]):
         self._check()
         kind = framework or self.framework or _default_framework()
         wants, results, targets = [], [], []
-        most = min(PIECE, saver.shared().arena.window // 2)
+        most = min(PIECE, _saver.shared().arena.window // 2)
         for name, box in boxes:
             e = self.entry(name)
             if "dtype" not in e:
@@ -195,28 +174,6 @@ class Checkpoint(Mapping[str, Any]):
         return [r() for r in results]
 
 
-def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int], most: int = PIECE) -> Iterator[tuple[dict, int]]:
-    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's bytes."""
-    want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
-    row = element_size(entry["dtype"])
-    if math.prod(sizes) * row <= most:
-        yield {**want, "offsets": offsets, "sizes": sizes, "nbytes": math.prod(sizes) * row}, 0
-        return
-    # A piece is some rows of the last dimension that is too large to be part of a row.
-    dim = len(sizes) - 1
-    while dim > 0 and row * sizes[dim] <= most:
-        row *= sizes[dim]
-        dim -= 1
-    rows, at = max(1, most // row), 0
-    for index in itertools.product(*(range(n) for n in sizes[:dim])):
-        for first in range(0, sizes[dim], rows):
-            n = min(rows, sizes[dim] - first)
-            start = [*index, first, *[0] * (len(sizes) - dim - 1)]
-            yield {**want, "offsets": [o + i for o, i in zip(offsets, start)], "sizes": [*[1] * dim, n, *sizes[dim + 1:]],
-                   "nbytes": n * row}, at
-            at += n * row
-
-
 def _default_framework() -> str:
     try:
         import numpy  # noqa: F401
@@ -232,7 +189,7 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
 
         return _memory.allocate(dtype, sizes, device)
     n = math.prod(sizes) * element_size(dtype)
-    _, code, numpy_name = _DTYPES.get(dtype, (0, None, None))
+    _, code, numpy_name = DTYPES.get(dtype, (0, None, None))
     if kind == "numpy":
         if numpy_name is None:
             raise errors.CastError(f"numpy has no {dtype}: use framework='torch' or 'memory'", ("tensor.cast",))
@@ -301,41 +258,6 @@ class Tensor:
         return got[tuple(slice(None) if a is None else a for a in after)]
 
 
-def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[Any]]:
-    """Returns the smallest box that has the elements of an index, and what is left to select in it.
-
-    The rest has one entry for each dimension: None, 0 for a single index, or a slice with a step.
-    """
-    parts = list(index) if isinstance(index, tuple) else [index]
-    dots = [i for i, p in enumerate(parts) if p is Ellipsis]
-    if len(dots) > 1:
-        raise IndexError("an index has at most one ellipsis")
-    for i in dots:
-        parts[i:i + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
-    if len(parts) > len(shape):
-        raise IndexError(f"{len(parts)} indices for {len(shape)} dimensions")
-    parts += [slice(None)] * (len(shape) - len(parts))
-    offsets: list[int] = []
-    sizes: list[int] = []
-    after: list[Any] = []
-    for n, p in zip(shape, parts):
-        if isinstance(p, slice):
-            r = range(n)[p]
-            lo, hi = (min(r[0], r[-1]), max(r[0], r[-1]) + 1) if r else (0, 0)
-            after.append(None if r.step == 1 or not r else slice(None, None, r.step))
-        else:
-            if isinstance(p, bool):
-                raise TypeError("an index is an integer, a slice or an ellipsis, not a bool")
-            i = operator.index(p)
-            if not -n <= i < n:
-                raise IndexError(f"index {i} of a dimension of {n}")
-            lo, hi = i % n, i % n + 1
-            after.append(0)
-        offsets.append(lo)
-        sizes.append(hi - lo)
-    return offsets, sizes, after
-
-
 _KINDS: dict[str, type[errors.CairnError]] = {
     "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError, "usage": errors.OptionsError,
     "uncertain": errors.UncertainError,
@@ -355,17 +277,17 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
     wait or still after timeout seconds. UncertainError: there is none, but object storage has
     not answered the commit of a save, and may still carry it out.
     """
-    address = saver.address_of(run)
+    address = _saver.address_of(run)
     if os.path.isfile(address):
         raise errors.OptionsError(f"{address} is a file: a run is a folder of checkpoints", ("storage.options",))
-    program = saver.binary()
+    program = _saver.binary()
     command = [program, "latest", "--json"]
     if wait:
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     if remote is not None:
-        command.append(f"--remote={saver.address_of(remote)}")
+        command.append(f"--remote={_saver.address_of(remote)}")
     done = subprocess.run([*command, "--", address], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)

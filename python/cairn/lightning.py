@@ -17,7 +17,7 @@ import warnings
 from typing import Any, Optional
 
 from cairn import errors
-from cairn.saver import address_of
+from cairn._saver import address_of
 from cairn.torch._save import Handle
 from cairn.torch._whole import async_save_whole, load_whole
 

@@ -31,7 +31,7 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors
-from cairn.saver import address_of, binary
+from cairn._saver import address_of, binary
 from cairn.torch._job import agree, distributed
 from cairn.torch._whole import async_save_whole, load_whole
 

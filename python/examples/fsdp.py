@@ -116,7 +116,7 @@ def main():
         loss = model(batch(step, device))
         loss.backward()
         # The copy was made during the forward and backward pass. When it is complete, the state may change.
-        if save is not None and not succeeds(save.wait_staged):
+        if save is not None and not succeeds(save.staged.result):
             save = None
         optimizer.step()
         optimizer.zero_grad()

@@ -5,7 +5,7 @@ import secrets
 import struct
 
 from cairn import values
-from cairn.saver import Reply, Saver
+from cairn._saver import Reply, Saver
 
 
 def join(saver):
@@ -55,7 +55,7 @@ def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format
         saver.send("staged", generation=generation, units=units)
         saver.send("staged", generation=generation, all=True)
     try:
-        return reply.result(120)["report"]
+        return reply.result(120)
     finally:
         for at, n in held:
             arena.view[at:at + 8] = bytes(8)

@@ -5,7 +5,7 @@ import math
 import random
 import unittest
 
-from cairn.checkpoint import PIECE, box, cut
+from cairn._boxes import PIECE, box, cut
 
 try:
     import numpy

@@ -14,7 +14,8 @@ import tempfile
 import unittest
 
 import cairn
-from cairn import saver, values
+from cairn import _saver as saver
+from cairn import values
 from cairn.checkpoint import element_size
 from saving import checkpoint
 

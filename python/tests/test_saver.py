@@ -17,8 +17,8 @@ import unittest
 from unittest import mock
 
 import cairn
-from cairn import saver
-from cairn.saver import Arena, Saver
+from cairn import _saver as saver
+from cairn._saver import Arena, Saver
 from saving import checkpoint, join, save
 
 LIMIT = 120
@@ -171,8 +171,8 @@ class Uploads(unittest.TestCase):
 
     def test_both_stores_have_it(self):
         saved, upload = self.save("step-1")
-        report = upload.result(LIMIT)["report"]
-        self.assertEqual(report["save_id"], saved["save_id"])
+        report = upload.result(LIMIT)
+        self.assertEqual(report.save_id, saved.save_id)
         for run in "local", "remote":
             with cairn.open(self.dir / run / "step-1", framework="memory") as c:
                 self.assertEqual(c["x"][:].tolist(), list(range(1 << 17)))
@@ -298,9 +298,9 @@ class Saves(unittest.TestCase):
                 place = self.folder / f"staged-{staged}"
                 report = save(s, place, {"a": ("int64", (500, 2), numbers(1000)), "b": ("uint8", (), b"\x07")}, {"note": "from Python"},
                               staged=staged, step=7)
-                self.assertEqual(report["step"], 7)
+                self.assertEqual(report.step, 7)
                 with cairn.open(place, framework="memory") as c:
-                    self.assertEqual((c.step, c.save_id, c.world_size), (7, report["save_id"], 1))
+                    self.assertEqual((c.step, c.save_id, c.world_size), (7, report.save_id, 1))
                     self.assertEqual(c["note"], "from Python")
                     self.assertEqual(c["a"][10:12].tolist(), [[20, 21], [22, 23]])
                     self.assertEqual(c["b"][()].tolist(), 7)
@@ -440,7 +440,7 @@ class Loads(unittest.TestCase):
         try:
             done = run(f"""
                 import cairn
-                from cairn import saver
+                from cairn import _saver as saver
                 c = cairn.open({self.place!r}, framework="memory")
                 assert saver.shared().arena.size == 2 << 20
                 assert c["large"][3, 2, 49_999].tolist() == 599_999
@@ -526,7 +526,8 @@ class Loads(unittest.TestCase):
         s = self.small()
         with self.assertRaisesRegex(cairn.MissingError, '^plan: "other": '):
             s.load(self.place, [{"name": "other"}], lambda *a: None)
-        self.assertEqual(s.load(self.place, [{"name": "other"}, {"name": "v"}], lambda *a: None, allow_missing=True), ["other"])
+        report = s.load(self.place, [{"name": "other"}, {"name": "v"}], lambda *a: None, allow_missing=True)
+        self.assertEqual(report.missing, ("other",))
 
     def test_the_saver_is_killed_during_a_load(self):
         s = self.small()
@@ -646,7 +647,7 @@ class Processes(unittest.TestCase):
     def test_a_child_of_a_fork_uses_a_checkpoint_of_its_parent(self):
         done = run(f"""
             import os, cairn
-            from cairn import saver
+            from cairn import _saver as saver
             c = cairn.open({self.place!r}, framework="memory")
             mine = saver.shared()
             name = os.readlink(f"/proc/self/fd/{{mine._sock.fileno()}}")
@@ -672,7 +673,7 @@ class Processes(unittest.TestCase):
         # The child lives until it reads a byte.
         done = run(f"""
             import os, cairn
-            from cairn import saver
+            from cairn import _saver as saver
             cairn.open({self.place!r})
             pid = os.fork()
             if not pid:
@@ -695,7 +696,7 @@ class Processes(unittest.TestCase):
             with self.subTest(end=end):
                 done = run(f"""
                     import cairn
-                    from cairn import saver
+                    from cairn import _saver as saver
                     c = cairn.open({self.place!r})
                     print(saver.shared().process.pid, flush=True)
                     {end}
@@ -708,7 +709,7 @@ class Processes(unittest.TestCase):
         done = run(f"""
             import os, signal, threading, time, cairn
             from test_saver import interrupt_after_send, stop
-            from cairn import saver
+            from cairn import _saver as saver
             c = cairn.open({self.place!r}, framework="memory")
             pid = saver.shared().process.pid
             print(pid, flush=True)
@@ -751,7 +752,7 @@ class Processes(unittest.TestCase):
                 done = run(f"""
                     import threading, cairn
                     from test_saver import interrupt_after_send, stop
-                    from cairn import saver
+                    from cairn import _saver as saver
                     c = cairn.open({self.place!r}, framework="memory")
                     pid = saver.shared().process.pid
                     print(pid, flush=True)

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional
 import torch.distributed as dist
 
 from cairn import errors
-from cairn.saver import Arena, Saver, default_ceiling
+from cairn._saver import Arena, Saver, default_ceiling
 from cairn.torch._memory import Memory
 
 _LACKS, _FAILS = 1 << 20, 1 << 40  # what the ranks add to the count of those that have arrived

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import collections
+import dataclasses
 import functools
 import io
 import itertools
@@ -17,23 +18,24 @@ from typing import Any, Callable, Optional
 import torch
 
 from cairn import errors, names, values
-from cairn.checkpoint import PIECE, cut
+from cairn._boxes import PIECE, cut
 from cairn.names import Rename
-from cairn.saver import address_of
+from cairn._saver import Saver, address_of
+from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
 def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, rename: Rename = None, format: Optional[str] = None,
-         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range", alone: bool = False) -> list[str]:
+         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range", alone: bool = False) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
     converted to its dtype. Values are replaced in the dict. A name that only the state has is a
     MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
     optimizer of the state, and the module or optimizer lacks. Without strict, they are left
-    out: the list that is returned has what the checkpoint lacks, which stays as it is. Other
+    out: ``missing`` of the report has the names that the checkpoint lacks, which stay as they are. Other
     objects with a state_dict, such as a scheduler, get all that was saved of them. What else
     only the checkpoint has, also in dicts that the state has, is left out. Objects that were pickled are made
     again only with allow_pickle, because a pickle can run any code. format and format_options
@@ -50,19 +52,18 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 
     With alone, only this rank loads, and does not wait for the others.
     """
-    error, save_id = None, ""
-    missing: list[str] = []
+    error, report = None, LoadReport()
     try:
-        missing, save_id = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
+        report = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
     if not alone:
-        agree("load", error, same=save_id, differs=lambda theirs: errors.ChangedError(
-            f"another rank has loaded the save {theirs}, and this one {save_id}: the ranks have loaded different checkpoints, or {path} "
+        agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
+            f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded different checkpoints, or {path} "
             "was replaced meanwhile", ("storage.changed",)))
     elif error is not None:
         raise error
-    return missing
+    return report
 
 
 class _Load:
@@ -88,8 +89,8 @@ class _Load:
         start = bisect.bisect_left(self.names, prefix)
         return list(itertools.takewhile(lambda name: name.startswith(prefix), itertools.islice(self.names, start, None)))
 
-    def run(self, state: Mapping) -> tuple[list[str], str]:
-        """Returns the names that are missing, and the save that was loaded, if that is known."""
+    def run(self, state: Mapping) -> LoadReport:
+        """Loads the state."""
         check(state)
         if not state:
             warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
@@ -125,7 +126,7 @@ class _Load:
             if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
-            lacks = set(loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast))
+            report = loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast)
         except errors.NotFoundError:
             _ = self.entries  # its error has a hint
             raise
@@ -143,7 +144,8 @@ class _Load:
                     owners[k].load_state_dict(v)
             elif v is not state[k]:
                 Leaf(str(k), None, v, state, k).replace(v)
-        return [mine for mine, name in wanted.items() if name in lacks], loading.save_id
+        lacks = set(report.missing)
+        return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
 
     def _create_state(self, key: Any, optimizer: torch.optim.Optimizer, there: Callable[[str], str]) -> None:
         """Creates what a new optimizer keeps for the parameters that the checkpoint has something of."""
@@ -241,7 +243,6 @@ class Loading:
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.inference = False  # some tensors were made in torch.inference_mode
-        self.save_id = ""  # of what was loaded, if that is known
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
@@ -262,18 +263,17 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
-    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
-            save_id: str = "", cast: str = "in-range") -> list[str]:
-        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set.
+    def run(self, saver: Saver, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
+            save_id: str = "", cast: str = "in-range") -> LoadReport:
+        """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
-        ChangedError: the checkpoint is not that of save_id, if that is not empty.
+        ChangedError: save_id is not empty, and the checkpoint has another one.
         """
         self.memory.reclaim()
         # Pieces arrive in another thread, whose streams are not those of the caller.
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
-        reports: list[dict] = []
 
         def piece(i: int, data: Optional[memoryview], value: Any) -> None:
             target = self.targets[i]
@@ -299,9 +299,8 @@ class Loading:
             stream.synchronize()  # the memory is used again after this
 
         try:
-            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
-                                 save_id=save_id, reports=reports, cast=cast)
-            self.save_id = reports[0]["save_id"] if reports else ""
+            report = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
+                                save_id=save_id, cast=cast)
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
@@ -309,7 +308,7 @@ class Loading:
                 t.copy_(flat)
         for take, v in taken:
             take(v)
-        return missing
+        return report
 
 
 def made(name: str, v: Any, allow_pickle: bool) -> Any:

@@ -15,8 +15,8 @@ from typing import Any, Callable, Optional
 import torch
 
 from cairn import errors
-from cairn.checkpoint import element_size
-from cairn.saver import Arena
+from cairn._boxes import element_size
+from cairn._saver import Arena
 
 _SLICE = 32 << 20  # bytes that one thread copies at a time
 

@@ -25,8 +25,10 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 
 from cairn import errors, values
-from cairn.saver import Reply, address_of
+from cairn._saver import address_of
+from cairn.reports import SaveReport
 from cairn.torch import _job, _memory
+from cairn.torch._handle import Handle, unseen
 from cairn.torch._job import Job, job, ready
 from cairn.torch._state import Leaf, Opened, Part, check, check_memory, flatten, is_leaf, is_stateful, parts
 
@@ -34,39 +36,41 @@ _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT b
 _UNIT = 16 << 20
 _STAMP = 64  # bytes before the blobs of a unit
 _GROUP = 512 << 20  # bytes of new memory that are taken while the ones before are copied to
-_LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
 
 
 def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
          overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0,
          remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0, alone: bool = False,
-         may_differ: bool = False) -> dict:
-    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete, at remote too if that is set.
+         may_differ: bool = False) -> SaveReport:
+    """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
 
-    The state and the options are those of :func:`async_save`, the report is that of
-    :meth:`Handle.result`.
+    >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, path, step=100)
+    >>> report.step, report.bytes
+    (100, 32)
+
+    See :func:`async_save` for the state and the options.
     """
     handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
                         files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes, alone=alone,
                         may_differ=may_differ)
     report = handle.result()
-    handle.wait_uploaded()
+    handle.uploaded.result()
     return report
 
 
 def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
                overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
                files_per_rank: int = 0, overlap: bool = False, remote: "str | os.PathLike[str] | None" = None,
-               local_bytes: int = 0, alone: bool = False, may_differ: bool = False) -> "Handle":
+               local_bytes: int = 0, alone: bool = False, may_differ: bool = False) -> Handle:
     """Saves a state in the background. All ranks call it.
 
     It returns when the state has been copied aside, and the caller may change it. With
-    overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
+    overlap it returns at once: wait for ``handle.staged.result()`` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
 
     It raises an error if the arguments or the state cannot be saved, or a rank is gone. An
     error that comes later, also while the state is copied, is raised by
-    :meth:`Handle.result`. If nobody calls that, the next save warns of the error.
+    ``handle.result()``. If nobody calls that, the next save warns of the error.
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
     modules and optimizers. Tensors that are not sharded, and values, are saved once, and must be
@@ -82,7 +86,7 @@ def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional
 
     remote is the address of the same checkpoint in another store, such as
     "s3://bucket/run/step-100". It is uploaded there when path has it; see
-    :meth:`Handle.wait_uploaded`. path may be a disk of each host then. local_bytes bounds the
+    ``Handle.uploaded``. path may be a disk of each host then. local_bytes bounds the
     checkpoints in the folders beside path: the oldest are removed, once remote has them. If
     there is still no room, the save goes to remote at once.
 
@@ -126,163 +130,13 @@ def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, Optional[list[Par
     return out
 
 
-class Handle:
-    """A save that is under way. If it fails, :meth:`result` raises the error.
-
-    An error that no call has raised is reported by the next save, by :func:`cairn.torch.close`
-    and at the end of the process: as a :class:`cairn.SaveWarning`. ``warnings`` has what was
-    noticed that does not make the save fail.
-    """
-
-    def __init__(self) -> None:
-        self._path = ""
-        self._staged = Reply()
-        self._reply = Reply(self._heard)
-        self._upload: Optional[Reply] = None  # None: there is no remote store
-        self._planned = self._moved = 0
-        self._staging: Optional[_Staging] = None
-        self._seen: Optional[BaseException] = None  # an error that a call has raised
-        self.warnings: list[str] = []
-
-    def _heard(self, kind: str, body: dict) -> None:
-        if kind == "progress":
-            self._planned = body.get("planned", 0) or self._planned
-            self._moved += body.get("moved", 0)
-        elif kind == "released" and self._staging is not None:
-            self._staging.release(body["items"])
-        elif kind == "fetch" and self._staging is not None:
-            self._staging.fetch(body)
-        elif kind == "warning":
-            self.warnings.append(body["text"])
-
-    def __repr__(self) -> str:
-        if error := self._reply.error or self._staged.error:
-            return f"<save to {self._path}: failed: {error}>"
-        how = "complete" if self.done() else "staged" if self.staged() else "not staged yet"
-        return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
-
-    def staged(self) -> bool:
-        """Reports whether the state has been copied aside, or the save has failed."""
-        return self._staged.done()
-
-    def wait_staged(self, timeout: Optional[float] = None) -> None:
-        """Waits until the state has been copied aside. Then the caller may change it.
-
-        It raises the error of a save that fails before, and TimeoutError after timeout seconds.
-        """
-        self._told(self._staged, timeout)
-
-    def done(self) -> bool:
-        """Reports whether the save is over: complete or failed."""
-        return self._reply.done()
-
-    def result(self, timeout: Optional[float] = None) -> dict:
-        """Waits until the checkpoint is complete, or raises why it is not. TimeoutError: not within timeout seconds.
-
-        The report has "save_id", "step", "bytes" of all ranks, "local_bytes" that this rank
-        wrote, "files", "plan_reused", and how long it took: "plan_ns", "write_ns" and "phases".
-        """
-        return self._told(self._reply, timeout)["report"]
-
-    def uploaded(self) -> bool:
-        """Reports whether the upload is over: the remote store has the checkpoint, or it failed. Without remote, it is :meth:`done`."""
-        return (self._upload or self._reply).done()
-
-    def wait_uploaded(self, timeout: Optional[float] = None) -> Optional[dict]:
-        """Waits until the remote store has the checkpoint, or raises why it does not. TimeoutError: not within timeout seconds.
-
-        An upload that fails does not harm the checkpoint at path. The report has "save_id",
-        "bytes" and "files" of all ranks, "local_bytes" that this rank uploaded, "upload_ns",
-        "traffic", and "direct" if there was no room at path. Without remote it is None.
-        """
-        if self._upload is None:
-            self._told(self._reply, timeout)
-            return None
-        return self._told(self._upload, timeout)["report"]
-
-    def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
-        return self._moved, self._planned
-
-    def _told(self, reply: Reply, timeout: Optional[float]) -> dict:
-        """Waits for an outcome, and notes that the caller knows of its error."""
-        try:
-            return reply.result(timeout)
-        except BaseException as e:
-            _unseen.drop(self, e)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        self._staged.settle(error=error)
-        self._reply.settle(error=error)
-        if self._upload is not None:
-            self._upload.settle(error=error)
-
-
-class _Unseen:
-    """Saves of this process that are under way, and errors of saves that no call has raised."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets all saves: the child of a fork has none."""
-        self._lock = threading.Lock()
-        self._under_way: set[Reply] = set()
-        self._errors: list[tuple[str, BaseException]] = []
-
-    def watch(self, handle: Handle) -> None:
-        """Keeps the errors of a save until somebody has seen them."""
-        for text, reply in ("the save to", handle._reply), ("the upload of", handle._upload):
-            if reply is not None:
-                with self._lock:
-                    self._under_way.add(reply)
-                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle, reply))
-
-    def _over(self, what: str, handle: Handle, reply: Reply) -> None:
-        with self._lock:
-            self._under_way.discard(reply)
-            # The upload of a save that failed has the error of the save.
-            if reply.error is not None and reply.error is not handle._seen and not any(e is reply.error for _, e in self._errors):
-                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}", reply.error))
-
-    def drop(self, handle: Handle, error: BaseException) -> None:
-        """Notes that the caller knows of an error."""
-        with self._lock:
-            handle._seen = error
-            self._errors = [(text, e) for text, e in self._errors if e is not error]
-
-    def report(self) -> None:
-        """Warns of each error, once."""
-        while True:
-            with self._lock:
-                if not self._errors:
-                    return
-                text, _ = self._errors.pop(0)
-            warnings.warn(text, errors.SaveWarning, stacklevel=errors.outside())  # or raise it, and keep the others
-
-    def at_exit(self) -> None:
-        """Reports errors at the end of the process. Saves that are under way get a moment to fail before it."""
-        end = time.monotonic() + _LAST_WAIT
-        with self._lock:
-            last = list(self._under_way)
-        for reply in last:
-            reply.wait(max(0, end - time.monotonic()))
-        self.report()
-
-
-_unseen = _Unseen()
-atexit.register(_unseen.at_exit)
-os.register_at_fork(after_in_child=_unseen.clear)
-
-
 def close() -> None:
     """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
 
     It warns of saves that have failed, if nobody has called their ``result``.
     """
     _job.close()
-    _unseen.report()
+    unseen.report()
 
 
 @dataclass(slots=True)
@@ -623,7 +477,7 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
     """
     j = error = None
     try:
-        _unseen.report()
+        unseen.report()
         store = address_of(path)
         above = store
         while "://" not in store and not os.path.exists(above):
@@ -646,8 +500,7 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         error = e
     saver = ready(j, error, alone, f"save to {os.path.basename((upload_to or store).rstrip('/'))!r}, step {step}" if error is None else "")
     assert j is not None
-    handle = Handle()
-    handle._path = store
+    handle = Handle(store)
     number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format,
@@ -666,10 +519,10 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)
-    staging = _Staging(j, saver, state, number, handle)
+    staging = Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
-    _unseen.watch(handle)
+    handle._watch()
     try:
         staging.begun = events(state.units)
         saver.begin(("generation", number), handle._reply, "save", {"items": state.message()}, **message, fits=staging.reserve())
@@ -684,7 +537,7 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         handle._fail(e)
         staging.error = e
     if staging.error is not None and not isinstance(staging.error, Exception):  # Ctrl-C: the caller does not get the handle
-        _unseen.drop(handle, staging.error)
+        unseen.drop(handle._seen, staging.error)
         raise staging.error
     return handle
 
@@ -777,7 +630,7 @@ def prepare(state: Mapping) -> None:
     j.preparing.start()
 
 
-class _Staging:
+class Staging:
     """Copies a state into the shared memory, unit by unit."""
 
     def __init__(self, j: Job, saver: Any, state: State, generation: int, handle: Handle):
@@ -844,13 +697,13 @@ class _Staging:
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.nbytes for u in self.state.units for b in u.blobs))
-            self.handle._staged.settle({})
+            self.handle.staged._settle()
         except BaseException as e:
             self.begun.clear()
             # The shared memory is in use until the saver process has answered, by this error or by the end of the process.
             self.error = self.handle._reply.error = e
             self.abandon(e)
-            self.handle._staged.settle(error=e)
+            self.handle.staged._settle(error=e)
         finally:
             self.stop()
 
@@ -964,5 +817,4 @@ class _Staging:
         self.free(held)
         self.handle._staging = None
         # A save of a small state may be complete before run has noted that the state is staged.
-        error = self.handle._reply.error
-        self.handle._staged.settle({} if error is None else None, error)
+        self.handle.staged._settle(error=self.handle._reply.error)

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from cairn import errors
-from cairn.saver import address_of
+from cairn._saver import address_of
 from cairn.torch import _memory
 from cairn.torch._job import job
 from cairn.torch._load import Loading, made

@@ -36,7 +36,8 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
-from cairn.saver import SCHEMES, address_of
+from cairn._saver import SCHEMES, address_of
+from cairn.reports import SaveReport
 from cairn.torch import _memory
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
@@ -140,7 +141,8 @@ class Writer(StorageWriter, Stager):
         self.overwrite = overwrite
         self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
         self.save_id, self._used = new_id(), False
-        self.report: Optional[dict] = None  # of the last save
+        self.report: SaveReport | None = None
+        """The report of the last save."""
 
     @property
     def checkpoint_id(self) -> "str | os.PathLike[str]":
@@ -186,7 +188,7 @@ class Writer(StorageWriter, Stager):
                 raise
             # In PyTorch's words, which programs may look for.
             raise errors.ExistsError(f"Checkpoint already exists and {self.overwrite=}. ({e})", e.codes) from e
-        self.save_id = self.report["save_id"]  # that of rank 0
+        self.save_id = self.report.save_id  # rank 0 has chosen it
         done: "Future[list[WriteResult]]" = Future()
         done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
         return done

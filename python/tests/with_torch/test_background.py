@@ -26,7 +26,7 @@ import cairn.torch
 from device import killed_state
 state = killed_state()
 handle = cairn.torch.async_save(state, sys.argv[1], step=7)
-assert handle.staged()
+assert handle.staged.done()
 state["large"].zero_()
 print(cairn.torch._job.job().saver.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -42,7 +42,7 @@ class Changes(Case):
                 busy()  # what the device has been given before the call takes place before the copy
                 state["w"].fill_(5)
                 handle = cairn.torch.async_save(state, self.path(kind))
-                self.assertTrue(handle.staged())
+                self.assertTrue(handle.staged.done())
                 want = {**copy_of(state), "w": torch.full((1 << 20,), 5.0)}
                 for t in state.values():
                     t.zero_()
@@ -63,8 +63,8 @@ class Changes(Case):
                 with torch.cuda.stream(other):
                     aside = busy(200)  # the copy does not wait for this
                 forward = busy() + state["w"][0]  # the next forward pass reads the state
-                handle.wait_staged(200)
-                self.assertTrue(handle.staged())
+                handle.staged.result(200)
+                self.assertTrue(handle.staged.done())
                 for t in state.values():
                     t.zero_()
                 handle.result(200)
@@ -84,7 +84,7 @@ class Changes(Case):
                 for i, t in enumerate(state.values()):
                     t.fill_(i + 1)
                 handle = cairn.torch.async_save(state, self.path(kind), overlap=True)
-                handle.wait_staged(200)
+                handle.staged.result(200)
                 want = {k: torch.full(t.shape, i + 1, dtype=t.dtype) for i, (k, t) in enumerate(state.items())}
                 for t in state.values():
                     t.zero_()
@@ -113,7 +113,7 @@ class Changes(Case):
                 for i, t in enumerate(state.values()):
                     t.fill_(n + 10 * i)
                 handle = cairn.torch.async_save(state, self.path(), overlap=n % 2 == 0)
-                handle.wait_staged(200)
+                handle.staged.result(200)
                 for t in state.values():
                     t.zero_()
                 changed.set()
@@ -209,7 +209,7 @@ class Processes(Case):
                 target["t0"] = blank(state["t0"])
             want = copy_of(state)
             handle = cairn.torch.async_save(state, self.path(f"step-{n % 4}"), overlap=r.random() < 0.5)
-            handle.wait_staged(200)
+            handle.staged.result(200)
             under_way.append((n, handle, want))
             if len(under_way) > r.randrange(3):
                 number, handle, want = under_way.pop(0)

@@ -136,7 +136,7 @@ def train_fsdp(rank, folder):
     handle = cairn.torch.async_save(states(net, opt), os.path.join(folder, "overlap"), overlap=True)
     net(torch.ones(16, 256, device=DEVICE)).square().mean().backward()
     opt.zero_grad()
-    handle.wait_staged(200)
+    handle.staged.result(200)
     step(net, opt, 3)
     handle.result(200)
     after = full(net, opt)

@@ -34,7 +34,7 @@ class Devices(Case):
         handle = cairn.torch.async_save(state := {f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i + 2) for i in range(2)},
                                         self.path("second"), overlap=True)
         want = copy_of(state)
-        handle.wait_staged()
+        handle.staged.result()
         for t in state.values():
             t.zero_()
         handle.result(200)

@@ -51,7 +51,7 @@ class Unseen(Case):
 
     def test_the_next_save_raises_if_it_shall(self):
         self.fails(overlap=True)
-        cairn.torch._save._unseen._errors.append(("another one", ValueError()))
+        cairn.torch._handle.unseen._errors.append(("another one", ValueError()))
         with warnings.catch_warnings():
             warnings.simplefilter("error", cairn.SaveWarning)
             for text in ("has failed", "another one"):
@@ -65,9 +65,10 @@ class Unseen(Case):
             cairn.torch.close()
 
     def test_what_was_raised_is_not_reported(self):
-        for seen in (cairn.torch.Handle.result, cairn.torch.Handle.wait_uploaded):
+        for seen in (lambda h: h, lambda h: h.uploaded):
             with self.assertRaises(cairn.ExistsError):
-                seen(self.fails(), 100)
+                seen(self.fails()).result(100)
+            self.assertIsInstance(seen(self.fails()).exception(100), cairn.ExistsError)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             cairn.torch.close()
@@ -77,7 +78,7 @@ class Unseen(Case):
             with self.subTest(overlap=overlap), unittest.mock.patch.object(cairn.torch._save, "copy_units", side_effect=OSError("no copy")):
                 handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), overlap=overlap)
                 with self.assertRaisesRegex(OSError, "no copy"):
-                    handle.wait_staged(100)
+                    handle.staged.result(100)
                 with self.assertRaisesRegex(OSError, "no copy"):
                     handle.result(100)
                 self.assertRegex(repr(handle), "failed: no copy")
@@ -124,14 +125,15 @@ class Names(Case):
             self.assert_same(net.state_dict(), other.state_dict())
             self.assert_same(opt.state_dict(), other_opt.state_dict())
         cairn.torch.load({"a": other, "o": other_opt}, self.path(), rename={"a.": "net.module.", "o.": "opt."})
-        self.assertEqual(cairn.torch.load({"net": {"x": noise((2,))}}, self.path(), strict=False, rename={"net.": "y."}), ["net.x"])
+        report = cairn.torch.load({"net": {"x": noise((2,))}}, self.path(), strict=False, rename={"net.": "y."})
+        self.assertEqual(report.missing, ("net.x",))
 
     def test_a_layer_that_the_state_lacks(self):
         cairn.torch.save({"net": self.net(), "step": 3}, self.path())
         small = torch.nn.Sequential(torch.nn.Linear(4, 5)).to(DEVICE)
         with self.assertRaisesRegex(cairn.MismatchError, r"2 names that 'net' of the state lacks: 'net\.1\.bias'"):
             cairn.torch.load({"net": small}, self.path())
-        self.assertEqual(cairn.torch.load({"net": small}, self.path(), strict=False), [])
+        self.assertEqual(cairn.torch.load({"net": small}, self.path(), strict=False).missing, ())
         cairn.torch.load({"net": {"0.weight": noise((5, 4))}}, self.path())  # a part of a state
         cairn.torch.load({"net": self.net()}, self.path())  # without the step
 

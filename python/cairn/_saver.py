@@ -28,6 +28,7 @@ import weakref
 from typing import Any, Callable, Optional, Sequence
 
 from cairn.errors import CairnError, ChangedError, NotFoundError, OptionsError, SaverError, from_message
+from cairn.reports import LoadReport, SaveReport, UploadReport
 
 VERSION = 1
 CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
@@ -264,8 +265,14 @@ class Arena:
         self._close()
 
 
+# The outcomes that have a report. All others are the body of their message.
+_REPORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "loaded": LoadReport.from_message,
+}
+
+
 class Reply:
-    """An answer that has not arrived yet. ``on`` is called for messages before it."""
+    """An answer that has not arrived yet: a report or the body of a message. ``on`` is called for messages before it."""
 
     def __init__(self, on: Optional[Callable[[str, dict], None]] = None):
         self._done = threading.Event()
@@ -274,10 +281,10 @@ class Reply:
         self._calls: list[Callable[[], None]] = []
         self.on = on
         self.number = 0
-        self.body: Optional[dict] = None
+        self.body: Any = None
         self.error: Optional[BaseException] = None
 
-    def settle(self, body: Optional[dict] = None, error: Optional[BaseException] = None) -> None:
+    def settle(self, body: Any = None, error: Optional[BaseException] = None) -> None:
         with self._lock:
             if self._settled:
                 return
@@ -305,13 +312,12 @@ class Reply:
         """Waits for the answer, and reports whether it is there."""
         return self._done.wait(timeout)
 
-    def result(self, timeout: Optional[float] = None) -> dict:
+    def result(self, timeout: Optional[float] = None) -> Any:
         """Waits for the answer and returns it, or raises its error."""
         if not self._done.wait(timeout):
             raise TimeoutError("the saver process has not answered yet")
         if self.error is not None:
             raise self.error
-        assert self.body is not None
         return self.body
 
 
@@ -461,7 +467,7 @@ class Saver:
             if upload is not None:  # of a save that failed
                 upload.settle(error=error)
         elif over:
-            reply.settle(body)
+            reply.settle(_REPORTS[kind](body.get("report") or {}) if kind in _REPORTS else body)
         elif (on := reply.on) is not None:
             try:
                 on(kind, body)
@@ -508,18 +514,18 @@ class Saver:
 
     def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
              format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
-             save_id: str = "", reports: Optional[list[dict]] = None, cast: str = "in-range") -> list[str]:
+             save_id: str = "", cast: str = "in-range") -> LoadReport:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
-        Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
-        the checkpoint is not that of save_id, if that is not empty. reports receives those of the
-        saver process. cast is one of CASTS.
+        The report has the names that the checkpoint lacks, if allow_missing is set. ChangedError:
+        save_id is not empty, and the checkpoint has another one. cast is one of CASTS.
         """
         if cast not in CASTS:
             raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
+        begun = time.monotonic()
         source = {**_source(store, format, format_options), "cast": cast}
         under_way: list[Reply] = []
         batch: list[tuple[int, dict, Optional[int]]] = []
@@ -565,13 +571,11 @@ class Saver:
                     start()
             if batch:
                 start()
-            received = [reply.result()["report"] for reply in under_way]
-            if len(saves := {r["save_id"] for r in received} | ({save_id} if save_id else set())) > 1:
+            received: list[LoadReport] = [reply.result() for reply in under_way]
+            if len(saves := {r.save_id for r in received} | ({save_id} if save_id else set())) > 1:
                 raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves {sorted(saves)}, "
                                    "and then another", ("storage.changed",))
-            if reports is not None:
-                reports += received
-            return [name for r in received for name in r.get("missing") or []]
+            return LoadReport.total(received, time.monotonic() - begun)
         except BaseException:
             for _, want, at in batch:
                 if at is not None:
