@@ -17,22 +17,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cairn.errors import (
-    CairnError, CastError, ChangedError, CorruptError, ExistsError, GoneError, IncompleteError, MismatchError, MissingError,
-    NotFoundError, OptionsError, PickleWarning, ReplacedError, RepresentError, SaverError, SaveWarning, StateError, UncertainError,
-    UnderWayError, VersionError,
+    CairnError,
+    CastError,
+    ChangedError,
+    CorruptError,
+    ExistsError,
+    GoneError,
+    IncompleteError,
+    MismatchError,
+    MissingError,
+    NotFoundError,
+    OptionsError,
+    PickleWarning,
+    ReplacedError,
+    RepresentError,
+    SaverError,
+    SaveWarning,
+    StateError,
+    UncertainError,
+    UnderWayError,
+    VersionError,
 )
+from cairn.reports import LoadReport, Phase, SaveReport, Traffic, UploadReport
+from cairn.version import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
-    from cairn.checkpoint import Checkpoint, Tensor, latest, open  # noqa: A004
-
-from cairn.reports import LoadReport, Phase, SaveReport, Traffic, UploadReport
-from cairn.version import VERSION as __version__
+    from cairn.checkpoint import Checkpoint, Tensor, latest, open
 
 __all__ = [
-    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
-    "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase", "PickleWarning", "ReplacedError",
-    "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError",
-    "UploadReport", "VersionError", "latest", "open",
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError",
+    "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase",
+    "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError",
+    "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "latest", "open",
 ]
 
 

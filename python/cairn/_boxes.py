@@ -12,11 +12,13 @@ from cairn import errors
 
 # The bytes of an element, the format of memoryviews in all supported Pythons, and the name that numpy has for it.
 DTYPES: dict[str, tuple[int, str | None, str | None]] = {
-    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, None, "float16"), "bfloat16": (2, None, None),
+    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, None, "float16"),
+    "bfloat16": (2, None, None), **{f"float8_{kind}": (1, None, None) for kind in
+                                    ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
     "int64": (8, "q", "int64"), "int32": (4, "i", "int32"), "int16": (2, "h", "int16"), "int8": (1, "b", "int8"),
-    "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"), "uint8": (1, "B", "uint8"),
-    "bool": (1, "?", "bool"), "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
-    **{f"float8_{kind}": (1, None, None) for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
+    "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"),
+    "uint8": (1, "B", "uint8"), "bool": (1, "?", "bool"),
+    "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
 }
 
 PIECE = 64 << 20
@@ -26,7 +28,8 @@ PIECE = 64 << 20
 def element_size(dtype: str) -> int:
     """Returns the bytes of an element."""
     if dtype not in DTYPES:
-        raise errors.RepresentError(f"elements of the type {dtype!r} can be neither saved nor loaded", ("storage.represent",))
+        raise errors.RepresentError(f"elements of the type {dtype!r} can be neither saved nor loaded",
+                                    ("storage.represent",))
     return DTYPES[dtype][0]
 
 
@@ -65,8 +68,10 @@ def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[An
     return offsets, sizes, after
 
 
-def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int], most: int = PIECE) -> Iterator[tuple[dict, int]]:
-    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's bytes."""
+def cut(entry: dict[str, Any], shape: list[int], offsets: list[int], sizes: list[int],
+        most: int = PIECE) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's
+    bytes."""
     want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
     row = element_size(entry["dtype"])
     if math.prod(sizes) * row <= most:
@@ -82,6 +87,6 @@ def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int], mos
         for first in range(0, sizes[dim], rows):
             n = min(rows, sizes[dim] - first)
             start = [*index, first, *[0] * (len(sizes) - dim - 1)]
-            yield {**want, "offsets": [o + i for o, i in zip(offsets, start)], "sizes": [*[1] * dim, n, *sizes[dim + 1:]],
-                   "nbytes": n * row}, at
+            yield {**want, "offsets": [o + i for o, i in zip(offsets, start)],
+                   "sizes": [*[1] * dim, n, *sizes[dim + 1:]], "nbytes": n * row}, at
             at += n * row

@@ -8,13 +8,15 @@ import json
 import math
 import os
 import subprocess
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cairn import _saver, errors, values
 from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 
-def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = None, format: Optional[str] = None,  # noqa: A001
-         format_options: Optional[dict] = None) -> "Checkpoint":
+
+def open(path: str | os.PathLike[str], *, framework: str | None = None, format: str | None = None,
+         format_options: dict[str, Any] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
     framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
@@ -35,7 +37,8 @@ class Checkpoint(Mapping[str, Any]):
     the checkpoint was read; ``missing``, names that cannot be read because a file is missing.
     """
 
-    def __init__(self, path: str, framework: Optional[str] = None, format: Optional[str] = None, format_options: Optional[dict] = None):
+    def __init__(self, path: str, framework: str | None = None, format: str | None = None,
+                 format_options: dict[str, Any] | None = None):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
@@ -43,21 +46,21 @@ class Checkpoint(Mapping[str, Any]):
         self._source: dict[str, Any] = {"format": format, "format_options": format_options}
         d = _saver.shared().describe(self._store, format, format_options)
         self.format: str = d.get("format", "")
-        self.step: Optional[int] = d.get("step")
+        self.step: int | None = d.get("step")
         self.save_id: str = d.get("save_id", "")
-        self.time: Optional[str] = d.get("time")
+        self.time: str | None = d.get("time")
         self.tags: dict[str, str] = d.get("tags") or {}
         self.writer: str = d.get("writer", "")
         self.world_size: int = d.get("world_size", 0)
         self.notes: list[str] = d.get("notes") or []
         self.missing: list[str] = d.get("missing") or []
-        self._entries: dict[str, dict] = {e["name"]: e for e in d.get("entries") or []}
+        self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in d.get("entries") or []}
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<{self.path}: {self.format}, {len(self)} names>"
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -76,7 +79,7 @@ class Checkpoint(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def entry(self, name: str) -> dict:
+    def entry(self, name: str) -> dict[str, Any]:
         """Returns the description of a tensor or a value, as docs/saver.md has it."""
         try:
             return self._entries[name]
@@ -84,7 +87,8 @@ class Checkpoint(Mapping[str, Any]):
             raise self._lacks(name) from None
 
     def _lacks(self, name: str) -> errors.MissingError:
-        near = difflib.get_close_matches(name, {*self._entries, *(n.rpartition(".")[0] + "." for n in self._entries)}, 3, 0.7)
+        near = difflib.get_close_matches(name, {*self._entries, *(n.rpartition(".")[0] + "." for n in self._entries)},
+                                         3, 0.7)
         hint = f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
         return errors.MissingError(f"{self.path} has no {name!r}{hint}", ("plan.missing",))
 
@@ -98,7 +102,8 @@ class Checkpoint(Mapping[str, Any]):
         """Returns the shapes of all tensors."""
         return {n: tuple(e.get("shape") or ()) for n, e in self._entries.items() if "dtype" in e}
 
-    def load(self, prefix: str = "", *, strip: bool = False, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
+    def load(self, prefix: str = "", *, strip: bool = False, device: Any = None,
+             framework: str | None = None) -> dict[str, Any]:
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
         Tensors that were tied when they were saved are one tensor again.
@@ -142,29 +147,29 @@ class Checkpoint(Mapping[str, Any]):
         if self._closed:
             raise ValueError(f"the checkpoint {self.path} is closed")
 
-    def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
+    def _load(self, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None]) -> None:
         _saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
 
-    def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
-             device: Any = None) -> list[Any]:
+    def read(self, boxes: Sequence[tuple[str, tuple[Sequence[int], Sequence[int]] | None]], *,
+             framework: str | None = None, device: Any = None) -> list[Any]:
         """Reads boxes of tensors: names with (offsets, sizes), or None for all of a tensor."""
         self._check()
         kind = framework or self.framework or _default_framework()
         wants, results, targets = [], [], []
         most = min(PIECE, _saver.shared().arena.window // 2)
-        for name, box in boxes:
+        for name, part in boxes:
             e = self.entry(name)
             if "dtype" not in e:
                 raise errors.MismatchError(f"{name!r} is a value, not a tensor", ("plan.mismatch",))
             shape = list(e.get("shape") or [])
-            offsets, sizes = ([0] * len(shape), shape) if box is None else (list(box[0]), list(box[1]))
+            offsets, sizes = ([0] * len(shape), shape) if part is None else (list(part[0]), list(part[1]))
             result, memory = _allocate(kind, e["dtype"], sizes, device)
             results.append(result)
             for want, at in cut(e, shape, offsets, sizes, most):
                 wants.append(want)
                 targets.append((memory, at))
 
-        def piece(i: int, data: Optional[memoryview], _: Any) -> None:
+        def piece(i: int, data: memoryview | None, _: Any) -> None:
             memory, at = targets[i]
             assert data is not None
             memory(at, data)
@@ -182,7 +187,8 @@ def _default_framework() -> str:
     return "numpy"
 
 
-def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], Any], Callable[[int, memoryview], None]]:
+def _allocate(kind: str, dtype: str, sizes: list[int],
+              device: Any) -> tuple[Callable[[], Any], Callable[[int, memoryview], None]]:
     """Returns a function for the result and one that copies a part of its bytes."""
     if kind == "torch":
         from cairn.torch import _memory
@@ -209,12 +215,13 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
 
 
 class Tensor:
-    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. Nothing is read before an index or a method asks for it.
+    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. Nothing is read before an index or a method
+    asks for it.
 
     ``t[10:20, :]`` reads exactly these elements, and ``t[:]`` all.
     """
 
-    def __init__(self, checkpoint: Checkpoint, entry: dict):
+    def __init__(self, checkpoint: Checkpoint, entry: dict[str, Any]):
         self._checkpoint, self._entry = checkpoint, entry
         self.name: str = entry["name"]
         self.dtype: str = entry["dtype"]
@@ -259,13 +266,13 @@ class Tensor:
 
 
 _KINDS: dict[str, type[errors.CairnError]] = {
-    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError, "usage": errors.OptionsError,
-    "uncertain": errors.UncertainError,
+    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError,
+    "usage": errors.OptionsError, "uncertain": errors.UncertainError,
 }
 
 
-def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None,
-           remote: "Union[str, os.PathLike[str], None]" = None) -> Optional[str]:
+def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | None = None,
+           remote: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if there is none.
     For a run that is a URL, it returns a URL. With remote, the run to which the saves were
     uploaded, it looks at both; of equal saves it returns the one in run, if that is whole.
@@ -292,7 +299,8 @@ def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: 
     try:
         answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)
     except ValueError:  # the program was killed, or is another one
-        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} {done.stderr.strip()}".rstrip()) from None
+        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} "
+                                f"{done.stderr.strip()}".rstrip()) from None
     if done.returncode == 0:
         return answer["path"]
     if answer["kind"] == "not-found":

@@ -90,8 +90,8 @@ class SaveReport:
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> SaveReport:
-        return cls(m.get("save_id") or "", m.get("step"), _number(m, "bytes"), _number(m, "local_bytes"), _number(m, "files"),
-                   bool(m.get("plan_reused")), _seconds(m, "plan_ns"), _seconds(m, "write_ns"),
+        return cls(m.get("save_id") or "", m.get("step"), _number(m, "bytes"), _number(m, "local_bytes"),
+                   _number(m, "files"), bool(m.get("plan_reused")), _seconds(m, "plan_ns"), _seconds(m, "write_ns"),
                    tuple(Phase.from_message(p) for p in m.get("phases") or ()), _traffic(m))
 
 
@@ -139,14 +139,16 @@ class LoadReport:
     def from_message(cls, m: Mapping[str, Any]) -> LoadReport:
         local = m.get("local") or {}
         return cls(m.get("save_id") or "", m.get("step"), tuple(m.get("missing") or ()), _number(local, "bytes_needed"),
-                   _number(local, "bytes_read"), _number(local, "requests"), _seconds(m, "plan_ns") + _seconds(m, "read_ns"), _traffic(m))
+                   _number(local, "bytes_read"), _number(local, "requests"),
+                   _seconds(m, "plan_ns") + _seconds(m, "read_ns"), _traffic(m))
 
     @classmethod
     def total(cls, parts: Iterable[LoadReport], seconds: float) -> LoadReport:
         """Returns the report of a load that was made in parts and took seconds."""
         rows = list(parts)
         traffic = [r.traffic for r in rows if r.traffic is not None]
-        return cls(rows[0].save_id if rows else "", rows[0].step if rows else None, tuple(name for r in rows for name in r.missing),
+        return cls(rows[0].save_id if rows else "", rows[0].step if rows else None,
+                   tuple(name for r in rows for name in r.missing),
                    sum(r.bytes for r in rows), sum(r.bytes_read for r in rows), sum(r.requests for r in rows), seconds,
                    Traffic.total(traffic) if traffic else None)
 

@@ -30,7 +30,8 @@ class Model(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(TIME, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True,
+                                       norm_first=True)
             for _ in range(2))
         self.head = nn.Linear(WIDTH, SYMBOLS)
 
@@ -131,7 +132,8 @@ def main():
                 succeeds(save.result)  # training waits here only if the disk is slow
             if rank == 0:
                 prune(args.folder, args.keep)
-            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step, overlap=True)
+            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step,
+                                          overlap=True)
 
     if save is not None:
         succeeds(save.result)

@@ -42,8 +42,8 @@ def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format
     reply = Reply(on)
     if uploads is not None:
         uploads.append(saver.expect_upload(generation))
-    saver.begin(("generation", generation), reply, "save", store=str(folder), format=format, save_id=secrets.token_hex(8),
-                time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
+    saver.begin(("generation", generation), reply, "save", store=str(folder), format=format,
+                save_id=secrets.token_hex(8), time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
     if staged:
         for i, n in enumerate(names):
             data = tensors[n][2]

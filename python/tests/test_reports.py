@@ -20,29 +20,33 @@ class Reports(unittest.TestCase):
         traffic = cairn.Traffic(requests=6, retries=1, bytes_sent=1144)
         phases = (cairn.Phase("stage", 0.0, 0.12, 8192), cairn.Phase("write", 0.2, 2.2, 144))
         self.assertEqual(cairn.SaveReport.from_message(golden("saved.json")), cairn.SaveReport(
-            save_id="0b1k2m3n4p5q6r7s8t9v", step=100, bytes=512, rank_bytes=144, files=8, plan_reused=True, plan_seconds=0.001,
-            write_seconds=2.0, phases=phases, traffic=traffic))
+            save_id="0b1k2m3n4p5q6r7s8t9v", step=100, bytes=512, rank_bytes=144, files=8, plan_reused=True,
+            plan_seconds=0.001, write_seconds=2.0, phases=phases, traffic=traffic))
         self.assertAlmostEqual(phases[1].seconds, 2.0)
         self.assertEqual(cairn.UploadReport.from_message(golden("uploaded.json")), cairn.UploadReport(
-            save_id="b", bytes=512, rank_bytes=400, files=8, seconds=3.0, traffic=cairn.Traffic(requests=7, retries=1, bytes_sent=1400)))
+            save_id="b", bytes=512, rank_bytes=400, files=8, seconds=3.0,
+            traffic=cairn.Traffic(requests=7, retries=1, bytes_sent=1400)))
         self.assertEqual(cairn.LoadReport.from_message(golden("loaded.json")), cairn.LoadReport(
-            save_id="0b1k2m3n4p5q6r7s8t9v", step=100, missing=("scale",), bytes=72, bytes_read=136, requests=1, seconds=1.001,
-            traffic=cairn.Traffic(requests=4, bytes_received=936)))
+            save_id="0b1k2m3n4p5q6r7s8t9v", step=100, missing=("scale",), bytes=72, bytes_read=136, requests=1,
+            seconds=1.001, traffic=cairn.Traffic(requests=4, bytes_received=936)))
 
     def test_other_programs(self):
         for kind in (cairn.SaveReport, cairn.UploadReport, cairn.LoadReport):
             with self.subTest(kind.__name__):
                 self.assertEqual(kind.from_message({}), kind())
-                newer = {"save_id": "a", "of_a_newer_program": {"x": 1}, "traffic": {"requests": 2, "of_a_newer_program": 3}}
+                newer = {"save_id": "a", "of_a_newer_program": {"x": 1},
+                         "traffic": {"requests": 2, "of_a_newer_program": 3}}
                 self.assertEqual(kind.from_message(newer), kind(save_id="a", traffic=cairn.Traffic(requests=2)))
-                self.assertEqual(kind.from_message(dict.fromkeys(("save_id", "step", "bytes", "phases", "missing", "local", "traffic"))), kind())
+                self.assertEqual(kind.from_message(dict.fromkeys(("save_id", "step", "bytes", "phases", "missing",
+                                                                  "local", "traffic"))), kind())
         self.assertEqual(cairn.Phase.from_message({"name": "write", "of_a_newer_program": 1}), cairn.Phase("write"))
 
     def test_they_do_not_change(self):
         report = cairn.SaveReport(save_id="a", step=7, bytes=10)
         with self.assertRaises(dataclasses.FrozenInstanceError):
             report.bytes = 11
-        self.assertEqual(repr(report), "SaveReport(save_id='a', step=7, bytes=10, rank_bytes=0, files=0, plan_reused=False, "
+        self.assertEqual(repr(report), "SaveReport(save_id='a', step=7, bytes=10, rank_bytes=0, files=0, "
+                                       "plan_reused=False, "
                                        "plan_seconds=0.0, write_seconds=0.0)")
         self.assertEqual(len({report, dataclasses.replace(report)}), 1)
 

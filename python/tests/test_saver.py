@@ -1,5 +1,6 @@
 """The client of the saver process: shared memory, saves, loads, and processes that end."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -163,7 +164,8 @@ class Uploads(unittest.TestCase):
     def save(self, name, **options):
         """Saves to a folder of local and returns the report of the save and the outcome of its upload."""
         uploads = []
-        saved = save(self.saver, self.dir / "local" / name, self.state, uploads=uploads, **{"remote": str(self.dir / "remote" / name), **options})
+        saved = save(self.saver, self.dir / "local" / name, self.state, uploads=uploads,
+                     **{"remote": str(self.dir / "remote" / name), **options})
         return saved, uploads[0]
 
     def steps(self, run):
@@ -212,7 +214,8 @@ class Uploads(unittest.TestCase):
         self.save("step-1")
         uploads = []
         with self.assertRaises(cairn.ExistsError):
-            save(self.saver, self.dir / "local" / "step-1", self.state, uploads=uploads, remote=str(self.dir / "remote" / "step-1"), fail_if_exists=True)
+            save(self.saver, self.dir / "local" / "step-1", self.state, uploads=uploads,
+                 remote=str(self.dir / "remote" / "step-1"), fail_if_exists=True)
         with self.assertRaises(cairn.ExistsError):
             uploads[0].result(LIMIT)
 
@@ -250,7 +253,8 @@ class Ceiling(unittest.TestCase):
         for name, files, want in (
             ("none", {}, []),
             ("v2", {**v2, "sys/fs/cgroup/a/b/memory.max": "1000\n"}, [1000]),
-            ("v2, of a group above", {**v2, "sys/fs/cgroup/a/memory.max": "2000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, [2000]),
+            ("v2, of a group above",
+             {**v2, "sys/fs/cgroup/a/memory.max": "2000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, [2000]),
             ("v2 in a container", {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "3000\n"}, [3000]),
             ("v2, the path of the host", {**v2, "sys/fs/cgroup/memory.max": "4000\n"}, [4000]),
             ("v2, a path above", {"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/x/memory.max": "5000\n"}, [5000]),
@@ -263,7 +267,8 @@ class Ceiling(unittest.TestCase):
 
     def ceiling(self, limits, **environment):
         clean = {k: v for k, v in os.environ.items() if k not in ("CAIRN_ARENA_BYTES", "LOCAL_WORLD_SIZE")}
-        with mock.patch.dict(os.environ, {**clean, **environment}, clear=True), mock.patch.object(saver, "_limits", lambda: limits):
+        with mock.patch.dict(os.environ, {**clean, **environment},
+                             clear=True), mock.patch.object(saver, "_limits", lambda: limits):
             return saver.default_ceiling()
 
     def test_default(self):
@@ -296,8 +301,8 @@ class Saves(unittest.TestCase):
                 self.addCleanup(s.close)
                 join(s)
                 place = self.folder / f"staged-{staged}"
-                report = save(s, place, {"a": ("int64", (500, 2), numbers(1000)), "b": ("uint8", (), b"\x07")}, {"note": "from Python"},
-                              staged=staged, step=7)
+                report = save(s, place, {"a": ("int64", (500, 2), numbers(1000)), "b": ("uint8", (), b"\x07")},
+                              {"note": "from Python"}, staged=staged, step=7)
                 self.assertEqual(report.step, 7)
                 with cairn.open(place, framework="memory") as c:
                     self.assertEqual((c.step, c.save_id, c.world_size), (7, report.save_id, 1))
@@ -330,7 +335,8 @@ class Saves(unittest.TestCase):
         self.assertEqual(bytes(cairn.open(self.folder / "c", framework="memory")["a"][:].cast("B")), b"x")
 
     def test_a_checkpoint_of_another_format(self):
-        options = {"native": {}, "torchdcp": {}, "hyper": {}, "hf": {}, "torch": {"format_options": {"file": "model.pt"}}}
+        options = {"native": {}, "torchdcp": {}, "hyper": {}, "hf": {},
+                   "torch": {"format_options": {"file": "model.pt"}}}
         s = Saver(ceiling=4 << 20)
         self.addCleanup(s.close)
         join(s)
@@ -401,7 +407,8 @@ class Loads(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.place = os.path.join(folder.name, "c")
-        checkpoint(cls.place, {"large": ("int64", (4, 3, 50_000), numbers(600_000)), "row": ("int64", (300_000,), numbers(300_000))},
+        checkpoint(cls.place, {"large": ("int64", (4, 3, 50_000), numbers(600_000)),
+                               "row": ("int64", (300_000,), numbers(300_000))},
                    {"v": [1, 2]})
 
     def small(self):
@@ -481,7 +488,8 @@ class Loads(unittest.TestCase):
 
     def test_a_want_that_cannot_fit(self):
         s = self.small()
-        want = {"name": "row", "dtype": "int64", "shape": [300_000], "offsets": [0], "sizes": [300_000], "nbytes": 2_400_000}
+        want = {"name": "row", "dtype": "int64", "shape": [300_000], "offsets": [0], "sizes": [300_000],
+                "nbytes": 2_400_000}
         with self.assertRaisesRegex(cairn.CairnError, "CAIRN_ARENA_BYTES"):
             s.load(self.place, [*self.wants()[:3], want], lambda *a: None)
         self.assertEqual(s.arena.largest(), s.arena.window)
@@ -495,7 +503,8 @@ class Loads(unittest.TestCase):
         def read(k):
             try:
                 for i in range(k, 4):
-                    if bytes(c["large"][i].cast("B")) != numbers(600_000)[i * 1_200_000:(i + 1) * 1_200_000] or c["v"] != [1, 2]:
+                    want = numbers(600_000)[i * 1_200_000:(i + 1) * 1_200_000]
+                    if bytes(c["large"][i].cast("B")) != want or c["v"] != [1, 2]:
                         wrong.append(i)
             except BaseException as e:
                 wrong.append(e)
@@ -551,10 +560,8 @@ class Loads(unittest.TestCase):
         self.use(s)
         c = cairn.open(self.place, framework="memory")
         s.process.kill()
-        try:
+        with contextlib.suppress(cairn.SaverError):
             c["row"][:10]
-        except cairn.SaverError:
-            pass
         self.assertEqual(c["row"][5:7].tolist(), [5, 6])
         self.assertIsNot(saver.shared(), s)
         self.assertEqual(s.process.returncode, -signal.SIGKILL)
@@ -589,9 +596,11 @@ class Loads(unittest.TestCase):
                 f.write(f"#!{sys.executable}\nimport sys\nfrom cairn.__main__ import main\nsys.exit(main())\n")
             os.chmod(script, 0o755)
             python = os.pathsep.join(p for p in sys.path if p)
-            for named, text in (("/nothing", "not a program"), (script, "this script"), ("", "not part of this installation")):
+            for named, text in (("/nothing", "not a program"), (script, "this script"),
+                                ("", "not part of this installation")):
                 env = {**os.environ, "CAIRN_BINARY": named, "PATH": folder, "PYTHONPATH": python}
-                done = subprocess.run([script, "ls", "/nothing"], env=env, capture_output=True, text=True, timeout=LIMIT)
+                done = subprocess.run([script, "ls", "/nothing"], env=env, capture_output=True, text=True,
+                                      timeout=LIMIT)
                 self.assertEqual(done.returncode, 1, named)
                 self.assertIn(text, done.stderr)
 
@@ -620,8 +629,8 @@ class Processes(unittest.TestCase):
             import sys
             before = set(sys.modules)
             import cairn
-            heavy = {"torch", "numpy", "subprocess", "socket", "asyncio", "multiprocessing", "ctypes", "json"} & (set(sys.modules) - before)
-            assert not heavy, heavy
+            heavy = {"torch", "numpy", "subprocess", "socket", "asyncio", "multiprocessing", "ctypes", "json"}
+            assert not heavy & (set(sys.modules) - before), heavy & (set(sys.modules) - before)
             assert cairn.open and not {"torch", "numpy"} & set(sys.modules)
         """)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -7,7 +7,7 @@ import ctypes
 import gc
 import os
 import threading
-from typing import Iterator
+from collections.abc import Iterator
 
 
 def used() -> int:

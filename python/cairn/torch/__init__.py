@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cairn.torch._handle import Handle
 from cairn.torch._load import load
-from cairn.torch._save import Handle, async_save, close, prepare, save
+from cairn.torch._save import async_save, close, prepare, save
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer

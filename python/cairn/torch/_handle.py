@@ -39,7 +39,7 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
         self._calls_lock = threading.Lock()
         self._called = False  # _calls are about to run, or have run
         self.set_running_or_notify_cancel()  # so that cancel returns False
-        super().add_done_callback(Outcome._call_all)
+        super().add_done_callback(lambda _: self._call_all())
 
     def result(self, timeout: float | None = None) -> _T:
         """Waits for the outcome and returns it, or raises the error. TimeoutError: not within timeout seconds."""
@@ -117,8 +117,10 @@ class Handle(Outcome[SaveReport]):
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
     fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
 
-    All three raise the error of a save that fails. An error that nobody has asked for, by ``result`` or ``exception``, is
-    reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a :class:`cairn.SaveWarning`.
+    All three raise the error of a save that fails. An error that nobody has asked for, by ``result`` or ``exception``,
+    is
+    reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
+    :class:`cairn.SaveWarning`.
 
     A save cannot be cancelled: ``cancel`` returns False.
     """
@@ -136,7 +138,8 @@ class Handle(Outcome[SaveReport]):
         self.warnings: list[str] = []
 
     def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
+        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is
+        planned."""
         return self._moved, self._planned
 
     def __repr__(self) -> str:
@@ -198,7 +201,8 @@ class _Unseen:
             self._under_way.discard(reply)
             # The upload of a save that failed has the error of the save.
             if reply.error is not None and not any(e is reply.error for e in [*seen, *(e for _, e in self._errors)]):
-                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}", reply.error))
+                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}",
+                                     reply.error))
 
     def drop(self, seen: list[BaseException], error: BaseException) -> None:
         """Notes that a caller has seen an error. seen has the errors of one save that callers have seen."""

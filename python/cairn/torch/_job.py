@@ -13,7 +13,8 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
@@ -37,11 +38,11 @@ class Job:
         self.rank, self.size = rank, size
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
-        self.remembered: "collections.deque[Any]" = collections.deque(maxlen=4)  # descriptions of states that were saved
-        self.saver: Optional[Saver] = None
-        self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
-        self.met: Optional[Saver] = None  # the saver that has met the others
-        self.preparing: Optional[threading.Thread] = None  # takes memory
+        self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
+        self.saver: Saver | None = None
+        self.asked: Saver | None = None  # the saver that was asked to meet the others, which it can once
+        self.met: Saver | None = None  # the saver that has met the others
+        self.preparing: threading.Thread | None = None  # takes memory
         self.closing = False  # nothing uses the shared memory again
         self.lock = threading.RLock()
 
@@ -110,8 +111,9 @@ class Job:
         self.arena.close()
 
 
-def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: str) -> Saver:
-    """Returns a saver process that has met the others. All ranks call it for the same thing, unless j has this one alone.
+def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) -> Saver:
+    """Returns a saver process that has met the others. All ranks call it for the same thing, unless j has this one
+    alone.
 
     error is that of what came before. If there is one on any rank, all of them raise it.
     """
@@ -124,7 +126,8 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: s
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
             lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: errors.OptionsError(
-                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the same folder "
+                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the "
+                "same folder "
                 "and step, or only one with alone=True", ("storage.options",)))
         if lacks:
             j.meet()
@@ -132,7 +135,7 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: s
         return j.saver
 
 
-def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False, same: str = "",
+def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False, same: str = "",
           differs: Callable[[str], errors.CairnError] = errors.CairnError) -> bool:
     """Ends a step that all ranks take, and reports whether any of them lacks something.
 
@@ -172,7 +175,8 @@ def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = Fal
     return outcome["lacks"]
 
 
-def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict, lacks: bool, patient: bool) -> dict:
+def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict[str, Any], lacks: bool,
+              patient: bool) -> dict[str, Any]:
     """Returns what all ranks say together: an error of any of them, and whether one lacks something.
 
     The last one to arrive sets what the others wait for, so that the store has little to do.
@@ -198,7 +202,8 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
 
 
 class _Late:
-    """Finds out which ranks have not made the call that this one waits in: those that wait for long say so in the store."""
+    """Finds out which ranks have not made the call that this one waits in: those that wait for long say so in the
+    store."""
 
     def __init__(self, store: Any, key: str, rank: int, size: int):
         self.store, self.key, self.rank, self.size = store, f"{key}/late", rank, size
@@ -213,11 +218,13 @@ class _Late:
         if seconds > _SAY_AFTER + _WARN_AFTER and not self.warned:
             self.warned = True
             if names := self.absent():
-                warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn that {names} not made: "
-                              "all ranks of the job must call save, async_save and load", stacklevel=errors.outside())
+                warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn "
+                              f"that {names} not made: all ranks of the job must call save, async_save and load",
+                              stacklevel=errors.outside())
 
     def absent(self) -> str:
-        """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty string."""
+        """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty
+        string."""
         try:
             there = {int(r) for r in self.store.get(self.key).split()} if self.store.check([self.key]) else set()
         except RuntimeError:
@@ -232,7 +239,7 @@ class _Late:
 _SAY_AFTER, _WARN_AFTER = 10.0, 5.0  # seconds
 
 
-def _wait(store: Any, key: str, size: int, late: Optional[_Late] = None) -> None:
+def _wait(store: Any, key: str, size: int, late: _Late | None = None) -> None:
     """Waits until a key is there, as long as the job's process group lets its ranks wait."""
     patience = store.timeout
     start = time.monotonic()
@@ -240,7 +247,8 @@ def _wait(store: Any, key: str, size: int, late: Optional[_Late] = None) -> None
 
     def gone() -> errors.GoneError:
         names = (late.absent() if late else "") or "a rank has"
-        return _gone(f"{names} not made the same call within {patience.total_seconds():.0f} seconds, the timeout of the process group: "
+        return _gone(f"{names} not made the same call within {patience.total_seconds():.0f} seconds, the timeout of "
+                     "the process group: "
                      "all ranks of the job must make it, or only one with alone=True")
 
     def look() -> None:
@@ -304,7 +312,8 @@ def _store() -> Any:
 
 
 def _count(kind: str) -> int:
-    """Returns how many calls of a kind this process has made: the same on all ranks, for the names of what is in the store."""
+    """Returns how many calls of a kind this process has made: the same on all ranks, for the names of what is in the
+    store."""
     _calls[kind] = _calls.get(kind, 0) + 1
     return _calls[kind]
 
@@ -314,7 +323,7 @@ def _listen_address() -> str:
     if (named := os.environ.get("CAIRN_LISTEN")) is not None:
         return named
     local, master = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("MASTER_ADDR")
-    if local == str(dist.get_world_size()) or local is None and master is None:
+    if local == str(dist.get_world_size()) or (local is None and master is None):
         return ""
     # The saver process resolves a name: on its own host that may be loopback, which the other hosts cannot reach.
     host = master or socket.gethostname()
@@ -323,7 +332,7 @@ def _listen_address() -> str:
 
 _calls: dict[str, int] = {}  # of the process and not of a job: the store outlives jobs
 _waiters: list[Any] = []
-_waiters_of: "Optional[weakref.ref[Any]]" = None
+_waiters_of: weakref.ref[Any] | None = None
 _jobs: dict[bool, Job] = {}
 _lock = threading.Lock()
 

@@ -12,23 +12,24 @@ import itertools
 import os
 import types
 import warnings
-from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from cairn import errors, names, values
 from cairn._boxes import PIECE, cut
-from cairn.names import Rename
 from cairn._saver import Saver, address_of
+from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, rename: Rename = None, format: Optional[str] = None,
-         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range", alone: bool = False) -> LoadReport:
+def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool = True, rename: Rename = None,
+         format: str | None = None, format_options: dict[str, Any] | None = None, allow_pickle: bool = False,
+         cast: str = "in-range", alone: bool = False) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     Tensors are filled in place, each with the part that this rank holds; elements are
@@ -54,12 +55,14 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
     """
     error, report = None, LoadReport()
     try:
-        report = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
+        report = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle,
+                       cast).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
     if not alone:
         agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
-            f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded different checkpoints, or {path} "
+            f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded "
+            f"different checkpoints, or {path} "
             "was replaced meanwhile", ("storage.changed",)))
     elif error is not None:
         raise error
@@ -69,15 +72,16 @@ def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True,
 class _Load:
     """A load, and what it was asked for."""
 
-    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: Optional[str], options: Optional[dict],
-                 allow_pickle: bool, cast: str):
+    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
+                 options: dict[str, Any] | None, allow_pickle: bool, cast: str):
         self.job, self.path, self.strict, self.rename = j, path, strict, rename
         self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
 
     @functools.cached_property
-    def entries(self) -> dict[str, dict]:
+    def entries(self) -> dict[str, dict[str, Any]]:
         """What the checkpoint has, by name."""
-        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries") or []}
+        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries")
+                or []}
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -87,9 +91,10 @@ class _Load:
     def below(self, prefix: str) -> list[str]:
         """Returns the names of the checkpoint that begin with a prefix."""
         start = bisect.bisect_left(self.names, prefix)
-        return list(itertools.takewhile(lambda name: name.startswith(prefix), itertools.islice(self.names, start, None)))
+        return list(itertools.takewhile(lambda name: name.startswith(prefix),
+                                        itertools.islice(self.names, start, None)))
 
-    def run(self, state: Mapping) -> LoadReport:
+    def run(self, state: Mapping[Any, Any]) -> LoadReport:
         """Loads the state."""
         check(state)
         if not state:
@@ -153,7 +158,8 @@ class _Load:
         if not callable(self.rename):
             _create_state(optimizer, {i for i in range(len(params)) if self.below(there(f"{key}.state.{i}."))})
             return
-        # A function knows whole names only. So it is created for all parameters, and given up where the checkpoint has nothing.
+        # A function knows whole names only. So it is created for all parameters, and given up where the checkpoint has
+        # nothing.
         _create_state(optimizer, set(range(len(params))))
         has = set(self.names)
         for i, state in optimizer.state_dict()["state"].items():
@@ -161,7 +167,8 @@ class _Load:
                 del optimizer.state[params[i]]
 
     def _rest(self, prefix: str, wanted: set[str], loading: Loading) -> Tree:
-        """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was saved."""
+        """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was
+        saved."""
         tree = Tree()
 
         def take(name: str, path: list[Any], v: Any) -> None:
@@ -199,7 +206,7 @@ def _is_torch(v: Any) -> bool:
     return isinstance(v, (torch.nn.Module, torch.optim.Optimizer))
 
 
-def _below(path: Optional[list[Any]], prefix: str) -> list[Any]:
+def _below(path: list[Any] | None, prefix: str) -> list[Any]:
     """Returns the end of a path, without what a prefix of its name consists of."""
     at = ""
     for i, step in enumerate(path or []):
@@ -239,7 +246,7 @@ class Loading:
 
     def __init__(self, memory: _memory.Memory):
         self.memory = memory
-        self.wants: list[dict] = []
+        self.wants: list[dict[str, Any]] = []
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.inference = False  # some tensors were made in torch.inference_mode
@@ -263,7 +270,7 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
-    def run(self, saver: Saver, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
+    def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
             save_id: str = "", cast: str = "in-range") -> LoadReport:
         """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
@@ -275,7 +282,7 @@ class Loading:
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
 
-        def piece(i: int, data: Optional[memoryview], value: Any) -> None:
+        def piece(i: int, data: memoryview | None, value: Any) -> None:
             target = self.targets[i]
             if data is None:
                 taken.append((target, values.decode(*value)))
@@ -299,8 +306,8 @@ class Loading:
             stream.synchronize()  # the memory is used again after this
 
         try:
-            report = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
-                                save_id=save_id, cast=cast)
+            report = saver.load(path, self.wants, piece, format=format, format_options=options,
+                                allow_missing=allow_missing, save_id=save_id, cast=cast)
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
@@ -325,7 +332,7 @@ def made(name: str, v: Any, allow_pickle: bool) -> Any:
                                     ("storage.represent",)) from e
 
 
-def pickled(v: Any) -> Optional[bytes]:
+def pickled(v: Any) -> bytes | None:
     """Returns the pickle of a value that was saved as one, or None."""
     if isinstance(v, values.Object) and (v.module, v.name) == ("cairn.torch", "Pickled"):
         return v.fields["args"][0]
