@@ -1,13 +1,14 @@
 """cairn saves and loads the sharded state of training jobs.
 
-    import cairn
-    with cairn.open("run/step-100") as c:
-        print(c.keys())
-        rows = c["model.embed.weight"][10:20]
+    >>> import cairn
+    >>> with cairn.open("run/step-100") as c:
+    ...     print(list(c))
+    ...     rows = c["model.weight"][1:3]         # reads these rows and nothing else
+    ['model.bias', 'model.weight', 'step']
 
 ``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and
-``cairn.transformers`` are plugins for Lightning and the Trainer of Hugging Face. The work is done by a process
-of the program ``cairn``, which this package contains; CAIRN_BINARY names another one.
+``cairn.transformers`` are plugins for Lightning and the Trainer of Hugging Face. A process of the program
+``cairn``, which this package contains, does the work; CAIRN_BINARY names another program.
 ``python -m cairn`` runs its commands. All errors are a :class:`CairnError`.
 Importing this module imports neither torch nor numpy.
 """

@@ -19,9 +19,13 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
          format_options: dict[str, Any] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
-    framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
-    they are numpy arrays if numpy is there, and memoryviews otherwise. Memoryviews of types that
-    they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled. format and
+    >>> with cairn.open("run/step-100") as c:
+    ...     c.step, c.shapes()["model.weight"], c["step"]
+    (100, (4, 2), 100)
+
+    framework is the kind of the slices: "numpy", "torch" or "memory" (memoryviews). Without it
+    they are numpy arrays if numpy is installed, and memoryviews otherwise. A memoryview of a type
+    that memoryviews lack, such as bfloat16, is bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
     """
     _saver.address_of(path)  # of None and the like
@@ -30,6 +34,13 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
 
 class Checkpoint(Mapping[str, Any]):
     """An open checkpoint: a mapping of names to a :class:`Tensor` or a value each.
+
+    >>> c = cairn.open("run/step-100")
+    >>> "model.bias" in c, len(c), c.world_size
+    (True, 3, 1)
+    >>> sorted(c.load("model.", strip=True))
+    ['bias', 'weight']
+    >>> c.close()
 
     Attributes, which are empty or None if the format does not record them: ``format``, with
     its version; ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time``
@@ -107,7 +118,7 @@ class Checkpoint(Mapping[str, Any]):
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
         Tensors that were tied when they were saved are one tensor again.
-        With strip, the names are without the prefix. framework is that of :func:`cairn.open`;
+        With strip, the names are without the prefix. For framework see :func:`cairn.open`;
         with device, such as "cuda" or "cpu", the tensors are torch tensors on it::
 
             model.load_state_dict(c.load("model.", strip=True, device="cpu"))
@@ -215,10 +226,13 @@ def _allocate(kind: str, dtype: str, sizes: list[int],
 
 
 class Tensor:
-    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. Nothing is read before an index or a method
-    asks for it.
+    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. An index or a method reads it.
 
-    ``t[10:20, :]`` reads exactly these elements, and ``t[:]`` all.
+    >>> c = cairn.open("run/step-100")
+    >>> c["model.weight"]
+    <model.weight: float32[4, 2]>
+    >>> c["model.weight"][1:3, :].tolist()       # reads exactly these elements; [:] reads all
+    [[2.0, 3.0], [4.0, 5.0]]
     """
 
     def __init__(self, checkpoint: Checkpoint, entry: dict[str, Any]):
@@ -273,12 +287,18 @@ _KINDS: dict[str, type[errors.CairnError]] = {
 
 def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | None = None,
            remote: str | os.PathLike[str] | None = None) -> str | None:
-    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if there is none.
+    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if it has none.
+
+    >>> cairn.latest("run")                      # doctest: +ELLIPSIS
+    '/.../run/step-100'
+    >>> cairn.latest("run-that-has-not-begun") is None
+    True
+
     For a run that is a URL, it returns a URL. With remote, the run to which the saves were
     uploaded, it looks at both; of equal saves it returns the one in run, if that is whole.
 
-    The newest is the one with the highest step: that of ``save(…, step=…)`` or, without it,
-    the number at the end of the folder's name. Of equal steps, the one that was saved last.
+    The newest checkpoint has the highest step, from ``save(…, step=…)`` or else from the number at
+    the end of the folder's name. Of equal steps, the one that was saved last counts.
     wait makes it wait for saver processes that are still writing, which may have outlived
     their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
     wait or still after timeout seconds. UncertainError: there is none, but object storage has

@@ -46,7 +46,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a store did for this rank. Folders do not count it."""
+    """What a store did for this rank. Folders do not count it.
+
+    >>> Traffic(requests=6, bytes_sent=1144)
+    Traffic(requests=6, retries=0, hedges=0, bytes_sent=1144, bytes_received=0, bytes_cached=0)
+    """
 
     requests: int = 0
     retries: int = 0
@@ -70,7 +74,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class SaveReport:
-    """A save that is complete."""
+    """A save that is complete.
+
+    >>> report = SaveReport(bytes=4096, phases=(Phase("plan", 0, 0.5), Phase("write", 0.5, 2)))
+    >>> {p.name: p.seconds for p in report.phases}
+    {'plan': 0.5, 'write': 1.5}
+    """
 
     save_id: str = ""
     step: int | None = None
@@ -97,7 +106,11 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class UploadReport:
-    """An upload that is complete."""
+    """An upload that is complete.
+
+    >>> UploadReport(bytes=512, rank_bytes=400, seconds=3.0).direct
+    False
+    """
 
     save_id: str = ""
     bytes: int = 0
@@ -119,7 +132,11 @@ class UploadReport:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """A load of this rank."""
+    """A load of this rank.
+
+    >>> LoadReport(step=100, missing=("scale",)).missing
+    ('scale',)
+    """
 
     save_id: str = ""
     """The save that was loaded; empty if the format does not record it."""

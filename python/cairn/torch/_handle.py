@@ -106,7 +106,7 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
 class Handle(Outcome[SaveReport]):
     """A save that is under way: a ``concurrent.futures.Future`` of its report.
 
-    >>> handle = cairn.torch.async_save({"w": torch.ones(3)}, path, step=1)
+    >>> handle = cairn.torch.async_save({"w": torch.ones(3)}, "run/step-1", step=1)
     >>> handle.staged.result()                   # the state has been copied aside
     >>> handle.result(timeout=600).step          # the checkpoint is complete
     1

@@ -32,6 +32,13 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
          cast: str = "in-range", alone: bool = False) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
+    >>> report = cairn.torch.save({"w": torch.ones(3), "step": 7}, "run/step-7")
+    >>> state = {"w": torch.zeros(3, dtype=torch.float64), "step": 0}
+    >>> cairn.torch.load(state, "run/step-7").missing
+    ()
+    >>> state
+    {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
+
     Tensors are filled in place, each with the part that this rank holds; elements are
     converted to its dtype. Values are replaced in the dict. A name that only the state has is a
     MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
@@ -42,9 +49,9 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
     again only with allow_pickle, because a pickle can run any code. format and format_options
     are needed only if the format cannot be detected or has options for reading.
 
-    rename says what the names of the state are in the checkpoint: a dict of prefixes, such as
+    rename maps names of the state to names of the checkpoint: a dict of prefixes, such as
     {"model.": "model.module."}, of which the longest counts; a function; or "wrappers", which
-    finds names that differ in what DDP, torch.compile and other wrappers add to them.
+    ignores the parts that DDP, torch.compile and other wrappers add to names.
 
     cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
     numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats

@@ -44,9 +44,9 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | 
          may_differ: bool = False) -> SaveReport:
     """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
 
-    >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, path, step=100)
-    >>> report.step, report.bytes
-    (100, 32)
+    >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, "run/step-100", step=100)
+    >>> report.step, report.plan_reused
+    (100, False)
 
     See :func:`async_save` for the state and the options.
     """
@@ -65,6 +65,12 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: 
                may_differ: bool = False) -> Handle:
     """Saves a state in the background. All ranks call it.
 
+    >>> w = torch.ones(3)
+    >>> handle = cairn.torch.async_save({"w": w}, "run/step-1", step=1)
+    >>> w += 1                                   # the checkpoint has ones
+    >>> handle.result().step
+    1
+
     It returns when the state has been copied aside, and the caller may change it. With
     overlap it returns at once: wait for ``handle.staged.result()`` before the state changes,
     usually before ``optimizer.step()``. Saves take place in the order of the calls.
@@ -75,7 +81,7 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: 
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
     modules and optimizers. Tensors that are not sharded, and values, are saved once, and must be
-    equal on all ranks: give those of one rank a name of their own. Buffers of modules may differ,
+    equal on all ranks: give a tensor or value of one rank a name of its own. Buffers of modules may differ,
     such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
     path is a folder. A checkpoint that is there is replaced when the new one is complete,
@@ -137,6 +143,8 @@ def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, list[Part] | None
 
 def close() -> None:
     """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
+
+    >>> cairn.torch.close()
 
     It warns of saves that have failed, if nobody has called their ``result``.
     """
@@ -626,8 +634,9 @@ class _Ahead:
 
 
 def prepare(state: Mapping[Any, Any]) -> None:
-    """Gets ready for the first save of a state like this one, which then stops training no longer than later ones. All
-    ranks call it.
+    """Prepares the first save of a state, which then stops training as briefly as later saves. All ranks call it.
+
+    >>> cairn.torch.prepare({"model": torch.nn.Linear(3, 2)})
 
     It starts the saver process. The shared memory is taken in the background, while the job
     sets itself up.

@@ -1,9 +1,6 @@
 """The storage of torch.distributed.checkpoint: dcp.save and dcp.load through cairn.
 
-    dcp.save(state, storage_writer=cairn.torch.Writer("run/step-100"))
-    dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"))
-
-PyTorch's planners work as they are. What Writer saves, cairn.torch.load loads too, and
+PyTorch's planners work as they are. cairn.torch.load also loads checkpoints of Writer, and
 Reader loads every format that cairn reads.
 """
 
@@ -65,8 +62,11 @@ _VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # older
 class Stager(AsyncStager):
     """Copies a state aside for ``dcp.async_save``: into the memory that it shares with the saver process.
 
-    Writer is one too, so that it needs no other, and moves no bytes again. What does not
-    fit into the shared memory is copied to other memory.
+    >>> cairn.torch.Stager().stage({"w": torch.ones(2)})
+    {'w': tensor([1., 1.])}
+
+    A Writer is a Stager, so it needs no other one, and copies no bytes again. Tensors that do not
+    fit into the shared memory are copied to other memory.
     """
 
     _synchronize_after_execute = False
@@ -123,10 +123,16 @@ class Stager(AsyncStager):
 class Writer(StorageWriter, Stager):
     """Saves for ``dcp.save`` and ``dcp.async_save``. All ranks of the job save together.
 
-    The options after the star are those of :func:`cairn.torch.save`. The checkpoint appears when
-    it is complete on all ranks; until then, and if a rank fails, the one before it stays.
+    >>> import torch.distributed.checkpoint as dcp
+    >>> writer = cairn.torch.Writer("run/step-100", step=100)
+    >>> metadata = dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+    >>> writer.report.step
+    100
 
-    The other options are those of PyTorch's ``FileSystemWriter``. ``thread_count`` is another name
+    For the options after the star see :func:`cairn.torch.save`. The checkpoint appears when
+    it is complete on all ranks; until then, and if a rank fails, the previous one stays.
+
+    PyTorch's ``FileSystemWriter`` has the other options. ``thread_count`` is another name
     of ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions``
     other than PyTorch's compression are refused: they might encrypt.
     """
@@ -229,6 +235,13 @@ class Writer(StorageWriter, Stager):
 
 class Reader(StorageReader):
     """Loads for ``dcp.load``, from a checkpoint of any format that cairn reads.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> report = cairn.torch.save({"w": torch.ones(2)}, "run/step-100")
+    >>> state = {"w": torch.zeros(2)}
+    >>> dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"), no_dist=True)
+    >>> state
+    {'w': tensor([1., 1.])}
 
     Elements are converted to the dtype of the tensors that they go to, as cast allows: see
     :func:`cairn.torch.load`. As with PyTorch's own storage, objects are unpickled by the planner:
