@@ -22,6 +22,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -40,6 +41,7 @@ _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
 _MADV_POPULATE_WRITE = 23
 _POPULATED = 64 << 20  # bytes that a thread populates at a time
+_ZEROS = 1 << 20  # bytes that are written at a time to a file in place of memory
 _libc = ctypes.CDLL(None, use_errno=True)
 _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
@@ -148,18 +150,22 @@ class Arena:
         self.size = max(ceiling // PAGE * PAGE, 1 << 20)
         window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
         self.window = self.size - window
-        if not hasattr(os, "memfd_create"):
-            raise SaverError("reading and saving from Python need Linux. Here the command cairn works, also for "
-                             "conversions", ())
-        self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._in_memory = hasattr(os, "memfd_create")
+        if self._in_memory:
+            self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        else:  # a file without a name, which no other process can open
+            self.fd, path = tempfile.mkstemp(prefix="cairn-")
+            os.unlink(path)
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
-        fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+        if self._in_memory:
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
         self.mem = mmap.mmap(self.fd, self.size)
         self.view = memoryview(self.mem)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.window)]  # (start, end), ascending
         self._backed: list[tuple[int, int]] = []  # what has memory
+        self._writing = threading.Lock()  # held while zeros are written to the file
         self.room = threading.Condition(self._lock)
 
     def reserve(self, n: int) -> int | None:
@@ -206,7 +212,20 @@ class Arena:
         lo, hi = lo // PAGE * PAGE, -(-hi // PAGE) * PAGE
         if self.is_backed(lo, hi):
             return
-        self._populate(lo, hi)
+        if self._in_memory:
+            self._populate(lo, hi)
+            self._note(lo, hi)
+            return
+        with self._writing:  # another thread may have backed a part of it, and use it
+            at = lo
+            for a, b in [*self.backed, (hi, hi)]:
+                for start in range(at, min(a, hi), _ZEROS):
+                    os.pwrite(self.fd, bytes(min(_ZEROS, min(a, hi) - start)), start)
+                at = max(at, b)
+            self._note(lo, hi)
+
+    def _note(self, lo: int, hi: int) -> None:
+        """Notes that a part has memory."""
         with self._lock:
             merged: list[tuple[int, int]] = []
             for a, b in sorted([*self._backed, (lo, hi)]):

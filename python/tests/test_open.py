@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import cairn
 from cairn import _saver as saver
@@ -254,6 +255,42 @@ class Open(unittest.TestCase):
         with self.assertRaisesRegex(cairn.ChangedError, "replaced"):
             c["x"][2:]
         self.assertEqual(bytes(cairn.open(place, framework="memory")["x"][2:]), b"z")
+
+
+@unittest.skipUnless("CAIRN_PORTABLE" in os.environ, "the Go test builds the program for systems without memory files")
+class WithoutMemoryFiles(Fixtures):
+    """The same on a system without memfd_create, such as macOS."""
+
+    def setUp(self):
+        tearDownModule()
+        self.addCleanup(tearDownModule)
+        patches = [unittest.mock.patch.dict(os.environ, CAIRN_BINARY=os.environ["CAIRN_PORTABLE"]),
+                   unittest.mock.patch.object(os, "memfd_create")]
+        for patch in patches:
+            patch.start()
+            self.addCleanup(patch.stop)
+        del os.memfd_create
+
+    def test_large_tensors(self):
+        place = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, place)
+        data = os.urandom(3 << 20)
+        (pathlib.Path(place) / "model.safetensors").write_bytes(safetensors({"x": data, "y": data[::-1]}))
+        with cairn.open(place, framework="memory") as c:
+            for _ in range(2):  # the memory is used again
+                got = c.load()
+                self.assertEqual((bytes(got["x"]), bytes(got["y"])), (data, data[::-1]))
+        self.assertFalse(saver.shared().arena._in_memory)
+
+
+def safetensors(tensors):
+    """Returns a safetensors file of bytes."""
+    head, at = {}, 0
+    for name, data in tensors.items():
+        head[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
 
 
 def tearDownModule():

@@ -1,5 +1,6 @@
 """The client of the saver process: shared memory, saves, loads, and processes that end."""
 
+import concurrent.futures
 import contextlib
 import gc
 import multiprocessing
@@ -15,6 +16,7 @@ import textwrap
 import threading
 import time
 import unittest
+import unittest.mock
 from unittest import mock
 
 import cairn
@@ -147,6 +149,26 @@ class Memory(unittest.TestCase):
         arena.close()
         self.assertEqual(len(view), 10)
 
+
+class MemoryInFiles(Memory):
+    """The same on a system without memfd_create."""
+
+    def setUp(self):
+        with unittest.mock.patch.object(os, "memfd_create"):
+            del os.memfd_create
+            super().setUp()
+        self.assertFalse(self.arena._in_memory)
+
+    def test_threads_do_not_clear_what_others_use(self):
+        def work(i):
+            data, places = bytes([i + 1]) * 1000, []
+            for _ in range(200):
+                places.append(at := self.arena.alloc(len(data)))
+                self.arena.view[at:at + len(data)] = data
+            return all(self.arena.view[at:at + len(data)] == data for at in places)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            self.assertEqual(list(pool.map(work, range(4))), [True] * 4)
 
 
 class Uploads(unittest.TestCase):

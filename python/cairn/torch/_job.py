@@ -36,6 +36,9 @@ class Job:
     def __init__(self, rank: int, size: int) -> None:
         self.pid = os.getpid()
         self.rank, self.size = rank, size
+        if not hasattr(os, "memfd_create"):
+            raise errors.SaverError("cairn.torch needs Linux. Here cairn.open(path, framework='torch') reads "
+                                    "checkpoints, and the command cairn converts them", ())
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
