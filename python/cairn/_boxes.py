@@ -34,7 +34,7 @@ def element_size(dtype: str) -> int:
 
 
 def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[Any]]:
-    """Returns the smallest box that has the elements of an index, and what is left to select in it.
+    """Returns the smallest box that has the elements of an index, and the rest of the selection.
 
     The rest has one entry for each dimension: None, 0 for a single index, or a slice with a step.
     """
@@ -70,8 +70,7 @@ def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[An
 
 def cut(entry: dict[str, Any], shape: list[int], offsets: list[int], sizes: list[int],
         most: int = PIECE) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's
-    bytes."""
+    """Yields the wants for a box, each of at most ``most`` bytes, and the offset of each in the bytes of the box."""
     want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
     row = element_size(entry["dtype"])
     if math.prod(sizes) * row <= most:

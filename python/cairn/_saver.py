@@ -1,7 +1,7 @@
 """A client of the saver process: memory that both share, and messages over a socket.
 
-docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out
-of the shared memory themselves.
+docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out of the shared
+memory themselves.
 """
 
 from __future__ import annotations
@@ -97,10 +97,9 @@ def address_of(path: str | bytes | os.PathLike[str] | None) -> str:
 
 
 def default_ceiling() -> int:
-    """Returns how much memory is shared at most: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this
-    host.
+    """Returns the most bytes to share: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
 
-    The memory is that of the host, or the limit of the container (cgroup) if that is lower.
+    If the container (cgroup) has a limit below the memory of the host, the limit counts.
     """
     if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
         if not text.isdecimal():
@@ -144,7 +143,7 @@ def _round(n: int) -> int:
 
 
 class Arena:
-    """Shared memory with a ceiling. It takes memory of the system only for what is in use, and keeps it."""
+    """Shared memory with a ceiling. It takes memory of the system on first use, and keeps it."""
 
     def __init__(self, ceiling: int):
         self.size = max(ceiling // PAGE * PAGE, 1 << 20)
@@ -164,13 +163,12 @@ class Arena:
         self.view = memoryview(self.mem)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.window)]  # (start, end), ascending
-        self._backed: list[tuple[int, int]] = []  # what has memory
+        self._backed: list[tuple[int, int]] = []  # the parts that have memory
         self._writing = threading.Lock()  # held while zeros are written to the file
         self.room = threading.Condition(self._lock)
 
     def reserve(self, n: int) -> int | None:
-        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before you use
-        them."""
+        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before use."""
         n = _round(n)
         with self._lock:
             for i, (lo, hi) in enumerate(self._free):
@@ -301,8 +299,7 @@ _REPORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Reply:
-    """An answer that has not arrived yet: a report or the body of a message. ``on`` is called for messages before
-    it."""
+    """A future answer: a report or the body of a message. ``on`` is called for messages before it."""
 
     def __init__(self, on: Callable[[str, dict[str, Any]], None] | None = None):
         self._done = threading.Event()
@@ -331,7 +328,7 @@ class Reply:
         return self._done.is_set()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls call when the answer is there, before those who wait for it go on."""
+        """Calls call when the answer arrives, before waiting threads continue."""
         with self._lock:
             if not self._settled:
                 self._calls.append(call)
@@ -458,7 +455,7 @@ class Saver:
         return reply
 
     def expect_upload(self, number: int) -> Reply:
-        """Returns the outcome of the upload of a save that is about to begin, which comes after that of the save."""
+        """Returns the future outcome of the upload of a save that is about to begin."""
         reply = Reply()
         with self._lock:
             self._check()
@@ -509,7 +506,7 @@ class Saver:
         elif (on := reply.on) is not None:
             try:
                 on(kind, body)
-            except BaseException as e:  # the error of a caller's function is that of its request, when that is over
+            except BaseException as e:  # the request fails with the error of the caller's function
                 reply.on, reply.error = None, e
                 if subject[0] == "load":
                     self._cancel(reply)
@@ -568,9 +565,9 @@ class Saver:
         source = {**_source(store, format, format_options), "cast": cast}
         under_way: list[Reply] = []
         batch: list[tuple[int, dict[str, Any], int | None]] = []
-        # Memory that is used again is faster than more memory, so a load takes little of what is new.
+        # Memory that is used again is faster than new memory, so a load takes little new memory.
         limit = max(_LOAD_MEMORY, sum(hi - lo for lo, hi in self.arena.backed))
-        size = used = 0  # bytes of the batch, and of it and those under way
+        size = used = 0  # bytes of the batch, and of all batches
 
         def start() -> None:
             nonlocal batch, size
@@ -595,7 +592,7 @@ class Saver:
                                          f"{self.arena.window} bytes: "
                                          "set CAIRN_ARENA_BYTES")
                     while (over := used > 0 and used + n > limit) or (at := self.arena.alloc(n)) is None:
-                        # The memory comes back when what is under way is over, here or in another thread.
+                        # Memory comes back when a batch is over, here or in another thread.
                         if batch:
                             start()
                         with self._lock:
@@ -669,8 +666,10 @@ class Saver:
                 self.send("cancel", load=reply.number)
 
     def close(self, timeout: float = 60) -> None:
-        """Ends the conversation when the saves and uploads are over that are under way. If that takes longer, the
-        process completes those that are staged, and ends."""
+        """Waits for pending saves and uploads, up to timeout seconds, and ends the conversation.
+
+        The process completes saves that are staged, and ends.
+        """
         if self._pid != os.getpid():
             return
         end = time.monotonic() + timeout
@@ -682,7 +681,7 @@ class Saver:
         self._reader.join(timeout)
         self._sock.close()
         self._fail(SaverError("the saver was closed"))
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it completes what is staged
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it completes staged saves
             self.process.wait(timeout)
         if self._owns_arena:
             self.arena.close()
@@ -700,7 +699,7 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 def _hinted(error: NotFoundError, store: str) -> NotFoundError:
-    """Returns the error with what to do if a path may be that of a run."""
+    """Returns the error, with a hint if the path may be the folder of a run."""
     path = address_of(store)
     if "://" in path or not os.path.isdir(path) or not any(entry.is_dir() for entry in os.scandir(path)):
         return error
@@ -761,7 +760,7 @@ _shared_lock = threading.Lock()
 
 
 def shared() -> Saver:
-    """Returns the saver that reads for this process. It starts one if there is none."""
+    """Returns the saver that reads for this process. The first call starts it."""
     global _shared
     with _shared_lock:
         if _shared is not None and not _shared.alive():

@@ -42,10 +42,10 @@ class Checkpoint(Mapping[str, Any]):
     ['bias', 'weight']
     >>> c.close()
 
-    Attributes, which are empty or None if the format does not record them: ``format``, with
-    its version; ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time``
-    of the save; ``writer``, the program; ``world_size``, the number of ranks; ``notes`` on how
-    the checkpoint was read; ``missing``, names that cannot be read because a file is missing.
+    Attributes, which are empty or None if the format does not record them: ``format``, with its version;
+    ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time`` of the save; ``writer``, the
+    program; ``world_size``, the number of ranks; ``notes`` on how the checkpoint was read; ``missing``, names
+    that cannot be read because a file is missing.
     """
 
     def __init__(self, path: str, framework: str | None = None, format: str | None = None,
@@ -297,12 +297,12 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     For a run that is a URL, it returns a URL. With remote, the run to which the saves were
     uploaded, it looks at both; of equal saves it returns the one in run, if that is whole.
 
-    The newest checkpoint has the highest step, from ``save(…, step=…)`` or else from the number at
-    the end of the folder's name. Of equal steps, the one that was saved last counts.
-    wait makes it wait for saver processes that are still writing, which may have outlived
-    their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
-    wait or still after timeout seconds. UncertainError: there is none, but object storage has
-    not answered the commit of a save, and may still carry it out.
+    The newest checkpoint has the highest step, from ``save(…, step=…)`` or else from the number at the end of
+    the folder's name. Of equal steps, the one that was saved last counts. wait makes it wait for saver
+    processes that are still writing, which may have outlived their trainers. UnderWayError: there is no
+    checkpoint yet, but a save is under way, without wait or still after timeout seconds. UncertainError:
+    there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
+    out.
     """
     address = _saver.address_of(run)
     if os.path.isfile(address):

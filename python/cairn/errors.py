@@ -43,7 +43,7 @@ class ExistsError(CairnError, FileExistsError):
 
 
 class CorruptError(CairnError):
-    """Bytes differ from those that were written, or a file is missing."""
+    """Bytes differ from the bytes that were written, or a file is missing."""
 
 
 class VersionError(CairnError):
@@ -90,7 +90,7 @@ class ReplacedError(CairnError):
 
 
 class SaveWarning(UserWarning):
-    """A save in the background has failed, and nobody has asked for its result. ``warnings.simplefilter("error",
+    """A save in the background has failed, and its result was not asked for. ``warnings.simplefilter("error",
     SaveWarning)`` makes the next save raise it."""
 
 

@@ -4,8 +4,8 @@
     trainer = Trainer(plugins=[CheckpointIO()])
     trainer.fit(model, ckpt_path=cairn.latest("checkpoints", wait=True))
 
-It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import
-the one that you use before this module.
+It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import the one that you
+use before this module.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class CheckpointIO(_CheckpointIO):
         return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint. While a save is under way it is kept, in case that the save fails. Those in object
-        storage stay."""
+        """Removes a checkpoint, after the pending save, in case that it fails. Object storage is left alone."""
         path = address_of(path)
         if "://" in path:
             name = path.partition("?")[0].rstrip("/").rpartition("/")[2]

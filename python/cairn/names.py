@@ -1,4 +1,4 @@
-"""The names of a state beside those of a checkpoint."""
+"""The names of a state and the names of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _bare(name: str) -> str:
 
 
 def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
-    """Returns a function from the names of a state to those of a checkpoint, which has these names.
+    """Returns a function from the names of a state to the names of a checkpoint.
 
     rename is a dict of prefixes (of the state: of the checkpoint), a function, "wrappers", or
     None for the same names.
@@ -54,7 +54,7 @@ def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
 
 
 def distinct(wanted: Mapping[str, str]) -> None:
-    """Refuses names of a state that are the same without wrappers. wanted has what they are in the checkpoint."""
+    """Refuses names of a state that are equal without wrappers. wanted maps names of the state to the checkpoint."""
     first: dict[str, str] = {}
     for name, there in wanted.items():
         if first.setdefault(there, name) != name:
@@ -63,8 +63,7 @@ def distinct(wanted: Mapping[str, str]) -> None:
 
 
 def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection[str]) -> errors.MissingError:
-    """Returns the error for names of a state that a checkpoint with these names lacks. wanted has all names of the
-    state, with what they are in the checkpoint."""
+    """Returns the error for names that a checkpoint lacks. wanted maps names of the state to the checkpoint's."""
     text = f"{len(lacks)} of the {len(wanted)} names of the state are not in the checkpoint: {_some(lacks)}"
     if option := _option(lacks, set(names) - set(wanted.values())):
         text += f". load(…, rename={option}) finds them"
@@ -72,7 +71,7 @@ def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection
         text += f". The nearest names that it has: {_some(near)}"
     elif names:
         text += f". It has {_some(names)}"
-    return errors.MissingError(text + ". load(…, strict=False) leaves out what is missing",
+    return errors.MissingError(text + ". load(…, strict=False) leaves out missing names",
                                ("plan.missing", "plan.mismatch"))
 
 

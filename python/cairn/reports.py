@@ -1,4 +1,4 @@
-"""The reports of saves, loads and uploads: what was moved, and how long it took.
+"""The reports of saves, loads and uploads: bytes, files and times.
 
     >>> report = SaveReport(step=100, bytes=2_000_000_000, write_seconds=0.8)
     >>> f"{report.bytes / report.write_seconds / 1e9:.1f} GB/s"

@@ -42,12 +42,11 @@ _STATE_FILE = "trainer_state.json"  # that the Trainer reads
 class CheckpointCallback(transformers.TrainerCallback):
     """Saves in the background when the Trainer would save, in place of the Trainer.
 
-    The checkpoints are folders ``checkpoint-STEP`` of a folder, which is the Trainer's
-    output_dir if it is not named. They hold the model, the optimizer, the scheduler, the
-    state of the Trainer and the random number generators of all ranks. The arguments of the
-    Trainer say when to save (save_strategy, save_steps) and how many checkpoints to keep
-    (save_total_limit). The error of a save is raised by the next one, or at the end of the
-    training.
+    The checkpoints are folders ``checkpoint-STEP`` of a folder, which is the Trainer's output_dir if it is
+    not named. They hold the model, the optimizer, the scheduler, the state of the Trainer and the random
+    number generators of all ranks. The arguments of the Trainer say when to save (save_strategy, save_steps)
+    and how many checkpoints to keep (save_total_limit). The error of a save is raised by the next one, or at
+    the end of the training.
 
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
     from the path of a checkpoint, of cairn or of the Trainer itself.
@@ -60,7 +59,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._saving = 0  # its step
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._answer: str | None = None  # what resume has returned
-        self._random: dict[str, Any] | None = None  # what it has of the random number generators of this rank
+        self._random: dict[str, Any] | None = None  # its states of the random number generators of this rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
         if not hasattr(transformers.Trainer.train, "_cairn"):
             transformers.Trainer.train = _resuming(transformers.Trainer.train)
@@ -68,10 +67,10 @@ class CheckpointCallback(transformers.TrainerCallback):
     def resume(self, trainer: transformers.Trainer) -> str | None:
         """Prepares to go on with the newest complete checkpoint. All ranks call it.
 
-        Give what it returns to ``trainer.train(resume_from_checkpoint=…)``, and nothing else:
-        it is None if there is no checkpoint yet, a folder for this call alone, or a checkpoint
-        that the Trainer itself has saved, if that is newer. It waits for saver processes that
-        have outlived their trainers, and prints which checkpoint it is.
+        Give its result to ``trainer.train(resume_from_checkpoint=…)``, and nothing else: it is None if there
+        is no checkpoint yet, a folder for this call alone, or a checkpoint that the Trainer itself has saved,
+        if that is newer. It waits for saver processes that have outlived their trainers, and prints which
+        checkpoint it is.
         """
         found: list[Any] = [None]
         error = None
@@ -87,7 +86,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return self._answer
 
     def _prepare(self, trainer: transformers.Trainer, path: str) -> str:
-        """Prepares to go on with a checkpoint. It returns what the Trainer is told."""
+        """Prepares to go on with a checkpoint. It returns the argument for the Trainer."""
         if _rank() == 0:
             print(f"cairn: the training goes on with {path}", file=sys.stderr, flush=True)
         if _is_stock(path):
@@ -110,7 +109,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return self._folder.name
 
     def _chosen(self, trainer: transformers.Trainer, wanted: Any) -> Any:
-        """Returns what the Trainer is told, which is asked to resume from wanted."""
+        """Returns the argument for a Trainer that is asked to resume from wanted."""
         if wanted is True:
             if (folder := self.resume(trainer)) is None:
                 raise errors.NotFoundError(f"{self._run(trainer.args)} has no complete checkpoint yet. To begin "
@@ -168,8 +167,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             torch.cuda.set_rng_state_all(found["cuda"])
 
     def _claim(self, control: Any) -> Any:
-        """Takes over a save of the Trainer. It takes place later, when the Trainer has noted the results of the
-        step."""
+        """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
         self._due = self._due or control.should_save
         control.should_save = False
         return control
@@ -273,7 +271,7 @@ def _newest(run: str) -> str | None:
 
 
 def _check(args: Any, run: str, optimizer: Any) -> None:
-    """Refuses what this callback cannot do."""
+    """Refuses arguments that this callback does not support."""
     if args.save_total_limit and "://" in run:
         raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
                                   "save_total_limit must be None if checkpoints go to object storage",
@@ -293,8 +291,7 @@ def _is_sharded(model: Any) -> bool:
 
 
 def _state(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Returns what is saved of a model and an optimizer. If they are sharded, parameters have names, and not numbers,
-    in both."""
+    """Returns the state of a model and an optimizer to save. If sharded, the optimizer has names for parameters."""
     if not _is_sharded(model):
         return {"model": model, "optimizer": optimizer}
     from torch.distributed.checkpoint.state_dict import get_state_dict

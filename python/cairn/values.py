@@ -1,9 +1,9 @@
 """Values that are not tensors, as checkpoints hold them: JSON with a rule for what JSON lacks.
 
-An object with a single key that begins with a dollar sign is a value that JSON lacks, such
-as ``{"$tuple": [1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a
-checkpoint: an object of a Python class becomes an :class:`Object`, which only describes it,
-unless the class is one of a few that can do no harm, such as a date.
+An object with a single key that begins with a dollar sign is a value that JSON lacks, such as ``{"$tuple":
+[1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a checkpoint: an object of a Python class
+becomes an :class:`Object`, which only describes it, unless the class is one of a few that can do no harm,
+such as a date.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _is_plain(v: Any) -> bool:
 
 
 def _describe(v: Any, depth: int) -> dict[str, Any]:
-    """Describes an object as a pickle would: what makes it, with arguments, and what it receives after that."""
+    """Describes an object as a pickle would: a function, its arguments, and the state that the object receives."""
     if isinstance(v, type):
         if _FACTORIES.get(v.__name__) is not v and _name(v) != ("numpy", "ndarray"):
             raise NotPlain(f"the class {v.__module__}.{v.__qualname__}")
@@ -219,8 +219,7 @@ def _make(o: Object) -> Any:
 
 
 def _make_numpy(o: Object) -> Any:
-    """Makes a dtype, a number or an array of numpy, if numpy is there. It reads bytes: numpy's own functions for
-    pickles do more."""
+    """Makes a dtype, a number or an array of numpy, if numpy is installed, from bytes, without numpy's unpickling."""
     import numpy
 
     f: Any = o.fields
@@ -233,7 +232,7 @@ def _make_numpy(o: Object) -> Any:
         native = numpy.dtype(args[0])
         other = native if state is None else native.newbyteorder(state[1])
         return native if other == native else other
-    if o.name == "ndarray" and kwargs is not None:  # as cairn describes what others have pickled
+    if o.name == "ndarray" and kwargs is not None:  # as cairn describes pickles of other programs
         return _array(numpy.dtype(kwargs["dtype"]), kwargs["shape"], kwargs["order"], kwargs["data"])
     if o.name in _SCALARS and len(args) == 1 and isinstance(args[0], (bool, int, float, complex)):
         return getattr(numpy, o.name)(args[0])

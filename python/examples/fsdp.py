@@ -36,7 +36,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, SYMBOLS)
 
     def forward(self, rows):
-        """Returns the loss of predicting each symbol from those before it."""
+        """Returns the loss of predicting each symbol from the symbols before it."""
         x = self.tokens(rows[:, :-1]) + self.positions.weight
         mask = nn.Transformer.generate_square_subsequent_mask(TIME, device=rows.device)
         for block in self.blocks:
@@ -53,7 +53,7 @@ def batch(step, device):
 
 
 def state_of(model, optimizer, step):
-    """Returns what is saved: tensors of this rank, and values."""
+    """Returns the state to save: tensors of this rank, and values."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments, "step": step}
 
@@ -83,7 +83,7 @@ def succeeds(wait):
 
 
 def prune(run, keep):
-    """Removes all but the newest checkpoints. Only those that are complete count."""
+    """Removes all but the newest complete checkpoints."""
     complete = sorted(p.parent for p in pathlib.Path(run).glob("step-*/cairn.json"))
     for old in complete[:-keep]:
         (old / "cairn.json").unlink()  # first: without it, the folder is not a checkpoint

@@ -16,7 +16,6 @@ import textwrap
 import threading
 import time
 import unittest
-import unittest.mock
 from unittest import mock
 
 import cairn
@@ -154,7 +153,7 @@ class MemoryInFiles(Memory):
     """The same on a system without memfd_create."""
 
     def setUp(self):
-        with unittest.mock.patch.object(os, "memfd_create"):
+        with mock.patch.object(os, "memfd_create"):
             del os.memfd_create
             super().setUp()
         self.assertFalse(self.arena._in_memory)

@@ -48,8 +48,7 @@ def save_threads(state: dict[str, Any], path: str) -> None:
 
 
 def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save, Callable[[], None]]]]]:
-    """Yields ways to call async_save with memory that it keeps, the fastest first: a name, and what makes a function
-    and its end."""
+    """Yields ways to call async_save with memory that it keeps, the fastest first: names, and makers of functions."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import staging
 

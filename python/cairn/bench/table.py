@@ -105,8 +105,7 @@ class Table:
 
     def stalls(self, save: Callable[[dict[str, Any], str], Any], folders: disk.Folders,
                times: int | None = None) -> float:
-        """Notes how long background saves stop training, and returns the median of the seconds until they were
-        durable."""
+        """Notes how long background saves stop training, and returns the median seconds until they were durable."""
         durable = []
 
         def stall() -> float:

@@ -117,8 +117,7 @@ class Handle(Outcome[SaveReport]):
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
     fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
 
-    All three raise the error of a save that fails. An error that nobody has asked for, by ``result`` or ``exception``,
-    is
+    All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
     reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
     :class:`cairn.SaveWarning`.
 
@@ -138,8 +137,7 @@ class Handle(Outcome[SaveReport]):
         self.warnings: list[str] = []
 
     def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is
-        planned."""
+        """Returns the bytes that this rank has written, and the bytes that it writes in all (0 until planned)."""
         return self._moved, self._planned
 
     def __repr__(self) -> str:
@@ -177,7 +175,7 @@ class Handle(Outcome[SaveReport]):
 
 
 class _Unseen:
-    """Saves of this process that are under way, and errors of saves that nobody has asked for."""
+    """Saves of this process that are under way, and errors of saves that no call has asked for."""
 
     def __init__(self) -> None:
         self.clear()
@@ -201,7 +199,7 @@ class _Unseen:
             self._under_way.discard(reply)
             # The upload of a save that failed has the error of the save.
             if reply.error is not None and not any(e is reply.error for e in [*seen, *(e for _, e in self._errors)]):
-                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}",
+                self._errors.append((f"{what} has failed, and result() of its handle was not called: {reply.error}",
                                      reply.error))
 
     def drop(self, seen: list[BaseException], error: BaseException) -> None:

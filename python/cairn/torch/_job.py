@@ -1,4 +1,4 @@
-"""The saver process of this rank, which has met those of the other ranks."""
+"""The saver process of this rank, which is connected to the savers of the other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cairn import errors
 from cairn._saver import Arena, Saver, default_ceiling
 from cairn.torch._memory import Memory
 
-_LACKS, _FAILS = 1 << 20, 1 << 40  # what the ranks add to the count of those that have arrived
+_LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived
 
 
 def distributed() -> bool:
@@ -50,7 +50,7 @@ class Job:
         self.lock = threading.RLock()
 
     def meet(self) -> None:
-        """Starts a saver process that meets those of all ranks. All ranks call it."""
+        """Starts a saver process that connects to the savers of all ranks. All ranks call it."""
         error = None
         try:
             self._meet()
@@ -115,10 +115,10 @@ class Job:
 
 
 def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) -> Saver:
-    """Returns a saver process that has met the others. All ranks call it for the same thing, unless j has this one
-    alone.
+    """Returns a saver process that is connected to the other ranks. All ranks call it, unless alone is set.
 
-    error is that of what came before. If there is one on any rank, all of them raise it.
+    error is an earlier error of this rank, or None. If any rank has one, all ranks raise it. what describes the call,
+    and must be the same on all ranks.
     """
     if error is not None:
         if not alone:
@@ -142,13 +142,13 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
           differs: Callable[[str], errors.CairnError] = errors.CairnError) -> bool:
     """Ends a step that all ranks take, and reports whether any of them lacks something.
 
-    If the step failed on any rank, it raises an error on all. Steps of one kind have the
-    same order on all ranks. It uses the job's store and not a collective: PyTorch saves in
-    threads of their own, whose collectives would mix with those of the training, and a
-    collective on a GPU waits for the work of the GPU.
+    If the step failed on any rank, it raises an error on all. Steps of one kind have the same order on all
+    ranks. It uses the job's store and not a collective: PyTorch saves in threads of their own, whose
+    collectives would mix with collectives of the training, and a collective on a GPU waits for the work of
+    the GPU.
 
     same is a text that all ranks must have, unless it is empty. differs returns the error for
-    that of another rank.
+    the text of another rank.
     """
     if not distributed():
         if error is not None:
@@ -199,14 +199,13 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
         outcome = json.loads(store.get(f"{key}/outcome"))
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
-    if rank == 0:  # all ranks have read what came before
+    if rank == 0:  # all ranks have read the previous outcome
         _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "same", "late")))
     return outcome
 
 
 class _Late:
-    """Finds out which ranks have not made the call that this one waits in: those that wait for long say so in the
-    store."""
+    """Finds the ranks that have not made the call that this rank waits in. Ranks that wait note it in the store."""
 
     def __init__(self, store: Any, key: str, rank: int, size: int):
         self.store, self.key, self.rank, self.size = store, f"{key}/late", rank, size
@@ -315,8 +314,7 @@ def _store() -> Any:
 
 
 def _count(kind: str) -> int:
-    """Returns how many calls of a kind this process has made: the same on all ranks, for the names of what is in the
-    store."""
+    """Returns the number of calls of a kind in this process, the same on all ranks, for the keys of the store."""
     _calls[kind] = _calls.get(kind, 0) + 1
     return _calls[kind]
 

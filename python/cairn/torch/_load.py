@@ -39,15 +39,14 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
     >>> state
     {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
 
-    Tensors are filled in place, each with the part that this rank holds; elements are
-    converted to its dtype. Values are replaced in the dict. A name that only the state has is a
-    MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
-    optimizer of the state, and the module or optimizer lacks. Without strict, they are left
-    out: ``missing`` of the report has the names that the checkpoint lacks, which stay as they are. Other
-    objects with a state_dict, such as a scheduler, get all that was saved of them. What else
-    only the checkpoint has, also in dicts that the state has, is left out. Objects that were pickled are made
-    again only with allow_pickle, because a pickle can run any code. format and format_options
-    are needed only if the format cannot be detected or has options for reading.
+    Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
+    Values are replaced in the dict. A name that only the state has is a MissingError; so are, as a
+    MismatchError, names that the checkpoint has below a module or an optimizer of the state, and the module
+    or optimizer lacks. Without strict, they are left out: ``missing`` of the report has the names that the
+    checkpoint lacks, which stay as they are. Other objects with a state_dict, such as a scheduler, get all
+    that was saved of them. What else only the checkpoint has, also in dicts that the state has, is left out.
+    Objects that were pickled are made again only with allow_pickle, because a pickle can run any code. format
+    and format_options are needed only if the format cannot be detected or has options for reading.
 
     rename maps names of the state to names of the checkpoint: a dict of prefixes, such as
     {"model.": "model.module."}, of which the longest counts; a function; or "wrappers", which
@@ -56,7 +55,7 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
     cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
     numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats
     in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
-    "widen" those that keep every value; "none" no conversion.
+    "widen" conversions that keep every value; "none" no conversion.
 
     With alone, only this rank loads, and does not wait for the others.
     """
@@ -77,7 +76,7 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
 
 
 class _Load:
-    """A load, and what it was asked for."""
+    """A load, and its options."""
 
     def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
                  options: dict[str, Any] | None, allow_pickle: bool, cast: str):
@@ -107,7 +106,7 @@ class _Load:
         if not state:
             warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
         there = names.renamer(self.rename, self.names if self.rename == "wrappers" else ())
-        # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
+        # Modules and optimizers give copies of their dicts, so values that were replaced in the copies go back to them.
         owners = {k: v for k, v in state.items() if is_stateful(v)}
         for k, v in owners.items():
             if isinstance(v, torch.optim.Optimizer) and not v.state:
@@ -174,8 +173,7 @@ class _Load:
                 del optimizer.state[params[i]]
 
     def _rest(self, prefix: str, wanted: set[str], loading: Loading) -> Tree:
-        """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was
-        saved."""
+        """Loads the names below a prefix that are not wanted yet: an object gets its dict as it was saved."""
         tree = Tree()
 
         def take(name: str, path: list[Any], v: Any) -> None:
@@ -205,7 +203,7 @@ class _Load:
             if callable(self.rename) or not (start := there(start)):
                 continue  # names of other things are not told apart
             extra = [name for name in self.below(start) if name not in wanted]
-            if extra and wanted.issubset(self.names):  # otherwise what is missing is the better reason
+            if extra and wanted.issubset(self.names):  # otherwise missing names are the better reason
                 raise names.unexpected(extra, str(k))
 
 
@@ -284,7 +282,7 @@ class Loading:
         ChangedError: save_id is not empty, and the checkpoint has another one.
         """
         self.memory.reclaim()
-        # Pieces arrive in another thread, whose streams are not those of the caller.
+        # Pieces arrive in another thread, which has other streams than the caller.
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []

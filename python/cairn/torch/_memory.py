@@ -97,11 +97,10 @@ class Memory:
         return self.bytes[at:at + n]
 
     def register(self, device: torch.device) -> None:
-        """Tells CUDA, which has this device, about memory that is in use, so that copies need no other memory on their
-        way."""
+        """Registers memory that is in use with CUDA, so that copies to and from the device need no other memory."""
         with self._lock, torch.cuda.device(device):  # a thread of its own would take memory of the first device
             for lo, hi in [] if self._refused else self.arena.backed:
-                known = sorted(part for part in self._registered if lo <= part[0] < hi)  # what has memory only grows
+                known = sorted(part for part in self._registered if lo <= part[0] < hi)  # parts with memory only grow
                 for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
                     if a == b:
                         continue
@@ -112,8 +111,7 @@ class Memory:
                     self._edges = sorted({edge for part in self._registered for edge in part})
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies bytes between a part of the memory and a device. Copies of CUDA devices may be under way when it
-        returns."""
+        """Copies bytes between a part of the memory and a device. Copies of CUDA may be under way when it returns."""
         host, device = (to, source) if to.device.type == "cpu" else (source, to)
         n, later = host.numel(), device.is_cuda
         # CUDA refuses a copy of memory that it was told about in two calls.
@@ -132,8 +130,7 @@ class Memory:
 
     def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]],
                begun: dict[torch.device, torch.cuda.Event]) -> None:
-        """Copies contiguous tensors into parts of the memory: (to, from), where the sources, of one dtype, follow one
-        another.
+        """Copies contiguous tensors into parts of the memory: (to, sources), one source after another, of one dtype.
 
         Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
         """

@@ -71,43 +71,39 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: 
     >>> handle.result().step
     1
 
-    It returns when the state has been copied aside, and the caller may change it. With
-    overlap it returns at once: wait for ``handle.staged.result()`` before the state changes,
-    usually before ``optimizer.step()``. Saves take place in the order of the calls.
+    It returns when the state has been copied aside, and the caller may change it. With overlap it returns at
+    once: wait for ``handle.staged.result()`` before the state changes, usually before ``optimizer.step()``.
+    Saves take place in the order of the calls.
 
-    It raises an error if the arguments or the state cannot be saved, or a rank is gone. An
-    error that comes later, also while the state is copied, is raised by
-    ``handle.result()``. If nobody calls that, the next save warns of the error.
+    It raises an error if the arguments or the state cannot be saved, or a rank is gone. An error that comes
+    later, also while the state is copied, is raised by ``handle.result()``. If it is not called, the next
+    save warns of the error.
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
     modules and optimizers. Tensors that are not sharded, and values, are saved once, and must be
     equal on all ranks: give a tensor or value of one rank a name of its own. Buffers of modules may differ,
     such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
-    path is a folder. A checkpoint that is there is replaced when the new one is complete,
-    or, without overwrite, the save fails with ExistsError. It also fails with that error if
-    the checkpoint there has another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format
-    is "native", "torchdcp" (PyTorch DCP), "hf"
-    (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
-    "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
-    of files that each rank writes at the same time; 0 leaves it to the format.
+    path is a folder. A checkpoint that is there is replaced when the new one is complete, or, without
+    overwrite, the save fails with ExistsError. It also fails with that error if the checkpoint there has
+    another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format is "native",
+    "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
+    format_options={"file": "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is
+    the number of files that each rank writes at the same time; 0 leaves it to the format.
 
-    remote is the address of the same checkpoint in another store, such as
-    "s3://bucket/run/step-100". It is uploaded there when path has it; see
-    ``Handle.uploaded``. path may be a disk of each host then. local_bytes bounds the
-    checkpoints in the folders beside path: the oldest are removed, once remote has them. If
-    there is still no room, the save goes to remote at once.
+    remote is the address of the same checkpoint in another store, such as "s3://bucket/run/step-100". It is
+    uploaded there when path has it; see ``Handle.uploaded``. path may be a disk of each host then.
+    local_bytes bounds the checkpoints in the folders beside path: the oldest are removed, once remote has
+    them. If there is still no room, the save goes to remote at once.
 
-    With alone, only this rank saves, a state without sharded tensors, and does not wait for
-    the others.
+    With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
                  files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ)
 
 
 def described(j: Job, state: Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
-    """Describes a state. It remembers the description for later saves. With alone, the state must have no sharded
-    tensors."""
+    """Describes a state, and remembers the description. With alone, the state must have no sharded tensors."""
     check(state)
     collects = gc.isenabled()
     gc.disable()  # it would look at all objects of the process, because many new ones are made here
@@ -132,7 +128,7 @@ def described(j: Job, state: Mapping[Any, Any], alone: bool, whole: bool = False
 
 
 def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, list[Part] | None]]:
-    """Returns the leaves of a state and what this rank holds of each."""
+    """Returns the leaves of a state, and the parts of each that this rank holds."""
     out = [(leaf, parts(leaf)) for leaf in leaves]
     for leaf, held in out:
         if alone and held is not None and any(p.offsets is not None for p in held):
@@ -146,7 +142,7 @@ def close() -> None:
 
     >>> cairn.torch.close()
 
-    It warns of saves that have failed, if nobody has called their ``result``.
+    It warns of saves that have failed, if their ``result`` was not called.
     """
     _job.close()
     unseen.report()
@@ -163,8 +159,7 @@ class _Blob:
 
 @dataclass(eq=False, slots=True)
 class _Unit:
-    """Blobs of one device that are staged and freed together, behind one stamp. If there are several, they have one
-    dtype."""
+    """Blobs of one device that are staged and freed together, behind one stamp. Several blobs have one dtype."""
 
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
@@ -181,8 +176,7 @@ class _Unit:
         return (i for b in self.blobs for i in b.items)
 
     def add(self, blob: _Blob, memory: torch.Tensor) -> None:
-        """Adds a blob behind the last one. The first one begins at a multiple of 64, so all have places for their
-        dtype."""
+        """Adds a blob behind the last one. The first begins at a multiple of 64, so all are aligned for their dtype."""
         self.places.append(self.size)
         self.blobs.append(blob)
         self.memory.append(memory)
@@ -202,8 +196,7 @@ class Pickled:
 
 
 class State:
-    """A state as the saver process is told of it: leaves, each with what this rank holds of a tensor, or None for a
-    value."""
+    """The description of a state for the saver process: leaves, with the parts on this rank, or None for a value."""
 
     def __init__(self, leaves: Iterable[tuple[Leaf, list[Part] | None]], memory: _memory.Memory):
         self.memory = memory
@@ -323,14 +316,13 @@ class _Seen(NamedTuple):
     shape: torch.Size | None = None
     requires_grad: bool = False
     spec: Any = None  # of a DTensor
-    local: torch.Size | None = None  # the shape of what this rank holds
+    local: torch.Size | None = None  # the shape of the part that this rank holds
     device: torch.device | None = None
     same: int = -1  # the leaf before it that is the same tensor, or -1
 
 
 class Remembered:
-    """The description of a state, for later saves of states that differ from it in the contents of tensors and in
-    values.
+    """The description of a state, for later states that differ in the contents of tensors and in values only.
 
     To describe many small tensors takes longer than to copy them. So it looks at each of them
     only as long as it must, to notice that it has another form or shares memory.
@@ -373,8 +365,7 @@ class Remembered:
         self.usable = True
 
     def again(self, opened: Mapping[Any, Any], owners: dict[Any, Any], memory: _memory.Memory) -> State | None:
-        """Returns the description of a state, or None if it has another form. opened has the dicts of owners, which are
-        objects."""
+        """Returns the description of a state, or None if it has another form. opened has the dicts of the owners."""
         if not self.usable or memory.leased():
             return None
         if any(ref() is not owners.get(k) for k, ref in self.modules.items()):
@@ -397,10 +388,9 @@ class Remembered:
         return out
 
     def _match(self, holder: Any, opened: Opened, found: list[Any], addresses: set[int]) -> bool:
-        """Adds the tensors that this rank holds, and the values, in the order of the leaves. It reports whether all of
-        them match.
+        """Adds the tensors of this rank and the values, in the order of the leaves, and reports whether all match.
 
-        Tensors that now share a part of their memory match: what they share is copied twice.
+        Tensors that now share a part of their memory match: the part is copied twice.
         """
         in_list = isinstance(holder, list)
         if (not in_list and not isinstance(holder, Mapping)) or list(range(len(holder)) if in_list
@@ -475,7 +465,7 @@ def _pickle(name: str, v: Any, what: str) -> Pickled:
     buffer = io.BytesIO()
     try:
         torch.save(v, buffer)
-    except Exception as e:  # of a class of anybody's
+    except Exception as e:  # of any class
         raise errors.StateError(f"{name!r} is {what}, which cannot be pickled: {e}", ("plan.state",)) from e
     if (name, what) not in _pickles:
         _pickles.add((name, what))
@@ -500,8 +490,7 @@ def new_id() -> str:
 def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None, overwrite: bool,
           format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
           remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False) -> Handle:
-    """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all
-    ranks.
+    """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
     The id of the save is the save_id of rank 0, or a new one if that is empty.
     """
@@ -577,8 +566,7 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
 
 
 def events(units: list[_Unit]) -> dict[torch.device, Any]:
-    """Returns events of the devices of some units: copies wait for what the devices are doing now, and for nothing
-    later."""
+    """Returns an event for each device of some units. Copies wait for it, and not for later work of the device."""
     out: dict[torch.device, Any] = {}
     for device in {u.device for u in units if u.device.type == "cuda"}:
         with torch.cuda.device(device):
@@ -729,7 +717,7 @@ class Staging:
                     self.held.append((at, unit))
                 pending.append((unit, at))
             self.copy(pending)
-            with self.fetching:  # from here on, fetches read what is staged
+            with self.fetching:  # from here on, fetches read staged units
                 self.complete = True
             self.stop()
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort

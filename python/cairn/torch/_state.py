@@ -24,7 +24,7 @@ class Leaf:
     value: Any
     holder: Any = None  # a dict or a list
     key: Any = None
-    may_differ: bool = False  # ranks may hold different contents, as those of a module's buffers
+    may_differ: bool = False  # ranks may hold different contents, such as buffers of modules
 
     def replace(self, new: Any) -> None:
         """Puts another value in its place."""
@@ -47,9 +47,9 @@ def flatten(state: Mapping[Any, Any], whole: bool = False, into: Opened | None =
             owners: Mapping[Any, Any] = MappingProxyType({})) -> list[Leaf]:
     """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them.
 
-    With whole, the state can be made again from its leaves: dicts that are empty, or have
-    keys that are neither strings nor integers, are leaves. into receives what was opened.
-    owners has the objects whose dicts are in the state in place of them.
+    With whole, the state can be made again from its leaves: dicts that are empty, or have keys that are
+    neither strings nor integers, are leaves. into receives the dicts and lists that were opened. owners has
+    the objects whose dicts are in the state in place of them.
     """
     out: list[Leaf] = []
     check(state)
@@ -171,7 +171,7 @@ def _is_sharded(v: Any) -> bool:
 
 @dataclass(slots=True)
 class Part:
-    """What this rank holds of a tensor: a box, or all of it."""
+    """A part of a tensor that this rank holds: a box, or all of it."""
 
     shape: list[int]
     local: torch.Tensor
@@ -179,7 +179,7 @@ class Part:
 
 
 def parts(leaf: Leaf) -> list[Part] | None:
-    """Returns what this rank holds of a tensor, or None if the leaf is not a tensor."""
+    """Returns the parts of a tensor that this rank holds, or None if the leaf is not a tensor."""
     v = leaf.value
     whole: Any = v  # of classes that not every build of torch has
     if not isinstance(v, torch.Tensor):

@@ -101,7 +101,7 @@ class Stager(AsyncStager):
                     storage, offset = together, first // t.element_size()
                     if isinstance(held[index], DTensor):
                         # PyTorch cannot send a DTensor to another process (AsyncCheckpointerType.PROCESS)
-                        # if what this rank holds of it is not at the beginning of its storage.
+                        # if the part of this rank is not at the beginning of its storage.
                         storage, offset = lease.storage(first, first + span(like)), 0
                     copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, offset, t.shape,
                                                                                      like.stride())
@@ -129,12 +129,12 @@ class Writer(StorageWriter, Stager):
     >>> writer.report.step
     100
 
-    For the options after the star see :func:`cairn.torch.save`. The checkpoint appears when
-    it is complete on all ranks; until then, and if a rank fails, the previous one stays.
+    For the options after the star see :func:`cairn.torch.save`. The checkpoint appears when it is complete on
+    all ranks; until then, and if a rank fails, the previous one stays.
 
-    PyTorch's ``FileSystemWriter`` has the other options. ``thread_count`` is another name
-    of ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions``
-    other than PyTorch's compression are refused: they might encrypt.
+    PyTorch's ``FileSystemWriter`` has the other options. ``thread_count`` is another name of
+    ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions`` other than
+    PyTorch's compression are refused: they might encrypt.
     """
 
     def __init__(self, path: str | os.PathLike[str], single_file_per_rank: bool = True, sync_files: bool = True,
@@ -346,7 +346,7 @@ def _local(v: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(v: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a state, and of a ShardedTensor what this rank holds."""
+    """Yields the tensors of a state, and the shards of a ShardedTensor that this rank holds."""
     if isinstance(v, ShardedTensor):
         yield from (s.tensor for s in v.local_shards())
     elif isinstance(v, torch.Tensor):
@@ -393,8 +393,7 @@ def _path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _file_system(path: str | os.PathLike[str]) -> FileSystem | None:
-    """Returns what programs use beside the storage: PyTorch's functions for the files of a folder, or None for a
-    URL."""
+    """Returns PyTorch's functions for the files of a folder, which programs use, or None for a URL."""
     return FileSystem() if isinstance(path, pathlib.Path) else None
 
 
@@ -409,15 +408,14 @@ def _note(option: str, why: str) -> None:
 
 
 def _step(step: Any) -> str | int:
-    """Returns a step of a path as PyTorch has it: integer keys of dicts are strings there, and positions are
-    integers."""
+    """Returns a step of a path as PyTorch has it: a string for a key of a dict, an integer for a position."""
     if isinstance(step, str):
         return step
     return step["pos"] if "pos" in step else step["int"]
 
 
 def _leaves(plan: SavePlan, planner: SavePlanner) -> list[tuple[Leaf, list[Part] | None]]:
-    """Returns the items of a plan, those of one tensor together."""
+    """Returns the items of a plan, grouped by tensor."""
     # PyTorch's planners note where in the state each name was; others may note anything else.
     noted = plan.planner_data if isinstance(plan.planner_data, dict) else {}
     leaves: dict[str, tuple[Leaf, list[Part] | None]] = {}

@@ -7,7 +7,7 @@ import inspect
 def failures(module, names=None):
     """Runs the examples of a module's docstrings with some names, and returns the report of those that fail."""
     said = []
-    runner = doctest.DocTestRunner()
+    runner = doctest.DocTestRunner(verbose=False)
     for test in doctest.DocTestFinder().find(module, globs={**vars(module), **(names or {})}):
         runner.run(test, out=said.append)
     return "".join(said)
