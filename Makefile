@@ -31,7 +31,7 @@ CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-go test-cloud test-torch race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
+.PHONY: all build wheels release demo test test-go test-cloud test-torch race torch lint fmt vet-others staticcheck lint-python mod fuzz soak interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -78,7 +78,7 @@ torch:
 	@mkdir -p $(BIN)
 	@{ TORCH='$(TORCH)' SUITES='$(SUITES)' $(if $(NEED_TORCH),NEED=all,WAYS='python kept') interop/setup 2>&1 >$(BIN)/torch || rm -f $(BIN)/torch; } | tee $(BIN)/torch.log
 
-lint: fmt vet-others staticcheck mod ## check form: gofmt, types for other systems, staticcheck, modules
+lint: fmt vet-others staticcheck mod lint-python ## check form: gofmt, types for other systems, staticcheck, modules, ruff, mypy
 
 fmt:
 	@files="$$($$($(GO) env GOROOT)/bin/gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
@@ -94,6 +94,18 @@ vet-others:
 staticcheck:
 	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck ./...
+
+# ruff and mypy in a virtual environment, which is made again if their versions change. mypy is
+# the one of interop, which checks the same with the types of a PyTorch: here torch is not installed.
+PYTHON_LINTERS = ruff==0.17.4 $(shell grep '^mypy==' interop/requirements.txt)
+
+lint-python:
+	@test "$$(cat $(BIN)/lint-python/versions 2>/dev/null)" = '$(PYTHON_LINTERS)' || { \
+		rm -rf $(BIN)/lint-python && $${PYTHON:-python3} -m venv $(BIN)/lint-python && \
+		$(BIN)/lint-python/bin/pip install --quiet --disable-pip-version-check $(PYTHON_LINTERS) && \
+		echo '$(PYTHON_LINTERS)' >$(BIN)/lint-python/versions; }
+	cd python && $(abspath $(BIN))/lint-python/bin/ruff check --quiet --no-cache --config pyproject.toml . ../interop/py
+	cd python && $(abspath $(BIN))/lint-python/bin/mypy --config-file pyproject.toml --cache-dir $(abspath $(BIN))/lint-python/mypy
 
 mod:
 	$(GO) mod verify

@@ -29,9 +29,12 @@ func TestPackage(t *testing.T) {
 	}
 	t.Logf("%s is Python %s", python, version)
 	program := filepath.Join(t.TempDir(), "cairn")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-tags=nocloud", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	portable := filepath.Join(t.TempDir(), "portable") // as it is on systems without memory files
+	for path, tags := range map[string]string{program: "nocloud", portable: "nocloud,nomemfd"} {
+		build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-tags="+tags, "-o", path, "github.com/cairn-ckpt/cairn/cmd/cairn")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("go build -tags %s: %v\n%s", tags, err, out)
+		}
 	}
 	here, err := os.Getwd()
 	if err != nil {
@@ -44,7 +47,7 @@ func TestPackage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-X", "faulthandler", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s", "tests", "-v")
-	cmd.Env = append(os.Environ(), "CAIRN_BINARY="+program, "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CAIRN_BINARY="+program, "CAIRN_PORTABLE="+portable, "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -34,10 +34,12 @@ class Build(build_py):
             return
         root = HERE.parent
         if not (root / "cmd" / "cairn").is_dir():
-            raise SystemExit("the sources of the program cairn are not here: build in a clone of the repository, or set CAIRN_BINARY to the program")
+            raise SystemExit("the sources of the program cairn are not here: build in a clone of the repository, or "
+                             "set CAIRN_BINARY to the program")
         if not shutil.which(GO):
             raise SystemExit("Go is needed to build the program cairn: install it, or set CAIRN_BINARY to the program")
-        subprocess.run([GO, "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(program.resolve()), "./cmd/cairn"],
+        subprocess.run([GO, "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(program.resolve()),
+                        "./cmd/cairn"],
                        cwd=root, check=True, env={**os.environ, "CGO_ENABLED": "0"})
 
 
@@ -50,7 +52,8 @@ class Wheel(bdist_wheel):
     def get_tag(self):
         platform = super().get_tag()[2]
         if not os.environ.get("CAIRN_BINARY"):
-            asked = subprocess.run([GO, "env", "GOOS", "GOARCH"], check=True, capture_output=True, text=True).stdout.split()
+            asked = subprocess.run([GO, "env", "GOOS", "GOARCH"], check=True, capture_output=True,
+                                   text=True).stdout.split()
             platform = PLATFORMS.get(tuple(asked), platform)
         return "py3", "none", platform
 

@@ -75,6 +75,14 @@ func newArena(size int64, alloc func(size int64) ([]byte, *os.File, error)) (*Ar
 	return &Arena{mem: mem, file: file, limit: size, free: extent.New(size), freed: make(chan struct{})}, nil
 }
 
+// checkFileSize returns an error that wraps ErrArena if a file has no size of an arena.
+func checkFileSize(n int64) error {
+	if n < minArena || n%pageBytes != 0 || n != int64(int(n)) {
+		return fmt.Errorf("%w: the file has %d bytes; it needs at least %d, and whole pages of %d", ErrArena, n, minArena, pageBytes)
+	}
+	return nil
+}
+
 // Close returns the memory to the system. Nothing may use it any more.
 func (a *Arena) Close() error {
 	a.mu.Lock()

@@ -2,8 +2,6 @@ package stage
 
 import (
 	"errors"
-	"os"
-	"runtime"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -103,28 +101,5 @@ func TestWindow(t *testing.T) {
 		if start <= 0 || start >= size || start%pageBytes != 0 || block <= 0 || block%pageBytes != 0 || start+block > size || (size-start)/block > 64 {
 			t.Errorf("Window(%d) = %d, %d", size, start, block)
 		}
-	}
-}
-
-func TestMapFileRefusesFilesThatCanShrink(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux shares arenas")
-	}
-	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
-	defer f.Close()
-	must.Do(t, f.Truncate(1<<20))
-	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
-		t.Errorf("MapFile of a plain file = %v; want ErrArena", err)
-	}
-	a := must.Get(NewShared(1 << 20))(t)
-	defer a.Close()
-	mem := must.Get(MapFile(a.File()))(t)
-	defer Unmap(mem)
-	a.mem[5] = 77
-	if mem[5] != 77 {
-		t.Error("the mappings do not share memory")
-	}
-	if err := a.File().Truncate(0); err == nil {
-		t.Error("the file of an arena can shrink")
 	}
 }

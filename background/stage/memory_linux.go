@@ -1,3 +1,5 @@
+//go:build !nomemfd
+
 package stage
 
 import (
@@ -66,8 +68,8 @@ func MapFile(f *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrArena, err)
 	}
-	if n := info.Size(); n < minArena || n%pageBytes != 0 || n != int64(int(n)) {
-		return nil, fmt.Errorf("%w: the file has %d bytes; it needs at least %d, and whole pages of %d", ErrArena, n, minArena, pageBytes)
+	if err := checkFileSize(info.Size()); err != nil {
+		return nil, err
 	}
 	mem, err := mapFile(f, info.Size())
 	if err != nil {

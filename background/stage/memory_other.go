@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux || nomemfd
 
 package stage
 
@@ -10,20 +10,12 @@ import (
 
 func mapPrivate(size int64) ([]byte, *os.File, error) { return make([]byte, size), nil, nil }
 
+// mapShared would make the memory of a trainer in Go: its background saves need Linux.
 func mapShared(int64) ([]byte, *os.File, error) {
 	return nil, nil, fmt.Errorf("memory shared with a saver process: %w on this system", errors.ErrUnsupported)
 }
 
 func allocate(*os.File, int64, int64) error { return nil }
-
-// MapFile maps the file of a shared arena, which only Linux has.
-func MapFile(*os.File) ([]byte, error) {
-	_, _, err := mapShared(0)
-	return nil, err
-}
-
-// Unmap ends the use of what MapFile returned.
-func Unmap([]byte) error { return nil }
 
 func unmap([]byte) error { return nil }
 

@@ -52,7 +52,7 @@ func command(t *testing.T, env []string, line ...string) (string, error) {
 // pythonScript saves two checkpoints of a run, finds the newest one and reads it.
 const pythonScript = `
 import sys, cairn
-from cairn.saver import Saver
+from cairn._saver import Saver
 from saving import join, save
 run = sys.argv[1]
 def step(n): return "%s/step-%d" % (run, n)

@@ -212,7 +212,8 @@ def fails(path):
     """A save that fails on one rank fails on all, and leaves the checkpoint that is there."""
     found = []
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    state = {"x": sharding.cut(states.tensor("x", (9, 4)), mesh, (Shard(0),)), "y": sharding.cut(states.tensor("y", (3,)), mesh, (Replicate(),))}
+    state = {"x": sharding.cut(states.tensor("x", (9, 4)), mesh, (Shard(0),)),
+             "y": sharding.cut(states.tensor("y", (3,)), mesh, (Replicate(),))}
     want = digest.of_state(state)
     dcp.save(state, storage_writer=cairn.torch.Writer(path))
     # The last rank alone holds an object that it cannot save.
@@ -225,7 +226,7 @@ def fails(path):
             # PyTorch 2.6 cannot pass errors on with Python 3.13, and says so instead.
             if not any(word in str(e) for word in ("cannot be pickled", "exists", "cannot pickle code objects")):
                 found.append(f"rank {dist.get_rank()}: {e!r}")
-    got = blank({k: v for k, v in state.items()})
+    got = blank(dict(state.items()))
     dcp.load(got, storage_reader=cairn.torch.Reader(path))
     if digest.of_state(got) != want:
         found.append("the checkpoint has changed")
@@ -256,7 +257,8 @@ def other_format(path):
                 continue
             for overwrite in (False, True):
                 for how, call in (
-                    ("Writer", lambda: dcp.save(state("new"), storage_writer=cairn.torch.Writer(place, format=new, overwrite=overwrite))),
+                    ("Writer", lambda: dcp.save(
+                        state("new"), storage_writer=cairn.torch.Writer(place, format=new, overwrite=overwrite))),
                     ("save", lambda: cairn.torch.save(state("new"), place, format=new, overwrite=overwrite)),
                 ):
                     what = f"rank {rank}: {how}: {new} over {old}, overwrite {overwrite}"
@@ -318,7 +320,8 @@ def across_hosts(path):
 
 @closed
 def save_async(path):
-    """Saves with dcp.async_save twice. The state changes while each save is under way, and its bytes do not move again."""
+    """Saves with dcp.async_save twice. The state changes while each save is under way, and its bytes do not move
+    again."""
     found = []
     stager = cairn.torch.Stager()
     more = {"async_stager": stager} if "async_stager" in inspect.signature(dcp.async_save).parameters else {}
@@ -364,11 +367,12 @@ def save_by_process(path):
     for step in (1, 2):
         # One storage for two DTensors, and a DTensor that is a view of a larger tensor.
         flat = states.tensor("flat", (64,))
-        state = {"model": saves.sharded_state(["float32", "int64"]), "plain": states.tensor("plain", (7, 3)), "step": step,
-                 "first": DTensor.from_local(flat[:24].view(6, 4), mesh, (Replicate(),)),
+        state = {"model": saves.sharded_state(["float32", "int64"]), "plain": states.tensor("plain", (7, 3)),
+                 "step": step, "first": DTensor.from_local(flat[:24].view(6, 4), mesh, (Replicate(),)),
                  "second": DTensor.from_local(flat[40:].view(4, 6).t(), mesh, (Shard(0),))}
         want = digest.of_state(state)
-        future = dcp.async_save(state, storage_writer=cairn.torch.Writer(f"{path}-{step}"), async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        future = dcp.async_save(state, storage_writer=cairn.torch.Writer(f"{path}-{step}"),
+                                async_checkpointer_type=AsyncCheckpointerType.PROCESS)
         blank(state)
         state["step"] = step
         future.result(80)
@@ -399,11 +403,12 @@ def load_fsdp(path):
 @closed
 def save_sharded_tensor(path):
     """Saves a ShardedTensor in the background, and tensors that do not fit into the shared memory."""
-    from torch.distributed._shard.sharded_tensor import init_from_local_shards, Shard as Piece
+    from torch.distributed._shard.sharded_tensor import Shard as Piece, init_from_local_shards
 
     rank, whole, large = dist.get_rank(), states.tensor("x", (6, 4)), states.tensor("large", (1 << 24,))
     piece = Piece.from_tensor_and_offsets(whole[3 * rank:3 * rank + 3].clone(), shard_offsets=[3 * rank, 0], rank=rank)
-    state = {"x": init_from_local_shards([piece], 6, 4), "large": large.clone(), "half": large[:1 << 23].clone(), "pair": (1, torch.arange(3))}
+    state = {"x": init_from_local_shards([piece], 6, 4), "large": large.clone(), "half": large[:1 << 23].clone(),
+             "pair": (1, torch.arange(3))}
     future = dcp.async_save(state, storage_writer=cairn.torch.Writer(path))
     piece.tensor.zero_()
     state["large"].zero_()

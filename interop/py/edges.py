@@ -66,7 +66,8 @@ def group(folder):
         yield
         return
     os.makedirs(folder, exist_ok=True)
-    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(folder)}/.group-{os.getpid()}", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(folder)}/.group-{os.getpid()}", rank=0,
+                            world_size=1)
     try:
         yield
     finally:
@@ -97,7 +98,7 @@ def load(paths):
 def all_of(path):
     """Loads a checkpoint of any format by cairn.torch.load."""
     with cairn.open(path) as c:
-        state = {n: None for n in c}
+        state = dict.fromkeys(c)
         shapes = c.shapes()
         for n in list(state):
             if "dtype" in c.entry(n):
@@ -117,7 +118,8 @@ def too_large(path):
     for name, t in state.items():
         assert name == "part" or not t.is_contiguous()
     cairn.torch.save(state, path)
-    got = {"turned": torch.zeros(5000, 4999).t(), "part": torch.zeros(4999, 4999), "wide": torch.zeros(1 << 23, 3, dtype=torch.int16)}
+    got = {"turned": torch.zeros(5000, 4999).t(), "part": torch.zeros(4999, 4999),
+           "wide": torch.zeros(1 << 23, 3, dtype=torch.int16)}
     cairn.torch.load(got, path)
     return digest.differences(state, got)
 
@@ -153,7 +155,7 @@ def overtaken(path):
     """A save whose state is copied aside after that of a later one, which has most of the memory."""
     cairn.torch.save({"x": torch.zeros(1)}, path)
     size = cairn.torch._job.job().arena.window * 11 // 20
-    run, later = cairn.torch._save._Staging.run, threading.Event()
+    run, later = cairn.torch._save.Staging.run, threading.Event()
     order = []
 
     def delayed(self):
@@ -163,11 +165,12 @@ def overtaken(path):
         run(self)
         later.set()
 
-    cairn.torch._save._Staging.run = delayed
+    cairn.torch._save.Staging.run = delayed
     try:
-        handles = [cairn.torch.async_save({"x": torch.full((size,), n, dtype=torch.uint8)}, f"{path}-{n}", overlap=True) for n in (1, 2)]
+        handles = [cairn.torch.async_save({"x": torch.full((size,), n, dtype=torch.uint8)}, f"{path}-{n}",
+                                          overlap=True) for n in (1, 2)]
     finally:
-        cairn.torch._save._Staging.run = run
+        cairn.torch._save.Staging.run = run
     found = []
     for n, handle in enumerate(handles, 1):
         handle.result(LIMIT)
@@ -200,12 +203,12 @@ def fails_early(path):
             handles.append(cairn.torch.async_save(state, path, overwrite=False, overlap=True))
             begun.set()
             found = []
-            raises(found, "wait_staged", cairn.ExistsError, lambda: handles[0].wait_staged(LIMIT))
+            raises(found, "staged.result", cairn.ExistsError, lambda: handles[0].staged.result(LIMIT))
         finally:
             cairn.torch._save.copy_units = copy_units
         free.append(arena.largest())
         if found or free[-1] != arena.window or any(n > arena.window - 400_000 for n in free[:-1]):
-            return found + [f"free were {free} of {arena.window}"]
+            return [*found, f"free were {free} of {arena.window}"]
         if len(free) == 2:  # otherwise the save has failed before anything was copied
             return []
     return ["no save has failed while its state was copied aside"]
@@ -213,11 +216,12 @@ def fails_early(path):
 
 @closed
 def fails_late(path):
-    """Ctrl-C when a part of a state is copied aside: the saver has its memory until it answers, and the next save has other memory."""
+    """Ctrl-C when a part of a state is copied aside: the saver has its memory until it answers, and the next save has
+    other memory."""
     state = {"x": states.tensor("x", (1000, 100))}
     cairn.torch.save(state, path)
     job = cairn.torch._job.job()
-    saver, copy = job.saver, cairn.torch._save._Staging.copy
+    saver, copy = job.saver, cairn.torch._save.Staging.copy
 
     def interrupt(self, pending):
         copy(self, pending)
@@ -226,11 +230,11 @@ def fails_late(path):
     saver.process.send_signal(signal.SIGSTOP)  # so that it answers late
     try:
         found = []
-        cairn.torch._save._Staging.copy = interrupt
+        cairn.torch._save.Staging.copy = interrupt
         try:
             raises(found, "the first save", KeyboardInterrupt, lambda: cairn.torch.async_save(state, f"{path}-1"))
         finally:
-            cairn.torch._save._Staging.copy = copy
+            cairn.torch._save.Staging.copy = copy
         handle = cairn.torch.async_save(state, f"{path}-2")
     finally:
         saver.process.send_signal(signal.SIGCONT)
@@ -257,7 +261,8 @@ def ends(path, rounds):
     os.makedirs(path)
     for n in range(rounds):
         place = f"{path}/step-{n}"
-        done = subprocess.run([sys.executable, "-c", ENDS, place, "overlap" * (n % 2)], timeout=LIMIT, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run([sys.executable, "-c", ENDS, place, "overlap" * (n % 2)], timeout=LIMIT,
+                              stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         if (done.returncode, done.stderr) != (3, ""):
             found.append(f"{place}: ended with {done.returncode}: {done.stderr}")
@@ -355,10 +360,12 @@ def mismatches(path):
 
     cairn.torch.save(state(), path)
     bad = cairn.StateError
-    fails("save: another shape", bad, "y", lambda: cairn.torch.save({**state(), "y": torch.zeros(4 if last else 3)}, path))
+    fails("save: another shape", bad, "y",
+          lambda: cairn.torch.save({**state(), "y": torch.zeros(4 if last else 3)}, path))
     fails("save: another dtype", bad, "y",
           lambda: cairn.torch.save({**state(), "y": torch.zeros(3, dtype=torch.int8 if last else torch.int16)}, path))
-    fails("save: no shard", bad, "x", lambda: cairn.torch.save({k: v for k, v in state().items() if not last or k != "x"}, path))
+    fails("save: no shard", bad, "x",
+          lambda: cairn.torch.save({k: v for k, v in state().items() if not last or k != "x"}, path))
     fails("save: a key", bad, "2.5", lambda: cairn.torch.save({**state(), **({2.5: 1} if last else {})}, path))
     fails("save: another value", bad, "n", lambda: cairn.torch.save({**state(), "n": int(last)}, path))
     twice = sharding.cut(states.tensor("x", (9, 4)), init_device_mesh("cpu", (1, 2)), (Shard(0), Shard(0)))
@@ -371,9 +378,12 @@ def mismatches(path):
     fails("save: an address", cairn.OptionsError, "gopher://", lambda: cairn.torch.save(state(), "gopher://bucket/x"))
     fails("save: an object", bad, "cannot be pickled",
           lambda: cairn.torch.save({**state(), **({"o": Broken()} if last else {})}, path))
-    fails("load: another shape", cairn.MismatchError, "y", lambda: cairn.torch.load({"y": torch.zeros(4 if last else 3)}, path))
-    fails("load: a missing name", cairn.MissingError, "z", lambda: cairn.torch.load({"z" if last else "y": torch.zeros(3)}, path))
-    fails("load: a missing value", cairn.MissingError, "z", lambda: cairn.torch.load({"z" if last else "n": None}, path))
+    fails("load: another shape", cairn.MismatchError, "y",
+          lambda: cairn.torch.load({"y": torch.zeros(4 if last else 3)}, path))
+    fails("load: a missing name", cairn.MissingError, "z",
+          lambda: cairn.torch.load({"z" if last else "y": torch.zeros(3)}, path))
+    fails("load: a missing value", cairn.MissingError, "z",
+          lambda: cairn.torch.load({"z" if last else "n": None}, path))
     fails("load: nothing there", cairn.NotFoundError, "",
           lambda: cairn.torch.load({"y": torch.zeros(3)}, path + "-nothing" if last else path))
     got = blank(state())
@@ -395,7 +405,8 @@ def mismatches(path):
 
     cairn.torch._load._Load.run = then if last else first
     try:
-        fails("load: a replaced checkpoint", cairn.ChangedError, "replaced", lambda: cairn.torch.load({"y": torch.zeros(3)}, path))
+        fails("load: a replaced checkpoint", cairn.ChangedError, "replaced",
+              lambda: cairn.torch.load({"y": torch.zeros(3)}, path))
     finally:
         cairn.torch._load._Load.run = replaced
     cairn.torch.load({"y": torch.zeros(3)}, path)
@@ -421,7 +432,8 @@ class Wrapper(torch.Tensor):
 
 @closed
 def unequal(path):
-    """Tensors of one name with different contents are refused, unless they may differ; one rank can save and load alone."""
+    """Tensors of one name with different contents are refused, unless they may differ; one rank can save and load
+    alone."""
     rank, found = dist.get_rank(), []
     own = torch.full((2000,), float(rank))
     refused(found, "a tensor", '"rng": disagree', lambda: cairn.torch.save({"rng": own, "w": torch.ones(3)}, path))
@@ -488,9 +500,12 @@ def odd(path):
     locked = types.MappingProxyType
     for what, kind, word, call in [
         ("a sparse tensor", bad, "'x' is a sparse", lambda: cairn.torch.save({"x": torch.eye(3).to_sparse()}, path)),
-        ("a nested tensor", bad, "or nested", lambda: cairn.torch.save({"x": torch.nested.nested_tensor([x, x[1:]])}, path)),
-        ("a tensor without memory", bad, "to_empty", lambda: cairn.torch.save({"x": torch.empty(3, device="meta")}, path)),
-        ("a tensor that wraps another", bad, "'x' is a Wrapper without", lambda: cairn.torch.save({"x": Wrapper(x), "y": x}, path)),
+        ("a nested tensor", bad, "or nested",
+         lambda: cairn.torch.save({"x": torch.nested.nested_tensor([x, x[1:]])}, path)),
+        ("a tensor without memory", bad, "to_empty",
+         lambda: cairn.torch.save({"x": torch.empty(3, device="meta")}, path)),
+        ("a tensor that wraps another", bad, "'x' is a Wrapper without",
+         lambda: cairn.torch.save({"x": Wrapper(x), "y": x}, path)),
         ("a load into a wrapper", bad, "without memory", lambda: cairn.torch.load({"x": Wrapper(x)}, path)),
         ("a freed tensor", bad, "without memory", lambda: cairn.torch.save({"x": freed()}, path)),
         ("a lazy parameter", bad, "no shape yet", lambda: cairn.torch.save({"m": torch.nn.LazyLinear(3)}, path)),
@@ -498,12 +513,14 @@ def odd(path):
         ("a large step", cairn.OptionsError, "64 bits", lambda: cairn.torch.save({"x": x}, path, step=1 << 63)),
         ("files", TypeError, "float", lambda: cairn.torch.save({"x": x}, path, files_per_rank=1.5)),
         ("an option", ValueError, "JSON", lambda: cairn.torch.save({"x": x}, path, format_options={"x": float("nan")})),
-        ("a load without memory", bad, "to_empty", lambda: cairn.torch.load({"x": torch.empty(3, device="meta")}, path)),
+        ("a load without memory", bad, "to_empty",
+         lambda: cairn.torch.load({"x": torch.empty(3, device="meta")}, path)),
         ("a load into what cannot change", bad, "mappingproxy", lambda: cairn.torch.load(locked({"n": 0}), path)),
         ("a list", bad, "a dict", lambda: cairn.torch.save([x], path)),
         ("a load into a module", bad, "a dict", lambda: cairn.torch.load(torch.nn.Linear(2, 2), path)),
         ("a file", cairn.OptionsError, "is a file", lambda: cairn.torch.save({"x": x}, __file__)),
-        ("one file without a name", cairn.OptionsError, '"file"', lambda: cairn.torch.save({"x": x}, path + "-file", format="torch")),
+        ("one file without a name", cairn.OptionsError, '"file"',
+         lambda: cairn.torch.save({"x": x}, path + "-file", format="torch")),
         ("no name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"": x}, path)),
         ("a long name", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"x" * 5000: x}, path)),
         ("half a character", bad, "1 to 4096 bytes", lambda: cairn.torch.save({"x\ud800": x}, path)),
@@ -538,7 +555,8 @@ def odd(path):
 def ranks_of(target, path, ranks=2, **more):
     """Runs ranks of a job until all have ended; returns what each has said, and None for one that was killed."""
     fork = multiprocessing.get_context("fork")
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=False)  # as that of torchrun, no rank has it
+    # as that of torchrun, no rank has it
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=False)
     running = []
     for rank in range(ranks):
         receive, send = fork.Pipe(duplex=False)
@@ -587,7 +605,8 @@ def rank_main(target, path, rank, ranks, port, send, more):
 def state_of(step):
     """The state of a step: different rows on each rank."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return {"x": sharding.cut(torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step, mesh, (Shard(0),)), "step": step}
+    return {"x": sharding.cut(torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step, mesh, (Shard(0),)),
+            "step": step}
 
 
 def holds(path, step):
@@ -619,7 +638,7 @@ def before_staging(path, what, victim=1):
     """Saves step 1. In the save of step 2 a rank or its saver dies before its state is staged."""
     found = []
     cairn.torch.save(state_of(1), f"{path}/step-1", step=1)
-    run = cairn.torch._save._Staging.run
+    run = cairn.torch._save.Staging.run
 
     def killing(self):
         if what == "rank":
@@ -629,12 +648,13 @@ def before_staging(path, what, victim=1):
         run(self)
 
     if dist.get_rank() == victim:
-        cairn.torch._save._Staging.run = killing
+        cairn.torch._save.Staging.run = killing
     raises(found, f"rank {dist.get_rank()}: the save of step 2", (cairn.GoneError, cairn.SaverError),
            lambda: cairn.torch.async_save(state_of(2), f"{path}/step-2", step=2).result(LIMIT))
-    cairn.torch._save._Staging.run = run
+    cairn.torch._save.Staging.run = run
     if what == "rank":
-        raises(found, "the save of step 3", cairn.GoneError, lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
+        raises(found, "the save of step 3", cairn.GoneError,
+               lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
     else:
         cairn.torch.save(state_of(3), f"{path}/step-3", step=3)
     return found
@@ -649,7 +669,8 @@ def after_staging(path, all_ranks):
     if all_ranks or dist.get_rank() == 1:
         die()
     handle.result(LIMIT)
-    raises(found, "the save of step 3", cairn.GoneError, lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
+    raises(found, "the save of step 3", cairn.GoneError,
+           lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
     return found
 
 
@@ -699,20 +720,24 @@ def uploads(path):
     found = []
     disk, there = f"{path}/disk-{dist.get_rank()}", f"{path}/there"
     for step in range(1, 5):
-        handle = cairn.torch.async_save(state_of(step), f"{disk}/step-{step}", step=step, remote=f"{there}/step-{step}", local_bytes=7 << 20)
+        handle = cairn.torch.async_save(state_of(step), f"{disk}/step-{step}", step=step, remote=f"{there}/step-{step}",
+                                        local_bytes=7 << 20)
         saved = handle.result(LIMIT)
-        if (report := handle.wait_uploaded(LIMIT))["save_id"] != saved["save_id"] or not handle.uploaded() or report.get("direct"):
+        report = handle.uploaded.result(LIMIT)
+        if report.save_id != saved.save_id or not handle.uploaded.done() or report.direct:
             found.append(f"the upload of step {step}: {report}, after {saved}")
         if (used := sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(disk) for f in files)) > 7 << 20:
             found.append(f"{used} bytes on the disk of rank {dist.get_rank()}")
     cairn.torch.save(state_of(5), f"{disk}/step-5", step=5, remote=f"{there}/step-5")  # waits for the upload
     for step in range(1, 6):
         found += holds(f"{there}/step-{step}", step)
-    if (newest := cairn.latest(disk, remote=there)) != os.path.abspath(f"{there}/step-5"):  # a disk has only a half of it
+    # a disk has only a half of it
+    if (newest := cairn.latest(disk, remote=there)) != os.path.abspath(f"{there}/step-5"):
         found.append(f"latest is {newest}")
     if os.path.exists(f"{disk}/step-1") or not os.path.exists(f"{disk}/step-4"):
         found.append(f"on the disk are {sorted(os.listdir(disk))}")
-    raises(found, "local_bytes without remote", cairn.OptionsError, lambda: cairn.torch.save(state_of(6), f"{disk}/step-6", local_bytes=1))
+    raises(found, "local_bytes without remote", cairn.OptionsError,
+           lambda: cairn.torch.save(state_of(6), f"{disk}/step-6", local_bytes=1))
     dist.barrier()
     if dist.get_rank() == 0:
         with open(f"{path}/file", "w") as f:
@@ -720,7 +745,7 @@ def uploads(path):
     dist.barrier()
     handle = cairn.torch.async_save(state_of(6), f"{disk}/step-6", step=6, remote=f"{path}/file/step-6")
     handle.result(LIMIT)
-    raises(found, "an upload to where a file is", cairn.CairnError, lambda: handle.wait_uploaded(LIMIT))
+    raises(found, "an upload to where a file is", cairn.CairnError, lambda: handle.uploaded.result(LIMIT))
     return found
 
 
@@ -746,18 +771,18 @@ def ctrl_c(path):
     """Ctrl-C ends the wait for a save, and the save goes on."""
     found = []
     go_on = threading.Event()
-    run = cairn.torch._save._Staging.run
+    run = cairn.torch._save.Staging.run
 
     def slow(self):
         go_on.wait(LIMIT)
         run(self)
 
-    cairn.torch._save._Staging.run = slow
+    cairn.torch._save.Staging.run = slow
     x = torch.arange(9.0)
     handle = cairn.torch.async_save({"x": x}, path, overlap=True)
     interrupted(found, "result", handle.result)
-    interrupted(found, "wait_staged", handle.wait_staged)
-    if handle.staged() or handle.done():
+    interrupted(found, "staged.result", handle.staged.result)
+    if handle.staged.done() or handle.done():
         found.append("the save is over")
     go_on.set()
     handle.result(LIMIT)
@@ -771,7 +796,8 @@ def ctrl_c_alone(path):
     found = []
     cairn.torch.save(state_of(1), f"{path}/step-1")
     if dist.get_rank() == 0:
-        interrupted(found, "a save that waits for the other rank", lambda: cairn.torch.save(state_of(2), f"{path}/step-2"))
+        interrupted(found, "a save that waits for the other rank",
+                    lambda: cairn.torch.save(state_of(2), f"{path}/step-2"))
     dist.barrier()
     return found
 
@@ -809,7 +835,8 @@ def workers(path):
     cairn.torch.save({"rows": rows}, f"{path}-data")
     for how in ("fork", "spawn"):
         handle = cairn.torch.async_save({"rows": rows * 2}, f"{path}-{how}-0")
-        loader = torch.utils.data.DataLoader(Rows(f"{path}-data"), batch_size=4, num_workers=2, multiprocessing_context=how, timeout=LIMIT)
+        loader = torch.utils.data.DataLoader(Rows(f"{path}-data"), batch_size=4, num_workers=2,
+                                             multiprocessing_context=how, timeout=LIMIT)
         got = []
         for n, batch in enumerate(loader, 1):
             handle.result(LIMIT)
@@ -859,7 +886,7 @@ def complete_early(path):
 
     saver.send = slow
     handle = cairn.torch.async_save({"x": torch.ones(2)}, path)
-    if not handle.staged() or not handle.result(LIMIT)["save_id"]:
+    if not handle.staged.done() or not handle.result(LIMIT).save_id:
         wrong.append("the save has no outcome")
     cairn.torch.close()
     return wrong

@@ -17,7 +17,8 @@ if not hasattr(torch.cpu.Stream, "record_event"):
 
     torch.cpu.Stream.record_event = lambda self, event=None: event or torch.cpu.Event()
     torch.cpu.Stream.wait_event = lambda self, event: None
-    torch.distributed.fsdp.fully_shard = functools.partial(torch.distributed.fsdp.fully_shard, reshard_after_forward=False)
+    torch.distributed.fsdp.fully_shard = functools.partial(torch.distributed.fsdp.fully_shard,
+                                                           reshard_after_forward=False)
     _fsdp_collectives._get_gradient_divide_factors = lambda group, *_: (group.size(), 1)
 
 del sys.argv[0]

@@ -35,7 +35,8 @@ def save(path, **storage):
     net, opt = sharded(1)
     for p in net.parameters():
         part = p.to_local()
-        p.grad = DTensor.from_local(part.sin(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        p.grad = DTensor.from_local(part.sin(), p.device_mesh, p.placements, run_check=False, shape=p.shape,
+                                    stride=p.stride())
     opt.step()
     state = state_of(net, opt)
     want = digest.of_state(state)

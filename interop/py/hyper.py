@@ -15,7 +15,8 @@ import digest
 
 PACKAGES = ("hyper_parallel.core.checkpoint.", "hyper_parallel.core.distributed_checkpoint.")
 CLASSES = {
-    "metadata": ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex"),
+    "metadata": ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties",
+                 "ChunkStorageMetadata", "MetadataIndex"),
     "storage": ("StorageInfo",),
     "filesystem_storage": ("StorageInfo",),
 }

@@ -86,7 +86,8 @@ def properties_differ(path, want):
 def rebuilt(path):
     """Loads a checkpoint whose state nobody knows: the nested one that is in it."""
     state = {}
-    _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(),
+                     no_dist=True)
     return state
 
 
@@ -190,7 +191,7 @@ def safe_open(path):
     got = {}
     for name in safe_files(path):
         with safetensors.safe_open(name, framework="pt") as f:
-            for key in f.keys():
+            for key in f.keys():  # noqa: SIM118 -- f is not a dict
                 got[key] = f.get_tensor(key)
                 cut = f.get_slice(key)
                 if cut.get_shape() and cut.get_shape()[0] > 1:

@@ -91,10 +91,12 @@ def tests_of(file, names):
 def run(folder, file, storage, names=()):
     """Runs tests of a file in a process of their own. Yields how they ended."""
     path = os.path.dirname(os.path.join(folder, file))
-    env = {**os.environ, STORAGE: storage, "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), path])}
+    env = {**os.environ, STORAGE: storage,
+           "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), path])}
     command = [sys.executable, os.path.abspath(__file__), "--run", file, *names]
     try:
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, errors="replace")
+        done = subprocess.run(command, env=env, capture_output=True, text=True,
+                              timeout=LIMIT, errors="replace")
         said, noise, why = done.stdout, done.stderr, f"the process ended with {done.returncode}"
     except subprocess.TimeoutExpired as e:
         said, noise = ((b or b"").decode(errors="replace") for b in (e.stdout, e.stderr))

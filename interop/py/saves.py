@@ -82,7 +82,8 @@ def huggingface(path, dtypes, files=1):
     """Saves whole tensors with HuggingFaceStorageWriter."""
     state = states.flat(dtypes)
     places = {name: i % files + 1 for i, name in enumerate(sorted(state))}
-    dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path, fqn_to_index_mapping=places if files > 1 else None))
+    dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path, fqn_to_index_mapping=places if files > 1
+                                                                else None))
     return digest.of_items(state)
 
 

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 
 def make(kind, dtypes):
-    return {"tensors": tensors, "nested": nested, "objects": objects, "training": training, "all": everything, "safe": safe, "flat": flat}[kind](dtypes)
+    return {"tensors": tensors, "nested": nested, "objects": objects, "training": training, "all": everything,
+            "safe": safe, "flat": flat}[kind](dtypes)
 
 
 def everything(dtypes):
@@ -117,11 +118,13 @@ def known_objects():
         "list": [1, -2.5, "three", None, [True, []]], "tuple": (1, ("two",), ()), "pair": (1, 2),
         "set": {3}, "frozenset": frozenset({"one"}), "empty_set": set(),
         "betas": (0.9, 0.999),
-        "dtype": torch.bfloat16, "size": torch.Size([3, 4]), "device": torch.device("cpu"), "cuda": torch.device("cuda", 1),
+        "dtype": torch.bfloat16, "size": torch.Size([3, 4]), "device": torch.device("cpu"),
+        "cuda": torch.device("cuda", 1),
         "layout": torch.strided, "memory_format": torch.channels_last,
         "path": pathlib.PurePosixPath("/data/run 7"),
         "datetime": datetime.datetime(2026, 5, 11, 7, 26, 1, 250), "date": datetime.date(2026, 5, 11),
-        "delta": datetime.timedelta(days=1, seconds=3), "utc": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+        "delta": datetime.timedelta(days=1, seconds=3),
+        "utc": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
         "numpy_float": numpy.float64(0.25), "numpy_int": numpy.int32(-3), "numpy_bool": numpy.bool_(True),
         "numpy_array": numpy.arange(6, dtype=numpy.int16).reshape(2, 3),
         "list_of_dtypes": [torch.float32, torch.int8],

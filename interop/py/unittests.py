@@ -17,7 +17,8 @@ def run(file, name):
     (test,) = (t for t in tests(load(file)) if t.id() == name)
     out = io.StringIO()
     result = unittest.TextTestRunner(out, verbosity=2).run(test)
-    return {"failed": "" if result.wasSuccessful() else out.getvalue(), "skipped": "; ".join(why for _, why in result.skipped)}
+    return {"failed": "" if result.wasSuccessful() else out.getvalue(),
+            "skipped": "; ".join(why for _, why in result.skipped)}
 
 
 def load(file):

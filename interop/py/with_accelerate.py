@@ -11,7 +11,7 @@ import cairn.torch
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "examples"))
 
-import recipes  # noqa: E402
+import recipes
 
 
 def resumed(folder):

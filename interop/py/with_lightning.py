@@ -6,14 +6,14 @@ import signal
 import warnings
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import cairn
 import cairn.lightning
 import cairn.torch
 import interrupt
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 BATCHES = 4  # of an epoch
 
@@ -28,7 +28,8 @@ class Module(LightningModule):
     def __init__(self, stop, how):
         super().__init__()
         self.save_hyperparameters({"width": 8, "names": ["a", "b"], "nothing": {}})
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.GELU(),
+                                       torch.nn.Linear(8, 1))
         self.stop, self.how, self.losses, self.found = stop, how, {}, None
 
     def training_step(self, batch, index):
@@ -56,8 +57,10 @@ class Module(LightningModule):
 
 def extra():
     """What a state may have beside tensors in dicts."""
-    return {"empty": {}, "list": [], "pair": (torch.arange(3), "x"), "by": {1: "one", (2, 3): "two", None: torch.ones(1)}, "set": {1, 2},
-            "deep": [{"t": torch.zeros(2, dtype=torch.bfloat16), "n": None}, [torch.tensor(5)]], "size": torch.Size([1, 2])}
+    return {"empty": {}, "list": [], "pair": (torch.arange(3), "x"),
+            "by": {1: "one", (2, 3): "two", None: torch.ones(1)}, "set": {1, 2},
+            "deep": [{"t": torch.zeros(2, dtype=torch.bfloat16), "n": None}, [torch.tensor(5)]],
+            "size": torch.Size([1, 2])}
 
 
 def plain(v):
@@ -70,7 +73,8 @@ def plain(v):
 def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, ranks=1, keep=1):
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
-        os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks),
+                          LOCAL_WORLD_SIZE=str(ranks),
                           TORCHELASTIC_RUN_ID="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(BATCHES * 6, 4), torch.randn(BATCHES * 6, 1))
@@ -82,7 +86,8 @@ def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, 
         plugins=[cairn.lightning.CheckpointIO(background=background)],
     )
     with contextlib.suppress(Interrupted):
-        trainer.fit(module, DataLoader(data, batch_size=6 // ranks), ckpt_path=cairn.latest(folder, wait=True) if resume else None)
+        trainer.fit(module, DataLoader(data, batch_size=6 // ranks),
+                    ckpt_path=cairn.latest(folder, wait=True) if resume else None)
     if resume and module.found != plain(extra()):
         raise AssertionError(f"the state had {plain(extra())}; it has {module.found}")
     cairn.torch.close()
@@ -100,7 +105,8 @@ def resumed(folder, how=None, background=True, ranks=1):
     got = train(folder + "/run", resume=True, background=background, ranks=ranks)
     # A process that is killed at once may take its last save with it.
     first = [3 * BATCHES, 2 * BATCHES] if how == "kill" else [3 * BATCHES]
-    wrong = [] if min(got) in first and len(got) == 5 * BATCHES - min(got) else [f"the steps {sorted(got)} after the interruption"]
+    wrong = [] if min(got) in first and len(got) == 5 * BATCHES - min(got) else [f"the steps {sorted(got)} after the "
+                                                                                 "interruption"]
     wrong += [f"step {step}: loss {loss}, not {want[step]}" for step, loss in got.items() if loss != want[step]]
     left = sorted(os.listdir(folder + "/run"))
     if how != "kill" and left != ["step=12.ckpt", "step=20.ckpt"]:  # Lightning keeps the one that it went on with
@@ -132,11 +138,10 @@ def objects(folder):
     io = cairn.lightning.CheckpointIO()
     io.save_checkpoint({"point": Point(3), "global_step": 7}, path)
     wrong = []
-    try:
+    with contextlib.suppress(cairn.RepresentError):
         wrong.append(f"a pickle was loaded: {io.load_checkpoint(path)}")
-    except cairn.RepresentError:
-        pass
-    for got in (io.load_checkpoint(path, weights_only=False), cairn.lightning.CheckpointIO(allow_pickle=True).load_checkpoint(path)):
+    for got in (io.load_checkpoint(path, weights_only=False),
+                cairn.lightning.CheckpointIO(allow_pickle=True).load_checkpoint(path)):
         if got["point"].x != 3 or got["global_step"] != 7:
             wrong.append(f"loaded {got}")
     with cairn.open(path) as c:

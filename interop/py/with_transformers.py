@@ -55,11 +55,12 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                           MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     torch.manual_seed(1)
-    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-                         num_key_value_heads=2, attention_dropout=0.2, tie_word_embeddings=True)
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=2, attention_dropout=0.2, tie_word_embeddings=True)
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (PER_EPOCH * 4, 12))]
     args = TrainingArguments(
-        output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4 // ranks, learning_rate=1e-2, logging_steps=1, save_steps=SAVE,
+        output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4 // ranks, learning_rate=1e-2, logging_steps=1,
+        save_steps=SAVE,
         save_total_limit=2, warmup_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, **more)
     checkpoints = cairn.transformers.CheckpointCallback(to)
     callbacks = [Stop(stop, how)] if stock else [checkpoints, Stop(stop, how)]
@@ -69,10 +70,12 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
     cairn.torch.close()
     if more.get("fsdp") and not any(hasattr(p, "device_mesh") for p in trainer.model.parameters()):
         raise AssertionError("the model is not sharded")
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # the next training may shard in another way
+    # the next training may shard in another way
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     for name in [name for name in os.environ if name.startswith(("FSDP_", "ACCELERATE_USE_FSDP"))]:
         del os.environ[name]
-    return {e["step"]: (e["loss"], e["grad_norm"], e["learning_rate"]) for e in trainer.state.log_history if "loss" in e}
+    return {e["step"]: (e["loss"], e["grad_norm"], e["learning_rate"]) for e in trainer.state.log_history
+            if "loss" in e}
 
 
 def resumed(folder, how=None, stop=10, ranks=1, resume="call", first=None, near=0.0, **more):
@@ -110,8 +113,10 @@ def damaged(folder):
 
 
 def refused(folder):
-    """Returns the error of a Trainer that saves the best model itself, and of one that limits checkpoints in object storage."""
-    for options in ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "no"}, {"to": "s3://bucket/run"}):
+    """Returns the error of a Trainer that saves the best model itself, and of one that limits checkpoints in object
+    storage."""
+    for options in ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "no"},
+                    {"to": "s3://bucket/run"}):
         try:
             train(folder, **options)
             return "nothing"

@@ -22,15 +22,16 @@ import time
 import traceback
 import warnings
 
-import numpy
+import numpy  # noqa: F401 -- imported before the forks
+import safetensors.torch  # noqa: F401
 import torch
 import torch.distributed
 import torch.distributed.checkpoint
 import torch.distributed.tensor
-import safetensors.torch
 
 # What would else be imported late, by each process again.
-EAGER = ("torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.serialization", "saves", "loads")
+EAGER = ("torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.serialization", "saves",
+         "loads")
 LIMIT = 240  # seconds that a request may take
 
 
@@ -52,7 +53,7 @@ def answer(number, request, out):
     end, alive = os.pipe()
     for rank in range(ranks):
         receive, send = os.pipe()
-        stack = tempfile.TemporaryFile()
+        stack = tempfile.TemporaryFile()  # noqa: SIM115 -- the child writes to it
         pid = os.fork()
         if pid == 0:
             faulthandler.dump_traceback_later(LIMIT - 10, file=stack)
@@ -101,7 +102,7 @@ def perform(number, request, rank, ranks):
 def gather(pipes):
     """Returns what each rank said, by rank, and lets none outlive it."""
     end = time.monotonic() + LIMIT
-    data = {fd: b"" for fd in pipes}
+    data = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as wait:
         for fd in pipes:
             wait.register(fd, selectors.EVENT_READ)

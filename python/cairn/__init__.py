@@ -1,15 +1,15 @@
 """cairn saves and loads the sharded state of training jobs.
 
-    import cairn
-    with cairn.open("run/step-100") as c:
-        print(c.keys())
-        rows = c["model.embed.weight"][10:20]
+    >>> import cairn
+    >>> with cairn.open("run/step-100") as c:
+    ...     print(list(c))
+    ...     rows = c["model.weight"][1:3]         # reads these rows and nothing else
+    ['model.bias', 'model.weight', 'step']
 
-``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and
-``cairn.transformers`` are plugins for Lightning and the Trainer of Hugging Face. The work is done by a process
-of the program ``cairn``, which this package contains; CAIRN_BINARY names another one.
-``python -m cairn`` runs its commands. All errors are a :class:`CairnError`.
-Importing this module imports neither torch nor numpy.
+``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and ``cairn.transformers`` are
+plugins for Lightning and the Trainer of Hugging Face. A process of the program ``cairn``, which this package
+contains, does the work; CAIRN_BINARY names another program. ``python -m cairn`` runs its commands. All errors
+are a :class:`CairnError`. Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -17,20 +17,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cairn.errors import (
-    CairnError, CastError, ChangedError, CorruptError, ExistsError, GoneError, IncompleteError, MismatchError, MissingError,
-    NotFoundError, OptionsError, PickleWarning, ReplacedError, RepresentError, SaverError, SaveWarning, StateError, UncertainError,
-    UnderWayError, VersionError,
+    CairnError,
+    CastError,
+    ChangedError,
+    CorruptError,
+    ExistsError,
+    GoneError,
+    IncompleteError,
+    MismatchError,
+    MissingError,
+    NotFoundError,
+    OptionsError,
+    PickleWarning,
+    ReplacedError,
+    RepresentError,
+    SaverError,
+    SaveWarning,
+    StateError,
+    UncertainError,
+    UnderWayError,
+    VersionError,
 )
+from cairn.reports import LoadReport, Phase, SaveReport, Traffic, UploadReport
+from cairn.version import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
-    from cairn.checkpoint import Checkpoint, Tensor, latest, open  # noqa: A004
-
-from cairn.version import VERSION as __version__  # noqa: E402
+    from cairn.checkpoint import Checkpoint, Tensor, latest, open
 
 __all__ = [
-    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError", "IncompleteError",
-    "MismatchError", "MissingError", "NotFoundError", "OptionsError", "PickleWarning", "ReplacedError", "RepresentError", "SaveWarning",
-    "SaverError", "StateError", "Tensor", "UncertainError", "UnderWayError", "VersionError", "latest", "open",
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError",
+    "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase",
+    "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError",
+    "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "latest", "open",
 ]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from cairn import errors, saver
+from cairn import _saver, errors
 
 
 def main() -> str:
     """Runs the program in place of this process. It returns only if there is no program."""
     try:
-        program = saver.binary()
+        program = _saver.binary()
     except errors.SaverError as e:
         return f"cairn: {e}"
     if os.path.exists(sys.argv[0]) and os.path.samefile(program, sys.argv[0]):

@@ -4,81 +4,74 @@ from __future__ import annotations
 
 import base64
 import difflib
-import itertools
 import json
 import math
-import operator
 import os
 import subprocess
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from cairn import errors, saver, values
-
-# The bytes of an element, the format of memoryviews in all supported Pythons, and the name that numpy has for it.
-_DTYPES: dict[str, tuple[int, Optional[str], Optional[str]]] = {
-    "float64": (8, "d", "float64"), "float32": (4, "f", "float32"), "float16": (2, None, "float16"), "bfloat16": (2, None, None),
-    "int64": (8, "q", "int64"), "int32": (4, "i", "int32"), "int16": (2, "h", "int16"), "int8": (1, "b", "int8"),
-    "uint64": (8, "Q", "uint64"), "uint32": (4, "I", "uint32"), "uint16": (2, "H", "uint16"), "uint8": (1, "B", "uint8"),
-    "bool": (1, "?", "bool"), "complex64": (8, None, "complex64"), "complex128": (16, None, "complex128"),
-    **{f"float8_{kind}": (1, None, None) for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
-}
-
-PIECE = 64 << 20
-"""Large tensors are read in pieces of about this many bytes."""
+from cairn import _saver, errors, values
+from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 
 
-def element_size(dtype: str) -> int:
-    """Returns the bytes of an element."""
-    if dtype not in _DTYPES:
-        raise errors.RepresentError(f"elements of the type {dtype!r} can be neither saved nor loaded", ("storage.represent",))
-    return _DTYPES[dtype][0]
-
-
-def open(path: Union[str, "os.PathLike[str]"], *, framework: Optional[str] = None, format: Optional[str] = None,  # noqa: A001
-         format_options: Optional[dict] = None) -> "Checkpoint":
+def open(path: str | os.PathLike[str], *, framework: str | None = None, format: str | None = None,
+         format_options: dict[str, Any] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
-    framework is what slices are: "numpy", "torch" or "memory" (memoryviews). Without it
-    they are numpy arrays if numpy is there, and memoryviews otherwise. Memoryviews of types that
-    they lack, such as bfloat16, are bytes in one dimension. Nothing is unpickled. format and
+    >>> with cairn.open("run/step-100") as c:
+    ...     c.step, c.shapes()["model.weight"], c["step"]
+    (100, (4, 2), 100)
+
+    framework is the kind of the slices: "numpy", "torch" or "memory" (memoryviews). Without it
+    they are numpy arrays if numpy is installed, and memoryviews otherwise. A memoryview of a type
+    that memoryviews lack, such as bfloat16, is bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
     """
-    saver.address_of(path)  # of None and the like
+    _saver.address_of(path)  # of None and the like
     return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 
 class Checkpoint(Mapping[str, Any]):
     """An open checkpoint: a mapping of names to a :class:`Tensor` or a value each.
 
-    Attributes, which are empty or None if the format does not record them: ``format``, with
-    its version; ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time``
-    of the save; ``writer``, the program; ``world_size``, the number of ranks; ``notes`` on how
-    the checkpoint was read; ``missing``, names that cannot be read because a file is missing.
+    >>> c = cairn.open("run/step-100")
+    >>> "model.bias" in c, len(c), c.world_size
+    (True, 3, 1)
+    >>> sorted(c.load("model.", strip=True))
+    ['bias', 'weight']
+    >>> c.close()
+
+    Attributes, which are empty or None if the format does not record them: ``format``, with its version;
+    ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time`` of the save; ``writer``, the
+    program; ``world_size``, the number of ranks; ``notes`` on how the checkpoint was read; ``missing``, names
+    that cannot be read because a file is missing.
     """
 
-    def __init__(self, path: str, framework: Optional[str] = None, format: Optional[str] = None, format_options: Optional[dict] = None):
+    def __init__(self, path: str, framework: str | None = None, format: str | None = None,
+                 format_options: dict[str, Any] | None = None):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
-        self._store = saver.address_of(path)  # the working directory may change
+        self._store = _saver.address_of(path)  # the working directory may change
         self._source: dict[str, Any] = {"format": format, "format_options": format_options}
-        d = saver.shared().describe(self._store, format, format_options)
+        d = _saver.shared().describe(self._store, format, format_options)
         self.format: str = d.get("format", "")
-        self.step: Optional[int] = d.get("step")
+        self.step: int | None = d.get("step")
         self.save_id: str = d.get("save_id", "")
-        self.time: Optional[str] = d.get("time")
+        self.time: str | None = d.get("time")
         self.tags: dict[str, str] = d.get("tags") or {}
         self.writer: str = d.get("writer", "")
         self.world_size: int = d.get("world_size", 0)
         self.notes: list[str] = d.get("notes") or []
         self.missing: list[str] = d.get("missing") or []
-        self._entries: dict[str, dict] = {e["name"]: e for e in d.get("entries") or []}
+        self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in d.get("entries") or []}
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<{self.path}: {self.format}, {len(self)} names>"
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -97,7 +90,7 @@ class Checkpoint(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def entry(self, name: str) -> dict:
+    def entry(self, name: str) -> dict[str, Any]:
         """Returns the description of a tensor or a value, as docs/saver.md has it."""
         try:
             return self._entries[name]
@@ -105,7 +98,8 @@ class Checkpoint(Mapping[str, Any]):
             raise self._lacks(name) from None
 
     def _lacks(self, name: str) -> errors.MissingError:
-        near = difflib.get_close_matches(name, {*self._entries, *(n.rpartition(".")[0] + "." for n in self._entries)}, 3, 0.7)
+        near = difflib.get_close_matches(name, {*self._entries, *(n.rpartition(".")[0] + "." for n in self._entries)},
+                                         3, 0.7)
         hint = f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
         return errors.MissingError(f"{self.path} has no {name!r}{hint}", ("plan.missing",))
 
@@ -119,11 +113,12 @@ class Checkpoint(Mapping[str, Any]):
         """Returns the shapes of all tensors."""
         return {n: tuple(e.get("shape") or ()) for n, e in self._entries.items() if "dtype" in e}
 
-    def load(self, prefix: str = "", *, strip: bool = False, device: Any = None, framework: Optional[str] = None) -> dict[str, Any]:
+    def load(self, prefix: str = "", *, strip: bool = False, device: Any = None,
+             framework: str | None = None) -> dict[str, Any]:
         """Reads all tensors and values whose names begin with prefix, and returns them by their full names.
 
         Tensors that were tied when they were saved are one tensor again.
-        With strip, the names are without the prefix. framework is that of :func:`cairn.open`;
+        With strip, the names are without the prefix. For framework see :func:`cairn.open`;
         with device, such as "cuda" or "cpu", the tensors are torch tensors on it::
 
             model.load_state_dict(c.load("model.", strip=True, device="cpu"))
@@ -163,29 +158,29 @@ class Checkpoint(Mapping[str, Any]):
         if self._closed:
             raise ValueError(f"the checkpoint {self.path} is closed")
 
-    def _load(self, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None]) -> None:
-        saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
+    def _load(self, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None]) -> None:
+        _saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
 
-    def read(self, boxes: Sequence[tuple[str, Optional[tuple[Sequence[int], Sequence[int]]]]], *, framework: Optional[str] = None,
-             device: Any = None) -> list[Any]:
+    def read(self, boxes: Sequence[tuple[str, tuple[Sequence[int], Sequence[int]] | None]], *,
+             framework: str | None = None, device: Any = None) -> list[Any]:
         """Reads boxes of tensors: names with (offsets, sizes), or None for all of a tensor."""
         self._check()
         kind = framework or self.framework or _default_framework()
         wants, results, targets = [], [], []
-        most = min(PIECE, saver.shared().arena.window // 2)
-        for name, box in boxes:
+        most = min(PIECE, _saver.shared().arena.window // 2)
+        for name, part in boxes:
             e = self.entry(name)
             if "dtype" not in e:
                 raise errors.MismatchError(f"{name!r} is a value, not a tensor", ("plan.mismatch",))
             shape = list(e.get("shape") or [])
-            offsets, sizes = ([0] * len(shape), shape) if box is None else (list(box[0]), list(box[1]))
+            offsets, sizes = ([0] * len(shape), shape) if part is None else (list(part[0]), list(part[1]))
             result, memory = _allocate(kind, e["dtype"], sizes, device)
             results.append(result)
             for want, at in cut(e, shape, offsets, sizes, most):
                 wants.append(want)
                 targets.append((memory, at))
 
-        def piece(i: int, data: Optional[memoryview], _: Any) -> None:
+        def piece(i: int, data: memoryview | None, _: Any) -> None:
             memory, at = targets[i]
             assert data is not None
             memory(at, data)
@@ -193,28 +188,6 @@ class Checkpoint(Mapping[str, Any]):
         if wants:
             self._load(wants, piece)
         return [r() for r in results]
-
-
-def cut(entry: dict, shape: list[int], offsets: list[int], sizes: list[int], most: int = PIECE) -> Iterator[tuple[dict, int]]:
-    """Yields what to load for a box, in pieces of at most ``most`` bytes, and where each piece begins in the box's bytes."""
-    want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
-    row = element_size(entry["dtype"])
-    if math.prod(sizes) * row <= most:
-        yield {**want, "offsets": offsets, "sizes": sizes, "nbytes": math.prod(sizes) * row}, 0
-        return
-    # A piece is some rows of the last dimension that is too large to be part of a row.
-    dim = len(sizes) - 1
-    while dim > 0 and row * sizes[dim] <= most:
-        row *= sizes[dim]
-        dim -= 1
-    rows, at = max(1, most // row), 0
-    for index in itertools.product(*(range(n) for n in sizes[:dim])):
-        for first in range(0, sizes[dim], rows):
-            n = min(rows, sizes[dim] - first)
-            start = [*index, first, *[0] * (len(sizes) - dim - 1)]
-            yield {**want, "offsets": [o + i for o, i in zip(offsets, start)], "sizes": [*[1] * dim, n, *sizes[dim + 1:]],
-                   "nbytes": n * row}, at
-            at += n * row
 
 
 def _default_framework() -> str:
@@ -225,14 +198,15 @@ def _default_framework() -> str:
     return "numpy"
 
 
-def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], Any], Callable[[int, memoryview], None]]:
+def _allocate(kind: str, dtype: str, sizes: list[int],
+              device: Any) -> tuple[Callable[[], Any], Callable[[int, memoryview], None]]:
     """Returns a function for the result and one that copies a part of its bytes."""
     if kind == "torch":
         from cairn.torch import _memory
 
         return _memory.allocate(dtype, sizes, device)
     n = math.prod(sizes) * element_size(dtype)
-    _, code, numpy_name = _DTYPES.get(dtype, (0, None, None))
+    _, code, numpy_name = DTYPES.get(dtype, (0, None, None))
     if kind == "numpy":
         if numpy_name is None:
             raise errors.CastError(f"numpy has no {dtype}: use framework='torch' or 'memory'", ("tensor.cast",))
@@ -252,12 +226,16 @@ def _allocate(kind: str, dtype: str, sizes: list[int], device: Any) -> tuple[Cal
 
 
 class Tensor:
-    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. Nothing is read before an index or a method asks for it.
+    """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. An index or a method reads it.
 
-    ``t[10:20, :]`` reads exactly these elements, and ``t[:]`` all.
+    >>> c = cairn.open("run/step-100")
+    >>> c["model.weight"]
+    <model.weight: float32[4, 2]>
+    >>> c["model.weight"][1:3, :].tolist()       # reads exactly these elements; [:] reads all
+    [[2.0, 3.0], [4.0, 5.0]]
     """
 
-    def __init__(self, checkpoint: Checkpoint, entry: dict):
+    def __init__(self, checkpoint: Checkpoint, entry: dict[str, Any]):
         self._checkpoint, self._entry = checkpoint, entry
         self.name: str = entry["name"]
         self.dtype: str = entry["dtype"]
@@ -301,76 +279,48 @@ class Tensor:
         return got[tuple(slice(None) if a is None else a for a in after)]
 
 
-def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[Any]]:
-    """Returns the smallest box that has the elements of an index, and what is left to select in it.
-
-    The rest has one entry for each dimension: None, 0 for a single index, or a slice with a step.
-    """
-    parts = list(index) if isinstance(index, tuple) else [index]
-    dots = [i for i, p in enumerate(parts) if p is Ellipsis]
-    if len(dots) > 1:
-        raise IndexError("an index has at most one ellipsis")
-    for i in dots:
-        parts[i:i + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
-    if len(parts) > len(shape):
-        raise IndexError(f"{len(parts)} indices for {len(shape)} dimensions")
-    parts += [slice(None)] * (len(shape) - len(parts))
-    offsets: list[int] = []
-    sizes: list[int] = []
-    after: list[Any] = []
-    for n, p in zip(shape, parts):
-        if isinstance(p, slice):
-            r = range(n)[p]
-            lo, hi = (min(r[0], r[-1]), max(r[0], r[-1]) + 1) if r else (0, 0)
-            after.append(None if r.step == 1 or not r else slice(None, None, r.step))
-        else:
-            if isinstance(p, bool):
-                raise TypeError("an index is an integer, a slice or an ellipsis, not a bool")
-            i = operator.index(p)
-            if not -n <= i < n:
-                raise IndexError(f"index {i} of a dimension of {n}")
-            lo, hi = i % n, i % n + 1
-            after.append(0)
-        offsets.append(lo)
-        sizes.append(hi - lo)
-    return offsets, sizes, after
-
-
 _KINDS: dict[str, type[errors.CairnError]] = {
-    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError, "usage": errors.OptionsError,
-    "uncertain": errors.UncertainError,
+    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError,
+    "usage": errors.OptionsError, "uncertain": errors.UncertainError,
 }
 
 
-def latest(run: Union[str, "os.PathLike[str]"], *, wait: bool = False, timeout: Optional[float] = None,
-           remote: "Union[str, os.PathLike[str], None]" = None) -> Optional[str]:
-    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if there is none.
+def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | None = None,
+           remote: str | os.PathLike[str] | None = None) -> str | None:
+    """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if it has none.
+
+    >>> cairn.latest("run")                      # doctest: +ELLIPSIS
+    '/.../run/step-100'
+    >>> cairn.latest("run-that-has-not-begun") is None
+    True
+
     For a run that is a URL, it returns a URL. With remote, the run to which the saves were
     uploaded, it looks at both; of equal saves it returns the one in run, if that is whole.
 
-    The newest is the one with the highest step: that of ``save(…, step=…)`` or, without it,
-    the number at the end of the folder's name. Of equal steps, the one that was saved last.
-    wait makes it wait for saver processes that are still writing, which may have outlived
-    their trainers. UnderWayError: there is no checkpoint yet, but a save is under way, without
-    wait or still after timeout seconds. UncertainError: there is none, but object storage has
-    not answered the commit of a save, and may still carry it out.
+    The newest checkpoint has the highest step, from ``save(…, step=…)`` or else from the number at the end of
+    the folder's name. Of equal steps, the one that was saved last counts. wait makes it wait for saver
+    processes that are still writing, which may have outlived their trainers. UnderWayError: there is no
+    checkpoint yet, but a save is under way, without wait or still after timeout seconds. UncertainError:
+    there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
+    out.
     """
-    address = saver.address_of(run)
+    address = _saver.address_of(run)
     if os.path.isfile(address):
         raise errors.OptionsError(f"{address} is a file: a run is a folder of checkpoints", ("storage.options",))
-    program = saver.binary()
+    program = _saver.binary()
     command = [program, "latest", "--json"]
     if wait:
         command.append("--wait")
         if timeout is not None:
             command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     if remote is not None:
-        command.append(f"--remote={saver.address_of(remote)}")
+        command.append(f"--remote={_saver.address_of(remote)}")
     done = subprocess.run([*command, "--", address], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)
     except ValueError:  # the program was killed, or is another one
-        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} {done.stderr.strip()}".rstrip()) from None
+        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} "
+                                f"{done.stderr.strip()}".rstrip()) from None
     if done.returncode == 0:
         return answer["path"]
     if answer["kind"] == "not-found":

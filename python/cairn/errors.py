@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 class CairnError(Exception):
@@ -42,7 +43,7 @@ class ExistsError(CairnError, FileExistsError):
 
 
 class CorruptError(CairnError):
-    """Bytes differ from those that were written, or a file is missing."""
+    """Bytes differ from the bytes that were written, or a file is missing."""
 
 
 class VersionError(CairnError):
@@ -89,8 +90,8 @@ class ReplacedError(CairnError):
 
 
 class SaveWarning(UserWarning):
-    """A save in the background has failed, and nobody has asked for its result. ``warnings.simplefilter("error", SaveWarning)``
-    makes the next save raise it."""
+    """A save in the background has failed, and its result was not asked for. ``warnings.simplefilter("error",
+    SaveWarning)`` makes the next save raise it."""
 
 
 class PickleWarning(UserWarning):
@@ -121,7 +122,7 @@ _CLASSES: dict[str, type[CairnError]] = {
 }
 
 
-def from_message(error: dict) -> CairnError:
+def from_message(error: dict[str, Any]) -> CairnError:
     """Returns the error of a message of the saver process."""
     codes = tuple(error.get("codes") or ())
     for code, kind in _CLASSES.items():

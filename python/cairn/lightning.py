@@ -4,8 +4,8 @@
     trainer = Trainer(plugins=[CheckpointIO()])
     trainer.fit(model, ckpt_path=cairn.latest("checkpoints", wait=True))
 
-It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import
-the one that you use before this module.
+It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import the one that you
+use before this module.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import shutil
 import sys
 import warnings
-from typing import Any, Optional
+from typing import Any
+
+import torch
 
 from cairn import errors
-from cairn.saver import address_of
-from cairn.torch._save import Handle
+from cairn._saver import address_of
+from cairn.torch._handle import Handle
 from cairn.torch._whole import async_save_whole, load_whole
 
 if "lightning_fabric" in sys.modules and "lightning.fabric" not in sys.modules:
@@ -49,30 +51,32 @@ class CheckpointIO(_CheckpointIO):
 
     def __init__(self, background: bool = True, allow_pickle: bool = False):
         self.background, self.allow_pickle = background, allow_pickle
-        self._handle: Optional[Handle] = None
+        self._handle: Handle | None = None
         self._unwanted: list[str] = []  # checkpoints to remove when the save that is under way is complete
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: "str | os.PathLike[str]", storage_options: Optional[Any] = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
+                        storage_options: Any | None = None) -> None:
         """Saves what Lightning has collected. Only rank 0 calls it."""
         if storage_options is not None:
-            raise errors.OptionsError("storage_options: cairn.lightning.CheckpointIO has no such options", ("storage.options",))
+            raise errors.OptionsError("storage_options: cairn.lightning.CheckpointIO has no such options",
+                                      ("storage.options",))
         self._settle()
         step = checkpoint.get("global_step")
         self._handle = async_save_whole(checkpoint, path, step if isinstance(step, int) else None, alone=True)
         if not self.background:
             self._settle()
 
-    def load_checkpoint(self, path: "str | os.PathLike[str]", map_location: Any = None,
-                        weights_only: Optional[bool] = None) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None,
+                        weights_only: bool | None = None) -> dict[str, Any]:
         """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written."""
         self._settle()
-        if map_location is not None and not isinstance(map_location, (str, int)) and type(map_location).__name__ != "device":
+        if not isinstance(map_location, (str, int, torch.device, type(None))):
             raise errors.OptionsError("map_location: cairn.lightning.CheckpointIO wants a device", ("storage.options",))
         allow_pickle = self.allow_pickle or weights_only is False
         return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
 
-    def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
-        """Removes a checkpoint. While a save is under way it is kept, in case that the save fails. Those in object storage stay."""
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Removes a checkpoint, after the pending save, in case that it fails. Object storage is left alone."""
         path = address_of(path)
         if "://" in path:
             name = path.partition("?")[0].rstrip("/").rpartition("/")[2]

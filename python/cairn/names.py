@@ -1,15 +1,14 @@
-"""The names of a state beside those of a checkpoint."""
+"""The names of a state and the names of a checkpoint."""
 
 from __future__ import annotations
 
 import collections
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Union
 
 from cairn import errors
 
-Rename = Union[Mapping[str, str], Callable[[str], str], str, None]
+Rename = Mapping[str, str] | Callable[[str], str] | str | None
 
 # What DDP, torch.compile, FSDP1 and activation checkpoints add to the names of a module's parameters.
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
@@ -21,7 +20,7 @@ def _bare(name: str) -> str:
 
 
 def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
-    """Returns a function from the names of a state to those of a checkpoint, which has these names.
+    """Returns a function from the names of a state to the names of a checkpoint.
 
     rename is a dict of prefixes (of the state: of the checkpoint), a function, "wrappers", or
     None for the same names.
@@ -44,25 +43,27 @@ def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
 
         return replace
     if rename != "wrappers":
-        raise errors.OptionsError(f"rename is {rename!r}; want a dict of prefixes, a function, or 'wrappers'", ("storage.options",))
+        raise errors.OptionsError(f"rename is {rename!r}; want a dict of prefixes, a function, or 'wrappers'",
+                                  ("storage.options",))
     bare: dict[str, str] = {}
     for name in names:
         if bare.setdefault(_bare(name), name) != name:
-            raise errors.OptionsError(f"rename='wrappers': the checkpoint has both {bare[_bare(name)]!r} and {name!r}", ("storage.options",))
+            raise errors.OptionsError(f"rename='wrappers': the checkpoint has both {bare[_bare(name)]!r} and {name!r}",
+                                      ("storage.options",))
     return lambda name: bare.get(_bare(name), name)
 
 
 def distinct(wanted: Mapping[str, str]) -> None:
-    """Refuses names of a state that are the same without wrappers. wanted has what they are in the checkpoint."""
+    """Refuses names of a state that are equal without wrappers. wanted maps names of the state to the checkpoint."""
     first: dict[str, str] = {}
     for name, there in wanted.items():
         if first.setdefault(there, name) != name:
-            raise errors.OptionsError(f"rename='wrappers': the state has both {first[there]!r} and {name!r}", ("storage.options",))
+            raise errors.OptionsError(f"rename='wrappers': the state has both {first[there]!r} and {name!r}",
+                                      ("storage.options",))
 
 
 def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection[str]) -> errors.MissingError:
-    """Returns the error for names of a state that a checkpoint with these names lacks. wanted has all names of the state, with
-    what they are in the checkpoint."""
+    """Returns the error for names that a checkpoint lacks. wanted maps names of the state to the checkpoint's."""
     text = f"{len(lacks)} of the {len(wanted)} names of the state are not in the checkpoint: {_some(lacks)}"
     if option := _option(lacks, set(names) - set(wanted.values())):
         text += f". load(…, rename={option}) finds them"
@@ -70,12 +71,14 @@ def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection
         text += f". The nearest names that it has: {_some(near)}"
     elif names:
         text += f". It has {_some(names)}"
-    return errors.MissingError(text + ". load(…, strict=False) leaves out what is missing", ("plan.missing", "plan.mismatch"))
+    return errors.MissingError(text + ". load(…, strict=False) leaves out missing names",
+                               ("plan.missing", "plan.mismatch"))
 
 
 def unexpected(extra: Collection[str], key: str) -> errors.MismatchError:
     """Returns the error for names of a checkpoint that the state's module lacks."""
-    return errors.MismatchError(f"the checkpoint has {len(extra)} names that {key!r} of the state lacks: {_some(extra)}. "
+    return errors.MismatchError(f"the checkpoint has {len(extra)} names that {key!r} of the state lacks: "
+                                f"{_some(extra)}. "
                                 "load(…, strict=False) leaves them out", ("plan.mismatch",))
 
 
@@ -97,7 +100,8 @@ def _option(lacks: Collection[str], names: Collection[str]) -> str:
         others: list[list[str]] = []
         for other in by_end[parts[-1]]:
             theirs = other.split(".")
-            n = next((i for i, (a, b) in enumerate(zip(reversed(parts), reversed(theirs))) if a != b), min(len(parts), len(theirs)))
+            n = next((i for i, (a, b) in enumerate(zip(reversed(parts), reversed(theirs))) if a != b),
+                     min(len(parts), len(theirs)))
             if n >= best:
                 best, others = n, [*(others if n == best else []), theirs]
         for theirs in others:

@@ -22,7 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 import torch
@@ -31,7 +32,7 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors
-from cairn.saver import address_of, binary
+from cairn._saver import address_of, binary
 from cairn.torch._job import agree, distributed
 from cairn.torch._whole import async_save_whole, load_whole
 
@@ -41,36 +42,35 @@ _STATE_FILE = "trainer_state.json"  # that the Trainer reads
 class CheckpointCallback(transformers.TrainerCallback):
     """Saves in the background when the Trainer would save, in place of the Trainer.
 
-    The checkpoints are folders ``checkpoint-STEP`` of a folder, which is the Trainer's
-    output_dir if it is not named. They hold the model, the optimizer, the scheduler, the
-    state of the Trainer and the random number generators of all ranks. The arguments of the
-    Trainer say when to save (save_strategy, save_steps) and how many checkpoints to keep
-    (save_total_limit). The error of a save is raised by the next one, or at the end of the
-    training.
+    The checkpoints are folders ``checkpoint-STEP`` of a folder, which is the Trainer's output_dir if it is
+    not named. They hold the model, the optimizer, the scheduler, the state of the Trainer and the random
+    number generators of all ranks. The arguments of the Trainer say when to save (save_strategy, save_steps)
+    and how many checkpoints to keep (save_total_limit). The error of a save is raised by the next one, or at
+    the end of the training.
 
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
     from the path of a checkpoint, of cairn or of the Trainer itself.
     """
 
-    def __init__(self, folder: "str | os.PathLike[str] | None" = None):
+    def __init__(self, folder: str | os.PathLike[str] | None = None):
         self.folder = None if folder is None else os.fspath(folder)
         self._due = False  # the Trainer wants to save
-        self._handle: Optional[cairn.torch.Handle] = None
+        self._handle: cairn.torch.Handle | None = None
         self._saving = 0  # its step
-        self._resumed: Optional[str] = None  # the checkpoint that the next training begins with
-        self._answer: Optional[str] = None  # what resume has returned
-        self._random: Optional[dict[str, Any]] = None  # what it has of the random number generators of this rank
-        self._files: Optional[dict[str, bytes]] = None  # what from_pretrained needs beside the weights
+        self._resumed: str | None = None  # the checkpoint that the next training begins with
+        self._answer: str | None = None  # what resume has returned
+        self._random: dict[str, Any] | None = None  # its states of the random number generators of this rank
+        self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
         if not hasattr(transformers.Trainer.train, "_cairn"):
             transformers.Trainer.train = _resuming(transformers.Trainer.train)
 
-    def resume(self, trainer: transformers.Trainer) -> Optional[str]:
+    def resume(self, trainer: transformers.Trainer) -> str | None:
         """Prepares to go on with the newest complete checkpoint. All ranks call it.
 
-        Give what it returns to ``trainer.train(resume_from_checkpoint=…)``, and nothing else:
-        it is None if there is no checkpoint yet, a folder for this call alone, or a checkpoint
-        that the Trainer itself has saved, if that is newer. It waits for saver processes that
-        have outlived their trainers, and prints which checkpoint it is.
+        Give its result to ``trainer.train(resume_from_checkpoint=…)``, and nothing else: it is None if there
+        is no checkpoint yet, a folder for this call alone, or a checkpoint that the Trainer itself has saved,
+        if that is newer. It waits for saver processes that have outlived their trainers, and prints which
+        checkpoint it is.
         """
         found: list[Any] = [None]
         error = None
@@ -86,7 +86,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return self._answer
 
     def _prepare(self, trainer: transformers.Trainer, path: str) -> str:
-        """Prepares to go on with a checkpoint. It returns what the Trainer is told."""
+        """Prepares to go on with a checkpoint. It returns the argument for the Trainer."""
         if _rank() == 0:
             print(f"cairn: the training goes on with {path}", file=sys.stderr, flush=True)
         if _is_stock(path):
@@ -104,15 +104,16 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._trainer = trainer
         trainer._load_from_checkpoint = lambda *_, **__: None
         trainer._load_optimizer_and_scheduler = lambda *_, **__: None
-        trainer._load_rng_state = lambda *_, **__: self._set_random()  # the Trainer calls it after it has skipped the data
+        # the Trainer calls it after it has skipped the data
+        trainer._load_rng_state = lambda *_, **__: self._set_random()
         return self._folder.name
 
     def _chosen(self, trainer: transformers.Trainer, wanted: Any) -> Any:
-        """Returns what the Trainer is told, which is asked to resume from wanted."""
+        """Returns the argument for a Trainer that is asked to resume from wanted."""
         if wanted is True:
             if (folder := self.resume(trainer)) is None:
-                raise errors.NotFoundError(f"{self._run(trainer.args)} has no complete checkpoint yet: "
-                                           "use resume_from_checkpoint=checkpoints.resume(trainer), which begins a training then",
+                raise errors.NotFoundError(f"{self._run(trainer.args)} has no complete checkpoint yet. To begin "
+                                           "then, use resume_from_checkpoint=checkpoints.resume(trainer)",
                                            ("storage.notfound",))
             return folder
         if not wanted or wanted == self._answer:
@@ -127,7 +128,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._folder.cleanup()
         del self._trainer._load_from_checkpoint, self._trainer._load_optimizer_and_scheduler
         if not state.global_step:
-            raise errors.OptionsError("what CheckpointCallback.resume returns is for trainer.train(resume_from_checkpoint=…)",
+            raise errors.OptionsError("what CheckpointCallback.resume returns is for "
+                                      "trainer.train(resume_from_checkpoint=…)",
                                       ("storage.options",))
         optimizer = kwargs["optimizer"]
         _load(kwargs["model"], _bare(optimizer), path)
@@ -165,7 +167,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             torch.cuda.set_rng_state_all(found["cuda"])
 
     def _claim(self, control: Any) -> Any:
-        """Takes over a save of the Trainer. It takes place later, when the Trainer has noted the results of the step."""
+        """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
         self._due = self._due or control.should_save
         control.should_save = False
         return control
@@ -209,7 +211,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return address_of(self.folder or args.output_dir)
 
 
-def export(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]") -> None:
+def export(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Writes the model of a checkpoint as ``from_pretrained(folder)`` reads it.
 
     The folder has the weights in safetensors files, config.json and, if the Trainer had one,
@@ -217,13 +219,15 @@ def export(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]") -> 
     """
     source = address_of(path)
     if os.path.isdir(folder) and os.listdir(folder):
-        raise errors.ExistsError(f"{os.fspath(folder)} is not empty: a model is exported to a new folder", ("storage.exists",))
+        raise errors.ExistsError(f"{os.fspath(folder)} is not empty: a model is exported to a new folder",
+                                 ("storage.exists",))
     with cairn.open(source) as c:
         files = {name.removeprefix("files."): c[name] for name in c if name.startswith("files.")}
     if "config.json" not in files:
-        raise errors.MissingError(f"{source} has no config.json of a model: cairn.transformers.CheckpointCallback did not save it",
-                                  ("plan.missing",))
-    command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source, address_of(folder)]
+        raise errors.MissingError(f"{source} has no config.json of a model: "
+                                  "cairn.transformers.CheckpointCallback did not save it", ("plan.missing",))
+    command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source,
+               address_of(folder)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         try:
@@ -254,27 +258,30 @@ def _is_stock(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _STATE_FILE))
 
 
-def _newest(run: str) -> Optional[str]:
+def _newest(run: str) -> str | None:
     """Returns the newest complete checkpoint of a run, of cairn or of the Trainer itself."""
     def step(path: str) -> int:
         return int(number[0]) if (number := re.findall(r"-(\d+)$", path.rstrip("/"))) else -1
 
     found = [path] if (path := cairn.latest(run, wait=True)) else []
     if os.path.isdir(run):  # sharded checkpoints of the Trainer are folders that cairn does not take for one checkpoint
-        found += [p for name in os.listdir(run) if re.fullmatch(r"checkpoint-\d+", name) and _is_stock(p := os.path.join(run, name))]
+        found += [p for name in os.listdir(run) if re.fullmatch(r"checkpoint-\d+", name)
+                  and _is_stock(p := os.path.join(run, name))]
     return max(found, key=step, default=None)
 
 
 def _check(args: Any, run: str, optimizer: Any) -> None:
-    """Refuses what this callback cannot do."""
+    """Refuses arguments that this callback does not support."""
     if args.save_total_limit and "://" in run:
         raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
-                                  "save_total_limit must be None if checkpoints go to object storage", ("storage.options",))
+                                  "save_total_limit must be None if checkpoints go to object storage",
+                                  ("storage.options",))
     if args.load_best_model_at_end or getattr(args.save_strategy, "value", args.save_strategy) == "best":
         raise errors.OptionsError("cairn.transformers.CheckpointCallback: the Trainer saves the best model itself; "
                                   "use neither save_strategy='best' nor load_best_model_at_end", ("storage.options",))
     if "deepspeed" in type(optimizer).__name__.lower():
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the Trainer save it, "
+        raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the "
+                                  "Trainer save it, "
                                   "or use FSDP", ("storage.options",))
 
 
@@ -284,7 +291,7 @@ def _is_sharded(model: Any) -> bool:
 
 
 def _state(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Returns what is saved of a model and an optimizer. If they are sharded, parameters have names, and not numbers, in both."""
+    """Returns the state of a model and an optimizer to save. If sharded, the optimizer has names for parameters."""
     if not _is_sharded(model):
         return {"model": model, "optimizer": optimizer}
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -306,7 +313,10 @@ def _load(model: Any, optimizer: Any, path: str) -> None:
     weights, moments = get_state_dict(model, optimizer)
     groups: list[dict[str, Any]] = moments["param_groups"]  # type: ignore[assignment]
     params = [group.pop("params") for group in groups]
-    numbers = {f"optimizer.state.{name}": f"optimizer.state.{i}" for i, name in enumerate(itertools.chain(*params))} if numbered else {}
+    numbers = {}
+    if numbered:
+        order = enumerate(itertools.chain(*params))
+        numbers = {f"optimizer.state.{name}": f"optimizer.state.{i}" for i, name in order}
 
     def rename(name: str) -> str:
         param, _, key = name.rpartition(".")
@@ -346,7 +356,8 @@ def _random() -> dict[str, Any]:
     """Returns the states of the random number generators of this process."""
     numbers: Any = numpy.random.get_state()
     name, keys, *rest = numbers
-    out: dict[str, Any] = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
+    out: dict[str, Any] = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest),
+                           "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         out["cuda"] = torch.cuda.get_rng_state_all()
     return out

@@ -1,9 +1,9 @@
 """Values that are not tensors, as checkpoints hold them: JSON with a rule for what JSON lacks.
 
-An object with a single key that begins with a dollar sign is a value that JSON lacks, such
-as ``{"$tuple": [1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a
-checkpoint: an object of a Python class becomes an :class:`Object`, which only describes it,
-unless the class is one of a few that can do no harm, such as a date.
+An object with a single key that begins with a dollar sign is a value that JSON lacks, such as ``{"$tuple":
+[1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a checkpoint: an object of a Python class
+becomes an :class:`Object`, which only describes it, unless the class is one of a few that can do no harm,
+such as a date.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def encode(value: Any) -> tuple[str, bytes]:
     if type(value) is bytes:
         return "raw", value
     try:
-        return "json", json.dumps(_to_json(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return "json", json.dumps(_to_json(value, 0), ensure_ascii=False, allow_nan=False,
+                                  separators=(",", ":")).encode()
     except (ValueError, RecursionError) as e:  # an integer with thousands of digits
         raise NotPlain(f"a value that cannot be encoded: {e}") from None
 
@@ -120,7 +121,8 @@ def _to_json(v: Any, depth: int) -> Any:
     if kind is dict or kind is collections.OrderedDict:
         if kind is dict and all(type(k) is str and not k.startswith("$") and _is_unicode(k) for k in v):
             return {k: _to_json(x, below) for k, x in v.items()}
-        return {"$dict" if kind is dict else "$ordered": [[_to_json(k, below), _to_json(x, below)] for k, x in v.items()]}
+        return {"$dict" if kind is dict
+                else "$ordered": [[_to_json(k, below), _to_json(x, below)] for k, x in v.items()]}
     return {"$object": _describe(v, below)}
 
 
@@ -139,8 +141,8 @@ _KNOWN: dict[str, frozenset[str]] = {
 _FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}  # of a defaultdict
 _NUMPY = frozenset({"numpy", "numpy.core.multiarray", "numpy._core.multiarray"})
 _NUMBERS = re.compile(r"[<>|=]?([biufc]\d+|[SU]\d+)")  # dtypes of numpy: numbers and text
-_SCALARS = frozenset({"bool", "bool_", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
-                      "uint8", "uint16", "uint32", "uint64"})
+_SCALARS = frozenset({"bool", "bool_", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16",
+                      "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 
 def _name(kind: Any) -> tuple[str, str]:
@@ -158,11 +160,12 @@ def _is_plain(v: Any) -> bool:
     if (numpy := sys.modules.get("numpy")) is None or not isinstance(v, (numpy.generic, numpy.ndarray, numpy.dtype)):
         return False
     dtype = v if isinstance(v, numpy.dtype) else v.dtype
-    return (kind is numpy.ndarray or not isinstance(v, numpy.ndarray)) and dtype.kind in "biufcSU" and dtype.names is None
+    return (kind is numpy.ndarray
+            or not isinstance(v, numpy.ndarray)) and dtype.kind in "biufcSU" and dtype.names is None
 
 
-def _describe(v: Any, depth: int) -> dict:
-    """Describes an object as a pickle would: what makes it, with arguments, and what it receives after that."""
+def _describe(v: Any, depth: int) -> dict[str, Any]:
+    """Describes an object as a pickle would: a function, its arguments, and the state that the object receives."""
     if isinstance(v, type):
         if _FACTORIES.get(v.__name__) is not v and _name(v) != ("numpy", "ndarray"):
             raise NotPlain(f"the class {v.__module__}.{v.__qualname__}")
@@ -197,7 +200,7 @@ def _make(o: Object) -> Any:
         if o.module == "builtins" and o.name in _FACTORIES and not o.fields:
             return _FACTORIES[o.name]
         kwargs = o.fields.get("kwargs") or {}
-        if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or kwargs and o.module != "datetime":
+        if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or (kwargs and o.module != "datetime"):
             return o
         kind = getattr(importlib.import_module(o.module), o.name)
         args = o.fields.get("args", ())
@@ -216,7 +219,7 @@ def _make(o: Object) -> Any:
 
 
 def _make_numpy(o: Object) -> Any:
-    """Makes a dtype, a number or an array of numpy, if numpy is there. It reads bytes: numpy's own functions for pickles do more."""
+    """Makes a dtype, a number or an array of numpy, if numpy is installed, from bytes, without numpy's unpickling."""
     import numpy
 
     f: Any = o.fields
@@ -224,12 +227,12 @@ def _make_numpy(o: Object) -> Any:
     if o.name == "ndarray" and not f:
         return numpy.ndarray
     if o.name == "dtype":
-        if not _NUMBERS.fullmatch(args[0]) or state is not None and state[1] not in ("<", ">", "|", "="):
+        if not _NUMBERS.fullmatch(args[0]) or (state is not None and state[1] not in ("<", ">", "|", "=")):
             return o
         native = numpy.dtype(args[0])
         other = native if state is None else native.newbyteorder(state[1])
         return native if other == native else other
-    if o.name == "ndarray" and kwargs is not None:  # as cairn describes what others have pickled
+    if o.name == "ndarray" and kwargs is not None:  # as cairn describes pickles of other programs
         return _array(numpy.dtype(kwargs["dtype"]), kwargs["shape"], kwargs["order"], kwargs["data"])
     if o.name in _SCALARS and len(args) == 1 and isinstance(args[0], (bool, int, float, complex)):
         return getattr(numpy, o.name)(args[0])

@@ -30,12 +30,13 @@ class Model(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(TIME, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True,
+                                       norm_first=True)
             for _ in range(2))
         self.head = nn.Linear(WIDTH, SYMBOLS)
 
     def forward(self, rows):
-        """Returns the loss of predicting each symbol from those before it."""
+        """Returns the loss of predicting each symbol from the symbols before it."""
         x = self.tokens(rows[:, :-1]) + self.positions.weight
         mask = nn.Transformer.generate_square_subsequent_mask(TIME, device=rows.device)
         for block in self.blocks:
@@ -52,7 +53,7 @@ def batch(step, device):
 
 
 def state_of(model, optimizer, step):
-    """Returns what is saved: tensors of this rank, and values."""
+    """Returns the state to save: tensors of this rank, and values."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments, "step": step}
 
@@ -82,7 +83,7 @@ def succeeds(wait):
 
 
 def prune(run, keep):
-    """Removes all but the newest checkpoints. Only those that are complete count."""
+    """Removes all but the newest complete checkpoints."""
     complete = sorted(p.parent for p in pathlib.Path(run).glob("step-*/cairn.json"))
     for old in complete[:-keep]:
         (old / "cairn.json").unlink()  # first: without it, the folder is not a checkpoint
@@ -116,7 +117,7 @@ def main():
         loss = model(batch(step, device))
         loss.backward()
         # The copy was made during the forward and backward pass. When it is complete, the state may change.
-        if save is not None and not succeeds(save.wait_staged):
+        if save is not None and not succeeds(save.staged.result):
             save = None
         optimizer.step()
         optimizer.zero_grad()
@@ -131,7 +132,8 @@ def main():
                 succeeds(save.result)  # training waits here only if the disk is slow
             if rank == 0:
                 prune(args.folder, args.keep)
-            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step, overlap=True)
+            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step,
+                                          overlap=True)
 
     if save is not None:
         succeeds(save.result)

@@ -22,9 +22,9 @@ def train(model, optimizer, loss_of, steps, run="run"):              # import ca
         optimizer.zero_grad()
         if (step + 1) % 100 == 0 or step + 1 == steps:
             if save:
-                save.result()                                        # the checkpoint is complete, or this raises why not
+                save.result()                                        # the checkpoint is complete, or this raises
             state["step"] = step
-            save = cairn.torch.async_save(state, f"{run}/step-{step}", step=step)    # returns when the state is copied aside
+            save = cairn.torch.async_save(state, f"{run}/step-{step}", step=step)    # returns once the state is copied
     if save:
         save.result()
 

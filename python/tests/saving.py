@@ -5,7 +5,7 @@ import secrets
 import struct
 
 from cairn import values
-from cairn.saver import Reply, Saver
+from cairn._saver import Reply, Saver
 
 
 def join(saver):
@@ -42,8 +42,8 @@ def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format
     reply = Reply(on)
     if uploads is not None:
         uploads.append(saver.expect_upload(generation))
-    saver.begin(("generation", generation), reply, "save", store=str(folder), format=format, save_id=secrets.token_hex(8),
-                time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
+    saver.begin(("generation", generation), reply, "save", store=str(folder), format=format,
+                save_id=secrets.token_hex(8), time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
     if staged:
         for i, n in enumerate(names):
             data = tensors[n][2]
@@ -55,7 +55,7 @@ def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format
         saver.send("staged", generation=generation, units=units)
         saver.send("staged", generation=generation, all=True)
     try:
-        return reply.result(120)["report"]
+        return reply.result(120)
     finally:
         for at, n in held:
             arena.view[at:at + 8] = bytes(8)

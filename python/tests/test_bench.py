@@ -10,8 +10,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from cairn.bench import __main__ as bench
-from cairn.bench import disk, memory, steps, table
+from cairn.bench import __main__ as bench, disk, memory, steps, table
 
 
 class Arguments(unittest.TestCase):
@@ -34,9 +33,11 @@ class Arguments(unittest.TestCase):
 
 
 class Results(unittest.TestCase):
-    rows = {table.FLOOR: {"stall_gbs": 50.0, "durable_gbs": 2.0, "load_cold_gbs": 4.0, "small_stall_ms": 2.0, "write_by": "O_DIRECT"},
+    rows = {table.FLOOR: {"stall_gbs": 50.0, "durable_gbs": 2.0, "load_cold_gbs": 4.0, "small_stall_ms": 2.0,
+                          "write_by": "O_DIRECT"},
             table.DCP: {"stall_gbs": 2.0, "durable_gbs": 0.5, "small_stall_ms": 40.0},
-            table.CAIRN: {"stall_gbs": 45.0, "durable_gbs": 1.0, "load_cold_gbs": 4.0, "small_stall_ms": 4.0, "import_ms": 10.0}}
+            table.CAIRN: {"stall_gbs": 45.0, "durable_gbs": 1.0, "load_cold_gbs": 4.0, "small_stall_ms": 4.0,
+                          "import_ms": 10.0}}
 
     def test_ratios(self):
         found = {g["name"]: g["value"] for g in bench.goals({"rows": self.rows}, "cuda")}
@@ -49,11 +50,12 @@ class Results(unittest.TestCase):
 
     def test_tables(self):
         times = [0.030] * 90 + [0.031] * 9 + [0.1]
-        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0, "without": steps.summary(times),
-                 "with": steps.summary(times), "overhead_percent": {k: 1.5 for k in ("mean", "median", "p90", "p99")},
+        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0,
+                 "without": steps.summary(times),
+                 "with": steps.summary(times), "overhead_percent": dict.fromkeys(("mean", "median", "p90", "p99"), 1.5),
                  "histogram": steps.histogram(times, times)}
-        result = {"device": "cpu", "cpus": 2, "torch": "2", "bytes": 10**9, "small": {"count": 5, "bytes": 1024}, "rows": self.rows,
-                  "steps": {"cairn": found}}
+        result = {"device": "cpu", "cpus": 2, "torch": "2", "bytes": 10**9, "small": {"count": 5, "bytes": 1024},
+                  "rows": self.rows, "steps": {"cairn": found}}
         result["goals"] = list(bench.goals(result, "cuda"))
         with contextlib.redirect_stdout(io.StringIO()) as out:
             bench.show(result)

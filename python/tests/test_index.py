@@ -5,7 +5,7 @@ import math
 import random
 import unittest
 
-from cairn.checkpoint import PIECE, box, cut
+from cairn._boxes import PIECE, box, cut
 
 try:
     import numpy
@@ -53,15 +53,16 @@ class Index(unittest.TestCase):
     def test_table(self):
         s = slice
         table = [
-            ((5,), s(1, 3)), ((5,), 0), ((5,), -1), ((5,), s(None)), ((5,), s(-2, None)), ((5,), s(3, 1)), ((5,), s(10, 20)),
-            ((5,), s(-10, 2)),
-            ((5,), s(None, None, 2)), ((5,), s(1, None, 3)), ((5,), s(None, None, -1)), ((5,), s(None, None, -2)), ((6,), s(4, 0, -2)),
+            ((5,), s(1, 3)), ((5,), 0), ((5,), -1), ((5,), s(None)), ((5,), s(-2, None)), ((5,), s(3, 1)),
+            ((5,), s(10, 20)), ((5,), s(-10, 2)),
+            ((5,), s(None, None, 2)), ((5,), s(1, None, 3)), ((5,), s(None, None, -1)), ((5,), s(None, None, -2)),
+            ((6,), s(4, 0, -2)),
             ((6,), s(4, 1, -2)), ((5,), s(1, 4, -1)), ((5,), ...), ((), ()), ((), ...), ((3, 4), 1), ((3, 4), (1, 2)),
             ((3, 4), (s(None), 2)),
             ((3, 4), (..., 2)), ((3, 4), (1, ...)), ((3, 4), (1, ..., 2)), ((2, 3, 4), (..., s(1, 3), 0)),
             ((2, 3, 4), (0, ..., s(None, None, -2))),
-            ((2, 3, 4), (s(None, None, -1), s(None, None, -1), s(None, None, -1))), ((0,), s(None)), ((3, 0), s(1, 2)), ((3, 0), 2),
-            ((3, 4), ()), ((3, 4), (s(0, 0), 1)),
+            ((2, 3, 4), (s(None, None, -1), s(None, None, -1), s(None, None, -1))), ((0,), s(None)), ((3, 0), s(1, 2)),
+            ((3, 0), 2), ((3, 4), ()), ((3, 4), (s(0, 0), 1)),
         ]
         for shape, index in table:
             with self.subTest(shape=shape, index=index):
@@ -82,15 +83,18 @@ class Index(unittest.TestCase):
                 if n and r.random() < 0.3:
                     index.append(r.randrange(-n, n))
                 else:
-                    index.append(slice(*(r.choice([None, r.randrange(-6, 7)]) for _ in range(2)), r.choice([None, 1, 2, 3, -1, -2, -3])))
+                    index.append(slice(*(r.choice([None, r.randrange(-6, 7)]) for _ in range(2)),
+                                       r.choice([None, 1, 2, 3, -1, -2, -3])))
             with self.subTest(seed=seed, shape=shape, index=index):
                 self.assertEqual(got(shape, tuple(index)), want(shape, tuple(index)))
 
     def test_errors(self):
         table = [
-            ((5,), 5, IndexError), ((5,), -6, IndexError), ((0,), 0, IndexError), ((5,), (0, 0), IndexError), ((), 0, IndexError),
-            ((5, 5), (..., ...), IndexError), ((5, 5), (1, ..., 1, 1), IndexError), ((5,), 1.0, TypeError), ((5,), None, TypeError),
-            ((5,), [1, 2], TypeError), ((5,), "a", TypeError), ((5,), True, TypeError), ((5,), slice(None, None, 0), ValueError),
+            ((5,), 5, IndexError), ((5,), -6, IndexError), ((0,), 0, IndexError), ((5,), (0, 0), IndexError),
+            ((), 0, IndexError),
+            ((5, 5), (..., ...), IndexError), ((5, 5), (1, ..., 1, 1), IndexError), ((5,), 1.0, TypeError),
+            ((5,), None, TypeError), ((5,), [1, 2], TypeError), ((5,), "a", TypeError), ((5,), True, TypeError),
+            ((5,), slice(None, None, 0), ValueError),
         ]
         for shape, index, kind in table:
             with self.subTest(shape=shape, index=index), self.assertRaises(kind):
@@ -103,7 +107,8 @@ class Cut(unittest.TestCase):
             with self.subTest(shape=shape, most=most):
                 seen = []
                 end = 0
-                for w, at in cut({"name": "t", "dtype": "float32"}, [2 * n for n in shape], list(shape), list(shape), most):
+                for w, at in cut({"name": "t", "dtype": "float32"}, [2 * n for n in shape], list(shape), list(shape),
+                                 most):
                     self.assertLessEqual(w["nbytes"], most)
                     self.assertEqual(w["nbytes"], 4 * math.prod(w["sizes"]))
                     self.assertEqual(at, end)
@@ -112,7 +117,8 @@ class Cut(unittest.TestCase):
                 self.assertEqual(seen, list(itertools.product(*(range(n, 2 * n) for n in shape))))
 
     def test_a_box_without_elements_is_one_piece(self):
-        self.assertEqual([(w["nbytes"], at) for w, at in cut({"name": "t", "dtype": "int64"}, [3, 0], [0, 0], [3, 0])], [(0, 0)])
+        self.assertEqual([(w["nbytes"], at) for w, at in cut({"name": "t", "dtype": "int64"}, [3, 0], [0, 0], [3, 0])],
+                         [(0, 0)])
 
 
 if __name__ == "__main__":

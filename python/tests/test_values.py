@@ -22,12 +22,14 @@ class Derived(fractions.Fraction):
 class Values(unittest.TestCase):
     def test_what_goes_in_comes_out(self):
         table = [
-            None, True, False, 0, -1, 2**63 - 1, 2**64, -(10**300), 0.0, 1.0, -1.5, 1e300, 5e-324, "", "text", "\x00\n\"\\\u2028☃𝄞",
-            "half \ud800 of a pair", b"", b"\x00\xff", bytearray(b"ab"), [bytearray()], [], [1, [2.0, "x"]], (), (1, (2,)),
-            {}, {"a": 1, "b": {"c": [None]}},
-            {"$tuple": [1]}, {"$a": 1, "b": 2}, {1: "one", "1": "text", (2, 3): None, None: True}, {"key \udfff": "value"},
-            set(), {1, 2}, {"a", "b"}, frozenset({1, (2, 3)}), collections.OrderedDict([("b", 1), ("a", 2)]), complex(1, -2),
-            complex(math.inf, 0.0), math.inf, -math.inf, {"deep": [{"x": (b"bytes", {3: {4}})}]},
+            None, True, False, 0, -1, 2**63 - 1, 2**64, -(10**300), 0.0, 1.0, -1.5, 1e300, 5e-324, "", "text",
+            "\x00\n\"\\\u2028☃𝄞",
+            "half \ud800 of a pair", b"", b"\x00\xff", bytearray(b"ab"), [bytearray()], [], [1, [2.0, "x"]], (),
+            (1, (2,)), {}, {"a": 1, "b": {"c": [None]}},
+            {"$tuple": [1]}, {"$a": 1, "b": 2}, {1: "one", "1": "text", (2, 3): None, None: True},
+            {"key \udfff": "value"},
+            set(), {1, 2}, {"a", "b"}, frozenset({1, (2, 3)}), collections.OrderedDict([("b", 1), ("a", 2)]),
+            complex(1, -2), complex(math.inf, 0.0), math.inf, -math.inf, {"deep": [{"x": (b"bytes", {3: {4}})}]},
         ]
         for v in table:
             with self.subTest(v=v):
@@ -59,19 +61,25 @@ class Values(unittest.TestCase):
         for _ in range(300):
             deep = [deep]
         point = collections.namedtuple("point", "x y")
-        for v in (object(), print, loop, deep, [object()], {"a": {object()}}, point(1, 2), 10**5000, collections.defaultdict(lambda: 1),
+        for v in (object(), print, loop, deep, [object()], {"a": {object()}}, point(1, 2), 10**5000,
+                  collections.defaultdict(lambda: 1),
                   collections.deque([object()]), argparse.Namespace(f=print), Exception, Derived(1), pathlib.PurePath):
             with self.subTest(kind=type(v)), self.assertRaises(values.NotPlain):
                 values.encode(v)
 
     def test_objects_of_classes_that_do_no_harm(self):
         table = [
-            pathlib.Path("/a/b"), pathlib.PurePosixPath("c"), pathlib.PureWindowsPath("c:/d"), datetime.date(2026, 1, 2),
-            datetime.datetime(2026, 1, 2, 3, 4, 5, 6), datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), datetime.time(1, 2),
-            datetime.timedelta(days=1, seconds=2), datetime.timezone(datetime.timedelta(hours=1), "x"), decimal.Decimal("1.50"),
+            pathlib.Path("/a/b"), pathlib.PurePosixPath("c"), pathlib.PureWindowsPath("c:/d"),
+            datetime.date(2026, 1, 2),
+            datetime.datetime(2026, 1, 2, 3, 4, 5, 6), datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+            datetime.time(1, 2),
+            datetime.timedelta(days=1, seconds=2), datetime.timezone(datetime.timedelta(hours=1), "x"),
+            decimal.Decimal("1.50"),
             fractions.Fraction(1, 3), uuid.UUID(int=7), argparse.Namespace(lr=0.1, paths=[pathlib.Path("x")]),
-            types.SimpleNamespace(a=1, b=(2,)), collections.Counter("aab"), collections.defaultdict(list, {"a": [1], 2: []}),
-            collections.defaultdict(None, {"a": 1}), collections.deque([1, "b"], maxlen=3), collections.deque(), range(1, 9, 2),
+            types.SimpleNamespace(a=1, b=(2,)), collections.Counter("aab"),
+            collections.defaultdict(list, {"a": [1], 2: []}),
+            collections.defaultdict(None, {"a": 1}), collections.deque([1, "b"], maxlen=3), collections.deque(),
+            range(1, 9, 2),
             slice(1, None, 2), {pathlib.Path("key"): {datetime.date(2026, 1, 1)}}, int, [list, {"d": dict}], {str: 1},
             datetime.datetime(2024, 10, 27, 2, 30, fold=1), datetime.time(2, 30, fold=1),
         ]
@@ -84,21 +92,28 @@ class Values(unittest.TestCase):
 
     def test_objects_that_do_not_fit_their_class_stay_described(self):
         for module, name, fields in [
-            ("datetime", "date", {"call": True, "args": ["x"]}), ("datetime", "date", {"call": True, "kwargs": {"year": 1}}),
-            ("datetime", "date", {}), ("collections", "defaultdict", {"call": True, "args": [{"$object": {"module": "builtins", "name": "eval"}}]}),
+            ("datetime", "date", {"call": True, "args": ["x"]}),
+            ("datetime", "date", {"call": True, "kwargs": {"year": 1}}),
+            ("datetime", "date", {}), ("collections", "defaultdict",
+                                       {"call": True, "args": [{"$object": {"module": "builtins", "name": "eval"}}]}),
             ("uuid", "UUID", {"call": True, "new": True, "state": 3}), ("pathlib", "os", {"call": True}),
-            ("numpy", "dtype", {"call": True, "args": ["O8"], "state": [3, "|"]}), ("numpy._core.multiarray", "scalar", {"call": True}),
-            ("numpy._core.multiarray", "_reconstruct", {"call": True, "args": [1], "state": 2}), ("numpy", "load", {"call": True, "args": ["x"]}),
+            ("numpy", "dtype", {"call": True, "args": ["O8"], "state": [3, "|"]}),
+            ("numpy._core.multiarray", "scalar", {"call": True}),
+            ("numpy._core.multiarray", "_reconstruct", {"call": True, "args": [1], "state": 2}),
+            ("numpy", "load", {"call": True, "args": ["x"]}),
         ]:
             with self.subTest(module=module, name=name, fields=fields):
-                got = values.decode("json", json.dumps({"$object": {"module": module, "name": name, **fields}}).encode())
+                got = values.decode("json", json.dumps({"$object": {"module": module, "name": name,
+                                                                    **fields}}).encode())
                 self.assertIsInstance(got, values.Object)
 
     def test_what_only_other_writers_encode(self):
         table = [
             ('{"$map":[["$x",1]]}', {"$x": 1}),
-            ('{"$object":{"module":"datetime","name":"timedelta","call":true,"kwargs":{"days":2}}}', datetime.timedelta(days=2)),
-            ('{"$object":{"module":"datetime","name":"time","call":true,"args":[1,2],"kwargs":{"fold":1}}}', datetime.time(1, 2, fold=1)),
+            ('{"$object":{"module":"datetime","name":"timedelta","call":true,"kwargs":{"days":2}}}',
+             datetime.timedelta(days=2)),
+            ('{"$object":{"module":"datetime","name":"time","call":true,"args":[1,2],"kwargs":{"fold":1}}}',
+             datetime.time(1, 2, fold=1)),
             ('{"$map":[[{"$object":{"module":"torch","name":"float16"}},1]]}', {values.Object("torch", "float16"): 1}),
             ('{"$ref":"model.w"}', values.Ref("model.w")),
             ('{"$tensor":{"dtype":"int8","shape":[2],"data":"AQI="}}', values.RawTensor("int8", (2,), b"\x01\x02")),
@@ -112,8 +127,8 @@ class Values(unittest.TestCase):
     def test_damaged_values(self):
         table = ["", "{", "[1", '{"$what":1}', '{"$bytes":1}', '{"$bytes":"a"}', '{"$float":"x"}', '{"$complex":[1]}',
                  '{"$complex":["a","b"]}',
-                 '{"$dict":[[[1],2]]}', '{"$dict":[1]}', '{"$set":[[1]]}', '{"$tensor":{}}', '{"$tensor":1}', '{"$object":1}',
-                 "[" * 100_000]
+                 '{"$dict":[[[1],2]]}', '{"$dict":[1]}', '{"$set":[[1]]}', '{"$tensor":{}}', '{"$tensor":1}',
+                 '{"$object":1}', "[" * 100_000]
         for text in table:
             with self.subTest(text=text[:40]), self.assertRaises(errors.CorruptError):
                 values.decode("json", text.encode())

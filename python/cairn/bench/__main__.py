@@ -27,7 +27,8 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any
 
 from cairn.bench import table
 from cairn.errors import CairnError
@@ -40,17 +41,18 @@ EXAMPLES = """examples:
   python -m cairn.bench --json > result.json
 """
 
-ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS, "cairn": table.CAIRN}
+ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS,
+        "cairn": table.CAIRN}
 
-COLUMNS = [("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"), ("load_warm_gbs", "load warm"),
-           ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
+COLUMNS = [("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
+           ("load_warm_gbs", "load warm"), ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
 
 
 class Trouble(Exception):
     """Why nothing can be measured, and what to do."""
 
 
-def main(argv: Optional[list[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     try:
         result = measure(args)
@@ -64,13 +66,14 @@ def main(argv: Optional[list[str]] = None) -> int:
     return 0
 
 
-def arguments(argv: Optional[list[str]]) -> argparse.Namespace:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cairn.bench", description=__doc__, epilog=EXAMPLES,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8, help="size of the state (8)")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="where the state is: cuda if there is a GPU")
     parser.add_argument("--folder", help="a folder on the disk to measure (the one for temporary files)")
-    parser.add_argument("--repeat", type=int, default=3, help="how often each thing is measured, after a first time (3)")
+    parser.add_argument("--repeat", type=int, default=3,
+                        help="how often each thing is measured, after a first time (3)")
     parser.add_argument("--small-count", type=int, default=1000, help="how many small tensors (1000)")
     parser.add_argument("--small-kib", type=int, default=64, help="size of a small tensor (64)")
     parser.add_argument("--only", metavar="ROWS", help=f"some of: {','.join([*ROWS, 'steps'])}")
@@ -94,7 +97,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     try:
         import torch
     except ImportError as e:
-        raise Trouble(f"there is no torch ({e}): install it, for example by 'pip install torch', or use a Python that has it") from None
+        raise Trouble(f"there is no torch ({e}): install it, for example by 'pip install torch', "
+                      "or use a Python that has it") from None
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise Trouble(f"PyTorch {torch.__version__} finds no GPU: use --device cpu")
@@ -104,8 +108,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
-                              "cpus": os.cpu_count(), "small": {"count": args.small_count, "bytes": args.small_kib << 10}}
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+                              "torch": torch.__version__, "cpus": os.cpu_count(),
+                              "small": {"count": args.small_count, "bytes": args.small_kib << 10}}
     folder = make_folder(args.folder, 2.2 * size + (args.small_count * args.small_kib << 11) + (1 << 28))
     try:
         rows = [name for row, name in ROWS.items() if row in args.rows]
@@ -121,7 +126,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raise Trouble(f"the state does not fit on the device: use a smaller --gib than {args.gib:g} ({e})") from None
     except (OSError, CairnError) as e:
         if getattr(e, "errno", None) == errno.ENOSPC or "no space left" in str(e):
-            raise Trouble(f"{folder} is full: use --folder for another disk, or a smaller --gib than {args.gib:g}") from None
+            raise Trouble(f"{folder} is full: use --folder for another disk, or a smaller --gib than "
+                          f"{args.gib:g}") from None
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,7 +135,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def make_folder(parent: Optional[str], need: float) -> str:
+def make_folder(parent: str | None, need: float) -> str:
     """Makes a folder for checkpoints, on a disk with enough room."""
     parent = parent or tempfile.gettempdir()
     try:
@@ -142,8 +148,10 @@ def make_folder(parent: Optional[str], need: float) -> str:
         raise Trouble(f"{parent} cannot be used: {e.strerror}; --folder names another folder") from None
 
 
-def goal(name: str, value: float, least: Optional[float] = None, most: Optional[float] = None) -> dict[str, Any]:
-    met = None if least is None and most is None else (least is None or value >= least) and (most is None or value <= most)
+def goal(name: str, value: float, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+    met = None
+    if least is not None or most is not None:
+        met = (least is None or value >= least) and (most is None or value <= most)
     return {"name": name, "value": value, "least": least, "most": most, "met": met}
 
 
@@ -153,15 +161,16 @@ def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
     cairn, floor = rows.get(table.CAIRN, {}), rows.get(table.FLOOR, {})
     others = [rows[n] for n in (table.DCP, table.TUNED, table.SAFETENSORS) if n in rows]
 
-    def ratio(name: str, key: str, of: Optional[float], least: Optional[float] = None,
-              most: Optional[float] = None) -> Iterator[dict[str, Any]]:
+    def ratio(name: str, key: str, of: float | None, least: float | None = None,
+              most: float | None = None) -> Iterator[dict[str, Any]]:
         if key in cairn and of:
             yield goal(name, cairn[key] / of, least, most) if device == "cuda" else goal(name, cairn[key] / of)
 
     yield from ratio("stall / pinned copy", "stall_gbs", floor.get("stall_gbs"), 0.75)
     yield from ratio("stall, GB/s", "stall_gbs", 1, 40)
     yield from ratio(f"durable / plain write ({floor.get('write_by')})", "durable_gbs", floor.get("durable_gbs"), 0.9)
-    yield from ratio(f"load cold / plain read ({floor.get('read_by')})", "load_cold_gbs", floor.get("load_cold_gbs"), 0.9)
+    yield from ratio(f"load cold / plain read ({floor.get('read_by')})", "load_cold_gbs", floor.get("load_cold_gbs"),
+                     0.9)
     yield from ratio("load warm, GB/s", "load_warm_gbs", 1, 12)
     yield from ratio("small: stall / copies to pinned memory", "small_stall_ms", floor.get("small_stall_ms"))
     for name in (table.DCP, table.TUNED):
@@ -180,7 +189,8 @@ def show(result: dict[str, Any]) -> None:
     print(f"{result['device']}, {result['cpus']} CPUs, PyTorch {result['torch']}")
     if rows := result.get("rows"):
         small = result["small"]
-        print(f"\nstate {result['bytes'] / 1e9:.2f} GB; small: {small['count']} tensors of {small['bytes'] >> 10} KiB\n")
+        print(f"\nstate {result['bytes'] / 1e9:.2f} GB; "
+              f"small: {small['count']} tensors of {small['bytes'] >> 10} KiB\n")
         print(f"{'':14}" + "".join(f"{title:>{len(title) + 3}}" for _, title in COLUMNS))
         for name, row in rows.items():
             cells = (f"{row[key]:.2f}" if key in row else "-" for key, _ in COLUMNS)
@@ -189,26 +199,31 @@ def show(result: dict[str, Any]) -> None:
             if notes := [f"{k.removesuffix('_by')}: {v}" for k, v in row.items() if k.endswith("_by")]:
                 print(f"{name}: {'; '.join(notes)}")
         if "first_stall_gbs" in rows.get(table.CAIRN, {}):
-            print(f"cairn's first save: stall {rows[table.CAIRN]['first_stall_gbs']:.2f} GB/s; it also takes memory and starts a process")
+            print(f"cairn's first save: stall {rows[table.CAIRN]['first_stall_gbs']:.2f} GB/s; it also takes memory "
+                  "and starts a process")
     for name, found in result.get("steps", {}).items():
         show_steps(name, found)
     if result["goals"]:
-        print("\nratios of this run" + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))
+        print("\nratios of this run"
+              + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))
     for g in result["goals"]:
         want = f"≥ {g['least']:g}" if g["least"] is not None else f"≤ {g['most']:g}" if g["most"] is not None else ""
-        print(f"  {g['name']:52} {g['value']:8.2f}   {want:7} {'' if g['met'] is None else 'met' if g['met'] else 'missed'}".rstrip())
+        print(f"  {g['name']:52} {g['value']:8.2f}   {want:7} "
+              f"{'' if g['met'] is None else 'met' if g['met'] else 'missed'}".rstrip())
 
 
 def show_steps(name: str, found: dict[str, Any]) -> None:
     by = f" ({found['by']})" if "by" in found else ""
-    print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by {name}{by}:\n"
+    print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by "
+          f"{name}{by}:\n"
           f"{found['saves']} saves, under way during {found['under_way_percent']:.0f} % of the steps; "
           f"the stall of {found['stall_ms']:.1f} ms is not counted")
     print(f"{'':12}{'steps':>8}{'mean':>9}{'median':>9}{'p90':>9}{'p99':>9}{'most':>9}")
     for kind in ("without", "with"):
         s = found[kind]
         print(f"{kind:12}{s['steps']:8}" + "".join(f"{s[k]:9.2f}" for k in ("mean", "median", "p90", "p99", "most")))
-    print(f"{'longer by':12}{'':8}" + "".join(f"{found['overhead_percent'][k]:+8.2f}%" for k in ("mean", "median", "p90", "p99")))
+    print(f"{'longer by':12}{'':8}"
+          + "".join(f"{found['overhead_percent'][k]:+8.2f}%" for k in ("mean", "median", "p90", "p99")))
     print(f"{'from ms':>12}  {'without':36}with")
     for b in found["histogram"]:
         bars = (f"{'#' * round(24 * b[k]):24} {100 * b[k]:5.1f} %" for k in ("without", "with"))

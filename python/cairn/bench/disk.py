@@ -8,11 +8,12 @@ import os
 import shutil
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Iterator
 
 BLOCK = 16 << 20
-WAYS = [("buffered", 0, 1), ("buffered, 4 threads", 0, 4), ("O_DIRECT", os.O_DIRECT, 1), ("O_DIRECT, 4 threads", os.O_DIRECT, 4)]
+WAYS = [("buffered", 0, 1), ("buffered, 4 threads", 0, 4), ("O_DIRECT", os.O_DIRECT, 1),
+        ("O_DIRECT, 4 threads", os.O_DIRECT, 4)]
 
 
 class Raw:

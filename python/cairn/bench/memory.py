@@ -7,15 +7,14 @@ import ctypes
 import gc
 import os
 import threading
-from typing import Iterator
+from collections.abc import Iterator
 
 
 def used() -> int:
     """Returns the bytes of host memory that this process and its children use.
 
-    It is the sum of their proportional set sizes (Pss of /proc/PID/smaps_rollup) without
-    pages of files: memory that several of them share is counted once, and the page cache not
-    at all.
+    It is the sum of their proportional set sizes (Pss of /proc/PID/smaps_rollup) without pages of files:
+    memory that several of them share is counted once, and the page cache not at all.
     """
     return sum(_used(pid) for pid in _family(os.getpid()))
 
@@ -47,7 +46,7 @@ def _family(root: int) -> list[int]:
 
 
 def settled() -> int:
-    """Returns the memory in use after what is free has gone back to the system."""
+    """Returns the memory in use after free memory has gone back to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
@@ -56,10 +55,10 @@ def settled() -> int:
 
 @contextlib.contextmanager
 def peak(row: dict[str, float], before: int) -> Iterator[None]:
-    """Notes the most memory that was in use meanwhile, less what was in use before.
+    """Notes the most memory that was in use meanwhile, less the memory that was in use before.
 
-    A thread looks at it again and again. What is measured in the meantime is slower, so
-    nothing is timed there.
+    A thread looks at it again and again. What is measured in the meantime is slower, so nothing is timed
+    there.
     """
     most, over = 0, threading.Event()
 

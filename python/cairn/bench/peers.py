@@ -7,13 +7,14 @@ import inspect
 import os
 import shutil
 import warnings
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from cairn.bench import disk
 
 THREADS = 4
 
-Save = Callable[[dict, str], Any]
+Save = Callable[[dict[str, Any], str], Any]
 
 
 @contextlib.contextmanager
@@ -39,7 +40,7 @@ def failures() -> tuple[type[BaseException], ...]:
     return Exception, CheckpointException
 
 
-def save_threads(state: dict, path: str) -> None:
+def save_threads(state: dict[str, Any], path: str) -> None:
     """Saves with several threads."""
     import torch.distributed.checkpoint as dcp
 
@@ -47,7 +48,7 @@ def save_threads(state: dict, path: str) -> None:
 
 
 def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save, Callable[[], None]]]]]:
-    """Yields ways to call async_save with memory that it keeps, the fastest first: a name, and what makes a function and its end."""
+    """Yields ways to call async_save with memory that it keeps, the fastest first: names, and makers of functions."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import staging
 
@@ -57,15 +58,16 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
         kept = staging.DefaultStager(staging.StagingOptions(
             use_pinned_memory=cuda, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=cuda))
 
-        def save(state: dict, path: str) -> Any:
-            return dcp.async_save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS), async_stager=kept)
+        def save(state: dict[str, Any], path: str) -> Any:
+            return dcp.async_save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS),
+                                  async_stager=kept)
 
         return save, kept.close
 
     def writer() -> tuple[Save, Callable[[], None]]:
-        kept: dict[tuple, Any] = {}
+        kept: dict[tuple[Any, ...], Any] = {}
 
-        def save(state: dict, path: str) -> Any:
+        def save(state: dict[str, Any], path: str) -> Any:
             names = tuple(state)
             if names not in kept:  # a writer keeps the memory of its last save
                 kept.clear()
@@ -74,15 +76,16 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
 
         return save, kept.clear
 
-    if hasattr(staging, "DefaultStager") and "async_stager" in inspect.signature(dcp.async_save).parameters:
-        # Without room in /dev/shm the process would be killed by SIGBUS.
-        if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1.2 * size:
-            yield f"{'pinned ' if cuda else ''}shared memory, {THREADS} threads", stager
+    stages = hasattr(staging, "DefaultStager") and "async_stager" in inspect.signature(dcp.async_save).parameters
+    # Without room in /dev/shm the process would be killed by SIGBUS.
+    if stages and os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1.2 * size:
+        yield f"{'pinned ' if cuda else ''}shared memory, {THREADS} threads", stager
     if cuda:
         yield f"pinned memory, {THREADS} threads", writer
 
 
-def usable(device: str, size: int, state: dict, folders: disk.Folders, say: Callable[[str], None]) -> "tuple[str, Save, Callable[[], None]] | None":
+def usable(device: str, size: int, state: dict[str, Any], folders: disk.Folders,
+           say: Callable[[str], None]) -> tuple[str, Save, Callable[[], None]] | None:
     """Returns the first way that can save twice; some versions of PyTorch cannot."""
     for name, make in tuned(device, size):
         close: Callable[[], None] = lambda: None  # noqa: E731

@@ -7,7 +7,8 @@ import os
 import statistics
 import time
 import warnings
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 from cairn.bench import disk, peers
 
@@ -29,7 +30,8 @@ class Steps:
         self.torch, self.device, self.folder, self.say = torch, device, folder, say
         cuda = device == "cuda"
         count = max(1, min(size, STATE) // (64 << 20))
-        self.state = {f"layer.{i}.weight": torch.randn(min(size, STATE) // count // 4, device=device) for i in range(count)}
+        self.state = {f"layer.{i}.weight": torch.randn(min(size, STATE) // count // 4, device=device)
+                      for i in range(count)}
         self.bytes = sum(t.nbytes for t in self.state.values())
         n = 4096 if cuda else 512
         self.x = torch.randn(n, n, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
@@ -59,7 +61,7 @@ class Steps:
             self.torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    def run(self, only: Optional[list[str]] = None) -> dict[str, dict[str, Any]]:
+    def run(self, only: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """Measures cairn, and PyTorch if it can save in the background."""
         out: dict[str, dict[str, Any]] = {}
         with warnings.catch_warnings():
@@ -81,7 +83,7 @@ class Steps:
         finally:
             cairn.torch.close()
 
-    def pytorch(self) -> Optional[dict[str, Any]]:
+    def pytorch(self) -> dict[str, Any] | None:
         import torch.distributed.checkpoint as dcp
 
         self.say("steps with saves by PyTorch")
@@ -96,7 +98,7 @@ class Steps:
         finally:
             close()
 
-    def compare(self, save: Callable[[dict, str], Any], folders: disk.Folders) -> dict[str, Any]:
+    def compare(self, save: Callable[[dict[str, Any], str], Any], folders: disk.Folders) -> dict[str, Any]:
         """Runs blocks of steps with and without saves until the time is over."""
         for _ in range(2):
             path = folders.next()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import warnings
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 from cairn.bench import disk, memory, peers
 
@@ -19,7 +20,8 @@ FLOOR, DCP, TUNED, SAFETENSORS, CAIRN = "floor", "PyTorch DCP", "DCP, tuned", "s
 class Table:
     """The rows of one run. All of them save and load the same state."""
 
-    def __init__(self, torch: Any, device: str, size: int, folder: str, repeat: int, small: tuple[int, int], say: Callable[[str], None]):
+    def __init__(self, torch: Any, device: str, size: int, folder: str, repeat: int, small: tuple[int, int],
+                 say: Callable[[str], None]):
         self.torch, self.device, self.folder, self.repeat, self.say = torch, device, folder, max(1, repeat), say
         count = max(1, size // (256 << 20))
         each = size // count // 4
@@ -29,9 +31,10 @@ class Table:
         self.rows: dict[str, dict[str, Any]] = {}
         self.row: dict[str, Any] = {}
 
-    def run(self, only: Optional[list[str]] = None) -> dict[str, dict[str, Any]]:
+    def run(self, only: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """Measures the systems, and returns the rows."""
-        systems = {FLOOR: self.floor, DCP: self.dcp, TUNED: self.tuned, SAFETENSORS: self.safetensors, CAIRN: self.cairn}
+        systems = {FLOOR: self.floor, DCP: self.dcp, TUNED: self.tuned, SAFETENSORS: self.safetensors,
+                   CAIRN: self.cairn}
         for name, measure in systems.items():
             if only and name not in only:
                 continue
@@ -66,7 +69,7 @@ class Table:
         self.sync()
         return time.perf_counter() - begin
 
-    def rate(self, name: str, call: Callable[[], float], times: Optional[int] = None) -> None:
+    def rate(self, name: str, call: Callable[[], float], times: int | None = None) -> None:
         """Notes the median rate of a function that returns seconds."""
         self.row[name] = self.bytes / 1e9 / statistics.median(call() for _ in range(times or self.repeat))
 
@@ -76,7 +79,7 @@ class Table:
     def folders(self, name: str) -> disk.Folders:
         return disk.Folders(self.path(name))
 
-    def durable(self, save: Callable[[str], Any], folders: disk.Folders, times: Optional[int] = None) -> None:
+    def durable(self, save: Callable[[str], Any], folders: disk.Folders, times: int | None = None) -> None:
         """Notes the rate of saves that return when their files are durable."""
         def once() -> float:
             path = folders.next()
@@ -84,7 +87,7 @@ class Table:
 
         self.rate("durable_gbs", once, times)
 
-    def loads(self, path: str, load: Callable[[], Any], times: Optional[int] = None) -> None:
+    def loads(self, path: str, load: Callable[[], Any], times: int | None = None) -> None:
         """Notes the memory of a load, and its rates with files out of the page cache and in it."""
         with memory.peak(self.row, self.before):
             load()
@@ -100,8 +103,9 @@ class Table:
         self.rate("load_cold_gbs", cold, times)
         self.rate("load_warm_gbs", warm, times)
 
-    def stalls(self, save: Callable[[dict, str], Any], folders: disk.Folders, times: Optional[int] = None) -> float:
-        """Notes how long background saves stop training, and returns the median of the seconds until they were durable."""
+    def stalls(self, save: Callable[[dict[str, Any], str], Any], folders: disk.Folders,
+               times: int | None = None) -> float:
+        """Notes how long background saves stop training, and returns the median seconds until they were durable."""
         durable = []
 
         def stall() -> float:
@@ -117,7 +121,7 @@ class Table:
         self.rate("stall_gbs", stall, times)
         return statistics.median(durable)
 
-    def small_stalls(self, save: Callable[[dict, str], Any]) -> None:
+    def small_stalls(self, save: Callable[[dict[str, Any], str], Any]) -> None:
         """Notes how long background saves of many small tensors stop training."""
         times = []
         folders = self.folders("small")
@@ -136,7 +140,7 @@ class Table:
         """Copies to pinned memory, and a plain file."""
         torch = self.torch
         cuda = self.device == "cuda"
-        source = list(self.state.values())[0]
+        source = next(iter(self.state.values()))
         host = torch.empty(source.numel(), pin_memory=cuda)
         host.copy_(source)
         copies = -(-self.bytes // source.nbytes)
@@ -186,7 +190,7 @@ class Table:
             dcp.save(self.state, checkpoint_id=path)
             disk.flush(path)
 
-        def background(state: dict, to: str) -> Any:
+        def background(state: dict[str, Any], to: str) -> Any:
             return dcp.async_save(state, checkpoint_id=to)
 
         self.durable(save, folders, min(2, self.repeat))

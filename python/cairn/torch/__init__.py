@@ -1,28 +1,29 @@
 """Saves and loads the state of PyTorch jobs.
 
-    import cairn, cairn.torch
-    state = {"model": model, "optim": optimizer, "step": step}
-    if path := cairn.latest("run", wait=True):
-        cairn.torch.load(state, path)
-    cairn.torch.save(state, "run/step-100", step=100)
-    handle = cairn.torch.async_save(state, "run/step-200", step=200)   # training goes on
-    handle.result()
+    >>> import cairn, cairn.torch, torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> state = {"model": model, "optim": optimizer, "step": 0}
+    >>> if path := cairn.latest("run", wait=True):
+    ...     report = cairn.torch.load(state, path)
+    >>> report = cairn.torch.save(state, "run/step-100", step=100)
+    >>> handle = cairn.torch.async_save(state, "run/step-200", step=200)   # training goes on
+    >>> handle.result().step
+    200
 
-All ranks of the job make the same calls. The ranks of the job that loads may be other than
-those that saved. In a process without ``torch.distributed`` the job has one rank.
+All ranks of the job make the same calls. A job with any number of ranks can load a checkpoint. In a process without
+``torch.distributed`` the job has one rank.
 
-``Writer`` and ``Reader`` are the storage of ``torch.distributed.checkpoint``:
-
-    dcp.save(state, storage_writer=cairn.torch.Writer("run/step-100"))
-    dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"))
+``Writer`` and ``Reader`` are a storage for ``torch.distributed.checkpoint``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cairn.torch._handle import Handle
 from cairn.torch._load import load
-from cairn.torch._save import Handle, async_save, close, prepare, save
+from cairn.torch._save import async_save, close, prepare, save
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer

@@ -1,4 +1,4 @@
-"""The saver process of this rank, which has met those of the other ranks."""
+"""The saver process of this rank, which is connected to the savers of the other ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
 from cairn import errors
-from cairn.saver import Arena, Saver, default_ceiling
+from cairn._saver import Arena, Saver, default_ceiling
 from cairn.torch._memory import Memory
 
-_LACKS, _FAILS = 1 << 20, 1 << 40  # what the ranks add to the count of those that have arrived
+_LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived
 
 
 def distributed() -> bool:
@@ -35,18 +36,21 @@ class Job:
     def __init__(self, rank: int, size: int) -> None:
         self.pid = os.getpid()
         self.rank, self.size = rank, size
+        if not hasattr(os, "memfd_create"):
+            raise errors.SaverError("cairn.torch needs Linux. Here cairn.open(path, framework='torch') reads "
+                                    "checkpoints, and the command cairn converts them", ())
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
-        self.remembered: "collections.deque[Any]" = collections.deque(maxlen=4)  # descriptions of states that were saved
-        self.saver: Optional[Saver] = None
-        self.asked: Optional[Saver] = None  # the saver that was asked to meet the others, which it can once
-        self.met: Optional[Saver] = None  # the saver that has met the others
-        self.preparing: Optional[threading.Thread] = None  # takes memory
+        self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
+        self.saver: Saver | None = None
+        self.asked: Saver | None = None  # the saver that was asked to meet the others, which it can once
+        self.met: Saver | None = None  # the saver that has met the others
+        self.preparing: threading.Thread | None = None  # takes memory
         self.closing = False  # nothing uses the shared memory again
         self.lock = threading.RLock()
 
     def meet(self) -> None:
-        """Starts a saver process that meets those of all ranks. All ranks call it."""
+        """Starts a saver process that connects to the savers of all ranks. All ranks call it."""
         error = None
         try:
             self._meet()
@@ -110,10 +114,11 @@ class Job:
         self.arena.close()
 
 
-def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: str) -> Saver:
-    """Returns a saver process that has met the others. All ranks call it for the same thing, unless j has this one alone.
+def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) -> Saver:
+    """Returns a saver process that is connected to the other ranks. All ranks call it, unless alone is set.
 
-    error is that of what came before. If there is one on any rank, all of them raise it.
+    error is an earlier error of this rank, or None. If any rank has one, all ranks raise it. what describes the call,
+    and must be the same on all ranks.
     """
     if error is not None:
         if not alone:
@@ -124,7 +129,8 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: s
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
             lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: errors.OptionsError(
-                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the same folder "
+                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the "
+                "same folder "
                 "and step, or only one with alone=True", ("storage.options",)))
         if lacks:
             j.meet()
@@ -132,17 +138,17 @@ def ready(j: Optional[Job], error: Optional[BaseException], alone: bool, what: s
         return j.saver
 
 
-def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = False, same: str = "",
+def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False, same: str = "",
           differs: Callable[[str], errors.CairnError] = errors.CairnError) -> bool:
     """Ends a step that all ranks take, and reports whether any of them lacks something.
 
-    If the step failed on any rank, it raises an error on all. Steps of one kind have the
-    same order on all ranks. It uses the job's store and not a collective: PyTorch saves in
-    threads of their own, whose collectives would mix with those of the training, and a
-    collective on a GPU waits for the work of the GPU.
+    If the step failed on any rank, it raises an error on all. Steps of one kind have the same order on all
+    ranks. It uses the job's store and not a collective: PyTorch saves in threads of their own, whose
+    collectives would mix with collectives of the training, and a collective on a GPU waits for the work of
+    the GPU.
 
     same is a text that all ranks must have, unless it is empty. differs returns the error for
-    that of another rank.
+    the text of another rank.
     """
     if not distributed():
         if error is not None:
@@ -172,7 +178,8 @@ def agree(kind: str, error: Optional[BaseException] = None, *, lacks: bool = Fal
     return outcome["lacks"]
 
 
-def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict, lacks: bool, patient: bool) -> dict:
+def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict[str, Any], lacks: bool,
+              patient: bool) -> dict[str, Any]:
     """Returns what all ranks say together: an error of any of them, and whether one lacks something.
 
     The last one to arrive sets what the others wait for, so that the store has little to do.
@@ -192,13 +199,13 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
         outcome = json.loads(store.get(f"{key}/outcome"))
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
-    if rank == 0:  # all ranks have read what came before
+    if rank == 0:  # all ranks have read the previous outcome
         _delete(store, *(f"{kind}/{number - 1}/{name}" for name in ("said", "arrived", "outcome", "same", "late")))
     return outcome
 
 
 class _Late:
-    """Finds out which ranks have not made the call that this one waits in: those that wait for long say so in the store."""
+    """Finds the ranks that have not made the call that this rank waits in. Ranks that wait note it in the store."""
 
     def __init__(self, store: Any, key: str, rank: int, size: int):
         self.store, self.key, self.rank, self.size = store, f"{key}/late", rank, size
@@ -213,11 +220,13 @@ class _Late:
         if seconds > _SAY_AFTER + _WARN_AFTER and not self.warned:
             self.warned = True
             if names := self.absent():
-                warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn that {names} not made: "
-                              "all ranks of the job must call save, async_save and load", stacklevel=errors.outside())
+                warnings.warn(f"rank {self.rank} has waited for {seconds:.0f} seconds in a call of cairn "
+                              f"that {names} not made: all ranks of the job must call save, async_save and load",
+                              stacklevel=errors.outside())
 
     def absent(self) -> str:
-        """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty string."""
+        """Returns the names of the ranks that have not said that they wait, such as "ranks 1 and 2 have", or an empty
+        string."""
         try:
             there = {int(r) for r in self.store.get(self.key).split()} if self.store.check([self.key]) else set()
         except RuntimeError:
@@ -232,7 +241,7 @@ class _Late:
 _SAY_AFTER, _WARN_AFTER = 10.0, 5.0  # seconds
 
 
-def _wait(store: Any, key: str, size: int, late: Optional[_Late] = None) -> None:
+def _wait(store: Any, key: str, size: int, late: _Late | None = None) -> None:
     """Waits until a key is there, as long as the job's process group lets its ranks wait."""
     patience = store.timeout
     start = time.monotonic()
@@ -240,7 +249,8 @@ def _wait(store: Any, key: str, size: int, late: Optional[_Late] = None) -> None
 
     def gone() -> errors.GoneError:
         names = (late.absent() if late else "") or "a rank has"
-        return _gone(f"{names} not made the same call within {patience.total_seconds():.0f} seconds, the timeout of the process group: "
+        return _gone(f"{names} not made the same call within {patience.total_seconds():.0f} seconds, the timeout of "
+                     "the process group: "
                      "all ranks of the job must make it, or only one with alone=True")
 
     def look() -> None:
@@ -304,7 +314,7 @@ def _store() -> Any:
 
 
 def _count(kind: str) -> int:
-    """Returns how many calls of a kind this process has made: the same on all ranks, for the names of what is in the store."""
+    """Returns the number of calls of a kind in this process, the same on all ranks, for the keys of the store."""
     _calls[kind] = _calls.get(kind, 0) + 1
     return _calls[kind]
 
@@ -314,7 +324,7 @@ def _listen_address() -> str:
     if (named := os.environ.get("CAIRN_LISTEN")) is not None:
         return named
     local, master = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("MASTER_ADDR")
-    if local == str(dist.get_world_size()) or local is None and master is None:
+    if local == str(dist.get_world_size()) or (local is None and master is None):
         return ""
     # The saver process resolves a name: on its own host that may be loopback, which the other hosts cannot reach.
     host = master or socket.gethostname()
@@ -323,7 +333,7 @@ def _listen_address() -> str:
 
 _calls: dict[str, int] = {}  # of the process and not of a job: the store outlives jobs
 _waiters: list[Any] = []
-_waiters_of: "Optional[weakref.ref[Any]]" = None
+_waiters_of: weakref.ref[Any] | None = None
 _jobs: dict[bool, Job] = {}
 _lock = threading.Lock()
 

@@ -5,78 +5,89 @@ from __future__ import annotations
 import argparse
 import bisect
 import collections
+import dataclasses
 import functools
 import io
 import itertools
 import os
 import types
 import warnings
-from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from cairn import errors, names, values
-from cairn.checkpoint import PIECE, cut
+from cairn._boxes import PIECE, cut
+from cairn._saver import Saver, address_of
 from cairn.names import Rename
-from cairn.saver import address_of
+from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping, path: "str | os.PathLike[str]", *, strict: bool = True, rename: Rename = None, format: Optional[str] = None,
-         format_options: Optional[dict] = None, allow_pickle: bool = False, cast: str = "in-range", alone: bool = False) -> list[str]:
+def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool = True, rename: Rename = None,
+         format: str | None = None, format_options: dict[str, Any] | None = None, allow_pickle: bool = False,
+         cast: str = "in-range", alone: bool = False) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
-    Tensors are filled in place, each with the part that this rank holds; elements are
-    converted to its dtype. Values are replaced in the dict. A name that only the state has is a
-    MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an
-    optimizer of the state, and the module or optimizer lacks. Without strict, they are left
-    out: the list that is returned has what the checkpoint lacks, which stays as it is. Other
-    objects with a state_dict, such as a scheduler, get all that was saved of them. What else
-    only the checkpoint has, also in dicts that the state has, is left out. Objects that were pickled are made
-    again only with allow_pickle, because a pickle can run any code. format and format_options
-    are needed only if the format cannot be detected or has options for reading.
+    >>> report = cairn.torch.save({"w": torch.ones(3), "step": 7}, "run/step-7")
+    >>> state = {"w": torch.zeros(3, dtype=torch.float64), "step": 0}
+    >>> cairn.torch.load(state, "run/step-7").missing
+    ()
+    >>> state
+    {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
 
-    rename says what the names of the state are in the checkpoint: a dict of prefixes, such as
+    Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
+    Values are replaced in the dict. A name that only the state has is a MissingError; so are, as a
+    MismatchError, names that the checkpoint has below a module or an optimizer of the state, and the module
+    or optimizer lacks. Without strict, they are left out: ``missing`` of the report has the names that the
+    checkpoint lacks, which stay as they are. Other objects with a state_dict, such as a scheduler, get all
+    that was saved of them. What else only the checkpoint has, also in dicts that the state has, is left out.
+    Objects that were pickled are made again only with allow_pickle, because a pickle can run any code. format
+    and format_options are needed only if the format cannot be detected or has options for reading.
+
+    rename maps names of the state to names of the checkpoint: a dict of prefixes, such as
     {"model.": "model.module."}, of which the longest counts; a function; or "wrappers", which
-    finds names that differ in what DDP, torch.compile and other wrappers add to them.
+    ignores the parts that DDP, torch.compile and other wrappers add to names.
 
     cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
     numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats
     in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
-    "widen" those that keep every value; "none" no conversion.
+    "widen" conversions that keep every value; "none" no conversion.
 
     With alone, only this rank loads, and does not wait for the others.
     """
-    error, save_id = None, ""
-    missing: list[str] = []
+    error, report = None, LoadReport()
     try:
-        missing, save_id = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle, cast).run(state)
+        report = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle,
+                       cast).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
     if not alone:
-        agree("load", error, same=save_id, differs=lambda theirs: errors.ChangedError(
-            f"another rank has loaded the save {theirs}, and this one {save_id}: the ranks have loaded different checkpoints, or {path} "
+        agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
+            f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded "
+            f"different checkpoints, or {path} "
             "was replaced meanwhile", ("storage.changed",)))
     elif error is not None:
         raise error
-    return missing
+    return report
 
 
 class _Load:
-    """A load, and what it was asked for."""
+    """A load, and its options."""
 
-    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: Optional[str], options: Optional[dict],
-                 allow_pickle: bool, cast: str):
+    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
+                 options: dict[str, Any] | None, allow_pickle: bool, cast: str):
         self.job, self.path, self.strict, self.rename = j, path, strict, rename
         self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
 
     @functools.cached_property
-    def entries(self) -> dict[str, dict]:
+    def entries(self) -> dict[str, dict[str, Any]]:
         """What the checkpoint has, by name."""
-        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries") or []}
+        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries")
+                or []}
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -86,15 +97,16 @@ class _Load:
     def below(self, prefix: str) -> list[str]:
         """Returns the names of the checkpoint that begin with a prefix."""
         start = bisect.bisect_left(self.names, prefix)
-        return list(itertools.takewhile(lambda name: name.startswith(prefix), itertools.islice(self.names, start, None)))
+        return list(itertools.takewhile(lambda name: name.startswith(prefix),
+                                        itertools.islice(self.names, start, None)))
 
-    def run(self, state: Mapping) -> tuple[list[str], str]:
-        """Returns the names that are missing, and the save that was loaded, if that is known."""
+    def run(self, state: Mapping[Any, Any]) -> LoadReport:
+        """Loads the state."""
         check(state)
         if not state:
             warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
         there = names.renamer(self.rename, self.names if self.rename == "wrappers" else ())
-        # Modules and optimizers give copies of their dicts, so what was replaced in those goes back to them.
+        # Modules and optimizers give copies of their dicts, so values that were replaced in the copies go back to them.
         owners = {k: v for k, v in state.items() if is_stateful(v)}
         for k, v in owners.items():
             if isinstance(v, torch.optim.Optimizer) and not v.state:
@@ -125,7 +137,7 @@ class _Load:
             if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
-            lacks = set(loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast))
+            report = loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast)
         except errors.NotFoundError:
             _ = self.entries  # its error has a hint
             raise
@@ -143,7 +155,8 @@ class _Load:
                     owners[k].load_state_dict(v)
             elif v is not state[k]:
                 Leaf(str(k), None, v, state, k).replace(v)
-        return [mine for mine, name in wanted.items() if name in lacks], loading.save_id
+        lacks = set(report.missing)
+        return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
 
     def _create_state(self, key: Any, optimizer: torch.optim.Optimizer, there: Callable[[str], str]) -> None:
         """Creates what a new optimizer keeps for the parameters that the checkpoint has something of."""
@@ -151,7 +164,8 @@ class _Load:
         if not callable(self.rename):
             _create_state(optimizer, {i for i in range(len(params)) if self.below(there(f"{key}.state.{i}."))})
             return
-        # A function knows whole names only. So it is created for all parameters, and given up where the checkpoint has nothing.
+        # A function knows whole names only. So it is created for all parameters, and given up where the checkpoint has
+        # nothing.
         _create_state(optimizer, set(range(len(params))))
         has = set(self.names)
         for i, state in optimizer.state_dict()["state"].items():
@@ -159,7 +173,7 @@ class _Load:
                 del optimizer.state[params[i]]
 
     def _rest(self, prefix: str, wanted: set[str], loading: Loading) -> Tree:
-        """Loads what the checkpoint has below a prefix beside what is wanted: an object gets its dict as it was saved."""
+        """Loads the names below a prefix that are not wanted yet: an object gets its dict as it was saved."""
         tree = Tree()
 
         def take(name: str, path: list[Any], v: Any) -> None:
@@ -189,7 +203,7 @@ class _Load:
             if callable(self.rename) or not (start := there(start)):
                 continue  # names of other things are not told apart
             extra = [name for name in self.below(start) if name not in wanted]
-            if extra and wanted.issubset(self.names):  # otherwise what is missing is the better reason
+            if extra and wanted.issubset(self.names):  # otherwise missing names are the better reason
                 raise names.unexpected(extra, str(k))
 
 
@@ -197,7 +211,7 @@ def _is_torch(v: Any) -> bool:
     return isinstance(v, (torch.nn.Module, torch.optim.Optimizer))
 
 
-def _below(path: Optional[list[Any]], prefix: str) -> list[Any]:
+def _below(path: list[Any] | None, prefix: str) -> list[Any]:
     """Returns the end of a path, without what a prefix of its name consists of."""
     at = ""
     for i, step in enumerate(path or []):
@@ -237,11 +251,10 @@ class Loading:
 
     def __init__(self, memory: _memory.Memory):
         self.memory = memory
-        self.wants: list[dict] = []
+        self.wants: list[dict[str, Any]] = []
         self.targets: list[Any] = []
         self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.inference = False  # some tensors were made in torch.inference_mode
-        self.save_id = ""  # of what was loaded, if that is known
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
         """Adds a box of a tensor, which fills t. Elements are converted to its dtype."""
@@ -262,20 +275,19 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
-    def run(self, saver: Any, path: str, allow_missing: bool, format: Optional[str], options: Optional[dict],
-            save_id: str = "", cast: str = "in-range") -> list[str]:
-        """Loads everything. It returns the names that the checkpoint does not have, if allow_missing is set.
+    def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
+            save_id: str = "", cast: str = "in-range") -> LoadReport:
+        """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
-        ChangedError: the checkpoint is not that of save_id, if that is not empty.
+        ChangedError: save_id is not empty, and the checkpoint has another one.
         """
         self.memory.reclaim()
-        # Pieces arrive in another thread, whose streams are not those of the caller.
+        # Pieces arrive in another thread, which has other streams than the caller.
         devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
         begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
         taken: list[tuple[Callable[[Any], None], Any]] = []
-        reports: list[dict] = []
 
-        def piece(i: int, data: Optional[memoryview], value: Any) -> None:
+        def piece(i: int, data: memoryview | None, value: Any) -> None:
             target = self.targets[i]
             if data is None:
                 taken.append((target, values.decode(*value)))
@@ -299,9 +311,8 @@ class Loading:
             stream.synchronize()  # the memory is used again after this
 
         try:
-            missing = saver.load(path, self.wants, piece, format=format, format_options=options, allow_missing=allow_missing,
-                                 save_id=save_id, reports=reports, cast=cast)
-            self.save_id = reports[0]["save_id"] if reports else ""
+            report = saver.load(path, self.wants, piece, format=format, format_options=options,
+                                allow_missing=allow_missing, save_id=save_id, cast=cast)
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:
@@ -309,7 +320,7 @@ class Loading:
                 t.copy_(flat)
         for take, v in taken:
             take(v)
-        return missing
+        return report
 
 
 def made(name: str, v: Any, allow_pickle: bool) -> Any:
@@ -326,7 +337,7 @@ def made(name: str, v: Any, allow_pickle: bool) -> Any:
                                     ("storage.represent",)) from e
 
 
-def pickled(v: Any) -> Optional[bytes]:
+def pickled(v: Any) -> bytes | None:
     """Returns the pickle of a value that was saved as one, or None."""
     if isinstance(v, values.Object) and (v.module, v.name) == ("cairn.torch", "Pickled"):
         return v.fields["args"][0]

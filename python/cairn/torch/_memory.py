@@ -5,18 +5,19 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
-import math
+import itertools
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Optional
+from typing import Any
 
 import torch
 
 from cairn import errors
-from cairn.checkpoint import element_size
-from cairn.saver import Arena
+from cairn._boxes import element_size
+from cairn._saver import Arena
 
 _SLICE = 32 << 20  # bytes that one thread copies at a time
 
@@ -43,17 +44,18 @@ class Memory:
     def __init__(self, arena: Arena):
         self.arena = arena
         with torch.inference_mode(False):  # it changes in other modes too
-            self.bytes = torch.frombuffer(memoryview(arena.mem), dtype=torch.uint8)  # the view keeps the memory while a tensor uses it
+            # the view keeps the memory while a tensor uses it
+            self.bytes = torch.frombuffer(memoryview(arena.mem), dtype=torch.uint8)
         self._registered: list[tuple[int, int]] = []  # parts that CUDA knows
         self._edges: list[int] = []  # where they begin and end, ascending
         self._refused = False  # CUDA takes no more
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
         self._leases: list[tuple[int, int]] = []  # places and sizes, ascending
-        self._returned: "collections.deque[tuple[int, int]]" = collections.deque()
+        self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._pool = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2))), "cairn-copy")
 
-    def alloc(self, n: int) -> Optional[int]:
+    def alloc(self, n: int) -> int | None:
         """Returns the offset of n bytes, or None if there is no room now."""
         self.reclaim()
         return self.arena.alloc(n)
@@ -72,7 +74,7 @@ class Memory:
         with self._lock:
             return sum(n for _, n in self._leases)
 
-    def lease(self, at: int, n: int) -> "Lease":
+    def lease(self, at: int, n: int) -> Lease:
         """Lends n bytes that alloc gave to tensors. They are free when no tensor uses them any more."""
         with self._lock:
             bisect.insort(self._leases, (at, n))
@@ -81,7 +83,7 @@ class Memory:
         weakref.finalize(lease, self._returned.append, (at, n)).atexit = False
         return lease
 
-    def place(self, t: torch.Tensor) -> Optional[int]:
+    def place(self, t: torch.Tensor) -> int | None:
         """Returns where the lease begins whose bytes a tensor uses, or None for other tensors."""
         if not self._leases or t.device.type != "cpu" or not t.numel():
             return None
@@ -95,10 +97,10 @@ class Memory:
         return self.bytes[at:at + n]
 
     def register(self, device: torch.device) -> None:
-        """Tells CUDA, which has this device, about memory that is in use, so that copies need no other memory on their way."""
+        """Registers memory that is in use with CUDA, so that copies to and from the device need no other memory."""
         with self._lock, torch.cuda.device(device):  # a thread of its own would take memory of the first device
             for lo, hi in [] if self._refused else self.arena.backed:
-                known = sorted(part for part in self._registered if lo <= part[0] < hi)  # what has memory only grows
+                known = sorted(part for part in self._registered if lo <= part[0] < hi)  # parts with memory only grow
                 for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
                     if a == b:
                         continue
@@ -109,16 +111,16 @@ class Memory:
                     self._edges = sorted({edge for part in self._registered for edge in part})
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies bytes between a part of the memory and a device. Copies of CUDA devices may be under way when it returns."""
+        """Copies bytes between a part of the memory and a device. Copies of CUDA may be under way when it returns."""
         host, device = (to, source) if to.device.type == "cpu" else (source, to)
         n, later = host.numel(), device.is_cuda
         # CUDA refuses a copy of memory that it was told about in two calls.
         at = host.data_ptr() - self.bytes.data_ptr()
-        edges = [0, *(e - at for e in self._edges[bisect.bisect_right(self._edges, at):bisect.bisect_left(self._edges, at + n)]), n]
-        for a, b in zip(edges, edges[1:]):
+        first, last = bisect.bisect_right(self._edges, at), bisect.bisect_left(self._edges, at + n)
+        for a, b in itertools.pairwise([0, *(e - at for e in self._edges[first:last]), n]):
             to[a:b].copy_(source[a:b], non_blocking=later)
 
-    def stream(self, device: torch.device) -> "torch.cuda.Stream":
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
         """Returns the stream for copies from and to a device."""
         index = device.index if device.index is not None else torch.cuda.current_device()
         with self._lock:
@@ -126,8 +128,9 @@ class Memory:
                 self._streams[index] = torch.cuda.Stream(index)
             return self._streams[index]
 
-    def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]], begun: "dict[torch.device, torch.cuda.Event]") -> None:
-        """Copies contiguous tensors into parts of the memory: (to, from), where the sources, of one dtype, follow one another.
+    def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]],
+               begun: dict[torch.device, torch.cuda.Event]) -> None:
+        """Copies contiguous tensors into parts of the memory: (to, sources), one source after another, of one dtype.
 
         Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
         """
@@ -231,7 +234,8 @@ def as_bytes(t: torch.Tensor) -> torch.Tensor:
     return t.detach().as_strided((t.numel(),), (1,)).view(torch.uint8)
 
 
-def allocate(dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], torch.Tensor], Callable[[int, memoryview], None]]:
+def allocate(dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], torch.Tensor],
+                                                                 Callable[[int, memoryview], None]]:
     """Returns a function for a new tensor and one that copies a part of its bytes."""
     t = torch.empty(sizes, dtype=dtype_of(dtype), device=device)
     flat = as_bytes(t)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
+import contextlib
 import datetime
-import functools
 import gc
 import io
 import itertools
@@ -18,15 +17,17 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 
 from cairn import errors, values
-from cairn.saver import Reply, address_of
+from cairn._saver import address_of
+from cairn.reports import SaveReport
 from cairn.torch import _job, _memory
+from cairn.torch._handle import Handle, unseen
 from cairn.torch._job import Job, job, ready
 from cairn.torch._state import Leaf, Opened, Part, check, check_memory, flatten, is_leaf, is_stateful, parts
 
@@ -34,67 +35,75 @@ _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT b
 _UNIT = 16 << 20
 _STAMP = 64  # bytes before the blobs of a unit
 _GROUP = 512 << 20  # bytes of new memory that are taken while the ones before are copied to
-_LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
 
 
-def save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
-         overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None, files_per_rank: int = 0,
-         remote: "str | os.PathLike[str] | None" = None, local_bytes: int = 0, alone: bool = False,
-         may_differ: bool = False) -> dict:
-    """Saves a state. All ranks call it. It returns a report when the checkpoint is complete, at remote too if that is set.
+def save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
+         tags: dict[str, str] | None = None, overwrite: bool = True, format: str = "native",
+         format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
+         remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
+         may_differ: bool = False) -> SaveReport:
+    """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
 
-    The state and the options are those of :func:`async_save`, the report is that of
-    :meth:`Handle.result`.
+    >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, "run/step-100", step=100)
+    >>> report.step, report.plan_reused
+    (100, False)
+
+    See :func:`async_save` for the state and the options.
     """
-    handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format, format_options=format_options,
-                        files_per_rank=files_per_rank, remote=remote, local_bytes=local_bytes, alone=alone,
-                        may_differ=may_differ)
+    handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format,
+                        format_options=format_options, files_per_rank=files_per_rank, remote=remote,
+                        local_bytes=local_bytes, alone=alone, may_differ=may_differ)
     report = handle.result()
-    handle.wait_uploaded()
+    handle.uploaded.result()
     return report
 
 
-def async_save(state: Mapping, path: "str | os.PathLike[str]", *, step: Optional[int] = None, tags: Optional[dict[str, str]] = None,
-               overwrite: bool = True, format: str = "native", format_options: Optional[dict] = None,
-               files_per_rank: int = 0, overlap: bool = False, remote: "str | os.PathLike[str] | None" = None,
-               local_bytes: int = 0, alone: bool = False, may_differ: bool = False) -> "Handle":
+def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
+               tags: dict[str, str] | None = None, overwrite: bool = True, format: str = "native",
+               format_options: dict[str, Any] | None = None, files_per_rank: int = 0, overlap: bool = False,
+               remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
+               may_differ: bool = False) -> Handle:
     """Saves a state in the background. All ranks call it.
 
-    It returns when the state has been copied aside, and the caller may change it. With
-    overlap it returns at once: call :meth:`Handle.wait_staged` before the state changes,
-    usually before ``optimizer.step()``. Saves take place in the order of the calls.
+    >>> w = torch.ones(3)
+    >>> handle = cairn.torch.async_save({"w": w}, "run/step-1", step=1)
+    >>> w += 1                                   # the checkpoint has ones
+    >>> handle.result().step
+    1
 
-    It raises an error if the arguments or the state cannot be saved, or a rank is gone. An
-    error that comes later, also while the state is copied, is raised by
-    :meth:`Handle.result`. If nobody calls that, the next save warns of the error.
+    It returns when the state has been copied aside, and the caller may change it. With overlap it returns at
+    once: wait for ``handle.staged.result()`` before the state changes, usually before ``optimizer.step()``.
+    Saves take place in the order of the calls.
+
+    It raises an error if the arguments or the state cannot be saved, or a rank is gone. An error that comes
+    later, also while the state is copied, is raised by ``handle.result()``. If it is not called, the next
+    save warns of the error.
 
     state is a dict, nested as you like, of tensors, DTensors and values; at its top also of
     modules and optimizers. Tensors that are not sharded, and values, are saved once, and must be
-    equal on all ranks: give those of one rank a name of their own. Buffers of modules may differ,
+    equal on all ranks: give a tensor or value of one rank a name of its own. Buffers of modules may differ,
     such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
-    path is a folder. A checkpoint that is there is replaced when the new one is complete,
-    or, without overwrite, the save fails with ExistsError. It also fails with that error if
-    the checkpoint there has another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format is "native", "torchdcp" (PyTorch DCP), "hf"
-    (safetensors, tensors only), "torch" (one file of torch.save, with format_options={"file":
-    "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is the number
-    of files that each rank writes at the same time; 0 leaves it to the format.
+    path is a folder. A checkpoint that is there is replaced when the new one is complete, or, without
+    overwrite, the save fails with ExistsError. It also fails with that error if the checkpoint there has
+    another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format is "native",
+    "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
+    format_options={"file": "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is
+    the number of files that each rank writes at the same time; 0 leaves it to the format.
 
-    remote is the address of the same checkpoint in another store, such as
-    "s3://bucket/run/step-100". It is uploaded there when path has it; see
-    :meth:`Handle.wait_uploaded`. path may be a disk of each host then. local_bytes bounds the
-    checkpoints in the folders beside path: the oldest are removed, once remote has them. If
-    there is still no room, the save goes to remote at once.
+    remote is the address of the same checkpoint in another store, such as "s3://bucket/run/step-100". It is
+    uploaded there when path has it; see ``Handle.uploaded``. path may be a disk of each host then.
+    local_bytes bounds the checkpoints in the folders beside path: the oldest are removed, once remote has
+    them. If there is still no room, the save goes to remote at once.
 
-    With alone, only this rank saves, a state without sharded tensors, and does not wait for
-    the others.
+    With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
                  files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ)
 
 
-def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State:
-    """Describes a state. It remembers the description for later saves. With alone, the state must have no sharded tensors."""
+def described(j: Job, state: Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
+    """Describes a state, and remembers the description. With alone, the state must have no sharded tensors."""
     check(state)
     collects = gc.isenabled()
     gc.disable()  # it would look at all objects of the process, because many new ones are made here
@@ -103,7 +112,9 @@ def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State
         owners = {k: v for k, v in state.items() if type(v) is not torch.Tensor and is_stateful(v)}
         opened = {**state, **{k: v.state_dict() for k, v in owners.items()}} if owners else state
         for known in j.remembered:
-            if known.whole == whole and known.alone == alone and (found := known.again(opened, owners, j.memory)) is not None:
+            if known.whole != whole or known.alone != alone:
+                continue
+            if (found := known.again(opened, owners, j.memory)) is not None:
                 return found
         tree = Opened()
         held = _held(flatten(opened, whole, tree, owners), alone)
@@ -116,173 +127,25 @@ def described(j: Job, state: Mapping, alone: bool, whole: bool = False) -> State
             gc.enable()
 
 
-def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, Optional[list[Part]]]]:
-    """Returns the leaves of a state and what this rank holds of each."""
+def _held(leaves: list[Leaf], alone: bool) -> list[tuple[Leaf, list[Part] | None]]:
+    """Returns the leaves of a state, and the parts of each that this rank holds."""
     out = [(leaf, parts(leaf)) for leaf in leaves]
     for leaf, held in out:
         if alone and held is not None and any(p.offsets is not None for p in held):
-            raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: all ranks must save it together",
-                                    ("plan.state",))
+            raise errors.StateError(f"{leaf.name!r} is sharded over the ranks, but only this rank saves: "
+                                    "all ranks must save it together", ("plan.state",))
     return out
-
-
-class Handle:
-    """A save that is under way. If it fails, :meth:`result` raises the error.
-
-    An error that no call has raised is reported by the next save, by :func:`cairn.torch.close`
-    and at the end of the process: as a :class:`cairn.SaveWarning`. ``warnings`` has what was
-    noticed that does not make the save fail.
-    """
-
-    def __init__(self) -> None:
-        self._path = ""
-        self._staged = Reply()
-        self._reply = Reply(self._heard)
-        self._upload: Optional[Reply] = None  # None: there is no remote store
-        self._planned = self._moved = 0
-        self._staging: Optional[_Staging] = None
-        self._seen: Optional[BaseException] = None  # an error that a call has raised
-        self.warnings: list[str] = []
-
-    def _heard(self, kind: str, body: dict) -> None:
-        if kind == "progress":
-            self._planned = body.get("planned", 0) or self._planned
-            self._moved += body.get("moved", 0)
-        elif kind == "released" and self._staging is not None:
-            self._staging.release(body["items"])
-        elif kind == "fetch" and self._staging is not None:
-            self._staging.fetch(body)
-        elif kind == "warning":
-            self.warnings.append(body["text"])
-
-    def __repr__(self) -> str:
-        if error := self._reply.error or self._staged.error:
-            return f"<save to {self._path}: failed: {error}>"
-        how = "complete" if self.done() else "staged" if self.staged() else "not staged yet"
-        return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
-
-    def staged(self) -> bool:
-        """Reports whether the state has been copied aside, or the save has failed."""
-        return self._staged.done()
-
-    def wait_staged(self, timeout: Optional[float] = None) -> None:
-        """Waits until the state has been copied aside. Then the caller may change it.
-
-        It raises the error of a save that fails before, and TimeoutError after timeout seconds.
-        """
-        self._told(self._staged, timeout)
-
-    def done(self) -> bool:
-        """Reports whether the save is over: complete or failed."""
-        return self._reply.done()
-
-    def result(self, timeout: Optional[float] = None) -> dict:
-        """Waits until the checkpoint is complete, or raises why it is not. TimeoutError: not within timeout seconds.
-
-        The report has "save_id", "step", "bytes" of all ranks, "local_bytes" that this rank
-        wrote, "files", "plan_reused", and how long it took: "plan_ns", "write_ns" and "phases".
-        """
-        return self._told(self._reply, timeout)["report"]
-
-    def uploaded(self) -> bool:
-        """Reports whether the upload is over: the remote store has the checkpoint, or it failed. Without remote, it is :meth:`done`."""
-        return (self._upload or self._reply).done()
-
-    def wait_uploaded(self, timeout: Optional[float] = None) -> Optional[dict]:
-        """Waits until the remote store has the checkpoint, or raises why it does not. TimeoutError: not within timeout seconds.
-
-        An upload that fails does not harm the checkpoint at path. The report has "save_id",
-        "bytes" and "files" of all ranks, "local_bytes" that this rank uploaded, "upload_ns",
-        "traffic", and "direct" if there was no room at path. Without remote it is None.
-        """
-        if self._upload is None:
-            self._told(self._reply, timeout)
-            return None
-        return self._told(self._upload, timeout)["report"]
-
-    def progress(self) -> tuple[int, int]:
-        """Returns how many bytes this rank has written, and how many it writes in all, which is 0 until it is planned."""
-        return self._moved, self._planned
-
-    def _told(self, reply: Reply, timeout: Optional[float]) -> dict:
-        """Waits for an outcome, and notes that the caller knows of its error."""
-        try:
-            return reply.result(timeout)
-        except BaseException as e:
-            _unseen.drop(self, e)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        self._staged.settle(error=error)
-        self._reply.settle(error=error)
-        if self._upload is not None:
-            self._upload.settle(error=error)
-
-
-class _Unseen:
-    """Saves of this process that are under way, and errors of saves that no call has raised."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets all saves: the child of a fork has none."""
-        self._lock = threading.Lock()
-        self._under_way: set[Reply] = set()
-        self._errors: list[tuple[str, BaseException]] = []
-
-    def watch(self, handle: Handle) -> None:
-        """Keeps the errors of a save until somebody has seen them."""
-        for text, reply in ("the save to", handle._reply), ("the upload of", handle._upload):
-            if reply is not None:
-                with self._lock:
-                    self._under_way.add(reply)
-                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle, reply))
-
-    def _over(self, what: str, handle: Handle, reply: Reply) -> None:
-        with self._lock:
-            self._under_way.discard(reply)
-            # The upload of a save that failed has the error of the save.
-            if reply.error is not None and reply.error is not handle._seen and not any(e is reply.error for _, e in self._errors):
-                self._errors.append((f"{what} has failed, and nobody has called result() of its handle: {reply.error}", reply.error))
-
-    def drop(self, handle: Handle, error: BaseException) -> None:
-        """Notes that the caller knows of an error."""
-        with self._lock:
-            handle._seen = error
-            self._errors = [(text, e) for text, e in self._errors if e is not error]
-
-    def report(self) -> None:
-        """Warns of each error, once."""
-        while True:
-            with self._lock:
-                if not self._errors:
-                    return
-                text, _ = self._errors.pop(0)
-            warnings.warn(text, errors.SaveWarning, stacklevel=errors.outside())  # or raise it, and keep the others
-
-    def at_exit(self) -> None:
-        """Reports errors at the end of the process. Saves that are under way get a moment to fail before it."""
-        end = time.monotonic() + _LAST_WAIT
-        with self._lock:
-            last = list(self._under_way)
-        for reply in last:
-            reply.wait(max(0, end - time.monotonic()))
-        self.report()
-
-
-_unseen = _Unseen()
-atexit.register(_unseen.at_exit)
-os.register_at_fork(after_in_child=_unseen.clear)
 
 
 def close() -> None:
     """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
 
-    It warns of saves that have failed, if nobody has called their ``result``.
+    >>> cairn.torch.close()
+
+    It warns of saves that have failed, if their ``result`` was not called.
     """
     _job.close()
-    _unseen.report()
+    unseen.report()
 
 
 @dataclass(slots=True)
@@ -296,14 +159,14 @@ class _Blob:
 
 @dataclass(eq=False, slots=True)
 class _Unit:
-    """Blobs of one device that are staged and freed together, behind one stamp. If there are several, they have one dtype."""
+    """Blobs of one device that are staged and freed together, behind one stamp. Several blobs have one dtype."""
 
     blobs: list[_Blob] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each blob after the unit's beginning
     size: int = _STAMP
     memory: list[torch.Tensor] = field(default_factory=list)  # of each blob; contiguous
     staged: bool = False  # the saver process knows where it is
-    at: Optional[int] = None  # where it is in the shared memory, if a Stager has staged it already
+    at: int | None = None  # where it is in the shared memory, if a Stager has staged it already
 
     @property
     def device(self) -> torch.device:
@@ -313,7 +176,7 @@ class _Unit:
         return (i for b in self.blobs for i in b.items)
 
     def add(self, blob: _Blob, memory: torch.Tensor) -> None:
-        """Adds a blob behind the last one. The first one begins at a multiple of 64, so all have places for their dtype."""
+        """Adds a blob behind the last one. The first begins at a multiple of 64, so all are aligned for their dtype."""
         self.places.append(self.size)
         self.blobs.append(blob)
         self.memory.append(memory)
@@ -321,8 +184,8 @@ class _Unit:
 
 
 # Small tensors of these dtypes are joined as they are. Those of others are joined as bytes.
-_JOINED = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
-                     torch.uint8, torch.bool})
+_JOINED = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
+                     torch.int8, torch.uint8, torch.bool})
 
 
 class Pickled:
@@ -333,11 +196,11 @@ class Pickled:
 
 
 class State:
-    """A state as the saver process is told of it: leaves, each with what this rank holds of a tensor, or None for a value."""
+    """The description of a state for the saver process: leaves, with the parts on this rank, or None for a value."""
 
-    def __init__(self, leaves: Iterable[tuple[Leaf, Optional[list[Part]]]], memory: _memory.Memory):
+    def __init__(self, leaves: Iterable[tuple[Leaf, list[Part] | None]], memory: _memory.Memory):
         self.memory = memory
-        self.items: list[dict] = []
+        self.items: list[dict[str, Any]] = []
         self.texts: list[str] = []  # the items in JSON, in the first parts of the list if not in all
         self.absent: list[str] = []
         storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
@@ -449,24 +312,24 @@ class _Seen(NamedTuple):
     """A leaf as it was in an earlier save."""
 
     kind: Any = None  # its class, or None for a value
-    dtype: Optional[torch.dtype] = None
-    shape: Optional[torch.Size] = None
+    dtype: torch.dtype | None = None
+    shape: torch.Size | None = None
     requires_grad: bool = False
     spec: Any = None  # of a DTensor
-    local: Optional[torch.Size] = None  # the shape of what this rank holds
-    device: Optional[torch.device] = None
+    local: torch.Size | None = None  # the shape of the part that this rank holds
+    device: torch.device | None = None
     same: int = -1  # the leaf before it that is the same tensor, or -1
 
 
 class Remembered:
-    """The description of a state, for later saves of states that differ from it in the contents of tensors and in values.
+    """The description of a state, for later states that differ in the contents of tensors and in values only.
 
     To describe many small tensors takes longer than to copy them. So it looks at each of them
     only as long as it must, to notice that it has another form or shares memory.
     """
 
-    def __init__(self, tree: Opened, owners: dict[Any, Any], leaves: list[tuple[Leaf, Optional[list[Part]]]], state: State, whole: bool,
-                 alone: bool):
+    def __init__(self, tree: Opened, owners: dict[Any, Any], leaves: list[tuple[Leaf, list[Part] | None]], state: State,
+                 whole: bool, alone: bool):
         self.tree, self.whole, self.alone, self.usable = tree, whole, alone, False
         # Another module with the same names may have parameters where this one has buffers.
         self.modules = {k: weakref.ref(v) for k, v in owners.items() if isinstance(v, torch.nn.Module)}
@@ -483,22 +346,26 @@ class Remembered:
                 continue
             v: Any = leaf.value
             t, spec = held[0].local, getattr(v, "_spec", None)
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype.is_complex or not t.is_contiguous() or not t.numel() or t.is_neg():
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype.is_complex or t.is_neg():
+                return
+            if not t.is_contiguous() or not t.numel():
                 return
             if t is not v and (spec is None or t is not v._local_tensor):
                 return
             same = first.setdefault((t.data_ptr(), t.shape, t.dtype), i)
             if storages.setdefault(t.untyped_storage().data_ptr(), same) != same:
                 return  # they share a part of their memory
-            if same != i and ("alias" not in state.items[i] or state.items[i]["alias"] != state.items[same].get("alias")):
+            if same != i and ("alias" not in state.items[i]
+                              or state.items[i]["alias"] != state.items[same].get("alias")):
                 return  # they are the same memory, but other boxes
-            self.seen.append(_Seen(type(v), v.dtype, v.shape, v.requires_grad, spec, t.shape, t.device, -1 if same == i else same))
+            self.seen.append(_Seen(type(v), v.dtype, v.shape, v.requires_grad, spec, t.shape, t.device,
+                                   -1 if same == i else same))
         self.items, self.texts = state.items, state.texts
         self.units = [(u.blobs, u.places, u.size, [b.items[0] for b in u.blobs]) for u in state.units]
         self.usable = True
 
-    def again(self, opened: Mapping, owners: dict[Any, Any], memory: _memory.Memory) -> Optional[State]:
-        """Returns the description of a state, or None if it has another form. opened has the dicts of owners, which are objects."""
+    def again(self, opened: Mapping[Any, Any], owners: dict[Any, Any], memory: _memory.Memory) -> State | None:
+        """Returns the description of a state, or None if it has another form. opened has the dicts of the owners."""
         if not self.usable or memory.leased():
             return None
         if any(ref() is not owners.get(k) for k, ref in self.modules.items()):
@@ -521,12 +388,13 @@ class Remembered:
         return out
 
     def _match(self, holder: Any, opened: Opened, found: list[Any], addresses: set[int]) -> bool:
-        """Adds the tensors that this rank holds, and the values, in the order of the leaves. It reports whether all of them match.
+        """Adds the tensors of this rank and the values, in the order of the leaves, and reports whether all match.
 
-        Tensors that now share a part of their memory match: what they share is copied twice.
+        Tensors that now share a part of their memory match: the part is copied twice.
         """
         in_list = isinstance(holder, list)
-        if not in_list and not isinstance(holder, Mapping) or list(range(len(holder)) if in_list else holder) != opened.keys:
+        if (not in_list and not isinstance(holder, Mapping)) or list(range(len(holder)) if in_list
+                                                                     else holder) != opened.keys:
             return False
         seen = self.seen
         for v, part in zip(holder if in_list else holder.values(), opened.parts):
@@ -540,11 +408,13 @@ class Remembered:
                 if isinstance(v, torch.Tensor) or not is_leaf(v, self.whole):
                     return False
             else:
-                if type(v) is not kind or v.dtype is not dtype or v.shape != shape or v.requires_grad is not requires_grad:
+                if type(v) is not kind or v.dtype is not dtype or v.shape != shape:
+                    return False
+                if v.requires_grad is not requires_grad:
                     return False
                 if spec is not None:
                     t = v._local_tensor
-                    if v._spec is not spec and v._spec != spec or type(t) is not torch.Tensor or t.shape != local:
+                    if (v._spec is not spec and v._spec != spec) or type(t) is not torch.Tensor or t.shape != local:
                         return False
                 if t.device != device or not t.is_contiguous() or not (address := t.data_ptr()):
                     return False
@@ -564,19 +434,20 @@ def span(t: torch.Tensor) -> int:
     return (sum((d - 1) * s for d, s in zip(t.shape, t.stride())) + 1) * t.element_size()
 
 
-def _row_major(source: torch.Tensor, start: int, item: dict, offset: int, n: int) -> torch.Tensor:
+def _row_major(source: torch.Tensor, start: int, item: dict[str, Any], offset: int, n: int) -> torch.Tensor:
     """Returns n bytes, after offset, of the row-major form of an item that begins at start in the bytes of its blob."""
     if "strides" not in item:
         return source[start + offset:start + offset + n]
     shape, size = item.get("sizes") or item["shape"], _memory.dtype_of(item["dtype"]).itemsize
-    view = source.as_strided([*shape, size], [*(s * size for s in item["strides"]), 1], int(source.storage_offset()) + start)
+    view = source.as_strided([*shape, size], [*(s * size for s in item["strides"]), 1],
+                             int(source.storage_offset()) + start)
     row = view[0].numel()
     first = offset // row
     rows = view[first:-(-(offset + n) // row)].contiguous()
     return rows.reshape(-1)[offset - first * row:][:n]
 
 
-def _value(name: str, v: Any) -> dict:
+def _value(name: str, v: Any) -> dict[str, Any]:
     if not isinstance(v, Pickled):
         try:
             codec, data = values.encode(v)
@@ -584,8 +455,8 @@ def _value(name: str, v: Any) -> dict:
         except values.NotPlain as e:
             v = _pickle(name, v, str(e))
     # An object of a class: marked, so that only a load that asks for it makes it again.
-    data = ('{"$object":{"module":"cairn.torch","name":"Pickled","call":true,"args":[{"$bytes":"%s"}]}}'
-            % base64.b64encode(v.data).decode()).encode()
+    data = _json({"$object": {"module": "cairn.torch", "name": "Pickled", "call": True,
+                              "args": [{"$bytes": base64.b64encode(v.data).decode()}]}}).encode()
     return {"codec": "json", "data": base64.b64encode(data).decode()}
 
 
@@ -594,15 +465,17 @@ def _pickle(name: str, v: Any, what: str) -> Pickled:
     buffer = io.BytesIO()
     try:
         torch.save(v, buffer)
-    except Exception as e:  # of a class of anybody's
+    except Exception as e:  # of any class
         raise errors.StateError(f"{name!r} is {what}, which cannot be pickled: {e}", ("plan.state",)) from e
     if (name, what) not in _pickles:
         _pickles.add((name, what))
         try:
             torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
         except Exception:
-            warnings.warn(f"{name!r} is {what}, which is saved as a pickle: a load makes it again only with allow_pickle=True. "
-                          "Save plain data in its place, such as a dict", errors.PickleWarning, stacklevel=errors.outside())
+            warnings.warn(f"{name!r} is {what}, which is saved as a pickle: a load makes it again only with "
+                          "allow_pickle=True. "
+                          "Save plain data in its place, such as a dict", errors.PickleWarning,
+                          stacklevel=errors.outside())
     return Pickled(buffer.getvalue())
 
 
@@ -614,16 +487,16 @@ def new_id() -> str:
     return secrets.token_hex(10)
 
 
-def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Optional[dict], overwrite: bool, format: str,
-          format_options: Optional[dict], files_per_rank: int, overlap: bool, alone: bool = False, remote: Any = None,
-          local_bytes: int = 0, save_id: str = "", may_differ: bool = False) -> Handle:
-    """Begins a save of what make returns. All ranks call it, or this one alone. An error of make is raised on all ranks.
+def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None, overwrite: bool,
+          format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
+          remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False) -> Handle:
+    """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
     The id of the save is the save_id of rank 0, or a new one if that is empty.
     """
     j = error = None
     try:
-        _unseen.report()
+        unseen.report()
         store = address_of(path)
         above = store
         while "://" not in store and not os.path.exists(above):
@@ -635,7 +508,8 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
             raise errors.OptionsError(f"the step is {step}; it has 64 bits", ("storage.options",))
         files_per_rank, local_bytes = operator.index(files_per_rank), operator.index(local_bytes)
         if local_bytes and remote is None:
-            raise errors.OptionsError("local_bytes is set without remote: nothing could be removed", ("storage.options",))
+            raise errors.OptionsError("local_bytes is set without remote: nothing could be removed",
+                                      ("storage.options",))
         upload_to = None if remote is None else address_of(remote)
         json.dumps(format_options, allow_nan=False)
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
@@ -644,14 +518,14 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         state = make(j)
     except BaseException as e:  # the other ranks must know
         error = e
-    saver = ready(j, error, alone, f"save to {os.path.basename((upload_to or store).rstrip('/'))!r}, step {step}" if error is None else "")
+    saver = ready(j, error, alone, f"save to {os.path.basename((upload_to or store).rstrip('/'))!r}, step {step}"
+                  if error is None else "")
     assert j is not None
-    handle = Handle()
-    handle._path = store
+    handle = Handle(store)
     number = saver.number()
     message: dict[str, Any] = {
-        "store": store, "format": format,
-        "save_id": save_id or new_id(), "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
+        "store": store, "format": format, "save_id": save_id or new_id(),
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
         "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
         "absent": state.absent,
     }
@@ -666,13 +540,14 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)
-    staging = _Staging(j, saver, state, number, handle)
+    staging = Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
-    _unseen.watch(handle)
+    handle._watch()
     try:
         staging.begun = events(state.units)
-        saver.begin(("generation", number), handle._reply, "save", {"items": state.message()}, **message, fits=staging.reserve())
+        saver.begin(("generation", number), handle._reply, "save", {"items": state.message()}, **message,
+                    fits=staging.reserve())
         if overlap:
             # The interpreter waits for it at its end: a save that is not staged would be lost.
             threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()
@@ -683,14 +558,15 @@ def begin(make: Callable[[Job], State], path: Any, step: Optional[int], tags: Op
         saver.close(5)  # the savers of the other ranks do not wait for this one
         handle._fail(e)
         staging.error = e
-    if staging.error is not None and not isinstance(staging.error, Exception):  # Ctrl-C: the caller does not get the handle
-        _unseen.drop(handle, staging.error)
+    # Ctrl-C: the caller does not get the handle
+    if staging.error is not None and not isinstance(staging.error, Exception):
+        unseen.drop(handle._seen, staging.error)
         raise staging.error
     return handle
 
 
 def events(units: list[_Unit]) -> dict[torch.device, Any]:
-    """Returns events of the devices of some units: copies wait for what the devices are doing now, and for nothing later."""
+    """Returns an event for each device of some units. Copies wait for it, and not for later work of the device."""
     out: dict[torch.device, Any] = {}
     for device in {u.device for u in units if u.device.type == "cuda"}:
         with torch.cuda.device(device):
@@ -711,7 +587,7 @@ class _Ahead:
     """Takes memory for units, in a thread of its own if that takes long."""
 
     def __init__(self, arena: Any, units: list[tuple[_Unit, int]]):
-        self.error: Optional[BaseException] = None
+        self.error: BaseException | None = None
         self.arena = arena
         self.units = [(at, at + u.size) for u, at in units if u.at is None and not arena.is_backed(at, at + u.size)]
         self.thread = threading.Thread(target=self._run, name="cairn-back", daemon=True) if self.units else None
@@ -745,8 +621,10 @@ class _Ahead:
             raise self.error
 
 
-def prepare(state: Mapping) -> None:
-    """Gets ready for the first save of a state like this one, which then stops training no longer than later ones. All ranks call it.
+def prepare(state: Mapping[Any, Any]) -> None:
+    """Prepares the first save of a state, which then stops training as briefly as later saves. All ranks call it.
+
+    >>> cairn.torch.prepare({"model": torch.nn.Linear(3, 2)})
 
     It starts the saver process. The shared memory is taken in the background, while the job
     sets itself up.
@@ -777,7 +655,7 @@ def prepare(state: Mapping) -> None:
     j.preparing.start()
 
 
-class _Staging:
+class Staging:
     """Copies a state into the shared memory, unit by unit."""
 
     def __init__(self, j: Job, saver: Any, state: State, generation: int, handle: Handle):
@@ -790,7 +668,7 @@ class _Staging:
         self.complete = False  # the caller may change the state
         self.running = False  # the shared memory is being written
         self.ended = False  # the save is over
-        self.error: Optional[BaseException] = None  # of run
+        self.error: BaseException | None = None  # of run
 
     def reserve(self) -> bool:
         """Takes shared memory for all units, or for none, and reports whether all of them will be staged.
@@ -828,7 +706,8 @@ class _Staging:
                     self.copy(pending)
                     pending = []
                     if self.ended:
-                        raise self.handle._reply.error or errors.CairnError("the save ended before the state was staged")
+                        raise self.handle._reply.error or errors.CairnError(
+                            "the save ended before the state was staged")
                     with self.job.arena.room:
                         self.job.arena.room.wait(0.1)
                     at = self.job.memory.alloc(unit.size)
@@ -838,19 +717,20 @@ class _Staging:
                     self.held.append((at, unit))
                 pending.append((unit, at))
             self.copy(pending)
-            with self.fetching:  # from here on, fetches read what is staged
+            with self.fetching:  # from here on, fetches read staged units
                 self.complete = True
             self.stop()
             self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
             self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
                             stage_bytes=sum(b.nbytes for u in self.state.units for b in u.blobs))
-            self.handle._staged.settle({})
+            self.handle.staged._settle()
         except BaseException as e:
             self.begun.clear()
-            # The shared memory is in use until the saver process has answered, by this error or by the end of the process.
+            # The shared memory is in use until the saver process has answered, by this error or by the end of the
+            # process.
             self.error = self.handle._reply.error = e
             self.abandon(e)
-            self.handle._staged.settle(error=e)
+            self.handle.staged._settle(error=e)
         finally:
             self.stop()
 
@@ -877,10 +757,8 @@ class _Staging:
 
     def abandon(self, error: BaseException) -> None:
         """Has the saver process give up the save."""
-        try:
+        with contextlib.suppress(errors.CairnError):  # it has ended
             self.saver.send("abandon", generation=self.generation, error={"text": str(error) or repr(error)})
-        except errors.CairnError:
-            pass  # it has ended
 
     def stop(self) -> None:
         """Notes that the shared memory is not being written any more."""
@@ -924,11 +802,12 @@ class _Staging:
                 self.job.arena.view[at:at + 8] = bytes(8)
             self.job.arena.free(at, unit.size)
 
-    def fetch(self, body: dict) -> None:
+    def fetch(self, body: dict[str, Any]) -> None:
         """Copies a part of an item that is not staged, or was not when the saver asked for it, into the window."""
         try:
             item, n = body["item"], body["length"]
-            unit, blob, place, t = next((u, b, p, t) for u in self.state.units for b, p, t in zip(u.blobs, u.places, u.memory) if item in b.items)
+            unit, blob, place, t = next((u, b, p, t) for u in self.state.units for b, p,
+                                        t in zip(u.blobs, u.places, u.memory) if item in b.items)
             self.job.arena.back(body["at"], body["at"] + n)
             memory = self.job.memory
             with self.fetching:
@@ -944,7 +823,8 @@ class _Staging:
                 with torch.cuda.stream(stream):
                     if stream is not None:
                         stream.wait_event(self.begun[source.device])
-                    part = _row_major(source, blob.starts[blob.items.index(item)], self.state.items[item], body["offset"], n)
+                    part = _row_major(source, blob.starts[blob.items.index(item)], self.state.items[item],
+                                      body["offset"], n)
                 memory.gather([(memory.part(body["at"], n), [part])], self.begun)
             self.saver.send("fetched", fetch=body["fetch"])
         except BaseException as e:
@@ -964,5 +844,4 @@ class _Staging:
         self.free(held)
         self.handle._staging = None
         # A save of a small state may be complete before run has noted that the state is staged.
-        error = self.handle._reply.error
-        self.handle._staged.settle({} if error is None else None, error)
+        self.handle.staged._settle(error=self.handle._reply.error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -20,19 +20,19 @@ class Leaf:
     """A tensor or a value, its name, its place in the state, and what holds it there."""
 
     name: str
-    path: Optional[list[Any]]
+    path: list[Any] | None
     value: Any
     holder: Any = None  # a dict or a list
     key: Any = None
-    may_differ: bool = False  # ranks may hold different contents, as those of a module's buffers
+    may_differ: bool = False  # ranks may hold different contents, such as buffers of modules
 
     def replace(self, new: Any) -> None:
         """Puts another value in its place."""
         try:
             self.holder[self.key] = new
         except TypeError:
-            raise errors.StateError(f"{self.name!r} is a value in a {type(self.holder).__name__}, which nothing can be assigned to",
-                                    ("plan.state",)) from None
+            raise errors.StateError(f"{self.name!r} is a value in a {type(self.holder).__name__}, "
+                                    "which nothing can be assigned to", ("plan.state",)) from None
 
 
 @dataclass(slots=True)
@@ -43,17 +43,19 @@ class Opened:
     parts: list[Any] = field(default_factory=list)  # of each key: an Opened, or the number of a leaf
 
 
-def flatten(state: Mapping, whole: bool = False, into: Optional[Opened] = None, owners: Mapping = MappingProxyType({})) -> list[Leaf]:
+def flatten(state: Mapping[Any, Any], whole: bool = False, into: Opened | None = None,
+            owners: Mapping[Any, Any] = MappingProxyType({})) -> list[Leaf]:
     """Returns the leaves of a state. Dicts are opened, and lists with a tensor or a dict in them.
 
-    With whole, the state can be made again from its leaves: dicts that are empty, or have
-    keys that are neither strings nor integers, are leaves. into receives what was opened.
-    owners has the objects whose dicts are in the state in place of them.
+    With whole, the state can be made again from its leaves: dicts that are empty, or have keys that are
+    neither strings nor integers, are leaves. into receives the dicts and lists that were opened. owners has
+    the objects whose dicts are in the state in place of them.
     """
     out: list[Leaf] = []
     check(state)
     _open([], "", state, out, whole, into or Opened())
-    buffers = {f"{k}.{b}" for k, v in owners.items() if isinstance(v, torch.nn.Module) for b, _ in v.named_buffers(remove_duplicate=False)}
+    buffers = {f"{k}.{b}" for k, v in owners.items() if isinstance(v, torch.nn.Module) for b,
+               _ in v.named_buffers(remove_duplicate=False)}
     for leaf in out if buffers else ():
         leaf.may_differ = leaf.name in buffers
     names: set[str] = set()
@@ -68,14 +70,16 @@ def flatten(state: Mapping, whole: bool = False, into: Optional[Opened] = None, 
         except UnicodeEncodeError:  # a surrogate without its other half
             size = 0
         if not 0 < size <= _MAX_NAME:
-            raise errors.StateError(f"the name {leaf.name[:100]!r} does not have 1 to {_MAX_NAME} bytes of UTF-8", ("plan.state",))
+            raise errors.StateError(f"the name {leaf.name[:100]!r} does not have 1 to {_MAX_NAME} bytes of UTF-8",
+                                    ("plan.state",))
     return out
 
 
 def check(state: Any) -> None:
     """Raises an error if state cannot be one."""
     if not isinstance(state, Mapping):
-        raise errors.StateError(f"a state is a dict, such as {{'model': model}}, not a {type(state).__name__}", ("plan.state",))
+        raise errors.StateError(f"a state is a dict, such as {{'model': model}}, not a {type(state).__name__}",
+                                ("plan.state",))
 
 
 def is_stateful(v: Any) -> bool:
@@ -110,7 +114,8 @@ def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: boo
     in_list = isinstance(holder, list)
     for k, v in enumerate(holder) if in_list else holder.items():
         if not _is_key(k):
-            raise errors.StateError(f"the key {k!r} of {prefix[:-1] or 'the state'!r} is neither a string nor an integer", ("plan.state",))
+            where = prefix[:-1] or "the state"
+            raise errors.StateError(f"the key {k!r} of {where!r} is neither a string nor an integer", ("plan.state",))
         here = [*path, {"pos": k} if in_list else k if isinstance(k, str) else {"int": str(k)}]
         name = f"{prefix}{k}"
         if isinstance(v, torch.Tensor) or is_leaf(v, whole):
@@ -124,7 +129,7 @@ def _open(path: list[Any], prefix: str, holder: Any, out: list[Leaf], whole: boo
         _open(here, name + ".", v, out, whole, below)
 
 
-class Tree(dict):
+class Tree(dict[Any, Any]):
     """A dict or a list that is being made of its parts, which have paths as flatten makes them."""
 
     is_list = False
@@ -166,15 +171,15 @@ def _is_sharded(v: Any) -> bool:
 
 @dataclass(slots=True)
 class Part:
-    """What this rank holds of a tensor: a box, or all of it."""
+    """A part of a tensor that this rank holds: a box, or all of it."""
 
     shape: list[int]
     local: torch.Tensor
-    offsets: Optional[list[int]] = None  # None: all of it
+    offsets: list[int] | None = None  # None: all of it
 
 
-def parts(leaf: Leaf) -> Optional[list[Part]]:
-    """Returns what this rank holds of a tensor, or None if the leaf is not a tensor."""
+def parts(leaf: Leaf) -> list[Part] | None:
+    """Returns the parts of a tensor that this rank holds, or None if the leaf is not a tensor."""
     v = leaf.value
     whole: Any = v  # of classes that not every build of torch has
     if not isinstance(v, torch.Tensor):
@@ -199,7 +204,7 @@ def parts(leaf: Leaf) -> Optional[list[Part]]:
         local = _arrived(local)
         spec: Any = getattr(v, "_spec", None)
         if getattr(spec, "shard_order", None) is not None and not spec.is_default_device_order(spec.shard_order):
-            raise _unfit(leaf, "is a DTensor that is cut in an order other than that of its mesh: redistribute it first")
+            raise _unfit(leaf, "is a DTensor whose shards do not follow the order of its mesh: redistribute it first")
         if list(sizes) != list(local.shape):
             raise _unfit(leaf, f"is a DTensor with a local shape of {list(local.shape)}, not {list(sizes)}")
         return [Part(list(v.shape), local, list(offsets))]
@@ -222,12 +227,15 @@ def check_memory(name: str, t: torch.Tensor) -> None:
     last = int(t.storage_offset()) + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
     try:
         storage = t.untyped_storage()
-        if storage.device.type == t.device.type and storage.nbytes() >= (last + 1) * t.element_size() and storage.data_ptr():
+        fits = storage.nbytes() >= (last + 1) * t.element_size()
+        if fits and storage.device.type == t.device.type and storage.data_ptr():
             return
     except (RuntimeError, NotImplementedError):  # a class that wraps other tensors
         pass
-    raise errors.StateError(f"{name!r} is a {type(t).__name__} without memory of its own, such as one that wraps other tensors, "
-                            "that is fake or whose storage was freed: save and load the tensors that it is made of", ("plan.state",))
+    raise errors.StateError(f"{name!r} is a {type(t).__name__} without memory of its own, such as one that wraps "
+                            "other tensors, "
+                            "that is fake or whose storage was freed: save and load the tensors that it is made of",
+                            ("plan.state",))
 
 
 def _unfit(leaf: Leaf, text: str) -> errors.StateError:

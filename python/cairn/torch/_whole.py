@@ -6,30 +6,32 @@ import functools
 import os
 import time
 from collections.abc import Container
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from cairn import errors
-from cairn.saver import address_of
+from cairn._saver import address_of
 from cairn.torch import _memory
+from cairn.torch._handle import Handle
 from cairn.torch._job import job
 from cairn.torch._load import Loading, made
-from cairn.torch._save import Handle, begin, described
+from cairn.torch._save import begin, described
 from cairn.torch._state import Tree
 
 
-def async_save_whole(state: dict, path: "str | os.PathLike[str]", step: Optional[int], alone: bool, may_differ: bool = False) -> Handle:
+def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str], step: int | None, alone: bool,
+                     may_differ: bool = False) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False, alone,
-                 may_differ=may_differ)
+    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False,
+                 alone, may_differ=may_differ)
 
 
-def load_whole(path: "str | os.PathLike[str]", *, keys: Optional[Container[str]] = None, device: Any = None, allow_pickle: bool = False,
-               patience: float = 0) -> dict[str, Any]:
+def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,
+               allow_pickle: bool = False, patience: float = 0) -> dict[str, Any]:
     """Returns a state as it was saved, in dicts and lists, or some keys of it. Each rank calls it on its own.
 
     If a saver process is still writing the checkpoint, it waits for up to patience seconds.

@@ -1,9 +1,6 @@
 """The storage of torch.distributed.checkpoint: dcp.save and dcp.load through cairn.
 
-    dcp.save(state, storage_writer=cairn.torch.Writer("run/step-100"))
-    dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"))
-
-PyTorch's planners work as they are. What Writer saves, cairn.torch.load loads too, and
+PyTorch's planners work as they are. cairn.torch.load also loads checkpoints of Writer, and
 Reader loads every format that cairn reads.
 """
 
@@ -18,16 +15,30 @@ import io
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torch.distributed.checkpoint import filesystem, DefaultSavePlanner, LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+    filesystem,
+)
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -36,7 +47,8 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
-from cairn.saver import SCHEMES, address_of
+from cairn._saver import SCHEMES, address_of
+from cairn.reports import SaveReport
 from cairn.torch import _memory
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
@@ -44,14 +56,17 @@ from cairn.torch._save import Pickled, State, begin, copy_units, events, new_id,
 from cairn.torch._state import Leaf, Part
 
 _COPY_AHEAD = 10_000_000  # the default of PyTorch's FileSystemWriter
-_VERSION: Optional[str] = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # older versions of PyTorch have none
+_VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # older versions of PyTorch have none
 
 
 class Stager(AsyncStager):
     """Copies a state aside for ``dcp.async_save``: into the memory that it shares with the saver process.
 
-    Writer is one too, so that it needs no other, and moves no bytes again. What does not
-    fit into the shared memory is copied to other memory.
+    >>> cairn.torch.Stager().stage({"w": torch.ones(2)})
+    {'w': tensor([1., 1.])}
+
+    A Writer is a Stager, so it needs no other one, and copies no bytes again. Tensors that do not
+    fit into the shared memory are copied to other memory.
     """
 
     _synchronize_after_execute = False
@@ -86,9 +101,10 @@ class Stager(AsyncStager):
                     storage, offset = together, first // t.element_size()
                     if isinstance(held[index], DTensor):
                         # PyTorch cannot send a DTensor to another process (AsyncCheckpointerType.PROCESS)
-                        # if what this rank holds of it is not at the beginning of its storage.
+                        # if the part of this rank is not at the beginning of its storage.
                         storage, offset = lease.storage(first, first + span(like)), 0
-                    copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, offset, t.shape, like.stride())
+                    copies[index] = torch.empty(0, dtype=t.dtype, device="cpu").set_(storage, offset, t.shape,
+                                                                                     like.stride())
         numbers = iter(range(len(tensors)))
 
         def copied(t: torch.Tensor) -> torch.Tensor:
@@ -107,29 +123,39 @@ class Stager(AsyncStager):
 class Writer(StorageWriter, Stager):
     """Saves for ``dcp.save`` and ``dcp.async_save``. All ranks of the job save together.
 
-    The options after the star are those of :func:`cairn.torch.save`. The checkpoint appears when
-    it is complete on all ranks; until then, and if a rank fails, the one before it stays.
+    >>> import torch.distributed.checkpoint as dcp
+    >>> writer = cairn.torch.Writer("run/step-100", step=100)
+    >>> metadata = dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+    >>> writer.report.step
+    100
 
-    The other options are those of PyTorch's ``FileSystemWriter``. ``thread_count`` is another name
-    of ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions``
-    other than PyTorch's compression are refused: they might encrypt.
+    For the options after the star see :func:`cairn.torch.save`. The checkpoint appears when it is complete on
+    all ranks; until then, and if a rank fails, the previous one stays.
+
+    PyTorch's ``FileSystemWriter`` has the other options. ``thread_count`` is another name of
+    ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions`` other than
+    PyTorch's compression are refused: they might encrypt.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", single_file_per_rank: bool = True, sync_files: bool = True,
-                 thread_count: Optional[int] = None, per_thread_copy_ahead: int = _COPY_AHEAD, cache_staged_state_dict: bool = False,
-                 overwrite: bool = True, _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None, *,
-                 step: Optional[int] = None, tags: Optional[dict[str, str]] = None, format: str = "native",
-                 format_options: Optional[dict] = None, files_per_rank: int = 0):
+    def __init__(self, path: str | os.PathLike[str], single_file_per_rank: bool = True, sync_files: bool = True,
+                 thread_count: int | None = None, per_thread_copy_ahead: int = _COPY_AHEAD,
+                 cache_staged_state_dict: bool = False, overwrite: bool = True,
+                 _extensions: Sequence[Any] | None = None, serialization_format: Any = None, *, step: int | None = None,
+                 tags: dict[str, str] | None = None, format: str = "native",
+                 format_options: dict[str, Any] | None = None, files_per_rank: int = 0):
         if not single_file_per_rank:
-            _note("single_file_per_rank=False", "a file holds many tensors, and each of them can be read without the others")
+            _note("single_file_per_rank=False",
+                  "a file holds many tensors, and each of them can be read without the others")
         if not sync_files:
-            _note("sync_files=False", "files are synced before the checkpoint appears, so that a crash leaves no damaged one")
+            _note("sync_files=False", "files are synced before the checkpoint appears, so a crash leaves no damage")
         if per_thread_copy_ahead != _COPY_AHEAD:
-            _note("per_thread_copy_ahead", "tensors are copied into the memory that is shared with the saver process, as far as it has room")
+            _note("per_thread_copy_ahead",
+                  "tensors are copied into the memory that is shared with the saver process, as far as it has room")
         if cache_staged_state_dict:
             _note("cache_staged_state_dict", "the shared memory is kept from save to save anyway")
         if serialization_format is not None and getattr(serialization_format, "name", "") != "TORCH_SAVE":
-            _note("serialization_format", "the option format decides: the files of the format native are safetensors files")
+            _note("serialization_format",
+                  "the option format decides: the files of the format native are safetensors files")
         for extension in _extensions or ():
             if type(extension).__module__ != "torch.distributed.checkpoint._extension":
                 raise errors.OptionsError(f"_extensions has a {type(extension).__name__}, which Writer cannot apply: "
@@ -140,14 +166,15 @@ class Writer(StorageWriter, Stager):
         self.overwrite = overwrite
         self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
         self.save_id, self._used = new_id(), False
-        self.report: Optional[dict] = None  # of the last save
+        self.report: SaveReport | None = None
+        """The report of the last save."""
 
     @property
-    def checkpoint_id(self) -> "str | os.PathLike[str]":
+    def checkpoint_id(self) -> str | os.PathLike[str]:
         """Where the checkpoint is saved to."""
         return self.path
 
-    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a save. It goes to checkpoint_id, if there is one."""
         if checkpoint_id:
             self.path = _path(checkpoint_id)
@@ -156,10 +183,10 @@ class Writer(StorageWriter, Stager):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
-            raise errors.OptionsError("use_collectives=False saves each rank on its own; Writer saves all ranks together",
+            raise errors.OptionsError("use_collectives=False saves each rank alone; Writer saves all ranks together",
                                       ("storage.options",))
 
-    def storage_meta(self) -> Optional[StorageMeta]:
+    def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -169,25 +196,26 @@ class Writer(StorageWriter, Stager):
         """Notes in each plan how many ranks save."""
         return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Saves the items of this rank, and waits until the checkpoint is complete."""
         ranks = dist.get_world_size() if distributed() else 1
         if plan.storage_data not in (None, 1, ranks):  # all ranks of the process group raise this
-            raise errors.OptionsError(f"the process group has {plan.storage_data} of the {ranks} ranks of the job; Writer saves all ranks "
+            raise errors.OptionsError(f"the process group has {plan.storage_data} of the {ranks} ranks of the job; "
+                                      "Writer saves all ranks "
                                       "together, or one alone with no_dist=True", ("storage.options",))
         if self._used:  # PyTorch does not call reset for each save
             self.save_id = new_id()
         self._used = True
         try:
-            self.report = begin(lambda j: State(_leaves(plan, planner), j.memory), self.path, *self.options, overlap=False,
-                                alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
+            self.report = begin(lambda j: State(_leaves(plan, planner), j.memory), self.path, *self.options,
+                                overlap=False, alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
         except errors.ExistsError as e:
             if self.overwrite:
                 raise
             # In PyTorch's words, which programs may look for.
             raise errors.ExistsError(f"Checkpoint already exists and {self.overwrite=}. ({e})", e.codes) from e
-        self.save_id = self.report["save_id"]  # that of rank 0
-        done: "Future[list[WriteResult]]" = Future()
+        self.save_id = self.report.save_id  # rank 0 has chosen it
+        done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(item.index, _size(item), None) for item in plan.items])
         return done
 
@@ -201,12 +229,19 @@ class Writer(StorageWriter, Stager):
             metadata.version = _VERSION
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return _is_path(checkpoint_id)
 
 
 class Reader(StorageReader):
     """Loads for ``dcp.load``, from a checkpoint of any format that cairn reads.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> report = cairn.torch.save({"w": torch.ones(2)}, "run/step-100")
+    >>> state = {"w": torch.zeros(2)}
+    >>> dcp.load(state, storage_reader=cairn.torch.Reader("run/step-100"), no_dist=True)
+    >>> state
+    {'w': tensor([1., 1.])}
 
     Elements are converted to the dtype of the tensors that they go to, as cast allows: see
     :func:`cairn.torch.load`. As with PyTorch's own storage, objects are unpickled by the planner:
@@ -214,22 +249,23 @@ class Reader(StorageReader):
     ``FileSystemReader``, and has no meaning here.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, format: Optional[str] = None,
-                 format_options: Optional[dict] = None, cast: str = "in-range"):
+    def __init__(self, path: str | os.PathLike[str], _extension_registry: Any = None, *, format: str | None = None,
+                 format_options: dict[str, Any] | None = None, cast: str = "in-range"):
         if _extension_registry is not None:
-            _note("_extension_registry", "Reader decompresses what PyTorch's own extensions have compressed, and can apply no others")
+            _note("_extension_registry",
+                  "Reader decompresses what PyTorch's own extensions have compressed, and can apply no others")
         self.path = _path(path)
         self.fs = _file_system(self.path)
         self.format, self.format_options, self.cast = format, format_options, cast
         self.load_id = new_id()
-        self._metadata: Optional[Metadata] = None
+        self._metadata: Metadata | None = None
 
     @property
-    def checkpoint_id(self) -> "str | os.PathLike[str]":
+    def checkpoint_id(self) -> str | os.PathLike[str]:
         """Where the checkpoint is."""
         return self.path
 
-    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a load. It reads from checkpoint_id, if there is one."""
         if checkpoint_id:
             self.path = _path(checkpoint_id)
@@ -240,7 +276,7 @@ class Reader(StorageReader):
         """Describes the checkpoint. Each tensor is one chunk, however it was saved."""
         described = job().own().describe(os.fspath(self.path), self.format, self.format_options)
         entries: dict[str, Any] = {}
-        paths: dict[str, tuple] = {}
+        paths: dict[str, tuple[Any, ...]] = {}
         for e in described.get("entries") or []:
             name = e["name"]
             if "codec" in e:
@@ -253,7 +289,8 @@ class Reader(StorageReader):
                     continue
                 size = torch.Size(e.get("shape") or ())
                 properties = TensorProperties(dtype=dtype, requires_grad=e.get("requires_grad", False))
-                entries[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+                chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+                entries[name] = TensorStorageMetadata(properties, size, [chunk])
             paths[name] = tuple(_step(s) for s in e.get("path") or [name])
         meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=described.get("save_id"), load_id=self.load_id)
         metadata = Metadata(entries, planner_data=paths, storage_data={}, storage_meta=meta)
@@ -270,7 +307,7 @@ class Reader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of this rank."""
         assert self._metadata is not None
         j = job()
@@ -291,15 +328,16 @@ class Reader(StorageReader):
             loading.tensor(name, list(described.size), list(item.storage_offsets), t.detach())
             filled.append((item, t))
         meta = self._metadata.storage_meta
-        loading.run(j.own(), os.fspath(self.path), False, self.format, self.format_options, meta and meta.save_id or "", self.cast)
+        loading.run(j.own(), os.fspath(self.path), False, self.format, self.format_options,
+                    (meta and meta.save_id) or "", self.cast)
         for item, t in filled:
             planner.commit_tensor(item, t)
-        done: "Future[None]" = Future()
+        done: Future[None] = Future()
         done.set_result(None)
         return done
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return _is_path(checkpoint_id)
 
 
@@ -308,7 +346,7 @@ def _local(v: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(v: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a state, and of a ShardedTensor what this rank holds."""
+    """Yields the tensors of a state, and the shards of a ShardedTensor that this rank holds."""
     if isinstance(v, ShardedTensor):
         yield from (s.tensor for s in v.local_shards())
     elif isinstance(v, torch.Tensor):
@@ -324,7 +362,8 @@ def _tensors(v: Any) -> Iterator[torch.Tensor]:
 def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Returns a state with copies, in the order of _tensors."""
     if isinstance(v, DTensor):
-        return DTensor.from_local(copied(v), v.device_mesh, v.placements, run_check=False, shape=v.shape, stride=v.stride())
+        return DTensor.from_local(copied(v), v.device_mesh, v.placements, run_check=False, shape=v.shape,
+                                  stride=v.stride())
     if isinstance(v, ShardedTensor):
         shards = [Shard(copied(s.tensor), s.metadata) for s in v.local_shards()]
         return ShardedTensor._init_from_local_shards_and_global_metadata(
@@ -339,7 +378,7 @@ def _rebuild(v: Any, copied: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return copy.deepcopy(v)
 
 
-def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
+def _is_path(checkpoint_id: str | os.PathLike[str]) -> bool:
     try:
         address = address_of(checkpoint_id)
     except errors.OptionsError:
@@ -348,13 +387,13 @@ def _is_path(checkpoint_id: "str | os.PathLike[str]") -> bool:
     return not is_url or scheme in SCHEMES
 
 
-def _path(path: "str | os.PathLike[str]") -> "str | os.PathLike[str]":
+def _path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Returns a folder as PyTorch has it, and a URL as it is."""
     return path if "://" in os.fspath(path) else pathlib.Path(path)
 
 
-def _file_system(path: "str | os.PathLike[str]") -> Optional[FileSystem]:
-    """Returns what programs use beside the storage: PyTorch's functions for the files of a folder, or None for a URL."""
+def _file_system(path: str | os.PathLike[str]) -> FileSystem | None:
+    """Returns PyTorch's functions for the files of a folder, which programs use, or None for a URL."""
     return FileSystem() if isinstance(path, pathlib.Path) else None
 
 
@@ -368,18 +407,18 @@ def _note(option: str, why: str) -> None:
         warnings.warn(f"{option} has no meaning for cairn: {why}", stacklevel=3)
 
 
-def _step(step: Any) -> "str | int":
-    """Returns a step of a path as PyTorch has it: integer keys of dicts are strings there, and positions are integers."""
+def _step(step: Any) -> str | int:
+    """Returns a step of a path as PyTorch has it: a string for a key of a dict, an integer for a position."""
     if isinstance(step, str):
         return step
     return step["pos"] if "pos" in step else step["int"]
 
 
-def _leaves(plan: SavePlan, planner: SavePlanner) -> list[tuple[Leaf, Optional[list[Part]]]]:
-    """Returns the items of a plan, those of one tensor together."""
+def _leaves(plan: SavePlan, planner: SavePlanner) -> list[tuple[Leaf, list[Part] | None]]:
+    """Returns the items of a plan, grouped by tensor."""
     # PyTorch's planners note where in the state each name was; others may note anything else.
     noted = plan.planner_data if isinstance(plan.planner_data, dict) else {}
-    leaves: dict[str, tuple[Leaf, Optional[list[Part]]]] = {}
+    leaves: dict[str, tuple[Leaf, list[Part] | None]] = {}
     for item in plan.items:
         name = item.index.fqn
         path = noted.get(name)

@@ -27,8 +27,10 @@ except ImportError as e:
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
-          "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16",
+          "float32", "float64",
+          "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+          "float8_e8m0fnu"]
 
 # The environment of a program that imports what this one does.
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])}
@@ -130,8 +132,8 @@ def noise(shape, dtype="float32", device=DEVICE, seed=0):
 
 def killed_state():
     """Returns the state of a trainer that is killed."""
-    return {"large": noise((64 << 20,), "uint8", seed=1), "small": noise((5, 7), seed=2), "cpu": noise((1 << 20,), device="cpu", seed=3),
-            "step": 7}
+    return {"large": noise((64 << 20,), "uint8", seed=1), "small": noise((5, 7), seed=2),
+            "cpu": noise((1 << 20,), device="cpu", seed=3), "step": 7}
 
 
 def copy_of(v):

@@ -16,7 +16,7 @@ import torch.utils.data
 
 import cairn
 import cairn.torch
-from cairn.torch._save import _Staging
+from cairn.torch._save import Staging
 from device import CUDA, DEVICE, ENV, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
 
 TRAINER = """
@@ -26,7 +26,7 @@ import cairn.torch
 from device import killed_state
 state = killed_state()
 handle = cairn.torch.async_save(state, sys.argv[1], step=7)
-assert handle.staged()
+assert handle.staged.done()
 state["large"].zero_()
 print(cairn.torch._job.job().saver.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -37,12 +37,12 @@ class Changes(Case):
     def test_the_checkpoint_holds_the_state_of_the_call(self):
         for kind in ("current", "other"):
             with self.subTest(stream=kind), on_stream(kind == "other"):
-                state = {"large": noise((128 << 20,), "uint8"), "w": torch.zeros(1 << 20, device=DEVICE), "small": noise((10,)),
-                         "cpu": noise((1 << 20,), device="cpu")}
+                state = {"large": noise((128 << 20,), "uint8"), "w": torch.zeros(1 << 20, device=DEVICE),
+                         "small": noise((10,)), "cpu": noise((1 << 20,), device="cpu")}
                 busy()  # what the device has been given before the call takes place before the copy
                 state["w"].fill_(5)
                 handle = cairn.torch.async_save(state, self.path(kind))
-                self.assertTrue(handle.staged())
+                self.assertTrue(handle.staged.done())
                 want = {**copy_of(state), "w": torch.full((1 << 20,), 5.0)}
                 for t in state.values():
                     t.zero_()
@@ -63,8 +63,8 @@ class Changes(Case):
                 with torch.cuda.stream(other):
                     aside = busy(200)  # the copy does not wait for this
                 forward = busy() + state["w"][0]  # the next forward pass reads the state
-                handle.wait_staged(200)
-                self.assertTrue(handle.staged())
+                handle.staged.result(200)
+                self.assertTrue(handle.staged.done())
                 for t in state.values():
                     t.zero_()
                 handle.result(200)
@@ -84,7 +84,7 @@ class Changes(Case):
                 for i, t in enumerate(state.values()):
                     t.fill_(i + 1)
                 handle = cairn.torch.async_save(state, self.path(kind), overlap=True)
-                handle.wait_staged(200)
+                handle.staged.result(200)
                 want = {k: torch.full(t.shape, i + 1, dtype=t.dtype) for i, (k, t) in enumerate(state.items())}
                 for t in state.values():
                     t.zero_()
@@ -95,7 +95,7 @@ class Changes(Case):
     def test_a_fetch_that_comes_late_finds_the_state_of_the_call(self):
         self.environment(CAIRN_ARENA_BYTES=str(24 << 20))
         state = {f"w{i}": torch.zeros(3 << 20, dtype=torch.uint8, device=DEVICE) for i in range(16)}
-        fetch, changed, late, threads = _Staging.fetch, threading.Event(), [], []
+        fetch, changed, late, threads = Staging.fetch, threading.Event(), [], []
 
         def delayed(staging, body):
             def run():  # until the caller has changed the state, or for so long that the save needs it
@@ -107,20 +107,21 @@ class Changes(Case):
             threads[-1].start()
 
         self.addCleanup(lambda: [t.join(60) for t in threads])
-        with mock.patch.object(_Staging, "fetch", delayed):
+        with mock.patch.object(Staging, "fetch", delayed):
             for n in range(1, 9):
                 changed.clear()
                 for i, t in enumerate(state.values()):
                     t.fill_(n + 10 * i)
                 handle = cairn.torch.async_save(state, self.path(), overlap=n % 2 == 0)
-                handle.wait_staged(200)
+                handle.staged.result(200)
                 for t in state.values():
                     t.zero_()
                 changed.set()
                 handle.result(200)
                 cairn.torch.load(state, self.path())
                 for i, t in enumerate(state.values()):
-                    self.assert_same(torch.full(t.shape, n + 10 * i, dtype=t.dtype), t, f"save {n}, tensor {i}, late fetches {late}")
+                    self.assert_same(torch.full(t.shape, n + 10 * i, dtype=t.dtype), t,
+                                     f"save {n}, tensor {i}, late fetches {late}")
 
     def test_several_under_way(self):
         state = {"x": noise((16 << 20,), "uint8"), "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}
@@ -139,7 +140,8 @@ class Changes(Case):
 class Processes(Case):
     @slow
     def test_a_trainer_is_killed_when_its_state_is_staged(self):
-        trainer = subprocess.run([sys.executable, "-c", TRAINER, self.path("step-7")], env=ENV, capture_output=True, text=True, timeout=200)
+        trainer = subprocess.run([sys.executable, "-c", TRAINER, self.path("step-7")], env=ENV, capture_output=True,
+                                 text=True, timeout=200)
         self.assertEqual(trainer.returncode, -signal.SIGKILL, trainer.stderr)
         self.assertEqual(cairn.latest(self.folder, wait=True, timeout=200), self.path("step-7"))
         want = killed_state()
@@ -153,8 +155,8 @@ class Processes(Case):
         cairn.torch.save(state, self.path("data"))
         saver = cairn.torch._job.job().saver
         handle = cairn.torch.async_save(state, self.path())
-        loader = torch.utils.data.DataLoader(Rows(self.path("data")), batch_size=4, num_workers=2, multiprocessing_context="fork",
-                                             persistent_workers=True, timeout=100)
+        loader = torch.utils.data.DataLoader(Rows(self.path("data")), batch_size=4, num_workers=2,
+                                             multiprocessing_context="fork", persistent_workers=True, timeout=100)
         rows = iter(loader)
         batches = [next(rows) for _ in range(3)]
         state["x"].zero_()
@@ -171,7 +173,8 @@ class Processes(Case):
 
     @slow
     def test_memory_does_not_grow(self):
-        state = {f"w{i}": noise((8 << 20,), "uint8", seed=i) for i in range(4)} | {f"s{i}": noise((100,), seed=i) for i in range(100)}
+        state = {f"w{i}": noise((8 << 20,), "uint8", seed=i) for i in range(4)} | {f"s{i}": noise((100,), seed=i)
+                                                                                   for i in range(100)}
         target = blank(state)
 
         def rounds(n):
@@ -185,7 +188,8 @@ class Processes(Case):
         rounds(40)
         after = usage(saver)
         self.assert_same(state, target)
-        most = {"open files": 5, "threads": 5, "device": 0, "shared memory": 64 << 20, "trainer": 64 << 20, "saver": 64 << 20}
+        most = {"open files": 5, "threads": 5, "device": 0, "shared memory": 64 << 20, "trainer": 64 << 20,
+                "saver": 64 << 20}
         for name in most:
             self.assertLessEqual(after[name] - before[name], most[name], f"{name}: {before[name]} became {after[name]}")
 
@@ -195,7 +199,8 @@ class Processes(Case):
         print(f"CAIRN_GPU_SEED={seed}", end=" ", file=sys.stderr, flush=True)
         r = random.Random(seed)
         sizes = [r.choice([0, 1, 63, 1000, 1 << 16, (1 << 20) + 1, 5 << 20]) for _ in range(12)]
-        state = {f"t{i}": noise((n,), r.choice(["uint8", "int16", "int64"]), r.choice([DEVICE, DEVICE, "cpu"]), r.randrange(1 << 30))
+        state = {f"t{i}": noise((n,), r.choice(["uint8", "int16", "int64"]), r.choice([DEVICE, DEVICE, "cpu"]),
+                                r.randrange(1 << 30))
                  for i, n in enumerate(sizes)}
         state["n"] = 0
         target, under_way = blank(state), []
@@ -209,7 +214,7 @@ class Processes(Case):
                 target["t0"] = blank(state["t0"])
             want = copy_of(state)
             handle = cairn.torch.async_save(state, self.path(f"step-{n % 4}"), overlap=r.random() < 0.5)
-            handle.wait_staged(200)
+            handle.staged.result(200)
             under_way.append((n, handle, want))
             if len(under_way) > r.randrange(3):
                 number, handle, want = under_way.pop(0)

@@ -6,8 +6,7 @@ import json
 import unittest
 from unittest import mock
 
-from cairn.bench import __main__ as bench
-from cairn.bench import steps, table
+from cairn.bench import __main__ as bench, steps, table
 from device import DEVICE, Case, slow
 
 

@@ -21,7 +21,8 @@ from device import CUDA, DEVICE, Case, blank, copy_of, differs, join, local, noi
 def state_of(seed=0):
     base = noise((64, 96), "int32", seed=seed)
     return {"model": {"w": noise((1 << 20,), seed=seed).nan_to_num(), "half": noise((333,), "bfloat16", seed=seed),
-                      "part": base[3:9, 2:], "turned": base.t(), "cpu": noise((1000,), "int16", device="cpu", seed=seed),
+                      "part": base[3:9, 2:], "turned": base.t(),
+                      "cpu": noise((1000,), "int16", device="cpu", seed=seed),
                       "empty": torch.empty(0, 3, device=DEVICE)},
             "list": [noise((7,), seed=seed), {"x": noise((8,), "int8", seed=seed)}], "step": seed}
 
@@ -57,7 +58,8 @@ class Storage(Case):
         spawn(1, save_async, self.folder)
 
     @slow
-    @unittest.skipUnless(CUDA or hasattr(torch.cpu.Stream, "record_event"), "FSDP2 of this PyTorch cannot train on a CPU")
+    @unittest.skipUnless(CUDA or hasattr(torch.cpu.Stream, "record_event"),
+                         "FSDP2 of this PyTorch cannot train on a CPU")
     def test_fsdp_on_one_gpu(self):
         spawn(1, train_fsdp, self.folder)
 
@@ -81,8 +83,9 @@ def save_async(rank, folder):
     for step in (1, 2, 3):
         state = state_of(step)
         want = copy_of(state)
-        future = dcp.async_save(state, storage_writer=cairn.torch.Writer(os.path.join(folder, f"step-{step}")), **options)
-        for t in (*[t for t in state["model"].values()], state["list"][0], state["list"][1]["x"]):
+        future = dcp.async_save(state, storage_writer=cairn.torch.Writer(os.path.join(folder, f"step-{step}")),
+                                **options)
+        for t in (*list(state["model"].values()), state["list"][0], state["list"][1]["x"]):
             t.zero_()
         future.result(200)
         got = blank(want)
@@ -100,7 +103,8 @@ def save_async(rank, folder):
 def model():
     """Returns a model that is sharded by FSDP2, and its optimizer."""
     torch.manual_seed(3)
-    net = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(4)), torch.nn.Linear(256, 8))
+    net = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(4)),
+                              torch.nn.Linear(256, 8))
     net = net.to(DEVICE)
     mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     for layer in net:
@@ -136,7 +140,7 @@ def train_fsdp(rank, folder):
     handle = cairn.torch.async_save(states(net, opt), os.path.join(folder, "overlap"), overlap=True)
     net(torch.ones(16, 256, device=DEVICE)).square().mean().backward()
     opt.zero_grad()
-    handle.wait_staged(200)
+    handle.staged.result(200)
     step(net, opt, 3)
     handle.result(200)
     after = full(net, opt)
@@ -190,7 +194,8 @@ def save_two(rank, folder):
         check(want, {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in got.items()}, f"rank {rank}, {name}")
         got = made(torch.zeros_like(rows), torch.zeros(1 << 20, device=DEVICE))
         dcp.load(got, storage_reader=cairn.torch.Reader(os.path.join(folder, name)))
-        check(want, {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in got.items()}, f"rank {rank}, {name} by Reader")
+        check(want, {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in got.items()},
+              f"rank {rank}, {name} by Reader")
     cairn.torch.save(made(rows, noise((1 << 20,), seed=2)), os.path.join(folder, "step-3"))
     if not cairn.torch._job.job().remembered[0].usable:
         raise AssertionError("the description of sharded tensors is not remembered")

@@ -31,10 +31,11 @@ class Devices(Case):
         if torch.cuda.device_count() < 2:
             self.skipTest(f"{torch.cuda.device_count()} GPUs; this needs two")
         self.round_trip({f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i) for i in range(2)})
-        handle = cairn.torch.async_save(state := {f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i + 2) for i in range(2)},
+        handle = cairn.torch.async_save(state := {f"{i}": noise((1 << 22,), device=f"cuda:{i}", seed=i + 2)
+                                                  for i in range(2)},
                                         self.path("second"), overlap=True)
         want = copy_of(state)
-        handle.wait_staged()
+        handle.staged.result()
         for t in state.values():
             t.zero_()
         handle.result(200)

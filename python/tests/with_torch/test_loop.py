@@ -12,7 +12,8 @@ import cairn
 from device import ENV, Case
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROGRAM = next(p for p in (HERE.parent / "examples" / "loop.py", HERE.parents[1] / "examples" / "loop.py") if p.exists())
+PROGRAM = next(p for p in (HERE.parent / "examples" / "loop.py", HERE.parents[1] / "examples" / "loop.py")
+               if p.exists())
 
 
 class Loop(Case):

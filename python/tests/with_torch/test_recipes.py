@@ -40,8 +40,9 @@ class Recipes(Case):
     def test_metrics(self):
         report = cairn.torch.save({"w": torch.zeros(1000)}, self.path(), step=7)
         recipes.write_metrics(report, self.path("metrics.prom"))
-        got = dict(line.split() for line in pathlib.Path(self.path("metrics.prom")).read_text().splitlines() if line[0] != "#")
-        self.assertEqual((got["cairn_save_step"], int(got["cairn_save_bytes"])), ("7", report["bytes"]))
+        got = dict(line.split() for line in pathlib.Path(self.path("metrics.prom")).read_text().splitlines()
+                   if line[0] != "#")
+        self.assertEqual((got["cairn_save_step"], int(got["cairn_save_bytes"])), ("7", report.bytes))
         self.assertGreater(float(got["cairn_save_write_seconds"]), 0)
 
 

@@ -29,28 +29,34 @@ class Remembered(Case):
 
     def test_other_contents_in_the_same_form(self):
         def made(seed):
-            return {"w": {"a": noise((5, 7), seed=seed), "b": noise((3,), "int64", seed=seed)}, "list": [noise((2,), "bfloat16", seed=seed), {"x": seed}],
-                    "step": seed, "none": None, "large": noise((1 << 19,), seed=seed), "byte": noise((9,), "float8_e5m2", seed=seed)}
+            return {"w": {"a": noise((5, 7), seed=seed), "b": noise((3,), "int64", seed=seed)},
+                    "list": [noise((2,), "bfloat16", seed=seed), {"x": seed}],
+                    "step": seed, "none": None, "large": noise((1 << 19,), seed=seed),
+                    "byte": noise((9,), "float8_e5m2", seed=seed)}
 
         for seed in range(4):
             state = made(seed)
             got = self.saved(state, seed > 0)
-            for name, want in (("w.a", state["w"]["a"]), ("w.b", state["w"]["b"]), ("list.0", state["list"][0]), ("large", state["large"]),
-                               ("byte", state["byte"])):
+            for name, want in (("w.a", state["w"]["a"]), ("w.b", state["w"]["b"]), ("list.0", state["list"][0]),
+                               ("large", state["large"]), ("byte", state["byte"])):
                 self.assert_same(want.cpu(), got[name])
             self.assertEqual((got["step"], got["list.1.x"], got["none"]), (seed, seed, None))
 
     def test_every_other_form(self):
-        base = {"a": torch.zeros(4, 6, device=DEVICE), "b": torch.zeros(3, device=DEVICE), "step": 1, "d": {"x": torch.zeros(2, device=DEVICE)}}
+        base = {"a": torch.zeros(4, 6, device=DEVICE), "b": torch.zeros(3, device=DEVICE), "step": 1,
+                "d": {"x": torch.zeros(2, device=DEVICE)}}
         wide = torch.zeros(4, 12, device=DEVICE)
         one = torch.ones(4, 6, device=DEVICE)
         for what, other in {
-            "a name": {**{k: v for k, v in base.items() if k != "b"}, "c": base["b"]}, "a shape": {**base, "a": torch.ones(6, 4, device=DEVICE)},
+            "a name": {**{k: v for k, v in base.items() if k != "b"}, "c": base["b"]},
+            "a shape": {**base, "a": torch.ones(6, 4, device=DEVICE)},
             "a dtype": {**base, "a": one.half()}, "a stride": {**base, "a": torch.ones(6, 4, device=DEVICE).t()},
             "a part of a row": {**base, "a": wide[:, :6]}, "requires_grad": {**base, "a": one.clone().requires_grad_()},
-            "a value": {**base, "b": 3}, "a tensor": {**base, "step": torch.ones(1, device=DEVICE)}, "a dict": {**base, "step": {"y": 2}},
-            "more": {**base, "e": 1}, "less": {"a": base["a"]}, "tied": {**base, "b": base["a"]}, "a parameter": {**base, "a": torch.nn.Parameter(one)},
-            "the order": dict(reversed(base.items())), "a complex number": {**base, "a": torch.ones(4, 6, dtype=torch.complex64, device=DEVICE)},
+            "a value": {**base, "b": 3}, "a tensor": {**base, "step": torch.ones(1, device=DEVICE)},
+            "a dict": {**base, "step": {"y": 2}},
+            "more": {**base, "e": 1}, "less": {"a": base["a"]}, "tied": {**base, "b": base["a"]},
+            "a parameter": {**base, "a": torch.nn.Parameter(one)}, "the order": dict(reversed(base.items())),
+            "a complex number": {**base, "a": torch.ones(4, 6, dtype=torch.complex64, device=DEVICE)},
             "a list": {**base, "d": [torch.ones(2, device=DEVICE)]}, "below": {**base, "d": {"x": 1}},
         }.items():
             with self.subTest(what):
@@ -75,10 +81,12 @@ class Remembered(Case):
             with torch.no_grad():
                 net.embed.weight.fill_(n)
             got = self.saved({"net": net, "n": n}, n > 0)
-            self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist(), got["n"]), ([n], [n], n))
+            self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist(),
+                              got["n"]), ([n], [n], n))
         net.head.weight = torch.nn.Parameter(torch.full_like(net.embed.weight, 7))  # not tied any more
         got = self.saved({"net": net, "n": 4}, False)
-        self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist()), ([7], [2]))
+        self.assertEqual((got["net.head.weight"].unique().tolist(), got["net.embed.weight"].unique().tolist()),
+                         ([7], [2]))
 
     def test_memory_that_is_shared_later(self):
         self.saved({"a": torch.zeros(4, device=DEVICE), "b": torch.zeros(4, device=DEVICE)}, False)
@@ -90,20 +98,22 @@ class Remembered(Case):
         w = noise((1, 4))
         for n in range(4):
             state = {"z": torch.full((2000,), float(n), device=DEVICE), "w": w, "w2": w.as_strided((1, 4), (1, 1)),
-                     "bytes": torch.full((600,), n, dtype=torch.uint8, device=DEVICE), "y": torch.full((100,), n, device=DEVICE),
+                     "bytes": torch.full((600,), n, dtype=torch.uint8, device=DEVICE),
+                     "y": torch.full((100,), n, device=DEVICE),
                      "x": torch.full((200,), n, dtype=torch.int32, device=DEVICE)}
             cairn.torch.save(state, self.path())
             with cairn.open(self.path(), framework="torch") as c:
                 self.assert_same({k: v.cpu() for k, v in sorted(state.items())}, c.load())
         cairn.torch.close()
         for n in range(3):
-            state = {"bytes": torch.full((56,), n, dtype=torch.uint8, device=DEVICE), "w": noise((64,), "float8_e5m2", seed=n),
-                     "u": noise((7,), "uint16", seed=n)}
+            state = {"bytes": torch.full((56,), n, dtype=torch.uint8, device=DEVICE),
+                     "w": noise((64,), "float8_e5m2", seed=n), "u": noise((7,), "uint16", seed=n)}
             self.assert_same({k: v.cpu() for k, v in sorted(state.items())}, self.saved(state, n > 0))
 
     def test_another_module_of_the_same_form(self):
         def marked(net):
-            return [item.get("may_differ", False) for item in _save.described(cairn.torch._job.job(), {"net": net}, False).items]
+            return [item.get("may_differ", False)
+                    for item in _save.described(cairn.torch._job.job(), {"net": net}, False).items]
 
         buffer, parameter = torch.nn.Module(), torch.nn.Module()
         buffer.register_buffer("x", torch.zeros(3))

@@ -54,24 +54,28 @@ class States(Case):
         self.assertIsNone(got["w"].grad)
 
     def test_empty(self):
-        self.round_trip({"none": torch.empty(0, device=DEVICE), "within": torch.empty(3, 0, 2, dtype=torch.bfloat16, device=DEVICE),
+        self.round_trip({"none": torch.empty(0, device=DEVICE),
+                         "within": torch.empty(3, 0, 2, dtype=torch.bfloat16, device=DEVICE),
                          "scalar": torch.tensor(3.5, device=DEVICE), "values": [1, None, "x"]})
 
     def test_cpu_and_gpu_in_one_state(self):
         state = {"here": noise((1000, 1000)), "there": noise((1000, 1000), device="cpu", seed=1), "small": noise((3,)),
-                 "small there": noise((3,), device="cpu"), "step": 12, "list": [noise((5, 5)), {"x": noise((4,), device="cpu")}]}
+                 "small there": noise((3,), device="cpu"), "step": 12,
+                 "list": [noise((5, 5)), {"x": noise((4,), device="cpu")}]}
         if CUDA:
             state["pinned"] = noise((333,), device="cpu").pin_memory()
         self.round_trip(state)
 
     def test_modules_and_optimizers(self):
         def made():
-            net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128), torch.nn.Linear(128, 8)).to(DEVICE)
+            net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128),
+                                      torch.nn.Linear(128, 8)).to(DEVICE)
             return net, torch.optim.AdamW(net.parameters(), lr=0.01)
 
         def step(net, opt, seed):
             opt.zero_grad()
-            net(torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)).square().mean().backward()
+            batch = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed))
+            net(batch.to(DEVICE)).square().mean().backward()
             opt.step()
 
         net, opt = made()
@@ -97,7 +101,8 @@ class States(Case):
     def test_views_larger_than_the_shared_memory(self):
         self.environment(CAIRN_ARENA_BYTES=str(24 << 20))
         state = {f"part {i}": noise((1000, 3000), "uint8", seed=i).t() for i in range(8)}
-        state |= {f"odd {i}": noise((3 << 20,), "uint8", seed=i)[3:].as_strided((511, 333, 3), (6, 6 * 511, 2)) for i in range(4)}
+        state |= {f"odd {i}": noise((3 << 20,), "uint8", seed=i)[3:].as_strided((511, 333, 3), (6, 6 * 511, 2))
+                  for i in range(4)}
         state["large"] = noise((2000, 4000), "int64").t()  # does not fit by itself
         state["shared"] = (base := noise((1 << 20,), "int32"))[7:]
         state["bytes of shared"] = base.view(torch.uint8)[3:300_003].reshape(-1, 3)[:, ::2]
@@ -145,7 +150,8 @@ class Loads(Case):
     def test_damage_is_found(self):
         state = {"a": noise((1 << 20,), "uint8"), "b": noise((1 << 20,), "uint8", seed=1)}
         cairn.torch.save(state, self.path())
-        largest = max((f for f in glob.glob(self.path() + "/**", recursive=True) if os.path.isfile(f)), key=os.path.getsize)
+        largest = max((f for f in glob.glob(self.path() + "/**", recursive=True) if os.path.isfile(f)),
+                      key=os.path.getsize)
         with open(largest, "r+b") as f:
             f.seek(os.path.getsize(largest) // 2)
             byte = f.read(1)[0]

@@ -51,7 +51,7 @@ class Unseen(Case):
 
     def test_the_next_save_raises_if_it_shall(self):
         self.fails(overlap=True)
-        cairn.torch._save._unseen._errors.append(("another one", ValueError()))
+        cairn.torch._handle.unseen._errors.append(("another one", ValueError()))
         with warnings.catch_warnings():
             warnings.simplefilter("error", cairn.SaveWarning)
             for text in ("has failed", "another one"):
@@ -65,19 +65,21 @@ class Unseen(Case):
             cairn.torch.close()
 
     def test_what_was_raised_is_not_reported(self):
-        for seen in (cairn.torch.Handle.result, cairn.torch.Handle.wait_uploaded):
+        for seen in (lambda h: h, lambda h: h.uploaded):
             with self.assertRaises(cairn.ExistsError):
-                seen(self.fails(), 100)
+                seen(self.fails()).result(100)
+            self.assertIsInstance(seen(self.fails()).exception(100), cairn.ExistsError)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             cairn.torch.close()
 
     def test_an_error_while_the_state_is_copied_is_that_of_the_result(self):
         for overlap in (False, True):
-            with self.subTest(overlap=overlap), unittest.mock.patch.object(cairn.torch._save, "copy_units", side_effect=OSError("no copy")):
+            with self.subTest(overlap=overlap), unittest.mock.patch.object(cairn.torch._save, "copy_units",
+                                                                           side_effect=OSError("no copy")):
                 handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), overlap=overlap)
                 with self.assertRaisesRegex(OSError, "no copy"):
-                    handle.wait_staged(100)
+                    handle.staged.result(100)
                 with self.assertRaisesRegex(OSError, "no copy"):
                     handle.result(100)
                 self.assertRegex(repr(handle), "failed: no copy")
@@ -96,8 +98,8 @@ class Unseen(Case):
 
     def test_the_end_of_the_process_warns(self):
         for how in ("overlap", "wait"):
-            done = subprocess.run([sys.executable, "-c", AT_EXIT, "/proc/nowhere/step-1", how], env=ENV, capture_output=True, text=True,
-                                  timeout=200)
+            done = subprocess.run([sys.executable, "-c", AT_EXIT, "/proc/nowhere/step-1", how], env=ENV,
+                                  capture_output=True, text=True, timeout=200)
             self.assertIn("SaveWarning: the save to", done.stderr)
 
 
@@ -124,14 +126,15 @@ class Names(Case):
             self.assert_same(net.state_dict(), other.state_dict())
             self.assert_same(opt.state_dict(), other_opt.state_dict())
         cairn.torch.load({"a": other, "o": other_opt}, self.path(), rename={"a.": "net.module.", "o.": "opt."})
-        self.assertEqual(cairn.torch.load({"net": {"x": noise((2,))}}, self.path(), strict=False, rename={"net.": "y."}), ["net.x"])
+        report = cairn.torch.load({"net": {"x": noise((2,))}}, self.path(), strict=False, rename={"net.": "y."})
+        self.assertEqual(report.missing, ("net.x",))
 
     def test_a_layer_that_the_state_lacks(self):
         cairn.torch.save({"net": self.net(), "step": 3}, self.path())
         small = torch.nn.Sequential(torch.nn.Linear(4, 5)).to(DEVICE)
         with self.assertRaisesRegex(cairn.MismatchError, r"2 names that 'net' of the state lacks: 'net\.1\.bias'"):
             cairn.torch.load({"net": small}, self.path())
-        self.assertEqual(cairn.torch.load({"net": small}, self.path(), strict=False), [])
+        self.assertEqual(cairn.torch.load({"net": small}, self.path(), strict=False).missing, ())
         cairn.torch.load({"net": {"0.weight": noise((5, 4))}}, self.path())  # a part of a state
         cairn.torch.load({"net": self.net()}, self.path())  # without the step
 
@@ -159,18 +162,21 @@ class Names(Case):
             def load_state_dict(self, state):
                 self.state = state
 
-        full = {"n": 3, "seen": {"0": 1, 7: [1, 2]}, "order": noise((5,), "int64"), "list": [{"a": noise((2,))}, {"b": 4}], "empty": {}}
+        full = {"n": 3, "seen": {"0": 1, 7: [1, 2]}, "order": noise((5,), "int64"),
+                "list": [{"a": noise((2,))}, {"b": 4}], "empty": {}}
         cairn.torch.save({"data": Loader(**full), "other": {"x": 1}}, self.path())
         for old in ({}, {"n": 0}, {"n": 0, "seen": {"0": 5}, "list": [{"a": torch.zeros(2, device=DEVICE)}]}):
             new = Loader(**old)
             cairn.torch.load({"data": new}, self.path())
-            self.assertEqual((new.state["n"], new.state["seen"], new.state["list"][1]), (3, {"0": 1, 7: [1, 2]}, {"b": 4}))
+            self.assertEqual((new.state["n"], new.state["seen"], new.state["list"][1]),
+                             (3, {"0": 1, 7: [1, 2]}, {"b": 4}))
             self.assert_same(full["order"].cpu(), new.state["order"])
             self.assert_same(full["list"][0]["a"].cpu(), new.state["list"][0]["a"].cpu())
 
     def test_paths_that_are_none(self):
         for path in (None, ""):
-            for call in (lambda: cairn.torch.save({"x": noise((2,))}, path), lambda: cairn.torch.load({"x": noise((2,))}, path),
+            for call in (lambda: cairn.torch.save({"x": noise((2,))}, path),
+                         lambda: cairn.torch.load({"x": noise((2,))}, path),
                          lambda: cairn.open(path), lambda: cairn.latest(path)):
                 with self.assertRaises(cairn.OptionsError):
                     call()
@@ -214,14 +220,17 @@ class Inference(Case):
 class Values(Case):
     def test_what_is_no_pickle(self):
         state = {
-            "array": numpy.arange(12, dtype=numpy.float32).reshape(3, 4), "fortran": numpy.asfortranarray(numpy.ones((2, 3))),
+            "array": numpy.arange(12, dtype=numpy.float32).reshape(3, 4),
+            "fortran": numpy.asfortranarray(numpy.ones((2, 3))),
             "empty": numpy.zeros((0, 3)), "text": numpy.array(["a", "bc"]), "swapped": numpy.arange(3, dtype=">i4"),
             "number": numpy.float64(1.5), "bool": numpy.bool_(True), "dtype": numpy.dtype("int16"),
             "random": numpy.random.get_state(), "path": pathlib.Path("a/b"), "time": datetime.datetime(2026, 1, 2, 3),
-            "zone": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=1))), "delta": datetime.timedelta(2, 3),
-            "none": (numpy.str_(""), numpy.bytes_(b"")), "classes": [int, dict], "keys": ({torch.float16: 1}, {torch.Size([2]): 2}),
+            "zone": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=1))),
+            "delta": datetime.timedelta(2, 3), "none": (numpy.str_(""), numpy.bytes_(b"")), "classes": [int, dict],
+            "keys": ({torch.float16: 1}, {torch.Size([2]): 2}),
             "nested": (collections.deque([torch.float32]), types.SimpleNamespace(d=torch.float16)),
-            "args": argparse.Namespace(lr=0.1, path=pathlib.Path("x")), "torch": (torch.float16, torch.Size([2, 3]), torch.device("cpu")),
+            "args": argparse.Namespace(lr=0.1, path=pathlib.Path("x")),
+            "torch": (torch.float16, torch.Size([2, 3]), torch.device("cpu")),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,7 +1,7 @@
 """A client of the saver process: memory that both share, and messages over a socket.
 
-docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out
-of the shared memory themselves.
+docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out of the shared
+memory themselves.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import bisect
 import collections
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -21,13 +22,16 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.parse
 import weakref
-from typing import Any, Callable, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cairn.errors import CairnError, ChangedError, NotFoundError, OptionsError, SaverError, from_message
+from cairn.reports import LoadReport, SaveReport, UploadReport
 
 VERSION = 1
 CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
@@ -37,6 +41,7 @@ _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
 _MADV_POPULATE_WRITE = 23
 _POPULATED = 64 << 20  # bytes that a thread populates at a time
+_ZEROS = 1 << 20  # bytes that are written at a time to a file in place of memory
 _libc = ctypes.CDLL(None, use_errno=True)
 _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
@@ -52,8 +57,9 @@ def binary() -> str:
         return inside
     if (found := shutil.which("cairn")) and not _is_script(found):
         return found
-    raise SaverError("the program cairn is not part of this installation, and not in PATH: install the package from a wheel, "
-                     "or build the program with 'go build ./cmd/cairn' and set CAIRN_BINARY to its path")
+    raise SaverError("the program cairn is not part of this installation, and not in PATH: "
+                     "install the package from a wheel, or build the program with 'go build ./cmd/cairn' and set "
+                     "CAIRN_BINARY to its path")
 
 
 def _is_script(path: str) -> bool:
@@ -62,13 +68,14 @@ def _is_script(path: str) -> bool:
         return f.read(2) == b"#!"
 
 
-def address_of(path: "str | bytes | os.PathLike[str] | None") -> str:
+def address_of(path: str | bytes | os.PathLike[str] | None) -> str:
     """Returns the absolute path of a path or of file:///path, and other URLs, such as s3://bucket/run, as they are.
 
     The saver process opens URLs. It gets the environment of this process, in which the credentials of services may be.
     """
     if path is None:
-        raise OptionsError("the path is None: if it comes from cairn.latest, there is no checkpoint yet", ("storage.options",))
+        raise OptionsError("the path is None: if it comes from cairn.latest, there is no checkpoint yet",
+                           ("storage.options",))
     address = os.fsdecode(path)
     if not address:
         raise OptionsError("the path is empty", ("storage.options",))
@@ -78,7 +85,8 @@ def address_of(path: "str | bytes | os.PathLike[str] | None") -> str:
         raise OptionsError(f"the path {address!r} is not UTF-8", ("storage.options",)) from None
     if "://" not in address:
         if lost := re.match(r"([^/\\. ]{2,}):/", address):  # it would be a folder on the local disk
-            raise OptionsError(f"a URL begins with {lost[1]}://, not {lost[1]}:/; pass it as str, because pathlib.Path changes it", ("storage.options",))
+            raise OptionsError(f"a URL begins with {lost[1]}://, not {lost[1]}:/; pass it as str, because "
+                               "pathlib.Path changes it", ("storage.options",))
         return os.path.abspath(address)
     if not address.startswith("file://"):
         return address
@@ -89,9 +97,9 @@ def address_of(path: "str | bytes | os.PathLike[str] | None") -> str:
 
 
 def default_ceiling() -> int:
-    """Returns how much memory is shared at most: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
+    """Returns the most bytes to share: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
 
-    The memory is that of the host, or the limit of the container (cgroup) if that is lower.
+    If the container (cgroup) has a limit below the memory of the host, the limit counts.
     """
     if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
         if not text.isdecimal():
@@ -118,7 +126,8 @@ def _limits(root: str = "/") -> list[int]:
             base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        # The limits of the groups above apply too. In a container the path may be one of the host, which is not visible.
+        # The limits of the groups above apply too. In a container the path may be one of the host, which is not
+        # visible.
         parts = [p for p in path.split("/") if p not in ("", "..")]
         for n in range(len(parts) + 1):
             try:
@@ -134,27 +143,32 @@ def _round(n: int) -> int:
 
 
 class Arena:
-    """Shared memory with a ceiling. It takes memory of the system only for what is in use, and keeps it."""
+    """Shared memory with a ceiling. It takes memory of the system on first use, and keeps it."""
 
     def __init__(self, ceiling: int):
         self.size = max(ceiling // PAGE * PAGE, 1 << 20)
         window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
         self.window = self.size - window
-        if not hasattr(os, "memfd_create"):
-            raise SaverError("reading and saving from Python need Linux. Here the command cairn works, also for conversions", ())
-        self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._in_memory = hasattr(os, "memfd_create")
+        if self._in_memory:
+            self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        else:  # a file without a name, which no other process can open
+            self.fd, path = tempfile.mkstemp(prefix="cairn-")
+            os.unlink(path)
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
-        fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+        if self._in_memory:
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
         self.mem = mmap.mmap(self.fd, self.size)
         self.view = memoryview(self.mem)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.window)]  # (start, end), ascending
-        self._backed: list[tuple[int, int]] = []  # what has memory
+        self._backed: list[tuple[int, int]] = []  # the parts that have memory
+        self._writing = threading.Lock()  # held while zeros are written to the file
         self.room = threading.Condition(self._lock)
 
-    def reserve(self, n: int) -> Optional[int]:
-        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before you use them."""
+    def reserve(self, n: int) -> int | None:
+        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before use."""
         n = _round(n)
         with self._lock:
             for i, (lo, hi) in enumerate(self._free):
@@ -166,7 +180,7 @@ class Arena:
                     return lo
         return None
 
-    def alloc(self, n: int) -> Optional[int]:
+    def alloc(self, n: int) -> int | None:
         """Returns the offset of n bytes that have memory, or None if there is no room now."""
         at = self.reserve(n)
         if at is not None:
@@ -196,10 +210,23 @@ class Arena:
         lo, hi = lo // PAGE * PAGE, -(-hi // PAGE) * PAGE
         if self.is_backed(lo, hi):
             return
-        self._populate(lo, hi)
+        if self._in_memory:
+            self._populate(lo, hi)
+            self._note(lo, hi)
+            return
+        with self._writing:  # another thread may have backed a part of it, and use it
+            at = lo
+            for a, b in [*self.backed, (hi, hi)]:
+                for start in range(at, min(a, hi), _ZEROS):
+                    os.pwrite(self.fd, bytes(min(_ZEROS, min(a, hi) - start)), start)
+                at = max(at, b)
+            self._note(lo, hi)
+
+    def _note(self, lo: int, hi: int) -> None:
+        """Notes that a part has memory."""
         with self._lock:
             merged: list[tuple[int, int]] = []
-            for a, b in sorted(self._backed + [(lo, hi)]):
+            for a, b in sorted([*self._backed, (lo, hi)]):
                 if merged and a <= merged[-1][1]:
                     merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
                 else:
@@ -225,7 +252,8 @@ class Arena:
                         failed.append(number)
                         return
 
-        threads = [threading.Thread(target=work, name="cairn-populate", daemon=True) for _ in range(min(len(parts), os.cpu_count() or 1, 4) - 1)]
+        threads = [threading.Thread(target=work, name="cairn-populate", daemon=True)
+                   for _ in range(min(len(parts), os.cpu_count() or 1, 4) - 1)]
         try:
             for t in threads:
                 t.start()
@@ -264,20 +292,26 @@ class Arena:
         self._close()
 
 
-class Reply:
-    """An answer that has not arrived yet. ``on`` is called for messages before it."""
+# The outcomes that have a report. All others are the body of their message.
+_REPORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "loaded": LoadReport.from_message,
+}
 
-    def __init__(self, on: Optional[Callable[[str, dict], None]] = None):
+
+class Reply:
+    """A future answer: a report or the body of a message. ``on`` is called for messages before it."""
+
+    def __init__(self, on: Callable[[str, dict[str, Any]], None] | None = None):
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._settled = False
         self._calls: list[Callable[[], None]] = []
         self.on = on
         self.number = 0
-        self.body: Optional[dict] = None
-        self.error: Optional[BaseException] = None
+        self.body: Any = None
+        self.error: BaseException | None = None
 
-    def settle(self, body: Optional[dict] = None, error: Optional[BaseException] = None) -> None:
+    def settle(self, body: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
             if self._settled:
                 return
@@ -294,7 +328,7 @@ class Reply:
         return self._done.is_set()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls call when the answer is there, before those who wait for it go on."""
+        """Calls call when the answer arrives, before waiting threads continue."""
         with self._lock:
             if not self._settled:
                 self._calls.append(call)
@@ -305,13 +339,12 @@ class Reply:
         """Waits for the answer, and reports whether it is there."""
         return self._done.wait(timeout)
 
-    def result(self, timeout: Optional[float] = None) -> dict:
+    def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer and returns it, or raises its error."""
         if not self._done.wait(timeout):
             raise TimeoutError("the saver process has not answered yet")
         if self.error is not None:
             raise self.error
-        assert self.body is not None
         return self.body
 
 
@@ -321,7 +354,7 @@ class Saver:
     ps shows the title as an argument of the process.
     """
 
-    def __init__(self, ceiling: Optional[int] = None, log: Optional[str] = None, arena: Optional[Arena] = None,
+    def __init__(self, ceiling: int | None = None, log: str | None = None, arena: Arena | None = None,
                  title: str = "for reads"):
         self.arena = arena or Arena(default_ceiling() if ceiling is None else ceiling)
         self._owns_arena = arena is None
@@ -330,17 +363,18 @@ class Saver:
         self._numbers = 0
         self._waiting: dict[Any, Reply] = {}
         self._order: list[Reply] = []  # answers without a number: ready, listening, joined
-        self._ended: Optional[CairnError] = None
+        self._ended: CairnError | None = None
         self._pid = os.getpid()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
         try:
             program = binary()
             fds = (theirs.fileno(), self.arena.fd)
-            env = {**os.environ, "CAIRN_SAVER": "%d,%d" % fds}
+            env = {**os.environ, "CAIRN_SAVER": f"{fds[0]},{fds[1]}"}
             with open(log, "ab") if log else open(os.devnull, "wb") as stderr:
                 # A session of its own: Ctrl-C in a terminal does not reach it.
-                self.process = subprocess.Popen([program, "saver", title], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                self.process = subprocess.Popen([program, "saver", title], stdin=subprocess.DEVNULL,
+                                                stdout=subprocess.DEVNULL,
                                                 stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
         except BaseException:
             self._ended = SaverError("the saver process did not start")
@@ -350,25 +384,29 @@ class Saver:
             raise
         finally:
             theirs.close()
-        # If nothing refers to this any more, the process ends too. When the interpreter ends, the system closes the socket:
-        # callers must not hear of it before, and free memory that the process is still saving.
+        # If nothing refers to this any more, the process ends too. When the interpreter ends, the system closes the
+        # socket: callers must not hear of it before, and free memory that the process is still saving.
         weakref.finalize(self, _hang_up, self._sock).atexit = False
-        self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver", daemon=True)
+        self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver",
+                                        daemon=True)
         self._reader.start()
         try:
             self.ask("hello", version=VERSION).result(120)
         except BaseException as e:
             self.close(10)
             if isinstance(e, SaverError):
-                raise SaverError(f"the saver process has ended before it answered: {program} may not be the program cairn") from e
+                raise SaverError("the saver process has ended before it answered: "
+                                 f"{program} may not be the program cairn") from e
             raise
 
     # Messages.
 
-    def send(self, kind: str, encoded: Optional[dict[str, str]] = None, **body: Any) -> None:
+    def send(self, kind: str, encoded: dict[str, str] | None = None, **body: Any) -> None:
         """Sends a message. encoded has fields of its body that are JSON already."""
-        fields = [json.dumps(body, separators=(",", ":"))[1:-1], *(f'"{name}":{value}' for name, value in (encoded or {}).items())]
-        text = ('{"type":"%s","body":{%s}}' % (kind, ",".join(f for f in fields if f))).encode()
+        fields = [json.dumps(body, separators=(",", ":"))[1:-1],
+                  *(f'"{name}":{value}' for name, value in (encoded or {}).items())]
+        inside = ",".join(f for f in fields if f)
+        text = f'{{"type":"{kind}","body":{{{inside}}}}}'.encode()
         if len(text) > _MAX_FRAME:
             raise CairnError(f"a message of {len(text)} bytes is too large for the saver process")
         try:
@@ -397,7 +435,8 @@ class Saver:
             self._numbers += 1
             return self._numbers
 
-    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, encoded: Optional[dict[str, str]] = None, **body: Any) -> Reply:
+    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, encoded: dict[str, str] | None = None,
+              **body: Any) -> Reply:
         """Sends a message whose answer has a number: ("load", n) or ("generation", n). send describes encoded."""
         reply.number = subject[1]
         with self._lock:
@@ -416,7 +455,7 @@ class Saver:
         return reply
 
     def expect_upload(self, number: int) -> Reply:
-        """Returns the outcome of the upload of a save that is about to begin, which comes after that of the save."""
+        """Returns the future outcome of the upload of a save that is about to begin."""
         reply = Reply()
         with self._lock:
             self._check()
@@ -431,7 +470,7 @@ class Saver:
         """Reports whether the process can be asked for something."""
         return self._ended is None and self._pid == os.getpid()
 
-    def _receive(self, kind: str, body: dict) -> None:
+    def _receive(self, kind: str, body: dict[str, Any]) -> None:
         if kind in ("ready", "listening", "joined"):
             self._answer(body)
             return
@@ -449,7 +488,9 @@ class Saver:
         over = kind in ("saved", "uploaded", "loaded", "described", "failed")
         with self._lock:
             reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
-            upload = self._waiting.pop(("upload", subject[1]), None) if kind == "failed" and subject[0] == "generation" else None
+            upload = None
+            if kind == "failed" and subject[0] == "generation":
+                upload = self._waiting.pop(("upload", subject[1]), None)
         if kind == "fetch" and (reply is None or reply.on is None):  # every fetch has an answer
             self.send("fetched", fetch=body["fetch"], error={"text": "the save is over"})
             return
@@ -461,16 +502,16 @@ class Saver:
             if upload is not None:  # of a save that failed
                 upload.settle(error=error)
         elif over:
-            reply.settle(body)
+            reply.settle(_REPORTS[kind](body.get("report") or {}) if kind in _REPORTS else body)
         elif (on := reply.on) is not None:
             try:
                 on(kind, body)
-            except BaseException as e:  # the error of a caller's function is that of its request, when that is over
+            except BaseException as e:  # the request fails with the error of the caller's function
                 reply.on, reply.error = None, e
                 if subject[0] == "load":
                     self._cancel(reply)
 
-    def _answer(self, body: Optional[dict], error: Optional[CairnError] = None) -> None:
+    def _answer(self, body: dict[str, Any] | None, error: CairnError | None = None) -> None:
         with self._lock:
             # rank 0 receives "listening" and "joined" for one message
             reply = self._order.pop(0) if self._order else None
@@ -495,7 +536,8 @@ class Saver:
 
     # Reading.
 
-    def describe(self, store: str, format: Optional[str] = None, format_options: Optional[dict] = None) -> dict:
+    def describe(self, store: str, format: str | None = None,
+                 format_options: dict[str, Any] | None = None) -> dict[str, Any]:
         """Returns what a checkpoint holds: the body of the message "described"."""
         reply = self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options))
         try:
@@ -506,26 +548,26 @@ class Saver:
             self._cancel(reply)  # if it was Ctrl-C
             raise
 
-    def load(self, store: str, wants: Sequence[dict], piece: Callable[[int, Optional[memoryview], Any], None], *,
-             format: Optional[str] = None, format_options: Optional[dict] = None, allow_missing: bool = False,
-             save_id: str = "", reports: Optional[list[dict]] = None, cast: str = "in-range") -> list[str]:
+    def load(self, store: str, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None], *,
+             format: str | None = None, format_options: dict[str, Any] | None = None, allow_missing: bool = False,
+             save_id: str = "", cast: str = "in-range") -> LoadReport:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
-        Returns the names that the checkpoint does not have, if allow_missing is set. ChangedError:
-        the checkpoint is not that of save_id, if that is not empty. reports receives those of the
-        saver process. cast is one of CASTS.
+        The report has the names that the checkpoint lacks, if allow_missing is set. ChangedError:
+        save_id is not empty, and the checkpoint has another one. cast is one of CASTS.
         """
         if cast not in CASTS:
             raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
+        begun = time.monotonic()
         source = {**_source(store, format, format_options), "cast": cast}
         under_way: list[Reply] = []
-        batch: list[tuple[int, dict, Optional[int]]] = []
-        # Memory that is used again is faster than more memory, so a load takes little of what is new.
+        batch: list[tuple[int, dict[str, Any], int | None]] = []
+        # Memory that is used again is faster than new memory, so a load takes little new memory.
         limit = max(_LOAD_MEMORY, sum(hi - lo for lo, hi in self.arena.backed))
-        size = used = 0  # bytes of the batch, and of it and those under way
+        size = used = 0  # bytes of the batch, and of all batches
 
         def start() -> None:
             nonlocal batch, size
@@ -546,10 +588,11 @@ class Saver:
                 if "dtype" in want:
                     n = want["nbytes"]
                     if n > self.arena.window:
-                        raise CairnError(f"{n} bytes of {want['name']!r} do not fit into the shared memory of {self.arena.window} bytes: "
+                        raise CairnError(f"{n} bytes of {want['name']!r} do not fit into the shared memory of "
+                                         f"{self.arena.window} bytes: "
                                          "set CAIRN_ARENA_BYTES")
                     while (over := used > 0 and used + n > limit) or (at := self.arena.alloc(n)) is None:
-                        # The memory comes back when what is under way is over, here or in another thread.
+                        # Memory comes back when a batch is over, here or in another thread.
                         if batch:
                             start()
                         with self._lock:
@@ -565,13 +608,12 @@ class Saver:
                     start()
             if batch:
                 start()
-            received = [reply.result()["report"] for reply in under_way]
-            if len(saves := {r["save_id"] for r in received} | ({save_id} if save_id else set())) > 1:
-                raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves {sorted(saves)}, "
+            received: list[LoadReport] = [reply.result() for reply in under_way]
+            if len(saves := {r.save_id for r in received} | ({save_id} if save_id else set())) > 1:
+                raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves "
+                                   f"{sorted(saves)}, "
                                    "and then another", ("storage.changed",))
-            if reports is not None:
-                reports += received
-            return [name for r in received for name in r.get("missing") or []]
+            return LoadReport.total(received, time.monotonic() - begun)
         except BaseException:
             for _, want, at in batch:
                 if at is not None:
@@ -584,8 +626,9 @@ class Saver:
                 reply.wait(max(0, end - time.monotonic()))
             raise
 
-    def _start(self, batch: list[tuple[int, dict, Optional[int]]], piece: Callable[[int, Optional[memoryview], Any], None],
-               allow_missing: bool, source: dict) -> Reply:
+    def _start(self, batch: list[tuple[int, dict[str, Any], int | None]],
+               piece: Callable[[int, memoryview | None, Any], None], allow_missing: bool,
+               source: dict[str, Any]) -> Reply:
         """Sends a load. The memory of its wants is free when the load is over."""
         items = []
         for _, want, at in batch:
@@ -594,7 +637,7 @@ class Saver:
                 item["at"] = at
             items.append(item)
 
-        def arrived(kind: str, body: dict) -> None:
+        def arrived(kind: str, body: dict[str, Any]) -> None:
             if kind != "piece":
                 return
             index, want, at = batch[body["item"]]
@@ -611,21 +654,22 @@ class Saver:
         reply = Reply(arrived)
         reply.then(over)
         try:
-            return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing, **source)
+            return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing,
+                              **source)
         except BaseException as e:
             reply.settle(error=e)
             raise
 
     def _cancel(self, reply: Reply) -> None:
-        try:
+        with contextlib.suppress(CairnError):
             if not reply.done():
                 self.send("cancel", load=reply.number)
-        except CairnError:
-            pass
 
     def close(self, timeout: float = 60) -> None:
-        """Ends the conversation when the saves and uploads are over that are under way. If that takes longer, the process completes
-        those that are staged, and ends."""
+        """Waits for pending saves and uploads, up to timeout seconds, and ends the conversation.
+
+        The process completes saves that are staged, and ends.
+        """
         if self._pid != os.getpid():
             return
         end = time.monotonic() + timeout
@@ -637,38 +681,33 @@ class Saver:
         self._reader.join(timeout)
         self._sock.close()
         self._fail(SaverError("the saver was closed"))
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it completes staged saves
             self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass  # it completes what is staged
         if self._owns_arena:
             self.arena.close()
 
     def _forget(self) -> None:
         """Called in a child after a fork: the conversation is the parent's."""
         self._ended = SaverError("the saver process belongs to the process that forked this one")
-        try:
+        with contextlib.suppress(OSError):
             os.close(self._sock.detach())
-        except OSError:
-            pass
 
 
 def _hang_up(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 def _hinted(error: NotFoundError, store: str) -> NotFoundError:
-    """Returns the error with what to do if a path may be that of a run."""
+    """Returns the error, with a hint if the path may be the folder of a run."""
     path = address_of(store)
     if "://" in path or not os.path.isdir(path) or not any(entry.is_dir() for entry in os.scandir(path)):
         return error
-    return NotFoundError(f"{error}. If it is the folder of a run, cairn.latest({store!r}) returns its newest checkpoint", error.codes)
+    hint = f"If it is the folder of a run, cairn.latest({store!r}) returns its newest checkpoint"
+    return NotFoundError(f"{error}. {hint}", error.codes)
 
 
-def _source(store: str, format: Optional[str], options: Optional[dict]) -> dict:
+def _source(store: str, format: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
     out: dict[str, Any] = {"store": address_of(store)}
     if format:
         out["format"] = format
@@ -688,7 +727,7 @@ def _read_exactly(sock: socket.socket, n: int) -> bytearray:
     return out
 
 
-def _read_all(saver: "weakref.ref[Saver]", sock: socket.socket) -> None:
+def _read_all(saver: weakref.ref[Saver], sock: socket.socket) -> None:
     """Reads the messages of a saver process until it ends, or until the Saver does not exist any more."""
     error: CairnError = SaverError("the saver process has ended")
     try:
@@ -715,13 +754,13 @@ def _read_all(saver: "weakref.ref[Saver]", sock: socket.socket) -> None:
 
 
 # Every saver of this process, for forks.
-_all: "weakref.WeakSet[Saver]" = weakref.WeakSet()
-_shared: Optional[Saver] = None
+_all: weakref.WeakSet[Saver] = weakref.WeakSet()
+_shared: Saver | None = None
 _shared_lock = threading.Lock()
 
 
 def shared() -> Saver:
-    """Returns the saver that reads for this process. It starts one if there is none."""
+    """Returns the saver that reads for this process. The first call starts it."""
     global _shared
     with _shared_lock:
         if _shared is not None and not _shared.alive():

@@ -1,0 +1,183 @@
+"""The reports of saves, loads and uploads: bytes, files and times.
+
+    >>> report = SaveReport(step=100, bytes=2_000_000_000, write_seconds=0.8)
+    >>> f"{report.bytes / report.write_seconds / 1e9:.1f} GB/s"
+    '2.5 GB/s'
+
+Times are seconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LoadReport", "Phase", "SaveReport", "Traffic", "UploadReport"]
+
+
+# Each class reads the JSON of a message of the saver process with from_message. A field that the message lacks has its
+# default. Fields that a newer program adds are ignored.
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a save on this rank, such as "plan" or "write". docs/telemetry.md lists them.
+
+    >>> Phase("write", start=0.25, end=1.0, bytes=4096).seconds
+    0.75
+    """
+
+    name: str
+    start: float = 0.0
+    """Seconds since the save began."""
+    end: float = 0.0
+    bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the phase took."""
+        return self.end - self.start
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Phase:
+        return cls(m.get("name") or "", _seconds(m, "start_ns"), _seconds(m, "end_ns"), _number(m, "bytes"))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a store did for this rank. Folders do not count it.
+
+    >>> Traffic(requests=6, bytes_sent=1144)
+    Traffic(requests=6, retries=0, hedges=0, bytes_sent=1144, bytes_received=0, bytes_cached=0)
+    """
+
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    """Reads that were made twice, because the first answer was late."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_cached: int = 0
+    """Bytes that came from a cache of this host."""
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Traffic:
+        return cls(*(_number(m, name) for name in cls.__dataclass_fields__))
+
+    @classmethod
+    def total(cls, parts: Iterable[Traffic]) -> Traffic:
+        """Returns the sum of parts."""
+        rows = list(parts)
+        return cls(*(sum(getattr(row, name) for row in rows) for name in cls.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """A save that is complete.
+
+    >>> report = SaveReport(bytes=4096, phases=(Phase("plan", 0, 0.5), Phase("write", 0.5, 2)))
+    >>> {p.name: p.seconds for p in report.phases}
+    {'plan': 0.5, 'write': 1.5}
+    """
+
+    save_id: str = ""
+    step: int | None = None
+    bytes: int = 0
+    """Bytes that all ranks wrote."""
+    rank_bytes: int = 0
+    """Bytes that this rank wrote."""
+    files: int = 0
+    """Files that all ranks wrote."""
+    plan_reused: bool = False
+    """The plan of the previous save was used again."""
+    plan_seconds: float = 0.0
+    write_seconds: float = 0.0
+    phases: tuple[Phase, ...] = field(default=(), repr=False)
+    """The phases of this rank."""
+    traffic: Traffic | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> SaveReport:
+        return cls(m.get("save_id") or "", m.get("step"), _number(m, "bytes"), _number(m, "local_bytes"),
+                   _number(m, "files"), bool(m.get("plan_reused")), _seconds(m, "plan_ns"), _seconds(m, "write_ns"),
+                   tuple(Phase.from_message(p) for p in m.get("phases") or ()), _traffic(m))
+
+
+@dataclass(frozen=True)
+class UploadReport:
+    """An upload that is complete.
+
+    >>> UploadReport(bytes=512, rank_bytes=400, seconds=3.0).direct
+    False
+    """
+
+    save_id: str = ""
+    bytes: int = 0
+    """Bytes that all ranks uploaded."""
+    rank_bytes: int = 0
+    """Bytes that this rank uploaded."""
+    files: int = 0
+    """Files that all ranks uploaded."""
+    seconds: float = 0.0
+    direct: bool = False
+    """The local disk had no room, so the save went to the remote store at once."""
+    traffic: Traffic | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> UploadReport:
+        return cls(m.get("save_id") or "", _number(m, "bytes"), _number(m, "local_bytes"), _number(m, "files"),
+                   _seconds(m, "upload_ns"), bool(m.get("direct")), _traffic(m))
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """A load of this rank.
+
+    >>> LoadReport(step=100, missing=("scale",)).missing
+    ('scale',)
+    """
+
+    save_id: str = ""
+    """The save that was loaded; empty if the format does not record it."""
+    step: int | None = None
+    missing: tuple[str, ...] = ()
+    """Names that the checkpoint lacks, after a load without strict."""
+    bytes: int = 0
+    """Bytes of the tensors and values."""
+    bytes_read: int = 0
+    """Bytes that were read, which may be more: checksums cover whole blocks."""
+    requests: int = 0
+    """The number of reads."""
+    seconds: float = 0.0
+    traffic: Traffic | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> LoadReport:
+        local = m.get("local") or {}
+        return cls(m.get("save_id") or "", m.get("step"), tuple(m.get("missing") or ()), _number(local, "bytes_needed"),
+                   _number(local, "bytes_read"), _number(local, "requests"),
+                   _seconds(m, "plan_ns") + _seconds(m, "read_ns"), _traffic(m))
+
+    @classmethod
+    def total(cls, parts: Iterable[LoadReport], seconds: float) -> LoadReport:
+        """Returns the report of a load that was made in parts and took seconds."""
+        rows = list(parts)
+        traffic = [r.traffic for r in rows if r.traffic is not None]
+        return cls(rows[0].save_id if rows else "", rows[0].step if rows else None,
+                   tuple(name for r in rows for name in r.missing),
+                   sum(r.bytes for r in rows), sum(r.bytes_read for r in rows), sum(r.requests for r in rows), seconds,
+                   Traffic.total(traffic) if traffic else None)
+
+
+def _number(m: Mapping[str, Any], name: str) -> int:
+    return m.get(name) or 0
+
+
+def _seconds(m: Mapping[str, Any], name: str) -> float:
+    return _number(m, name) / 1e9
+
+
+def _traffic(m: Mapping[str, Any]) -> Traffic | None:
+    t = m.get("traffic")
+    return None if t is None else Traffic.from_message(t)

@@ -1,0 +1,233 @@
+"""The outcomes of a background save, as futures."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import functools
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from cairn import errors
+from cairn._saver import Reply
+from cairn.reports import SaveReport, UploadReport
+
+if TYPE_CHECKING:
+    from cairn.torch._save import Staging
+
+_T = TypeVar("_T")
+_LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
+_log = logging.getLogger("cairn")
+
+
+class Outcome(concurrent.futures.Future[_T], Generic[_T]):
+    """A future of a save. It cannot be cancelled: the other ranks save too.
+
+    Functions of add_done_callback run in a thread of their own, in the order in which they were added. They may wait
+    for other outcomes. If one raises an error, the error is logged (logger "cairn"), and the next function runs.
+    """
+
+    def __init__(self, what: str, seen: list[BaseException]) -> None:
+        super().__init__()
+        self._what, self._seen = what, seen
+        self._calls: list[Callable[[Any], object]] = []
+        self._calls_lock = threading.Lock()
+        self._called = False  # _calls are about to run, or have run
+        self.set_running_or_notify_cancel()  # so that cancel returns False
+        super().add_done_callback(lambda _: self._call_all())
+
+    def result(self, timeout: float | None = None) -> _T:
+        """Waits for the outcome and returns it, or raises the error. TimeoutError: not within timeout seconds."""
+        error = self.exception(timeout)
+        try:
+            if error is not None:
+                raise error
+            return super().result()
+        finally:
+            del error  # its traceback has this frame
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the outcome and returns the error, or None. TimeoutError: not within timeout seconds."""
+        try:
+            error = super().exception(timeout)
+        except concurrent.futures.TimeoutError:  # not TimeoutError before Python 3.11
+            raise TimeoutError(f"{self._what} is not over after {timeout} seconds") from None
+        if error is not None:
+            unseen.drop(self._seen, error)
+        return error
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Calls fn with this future when it is done, in another thread, or at once if it is done already."""
+        with self._calls_lock:
+            if not self._called:
+                self._calls.append(fn)
+                return
+        self._call(fn)
+
+    def _call_all(self) -> None:
+        # The thread that settles an outcome reads the messages of the saver process: a function that waits for cairn
+        # would wait for ever there.
+        with self._calls_lock:
+            self._called, calls, self._calls = True, self._calls, []
+        if not calls:
+            return
+
+        def run() -> None:
+            for fn in calls:
+                self._call(fn)
+
+        try:
+            threading.Thread(target=run, name="cairn-callback", daemon=False).start()
+        except RuntimeError:  # the interpreter is ending, and starts nothing more
+            run()
+
+    def _call(self, fn: Callable[[Any], object]) -> None:
+        try:
+            fn(self)
+        except Exception:
+            _log.exception("a function of add_done_callback has failed, for %r", self)
+
+    def _settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Sets the outcome, if it is not set."""
+        try:
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+        except concurrent.futures.InvalidStateError:
+            pass
+
+
+class Handle(Outcome[SaveReport]):
+    """A save that is under way: a ``concurrent.futures.Future`` of its report.
+
+    >>> handle = cairn.torch.async_save({"w": torch.ones(3)}, "run/step-1", step=1)
+    >>> handle.staged.result()                   # the state has been copied aside
+    >>> handle.result(timeout=600).step          # the checkpoint is complete
+    1
+    >>> handle.exception() is None, handle.uploaded.result()
+    (True, None)
+
+    ``staged`` is a future that is done when the state has been copied aside: then the caller may change it.
+    ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
+    fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
+
+    All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
+    reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
+    :class:`cairn.SaveWarning`.
+
+    A save cannot be cancelled: ``cancel`` returns False.
+    """
+
+    def __init__(self, path: str) -> None:
+        seen: list[BaseException] = []  # errors that a caller has asked for
+        super().__init__(f"the save to {path}", seen)
+        self._path = path
+        self._reply = Reply(self._heard)
+        self._upload: Reply | None = None  # None: there is no remote store
+        self._planned = self._moved = 0
+        self._staging: Staging | None = None
+        self.staged: Outcome[None] = Outcome(f"the copy for the save to {path}", seen)
+        self.uploaded: Outcome[UploadReport | None] = Outcome(f"the upload of {path}", seen)
+        self.warnings: list[str] = []
+
+    def progress(self) -> tuple[int, int]:
+        """Returns the bytes that this rank has written, and the bytes that it writes in all (0 until planned)."""
+        return self._moved, self._planned
+
+    def __repr__(self) -> str:
+        if error := self._reply.error or self.staged._exception:
+            return f"<save to {self._path}: failed: {error}>"
+        how = "complete" if self.done() else "staged" if self.staged.done() else "not staged yet"
+        return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
+
+    def _heard(self, kind: str, body: dict[str, Any]) -> None:
+        if kind == "progress":
+            self._planned = body.get("planned", 0) or self._planned
+            self._moved += body.get("moved", 0)
+        elif kind == "released" and self._staging is not None:
+            self._staging.release(body["items"])
+        elif kind == "fetch" and self._staging is not None:
+            self._staging.fetch(body)
+        elif kind == "warning":
+            self.warnings.append(body["text"])
+
+    def _watch(self) -> None:
+        """Makes the replies of the saver process settle the futures, after everything that was registered before."""
+        unseen.watch(self)
+        reply, upload = self._reply, self._upload
+        if upload is None:
+            reply.then(lambda: self.uploaded._settle(None, reply.error))
+        else:
+            upload.then(lambda: self.uploaded._settle(upload.body, upload.error))
+        reply.then(lambda: self._settle(reply.body, reply.error))
+
+    def _fail(self, error: BaseException) -> None:
+        self.staged._settle(error=error)
+        self._reply.settle(error=error)
+        if self._upload is not None:
+            self._upload.settle(error=error)
+
+
+class _Unseen:
+    """Saves of this process that are under way, and errors of saves that no call has asked for."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all saves: the child of a fork has none."""
+        self._lock = threading.Lock()
+        self._under_way: set[Reply] = set()
+        self._errors: list[tuple[str, BaseException]] = []
+
+    def watch(self, handle: Handle) -> None:
+        """Keeps the errors of a save until a caller has asked for them."""
+        for text, reply in ("the save to", handle._reply), ("the upload of", handle._upload):
+            if reply is not None:
+                with self._lock:
+                    self._under_way.add(reply)
+                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle._seen, reply))
+
+    def _over(self, what: str, seen: list[BaseException], reply: Reply) -> None:
+        with self._lock:
+            self._under_way.discard(reply)
+            # The upload of a save that failed has the error of the save.
+            if reply.error is not None and not any(e is reply.error for e in [*seen, *(e for _, e in self._errors)]):
+                self._errors.append((f"{what} has failed, and result() of its handle was not called: {reply.error}",
+                                     reply.error))
+
+    def drop(self, seen: list[BaseException], error: BaseException) -> None:
+        """Notes that a caller has seen an error. seen has the errors of one save that callers have seen."""
+        with self._lock:
+            if not any(e is error for e in seen):
+                seen.append(error)
+            self._errors = [(text, e) for text, e in self._errors if e is not error]
+
+    def report(self) -> None:
+        """Warns of each error, once."""
+        while True:
+            with self._lock:
+                if not self._errors:
+                    return
+                text, _ = self._errors.pop(0)
+            warnings.warn(text, errors.SaveWarning, stacklevel=errors.outside())  # or raise it, and keep the others
+
+    def at_exit(self) -> None:
+        """Reports errors at the end of the process. Saves that are under way get a moment to fail before it."""
+        end = time.monotonic() + _LAST_WAIT
+        with self._lock:
+            last = list(self._under_way)
+        for reply in last:
+            reply.wait(max(0, end - time.monotonic()))
+        self.report()
+
+
+unseen = _Unseen()
+atexit.register(unseen.at_exit)
+os.register_at_fork(after_in_child=unseen.clear)

@@ -1,0 +1,139 @@
+"""The futures of a background save: what people expect of a concurrent.futures.Future."""
+
+import asyncio
+import concurrent.futures
+import threading
+import unittest.mock
+
+import cairn
+import cairn.torch
+from device import Case, noise
+
+LIMIT = 100
+
+
+class Futures(Case):
+    def held(self, **options):
+        """Begins a save that is not staged before the event that is returned is set."""
+        go, copy_units = threading.Event(), cairn.torch._save.copy_units
+
+        def late(*args):
+            go.wait(LIMIT)
+            copy_units(*args)
+
+        patched = unittest.mock.patch.object(cairn.torch._save, "copy_units", late)
+        patched.start()
+        self.addCleanup(patched.stop)
+        self.addCleanup(go.set)
+        return cairn.torch.async_save({"x": noise((3,))}, self.path(), step=7, overlap=True, **options), go
+
+    def test_a_save_under_way(self):
+        handle, go = self.held()
+        for future in (handle, handle.staged, handle.uploaded):
+            self.assertIsInstance(future, concurrent.futures.Future)
+            self.assertTrue(future.running())
+            self.assertFalse(future.done())
+            self.assertFalse(future.cancel())
+            self.assertFalse(future.cancelled())
+            for wait in (future.result, future.exception):
+                with self.assertRaisesRegex(TimeoutError, "is not over after 0 seconds"):
+                    wait(0)
+        go.set()
+        self.assertIsNone(handle.staged.result(LIMIT))
+        report = handle.result(LIMIT)
+        self.assertIsInstance(report, cairn.SaveReport)
+        self.assertEqual((report.step, report.rank_bytes), (7, report.bytes))
+        self.assertIsNone(handle.uploaded.result(0))  # there is no remote
+        for future in (handle, handle.staged, handle.uploaded):
+            self.assertTrue(future.done())
+            self.assertFalse(future.running())
+            self.assertFalse(future.cancel())
+            self.assertIsNone(future.exception(0))
+
+    def test_wait_and_as_completed(self):
+        handle, go = self.held()
+        done, under_way = concurrent.futures.wait([handle, handle.staged], timeout=0)
+        self.assertEqual((done, under_way), (set(), {handle, handle.staged}))
+        go.set()
+        self.assertEqual(set(concurrent.futures.as_completed([handle, handle.staged, handle.uploaded], LIMIT)),
+                         {handle, handle.staged, handle.uploaded})
+
+    def test_asyncio(self):
+        async def wait():
+            handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), step=8)
+            return await asyncio.wait_for(asyncio.wrap_future(handle), LIMIT)
+
+        self.assertEqual(asyncio.run(wait()).step, 8)
+
+    def test_an_upload(self):
+        handle = cairn.torch.async_save({"x": noise((3,))}, self.path("disk/step-1"), remote=self.path("there/step-1"))
+        report = handle.uploaded.result(LIMIT)
+        self.assertIsInstance(report, cairn.UploadReport)
+        self.assertEqual((report.save_id, report.direct), (handle.result(0).save_id, False))
+
+    def test_functions_are_called_in_order(self):
+        handle, go = self.held()
+        called, over = [], threading.Event()
+        handle.add_done_callback(lambda h: called.append(h))
+        handle.add_done_callback(lambda h: called.append(h.result(0).step))
+        handle.add_done_callback(lambda h: over.set())
+        self.assertEqual(called, [])
+        go.set()
+        self.assertTrue(over.wait(LIMIT))
+        self.assertEqual(called, [handle, 7])
+        handle.add_done_callback(lambda h: called.append("at once"))
+        self.assertEqual(called[2:], ["at once"])
+
+    def test_the_error_of_a_function_is_logged(self):
+        handle, go = self.held()
+        over = threading.Event()
+        handle.add_done_callback(lambda h: 1 / 0)
+        handle.add_done_callback(lambda h: over.set())
+        with self.assertLogs("cairn", "ERROR") as logged:
+            go.set()
+            self.assertTrue(over.wait(LIMIT))
+            handle.add_done_callback(lambda h: {}["later"])
+        self.assertEqual(len(logged.records), 2)
+        self.assertIn("ZeroDivisionError", logged.output[0])
+        self.assertIn("KeyError", logged.output[1])
+        self.assertEqual(handle.result(LIMIT).step, 7)
+
+    def test_a_function_may_use_cairn(self):
+        """It must not run in the thread that reads what the saver process says."""
+        handle, go = self.held(remote=self.path("there"))
+        got, over = [], threading.Event()
+
+        def call(h):
+            try:
+                got.append(h.uploaded.result(LIMIT).save_id)
+                got.append(cairn.torch.load({"x": noise((3,))}, self.path()).step)
+            finally:
+                over.set()
+
+        handle.add_done_callback(call)
+        go.set()
+        self.assertTrue(over.wait(LIMIT))
+        self.assertEqual(got, [handle.result(0).save_id, 7])
+
+    def test_an_error(self):
+        cairn.torch.save({"x": noise((3,))}, self.path())
+        handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), overwrite=False)
+        for future in (handle, handle.uploaded):
+            self.assertIsInstance(future.exception(LIMIT), cairn.ExistsError)
+            with self.assertRaises(cairn.ExistsError):
+                future.result(0)
+
+
+class Loads(Case):
+    def test_the_report(self):
+        saved = cairn.torch.save({"x": noise((3, 5)), "n": 1}, self.path(), step=9)
+        report = cairn.torch.load({"x": noise((3, 5)), "n": 0}, self.path())
+        self.assertEqual((report.save_id, report.step, report.missing), (saved.save_id, 9, ()))
+        self.assertGreaterEqual(report.bytes, 60)
+        self.assertGreaterEqual(report.bytes_read, report.bytes)
+        self.assertGreater(report.requests, 0)
+        self.assertGreater(report.seconds, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
