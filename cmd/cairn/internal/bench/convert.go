@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -111,7 +112,7 @@ func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 		{&r.Copy, fresh(b.copied), func(ctx context.Context) (err error) { r.Files, err = b.copy(ctx, src); return err }},
 		{&r.Convert, fresh(b.target), func(ctx context.Context) error {
 			resetPeakRSS()
-			defer func() { r.PeakRSS = max(r.PeakRSS, PeakRSS()) }()
+			defer func() { r.PeakRSS = max(r.PeakRSS, peakRSS()) }()
 			return b.convert(ctx)
 		}},
 	})
@@ -130,7 +131,7 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	var total int64
-	err = ranks(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
+	err = inproc.Run(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
 		state, size, err := repeatedRows(b.o.Bytes, b.o.Ranks, g.Rank())
 		if err != nil {
 			return err
