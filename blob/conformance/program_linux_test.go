@@ -119,7 +119,7 @@ func TestProgramInS3(t *testing.T) {
 			t.Errorf("cairn %s = %v, printed %q; want %q in it", strings.Join(args, " "), err, out, want)
 		}
 	}
-	ok("2 trainers with saver processes", "demo", "--dir", run+"/step-1", "--size", "256KiB", "--ranks", "2", "--load-ranks", "3")
+	ok("All as promised", "demo", "--dir", run+"/step-1", "--size", "256KiB", "--ranks", "2", "--load-ranks", "3")
 	ok("requests", "convert", run+"/step-1", run+"/dcp", "--to", "dcp", "--world-size", "2")
 	ok("ok", "verify", run+"/dcp")
 	ok("ok", "verify", run+"/step-1/cairn.json")

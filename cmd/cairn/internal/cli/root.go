@@ -97,7 +97,7 @@ func newRootCmd() *cobra.Command {
 		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).storeLogger()))
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
-	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
+	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
 		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
