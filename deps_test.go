@@ -33,7 +33,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/mem", "blob"},
 	{"blob/file", "blob"},
 	{"blob/fault", "blob"},
-	{"blob/blobtest", "blob"},
+	{"blob/blobtest", "blob blob/mem"},
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
