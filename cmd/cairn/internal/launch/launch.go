@@ -61,7 +61,7 @@ type Config struct {
 	// Unix makes the ranks meet at a socket in a temporary folder instead of at
 	// Addr and Port.
 	Unix bool
-	// Secret is CAIRN_SECRET. Empty: that of the environment, or a random one.
+	// Secret is CAIRN_SECRET. Empty: the secret of the environment, or a random one.
 	Secret string
 
 	// Stdin is the input of the first rank on this host. All other ranks, and all
@@ -71,10 +71,6 @@ type Config struct {
 	// safe for concurrent use. Nil: the output is discarded. A file is passed to
 	// the processes directly if the output needs no changes.
 	Stdout, Stderr io.Writer
-	// Streams, if not nil, replaces Stdout, Stderr and Prefix: it returns the
-	// writers for the output of a rank, which is not changed. It is called once
-	// for each rank before any process starts.
-	Streams func(rank int) (stdout, stderr io.Writer)
 	// Prefix puts "[rank] " before each line, in colour on Stdout if Color is set
 	// and on Stderr if ErrColor is. Lines are written as a whole; those above 64
 	// KiB are cut.
