@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -100,10 +101,7 @@ func open(t testing.TB, s blob.Store) (*cairn.Checkpoint, *meta.Metadata) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := storagetest.Metadata(t, c)
 	return c, md
 }
 

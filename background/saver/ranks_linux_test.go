@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // newTrainers starts the savers of a job and lets them meet.
@@ -360,10 +361,7 @@ func tensorIn(t *testing.T, folder, name string) (out string, ties map[string]st
 		t.Fatal(err)
 	}
 	defer c.Close()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := storagetest.Metadata(t, c)
 	e, ok := md.Find(name)
 	if !ok {
 		t.Fatalf("the checkpoint has no tensor %s", name)

@@ -49,10 +49,7 @@ func tiesOf(t testing.TB, s blob.Store) map[string]string {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := storagetest.Metadata(t, c)
 	return md.Ties()
 }
 

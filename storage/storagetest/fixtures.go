@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -120,6 +121,18 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 			}
 		})
 	}
+}
+
+// Metadata returns the metadata of a checkpoint, or ends the test.
+func Metadata(t testing.TB, c interface {
+	Metadata(ctx context.Context) (*meta.Metadata, error)
+}) *meta.Metadata {
+	t.Helper()
+	md, err := c.Metadata(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return md
 }
 
 // LoadAll loads everything that a checkpoint holds, by name.
