@@ -140,7 +140,7 @@ var lies = map[string]struct {
 func TestDoctorFindsLies(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
-			p, err := NewProxy(endpoint, 0, 1)
+			p, err := newProxy(endpoint, 0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
