@@ -112,7 +112,7 @@ func (p *Place) undo() error {
 }
 
 // addingName is a directory that exists in the staging directory while addTo runs.
-const addingName = JournalPrefix + "adding"
+const addingName = journalPrefix + "adding"
 
 // addTo adds the new files to the folder at Path, the record last. It fails if the
 // folder has a file of the same name.
@@ -127,7 +127,7 @@ func (p *Place) addTo() error {
 		}
 	}
 	mark := func() error {
-		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(JournalPrefix)), file.SyncDir(p.Staging()))
+		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(journalPrefix)), file.SyncDir(p.Staging()))
 	}
 	if err := p.do("mark", mark); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (p *Place) newFiles() ([]string, error) {
 		rel, err := filepath.Rel(p.Staging(), path)
 		name := filepath.ToSlash(rel)
 		switch {
-		case strings.HasPrefix(name, JournalPrefix):
+		case strings.HasPrefix(name, journalPrefix):
 		case p.Record != nil && p.Record(name):
 			record = append(record, name)
 		default:

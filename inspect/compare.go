@@ -190,7 +190,7 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 // processor. A tensor that an object refers to is compared by its name, or as part of
 // the object if its name is not compared. Tensors are compared as numbers, also across
 // dtypes: integers exactly, everything else in float64. Objects are compared like in
-// EqualValues, whatever their codecs; if a codec is unknown, their bytes are compared.
+// equalValues, whatever their codecs; if a codec is unknown, their bytes are compared.
 // A difference is not an error.
 func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison, error) {
 	c := &comparer{a: a, b: b, opts: opts.withDefaults()}

@@ -260,20 +260,20 @@ func pathBelow(e *meta.Entry, name string) meta.Path {
 	return meta.Path{meta.Key(strings.TrimPrefix(strings.TrimPrefix(e.FQN, name), "."))}
 }
 
-// StepNames are the usual names of the step at the top level of a training state,
+// stepNames are the usual names of the step at the top level of a training state,
 // in the order in which StateStep tries them.
-var StepNames = []string{"step", "global_step", "iteration"}
+var stepNames = []string{"step", "global_step", "iteration"}
 
 // maxStep bounds the encoded value that StateStep reads. PyTorch stores even a
 // number as a file of torch.save of more than 1 KiB.
 const maxStep = 64 << 10
 
-// StateStep returns the step in the state: the first of StepNames at the top
+// StateStep returns the step in the state: the first of stepNames at the top
 // level that is a non-negative integer, or nil. read returns the encoded bytes of
 // a value and their codec, like cairn.Checkpoint.ReadBytes. Values that cannot be
 // read are ignored.
 func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context, *meta.Entry) (codec string, data []byte, err error)) *int64 {
-	for _, name := range StepNames {
+	for _, name := range stepNames {
 		e, ok := md.Find(name)
 		if !ok || e.Bytes == nil || len(e.Path) > 1 || e.Bytes.Size > maxStep {
 			continue

@@ -35,7 +35,7 @@ type AsyncOptions struct {
 	// Process lets saver processes save. Program is the command cairn, for them.
 	Process bool
 	Program []string
-	Log     Log
+	Log     logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Log receives a line about each step of a benchmark. It may be nil.
-type Log func(format string, args ...any)
+// logFunc receives a line about each step of a benchmark. It may be nil.
+type logFunc func(format string, args ...any)
 
-func (l Log) printf(format string, args ...any) {
+func (l logFunc) printf(format string, args ...any) {
 	if l != nil {
 		l(format, args...)
 	}
@@ -77,7 +77,7 @@ type measurement struct {
 // alternate takes pairs of measurements that move the given bytes, repeat times. It
 // alternates their order, so that both run under the same conditions: many disks
 // slow down under load.
-func alternate(ctx context.Context, bytes int64, repeat int, log Log, pairs ...[2]measurement) error {
+func alternate(ctx context.Context, bytes int64, repeat int, log logFunc, pairs ...[2]measurement) error {
 	for i := range repeat {
 		log.printf("round %d of %d", i+1, repeat)
 		for _, p := range pairs {

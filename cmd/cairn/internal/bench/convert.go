@@ -40,7 +40,7 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	Log    Log
+	Log    logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }

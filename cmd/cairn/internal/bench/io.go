@@ -28,7 +28,7 @@ type IOOptions struct {
 	// Parallel is the number of reads at the same time on each rank. Zero: the
 	// default of a load.
 	Parallel int
-	Log      Log
+	Log      logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }

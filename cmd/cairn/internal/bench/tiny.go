@@ -20,17 +20,17 @@ type TinyOptions struct {
 	Tensors int
 	// Program is the command cairn, to which arguments are added.
 	Program []string
-	Log     Log
+	Log     logFunc
 }
 
 // TinyResult has a figure for each step.
 type TinyResult struct {
 	Tensors int        `json:"tensors"`
-	Steps   []TinyStep `json:"steps"`
+	Steps   []tinyStep `json:"steps"`
 }
 
-// TinyStep is the time and memory of one step.
-type TinyStep struct {
+// tinyStep is the time and memory of one step.
+type tinyStep struct {
 	Step string `json:"step"`
 	// Seconds is the elapsed time, CPUSeconds the processor time.
 	Seconds    float64 `json:"seconds"`
@@ -56,7 +56,7 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	if err != nil {
 		return nil, fmt.Errorf("save: %w", err)
 	}
-	r := &TinyResult{Tensors: o.Tensors, Steps: []TinyStep{*save}}
+	r := &TinyResult{Tensors: o.Tensors, Steps: []tinyStep{*save}}
 	for _, s := range []struct {
 		name string
 		args []string
@@ -78,14 +78,14 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		p := cmd.ProcessState
-		r.Steps = append(r.Steps, TinyStep{s.name, took.Seconds(), (p.UserTime() + p.SystemTime()).Seconds(), maxRSS(p)})
+		r.Steps = append(r.Steps, tinyStep{s.name, took.Seconds(), (p.UserTime() + p.SystemTime()).Seconds(), maxRSS(p)})
 	}
 	return r, nil
 }
 
 // saveTiny saves a checkpoint of small tensors. The times do not include the time for
 // making the state.
-func saveTiny(ctx context.Context, dir string, tensors int) (*TinyStep, error) {
+func saveTiny(ctx context.Context, dir string, tensors int) (*tinyStep, error) {
 	state := cairn.State{}
 	for i := range tensors {
 		t, err := tensor.New(tensor.Float32, []int64{4})
@@ -104,5 +104,5 @@ func saveTiny(ctx context.Context, dir string, tensors int) (*TinyStep, error) {
 		_, err := cairn.Save(ctx, s, state, nil)
 		return err
 	})
-	return &TinyStep{"save", took.Seconds(), (cpuTime() - before).Seconds(), peakRSS()}, err
+	return &tinyStep{"save", took.Seconds(), (cpuTime() - before).Seconds(), peakRSS()}, err
 }

@@ -77,21 +77,21 @@ func (noWatcher) End(string, *Report) {}
 
 // Report is the result of the demo. Steps that were not reached are nil.
 type Report struct {
-	OK    bool    `json:"ok"`
-	Path  string  `json:"path"`
-	State State   `json:"state"`
-	Save  *Save   `json:"save"`
-	Check *Check  `json:"verify"`
-	Load  *Load   `json:"load"`
-	Crash []Crash `json:"crashes"`
+	OK    bool          `json:"ok"`
+	Path  string        `json:"path"`
+	State stateReport   `json:"state"`
+	Save  *saveReport   `json:"save"`
+	Check *checkReport  `json:"verify"`
+	Load  *loadReport   `json:"load"`
+	Crash []crashReport `json:"crashes"`
 	// Overwrite is the complete save over the checkpoint, after the crashes.
-	Overwrite *Save `json:"overwrite"`
+	Overwrite *saveReport `json:"overwrite"`
 	// Digest is the digest of the final checkpoint.
 	Digest string `json:"digest"`
 }
 
-// State describes the state that is saved.
-type State struct {
+// stateReport describes the state that is saved.
+type stateReport struct {
 	Layers   int   `json:"layers"`
 	Width    int64 `json:"width"`
 	Tensors  int   `json:"tensors"`
@@ -99,8 +99,8 @@ type State struct {
 	NumBytes int64 `json:"nbytes"`
 }
 
-// Save describes a save.
-type Save struct {
+// saveReport describes a save.
+type saveReport struct {
 	SaveID string `json:"save_id"`
 	Step   int64  `json:"step"`
 	Ranks  int    `json:"ranks"`
@@ -109,15 +109,15 @@ type Save struct {
 	Speed
 }
 
-// Check describes a full verification.
-type Check struct {
+// checkReport describes a full verification.
+type checkReport struct {
 	Files  int   `json:"files"` // with the index
 	Chunks int64 `json:"chunks"`
 	Speed
 }
 
-// Load describes a load into other ranks.
-type Load struct {
+// loadReport describes a load into other ranks.
+type loadReport struct {
 	Ranks int `json:"ranks"`
 	// Needed is the number of bytes that the ranks requested, Read the number that
 	// was read from files; Speed counts Needed. Compared is the number of bytes that
@@ -129,8 +129,8 @@ type Load struct {
 	Speed
 }
 
-// Crash describes a save that crashed, and the state of the store afterwards.
-type Crash struct {
+// crashReport describes a save that crashed, and the state of the store afterwards.
+type crashReport struct {
 	// At is the progress of the save at the crash, Operation the operation that
 	// failed.
 	At        string `json:"at"`
@@ -183,7 +183,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := checkPlace(ctx, c.Store); err != nil {
 		return nil, err
 	}
-	p := &runner{Config: c, model: newModel(c.Bytes, c.Ranks, c.LoadRanks), rep: &Report{Path: c.Store.String(), Crash: []Crash{}}}
+	p := &runner{Config: c, model: newModel(c.Bytes, c.Ranks, c.LoadRanks), rep: &Report{Path: c.Store.String(), Crash: []crashReport{}}}
 	for _, step := range []func(context.Context) error{p.save, p.verify, p.load, p.crashes, p.overwrite} {
 		if err := step(ctx); err != nil {
 			return p.rep, err
@@ -258,13 +258,13 @@ func (p *runner) save(ctx context.Context) (err error) {
 		return err
 	}
 	t := inspect.Summarize(c, md).Totals
-	p.rep.State = State{Layers: layers, Width: p.model.width, Tensors: int(t.Tensors), Objects: int(t.Objects), NumBytes: t.NumBytes}
+	p.rep.State = stateReport{Layers: layers, Width: p.model.width, Tensors: int(t.Tensors), Objects: int(t.Objects), NumBytes: t.NumBytes}
 	p.Watch.End("save", p.rep)
 	return nil
 }
 
 // saveStep saves the state of a training step from all ranks.
-func (p *runner) saveStep(ctx context.Context, s blob.Store, step int64) (out *Save, err error) {
+func (p *runner) saveStep(ctx context.Context, s blob.Store, step int64) (out *saveReport, err error) {
 	p.Watch.Begin("save", p.model.bytes)
 	if err := p.model.train(ctx, step); err != nil {
 		return nil, err
@@ -283,7 +283,7 @@ func (p *runner) saveStep(ctx context.Context, s blob.Store, step int64) (out *S
 			Logger:     p.Logger,
 		})
 		if err == nil && g.Rank() == 0 {
-			out = &Save{rep.SaveID, step, p.Ranks, p.model.mesh, rep.Files, speed(rep.Bytes, start)}
+			out = &saveReport{rep.SaveID, step, p.Ranks, p.model.mesh, rep.Files, speed(rep.Bytes, start)}
 		}
 		return err
 	})
@@ -319,7 +319,7 @@ func (p *runner) load(ctx context.Context) error {
 			return err
 		}
 		if g.Rank() == 0 {
-			p.rep.Load = &Load{
+			p.rep.Load = &loadReport{
 				Ranks: g.Size(), Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
 				Speed: speed(rep.Total.Needed, start),
 			}
@@ -379,7 +379,7 @@ func (p *runner) crashes(ctx context.Context) error {
 	return nil
 }
 
-func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
+func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, error) {
 	step, dying := p.step+stepSize, &trackedStore{Store: p.Store}
 	defer dying.abortAll()
 	s := fault.New(dying, point.rule)
@@ -397,7 +397,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
 		return nil, err
 	}
 	ops := s.Ops()
-	c := &Crash{At: point.at, Operation: ops[len(ops)-1].String(), Survivor: "old", SaveID: f.saveID, Digest: f.digest}
+	c := &crashReport{At: point.at, Operation: ops[len(ops)-1].String(), Survivor: "old", SaveID: f.saveID, Digest: f.digest}
 	if c.LeftFiles, c.LeftBytes, err = f.leftovers(ctx, p.Store); err != nil {
 		return nil, err
 	}
@@ -420,7 +420,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*Crash, error) {
 type finding struct {
 	saveID string
 	step   int64
-	check  Check
+	check  checkReport
 	digest string
 	named  map[string]bool // the files of the checkpoint
 }
@@ -443,7 +443,7 @@ func (p *runner) examine(ctx context.Context) (*finding, error) {
 		return nil, err
 	}
 	f := &finding{saveID: info.SaveID, step: *info.Step, named: map[string]bool{recordName: true}}
-	f.check = Check{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
+	f.check = checkReport{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
 	for _, file := range c.Files() {
 		f.named[file.Name] = true
 	}
