@@ -108,7 +108,7 @@ func (j *journal) writeRecord(ctx context.Context) error {
 
 // sweep removes the files in the store that this run cannot use. If it continues an
 // earlier run, it keeps the journal and the files that the journal lists: other files,
-// such as those of an interrupted commit, have names that this run needs. Otherwise it
+// such as the files of an interrupted commit, have names that this run needs. Otherwise it
 // removes all files.
 func (j *journal) sweep(ctx context.Context) error {
 	err := j.removeAll(ctx, "", func(name string) bool {

@@ -52,7 +52,7 @@ func (p *Place) do(name string, fn func() error) error {
 	return fn()
 }
 
-// appear makes the new checkpoint appear at Path, where old is. files are those of the
+// appear makes the new checkpoint appear at Path, where old is. files are the files of the
 // old checkpoint.
 func (p *Place) appear(old occupant, files []string) error {
 	from := p.Staging()
@@ -214,7 +214,7 @@ func (p *Place) adopt(owned []string) error {
 		}
 		err = p.do("adopt", func() error { return link(path, to) })
 		if errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("%w: %s is no part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
+			return fmt.Errorf("%w: %s is not part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
 		}
 		return err
 	})

@@ -39,7 +39,7 @@ func storageOf(t *testing.T, src blob.Store, to string, o convert.Options) meta.
 	return out
 }
 
-// A step is that of --step, of the source, of its state, or unknown: never zero.
+// The step comes from --step, from the source, from its state, or is unknown: it is never zero.
 func TestStepOfAConversion(t *testing.T) {
 	for claim, c := range map[string]struct {
 		recorded *int64

@@ -1,7 +1,7 @@
 // Package inspect answers read-only questions about a checkpoint: its content,
 // how it is cut, digests and statistics of its tensors, and how it differs from
 // another one. It prints nothing, writes nothing and does not depend on formats:
-// it reads a cairn.Checkpoint. The JSON names of the types are those that the
+// it reads a cairn.Checkpoint. The types have the JSON names that the
 // command line prints and docs/cli.md describes.
 package inspect
 
@@ -31,11 +31,11 @@ const (
 type Item struct {
 	FQN  string `json:"fqn"`
 	Kind string `json:"kind"`
-	// DType and Shape are those of a tensor. The shape of a 0-d tensor is empty,
-	// that of an object is nil.
+	// DType and Shape describe a tensor. The shape of a 0-d tensor is empty,
+	// and the shape of an object is nil.
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr are those of an object, in Python's notation, up to MaxRepr.
+	// Type and Repr describe an object, in Python's notation, up to MaxRepr.
 	// Both are empty if the object is not part of the index and was not read.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`

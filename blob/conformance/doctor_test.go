@@ -25,7 +25,7 @@ func results(r *doctor.Report) map[string]doctor.Check {
 }
 
 // TestDoctorOfS3 lets one check fail: versitygw reads the ETag of an object before it opens
-// the file, so a reader that asks for the bytes of one ETag may get those of the next. The
+// the file, so a reader that asks for the bytes of one ETag may get the bytes of the next. The
 // check finds that on some runs.
 func TestDoctorOfS3(t *testing.T) {
 	testDoctor(t, openS3(t, nil), racy, doctor.Options{Time: 50 * time.Millisecond})

@@ -75,8 +75,8 @@ type proxy struct {
 	kept     []*http.Request   // guarded by mu
 }
 
-// newProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
-// is 0, all if it is 1. It calls the functions of change before it serves. The caller
+// newProxy starts a proxy on loopback that disturbs a share of the requests: no request if rate
+// is 0, all requests if it is 1. It calls the functions of change before it serves. The caller
 // closes it.
 func newProxy(upstream string, rate float64, seed uint64, change ...func(*proxy)) (*proxy, error) {
 	u, err := url.Parse(upstream)

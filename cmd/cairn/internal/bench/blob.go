@@ -47,7 +47,7 @@ type BlobResult struct {
 	RangesRatio     float64 `json:"ranges_ratio"`
 
 	// CoreSeconds is the processor time of this process for 10^9 bytes that are uploaded,
-	// and PlainCoreSeconds that of plain requests: the best of all rows.
+	// and PlainCoreSeconds the time of plain requests: the best of all rows.
 	CoreSeconds      float64      `json:"put_core_seconds_per_gb"`
 	PlainCoreSeconds float64      `json:"plain_put_core_seconds_per_gb"`
 	Traffic          blob.Traffic `json:"traffic"` // of our requests, without those for Cache

@@ -62,7 +62,7 @@ type ConvertResult struct {
 
 // Convert measures a conversion and its floor: a copy of the source's files with
 // plain reads and writes, synced. It drops the source's page cache before each.
-// The peak memory is that of the process while it converts.
+// The peak memory is measured while the process converts.
 func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	o.Repeat, o.Ranks = positive(o.Repeat, 3), positive(o.Ranks, 4)
 	if formats.WholeTensors(o.From) {

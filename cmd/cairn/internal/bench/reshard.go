@@ -32,8 +32,8 @@ type ReshardResult struct {
 }
 
 // ReshardRow is the result of one change of sharding. Needed counts the bytes
-// that the ranks requested, Rounded those of the whole checksummed tiles around
-// them, and Read those that were read from storage.
+// that the ranks requested, Rounded the bytes of the checksummed tiles around
+// them, and Read the bytes that were read from storage.
 type ReshardRow struct {
 	Case string `json:"case"`
 	storage.ReadStats

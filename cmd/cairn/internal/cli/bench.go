@@ -96,7 +96,7 @@ func printPlanBench(o *output, r *bench.PlanResult) {
 // addFolderFlag adds --dir. The help describes its default, which depends on the
 // machine.
 func addFolderFlag(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is that of temporary files")
+	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is the folder of temporary files")
 	hideDefault(cmd.Flags(), "dir")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 }

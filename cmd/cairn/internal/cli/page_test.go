@@ -92,7 +92,7 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-// flagTable returns a table of the flags, or "" if there are none.
+// flagTable returns a table of the flags, or "" if the command has no flags.
 func flagTable(flags *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(f *pflag.Flag) {

@@ -163,7 +163,7 @@ func knownFlag(cmd *cobra.Command, name string) bool {
 	return false
 }
 
-// wantArgs returns a check for the number of arguments, none of which may be
+// wantArgs returns a check for the number of arguments. No argument may be
 // empty. A negative high means no limit.
 func wantArgs(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

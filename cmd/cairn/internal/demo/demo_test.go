@@ -45,7 +45,7 @@ func (n *notes) End(step string, _ *demo.Report) {
 	n.steps, n.phase = append(n.steps, step), ""
 }
 
-// check compares the bytes that a phase moved with those that Begin announced,
+// check compares the bytes that a phase moved with the bytes that Begin announced,
 // which do not include the values that are not tensors. Saves after the first one
 // crash.
 func (n *notes) check() {
@@ -93,7 +93,7 @@ func checkReport(t *testing.T, rep *demo.Report) {
 	if n := rep.State.NumBytes; n < demo.MinBytes*2/3 || n > demo.MinBytes*4/3 {
 		t.Errorf("a state of %d bytes; want about %d", n, demo.MinBytes)
 	}
-	// Each byte of a tensor is on one rank at least; those of norms on several.
+	// Each byte of a tensor is on one rank at least; the norms are on several ranks.
 	if rep.Load.Compared < rep.State.NumBytes-8<<10 || rep.Load.Needed < rep.Load.Compared || rep.Load.Read < rep.Load.Needed {
 		t.Errorf("load: compared %d, needed %d, read %d of %d", rep.Load.Compared, rep.Load.Needed, rep.Load.Read, rep.State.NumBytes)
 	}

@@ -119,7 +119,7 @@ func (m *model) add(name string, shape []int64, save, load, saveMoment, loadMome
 		&entry{moment("exp_avg_sq"), tensor.Float32, shape, saveMoment, loadMoment, squareLook, nil})
 }
 
-// train sets the state to that of a training step: every byte is a function of the
+// train sets the state at a training step: every byte is a function of the
 // tensor's name and the step.
 func (m *model) train(ctx context.Context, step int64) (err error) {
 	m.step = step

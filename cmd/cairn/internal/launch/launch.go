@@ -147,7 +147,7 @@ func (c *Config) check() error {
 // if one of Signals ended the job and not all ranks ended with 0; or it wraps the
 // cause of ctx, or [ErrReader]. It also wraps [ErrOutput] if output is lost. If
 // no process was started, the report is nil and the error is a [*ConfigError], a
-// [*LogError], that of [exec.LookPath], or one of the system.
+// [*LogError], an error of [exec.LookPath], or an error of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
@@ -234,7 +234,7 @@ func (c *Config) environ(at place) ([]string, error) {
 		}
 	}
 	if secret == "" && c.Nodes > 1 {
-		return nil, wrong("several hosts need one secret, and none is set")
+		return nil, wrong("several hosts need one secret: set CAIRN_SECRET on all of them")
 	}
 	if secret == "" {
 		secret = rand.Text()
@@ -326,7 +326,7 @@ type SignalError struct {
 	Signal string
 	// First is the exit of the first rank that did not end with 0.
 	First Exit
-	// Code is the exit code for a launcher: that of First, or that of the signal
+	// Code is the exit code for a launcher: the code of First, or of the signal
 	// if ranks had to be killed.
 	Code int
 }
