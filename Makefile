@@ -25,10 +25,13 @@ OWN = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
 # fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
 TAGS = disable_grpc_modules
 export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
+# The tools of "make release".
+GORELEASER ?= v2.15.4
+CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels demo test test-go test-cloud race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate clean help
+.PHONY: all build wheels release demo test test-go test-cloud test-torch race torch lint fmt vet-others staticcheck mod fuzz soak interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -38,24 +41,34 @@ build: ## build the static binary bin/cairn
 wheels: ## build and check the wheels of the Python package for all systems, in bin/wheels
 	GO=$(GO) PYTHON='$(PYTHON)' tools/wheels $(BIN)/wheels
 
+# goreleaser makes the image with docker's engine, which not every machine has.
+release: ## build all that a release publishes, in bin/release, and publish nothing
+	GOBIN=$(abspath $(BIN)) GOFLAGS= $(GO) install github.com/goreleaser/goreleaser/v2@$(GORELEASER)
+	GOBIN=$(abspath $(BIN)) GOFLAGS= $(GO) install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX)
+	PATH=$(abspath $(BIN)):$$PATH GOFLAGS= $(BIN)/goreleaser release --snapshot --clean \
+		$$(docker info >/dev/null 2>&1 || { echo "there is no docker engine: the image is left out" >&2; echo --skip=docker; })
+
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
-# What waits runs beside what computes: the set-up of a PyTorch, and the tests with servers.
+# What waits runs beside what computes: the set-up of a PyTorch, and tests with servers or
+# with processes of Python.
 test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=)
-	@$(MAKE) --no-print-directory -j3 test-go test-cloud torch
+	@$(MAKE) --no-print-directory -j3 test-go test-cloud test-torch
+
+test-torch: torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
 	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -- \
-		-run '^TestInterop$$' -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
+		-run '^TestInterop$$' -vet=off -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 
 test-go:
 	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OWN)
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
-	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OWN)
+	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OWN)
 
 test-cloud:
 	$(GO) vet $(CLOUD)
-	GO=$(GO) $(GO) run ./tools/gotest -- -timeout $(TIMEOUT) $(CLOUD)
+	GO=$(GO) $(GO) run ./tools/gotest -- -vet=off -timeout $(TIMEOUT) $(CLOUD)
 
 race: ## run the tests of all packages with the race detector
 	GO=$(GO) $(GO) run ./tools/gotest -- -race -timeout $(TIMEOUT) ./...
@@ -65,16 +78,16 @@ torch:
 	@mkdir -p $(BIN)
 	@{ TORCH='$(TORCH)' SUITES='$(SUITES)' $(if $(NEED_TORCH),NEED=all,WAYS='python kept') interop/setup 2>&1 >$(BIN)/torch || rm -f $(BIN)/torch; } | tee $(BIN)/torch.log
 
-lint: fmt vet-others staticcheck mod ## check form: gofmt, vet for other systems, staticcheck, modules
+lint: fmt vet-others staticcheck mod ## check form: gofmt, types for other systems, staticcheck, modules
 
 fmt:
 	@files="$$($$($(GO) env GOROOT)/bin/gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
 
-# vet compiles the packages and their tests; only linux runs them here. The SDKs of object
-# storage would take most of the time.
+# Only linux runs the tests here. Vet would compile everything for the other systems.
 vet-others:
-	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(GO) vet -tags nocloud $(OWN)
-	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) vet -tags nocloud $(OWN)
+	$(GO) -C tools/lint build -o ../../$(BIN)/ ./typecheck
+	GOOS=darwin  GOARCH=arm64 CGO_ENABLED=0 $(BIN)/typecheck -tags $(TAGS),nocloud $(OWN)
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(BIN)/typecheck -tags $(TAGS),nocloud $(OWN)
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
 
@@ -118,6 +131,15 @@ gobench: ## run the Go benchmarks
 
 generate: ## rewrite goldens and quoted code (tests with an -update flag); look at the diff
 	$(GO) test -count=1 $(GOLDENS) -update
+
+changelog: ## make CHANGELOG.md of the entries of all releases in changelog/
+	$(GO) test -count=1 ./changelog -update
+
+$(BIN)/site-venv: docs/requirements.txt
+	rm -rf $@ && $(or $(PYTHON),python3) -m venv $@ && $@/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+
+site: $(BIN)/site-venv ## build the documentation site in bin/site, and fail on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/site-venv/bin/mkdocs build --strict -d $(abspath $(BIN))/site
 
 clean: ## remove what make built
 	rm -rf $(BIN)

@@ -110,6 +110,7 @@ var layers = []struct{ name, imports string }{
 	// tests only, so no imports.
 	{"examples/background", ". group/tcp background/saver shard tensor"},
 	{"examples/train", ". platform/collective group group/tcp platform platform/autograd platform/host platform/nn background/saver shard tensor"},
+	{"changelog", ""},
 	{"docs", ""},
 	{"docs/examples", ""},
 	{"interop", ""},
@@ -139,6 +140,7 @@ var libraries = map[string]string{
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob": "blob/azure blob/conformance",
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore":         "blob/azure",
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity":     "blob/azure",
+	"golang.org/x/crypto/x509roots/fallback":               "cmd/cairn",
 	"golang.org/x/oauth2":                                  "blob/gcs",
 	"github.com/versity/versitygw":                         "blob/conformance",
 	"github.com/fsouza/fake-gcs-server":                    "blob/conformance",

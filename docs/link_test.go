@@ -42,11 +42,16 @@ func TestLinksLeadSomewhere(t *testing.T) {
 // prose returns a page without its code.
 func prose(t *testing.T, page string) string {
 	t.Helper()
+	return fenced.ReplaceAllString(readPage(t, page), "")
+}
+
+func readPage(t *testing.T, page string) string {
+	t.Helper()
 	b, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fenced.ReplaceAllString(string(b), "")
+	return string(b)
 }
 
 // anchors returns the names by which a page's headings are linked to.
@@ -82,6 +87,22 @@ func TestNamedFilesExist(t *testing.T) {
 			if err != nil || len(found) == 0 {
 				t.Errorf("%s: there is no %s", page, m[1])
 			}
+		}
+	}
+}
+
+// The list of design notes has all of them.
+func TestDesignNotesAreListed(t *testing.T) {
+	notes, err := filepath.Glob("design/0*.md")
+	if err != nil || len(notes) < 20 {
+		t.Fatalf("%d design notes, %v", len(notes), err)
+	}
+	list := readPage(t, "design/README.md")
+	for _, n := range notes {
+		title, _, _ := strings.Cut(strings.TrimPrefix(readPage(t, n), "# "), "\n")
+		number, title, _ := strings.Cut(title, ": ")
+		if row := "| [" + number + "](" + filepath.Base(n) + ") | " + title + " |\n"; number != "NNNN" && !strings.Contains(list, row) {
+			t.Errorf("design/README.md has no row %q", row)
 		}
 	}
 }

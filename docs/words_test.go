@@ -12,6 +12,8 @@ var (
 	code    = regexp.MustCompile("`([^`]+)`")
 	goName  = regexp.MustCompile(`^([a-z]+)\.([A-Z]\w*(?:\.[A-Z]\w*)?)`)
 	asked   = regexp.MustCompile("`(?:\\w+\\.)?(\\w+)`")
+	// glossary are words of cairn's own that pages use and a reader may not know.
+	glossary = strings.Fields("arena box chunk generation item leftover record run saver stall tier tile trainer unit window")
 	// required are words that readers looked for and did not find.
 	required = strings.Fields("LoadItemType TensorWriteData BytesIOWriteData tensor_storage_size storage_data size_in_bytes usable is_coordinator get_platform PlatformType")
 )
@@ -47,5 +49,15 @@ func TestWordsNameWhatIsThere(t *testing.T) {
 	}
 	if rows < 80 {
 		t.Errorf("the table has %d rows; the test saw too little", rows)
+	}
+}
+
+func TestGlossaryHasTheWords(t *testing.T) {
+	_, table, _ := strings.Cut(prose(t, "architecture.md"), "cairn also uses these words:\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, word := range glossary {
+		if !strings.Contains(table, "\n| "+word+" | ") {
+			t.Errorf("the glossary of architecture.md has no %s", word)
+		}
 	}
 }

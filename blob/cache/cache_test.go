@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -343,31 +344,50 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// usedBytes returns the size of all blocks and temporary files.
+// usedBytes returns the size of all blocks and temporary files. A file that is renamed
+// meanwhile counts once.
 func usedBytes(dir string) int64 {
 	var n int64
+	var seen []fs.FileInfo
 	filepath.WalkDir(filepath.Join(dir, format, blocksDir), func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return nil // removed meanwhile
 		}
-		if fi, err := d.Info(); err == nil && fi.Mode().IsRegular() {
-			n += fi.Size()
+		fi, err := d.Info()
+		if err != nil || !fi.Mode().IsRegular() || slices.ContainsFunc(seen, func(s fs.FileInfo) bool { return os.SameFile(s, fi) }) {
+			return nil
 		}
+		seen = append(seen, fi)
+		n += fi.Size()
 		return nil
 	})
 	return n
 }
 
-// watch returns a function that returns the most bytes that a cache had since.
-func watch(dir string) func() int64 {
+// watch returns a function that returns the most bytes that a cache had since. It looks
+// under the lock of the bound, because files come and go while it walks.
+func watch(t *testing.T, dir string) func() int64 {
+	t.Helper()
+	f, err := openFolder(dir, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func() int64 {
+		unlock, err := f.lockUsage(t.Context())
+		if err != nil {
+			return 0 // another look finds the lock free
+		}
+		defer unlock()
+		return usedBytes(dir)
+	}
 	stop, most := make(chan struct{}), make(chan int64)
 	go func() {
 		var n int64
 		for {
-			n = max(n, usedBytes(dir))
+			n = max(n, used())
 			select {
 			case <-stop:
-				most <- max(n, usedBytes(dir))
+				most <- max(n, used())
 				return
 			case <-time.After(100 * time.Microsecond):
 			}
@@ -385,7 +405,7 @@ func TestBoundOfSeveralCaches(t *testing.T) {
 	for i := range objects {
 		put(t, inner, fmt.Sprint(i), random(uint64(i), size))
 	}
-	most := watch(dir)
+	most := watch(t, dir)
 	var wg sync.WaitGroup
 	for i := range 3 {
 		o := small(dir)

@@ -24,8 +24,9 @@ const (
 	// usageLock is the lock of the file usageName, and of removals.
 	usageLock = locksDir + "/usage"
 	usageName = "usage"
-	// usageWait bounds the wait for usageLock. A block that gets no room is not kept.
-	usageWait = 2 * time.Second
+	// usageWait bounds the wait for usageLock, which another process may hold while it is
+	// stopped. A block that gets no room is not kept.
+	usageWait = 10 * time.Second
 	// tempAge is the age at which temporary files of unknown owners are removed.
 	tempAge = time.Hour
 )
@@ -43,12 +44,15 @@ type folder struct {
 	dir   string
 	bytes int64
 	files *file.Store
+	// turn has a place for the goroutine that takes usageLock. Goroutines that tried for
+	// the lock of the file at the same time would not get it in order.
+	turn chan struct{}
 }
 
 // openFolder makes the folder if it does not exist. The error wraps errOwner if another
 // user could change what is in it.
 func openFolder(dir string, bytes int64) (*folder, error) {
-	f := &folder{dir: filepath.Join(dir, format), bytes: bytes}
+	f := &folder{dir: filepath.Join(dir, format), bytes: bytes, turn: make(chan struct{}, 1)}
 	if err := f.make(); err != nil {
 		return nil, err
 	}
@@ -162,15 +166,26 @@ func (f *folder) create(ctx context.Context, name string, n int64) (blob.Writer,
 
 // lockUsage takes usageLock. It waits for at most usageWait.
 func (f *folder) lockUsage(ctx context.Context) (unlock func(), err error) {
-	for begin := time.Now(); ; {
+	ctx, cancel := context.WithTimeoutCause(ctx, usageWait, fmt.Errorf("%s: %w for %v", usageLock, blob.ErrLocked, usageWait))
+	defer cancel()
+	select {
+	case f.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	for {
 		lock, err := f.files.TryLock(ctx, usageLock, nil)
 		if err == nil {
-			return func() { _ = lock.Release() }, nil // a lock that stays belongs to a dead process
+			return func() {
+				_ = lock.Release() // if it stays, it is free when this process ends
+				<-f.turn
+			}, nil
 		}
-		if !errors.Is(err, blob.ErrLocked) || time.Since(begin) > usageWait {
-			return nil, err
+		if errors.Is(err, blob.ErrLocked) {
+			err = sleep(ctx, 2*time.Millisecond)
 		}
-		if err := sleep(ctx, 2*time.Millisecond); err != nil {
+		if err != nil {
+			<-f.turn
 			return nil, err
 		}
 	}

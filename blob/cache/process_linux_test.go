@@ -152,7 +152,7 @@ func TestProcessesShareOneDownload(t *testing.T) {
 func TestBoundOfSeveralProcesses(t *testing.T) {
 	h := newHost(t)
 	const bound = 12 * (childBlock + 100) // of 30 blocks
-	most := watch(h.cache)
+	most := watch(t, h.cache)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		cmd, out := h.start(t, bound, uint64(i))
@@ -193,7 +193,7 @@ func TestKilledProcesses(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 4))
 	h := newHost(t)
 	const bound = 20 * (childBlock + 100) // of 30 blocks
-	most := watch(h.cache)
+	most := watch(t, h.cache)
 	killed := 0
 	for range 12 {
 		var cmds []*exec.Cmd

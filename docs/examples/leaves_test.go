@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// fresh loads into new memory and leaves the old tensors to those who still use them.
+// fresh loads into new memory and does not change the old tensors.
 type fresh struct{ plan.DefaultLoad }
 
 // SetUp replaces the tensors of the state, at any depth, before anything is loaded.

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// table is an embedding table of which each rank holds some rows: those that
+// table is an embedding table of which each rank holds some rows: the rows that
 // hash to it, say. They are sorted.
 type table struct {
 	rows, width int64
