@@ -9,9 +9,10 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// registerMem makes addresses of a scheme those of folders of one store in memory.
+// registerMem lets addresses of a scheme open folders of one store in memory.
 func registerMem(scheme string) *mem.Store {
 	s := &mem.Store{Name: scheme}
 	blob.Register(scheme, func(_ context.Context, address string) (blob.Store, error) {
@@ -50,9 +51,7 @@ func TestAddressesOfStores(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(info.Name, ".safetensors") {
-			if err := s.Remove(t.Context(), info.Name); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Remove(t.Context(), info.Name))
 		}
 	}
 	latest("addresses://run/other?key=hush", 1)

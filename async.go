@@ -45,14 +45,14 @@ type AsyncOptions struct {
 	// background, and the checkpoint appears there once it is complete. The store of
 	// SaveAsync is then the local one. Ranks may have local stores of their own, such as
 	// the disks of several hosts; then only the remote checkpoint can be loaded. Empty:
-	// there is one store. Set on all ranks or on none.
+	// there is one store. All ranks set it, or no rank does.
 	Remote string
 	// LocalBytes bounds the bytes in the folder above the local store, which has a folder
 	// for each checkpoint, as the folder above Remote does, under the same names. Before
 	// a save, the oldest local checkpoints are removed whose remote copies are complete;
 	// the save waits for uploads if need be. If there is no room even so, it goes to
-	// Remote at once, with a warning. Zero: there is no bound. Set on all ranks or on
-	// none.
+	// Remote at once, with a warning. Zero: there is no bound. All ranks set
+	// it, or no rank does.
 	LocalBytes int64
 }
 
@@ -114,7 +114,7 @@ type Stager struct {
 	mu         sync.Mutex
 	generation uint64
 	saves      []*Pending // that are not over
-	uploads    []*Pending // that are not over, with those of saves that are not over
+	uploads    []*Pending // pending uploads, including uploads of pending saves
 	failed     error      // of the newest save that is over, until SaveAsync returns it
 	closed     bool
 }
@@ -161,12 +161,12 @@ func (s *Stager) Close(ctx context.Context) error {
 	s.closed = true
 	s.mu.Unlock()
 	if !s.settle(s.ctx) && s.process != nil {
-		s.process.Kill()
+		s.process.Disconnect()
 	}
 	s.settle(context.Background())
 	s.stop(context.Canceled)
 	if s.process != nil {
-		s.process.Kill()
+		s.process.Disconnect()
 		<-s.process.Ended()
 	}
 	return s.arena.Close()
@@ -261,11 +261,11 @@ func waitFor(ctx context.Context, done <-chan struct{}) error {
 
 // SaveAsync saves state in the background. When it returns, the state has been copied
 // aside, and the caller may change it; see AsyncOptions.Overlap. Every rank of the group
-// calls it, and the outcome is that of Save, in the Pending. A save that fails harms
+// calls it. Pending.Wait returns what Save would return. A save that fails harms
 // neither the caller nor the checkpoint that is there.
 //
-// The error of SaveAsync itself is that of a state or of options that cannot be saved,
-// or of staging. ctx is for staging alone: the save goes on when it ends.
+// SaveAsync itself returns the errors of a state or of options that cannot be saved,
+// and of staging. ctx is for staging alone: the save goes on when it ends.
 //
 // If the memory of the Stager does not suffice for the whole state, SaveAsync stages
 // more of it as the save progresses. Then it takes longer to return.
@@ -297,7 +297,7 @@ func SaveAsync(ctx context.Context, store blob.Store, state State, opts *AsyncOp
 // standing is what a rank has of the saves before, when a new one begins.
 type standing struct {
 	Generation uint64 `json:"generation"`       // the last one
-	Same       bool   `json:"same"`             // the group is that of the last save
+	Same       bool   `json:"same"`             // the group has not changed since the last save
 	Process    bool   `json:"process"`          // it saves in a process of its own
 	Alive      bool   `json:"alive"`            // that process
 	Failed     string `json:"failed,omitempty"` // the error of the last save
@@ -525,8 +525,8 @@ func (s *Stager) regroup(ctx context.Context, g group.Group) error {
 // fail as soon as its own saver has noticed that.
 const settleTime = 5 * time.Second
 
-// restart replaces the saver processes of all ranks and lets them meet. None of the old
-// ones is left then, so none can publish a save that counts as failed. If settle is set,
+// restart replaces the saver processes of all ranks and lets them meet. No old
+// process is left then, so no old process can publish a save that counts as failed. If settle is set,
 // the old ones complete their saves first. warn receives why the old one of this rank has
 // ended, if it has. The next save goes to store.
 func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, settle bool, warn func(error)) error {
@@ -586,7 +586,7 @@ func (s *Stager) setProcess(p *saver.Process) {
 	s.of, s.process = nil, p
 }
 
-// prepare plans the snapshot and checks the options. It fails on all ranks or on none. If
+// prepare plans the snapshot and checks the options. It fails on all ranks or on no rank. If
 // it succeeds, the save that this one replaces is withdrawn.
 func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	drop, err := group.AllReduce(ctx, job.Group, "state", group.JSON[tiered](), group.JSON[uint64](),
@@ -662,10 +662,23 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	}
 }
 
+// describe returns where and how to save, as a saver needs it.
+func (o *AsyncOptions) describe(job *protocol.RankSave) saver.Save {
+	v := saver.Save{
+		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
+		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Owner: plan.EveryHolder, Cache: o.Cache != nil,
+	}
+	if p, ok := job.Planner.(*plan.DefaultSave); ok { // another one may write copies
+		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer
+	}
+	v.SetStorage(&job.Storage)
+	return v
+}
+
 // request returns the message that describes a save to a saver process.
 func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Request, error) {
 	address, ok := addressOf(p.store)
-	planner, isDefault := job.Planner.(*plan.DefaultSave)
+	_, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
 		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
 		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
@@ -675,22 +688,17 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	if err != nil {
 		return nil, err
 	}
-	f := o.format()
-	options, err := saver.FormatOptions(f)
-	if err != nil {
+	v := o.describe(job)
+	v.Store = address
+	if v.FormatOptions, err = saver.FormatOptions(o.format()); err != nil {
 		return nil, err
 	}
-	remote := o.Remote
-	if path, local, err := file.LocalPath(remote); err == nil && local && remote != "" {
-		if remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
+	if path, local, err := file.LocalPath(o.Remote); err == nil && local && o.Remote != "" {
+		if v.Remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
 			return nil, err
 		}
 	}
-	return saver.NewRequest(saver.Save{
-		Store: address, Remote: remote, LocalBytes: o.LocalBytes, Storage: job.Storage, Format: f.Name(), FormatOptions: options,
-		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-		Owner: planner.Owner, ValuesMayDiffer: planner.ValuesMayDiffer, Cache: o.Cache != nil,
-	}, p.snapshot), nil
+	return saver.NewRequest(v, p.snapshot), nil
 }
 
 // addressOf returns the address by which a saver process opens a store.
@@ -741,7 +749,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 			report.Traffic = p.since()
 		}
 		p.recorder.Traffic(report.Traffic)
-		written = report.LocalBytes
+		written = report.RankBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)
 	s.mu.Lock()

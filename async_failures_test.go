@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -52,13 +53,8 @@ func TestCloseWithEndedContext(t *testing.T) {
 				folder := tempStore(t)
 				s := stager(t, options(c.ceiling))
 				state := cairn.State{"w": numbered(t, n, 1)}
-				p, err := cairn.SaveAsync(t.Context(), folder, state, &cairn.AsyncOptions{Stager: s})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := p.Wait(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				p := must.Get(cairn.SaveAsync(t.Context(), folder, state, &cairn.AsyncOptions{Stager: s}))(t)
+				must.Get(p.Wait(t.Context()))(t)
 				pause(t)
 				store := heldStore(mode, folder)
 				var pending []*cairn.Pending
@@ -80,10 +76,7 @@ func TestCloseWithEndedContext(t *testing.T) {
 						time.Sleep(20 * time.Millisecond) // so that it waits, most of the time
 						continue
 					}
-					p, err := save()
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := must.Get(save())(t)
 					pending = append(pending, p)
 				}
 				ended, cancel := context.WithCancel(t.Context())

@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 )
 
@@ -153,14 +154,11 @@ func startTrainers(t *testing.T, dir string, ceiling int64, hang ...int) []*tcpt
 }
 
 // marked returns the processes that were started with a folder in their environment,
-// those that are savers, or the others.
+// the savers, or the other processes.
 func marked(t *testing.T, dir string, savers bool) []int {
 	t.Helper()
 	var out []int
-	files, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("/proc/[0-9]*/environ"))(t)
 	for _, name := range files {
 		b, err := os.ReadFile(name)
 		if err != nil {
@@ -195,23 +193,14 @@ func waitGone(t *testing.T, dir string) {
 // checkpointOf loads the tensor of the trainers and returns the step that it is of.
 func checkpointOf(t *testing.T, dir string) byte {
 	t.Helper()
-	store, err := file.Open(filepath.Join(dir, "checkpoint"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(file.Open(filepath.Join(dir, "checkpoint"), nil))(t)
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
 	r, err := c.Verify(t.Context(), nil)
 	if err != nil || len(r.Problems) > 0 {
 		t.Fatalf("Verify = %+v, %v", r, err)
 	}
-	x, err := c.ReadTensor(t.Context(), "w")
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(c.ReadTensor(t.Context(), "w"))(t)
 	b := x.Contents()
 	if !bytes.Equal(b, bytes.Repeat(b[:1], trainers*trainerBytes)) {
 		t.Fatal("the checkpoint mixes states")
@@ -239,9 +228,7 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 		p.Kill(t)
 	}
 	for _, pid := range marked(t, dir, true) {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 	waitGone(t, dir)
 	if got := checkpointOf(t, dir); got != 2 {
@@ -277,9 +264,7 @@ func TestTrainerKilledWhileStaging(t *testing.T) {
 				ps[rank].Kill(t)
 			}
 			for _, pid := range savers {
-				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, syscall.Kill(pid, syscall.SIGCONT))
 			}
 			for rank, p := range ps {
 				if len(dead) == 1 && rank != dead[0] {
@@ -311,23 +296,16 @@ func TestStoppedSaverIsNotMixedUp(t *testing.T) {
 		for i := range mem {
 			mem[i] = v
 		}
-		p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": x}, &cairn.AsyncOptions{Stager: s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"w": x}, &cairn.AsyncOptions{Stager: s}))(t)
 		return p
 	}
-	if _, err := save(1).Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(save(1).Wait(t.Context()))(t)
 	stopSavers(t)
 	first := save(2)
 	time.AfterFunc(50*time.Millisecond, func() { signalSavers(t, syscall.SIGCONT) })
 	second := save(3) // waits for the memory of the first
 	for _, p := range []*cairn.Pending{first, second} {
-		if _, err := p.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.Wait(t.Context()))(t)
 	}
 	if got := loadBytes(t, store, "w"); !bytes.Equal(got, bytes.Repeat([]byte{3}, n)) {
 		t.Error("the last checkpoint is not of the last state")
@@ -338,10 +316,7 @@ func TestStoppedSaverIsNotMixedUp(t *testing.T) {
 func savers(t *testing.T) []int {
 	t.Helper()
 	var out []int
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stats := must.Get(filepath.Glob("/proc/[0-9]*/stat"))(t)
 	for _, name := range stats {
 		b, err := os.ReadFile(name)
 		if err != nil {
@@ -379,9 +354,7 @@ func stopSavers(t *testing.T) {
 func signalSavers(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	for _, pid := range savers(t) {
-		if err := syscall.Kill(pid, s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Kill(pid, s))
 	}
 }
 
@@ -392,16 +365,11 @@ func TestKilledSaverFailsPending(t *testing.T) {
 	s := stager(t, modes["process"](1<<20))
 	save := func(seed byte) *cairn.Pending {
 		t.Helper()
-		p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, seed)}, &cairn.AsyncOptions{Stager: s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, seed)}, &cairn.AsyncOptions{Stager: s}))(t)
 		return p
 	}
 	for seed := range byte(4) {
-		if _, err := save(seed).Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(save(seed).Wait(t.Context()))(t)
 		stopSavers(t)
 		p := save(seed + 100)
 		signalSavers(t, syscall.SIGKILL)
@@ -428,23 +396,15 @@ func TestKilledSaverFailsPending(t *testing.T) {
 func TestKilledSaverFailsAllSaves(t *testing.T) {
 	store := tempStore(t)
 	for range 5 {
-		s, err := cairn.NewStager(modes["process"](4 << 20))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(cairn.NewStager(modes["process"](4 << 20)))(t)
 		var all []*cairn.Pending
 		for i := range byte(5) {
-			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, i)}, &cairn.AsyncOptions{Stager: s})
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"w": numbered(t, 100<<10, i)}, &cairn.AsyncOptions{Stager: s}))(t)
 			if i > 0 {
 				all = append(all, p)
 				continue
 			}
-			if _, err := p.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.Wait(t.Context()))(t)
 			stopSavers(t)
 		}
 		signalSavers(t, syscall.SIGKILL)
@@ -469,13 +429,8 @@ func TestKilledSaverFailsAllSaves(t *testing.T) {
 
 func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "step-7")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	single, err := cairn.OpenStore(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, nil, 0o600))
+	single := must.Get(cairn.OpenStore(path))(t)
 	for want, store := range map[string]blob.Store{
 		"StagerOptions.Process cannot be used with a single file: a saver process saves to folders":                                     single,
 		"StagerOptions.Process cannot be used with a *mem.Store: a saver process saves to stores of package blob/file and of OpenStore": new(mem.Store),
@@ -492,13 +447,8 @@ func TestSaverProcessRefusesStoresThatAreNotFolders(t *testing.T) {
 func TestSaverProcessesAreNamed(t *testing.T) {
 	run := filepath.Join(t.TempDir(), "my run")
 	s := stager(t, modes["process"](1<<20))
-	p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, "step-1"), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(cairn.SaveAsync(t.Context(), openFolder(t, run, "step-1"), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s}))(t)
+	must.Get(p.Wait(t.Context()))(t)
 	found := false
 	for _, pid := range savers(t) {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // empty if it has ended

@@ -15,15 +15,13 @@ import (
 	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // logged checks that a line of the savers' log has all of the parts.
 func logged(t *testing.T, dir string, parts ...string) {
 	t.Helper()
-	b, err := os.ReadFile(saverLog(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(saverLog(dir)))(t)
 	for line := range strings.Lines(string(b)) {
 		words := " " + strings.TrimSpace(line) + " "
 		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(words, " "+p+" ") }) {
@@ -58,10 +56,7 @@ func TestLostTrainerIsNotALostSaver(t *testing.T) {
 // rankSaver returns options for savers that have the rank as an argument.
 func rankSaver(t *testing.T, rank int) *saver.Options {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	return &saver.Options{Command: []string{self, fmt.Sprint("saver-of-", rank)}}
 }
 
@@ -152,9 +147,7 @@ func TestSaverKilledBetweenSaves(t *testing.T) {
 		_, err = p.Wait(t.Context())
 		return err
 	}
-	if err := save(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save())
 	if log := w.log.String(); strings.Contains(log, "WARN") {
 		t.Errorf("the first save has warned: %s", log)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -66,7 +67,7 @@ type soak struct {
 	rounds   int
 	epoch    int
 	job      soakJob
-	trainers []*soakProcess // nil: none run
+	trainers []*soakProcess // nil: they do not run
 	mu       sync.Mutex     // for what the trainers have printed
 	step     int64          // the last one that a trainer began to save
 	saved    int64          // the last one that a trainer reported as saved
@@ -229,10 +230,7 @@ func (s *soak) start() {
 }
 
 func (s *soak) startTrainer() *soakProcess {
-	text, err := json.Marshal(s.job)
-	if err != nil {
-		s.Fatal(err)
-	}
+	text := must.Get(json.Marshal(s.job))(s)
 	self, err := os.Executable()
 	if err != nil {
 		s.Fatal(err)
@@ -243,13 +241,8 @@ func (s *soak) startTrainer() *soakProcess {
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		s.Fatal(err)
 	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		s.Fatal(err)
-	}
+	out := must.Get(p.cmd.StdoutPipe())(s)
+	must.Do(s, p.cmd.Start())
 	go func() {
 		for in := bufio.NewScanner(out); in.Scan(); {
 			s.note(p, in.Text())
@@ -403,10 +396,7 @@ func (s *soak) check(least int64) {
 	s.mu.Lock()
 	least = max(least, s.saved, s.checked)
 	s.mu.Unlock()
-	store, err := file.Open(filepath.Join(s.dir, "checkpoint"), nil)
-	if err != nil {
-		s.Fatal(err)
-	}
+	store := must.Get(file.Open(filepath.Join(s.dir, "checkpoint"), nil))(s)
 	c, err := cairn.Open(s.Context(), store)
 	if least == 0 && (errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete)) {
 		return // nothing was saved yet
@@ -418,20 +408,11 @@ func (s *soak) check(least int64) {
 	if r, err := c.Verify(s.Context(), nil); err != nil || len(r.Problems) > 0 {
 		s.Fatalf("Verify = %+v, %v", r, err)
 	}
-	v, err := c.ReadValue(s.Context(), "step")
-	if err != nil {
-		s.Fatal(err)
-	}
+	v := must.Get(c.ReadValue(s.Context(), "step"))(s)
 	step := v.(int64)
 	for _, name := range []string{"w", "replica"} {
-		x, err := c.ReadTensor(s.Context(), name)
-		if err != nil {
-			s.Fatal(err)
-		}
-		all, err := tensor.Values[int64](x)
-		if err != nil {
-			s.Fatal(err)
-		}
+		x := must.Get(c.ReadTensor(s.Context(), name))(s)
+		all := must.Get(tensor.Values[int64](x))(s)
 		if i := slices.IndexFunc(all, func(n int64) bool { return n != step }); i >= 0 {
 			s.Fatalf("the checkpoint of step %d has %d in element %d of %s", step, all[i], i, name)
 		}
@@ -477,31 +458,22 @@ func (s *soak) end() {
 // checkFiles checks that the folder holds the checkpoint and little else.
 func (s *soak) checkFiles() {
 	s.Helper()
-	store, err := file.Open(filepath.Join(s.dir, "checkpoint"), nil)
-	if err != nil {
-		s.Fatal(err)
-	}
-	c, err := cairn.Open(s.Context(), store)
-	if err != nil {
-		s.Fatal(err)
-	}
+	store := must.Get(file.Open(filepath.Join(s.dir, "checkpoint"), nil))(s)
+	c := must.Get(cairn.Open(s.Context(), store))(s)
 	defer c.Close()
 	left := map[string]bool{}
-	err = filepath.WalkDir(store.Dir(), func(path string, d fs.DirEntry, err error) error {
+	must.Do(s, filepath.WalkDir(store.Dir(), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			left[path] = true
 		}
 		return err
-	})
-	if err != nil {
-		s.Fatal(err)
-	}
+	}))
 	for _, f := range c.Files() {
 		delete(left, filepath.Join(store.Dir(), f.Name))
 	}
 	// The manifest, and leftovers of processes that were killed since the last save.
 	if names := slices.Sorted(maps.Keys(left)); len(names) > 1+2*soakRanks {
-		s.Errorf("the folder has %d files besides those of the checkpoint: %q", len(names), names)
+		s.Errorf("the folder has %d files that are not part of the checkpoint: %q", len(names), names)
 	}
 }
 
@@ -557,7 +529,7 @@ func children(of int) []int {
 }
 
 func descriptors(pid int) int64 {
-	all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)) // none if it has ended
+	all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)) // empty if it has ended
 	return int64(len(all))
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -53,14 +54,9 @@ func standInMain() {
 // standIn returns a command that starts a stand-in once, and savers after that.
 func standIn(t *testing.T, name, text string) []string {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	path := filepath.Join(t.TempDir(), "stand-in")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	return []string{self, name, path}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -15,39 +16,24 @@ import (
 func TestSuspendedSaverDoesNotReplaceANewerCheckpoint(t *testing.T) {
 	ctx := t.Context()
 	store := openStore(t, t.TempDir())
-	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: 1 << 20, Process: rankSaver(t, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(cairn.NewStager(&cairn.StagerOptions{Ceiling: 1 << 20, Process: rankSaver(t, 0)}))(t)
 	defer s.Close(ctx)
 	state := func(step int64) cairn.State {
-		w, err := tensor.Of([]int64{1}, []int64{step})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(tensor.Of([]int64{1}, []int64{step}))(t)
 		return cairn.State{"w": w}
 	}
 	save := func(step int64) *cairn.Pending {
-		p, err := cairn.SaveAsync(ctx, store, state(step), &cairn.AsyncOptions{Stager: s, SaveOptions: cairn.SaveOptions{Step: &step}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(cairn.SaveAsync(ctx, store, state(step), &cairn.AsyncOptions{Stager: s, SaveOptions: cairn.SaveOptions{Step: &step}}))(t)
 		return p
 	}
-	if _, err := save(1).Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(save(1).Wait(ctx))(t)
 	pid := saverOf(t, 0)
 	tcptest.Stop(t, pid)
 	defer syscall.Kill(pid, syscall.SIGCONT) // if the test ends before
 	old := save(2)
 	three := int64(3)
-	if _, err := cairn.Save(ctx, store, state(three), &cairn.SaveOptions{Step: &three}); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(ctx, store, state(three), &cairn.SaveOptions{Step: &three}))(t)
+	must.Do(t, syscall.Kill(pid, syscall.SIGCONT))
 	if _, err := old.Wait(ctx); !errors.Is(err, cairn.ErrChanged) {
 		t.Errorf("the save of the suspended saver = %v; want ErrChanged", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -24,10 +25,7 @@ import (
 // numbered returns a tensor of n bytes that depend on seed.
 func numbered(t *testing.T, n int64, seed byte) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.New(tensor.Uint8, []int64{n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Uint8, []int64{n}))(t)
 	mem, _ := x.Bytes()
 	for i := range mem {
 		mem[i] = byte(i)*7 + byte(i>>8) + seed
@@ -45,10 +43,7 @@ func overwrite(x *tensor.Tensor) {
 
 func stager(t *testing.T, o *cairn.StagerOptions) *cairn.Stager {
 	t.Helper()
-	s, err := cairn.NewStager(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(cairn.NewStager(o))(t)
 	t.Cleanup(func() {
 		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -60,15 +55,9 @@ func stager(t *testing.T, o *cairn.StagerOptions) *cairn.Stager {
 // loadBytes returns the bytes of a tensor in a checkpoint.
 func loadBytes(t *testing.T, store blob.Store, name string) []byte {
 	t.Helper()
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
-	x, err := c.ReadTensor(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(c.ReadTensor(t.Context(), name))(t)
 	return x.Contents()
 }
 
@@ -102,17 +91,11 @@ func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
 					state[name], want[name] = x, x.Clone().Contents()
 				}
 				for range 3 {
-					p, err := cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{Stager: s})
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := must.Get(cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{Stager: s}))(t)
 					for name := range want {
 						overwrite(state[name].(*tensor.Tensor))
 					}
-					r, err := p.Wait(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
+					r := must.Get(p.Wait(t.Context()))(t)
 					for name := range want {
 						overwrite(state[name].(*tensor.Tensor)) // as it was
 						if !bytes.Equal(loadBytes(t, store, name), want[name]) {
@@ -140,16 +123,10 @@ func TestWaitForStagingMemoryIsReported(t *testing.T) {
 		store := fault.New(new(mem.Store), fault.Rule{On: fault.Write, Times: -1, Do: fault.Delay(time.Minute)})
 		s := stager(t, &cairn.StagerOptions{Ceiling: 64 << 10})
 		state := cairn.State{"v": numbered(t, 300<<10, 1), "w": numbered(t, 300<<10, 2)}
-		p, err := cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{
+		p := must.Get(cairn.SaveAsync(t.Context(), store, state, &cairn.AsyncOptions{
 			Stager: s, SaveOptions: cairn.SaveOptions{BufferBytes: 64 << 10},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := p.Wait(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
+		r := must.Get(p.Wait(t.Context()))(t)
 		if r.MemoryWait < time.Minute || r.MemoryWait != r.StageTime {
 			t.Errorf("MemoryWait = %v, StageTime = %v; want the same, a minute or more", r.MemoryWait, r.StageTime)
 		}
@@ -158,10 +135,7 @@ func TestWaitForStagingMemoryIsReported(t *testing.T) {
 
 func tempStore(t *testing.T) *file.Store {
 	t.Helper()
-	s, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(t.TempDir(), nil))(t)
 	return s
 }
 
@@ -250,7 +224,7 @@ func TestSaveAsyncWhileBusy(t *testing.T) {
 				begun := make(chan struct{})
 				save := func(name string, hold context.Context) *cairn.Pending {
 					t.Helper()
-					p, err := cairn.SaveAsync(t.Context(), store, cairn.State{name: numbered(t, 10, 1)}, &cairn.AsyncOptions{
+					p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{name: numbered(t, 10, 1)}, &cairn.AsyncOptions{
 						Stager: s, Busy: c.busy,
 						SaveOptions: cairn.SaveOptions{Observer: &cairn.Observer{Planned: func(int64) {
 							if hold != nil {
@@ -258,15 +232,10 @@ func TestSaveAsyncWhileBusy(t *testing.T) {
 								<-hold.Done()
 							}
 						}}},
-					})
-					if err != nil {
-						t.Fatal(err)
-					}
+					}))(t)
 					return p
 				}
-				if _, err := save("warm", nil).Wait(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(save("warm", nil).Wait(t.Context()))(t)
 				// The first save cannot end before it is released.
 				pause(t)
 				first := save("a", hold)
@@ -301,23 +270,15 @@ func TestSaveAsyncCopiesSharedMemoryOnce(t *testing.T) {
 			store := tempStore(t)
 			s := stager(t, options(4*n))
 			base := numbered(t, n, 3)
-			half, err := base.Slice(0, n/4, 3*n/4, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			odd, err := base.Slice(0, 1, n, 2)
-			if err != nil {
-				t.Fatal(err)
-			}
+			half := must.Get(base.Slice(0, n/4, 3*n/4, 1))(t)
+			odd := must.Get(base.Slice(0, 1, n, 2))(t)
 			want := map[string][]byte{"base": base.Clone().Contents(), "half": half.Clone().Contents(), "odd": odd.Clone().Contents()}
 			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"base": base, "tied": base, "half": half, "odd": odd}, &cairn.AsyncOptions{Stager: s})
 			if err != nil {
 				t.Fatal(err)
 			}
 			overwrite(base)
-			if _, err := p.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.Wait(t.Context()))(t)
 			if u := s.Usage(); u.Peak > n+8192 {
 				t.Errorf("%d bytes were staged for %d bytes of memory", u.Peak, n)
 			}
@@ -345,13 +306,8 @@ func TestFailedSaveAsyncKeepsCheckpoint(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := p.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			p, err = save(cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{FailIfExists: true}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.Wait(t.Context()))(t)
+			p = must.Get(save(cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{FailIfExists: true}}))(t)
 			if _, err := p.Wait(t.Context()); !errors.Is(err, cairn.ErrExists) {
 				t.Fatalf("Wait = %v; want ErrExists", err)
 			}

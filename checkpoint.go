@@ -61,7 +61,7 @@ func OpenPath(ctx context.Context, address string) (*Checkpoint, error) {
 
 // OpenStore returns the store at an address, for Save and Load: a path, file:///path, or a
 // URL such as s3://bucket/prefix if the program imports the package of its scheme, such as
-// blob/s3. A path is that of a folder, which Save creates if it does not exist, or of a
+// blob/s3. A path names a folder, which Save creates if it does not exist, or of a
 // single file. Package blob/file opens stores with options. Errors do not repeat the user
 // and the query of a URL, which may hold secrets.
 func OpenStore(address string) (blob.Store, error) {
@@ -99,7 +99,7 @@ func (c *Checkpoint) Close() error { return c.c.Close() }
 func (c *Checkpoint) Info() meta.Storage { return c.c.Storage() }
 
 // Files returns the checkpoint's files with sizes, and checksums if the format has
-// them. Those that describe the checkpoint come first.
+// them. Files that describe the checkpoint come first.
 func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // MissingFiles returns the names of the files that do not exist.

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -27,15 +28,13 @@ func TestCheckpointReadBox(t *testing.T) {
 	ctx := t.Context()
 
 	box := tensor.Box{Offsets: []int64{1, 2}, Sizes: []int64{3, 2}}
-	dst, want := must(must(tensor.New(tensor.Float64, []int64{2, 3}))(t).Transpose(0, 1))(t), must(tensor.New(tensor.Float64, []int64{3, 2}))(t)
-	if err := tensor.Convert(want, must(x.Narrow(box))(t), tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	dst, want := must.Get(must.Get(tensor.New(tensor.Float64, []int64{2, 3}))(t).Transpose(0, 1))(t), must.Get(tensor.New(tensor.Float64, []int64{3, 2}))(t)
+	must.Do(t, tensor.Convert(want, must.Get(x.Narrow(box))(t), tensor.CastAny))
 	if err := c.ReadBox(ctx, "x", box, dst); err != nil || !tensor.Equal(dst, want) {
 		t.Errorf("ReadBox = %v, or other elements", err)
 	}
 	hollow := tensor.Box{Offsets: []int64{6, 0}, Sizes: []int64{0, 4}}
-	if err := c.ReadBox(ctx, "x", hollow, must(tensor.New(tensor.Float32, []int64{0, 4}))(t)); err != nil {
+	if err := c.ReadBox(ctx, "x", hollow, must.Get(tensor.New(tensor.Float32, []int64{0, 4}))(t)); err != nil {
 		t.Errorf("ReadBox of nothing = %v", err)
 	}
 	for name, want := range map[string]any{"v": []any{int64(1), "two"}, "raw": []byte{1, 2, 3}, "none": []byte{}} {
@@ -43,17 +42,11 @@ func TestCheckpointReadBox(t *testing.T) {
 			t.Errorf("ReadValue(%q) = %#v, %v; want %#v", name, got, err, want)
 		}
 	}
-	e, err := c.Entry(ctx, "raw")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(c.Entry(ctx, "raw"))(t)
 	if codec, data, err := c.ReadBytes(ctx, e); err != nil || codec != "raw" || !slices.Equal(data, []byte{1, 2, 3}) {
 		t.Errorf("ReadBytes = %q, %v, %v", codec, data, err)
 	}
-	ex, errX := c.Entry(ctx, "x")
-	if errX != nil {
-		t.Fatal(errX)
-	}
+	ex := must.Get(c.Entry(ctx, "x"))(t)
 	for what, c := range map[string]struct{ err, want error }{
 		"Entry of an unknown name":       {second(c.Entry(ctx, "y")), cairn.ErrMissing},
 		"ReadTensor of an unknown name":  {second(c.ReadTensor(ctx, "y")), cairn.ErrMissing},
@@ -80,10 +73,7 @@ func second[T any](_ T, err error) error { return err }
 
 func TestCheckpointInfo(t *testing.T) {
 	store := new(mem.Store)
-	rep, err := cairn.Save(t.Context(), store, nested(t), &cairn.SaveOptions{Step: new(int64(12)), Tags: map[string]string{"run": "a"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(cairn.Save(t.Context(), store, nested(t), &cairn.SaveOptions{Step: new(int64(12)), Tags: map[string]string{"run": "a"}}))(t)
 	c := mustOpen(t, store)
 	info := c.Info()
 	if *info.Step != 12 || info.SaveID != rep.SaveID || info.Tags["run"] != "a" || info.WorldSize != 1 || info.Writer != "cairn "+cairn.Version {
@@ -100,10 +90,7 @@ func TestCheckpointInfo(t *testing.T) {
 	if sizes != c.TotalBytes() {
 		t.Errorf("TotalBytes = %d; the files have %d", c.TotalBytes(), sizes)
 	}
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	want := []string{"empty", "model.layers.0.k", "model.layers.1", "model.layers.2", "model.layers.3.0", "model.layers.3.1", "model.w", "modeler", "opt.betas", "opt.lr"}
 	if diff := cmp.Diff(want, md.Names()); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
@@ -119,10 +106,7 @@ func TestVerifyNamesTheFirstProblem(t *testing.T) {
 	mustSave(t, store, cairn.State{"x": whole(t, []int64{64}, 1)})
 	c := mustOpen(t, store)
 	data := c.Files()[1].Name
-	err := fault.Damage(t.Context(), store, data, func(b []byte) []byte { b[len(b)-1] ^= 4; return b })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), store, data, func(b []byte) []byte { b[len(b)-1] ^= 4; return b }))
 	rep, err := c.Verify(t.Context(), nil)
 	if !errors.Is(err, cairn.ErrCorrupt) || !strings.Contains(err.Error(), data) || len(rep.Problems) != 2 {
 		t.Errorf("Verify = %+v, %v; want the file and the tensor named", rep, err)
@@ -140,9 +124,7 @@ func TestReadTensorChecksFilesFirst(t *testing.T) {
 	e.Tensor.DType = tensor.Uint8
 	e.Tensor.Locs = []meta.Location{{File: name, Length: huge, Sums: make([]uint32, native.Sums([]int64{huge}, 1))}}
 	md := &meta.Metadata{Entries: []meta.Entry{e}, Storage: meta.Storage{SaveID: "s"}}
-	if err := native.Commit(t.Context(), store, md, []storage.File{{Name: name, Size: huge}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, native.Commit(t.Context(), store, md, []storage.File{{Name: name, Size: huge}}))
 	if _, err := mustOpen(t, store).ReadTensor(t.Context(), "x"); !errors.Is(err, cairn.ErrCorrupt) {
 		t.Errorf("ReadTensor = %v; want %v", err, cairn.ErrCorrupt)
 	}
@@ -153,20 +135,12 @@ func TestReadTensorChecksFilesFirst(t *testing.T) {
 
 func TestOpenPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "folder")
-	store, err := cairn.OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(cairn.OpenStore(dir))(t)
 	if _, err := cairn.OpenPath(t.Context(), dir); !errors.Is(err, cairn.ErrNotFound) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("OpenPath of nothing = %v; want ErrNotFound and fs.ErrNotExist", err)
 	}
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := cairn.OpenPath(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil))(t)
+	c := must.Get(cairn.OpenPath(t.Context(), dir))(t)
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -21,20 +22,17 @@ import (
 // saveBoth saves one state from two ranks.
 func saveBoth(t *testing.T, store blob.Store, f storage.Format, cache []*plan.Cache, p plan.DefaultSave, state cairn.State) (written [2]int64, reused bool) {
 	t.Helper()
-	err := inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
+	must.Do(t, inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
 		planner := p
 		r, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Format: f, Planner: &planner, Cache: cache[g.Rank()]})
 		if err == nil {
-			written[g.Rank()] = r.LocalBytes
+			written[g.Rank()] = r.RankBytes
 			if g.Rank() == 0 {
 				reused = r.PlanReused
 			}
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return written, reused
 }
 
@@ -51,10 +49,7 @@ func TestCopiesOfEveryHolderVerifyAndLoad(t *testing.T) {
 			if min(once[0], once[1]) >= 40_000 || min(both[0], both[1]) < 40_000 || again != both || !reused {
 				t.Errorf("written: %v once, %v by every holder, %v again, reused %v", once, both, again, reused)
 			}
-			c, err := cairn.Open(t.Context(), store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(cairn.Open(t.Context(), store))(t)
 			defer c.Close()
 			if rep, err := c.Verify(t.Context(), nil); err != nil {
 				t.Errorf("Verify = %+v, %v", rep, err)
@@ -65,12 +60,8 @@ func TestCopiesOfEveryHolderVerifyAndLoad(t *testing.T) {
 	t.Run("repair", func(t *testing.T) {
 		store, state := new(mem.Store), cairn.State{"w": whole(t, []int64{10}, 1), "lr": 0.5}
 		saveBoth(t, store, nil, make([]*plan.Cache, 2), plan.DefaultSave{Owner: plan.EveryHolder}, state)
-		if err := store.Remove(t.Context(), "cairn.json"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := native.Repair(t.Context(), store, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, store.Remove(t.Context(), "cairn.json"))
+		must.Get(native.Repair(t.Context(), store, nil))(t)
 		checkLoaded(t, store, state)
 	})
 }

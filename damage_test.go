@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -23,9 +24,7 @@ import (
 func saveStates(t *testing.T, f storage.Format, s blob.Store, states ...plan.State) {
 	t.Helper()
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(f, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, len(states)), states...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, len(states)), states...))
 }
 
 // fourFiles saves a checkpoint of four data files, and returns what it holds.
@@ -57,10 +56,7 @@ func fourFiles(t *testing.T, format, kind string) (storage.Format, *mem.Store, p
 	if kind == "index" {
 		o.Shards, states = 4, []plan.State{all}
 	}
-	f, err := formats.ByName(format, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(formats.ByName(format, o))(t)
 	saveStates(t, f, s, states...)
 	return f, s, all
 }
@@ -83,10 +79,7 @@ func TestDamagedFilesAreNamed(t *testing.T) {
 			}
 			bad, whole := files[:3], files[3]
 			for i, file := range bad[:2] {
-				b, err := blob.ReadAll(t.Context(), s, file, 1<<20)
-				if err != nil {
-					t.Fatal(err)
-				}
+				b := must.Get(blob.ReadAll(t.Context(), s, file, 1<<20))(t)
 				storagetest.Put(t, s, file, b[:[]int{len(b) / 2, len(b) - 1}[i]])
 			}
 			storagetest.Remove(t, s, bad[2])
@@ -111,10 +104,7 @@ func TestDamagedFilesAreNamed(t *testing.T) {
 			if !slices.Equal(got, bad) {
 				t.Errorf("problems %+v; want one for each of %q", rep.Problems, bad)
 			}
-			md, err := ck.Metadata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			md := must.Get(ck.Metadata(t.Context()))(t)
 			read := 0
 			for _, e := range md.Entries {
 				if e.Tensor.Locs[0].File != whole {

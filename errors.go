@@ -21,7 +21,7 @@ var (
 	// saving, such as a saver whose trainer was killed. Wait until it is over; Latest
 	// can do that. ErrUnderWay wraps ErrIncomplete.
 	ErrUnderWay = storage.ErrUnderWay
-	// ErrCorrupt reports bytes that differ from those that were written.
+	// ErrCorrupt reports bytes that differ from the bytes that were written.
 	ErrCorrupt = storage.ErrCorrupt
 	// ErrVersion reports a format version that this program cannot read.
 	ErrVersion = storage.ErrVersion

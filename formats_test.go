@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -25,21 +26,12 @@ import (
 // any other.
 func TestNewCheckpoint(t *testing.T) {
 	c := storagetest.Fixtures(t, "torch-2.14/safetensors")[0]
-	store, err := file.Open(c.Dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened, err := hf.Format{}.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(file.Open(c.Dir, nil))(t)
+	opened := must.Get(hf.Format{}.Open(t.Context(), store))(t)
 	ck := cairn.NewCheckpoint(store, opened)
 	defer ck.Close()
 	for name, it := range c.Items {
-		x, err := ck.ReadTensor(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(ck.ReadTensor(t.Context(), name))(t)
 		if x.DType().String() != it.DType || x.NumBytes() != it.NumBytes {
 			t.Errorf("%s is %v of %d bytes; want %s of %d", name, x, x.NumBytes(), it.DType, it.NumBytes)
 		}
@@ -90,13 +82,8 @@ func TestSaveOverAnotherFormat(t *testing.T) {
 	for _, old := range all {
 		run := t.TempDir()
 		dir := filepath.Join(run, "step-1")
-		s, err := file.Open(dir, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := cairn.Save(t.Context(), s, cairn.State{"x": ones(t, 1)}, &cairn.SaveOptions{Format: old}); err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(dir, nil))(t)
+		must.Get(cairn.Save(t.Context(), s, cairn.State{"x": ones(t, 1)}, &cairn.SaveOptions{Format: old}))(t)
 		before := storagetest.Names(t, s)
 		for _, young := range all {
 			if young.Name() == old.Name() {
@@ -128,9 +115,6 @@ func TestSaveOverAnotherFormat(t *testing.T) {
 // ones returns a tensor of eight elements x.
 func ones(t *testing.T, x float32) *tensor.Tensor {
 	t.Helper()
-	out, err := tensor.Of([]int64{8}, []float32{x, x, x, x, x, x, x, x})
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(tensor.Of([]int64{8}, []float32{x, x, x, x, x, x, x, x}))(t)
 	return out
 }

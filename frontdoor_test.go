@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -53,17 +54,12 @@ func bubble(t *testing.T, n int, fn func(ctx context.Context, g group.Group) err
 
 func mustSave(t testing.TB, s blob.Store, state cairn.State) {
 	t.Helper()
-	if _, err := cairn.Save(context.Background(), s, state, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(context.Background(), s, state, nil))(t)
 }
 
 func mustOpen(t testing.TB, s blob.Store) *cairn.Checkpoint {
 	t.Helper()
-	c, err := cairn.Open(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(context.Background(), s))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -23,7 +23,7 @@ import (
 
 // LatestOptions change how Latest works. Nil means the defaults.
 type LatestOptions struct {
-	// Group is that of the ranks that call Latest. Rank 0 looks, and all ranks return
+	// Group has the ranks that call Latest. Rank 0 looks, and all ranks return
 	// what it has found. Nil: a single rank.
 	Group Group
 	// Wait makes Latest wait until no save is under way in the folders. ctx bounds
@@ -38,7 +38,7 @@ type LatestOptions struct {
 	Remote string
 }
 
-// Found is what Latest has found.
+// Found is the result of Latest.
 type Found struct {
 	// Path is the folder of the checkpoint: a path or a URL, as run is, or
 	// LatestOptions.Remote.
@@ -46,7 +46,7 @@ type Found struct {
 	// Step is the step that the checkpoint records or, if it does not record one, the
 	// number at the end of the name of a folder below run. Nil: it has neither.
 	Step *int64 `json:"step"`
-	// SaveID and Time are those of the save, if the format records them.
+	// SaveID and Time describe the save, if the format records them.
 	SaveID string    `json:"save_id,omitempty"`
 	Time   time.Time `json:"time,omitzero"`
 	// Skipped are the folders with a part of a checkpoint or with a damaged one.
@@ -104,7 +104,7 @@ func Latest(ctx context.Context, run string, opts *LatestOptions) (*Found, error
 }
 
 // sentFound is what rank 0 sends. JSON replaces bytes that are not UTF-8, which paths may
-// have, so the paths are sent as bytes too: Path and those of Skipped.
+// have, so Path and the paths in Skipped are sent as bytes too.
 type sentFound struct {
 	Found *Found
 	Paths [][]byte
@@ -142,7 +142,7 @@ type runFolder struct {
 	remote  bool // it is in LatestOptions.Remote
 }
 
-// bothFolders returns the folders of a run and those of the remote one, if there is one.
+// bothFolders returns the folders of a run and of the remote run, if there is a remote run.
 func bothFolders(ctx context.Context, run, remote string) ([]runFolder, error) {
 	dirs, err := runFolders(ctx, run)
 	if err != nil || remote == "" {
@@ -156,7 +156,7 @@ func bothFolders(ctx context.Context, run, remote string) ([]runFolder, error) {
 }
 
 // runFolders returns a run and the folders directly below it. A path that does not exist
-// has none.
+// has no folders.
 func runFolders(ctx context.Context, run string) ([]runFolder, error) {
 	path, local, err := file.LocalPath(run)
 	if err != nil {
@@ -175,7 +175,7 @@ func runFolders(ctx context.Context, run string) ([]runFolder, error) {
 	}
 	out := []runFolder{{address: path, shown: blob.Redact(path), store: store}}
 	for _, name := range names {
-		// A name that begins with a dot is that of a file of cairn or of a conversion.
+		// A name that begins with a dot belongs to a file of cairn or of a conversion.
 		if strings.HasPrefix(name, ".") {
 			continue
 		}
@@ -196,7 +196,7 @@ func runFolders(ctx context.Context, run string) ([]runFolder, error) {
 	return out, nil
 }
 
-// openFolder opens the store of a run. A path must be that of an existing folder.
+// openFolder opens the store of a run. A path must name an existing folder.
 func openFolder(ctx context.Context, address string, local bool) (blob.Store, error) {
 	if !local {
 		return blob.OpenAddress(ctx, address)

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -27,26 +28,18 @@ import (
 // recorded.
 func saveStep(t *testing.T, dir string, step int64, f storage.Format) string {
 	t.Helper()
-	x, err := tensor.Of([]int64{4}, []float32{1, 2, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{4}, []float32{1, 2, 3, 4}))(t)
 	o := &cairn.SaveOptions{Format: f}
 	if step >= 0 {
 		o.Step = &step
 	}
-	if _, err := cairn.Save(t.Context(), openStore(t, dir), cairn.State{"x": x}, o); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), openStore(t, dir), cairn.State{"x": x}, o))(t)
 	return dir
 }
 
 func openStore(t *testing.T, dir string) blob.Store {
 	t.Helper()
-	s, err := cairn.OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(cairn.OpenStore(dir))(t)
 	return s
 }
 
@@ -58,9 +51,7 @@ func removeFiles(t *testing.T, dir, pattern string) {
 		t.Fatalf("%s in %s: %v, %v", pattern, dir, names, err)
 	}
 	for _, name := range names {
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(name))
 	}
 }
 
@@ -91,12 +82,8 @@ func TestLatestReturnsTheHighestCompleteStep(t *testing.T) {
 	removeFiles(t, noRecord, "cairn.json")
 	noData := saveStep(t, at("step-50"), 50, native.Format{})
 	removeFiles(t, noData, "*.safetensors")
-	if err := os.MkdirAll(at("logs"), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(at("logs/60.txt"), []byte("hello\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(at("logs"), 0o777))
+	must.Do(t, os.WriteFile(at("logs/60.txt"), []byte("hello\n"), 0o666))
 
 	f, err := cairn.Latest(t.Context(), run, nil)
 	if err != nil {
@@ -220,7 +207,7 @@ func TestLatestIsTheSameOnAllRanks(t *testing.T) {
 	empty := t.TempDir()
 	busy := t.TempDir()
 	underWay(t, busy)
-	err := inproc.Run(t.Context(), 3, func(ctx context.Context, g group.Group) error {
+	must.Do(t, inproc.Run(t.Context(), 3, func(ctx context.Context, g group.Group) error {
 		place := func(dir string) string { // only rank 0 looks
 			if g.Rank() != 0 {
 				return "elsewhere"
@@ -238,10 +225,7 @@ func TestLatestIsTheSameOnAllRanks(t *testing.T) {
 			t.Errorf("rank %d: Latest = %v; want %v", g.Rank(), err, cairn.ErrUnderWay)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // While a save is under way, opening its folder returns ErrUnderWay, in any format. An
@@ -266,10 +250,7 @@ func TestOpenWhileASaveIsUnderWay(t *testing.T) {
 	_, err = cairn.OpenPath(t.Context(), dir)
 	check("OpenPath with data files", err)
 	saveStep(t, dir, 1, nil)
-	c, err := cairn.OpenPath(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.OpenPath(t.Context(), dir))(t)
 	c.Close()
 	end()
 }
@@ -287,9 +268,7 @@ func TestOpenAfterASaveHasDied(t *testing.T) {
 		t.Skipf("locks cannot be read here: %v", err)
 	}
 	end()
-	if err := os.WriteFile(locks[0], text, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(locks[0], text, 0o666))
 	_, err = cairn.OpenPath(t.Context(), dir)
 	if !errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrUnderWay) || !strings.Contains(err.Error(), "'cairn clean") {
 		t.Errorf("OpenPath = %v; want %v and what to do", err, cairn.ErrNotFound)
@@ -362,9 +341,7 @@ func TestLatestFollowsLinks(t *testing.T) {
 	run, elsewhere := t.TempDir(), t.TempDir()
 	saveStep(t, filepath.Join(run, "step-1"), 1, native.Format{})
 	saveStep(t, elsewhere, 2, native.Format{})
-	if err := os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o666))
 	link := func(target, name string) {
 		t.Helper()
 		if err := os.Symlink(target, filepath.Join(run, name)); err != nil {

@@ -204,7 +204,7 @@ func (o *LoadOptions) check() error {
 }
 
 // adapting lists the options that adapt a checkpoint to the caller's state. If
-// refuse is true, those that the caller has set are refused, with the reason why.
+// refuse is true, options that the caller has set are refused, with the reason why.
 func (o *LoadOptions) adapting(refuse bool, why string) []option {
 	return []option{
 		{"LoadOptions.AllowMissing", refuse && o.AllowMissing, why},

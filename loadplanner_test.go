@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -49,22 +50,17 @@ func renamedState(t testing.TB, n int, m *model) cairn.State {
 }
 
 // A planner that renames in SetUp fills the caller's own state: tensors, values,
-// nested ones and those of a Stateful.
+// nested names and names in a Stateful.
 func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 	store, calls := new(mem.Store), new([]string)
 	trained := &model{w: whole(t, []int64{1}, 9), steps: 9, calls: calls}
 	saved := renamedState(t, 2, trained)
-	if _, err := cairn.Save(t.Context(), store, prefixed("old/", saved), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, prefixed("old/", saved), nil))(t)
 	for name, rename := range map[string]func(plan.State) plan.State{
 		"top names": func(s plan.State) plan.State { return prefixed("old/", s) },
 		"a nested map": func(s plan.State) plan.State {
 			out := prefixed("old/", s)
-			inner, err := plan.Flatten(out["old/deep"].(*plan.Slot).Value().(map[string]any))
-			if err != nil {
-				t.Fatal(err)
-			}
+			inner := must.Get(plan.Flatten(out["old/deep"].(*plan.Slot).Value().(map[string]any)))(t)
 			delete(out, "old/deep")
 			for name, v := range inner {
 				out["old/deep."+name] = v
@@ -72,10 +68,7 @@ func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 			return out
 		},
 		"all names": func(s plan.State) plan.State {
-			flat, err := plan.Flatten(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			flat := must.Get(plan.Flatten(s))(t)
 			out := plan.State{}
 			for name, v := range flat {
 				out["old/"+name] = v
@@ -86,9 +79,7 @@ func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fresh := &model{w: whole(t, []int64{1}, 0), calls: calls}
 			got := renamedState(t, 0, fresh)
-			if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: &renaming{rename: rename}}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: &renaming{rename: rename}}))(t)
 			if fresh.steps != 9 || !cmp.Equal(fresh.w, trained.w, sameTensor) {
 				t.Errorf("the model has %d steps and %v; want 9 and %v", fresh.steps, fresh.w, trained.w)
 			}
@@ -106,9 +97,7 @@ func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 // caller.
 func TestLoadRefusesCopiedSlotValue(t *testing.T) {
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"a": 1, "b": map[string]any{"c": 2}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"a": 1, "b": map[string]any{"c": 2}}, nil))(t)
 	for name, rename := range map[string]func(plan.State) plan.State{
 		`"a"`: func(s plan.State) plan.State {
 			s["a"] = s["a"].(*plan.Slot).Value()
@@ -169,9 +158,7 @@ func TestLoadPlannerAssignsByFlatName(t *testing.T) {
 		}
 	}
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, nested(5), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, nested(5), nil))(t)
 	bySlot := func(p *committing, fqn string, v any) error {
 		s, err := p.Slot(fqn)
 		if err != nil {
@@ -200,16 +187,14 @@ func TestLoadPlannerAssignsByFlatName(t *testing.T) {
 			got := nested(0)
 			tops, model := maps.Clone(got), got["model"].(map[string]any)
 			inner := maps.Clone(model)
-			if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: p}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: p}))(t)
 			want, four := nested(5), len(`"four"`)
 			want["lr"], want["model"].(map[string]any)["lr"] = four, four
 			if d := cmp.Diff(want, got, sameTensor); d != "" {
 				t.Errorf("the state (-want +got):\n%s", d)
 			}
 			if got["w"] == tops["w"] || model["w"] == inner["w"] {
-				t.Error("the state holds its old tensors; want those that the planner assigned")
+				t.Error("the state holds its old tensors; want the tensors that the planner assigned")
 			}
 		})
 	}
@@ -220,9 +205,7 @@ func TestLoadPlannerAssignsByFlatName(t *testing.T) {
 func TestLoadPlannerAssignsUnknownName(t *testing.T) {
 	store := new(mem.Store)
 	saved := cairn.State{"model": map[string]any{"w": whole(t, []int64{2}, 1)}}
-	if _, err := cairn.Save(t.Context(), store, saved, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, saved, nil))(t)
 	for name, assign := range map[string]func(p *committing, fqn string, v any) error{
 		"key": func(p *committing, fqn string, v any) error { p.state["model.x"] = v; return nil },
 		"slot": func(p *committing, fqn string, v any) error {
@@ -261,17 +244,13 @@ func TestLoadPlannerAssignsUnknownName(t *testing.T) {
 // A planner may add names in SetUp: the caller receives them.
 func TestLoadPlannerAddsNamesInSetUp(t *testing.T) {
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 7)}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 7)}, nil))(t)
 	got := cairn.State{}
 	added := &renaming{rename: func(s plan.State) plan.State {
 		s["w"] = whole(t, []int64{2}, 0)
 		return s
 	}}
-	if _, err := cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: added}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Load(t.Context(), store, got, &cairn.LoadOptions{Planner: added}))(t)
 	if d := cmp.Diff(cairn.State{"w": whole(t, []int64{2}, 7)}, got, sameTensor); d != "" {
 		t.Errorf("the state (-want +got):\n%s", d)
 	}
@@ -281,9 +260,7 @@ func TestLoadPlannerAddsNamesInSetUp(t *testing.T) {
 // would not receive another tensor.
 func TestLoadPlannerReplacesMovedTensor(t *testing.T) {
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"old/w": whole(t, []int64{2}, 7)}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"old/w": whole(t, []int64{2}, 7)}, nil))(t)
 	p := &committing{
 		setUp: func(s *plan.LoadSetup) { s.State = prefixed("old/", s.State) },
 		assign: func(p *committing, fqn string, v any) error {
@@ -303,10 +280,7 @@ func TestLoadPlannerReplacesMovedTensor(t *testing.T) {
 // Set reports a value that its container cannot hold, and keeps the old one.
 func TestSlotRefusesOtherType(t *testing.T) {
 	state := plan.State{"typed": map[string]int{"n": 3}}
-	slots, err := plan.Flatten(state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	slots := must.Get(plan.Flatten(state))(t)
 	s := slots["typed.n"]
 	if err := s.Set("four"); !errors.Is(err, plan.ErrMismatch) || s.Value() != 3 {
 		t.Errorf("Set = %v, the value is %v; want ErrMismatch and 3", err, s.Value())

@@ -7,6 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -46,10 +47,7 @@ func TestManyChunksMakeFewFiles(t *testing.T) {
 		}
 		return err
 	})
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
 	if got, err := c.ReadTensor(t.Context(), "t"); err != nil || !tensor.Equal(got, x) {
 		t.Errorf("ReadTensor = %v, %v; want what was saved", got, err)

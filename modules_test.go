@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // People install a release with the go command: the program, and each package that the
@@ -48,19 +49,12 @@ func proxyOf(t *testing.T, version string) string {
 	t.Helper()
 	dir := t.TempDir()
 	at := filepath.Join(dir, filepath.FromSlash(module), "@v")
-	if err := os.MkdirAll(at, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	mod, err := os.ReadFile("go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(at, 0o777))
+	mod := must.Get(os.ReadFile("go.mod"))(t)
 	for name, content := range map[string]string{
 		"list": version + "\n", version + ".info": fmt.Sprintf(`{"Version":%q}`, version), version + ".mod": string(mod),
 	} {
-		if err := os.WriteFile(filepath.Join(at, name), []byte(content), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(at, name), []byte(content), 0o666))
 	}
 	f, err := os.Create(filepath.Join(at, version+".zip"))
 	if err != nil {
@@ -94,9 +88,7 @@ func proxyOf(t *testing.T, version string) string {
 		}
 		return nil
 	})
-	if err := errors.Join(err, w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, w.Close()))
 	return dir
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -74,7 +75,7 @@ func TestLoadOptions(t *testing.T) {
 	if _, err := load(cairn.State{"new": x}, cairn.LoadOptions{Rename: rename}); err != nil || !tensor.Equal(x, whole(t, []int64{3}, 1)) {
 		t.Errorf("Rename: %v, or other elements", err)
 	}
-	half := must(tensor.New(tensor.Float16, []int64{3}))(t)
+	half := must.Get(tensor.New(tensor.Float16, []int64{3}))(t)
 	if _, err := load(cairn.State{"old": half}, cairn.LoadOptions{Cast: tensor.CastWiden}); !errors.Is(err, tensor.ErrCast) {
 		t.Errorf("Cast: %v; want %v", err, tensor.ErrCast)
 	}
@@ -94,17 +95,12 @@ func TestObserver(t *testing.T) {
 		Warned:  func(err error) { warned = append(warned, err) },
 	}
 	state := cairn.State{"x": whole(t, []int64{300, 300}, 1), "big": make([]byte, 50_000), "small": 1}
-	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Observer: o}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Observer: o}))(t)
 	if planned < 300*300*4+50_000 || moved != planned {
 		t.Errorf("save: planned %d bytes, moved %d", planned, moved)
 	}
 	planned, moved = 0, 0
-	rep, err := cairn.Load(t.Context(), store, state, &cairn.LoadOptions{Observer: o})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(cairn.Load(t.Context(), store, state, &cairn.LoadOptions{Observer: o}))(t)
 	if moved != planned || moved != rep.Local.Needed || moved != 300*300*4+50_000 {
 		t.Errorf("load: planned %d bytes, moved %d, needed %d", planned, moved, rep.Local.Needed)
 	}
@@ -144,10 +140,7 @@ func TestCacheReusesThePlan(t *testing.T) {
 func TestContradictoryOptionsAreRefused(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"n": 1})
-	writer, err := native.Format{}.NewWriter(store, storage.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	writer := must.Get(native.Format{}.NewWriter(store, storage.WriteOptions{}))(t)
 	reader := storage.NewReader(nil, nil, storage.ReadOptions{})
 	planner := new(plan.DefaultLoad)
 	all := func(string) bool { return true }
@@ -249,9 +242,7 @@ func TestFormatOptionsThatContradict(t *testing.T) {
 			t.Errorf("%s: %d files: %v; want %v", f.Name(), storage.MaxFilesPerRank+1, err, cairn.ErrOptions)
 		}
 	}
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1)}, &cairn.SaveOptions{Format: hf.Format{}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"x": whole(t, []int64{3}, 1)}, &cairn.SaveOptions{Format: hf.Format{}}))(t)
 	_, _, err := cairn.LoadNew(t.Context(), store, &cairn.LoadOptions{Format: hf.Format{DType: tensor.Float16}})
 	if !errors.Is(err, cairn.ErrOptions) || !strings.Contains(err.Error(), "DType") || !strings.Contains(err.Error(), "Dequantize") {
 		t.Errorf("a load with DType alone: %v; want %v", err, cairn.ErrOptions)
@@ -310,10 +301,7 @@ func TestSaveWithoutGroupExplainsMissingParts(t *testing.T) {
 // A state without names is saved and loaded in every format, by one rank and by several.
 func TestEmptyState(t *testing.T) {
 	for _, name := range formats.Names() {
-		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(name, &formats.Options{File: "m.pt"}))(t)
 		for _, ranks := range []int{1, 2} {
 			store := new(mem.Store)
 			err := inproc.Run(t.Context(), ranks, func(ctx context.Context, g group.Group) error {
@@ -333,10 +321,7 @@ func TestEmptyState(t *testing.T) {
 // The common options reach every format.
 func TestFormatsHonourTheCommonOptions(t *testing.T) {
 	for _, name := range formats.Names() {
-		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(name, &formats.Options{File: "m.pt"}))(t)
 		store, err := file.Open(t.TempDir(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -372,10 +357,7 @@ func TestFormatsHonourTheCommonOptions(t *testing.T) {
 			continue
 		}
 		holds(4)
-		c, err := cairn.Open(t.Context(), store)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(cairn.Open(t.Context(), store))(t)
 		data := 0
 		for _, f := range c.Files() {
 			if strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".distcp") {
@@ -394,10 +376,7 @@ func TestFormatsHonourTheCommonOptions(t *testing.T) {
 // SweepAfter reaches every format that can have leftovers of its own.
 func TestSweepAfterReachesEveryFormat(t *testing.T) {
 	for _, name := range []string{formats.Native, formats.TorchDCP, formats.HF, formats.Hyper} {
-		f, err := formats.ByName(name, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(name, nil))(t)
 		for after, want := range map[time.Duration]bool{0: true, -1: true, 1: false} {
 			store := new(mem.Store)
 			save := func(s blob.Store, o cairn.SaveOptions) error {

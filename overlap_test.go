@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // TestOverlapStagesAfterReturn holds each save up until SaveAsync has returned. If the
@@ -21,21 +22,14 @@ func TestOverlapStagesAfterReturn(t *testing.T) {
 			t.Run(fmt.Sprint(mode, ceiling), func(t *testing.T) {
 				store, s := tempStore(t), stager(t, options(ceiling))
 				x := numbered(t, size, 3)
-				warm, err := cairn.SaveAsync(t.Context(), store, cairn.State{"x": x}, &cairn.AsyncOptions{Stager: s})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := warm.Wait(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				warm := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"x": x}, &cairn.AsyncOptions{Stager: s}))(t)
+				must.Get(warm.Wait(t.Context()))(t)
 				for range 3 {
 					want := x.Clone().Contents()
 					p := saveOverlapped(t, s, store, cairn.State{"x": x}, ceiling >= size)
 					<-p.Staged()
 					overwrite(x)
-					if _, err := p.Wait(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(p.Wait(t.Context()))(t)
 					if !bytes.Equal(loadBytes(t, store, "x"), want) {
 						t.Fatal("x is not what was staged")
 					}

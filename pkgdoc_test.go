@@ -1,6 +1,7 @@
 package cairn_test
 
 import (
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -14,10 +15,7 @@ import (
 
 // Every package says in one place what it is.
 func TestEveryPackageHasAComment(t *testing.T) {
-	pkgs, err := readPackages(os.DirFS("."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pkgs := must.Get(readPackages(os.DirFS(".")))(t)
 	for _, name := range slices.Sorted(maps.Keys(pkgs)) {
 		comments, err := packageComments(pkgs[name].files)
 		switch {

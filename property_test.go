@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -168,7 +169,7 @@ func drawShape(t *rapid.T, d tensor.DType) []int64 {
 	return shape
 }
 
-// drawLayout returns a way to cut a tensor over ranks, nil for none.
+// drawLayout returns a way to cut a tensor over ranks, or nil.
 func drawLayout(t *rapid.T, shape []int64, ranks int) shard.Layout {
 	kind := rapid.SampledFrom([]string{"none", "shard", "permuted", "flat", "one rank", "grid", "strided"}).Draw(t, "layout")
 	if len(shape) == 0 && kind != "one rank" && kind != "flat" {
@@ -217,23 +218,13 @@ func (m memory) lying(t testing.TB, d tensor.DType, shape []int64) *tensor.Tenso
 	case m == transposed && n >= 2:
 		swapped := slices.Clone(shape)
 		swapped[0], swapped[n-1] = swapped[n-1], swapped[0]
-		return must(must(tensor.New(d, swapped))(t).Transpose(0, n-1))(t)
+		return must.Get(must.Get(tensor.New(d, swapped))(t).Transpose(0, n-1))(t)
 	case m == strided && n >= 1:
 		wide := slices.Clone(shape)
 		wide[n-1] *= 3
-		return must(must(tensor.New(d, wide))(t).Slice(n-1, 0, wide[n-1], 3))(t)
+		return must.Get(must.Get(tensor.New(d, wide))(t).Slice(n-1, 0, wide[n-1], 3))(t)
 	}
-	return must(tensor.New(d, shape))(t)
-}
-
-func must(x *tensor.Tensor, err error) func(testing.TB) *tensor.Tensor {
-	return func(t testing.TB) *tensor.Tensor {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
-	}
+	return must.Get(tensor.New(d, shape))(t)
 }
 
 // share returns rank's share of a tensor, whole and zero if there is no
@@ -243,18 +234,12 @@ func share(t testing.TB, l shard.Layout, d tensor.DType, shape []int64, rank int
 		x := m.lying(t, d, shape)
 		return x, x
 	}
-	local, err := l.LocalShape(shape, rank)
-	if err != nil {
-		t.Fatal(err)
-	}
+	local := must.Get(l.LocalShape(shape, rank))(t)
 	if _, flat := l.(shard.Flat); flat {
 		m = plain // its parts are views only of contiguous memory
 	}
 	x := m.lying(t, d, local)
-	s, err := shard.New(l, shape, rank, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.New(l, shape, rank, x))(t)
 	return s, x
 }
 
@@ -263,24 +248,18 @@ func fill(t testing.TB, v any, whole *tensor.Tensor) {
 	t.Helper()
 	s, ok := v.(*shard.Tensor)
 	if !ok {
-		if err := tensor.Convert(v.(*tensor.Tensor), whole, tensor.CastAny); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tensor.Convert(v.(*tensor.Tensor), whole, tensor.CastAny))
 		return
 	}
 	for i, b := range s.Boxes() {
-		part := must(s.Part(i))(t)
-		if err := tensor.Convert(part, must(whole.Narrow(b))(t), tensor.CastAny); err != nil {
-			t.Fatal(err)
-		}
+		part := must.Get(s.Part(i))(t)
+		must.Do(t, tensor.Convert(part, must.Get(whole.Narrow(b))(t), tensor.CastAny))
 	}
 }
 
 func place(t testing.TB, s cairn.State, path meta.Path, v any) {
 	t.Helper()
-	if err := plan.Place(s, path, v); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plan.Place(s, path, v))
 }
 
 // toSave returns the state that a rank saves.
@@ -359,10 +338,7 @@ func at(v any, path meta.Path) any {
 
 // checkWhole reads the checkpoint without a job.
 func (j *job) checkWhole(rt *rapid.T, t *testing.T, store blob.Store) {
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		rt.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), store))(rt)
 	defer c.Close()
 	if rep, err := c.Verify(t.Context(), nil); err != nil {
 		rt.Fatalf("Verify = %+v, %v", rep, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -61,10 +62,7 @@ func TestRankLocalSave(t *testing.T) {
 			fmt.Sprint(got["step"], got["rng0"], got["rng1"], got["rng2"]) != "7 0 1 2" {
 			t.Errorf("%s: loaded %v of save %s", name, got, rep.SaveID)
 		}
-		c, err := cairn.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(cairn.Open(t.Context(), s))(t)
 		if _, err := c.Verify(t.Context(), nil); err != nil || c.Info().WorldSize != 3 {
 			t.Errorf("%s: Verify = %v, %d ranks; want 3", name, err, c.Info().WorldSize)
 		}
@@ -77,22 +75,15 @@ func TestRankLocalDifferentSaves(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		for rank := range 2 {
-			if err := saveAlone(t, s, f, rank, "one"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, saveAlone(t, s, f, rank, "one"))
 		}
 		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), "2 of 3 ranks, but not of rank 2") {
 			t.Errorf("%s: Open without rank 2 = %v; want %v", name, err, cairn.ErrIncomplete)
 		}
 		other := new(mem.Store)
-		if err := saveAlone(t, other, f, 2, "two"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, saveAlone(t, other, f, 2, "two"))
 		for _, n := range storagetest.Names(t, other) {
-			b, err := blob.ReadAll(t.Context(), other, n, 1<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(blob.ReadAll(t.Context(), other, n, 1<<20))(t)
 			storagetest.Put(t, s, n, b)
 		}
 		if _, err := cairn.Open(t.Context(), s); !errors.Is(err, cairn.ErrIncomplete) || !strings.Contains(err.Error(), `"two"`) {
@@ -105,9 +96,7 @@ func TestRankLocalDifferentSaves(t *testing.T) {
 func TestRankLocalErrorNamesRank(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
-		if err := saveAlone(t, s, f, 1, "one"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, saveAlone(t, s, f, 1, "one"))
 		err := saveAlone(t, s, f, 1, "one")
 		if !errors.Is(err, cairn.ErrExists) || !strings.Contains(err.Error(), "rank 1:") || strings.Contains(err.Error(), "rank 0") || !slices.Equal(group.Ranks(err), []int{1}) {
 			t.Errorf("%s: rank 1 again: %v; want %v of rank 1", name, err, cairn.ErrExists)
@@ -130,9 +119,7 @@ func TestRankLocalMissingRanks(t *testing.T) {
 	for name, f := range localFormats {
 		for have, want := range map[int][]int{0: {1, 2}, 1: {0, 2}, 2: {0, 1}} {
 			s := new(mem.Store)
-			if err := saveAlone(t, s, f, have, "one"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, saveAlone(t, s, f, have, "one"))
 			_, err := cairn.Open(t.Context(), s)
 			e, ok := errors.AsType[*storage.RanksError](err)
 			text := fmt.Sprintf("1 of 3 ranks, but not of ranks %d, %d", want[0], want[1])
@@ -149,9 +136,7 @@ func TestRankLocalReplacesNothing(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
 		for rank := range 3 {
-			if err := saveAlone(t, s, f, rank, "one"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, saveAlone(t, s, f, rank, "one"))
 		}
 		before := fmt.Sprint(storagetest.Names(t, s))
 		for rank := range 3 {
@@ -183,9 +168,7 @@ func TestRankLocalReplacesNothing(t *testing.T) {
 func TestRankLocalFailureRemovesOwnFiles(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)
-		if err := saveAlone(t, s, f, 0, "one"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, saveAlone(t, s, f, 0, "one"))
 		before := fmt.Sprint(storagetest.Names(t, s))
 		broken := errors.New("broken")
 		for n := int64(1); ; n++ {
@@ -206,10 +189,7 @@ func TestRankLocalFailureRemovesOwnFiles(t *testing.T) {
 
 func TestRankLocalRefused(t *testing.T) {
 	s := new(mem.Store)
-	w, err := native.Format{}.NewWriter(s, storage.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(native.Format{}.NewWriter(s, storage.WriteOptions{}))(t)
 	one := &cairn.RankLocal{Size: 1, SaveID: "x"}
 	for name, o := range map[string]cairn.SaveOptions{
 		"the format native":      {RankLocal: one},

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -116,9 +117,7 @@ func (w watching) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Re
 func TestLoadMarksThePlansOfReplicas(t *testing.T) {
 	x := whole(t, []int64{64, 8}, 1)
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 1}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 1}, nil))(t)
 	copies := shard.Placed{Mesh: shard.Mesh{Shape: []int{4}}, Placements: []shard.Placement{shard.Replicate()}}
 	for _, c := range []struct {
 		name   string

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
@@ -32,15 +33,9 @@ func halving() *plan.DefaultSave {
 func checkHalved(t *testing.T, c *cairn.Checkpoint, x *tensor.Tensor, names ...string) {
 	t.Helper()
 	defer c.Close()
-	want, err := tensor.Cast(x, tensor.BFloat16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(tensor.Cast(x, tensor.BFloat16))(t)
 	for _, name := range names {
-		got, err := c.ReadTensor(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(c.ReadTensor(t.Context(), name))(t)
 		if !tensor.Equal(got, want) {
 			t.Errorf("%s is %v; want the elements of %v as bfloat16", name, got, x)
 		}
@@ -53,13 +48,8 @@ func TestSaveRenamedAndCastInEveryFormat(t *testing.T) {
 			store := new(mem.Store)
 			x := whole(t, []int64{300, 7}, 0.1)
 			state := cairn.State{"w": x, "tied": x, "model": cairn.State{"w": x.Clone()}}
-			if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Planner: halving(), Format: f}); err != nil {
-				t.Fatal(err)
-			}
-			c, err := cairn.Open(t.Context(), store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Planner: halving(), Format: f}))(t)
+			c := must.Get(cairn.Open(t.Context(), store))(t)
 			checkHalved(t, c, x, "student.w", "student.tied", "student.model.w")
 		})
 	}
@@ -71,20 +61,12 @@ func TestSaveAsyncRenamedAndCast(t *testing.T) {
 			store, s := tempStore(t), stager(t, options(64<<10))
 			x := whole(t, []int64{300, 7}, 0.1)
 			want := x.Clone()
-			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"w": x}, &cairn.AsyncOptions{
+			p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"w": x}, &cairn.AsyncOptions{
 				Stager: s, SaveOptions: cairn.SaveOptions{Planner: halving()},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			overwrite(x)
-			if _, err := p.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			c, err := cairn.Open(t.Context(), store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.Wait(t.Context()))(t)
+			c := must.Get(cairn.Open(t.Context(), store))(t)
 			checkHalved(t, c, want, "student.w")
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -20,40 +21,23 @@ import (
 // whole returns a tensor of that shape whose elements count up from start.
 func whole(t testing.TB, shape []int64, start float32) *tensor.Tensor {
 	t.Helper()
-	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumElements(shape))(t)
 	v := make([]float32, n)
 	for i := range v {
 		v[i] = start + float32(i)
 	}
-	x, err := tensor.Of(shape, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of(shape, v))(t)
 	return x
 }
 
 // cut returns rank's part of x, copied.
 func cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
 	t.Helper()
-	s, err := shard.Empty(l, x.DType(), x.Shape(), rank)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.Empty(l, x.DType(), x.Shape(), rank))(t)
 	for i, b := range s.Boxes() {
-		dst, err := s.Part(i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		src, err := x.Narrow(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tensor.Copy(dst, src); err != nil {
-			t.Fatal(err)
-		}
+		dst := must.Get(s.Part(i))(t)
+		src := must.Get(x.Narrow(b))(t)
+		must.Do(t, tensor.Copy(dst, src))
 	}
 	return s
 }
@@ -69,9 +53,7 @@ func columns(n int) shard.Layout {
 // onRanks runs fn on n ranks.
 func onRanks(t testing.TB, n int, fn func(ctx context.Context, g group.Group) error) {
 	t.Helper()
-	if err := inproc.Run(t.Context(), n, fn); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, inproc.Run(t.Context(), n, fn))
 }
 
 func TestReshardRowsToColumns(t *testing.T) {
@@ -118,13 +100,8 @@ func TestReshardRowsToColumns(t *testing.T) {
 func TestOpenWithoutGroup(t *testing.T) {
 	store := new(mem.Store)
 	x := whole(t, []int64{6, 4}, 1)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 3}, nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"x": x, "n": 3}, nil))(t)
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
 	got, err := c.ReadTensor(t.Context(), "x")
 	if err != nil || !tensor.Equal(got, x) {
@@ -155,9 +132,7 @@ func TestSaveNothing(t *testing.T) {
 
 func TestFailedSaveKeepsOldCheckpoint(t *testing.T) {
 	store := new(mem.Store)
-	if _, err := cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"n": 1}, nil))(t)
 	for name, state := range map[string]func(rank int) cairn.State{
 		"a value of each rank's own":   func(rank int) cairn.State { return cairn.State{"rng": rank} },
 		"what no codec takes":          func(int) cairn.State { return cairn.State{"f": func() {}} },

@@ -137,7 +137,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 		return nil, err
 	}
 	r.Traffic = since()
-	job.Recorder.End(r.LocalBytes, nil)
+	job.Recorder.End(r.RankBytes, nil)
 	return r, nil
 }
 
@@ -215,7 +215,7 @@ func (o *SaveOptions) format() storage.Format {
 }
 
 // writer returns the writer of this rank. The error wraps ErrOptions if an option
-// would have no effect. apart is that of storage.WriteOptions.
+// would have no effect. apart is storage.WriteOptions.Apart.
 func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, error) {
 	err := refuse(
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -15,16 +16,11 @@ func TestSaveAllocatesLittleForATensor(t *testing.T) {
 	const tensors, most = 5000, 14
 	state := cairn.State{}
 	for i := range tensors {
-		x, err := tensor.New(tensor.Float32, []int64{4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(tensor.Float32, []int64{4}))(t)
 		state[fmt.Sprintf("layers.%d.weight", i)] = x
 	}
 	n := testing.AllocsPerRun(1, func() {
-		if _, err := cairn.Save(t.Context(), new(mem.Store), state, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cairn.Save(t.Context(), new(mem.Store), state, nil))(t)
 	})
 	if n > most*tensors {
 		t.Errorf("%.1f allocations for a tensor; want at most %d", n/tensors, most)

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -17,11 +18,8 @@ import (
 // parts have no checksums ranks share all items or none.
 func TestShareNumbersUnderSeveralNames(t *testing.T) {
 	store := new(mem.Store)
-	_, err := cairn.Save(t.Context(), store, cairn.State{"step": whole(t, nil, 7)},
-		&cairn.SaveOptions{Format: torchdcp.Format{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"step": whole(t, nil, 7)},
+		&cairn.SaveOptions{Format: torchdcp.Format{}}))(t)
 	for _, names := range [][]int{{1, 2}, {2, 1}, {1, 2, 2}, {1, 2, 1}, {2, 2, 3}} {
 		errs := bubble(t, len(names), func(ctx context.Context, g group.Group) error {
 			state := cairn.State{}

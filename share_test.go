@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -61,9 +62,7 @@ func TestShareLoadsSameState(t *testing.T) {
 		for r := range ranks {
 			ranks[r] = drawSharer(rt, job)
 		}
-		if err := shareJob(t, store, job, ranks); err != nil {
-			rt.Fatal(err)
-		}
+		must.Do(rt, shareJob(t, store, job, ranks))
 	})
 }
 
@@ -135,7 +134,7 @@ func shareJob(t *testing.T, store blob.Store, j *job, ranks []sharer) error {
 // patterned returns a tensor whose bytes repeat after 4,099 of them, in next to no
 // time; for the seed 0, zeros.
 func patterned(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
-	x := must(tensor.New(d, shape))(t)
+	x := must.Get(tensor.New(d, shape))(t)
 	b, _ := x.Bytes()
 	if seed == 0 {
 		return x
@@ -174,9 +173,7 @@ func saved(t testing.TB, format string) (*mem.Store, cairn.State, int64) {
 	t.Helper()
 	store := new(mem.Store)
 	state, bytes := replicated(t, 1)
-	if _, err := cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Format: saveFormats[format]}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, state, &cairn.SaveOptions{Format: saveFormats[format]}))(t)
 	return store, state, bytes
 }
 
@@ -258,17 +255,14 @@ func TestShareOverTCP(t *testing.T) {
 	const n = 4
 	store, want, bytes := saved(t, "native")
 	gs := tcptest.Meet(t, n, tcptest.ByFile(t, n))
-	err := together(gs, func(g group.Group) error {
+	must.Do(t, together(gs, func(g group.Group) error {
 		rep, err := loadModel(t.Context(), t, g, store, want, true)
 		if err == nil && (rep.Total.Read > bytes+bytes/50 || rep.Total.Received != (n-1)*bytes) {
 			err = fmt.Errorf("%+v; want %d bytes to be read once", rep.Total, bytes)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A rank that goes is noticed by those that wait for it.
+	}))
+	// Ranks that wait for a rank notice when it goes.
 	gone := errors.New("node lost")
 	errs := make([]error, n)
 	_ = together(gs, func(g group.Group) error {

@@ -19,7 +19,7 @@ import (
 //
 // A name means the same thing on all ranks. A tensor that several ranks hold under
 // one name is the same tensor on all of them; a plain value must be equal on all of
-// them. State that belongs to one rank, such as that of its random number
+// them. State that belongs to one rank, such as the state of its random number
 // generator, needs a name that contains the rank.
 type State = plan.State
 

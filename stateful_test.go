@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -43,18 +44,14 @@ func TestStatefulRoundTrip(t *testing.T) {
 	a := &model{w: whole(t, []int64{3}, 1), steps: 7, calls: &calls, name: "a"}
 	z := &model{w: whole(t, []int64{2}, 5), steps: 9, calls: &calls, name: "z"}
 	state := cairn.State{"z": z, "a": a, "n": 1}
-	if _, err := cairn.Save(t.Context(), store, state, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Save(t.Context(), store, state, nil))(t)
 	if state["a"] != a || state["z"] != z {
 		t.Error("Save changed the state that it was given")
 	}
 	a2 := &model{w: whole(t, []int64{3}, 0), calls: &calls, name: "a"}
 	z2 := &model{w: whole(t, []int64{2}, 0), calls: &calls, name: "z"}
 	into := cairn.State{"z": z2, "a": a2, "n": 0}
-	if _, err := cairn.Load(t.Context(), store, into, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Load(t.Context(), store, into, nil))(t)
 	if !tensor.Equal(a2.w, a.w) || a2.steps != 7 || !tensor.Equal(z2.w, z.w) || z2.steps != 9 || into["n"] != 1 || into["a"] != a2 {
 		t.Errorf("loaded a %v %d, z %v %d, n %v", a2.w, a2.steps, z2.w, z2.steps, into["n"])
 	}
@@ -84,9 +81,7 @@ func TestStatefulFailureReachesAllRanks(t *testing.T) {
 		_, err = cairn.Load(ctx, store, cairn.State{"m": m}, &cairn.LoadOptions{Group: g})
 		return err
 	}
-	if err := errors.Join(bubble(t, 3, func(ctx context.Context, g group.Group) error { return save(ctx, g, nil) })...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(bubble(t, 3, func(ctx context.Context, g group.Group) error { return save(ctx, g, nil) })...))
 	for name, do := range map[string]func(context.Context, group.Group, error) error{"save": save, "load": load} {
 		errs := bubble(t, 3, func(ctx context.Context, g group.Group) error {
 			if g.Rank() == 1 {

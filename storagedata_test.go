@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -60,21 +61,12 @@ func saveLabelled(t *testing.T, f storage.Format, store blob.Store, states ...ca
 func TestStorageDataReachesReader(t *testing.T) {
 	store, x := new(mem.Store), whole(t, []int64{4, 3}, 1)
 	long := strings.Repeat("long", 50_000)
-	err := saveLabelled(t, native.Format{}, store,
+	must.Do(t, saveLabelled(t, native.Format{}, store,
 		cairn.State{"w": cut(t, rows(2), x, 0), "inline": 7},
-		cairn.State{"w": cut(t, rows(2), x, 1), "small": whole(t, []int64{2}, 5), "long": long})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+		cairn.State{"w": cut(t, rows(2), x, 1), "small": whole(t, []int64{2}, 5), "long": long}))
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	for _, i := range []meta.Index{
 		{FQN: "w", Offset: []int64{0, 0}}, {FQN: "w", Offset: []int64{2, 0}}, {FQN: "small", Offset: []int64{0}}, {FQN: "inline"}, {FQN: "long"},
 	} {
@@ -92,9 +84,7 @@ func TestStorageDataReachesReader(t *testing.T) {
 		t.Errorf("Verify = %+v, %v; want no problem", report, err)
 	}
 	got := cairn.State{"w": whole(t, []int64{4, 3}, 0), "inline": 0, "long": ""}
-	if _, err := cairn.Load(t.Context(), store, got, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cairn.Load(t.Context(), store, got, nil))(t)
 	if !tensor.Equal(got["w"].(*tensor.Tensor), x) || got["inline"] != 7 || got["long"] != long {
 		t.Errorf("the state is %.200v", got)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 )
 
@@ -66,9 +67,7 @@ func (w *watcher) messages(t *testing.T) []string {
 	var out []string
 	for line := range strings.Lines(w.log.String()) {
 		m := map[string]any{}
-		if err := json.Unmarshal([]byte(line), &m); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(line), &m))
 		out = append(out, fmt.Sprintf("%v %v", m["rank"], m["msg"]))
 		if m["error"] != nil {
 			continue
@@ -97,10 +96,7 @@ func saveRows(ctx context.Context, g group.Group, save func(state cairn.State, o
 // checks their times.
 func phaseNames(t *testing.T, store blob.Store) [][]string {
 	t.Helper()
-	c, err := cairn.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), store))(t)
 	defer c.Close()
 	var out [][]string
 	for rank, phases := range c.Info().Timeline {
@@ -229,9 +225,7 @@ func TestFailedBackgroundSaveIsReported(t *testing.T) {
 				_, err = p.Wait(t.Context())
 				return err
 			}
-			if err := save(false); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, save(false))
 			w.log.Reset()
 			if err := save(true); !errors.Is(err, cairn.ErrExists) {
 				t.Fatalf("Wait = %v; want ErrExists", err)
@@ -280,9 +274,7 @@ func TestFailureRecordNamesPhaseAndSave(t *testing.T) {
 			planned, failed := 0, 0
 			for line := range strings.Lines(w.log.String()) {
 				m := map[string]any{}
-				if err := json.Unmarshal([]byte(line), &m); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, json.Unmarshal([]byte(line), &m))
 				ids[m["save_id"]] = true
 				if m["msg"] == "save: plan" {
 					planned++ // phases are logged when they end, not with the outcome
@@ -323,12 +315,9 @@ func TestSkippedSaveIsReported(t *testing.T) {
 	hold, release := context.WithCancel(t.Context())
 	defer release()
 	save := func(o *cairn.Observer) *cairn.Pending {
-		p, err := cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"a": numbered(t, 10, 1)}, &cairn.AsyncOptions{
+		p := must.Get(cairn.SaveAsync(t.Context(), new(mem.Store), cairn.State{"a": numbered(t, 10, 1)}, &cairn.AsyncOptions{
 			Stager: s, Busy: cairn.BusySkip, SaveOptions: cairn.SaveOptions{Observer: o, Logger: w.logger()},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		return p
 	}
 	first := save(&cairn.Observer{Planned: func(int64) { <-hold.Done() }})
@@ -337,9 +326,7 @@ func TestSkippedSaveIsReported(t *testing.T) {
 	if _, err := second.Wait(t.Context()); !errors.Is(err, cairn.ErrSkipped) {
 		t.Fatalf("Wait = %v; want ErrSkipped", err)
 	}
-	if _, err := first.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(first.Wait(t.Context()))(t)
 	if len(w.ended) != 1 || !errors.Is(w.ended[0].Err, cairn.ErrSkipped) {
 		t.Errorf("the outcomes are %v; want ErrSkipped", w.ended)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -48,20 +49,14 @@ func checkTied(t testing.TB, s blob.Store, names ...string) cairn.State {
 
 func TestTiedTensorsTakeTheSpaceOfOne(t *testing.T) {
 	const size = 64 << 20
-	w, err := tensor.New(tensor.Float32, []int64{4096, size / 4 / 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(tensor.New(tensor.Float32, []int64{4096, size / 4 / 4096}))(t)
 	b, _ := w.Bytes()
 	for i := 0; i < len(b); i += 4096 {
 		b[i] = byte(i >> 12)
 	}
 	for name, opts := range map[string]*cairn.SaveOptions{"": nil, "several files": {FilesPerRank: 3}} {
 		s := new(mem.Store)
-		rep, err := cairn.Save(t.Context(), s, cairn.State{"embed": w, "head": w, "step": 7}, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(cairn.Save(t.Context(), s, cairn.State{"embed": w, "head": w, "step": 7}, opts))(t)
 		if n := stored(t, s); n > size+1<<20 || rep.Bytes > size+1<<20 {
 			t.Errorf("%s: the checkpoint has %d bytes, the report %d; want about %d", name, n, rep.Bytes, size)
 		}
@@ -123,7 +118,7 @@ func TestTiedTensorsOfSeveralRanks(t *testing.T) {
 // A name is one tensor with another on some ranks only: it is written by itself.
 func TestTensorsThatAreTiedOnSomeRanks(t *testing.T) {
 	s := new(mem.Store)
-	err := inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
+	must.Do(t, inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
 		w := whole(t, []int64{8}, 1)
 		state := cairn.State{"a": w, "b": w}
 		if g.Rank() == 1 {
@@ -131,10 +126,7 @@ func TestTensorsThatAreTiedOnSomeRanks(t *testing.T) {
 		}
 		_, err := cairn.Save(ctx, s, state, &cairn.SaveOptions{Group: g})
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	got, _, err := cairn.LoadNew(t.Context(), s, nil)
 	if err != nil || got["a"] == got["b"] || !tensor.Equal(got["a"].(*tensor.Tensor), got["b"].(*tensor.Tensor)) {
 		t.Errorf("LoadNew = %v, %v; want two equal tensors", got, err)
@@ -159,13 +151,8 @@ func TestTiedTensorsInTheBackground(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
 					for range 2 {
-						p, err := cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{Stager: s, SaveOptions: cairn.SaveOptions{Format: format}})
-						if err != nil {
-							t.Fatal(err)
-						}
-						if _, err := p.Wait(ctx); err != nil {
-							t.Fatal(err)
-						}
+						p := must.Get(cairn.SaveAsync(ctx, store, state, &cairn.AsyncOptions{Stager: s, SaveOptions: cairn.SaveOptions{Format: format}}))(t)
+						must.Get(p.Wait(ctx))(t)
 					}
 					if got := stored(t, store); got > 5*n+64<<10 {
 						t.Errorf("the checkpoint has %d bytes; want about %d", got, 5*n)

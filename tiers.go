@@ -2,7 +2,6 @@ package cairn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -52,24 +51,16 @@ func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*sa
 	if _, ok := job.Writer.(storage.Publisher); !ok {
 		return nil, fmt.Errorf("%w: AsyncOptions.Remote: checkpoints of the format %s cannot be uploaded", ErrOptions, o.format().Name())
 	}
-	tiers, err := saver.OpenTiers(saver.TierOptions{
-		Local: p.store, Remote: o.Remote, Ceiling: o.LocalBytes, Open: s.openTier,
-		Writer: func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) },
-		Format: o.format().Name(), FailIfExists: o.FailIfExists, BufferBytes: o.BufferBytes, Planner: job.Planner,
-	})
-	if err != nil || s.options.Process != nil {
+	v := o.describe(job)
+	if s.options.Process != nil { // which may know more schemes than this process
+		return nil, v.CheckTiers(p.store)
+	}
+	open := func(address string) (blob.Store, error) { return s.remotes.Open(address, OpenStore) }
+	tiers, err := v.OpenTiers(p.store, open, func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) })
+	if err != nil {
 		return nil, err
 	}
 	return tiers, tiers.Err()
-}
-
-// openTier opens a remote store. With a saver process, which may know more schemes than this
-// one, nothing is opened here.
-func (s *Stager) openTier(address string) (blob.Store, error) {
-	if s.options.Process != nil {
-		return nil, errors.ErrUnsupported
-	}
-	return s.remotes.Open(address, OpenStore)
 }
 
 // uploaded ends the upload of a save that is over.
@@ -81,7 +72,7 @@ func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
 		err = &Error{Op: "upload", Where: blob.Redact(p.remote), Err: err}
 		p.recorder.EndUpload(0, 0, nil, err)
 	default:
-		p.recorder.EndUpload(report.LocalBytes, report.Time, report.Traffic, nil)
+		p.recorder.EndUpload(report.RankBytes, report.Time, report.Traffic, nil)
 	}
 	if p.cancel != nil {
 		p.cancel(nil)

@@ -97,7 +97,7 @@ func (w *deadlyWriter) Commit(ctx context.Context) (i blob.Info, err error) {
 }
 
 // Savers that are killed at any operation of an upload leave the local checkpoint whole, and
-// a whole remote one or none, and nothing that clean does not find. The next save has new
+// a whole remote one or no remote one, and nothing that clean does not find. The next save has new
 // savers and is uploaded.
 func TestSaverKilledDuringUpload(t *testing.T) {
 	for _, ranks := range []int{1, 2} {

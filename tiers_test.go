@@ -25,6 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -134,10 +135,7 @@ var tierForms = map[string]storage.Format{
 
 func openFolder(t *testing.T, dir ...string) *file.Store {
 	t.Helper()
-	s, err := file.Open(filepath.Join(dir...), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(filepath.Join(dir...), nil))(t)
 	return s
 }
 
@@ -168,22 +166,13 @@ func TestTiers(t *testing.T) {
 				local, remote := openFolder(t, t.TempDir(), "run", "a"), filepath.Join(t.TempDir(), "bucket", "run", "a")
 				for step := range int64(3) {
 					x := numbered(t, 300<<10, byte(step))
-					p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": x}, &cairn.AsyncOptions{
+					p := must.Get(cairn.SaveAsync(t.Context(), local, cairn.State{"w": x}, &cairn.AsyncOptions{
 						Stager: s, Remote: remote, SaveOptions: cairn.SaveOptions{Step: &step, Format: format},
-					})
-					if err != nil {
-						t.Fatal(err)
-					}
-					saved, err := p.Wait(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
+					}))(t)
+					saved := must.Get(p.Wait(t.Context()))(t)
 					wantTensor(t, local, "w", x.Contents())
-					up, err := p.WaitUploaded(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
-					if up.SaveID != saved.SaveID || up.Bytes != saved.Bytes || up.Files != saved.Files || up.LocalBytes < saved.LocalBytes || up.Time <= 0 || up.Direct {
+					up := must.Get(p.WaitUploaded(t.Context()))(t)
+					if up.SaveID != saved.SaveID || up.Bytes != saved.Bytes || up.Files != saved.Files || up.RankBytes < saved.RankBytes || up.Time <= 0 || up.Direct {
 						t.Errorf("the upload = %+v of the save %+v", up, saved)
 					}
 					wantTensor(t, openFolder(t, remote), "w", x.Contents())
@@ -223,9 +212,7 @@ func TestTiersInOnePlace(t *testing.T) {
 			}
 			saves = append(saves, p)
 		}
-		if _, err := saves[0].Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(saves[0].Wait(t.Context()))(t)
 		open()
 		for i, p := range saves {
 			if _, err := p.WaitUploaded(t.Context()); err != nil {
@@ -285,7 +272,7 @@ func TestReplacedSaveIsNotUploaded(t *testing.T) {
 	}
 }
 
-// If the upload of one rank fails, that of all ranks does, and nothing appears.
+// If the upload of one rank fails, the uploads of all ranks fail, and nothing appears.
 func TestUploadFailsOnOneRank(t *testing.T) {
 	errBroken := errors.New("broken on purpose")
 	top, bucket := t.TempDir(), t.TempDir()
@@ -372,10 +359,7 @@ func TestUploadNeedsNoStagingMemory(t *testing.T) {
 func TestCloseDuringUpload(t *testing.T) {
 	for mode, options := range modes {
 		for _, patient := range []bool{true, false} {
-			s, err := cairn.NewStager(options(1 << 20))
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(cairn.NewStager(options(1 << 20)))(t)
 			remote, bucket, open := newGate(t)
 			p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"w": numbered(t, 1000, 1)}, &cairn.AsyncOptions{Stager: s, Remote: remote("a")})
 			if err == nil {
@@ -412,10 +396,7 @@ func TestCloseDuringUpload(t *testing.T) {
 func TestUploadedWithoutRemote(t *testing.T) {
 	for mode, options := range modes {
 		s := stager(t, options(1<<20))
-		p, err := cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(cairn.SaveAsync(t.Context(), tempStore(t), cairn.State{"a": 1}, &cairn.AsyncOptions{Stager: s}))(t)
 		if r, err := p.WaitUploaded(t.Context()); r != nil || err != nil {
 			t.Errorf("%s: WaitUploaded = %v, %v; want nil", mode, r, err)
 		}
@@ -465,7 +446,7 @@ func TestTiersOfSeveralRanks(t *testing.T) {
 								return err
 							}
 							r, err := p.WaitUploaded(ctx)
-							if err != nil || r.Bytes < 3*100<<10 || r.LocalBytes >= r.Bytes {
+							if err != nil || r.Bytes < 3*100<<10 || r.RankBytes >= r.Bytes {
 								return fmt.Errorf("the upload = %+v, %w", r, err)
 							}
 							if err := g.Barrier(ctx); err != nil { // before the next one replaces it
@@ -522,9 +503,7 @@ func TestFailedUpload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err) // the save itself has not failed
 		}
-		if _, err := p.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.Wait(t.Context()))(t)
 		r, err := p.WaitUploaded(t.Context())
 		wantTensor(t, openFolder(t, run, name), "w", numbered(t, 1000, 7).Contents())
 		if step == 1 {
@@ -617,9 +596,7 @@ func TestTierOptions(t *testing.T) {
 // only checkpoint.
 func TestRemoteIsNotTheLocalStore(t *testing.T) {
 	top := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(top, "run"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(top, "run"), 0o777))
 	remotes := []string{filepath.Join(top, "run", "a"), "file://" + filepath.ToSlash(top) + "/run/a", top + "/run/../run/a/"}
 	if err := os.Symlink("run", filepath.Join(top, "link")); err == nil {
 		remotes = append(remotes, filepath.Join(top, "link", "a"))
@@ -634,9 +611,7 @@ func TestRemoteIsNotTheLocalStore(t *testing.T) {
 				}
 				saveStep(t, filepath.Join(top, "run", "a"), 1, native.Format{})
 			}
-			if err := os.RemoveAll(filepath.Join(top, "run", "a")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.RemoveAll(filepath.Join(top, "run", "a")))
 		}
 	}
 }
@@ -752,7 +727,7 @@ func TestCrashDuringUpload(t *testing.T) {
 func filesBelow(t *testing.T, dir string) map[string]int64 {
 	t.Helper()
 	out := map[string]int64{}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -763,10 +738,7 @@ func filesBelow(t *testing.T, dir string) map[string]int64 {
 			out[path] = fi.Size()
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return out
 }
 
@@ -845,9 +817,7 @@ func TestNoRoomBelowTheCeiling(t *testing.T) {
 				s := stager(t, options(4<<20))
 				// The place of the first copy is taken.
 				if ceiling > n {
-					if err := os.WriteFile(filepath.Join(bucket, "step-0"), nil, 0o666); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.WriteFile(filepath.Join(bucket, "step-0"), nil, 0o666))
 				}
 				for step := range int64(3) {
 					name := fmt.Sprint("step-", step)
@@ -954,12 +924,9 @@ func TestLocalCopiesStayUntilTheyAreUploaded(t *testing.T) {
 			size := int64(1 + rng.IntN(500_000))
 			mu.Unlock()
 			name, x := fmt.Sprint("step-", step), numbered(t, size, byte(step))
-			p, err := cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": x}, &cairn.AsyncOptions{
+			p := must.Get(cairn.SaveAsync(t.Context(), openFolder(t, run, name), cairn.State{"w": x}, &cairn.AsyncOptions{
 				Stager: s, Remote: address + "/" + name, LocalBytes: ceiling, SaveOptions: cairn.SaveOptions{Step: &step},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			if _, err := p.Wait(t.Context()); err == nil {
 				saved[step] = x
 			} else if !errors.Is(err, errRandom) {
@@ -1035,9 +1002,7 @@ func TestLatestOfTwoRuns(t *testing.T) {
 
 func copyFolder(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(to, os.DirFS(from)))
 }
 
 // OpenNearest returns the first store that has the checkpoint whole, unless another one has
@@ -1073,7 +1038,7 @@ func TestOpenNearest(t *testing.T) {
 	want(near)
 	removeFiles(t, near, "*.safetensors")
 	want(far)
-	saveStep(t, near, 1, native.Format{}) // later than that of far
+	saveStep(t, near, 1, native.Format{}) // later than the checkpoint of far
 	want(near)
 	saveStep(t, far, 1, native.Format{})
 	want(far)

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -117,7 +118,7 @@ func TestTensorsThatMayDiffer(t *testing.T) {
 		}
 		got, _, err := cairn.LoadNew(t.Context(), s, nil)
 		if err != nil || !tensor.Equal(got["differs"].(*tensor.Tensor), whole(t, []int64{9}, 0)) {
-			t.Errorf("%v: the tensor is not that of rank 0: %v, %v", owner, got["differs"], err)
+			t.Errorf("%v: the tensor is not rank 0's: %v, %v", owner, got["differs"], err)
 		}
 	}
 }
@@ -132,7 +133,7 @@ func TestTensorsThatDifferInTheBackground(t *testing.T) {
 			defer cancel()
 			var mu sync.Mutex
 			stagers := map[int]*cairn.Stager{}
-			err := inproc.Run(ctx, 2, func(ctx context.Context, g group.Group) error {
+			must.Do(t, inproc.Run(ctx, 2, func(ctx context.Context, g group.Group) error {
 				mu.Lock()
 				stagers[g.Rank()] = stager(t, &cairn.StagerOptions{Ceiling: ceiling})
 				s := stagers[g.Rank()]
@@ -152,10 +153,7 @@ func TestTensorsThatDifferInTheBackground(t *testing.T) {
 					}
 				}
 				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -48,7 +49,7 @@ func TestDamageIsNotConverted(t *testing.T) {
 			if _, err := c.ReadTensor(t.Context(), "w"); !errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("ReadTensor = %v; want %v", err, storage.ErrCorrupt)
 			}
-			md := storagetest.Metadata(t, c)
+			md := must.Get(c.Metadata(t.Context()))(t)
 			if _, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil); !errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("Digests = %v; want %v", err, storage.ErrCorrupt)
 			}

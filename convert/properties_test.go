@@ -6,6 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -60,7 +61,7 @@ func TestConvertKeepsProperties(t *testing.T) {
 func checkProperties(t *testing.T, what string, s *mem.Store, want meta.Properties) {
 	t.Helper()
 	c := open(t, s)
-	md := storagetest.Metadata(t, c)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	for _, name := range []string{"m.s", "m.x"} {
 		if e, ok := md.Find(name); !ok || e.Tensor.Properties != want {
 			t.Errorf("%s: %q has %+v; want %+v", what, name, e.Tensor.Properties, want)

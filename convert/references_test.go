@@ -12,9 +12,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -78,7 +78,7 @@ func TestConvertedObjectsCompareAsEqual(t *testing.T) {
 	sides := make([]inspect.Side, 2)
 	for i, s := range []blob.Store{src, dst} {
 		c := opened(t, s)
-		md := storagetest.Metadata(t, c)
+		md := must.Get(c.Metadata(t.Context()))(t)
 		sides[i] = inspect.Side{Content: c, Metadata: md}
 	}
 	if d := cmp.Diff([]string{"a", "w"}, sides[1].Metadata.Names()); d != "" {
@@ -145,7 +145,7 @@ func TestTiedWeightsStayTied(t *testing.T) {
 		"as they are": nil, "renamed": {Rename: []string{"head=head2"}}, "cast": {DType: []string{"bfloat16"}}, "one of them cast": {DType: []string{"head=bfloat16"}},
 	} {
 		c := opened(t, through(t, src, o, "torch"))
-		md := storagetest.Metadata(t, c)
+		md := must.Get(c.Metadata(t.Context()))(t)
 		keys := map[string]string{}
 		for _, e := range md.Entries {
 			keys[strings.TrimSuffix(e.FQN, "2")] = e.Tensor.Locs[0].Detail.Key

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -131,7 +132,7 @@ func run(ctx context.Context, src storage.Checkpoint, o *convert.Options, to *co
 func digests(t testing.TB, s blob.Store) map[string]inspect.Digest {
 	t.Helper()
 	c := opened(t, s)
-	md := storagetest.Metadata(t, c)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	out, err := inspect.Digests(context.Background(), c, inspect.Select(md), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
-	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -41,7 +41,7 @@ func TestConversionKeepsTies(t *testing.T) {
 				t.Fatal(err)
 			}
 			ck := opened(t, through(t, src, c.opts, c.formats...))
-			md := storagetest.Metadata(t, ck)
+			md := must.Get(ck.Metadata(t.Context()))(t)
 			if rep, err := ck.Verify(t.Context(), nil); err != nil {
 				t.Errorf("Verify = %+v, %v", rep, err)
 			}

@@ -12,9 +12,9 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
-	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -101,7 +101,7 @@ func open(t testing.TB, s blob.Store) (*cairn.Checkpoint, *meta.Metadata) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	md := storagetest.Metadata(t, c)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	return c, md
 }
 

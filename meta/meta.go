@@ -118,7 +118,7 @@ type Location struct {
 	// Offset and Length are the range of the bytes in File.
 	Offset, Length int64
 	// Sums are the checksums of the range's blocks, as the format defines them.
-	// Nil: the format has none.
+	// Nil: the format has no checksums.
 	Sums []uint32
 	// Detail is what only some formats need. Nil: nothing.
 	Detail *Detail

@@ -2,9 +2,9 @@ package plan_test
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -49,62 +49,6 @@ func benchPlan(rank, ranks, tensors int) *plan.SavePlan {
 	return p
 }
 
-var benchSizes = []struct{ ranks, tensors int }{{256, 1000}, {1024, 1000}, {8192, 1000}}
-
-// BenchmarkGlobal measures the coordinator's planning, validation included.
-func BenchmarkGlobal(b *testing.B) {
-	for _, s := range benchSizes {
-		b.Run(fmt.Sprintf("ranks=%d/tensors=%d", s.ranks, s.tensors), func(b *testing.B) {
-			plans := benchPlans(b, s.ranks, s.tensors)
-			runtime.GC()
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, _, err := plan.Global(plans, plan.LeastLoaded); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*s.ranks*s.tensors), "ns/item")
-		})
-	}
-}
-
-// BenchmarkSavePlanCodec measures what a coordinator does for each rank's plan
-// beside planning.
-func BenchmarkSavePlanCodec(b *testing.B) {
-	const ranks, tensors = 1024, 1000
-	encoded := make([][]byte, ranks)
-	var codec plan.SavePlanCodec
-	for r := range encoded {
-		var err error
-		if encoded[r], err = codec.Encode(benchPlan(r, ranks, tensors)); err != nil {
-			b.Fatal(err)
-		}
-	}
-	plans := make([]*plan.SavePlan, ranks)
-	b.Run("decode", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			codec = plan.NewSavePlanCodec()
-			for r := range encoded {
-				var err error
-				if plans[r], err = codec.Decode(encoded[r]); err != nil {
-					b.Fatal(err)
-				}
-			}
-		}
-	})
-	b.Run("encode", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			for r := range plans {
-				if _, err := codec.Encode(plans[r]); err != nil {
-					b.Fatal(err)
-				}
-			}
-		}
-	})
-}
-
 // BenchmarkLocalLoadPlan measures what each rank of a load does for itself: 1,024
 // ranks saved a tensor's rows, 768 load them.
 func BenchmarkLocalLoadPlan(b *testing.B) {
@@ -115,10 +59,7 @@ func BenchmarkLocalLoadPlan(b *testing.B) {
 	}
 	state := plan.State{}
 	for _, e := range md.Entries {
-		x, err := shard.Empty(rows(ranks), tensor.Float32, e.Tensor.Shape, 300)
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(shard.Empty(rows(ranks), tensor.Float32, e.Tensor.Shape, 300))(b)
 		state[e.FQN] = x
 	}
 	b.ReportAllocs()
@@ -161,41 +102,5 @@ func BenchmarkCheckTiling(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(c.boxes)), "ns/box")
 		})
-	}
-}
-
-// BenchmarkCache measures an unchanged save of 1,024 ranks: one rank's own work
-// and the coordinator's.
-func BenchmarkCache(b *testing.B) {
-	const ranks, tensors = 1024, 1000
-	caches := []*plan.Cache{{}, {}}
-	locals, sent := benchPlans(b, ranks, tensors), make([]*plan.SavePlan, ranks)
-	for r, p := range locals {
-		var err error
-		if sent[r], err = caches[min(r, 1)].Local(p, fmt.Sprint(r)); err != nil {
-			b.Fatal(err)
-		}
-	}
-	answers, _, err := caches[0].Global(sent, global)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if _, err := caches[0].Finish(answers[0]); err != nil {
-		b.Fatal(err)
-	}
-	for r := range sent {
-		sent[r] = &plan.SavePlan{Unchanged: true, Fingerprint: sent[r].Fingerprint}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if sent[0], err = caches[0].Local(locals[0], "0"); err != nil || !sent[0].Unchanged {
-			b.Fatal(err)
-		}
-		if answers, _, err = caches[0].Global(sent, global); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := caches[0].Finish(answers[0]); err != nil {
-			b.Fatal(err)
-		}
 	}
 }

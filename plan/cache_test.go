@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -46,9 +47,7 @@ func TestCacheSkipsUnchangedPlans(t *testing.T) {
 
 func TestCacheSendsOnlyChangedPlans(t *testing.T) {
 	j := newJob(3)
-	if _, err := j.save(three()...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(j.save(three()...))(t)
 	locals := three()
 	locals[2].Items = append(locals[2].Items, replica("z", 9))
 	finals, err := j.save(locals...)
@@ -84,15 +83,10 @@ func TestCacheSendsChangedFinalPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(3)
-			if _, err := j.save(three()...); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(j.save(three()...))(t)
 			locals := three()
 			locals[0].Items = c.items
-			finals, err := j.save(locals...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			finals := must.Get(j.save(locals...))(t)
 			var told []int
 			for r, a := range j.answers {
 				if !a.Unchanged {
@@ -151,9 +145,7 @@ func TestFingerprintCoversPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(3)
-			if _, err := j.save(three()...); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(j.save(three()...))(t)
 			locals := three()
 			change(j, locals)
 			finals, err := j.save(locals...)
@@ -176,10 +168,7 @@ func TestCacheSendsOnlyNewSizes(t *testing.T) {
 			"x": sharded(t, rows(2), counting(t, 0, 8), r), "step": step, "lr": lr, fmt.Sprint("own", r): own,
 		})
 	}
-	first, err := j.save(rank(0, 9, 0.5, "a"), rank(1, 9, 0.5, "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(j.save(rank(0, 9, 0.5, "a"), rank(1, 9, 0.5, "a")))(t)
 	kept := j.md
 	finals, err := j.save(rank(0, 10, 0.5, "a"), rank(1, 10, 0.25, "abc"))
 	if err != nil || j.planned || len(unchanged(j.sent)) != 2 || len(unchanged(j.answers)) != 2 {
@@ -224,9 +213,7 @@ func checkSizes(t failer, locals, finals []*plan.SavePlan, md *meta.Metadata) {
 
 func TestCacheOtherWorldSize(t *testing.T) {
 	j := newJob(3)
-	if _, err := j.save(three()...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(j.save(three()...))(t)
 	// The same plans, but the job is one of two ranks now: the caches stay.
 	two := newJob(2)
 	two.caches = j.caches[:2]
@@ -243,9 +230,7 @@ func TestCacheOtherWorldSize(t *testing.T) {
 
 func TestCacheDetectsStalePlans(t *testing.T) {
 	j := newJob(3)
-	if _, err := j.save(three()...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(j.save(three()...))(t)
 	j.caches[0].Forget() // the coordinator was restarted
 	_, err := j.save(three()...)
 	if !errors.Is(err, plan.ErrStale) || !strings.Contains(err.Error(), "rank 1") {
@@ -294,20 +279,13 @@ func TestCachePlansWithoutFingerprint(t *testing.T) {
 // that it never saw.
 func TestCacheForgetsFailedSave(t *testing.T) {
 	j := newJob(3)
-	if _, err := j.save(three()...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(j.save(three()...))(t)
 	locals := three()
 	locals[0].Items = append(locals[0].Items, replica("a", 99)) // moves y to rank 1
-	if err := j.exchange(locals); err != nil {
-		t.Fatal(err)
-	}
-	// Nobody finishes. Rank 1's local plan is the same in the next save, but the
+	must.Do(t, j.exchange(locals))
+	// No rank finishes. Rank 1's local plan is the same in the next save, but the
 	// final plan it remembers is not the coordinator's.
-	finals, err := j.save(locals...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	finals := must.Get(j.save(locals...))(t)
 	if d := cmp.Diff([]int{}, unchanged(j.sent)); d != "" {
 		t.Errorf("after a failed save these ranks call their plans unchanged: %s", d)
 	}
@@ -320,9 +298,7 @@ func TestCacheForgetsFailedGlobalPlan(t *testing.T) {
 	j := newJob(2)
 	good := []*plan.SavePlan{planOf(item("x", []int64{4}, span(0, 2))), planOf(item("x", []int64{4}, span(2, 2)))}
 	bad := []*plan.SavePlan{good[0], planOf(item("x", []int64{4}, span(3, 1)))}
-	if _, err := j.save(good...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(j.save(good...))(t)
 	if _, err := j.save(bad...); !errors.Is(err, plan.ErrState) {
 		t.Fatalf("save of an incomplete tensor = %v; want ErrState", err)
 	}

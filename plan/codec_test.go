@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -97,20 +98,14 @@ var samePlan = cmp.FilterPath(func(p cmp.Path) bool {
 func TestSavePlanCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawSavePlan(t)
-		b, err := plan.SavePlanCodec{}.Encode(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(plan.SavePlanCodec{}.Encode(p))(t)
 		many := plan.NewSavePlanCodec()
 		for name, codec := range map[string]plan.SavePlanCodec{"zero": {}, "new": many, "used": many} {
 			got, err := codec.Decode(b)
 			if d := cmp.Diff(p, got, samePlan); d != "" || err != nil {
 				t.Fatalf("%s codec: Decode(Encode), %v: -want +got\n%s", name, err, d)
 			}
-			again, err := codec.Encode(got)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must.Get(codec.Encode(got))(t)
 			if got, err = codec.Decode(again); err != nil || !cmp.Equal(p, got, samePlan) {
 				t.Fatalf("%s codec: carried twice: %v\n%s", name, err, cmp.Diff(p, got, samePlan))
 			}
@@ -151,10 +146,7 @@ func drawLoadPlan(t *rapid.T) *plan.LoadPlan {
 func TestLoadPlanCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawLoadPlan(t)
-		b, err := plan.LoadPlanCodec{}.Encode(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(plan.LoadPlanCodec{}.Encode(p))(t)
 		got, err := plan.LoadPlanCodec{}.Decode(b)
 		if d := cmp.Diff(p, got, samePlan); d != "" || err != nil {
 			t.Fatalf("Decode(Encode), %v: -want +got\n%s", err, d)
@@ -332,15 +324,9 @@ func FuzzDecodeSavePlan(f *testing.F) {
 }
 
 func FuzzDecodeLoadPlan(f *testing.F) {
-	items, err := reads(tiled([]int64{4}, span(0, 1), span(1, 3)), span(0, 3))
-	if err != nil {
-		f.Fatal(err)
-	}
+	items := must.Get(reads(tiled([]int64{4}, span(0, 1), span(1, 3)), span(0, 3)))(f)
 	items = append(items, plan.ReadItem{Kind: plan.KindBytes, Dest: meta.Index{FQN: "v"}, Source: meta.Index{FQN: "w"}})
-	b, err := plan.LoadPlanCodec{}.Encode(&plan.LoadPlan{Items: items, PlannerData: []byte("{}")})
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(plan.LoadPlanCodec{}.Encode(&plan.LoadPlan{Items: items, PlannerData: []byte("{}")}))(f)
 	f.Add(b)
 	f.Add(b[:len(b)-3])
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -365,10 +351,7 @@ func TestDecodeRefusesInvalidSteps(t *testing.T) {
 	for name, step := range map[string]meta.Step{"no integer": {Key: "a", Int: true}, "zeros in front": {Key: "00", Int: true}} {
 		p := planOf(bytesItem("v", 5))
 		p.Items[0].Info.Path = meta.Path{step}
-		b, err := plan.SavePlanCodec{}.Encode(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(plan.SavePlanCodec{}.Encode(p))(t)
 		if _, err := (plan.SavePlanCodec{}).Decode(b); !errors.Is(err, wire.ErrMalformed) {
 			t.Errorf("%s: Decode = %v; want %v", name, err, wire.ErrMalformed)
 		}

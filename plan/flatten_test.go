@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -145,9 +146,7 @@ func TestFlattenRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := new(plan.DefaultSave)
-			if err := d.SetUp(plan.SaveSetup{State: c.state}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.SetUp(plan.SaveSetup{State: c.state}))
 			p, err := d.LocalPlan()
 			if !errors.Is(err, plan.ErrState) || !strings.Contains(fmt.Sprint(err), c.text) || p != nil {
 				t.Errorf("LocalPlan = %v, %v; want ErrState with %q", p, err, c.text)
@@ -223,16 +222,12 @@ func TestNoFlattenKeepsMapsWhole(t *testing.T) {
 	// A planner that flattens must see that the map was saved whole.
 	for name, l := range map[string]*plan.DefaultLoad{"shallow": {NoFlatten: true}, "flattening": {}} {
 		got := plan.State{"m": map[string]any{"a": 0}, "x": zeros(t, tensor.Float32, 3)}
-		if err := mem.load(l, got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, mem.load(l, got))
 		if d := cmp.Diff(want, got, cmp.Comparer(tensor.Equal)); d != "" {
 			t.Errorf("%s: -want +got\n%s", name, d)
 		}
 	}
-	if err := d.SetUp(plan.SaveSetup{State: plan.State{"m": map[string]any{"x": counting(t, 1, 3)}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.SaveSetup{State: plan.State{"m": map[string]any{"x": counting(t, 1, 3)}}}))
 	if _, err := d.LocalPlan(); !errors.Is(err, plan.ErrState) {
 		t.Errorf("LocalPlan of a tensor in a map that stays whole: %v; want ErrState", err)
 	}
@@ -245,30 +240,16 @@ func TestNoFlattenKeepsMapsWhole(t *testing.T) {
 
 // A tuple of Python's is a value, also with tensors inside, as PyTorch saves it.
 func TestTuplesAreValues(t *testing.T) {
-	x, err := tensor.Of([]int64{2}, []float32{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{2}, []float32{1, 2}))(t)
 	state := plan.State{"t": value.Tuple{x, "y"}, "l": []any{value.Tuple{int64(1), x}}}
 	d := &plan.DefaultSave{}
-	if err := d.SetUp(plan.SaveSetup{State: state, Size: 1, Coordinator: true}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := d.LocalPlan()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.SaveSetup{State: state, Size: 1, Coordinator: true}))
+	p := must.Get(d.LocalPlan())(t)
 	if len(p.Items) != 2 || p.Items[0].Kind != plan.KindBytes || p.Items[1].Kind != plan.KindBytes {
 		t.Fatalf("items %v; want two values", p.Items)
 	}
-	data, err := d.Resolve(&p.Items[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := value.Decode(p.Items[1].Info.Codec, data.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(d.Resolve(&p.Items[1]))(t)
+	v := must.Get(value.Decode(p.Items[1].Info.Codec, data.Bytes))(t)
 	got, ok := v.(value.Tuple)
 	if !ok || len(got) != 2 || got[1] != "y" || !tensor.Equal(got[0].(*tensor.Tensor), x) {
 		t.Errorf("the tuple became %v", v)

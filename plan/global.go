@@ -32,7 +32,7 @@ type name struct {
 	holders  []ref // refs, ordered by chunk, then by rank
 	chunks   []chunk
 	boxes    []tensor.Box // of chunks, once they are numbered
-	tied     *name        // the name that this one is tied to; nil: none
+	tied     *name        // the name that this one is tied to, or nil
 	leads    bool         // a name is tied to this one
 	problems []Problem
 }
@@ -115,7 +115,7 @@ type nameFinder struct {
 	count  []int
 }
 
-// ids returns the numbers of the items' names. like are those of another rank,
+// ids returns the numbers of the items' names. like are the numbers of another rank,
 // which most often has the same names in the same order.
 func (f *nameFinder) ids(items []WriteItem, like []int32) []int32 {
 	out := make([]int32, len(items))
@@ -329,7 +329,7 @@ func (g *grouping) distinguish(n *name) {
 		if it.Info != n.info && !it.Info.Equal(n.info) || (it.Kind == KindBytes) != (n.kind == KindBytes) {
 			agree = false
 		}
-		// Boxes that ascend strictly are all distinct, like those of a tensor that
+		// Boxes that ascend strictly are all distinct, like the boxes of a tensor that
 		// is sharded over the ranks.
 		ascending = ascending && (i == 0 || slices.Compare(before, it.Box.Offsets) < 0)
 		before = it.Box.Offsets
@@ -424,6 +424,20 @@ func (r OwnerRule) String() string {
 		return "every-holder"
 	}
 	return "least-loaded"
+}
+
+// MarshalText returns the name of the rule.
+func (r OwnerRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText sets the rule by its name. Empty: LeastLoaded.
+func (r *OwnerRule) UnmarshalText(b []byte) error {
+	for _, rule := range []OwnerRule{LeastLoaded, LowestRank, EveryHolder} {
+		if string(b) == rule.String() || len(b) == 0 {
+			*r = rule
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown owner rule %q; want %v, %v or %v", b, LeastLoaded, LowestRank, EveryHolder)
 }
 
 // tie finds the names that are one tensor with a name before them, on all ranks and in all

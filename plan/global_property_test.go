@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -98,9 +99,7 @@ func TestGlobalAgreesWithTheReference(t *testing.T) {
 // checkFinals checks what holds of every global plan.
 func checkFinals(t failer, plans, finals []*plan.SavePlan, md *meta.Metadata) {
 	t.Helper()
-	if err := md.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, md.Validate())
 	written := map[string]int{}
 	for r, p := range finals {
 		next := 0
@@ -164,10 +163,7 @@ func TestGlobalDoesNotDependOnSharing(t *testing.T) {
 func encodeAll(t failer, plans []*plan.SavePlan) [][]byte {
 	var out [][]byte
 	for _, p := range plans {
-		b, err := plan.SavePlanCodec{}.Encode(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(plan.SavePlanCodec{}.Encode(p))(t)
 		out = append(out, b)
 	}
 	return out

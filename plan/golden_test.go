@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -39,10 +40,7 @@ func TestGlobalGoldens(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			job, want, _ := strings.Cut(string(text), "----\n")
 			plans, rule := parseJob(t, job)
 			finals, md, err := plan.Global(plans, rule)
@@ -51,9 +49,7 @@ func TestGlobalGoldens(t *testing.T) {
 				got = printPlan(finals, md)
 			}
 			if *update {
-				if err := os.WriteFile(file, []byte(job+"----\n"+got), 0o666); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, []byte(job+"----\n"+got), 0o666))
 				return
 			}
 			if d := cmp.Diff(want, got); d != "" {
@@ -105,10 +101,7 @@ func parseJob(t *testing.T, text string) (plans []*plan.SavePlan, rule plan.Owne
 
 // tensorItem returns the item of a line that begins with name, dtype and shape.
 func tensorItem(t *testing.T, f []string) plan.WriteItem {
-	d, err := tensor.ParseDType(f[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(tensor.ParseDType(f[1]))(t)
 	it := plan.WriteItem{Info: &plan.Info{FQN: f[0], Shape: numbers(t, f[2], "x")}, Kind: plan.KindShard}
 	it.Info.DType = d
 	return it
@@ -136,10 +129,7 @@ func numbers(t failer, s, sep string) []int64 {
 		return out
 	}
 	for f := range strings.SplitSeq(s, sep) {
-		n, err := strconv.ParseInt(strings.TrimSpace(f), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(strconv.ParseInt(strings.TrimSpace(f), 10, 64))(t)
 		out = append(out, n)
 	}
 	return out

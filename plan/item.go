@@ -168,7 +168,7 @@ type SavePlan struct {
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.
 	StorageData []byte
-	// Unchanged means that the plan is that of the previous save, which Fingerprint
+	// Unchanged means that the plan equals the plan of the previous save, which Fingerprint
 	// identifies. Items then holds only the values whose size has changed.
 	Unchanged   bool
 	Fingerprint Fingerprint
@@ -223,7 +223,7 @@ type Stream interface {
 type ReadItem struct {
 	Kind Kind // KindTensor or KindBytes
 	// Dest names the part of the state: its FQN and the offset of the local
-	// part in the global tensor; the hint is the part's position among those of
+	// part in the global tensor; the hint is the part's position among the parts of
 	// the rank. DestOffsets is the beginning of the box, relative to that part.
 	Dest        meta.Index
 	DestOffsets []int64
@@ -284,7 +284,7 @@ type Checkpointable interface {
 	GlobalShape() []int64
 	// DType returns the type of its elements, the same on all ranks.
 	DType() tensor.DType
-	// Boxes returns the boxes this rank holds. If there are none, the rank holds no
+	// Boxes returns the boxes this rank holds. If there are no boxes, the rank holds no
 	// part of the tensor.
 	Boxes() []tensor.Box
 	// Part returns a view of box i's memory, shaped like the box. Reading fills

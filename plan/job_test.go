@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
@@ -114,7 +115,7 @@ func three() []*plan.SavePlan {
 
 // Whatever changes from save to save, whichever ranks are restarted and whatever
 // saves fail, the ranks write what a planner without memory tells them. (By the
-// rule that does not look at sizes: those of values are not in the plan.)
+// rule that does not look at sizes: the plan has no sizes of values.)
 func TestCacheDoesNotChangeResults(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := newJob(3)
@@ -148,10 +149,7 @@ func TestCacheDoesNotChangeResults(t *testing.T) {
 			if fail {
 				continue
 			}
-			finals, err := j.finish()
-			if err != nil {
-				t.Fatal(err)
-			}
+			finals := must.Get(j.finish())(t)
 			want, md, err := j.plan(locals)
 			if d := cmp.Diff(lines(want), lines(finals)) + cmp.Diff(md, j.md); d != "" || err != nil {
 				t.Fatalf("%v: -want +got\n%s", err, d)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -22,13 +23,8 @@ func TestLocalLoadPlanHasEveryItem(t *testing.T) {
 	mem := save(t, plan.State{"st": x, "value": 1, "tensor": counting(t, 0, 10)})
 	d := new(plan.DefaultLoad)
 	state := plan.State{"st": sharded(t, rows(2), x, 1), "value": 0, "tensor": counting(t, 0, 10)}
-	if err := d.SetUp(plan.LoadSetup{State: state, Metadata: mem.md, Rank: 1, Size: 2}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := d.LocalPlan()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.LoadSetup{State: state, Metadata: mem.md, Rank: 1, Size: 2}))
+	p := must.Get(d.LocalPlan())(t)
 	want := &plan.LoadPlan{Items: []plan.ReadItem{
 		{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: "st", Offset: []int64{4, 0}}, DestOffsets: []int64{0, 0},
@@ -186,18 +182,12 @@ func TestLoadPolicies(t *testing.T) {
 }
 
 func ints(t failer, v ...int8) *tensor.Tensor {
-	x, err := tensor.Of([]int64{int64(len(v))}, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{int64(len(v))}, v))(t)
 	return x
 }
 
 func doubles(t failer, v ...float64) *tensor.Tensor {
-	x, err := tensor.Of([]int64{int64(len(v))}, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{int64(len(v))}, v))(t)
 	return x
 }
 
@@ -226,13 +216,8 @@ func TestManyLoadErrorsAreCut(t *testing.T) {
 func TestRejectUnexpected(t *testing.T) {
 	mem := save(t, plan.State{"a": 1, "b": 2, "c": 3})
 	local := func(d *plan.DefaultLoad, s plan.State) *plan.LoadPlan {
-		if err := d.SetUp(plan.LoadSetup{State: s, Metadata: mem.md}); err != nil {
-			t.Fatal(err)
-		}
-		p, err := d.LocalPlan()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.SetUp(plan.LoadSetup{State: s, Metadata: mem.md}))
+		p := must.Get(d.LocalPlan())(t)
 		return p
 	}
 	d := &plan.DefaultLoad{RejectUnexpected: true}
@@ -254,10 +239,7 @@ func TestLoadFillsTensorsInPlace(t *testing.T) {
 	x := counting(t, 1, 4, 6)
 	mem := save(t, plan.State{"x": x})
 	whole := zeros(t, tensor.Float32, 6, 4)
-	view, err := whole.Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := must.Get(whole.Transpose(0, 1))(t)
 	state := plan.State{"x": view}
 	mem.mustLoad(t, state)
 	if want, _ := x.Transpose(0, 1); !tensor.Equal(whole, want.Clone()) || state["x"] != view {
@@ -284,13 +266,8 @@ func TestLoadIgnoresWrongHint(t *testing.T) {
 	x := counting(t, 1, 4)
 	d := new(plan.DefaultLoad)
 	parts := cut(t, x, span(2, 0), span(0, 2), span(2, 2))
-	if err := d.SetUp(plan.LoadSetup{State: plan.State{"x": parts}, Metadata: save(t, plan.State{"x": x}).md}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := d.LocalPlan()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.LoadSetup{State: plan.State{"x": parts}, Metadata: save(t, plan.State{"x": x}).md}))
+	p := must.Get(d.LocalPlan())(t)
 	for _, hint := range []int32{-1, 0, 1, 2, 99} {
 		it := p.Items[len(p.Items)-1]
 		it.Dest.Hint = hint
@@ -305,12 +282,8 @@ func TestResolveTensorRefuses(t *testing.T) {
 	mem := save(t, plan.State{"x": x, "v": 1})
 	d := new(plan.DefaultLoad)
 	short := &ramp{shape: []int64{4}, boxes: []tensor.Box{span(0, 2), span(2, 2)}, parts: []*tensor.Tensor{x}}
-	if err := d.SetUp(plan.LoadSetup{State: plan.State{"x": short, "v": 1}, Metadata: mem.md}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.LocalPlan(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.LoadSetup{State: plan.State{"x": short, "v": 1}, Metadata: mem.md}))
+	must.Get(d.LocalPlan())(t)
 	read := func(fqn string, offset, length int64) *plan.ReadItem {
 		return &plan.ReadItem{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: fqn, Offset: []int64{offset}}, DestOffsets: []int64{0}, Lengths: []int64{length},
@@ -370,18 +343,9 @@ func TestLoadFillsATiedTensorOnce(t *testing.T) {
 	share := func() *shard.Tensor { return sharded(t, rows(2), zeros(t, tensor.Float32, 4, 2), 1) }
 	s := share()
 	bytes, _ := w.Bytes()
-	again, err := tensor.FromBytes(tensor.Float32, []int64{4, 2}, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	turned, err := w.Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	flat, err := tensor.FromBytes(tensor.Float32, []int64{8}, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(tensor.FromBytes(tensor.Float32, []int64{4, 2}, bytes))(t)
+	turned := must.Get(w.Transpose(0, 1))(t)
+	flat := must.Get(tensor.FromBytes(tensor.Float32, []int64{8}, bytes))(t)
 	upper := func(name string) string { return strings.ToLower(name) }
 	for name, c := range map[string]struct {
 		d     *plan.DefaultLoad
@@ -408,9 +372,7 @@ func TestLoadFillsATiedTensorOnce(t *testing.T) {
 		"empty tensors":             {&plan.DefaultLoad{AllowMissing: true}, plan.State{"x": zeros(t, tensor.Float32, 0), "y": zeros(t, tensor.Float32, 0)}, "", ""},
 	} {
 		d := c.d
-		if err := d.SetUp(plan.LoadSetup{State: c.state, Metadata: mem.md, Size: 1}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.SetUp(plan.LoadSetup{State: c.state, Metadata: mem.md, Size: 1}))
 		p, err := d.LocalPlan()
 		if c.says != "" {
 			if !isMismatch(err) || !strings.Contains(err.Error(), c.says) {
@@ -439,9 +401,6 @@ func TestLoadFillsATiedTensorOnce(t *testing.T) {
 // sharedWith returns a share with the memory of s.
 func sharedWith(t *testing.T, s *shard.Tensor) *shard.Tensor {
 	t.Helper()
-	out, err := shard.New(s.Layout(), s.GlobalShape(), s.Rank(), s.Local())
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(shard.New(s.Layout(), s.GlobalShape(), s.Rank(), s.Local()))(t)
 	return out
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -23,50 +24,30 @@ type failer interface {
 // counting returns a tensor of that shape whose elements count up from start.
 func counting(t failer, start float32, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumElements(shape))(t)
 	v := make([]float32, n)
 	for i := range v {
 		v[i] = start + float32(i)
 	}
-	x, err := tensor.Of(shape, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of(shape, v))(t)
 	return x
 }
 
 // zeros returns a tensor of zeros.
 func zeros(t failer, d tensor.DType, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.New(d, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(d, shape))(t)
 	return x
 }
 
 // sharded returns rank's share of x by a layout, copied.
 func sharded(t failer, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
 	t.Helper()
-	s, err := shard.Empty(l, x.DType(), x.Shape(), rank)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.Empty(l, x.DType(), x.Shape(), rank))(t)
 	for i, b := range s.Boxes() {
-		dst, err := s.Part(i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		src, err := x.Narrow(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tensor.Copy(dst, src); err != nil {
-			t.Fatal(err)
-		}
+		dst := must.Get(s.Part(i))(t)
+		src := must.Get(x.Narrow(b))(t)
+		must.Do(t, tensor.Copy(dst, src))
 	}
 	return s
 }
@@ -83,13 +64,8 @@ func columns(n int) shard.Layout { return placed([]int{n}, shard.Shard(1)) }
 // localPlan returns a rank's plan for a state, and the planner that made it.
 func localPlan(t failer, d *plan.DefaultSave, s plan.State) *plan.SavePlan {
 	t.Helper()
-	if err := d.SetUp(plan.SaveSetup{State: s}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := d.LocalPlan()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.SaveSetup{State: s}))
+	p := must.Get(d.LocalPlan())(t)
 	return p
 }
 
@@ -122,9 +98,7 @@ func saveBy(t failer, options plan.DefaultSave, states ...plan.State) *memory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := md.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, md.Validate())
 	m := &memory{md: md, chunks: map[string]*tensor.Tensor{}, values: map[string][]byte{}}
 	for r, p := range finals {
 		m.write(t, planners[r], p)
@@ -137,24 +111,16 @@ func contents(t failer, s plan.Stream) *tensor.Tensor {
 	t.Helper()
 	x := zeros(t, s.DType(), s.Shape()...)
 	mem, _ := x.Bytes()
-	if err := errors.Join(s.ReadAt(context.Background(), mem, 0), s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(s.ReadAt(context.Background(), mem, 0), s.Close()))
 	return x
 }
 
 func (m *memory) write(t failer, d *plan.DefaultSave, p *plan.SavePlan) {
 	t.Helper()
-	p, err := d.FinishPlan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p = must.Get(d.FinishPlan(p))(t)
 	for i := range p.Items {
 		it := &p.Items[i]
-		data, err := d.Resolve(it)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(d.Resolve(it))(t)
 		k := key(it.Index())
 		if m.chunks[k] != nil || m.values[k] != nil {
 			t.Fatalf("%v is written twice", it.Index())
@@ -219,9 +185,7 @@ func (m *memory) read(d *plan.DefaultLoad, it *plan.ReadItem) error {
 // mustLoad is load that must succeed, by a planner without options.
 func (m *memory) mustLoad(t failer, s plan.State) {
 	t.Helper()
-	if err := m.load(new(plan.DefaultLoad), s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.load(new(plan.DefaultLoad), s))
 }
 
 // ramp is a caller's own sharded type: boxes of a tensor, each in memory of its
@@ -254,10 +218,7 @@ func cut(t failer, x *tensor.Tensor, boxes ...tensor.Box) *ramp {
 	t.Helper()
 	r := &ramp{shape: x.Shape(), boxes: boxes, dtype: x.DType()}
 	for _, b := range boxes {
-		part, err := x.Narrow(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		part := must.Get(x.Narrow(b))(t)
 		r.parts = append(r.parts, part.Clone())
 	}
 	return r

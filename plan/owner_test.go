@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
@@ -79,5 +80,21 @@ func TestValuesMayDifferTakesLowestRank(t *testing.T) {
 	}
 	if d.PlanOptions() == new(plan.DefaultSave).PlanOptions() || new(plan.DefaultSave).PlanOptions() == (&plan.DefaultSave{Owner: plan.EveryHolder}).PlanOptions() {
 		t.Error("plans under different options may be taken for each other")
+	}
+}
+
+func TestOwnerRulesAsText(t *testing.T) {
+	for _, want := range []plan.OwnerRule{plan.LeastLoaded, plan.LowestRank, plan.EveryHolder} {
+		var got plan.OwnerRule
+		if err := got.UnmarshalText(must.Get(want.MarshalText())(t)); err != nil || got != want {
+			t.Errorf("the text of %v stands for %v, %v", want, got, err)
+		}
+	}
+	got := plan.EveryHolder
+	if err := got.UnmarshalText(nil); err != nil || got != plan.LeastLoaded {
+		t.Errorf("no text stands for %v, %v; want the default", got, err)
+	}
+	if err := got.UnmarshalText([]byte("me")); err == nil {
+		t.Error("an unknown rule is accepted")
 	}
 }

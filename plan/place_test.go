@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -129,13 +130,8 @@ func TestNewStateInvertsFlattening(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := plan.State(drawState(t, 4))
 		mem := save(t, want)
-		got, err := plan.NewState(mem.md, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := mem.load(&plan.DefaultLoad{RejectUnexpected: true}, got); err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(plan.NewState(mem.md, nil))(t)
+		must.Do(t, mem.load(&plan.DefaultLoad{RejectUnexpected: true}, got))
 		if d := cmp.Diff(want, got, cmp.Comparer(tensor.Equal)); d != "" {
 			t.Fatalf("-saved +rebuilt\n%s", d)
 		}
@@ -160,10 +156,7 @@ func TestNewStateByPrefix(t *testing.T) {
 		"model.layers.2": {"model": map[string]any{"layers": []any{nil, nil, map[string]any{"n": int64(3)}}}},
 		"model.layers.3": {"model": map[string]any{"layers": []any{nil, nil, nil, nil}}},
 	} {
-		got, err := plan.NewState(mem.md, under(prefix))
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(plan.NewState(mem.md, under(prefix)))(t)
 		d := new(plan.DefaultLoad)
 		if err := mem.load(d, got); err != nil {
 			t.Fatalf("%s: %v", prefix, err)
@@ -179,10 +172,7 @@ func TestNewStateKeepsRenamedNames(t *testing.T) {
 	mem := save(t, plan.State{"a": map[string]any{"b": x}, "c": x})
 	mem.md.Entries[0].FQN, mem.md.Entries[1].FQN, mem.md.Entries[1].Path = "new.name", "old", meta.Path{}
 	mem.chunks = map[string]*tensor.Tensor{"new.name[0]": x, "old[0]": x}
-	got, err := plan.NewState(mem.md, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(plan.NewState(mem.md, nil))(t)
 	mem.mustLoad(t, got)
 	if d := cmp.Diff(plan.State{"new.name": x, "old": x}, got, cmp.Comparer(tensor.Equal)); d != "" {
 		t.Errorf("-want +got\n%s", d)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -17,17 +18,11 @@ import (
 func waiting(t *testing.T) plan.State {
 	t.Helper()
 	hollow := func(shape ...int64) *tensor.Tensor {
-		p, err := tensor.Placeholder(tensor.Float32, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(tensor.Placeholder(tensor.Float32, shape))(t)
 		return p
 	}
 	rows := shard.Placed{Mesh: shard.Mesh{Shape: []int{1}}, Placements: []shard.Placement{shard.Shard(0)}}
-	s, err := shard.New(rows, []int64{4, 2}, 0, hollow(4, 2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.New(rows, []int64{4, 2}, 0, hollow(4, 2)))(t)
 	return plan.State{
 		"a": hollow(), "in": map[string]any{"list": []any{1, hollow(1)}}, "s": s,
 		"grad": plan.WithProperties(plan.Whole(hollow(2)), meta.Properties{RequiresGrad: true}),
@@ -39,10 +34,7 @@ var waitingNames = []string{"a", "grad", "in.list.1", "s"}
 func TestPlaceholdersAreFoundEverywhere(t *testing.T) {
 	s := waiting(t)
 	s["full"] = counting(t, 0, 2)
-	slots, err := plan.Flatten(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	slots := must.Get(plan.Flatten(s))(t)
 	in := plan.State{}
 	for name, slot := range slots {
 		in[name] = slot
@@ -57,21 +49,14 @@ func TestPlaceholdersAreFoundEverywhere(t *testing.T) {
 // errors name all of them.
 func TestPlaceholdersAreRefused(t *testing.T) {
 	full := waiting(t)
-	found, err := plan.Placeholders(full)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(plan.Placeholders(full))(t)
 	for _, p := range found {
-		if err := p.Materialize(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Materialize())
 	}
 	mem := save(t, full)
 	var sp plan.DefaultSave
 	var lp plan.DefaultLoad
-	if err := errors.Join(sp.SetUp(plan.SaveSetup{State: waiting(t), Size: 1}), lp.SetUp(plan.LoadSetup{State: waiting(t), Metadata: mem.md})); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(sp.SetUp(plan.SaveSetup{State: waiting(t), Size: 1}), lp.SetUp(plan.LoadSetup{State: waiting(t), Metadata: mem.md})))
 	_, errSave := sp.LocalPlan()
 	_, errLoad := lp.LocalPlan()
 	for _, err := range []error{errSave, errLoad} {
@@ -85,9 +70,7 @@ func TestPlaceholdersAreRefused(t *testing.T) {
 			}
 		}
 	}
-	if err := lp.SetUp(plan.LoadSetup{State: full, Metadata: mem.md}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lp.SetUp(plan.LoadSetup{State: full, Metadata: mem.md}))
 	if _, err := lp.LocalPlan(); err != nil {
 		t.Errorf("materialized: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -47,9 +48,7 @@ func TestUnknownPropertiesAreRefused(t *testing.T) {
 		"no tensor":         plan.WithProperties(nil, meta.Properties{}), "a nil tensor": plan.WithProperties(plan.Whole(nil), meta.Properties{}),
 	} {
 		d := new(plan.DefaultSave)
-		if err := d.SetUp(plan.SaveSetup{State: plan.State{"x": v}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.SetUp(plan.SaveSetup{State: plan.State{"x": v}}))
 		if _, err := d.LocalPlan(); !errors.Is(err, plan.ErrState) {
 			t.Errorf("%s: LocalPlan = %v; want ErrState", name, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -47,7 +48,7 @@ func TestSavePlanHasNewNamesAndDTypes(t *testing.T) {
 	}
 }
 
-// Two ranks rename and cast, and a third layout loads: the elements are those of
+// Two ranks rename and cast, and a third layout loads: the elements equal the result of
 // tensor.Cast.
 func TestRenamedAndCastStateLoads(t *testing.T) {
 	x := counting(t, 1.0/3, 8, 4)
@@ -61,14 +62,8 @@ func TestRenamedAndCastStateLoads(t *testing.T) {
 	got := plan.State{"y": zeros(t, tensor.Float32, 8, 4), "x": zeros(t, tensor.BFloat16, 3), "w": ""}
 	mem.mustLoad(t, got)
 	for name, was := range map[string]*tensor.Tensor{"y": x, "x": counting(t, 0.1, 3)} {
-		want, err := tensor.Cast(was, tensor.BFloat16)
-		if err != nil {
-			t.Fatal(err)
-		}
-		now, err := tensor.Cast(got[name].(*tensor.Tensor), tensor.BFloat16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(tensor.Cast(was, tensor.BFloat16))(t)
+		now := must.Get(tensor.Cast(got[name].(*tensor.Tensor), tensor.BFloat16))(t)
 		if !tensor.Equal(want, now) {
 			t.Errorf("%s is %v; want %v", name, now.Contents(), want.Contents())
 		}
@@ -82,10 +77,7 @@ func TestRenamedAndCastStateLoads(t *testing.T) {
 // of a view that is not contiguous and of elements that become larger.
 func TestCastStream(t *testing.T) {
 	const n = 40_000 // more than are converted at once
-	view, err := counting(t, -1000, 3, n).Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := must.Get(counting(t, -1000, 3, n).Transpose(0, 1))(t)
 	for _, to := range []tensor.DType{tensor.BFloat16, tensor.Float64, tensor.Complex64} {
 		d := &plan.DefaultSave{DType: narrowed(to)}
 		p := localPlan(t, d, plan.State{"x": view})
@@ -93,16 +85,11 @@ func TestCastStream(t *testing.T) {
 		if err != nil || data.Stream == nil || data.Stream.DType() != to || data.Tensor != nil {
 			t.Fatalf("Resolve = %+v, %v; want a stream of %v", data, err, to)
 		}
-		cast, err := tensor.Cast(view, to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		cast := must.Get(tensor.Cast(view, to))(t)
 		want, got := cast.Contents(), make([]byte, cast.NumBytes())
 		for off, step := 0, 1; off < len(got); step = step*3 + 1 { // neither end lies between elements
 			end := min(off+step, len(got))
-			if err := data.Stream.ReadAt(t.Context(), got[off:end], int64(off)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, data.Stream.ReadAt(t.Context(), got[off:end], int64(off)))
 			off = end
 		}
 		if !bytes.Equal(got, want) {
@@ -134,9 +121,7 @@ func TestSaveRefusesNewNamesAndDTypes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := c.d
-			if err := d.SetUp(plan.SaveSetup{State: plan.State{"a": counting(t, 0, 2), "b": 1}, Size: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.SetUp(plan.SaveSetup{State: plan.State{"a": counting(t, 0, 2), "b": 1}, Size: 1}))
 			if _, err := d.LocalPlan(); !errors.Is(err, plan.ErrState) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("LocalPlan = %v; want ErrState with %s", err, c.text)
 			}

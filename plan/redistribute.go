@@ -19,7 +19,7 @@ type Redistribution struct {
 	Shape []int64
 	// ItemSize is the number of bytes of an element.
 	ItemSize int64
-	// Held has the boxes that each rank holds, and Wanted those that it wants, by
+	// Held has the boxes that each rank holds, and Wanted the boxes that it wants, by
 	// rank. The boxes of different ranks may be the same or overlap.
 	Held, Wanted [][]tensor.Box
 }
@@ -250,7 +250,7 @@ func (c *cell) part(rank int) int {
 }
 
 // newCells returns cells of which each element that a rank holds is in exactly one. In
-// most layouts a rank's box is a cell, and other ranks hold the same box or none of it.
+// most layouts a rank's box is a cell, and other ranks hold the same box or no part of it.
 func newCells(shape []int64, held [][]tensor.Box) ([]cell, error) {
 	var out []cell
 	byBox := map[string]int{}
@@ -299,7 +299,7 @@ func cellBoxes(cells []cell) []tensor.Box {
 func disjoint(cells []cell) []cell {
 	var out []cell
 	for _, c := range cells {
-		rest := []tensor.Box{c.box} // of c, what is in none of out
+		rest := []tensor.Box{c.box} // the parts of c that out does not have
 		for i := 0; i < len(out); i++ {
 			var left []tensor.Box
 			for _, b := range rest {

@@ -7,13 +7,14 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // drawHeld draws boxes that ranks hold: the rows that a layout gives to each rank, and
-// other boxes that may overlap those of other ranks.
+// other boxes that may overlap boxes of other ranks.
 func drawHeld(t *rapid.T, shape []int64, ranks int, overlapping bool) [][]tensor.Box {
 	out := make([][]tensor.Box, ranks)
 	order := make([]int, ranks)
@@ -33,7 +34,7 @@ func drawHeld(t *rapid.T, shape []int64, ranks int, overlapping bool) [][]tensor
 	}
 	if overlapping && ranks > 1 {
 		out[order[ranks-1]] = []tensor.Box{drawBox(t, shape)}
-		if layout.Even == ranks { // nobody else has what this rank had
+		if layout.Even == ranks { // no other rank has what this rank had
 			out[order[0]] = []tensor.Box{tensor.Whole(shape)}
 		}
 	}
@@ -152,10 +153,7 @@ func TestTransfersAreSpreadOverReplicas(t *testing.T) {
 	rs := slices.Repeat([]plan.Redistribution{{Shape: shape, ItemSize: 4, Held: whole, Wanted: wanted}}, 20)
 	total := int64(len(rs)) * 7000 * 4
 	for r := range ranks {
-		ts, err := plan.Transfers(rs, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ts := must.Get(plan.Transfers(rs, r))(t)
 		var sent, received int64
 		for _, x := range ts {
 			if n := x.Box.Volume() * 4; x.From != x.To && x.From == r {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -54,10 +55,7 @@ func partsOf(t failer, l shard.Layout, shape []int64, ranks int) [][]tensor.Box 
 	t.Helper()
 	out := make([][]tensor.Box, ranks)
 	for r := range out {
-		parts, err := l.Parts(shape, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		parts := must.Get(l.Parts(shape, r))(t)
 		for _, p := range parts {
 			out[r] = append(out[r], p.Box)
 		}
@@ -134,10 +132,7 @@ func TestReshardBetweenWorldSizes(t *testing.T) {
 			}
 			mem := save(t, states...)
 			for r := range c.m {
-				got, err := shard.Empty(c.to, tensor.Float32, x.Shape(), r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := must.Get(shard.Empty(c.to, tensor.Float32, x.Shape(), r))(t)
 				mem.mustLoad(t, plan.State{"x": got})
 				if !tensor.Equal(got.Local(), sharded(t, c.to, x, r).Local()) {
 					t.Errorf("rank %d of %d holds other elements than were saved", r, c.m)
@@ -166,7 +161,7 @@ func naive(chunks, boxes []tensor.Box) (out []string) {
 }
 
 // However a tensor was cut and whatever boxes are wanted of it, the reads fill
-// each element of each box exactly once, and are those that all pairs give.
+// each element of each box exactly once, and equal the result over all pairs.
 func TestReadsCoverEveryBoxOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape, chunks := drawTiling(t)
@@ -177,10 +172,7 @@ func TestReadsCoverEveryBoxOnce(t *testing.T) {
 		} else {
 			boxes = spoil(t, shape, nil)
 		}
-		items, err := reads(tiled(shape, chunks...), boxes...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		items := must.Get(reads(tiled(shape, chunks...), boxes...))(t)
 		if d := cmp.Diff(naive(chunks, boxes), showAll(items)); d != "" {
 			t.Fatalf("-all pairs +got\n%s", d)
 		}
@@ -221,10 +213,7 @@ func TestAnyLayoutLoadsIntoAnyOther(t *testing.T) {
 		}
 		mem := save(t, states...)
 		for r := range m {
-			got, err := shard.Empty(to, tensor.Float32, x.Shape(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(shard.Empty(to, tensor.Float32, x.Shape(), r))(t)
 			mem.mustLoad(t, plan.State{"x": got})
 			if !tensor.Equal(got.Local(), sharded(t, to, x, r).Local()) {
 				t.Fatalf("%v to %v: rank %d holds other elements than were saved", from, to, r)

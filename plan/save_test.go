@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -116,9 +117,7 @@ func TestLocalPlanRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := new(plan.DefaultSave)
-			if err := d.SetUp(plan.SaveSetup{State: plan.State{"a": x, "v": c.v}}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.SetUp(plan.SaveSetup{State: plan.State{"a": x, "v": c.v}}))
 			_, err := d.LocalPlan()
 			if !errors.Is(err, plan.ErrState) || !errors.Is(err, c.is) || !strings.HasPrefix(err.Error(), `"v": `) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("LocalPlan = %v; want ErrState and %v about v, with %q", err, c.is, c.text)
@@ -134,9 +133,7 @@ func TestLocalPlanReportsAllProblems(t *testing.T) {
 	}
 	s["z"] = &ramp{shape: []int64{-1}}
 	d := new(plan.DefaultSave)
-	if err := d.SetUp(plan.SaveSetup{State: s}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.SetUp(plan.SaveSetup{State: s}))
 	_, err := d.LocalPlan()
 	lines := strings.Split(fmt.Sprint(err), "\n")
 	if len(lines) != 21 || !strings.HasPrefix(lines[19], `"k19"`) || lines[20] != "and 6 more" {
@@ -250,13 +247,8 @@ func (n *noting) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Met
 func TestPlannersExtendByEmbedding(t *testing.T) {
 	plans := func(ps ...plan.SavePlanner) (out []*plan.SavePlan) {
 		for r, p := range ps {
-			if err := p.SetUp(plan.SaveSetup{State: plan.State{"x": counting(t, 0, 4)}, Rank: r, Size: len(ps), Coordinator: r == 0}); err != nil {
-				t.Fatal(err)
-			}
-			local, err := p.LocalPlan()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.SetUp(plan.SaveSetup{State: plan.State{"x": counting(t, 0, 4)}, Rank: r, Size: len(ps), Coordinator: r == 0}))
+			local := must.Get(p.LocalPlan())(t)
 			out = append(out, local)
 		}
 		return out

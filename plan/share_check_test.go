@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
@@ -19,9 +20,7 @@ func TestCheckRefusesShares(t *testing.T) {
 		change(&c)
 		return &plan.SharedReads{Pieces: []plan.Piece{c}}
 	}
-	if err := with(func(*plan.Piece) {}).Check(p, 1, 3); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, with(func(*plan.Piece) {}).Check(p, 1, 3))
 	for name, s := range map[string]*plan.SharedReads{
 		"no such item":            with(func(c *plan.Piece) { c.Item = 2 }),
 		"a negative item":         with(func(c *plan.Piece) { c.Item = -1 }),

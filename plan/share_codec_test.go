@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/plan"
 )
@@ -27,10 +28,7 @@ func drawShare(t *rapid.T) *plan.SharedReads {
 func TestSharedReadsCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawShare(t)
-		b, err := plan.SharedReadsCodec{}.Encode(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(plan.SharedReadsCodec{}.Encode(s))(t)
 		got, err := plan.SharedReadsCodec{}.Decode(b)
 		if d := cmp.Diff(s, got); d != "" || err != nil {
 			t.Fatalf("Decode(Encode), %v: -want +got\n%s", err, d)
@@ -44,12 +42,9 @@ func TestSharedReadsCodecRoundTrip(t *testing.T) {
 }
 
 func FuzzDecodeShare(f *testing.F) {
-	b, err := plan.SharedReadsCodec{}.Encode(&plan.SharedReads{Pieces: []plan.Piece{
+	b := must.Get(plan.SharedReadsCodec{}.Encode(&plan.SharedReads{Pieces: []plan.Piece{
 		{ID: 1, Item: 2, Rows: [2]int64{3, 4}, Reader: 5, To: []int{6, 7}}, {ID: 9, Reader: 1},
-	}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	}}))(f)
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := plan.SharedReadsCodec{}.Decode(b)
@@ -60,10 +55,7 @@ func FuzzDecodeShare(f *testing.F) {
 			return
 		}
 		_ = s.Check(&plan.LoadPlan{Items: make([]plan.ReadItem, 3)}, 1, 4) // does not panic
-		c, err := plan.SharedReadsCodec{}.Encode(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(plan.SharedReadsCodec{}.Encode(s))(t)
 		again, err := plan.SharedReadsCodec{}.Decode(c)
 		if d := cmp.Diff(s, again, samePlan); err != nil || d != "" {
 			t.Errorf("decoded again, %v: -first +second\n%s", err, d)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -46,9 +47,7 @@ func wants(t failer, md *meta.Metadata, states ...plan.State) []*plan.LoadPlan {
 	out := make([]*plan.LoadPlan, len(states))
 	for r, s := range states {
 		d := new(plan.DefaultLoad)
-		if err := d.SetUp(plan.LoadSetup{State: s, Metadata: md}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.SetUp(plan.LoadSetup{State: s, Metadata: md}))
 		var err error
 		if out[r], err = d.LocalPlan(); err != nil {
 			t.Fatal(err)
@@ -60,10 +59,7 @@ func wants(t failer, md *meta.Metadata, states ...plan.State) []*plan.LoadPlan {
 // hollow returns a tensor whose elements are one byte of memory.
 func hollow(t failer, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.FromStrided(tensor.Uint8, shape, make([]int64, len(shape)), 0, []byte{0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.FromStrided(tensor.Uint8, shape, make([]int64, len(shape)), 0, []byte{0}))(t)
 	return x
 }
 

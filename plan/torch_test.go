@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -43,10 +44,7 @@ func readTorch(t *testing.T, name string) map[string]*torchEntry {
 	out := map[string]*torchEntry{}
 	for line := range strings.Lines(string(text)) {
 		if m := torchTensor.FindStringSubmatch(line); m != nil {
-			d, err := tensor.ParseDType(m[2])
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Get(tensor.ParseDType(m[2]))(t)
 			e := &torchEntry{dtype: d, shape: numbers(t, m[3], ",")}
 			for _, c := range torchChunk.FindAllStringSubmatch(line, -1) {
 				e.chunks = append(e.chunks, box(numbers(t, c[1], ","), numbers(t, c[2], ",")))
@@ -139,10 +137,7 @@ func torchPlans(t *testing.T, c torchCase, fixture map[string]*torchEntry) []*pl
 		states[rank] = plan.State{}
 		for fqn, placements := range c.tensors {
 			e := fixture[fqn]
-			x, err := shard.Empty(placed(c.mesh, placements...), e.dtype, e.shape, rank)
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(shard.Empty(placed(c.mesh, placements...), e.dtype, e.shape, rank))(t)
 			states[rank][fqn] = x
 		}
 	}

@@ -238,7 +238,7 @@ func (o *overlaps) sort(ids []int32, d int) {
 }
 
 // sweep passes over the boxes along the dimension that divides them most, and
-// compares each with those that have not ended.
+// compares each with the boxes that have not ended.
 func (o *overlaps) sweep(ids []int32) {
 	group := make([]tensor.Box, len(ids))
 	for i, id := range ids {

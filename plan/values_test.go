@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
@@ -14,13 +15,8 @@ func sentPlans(t *testing.T, states ...plan.State) []*plan.SavePlan {
 	var out []*plan.SavePlan
 	for rank, s := range states {
 		d := new(plan.DefaultSave)
-		if err := d.SetUp(plan.SaveSetup{State: s, Rank: rank, Size: len(states)}); err != nil {
-			t.Fatal(err)
-		}
-		p, err := d.LocalPlan()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.SetUp(plan.SaveSetup{State: s, Rank: rank, Size: len(states)}))
+		p := must.Get(d.LocalPlan())(t)
 		out = append(out, plan.WithValueHashes(p))
 	}
 	return out
@@ -62,26 +58,16 @@ func TestCheckValuesOfUnchangedPlans(t *testing.T) {
 	send := func(rng byte) []*plan.SavePlan {
 		var out []*plan.SavePlan
 		for rank, p := range plans(rng) {
-			q, err := caches[rank].Local(p, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			q, err = carried(plan.SavePlanCodec{}, q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			q := must.Get(caches[rank].Local(p, ""))(t)
+			q = must.Get(carried(plan.SavePlanCodec{}, q))(t)
 			out = append(out, q)
 		}
 		return out
 	}
 	first := send(1)
-	if err := plan.CheckValues(first); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plan.CheckValues(first))
 	for rank, p := range first {
-		if _, err := caches[rank].Finish(p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(caches[rank].Finish(p))(t)
 	}
 	second := send(2)
 	if !second[0].Unchanged || !second[1].Unchanged {

@@ -7,22 +7,20 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
 func sampleMessage(tb testing.TB, share *plan.SharedReads) []byte {
-	b, err := loadCodec{}.Encode(loadMessage{saveID: "id", canShare: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
+	b := must.Get(loadCodec{}.Encode(loadMessage{saveID: "id", canShare: share == nil, share: share, tag: len("tag"), plan: &plan.LoadPlan{
 		Items: []plan.ReadItem{{
 			Kind: plan.KindTensor, Dest: meta.Index{FQN: "d", Offset: []int64{1}}, DestOffsets: []int64{2},
 			Source: meta.Index{FQN: "s", Offset: []int64{3}, Hint: 4}, SourceOffsets: []int64{5}, Lengths: []int64{6},
 		}},
 		PlannerData: []byte(`["s"]`),
-	}})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	}}))(tb)
 	return b
 }
 

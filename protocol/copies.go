@@ -34,7 +34,7 @@ const (
 )
 
 // copySums are the checksums of the copies that this rank holds. A nil copySums computes
-// none.
+// no checksums.
 type copySums struct {
 	mu   sync.Mutex
 	sums map[uint64]uint32 // by key; guarded by mu

@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -163,7 +164,7 @@ type job struct {
 	dir, meet string
 	store     blob.Store
 	ranks     [size]*process // nil: to be started
-	owner     *testing.T     // whose end is that of the processes
+	owner     *testing.T     // the processes end with it
 }
 
 func newJob(t *testing.T) *job {
@@ -247,10 +248,7 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 	if rep, err := c.Verify(t.Context(), nil); err != nil || len(rep.Problems) > 0 {
 		t.Errorf("the checkpoint is not whole: %v, %v", rep, err)
 	}
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	state := plan.State{"n": nil}
 	err = protocol.Read(t.Context(), storage.ReaderOf(c, storage.ReadOptions{}), md, new(plan.DefaultLoad), state)
 	step := *md.Storage.Step
@@ -265,13 +263,10 @@ func (j *job) checkStore(t *testing.T, d death, uncertain bool) {
 // saveOld puts the checkpoint there that a save is to replace.
 func (j *job) saveOld(t *testing.T) {
 	t.Helper()
-	err := inproc.Run(t.Context(), size, func(ctx context.Context, g group.Group) error {
+	must.Do(t, inproc.Run(t.Context(), size, func(ctx context.Context, g group.Group) error {
 		_, err := protocol.Save(ctx, deathJob(g, j.store, oldStep))
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // process is a rank that carries orders out.
@@ -285,9 +280,7 @@ func start(t *testing.T) *process {
 
 func (p *process) order(t *testing.T, o order) {
 	t.Helper()
-	if err := json.NewEncoder(p.In).Encode(o); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.NewEncoder(p.In).Encode(o))
 }
 
 // outcome returns what the process says of its order. False: it has ended.

@@ -153,7 +153,7 @@ func (r *faultyReader) PrepareGlobalPlan(ctx context.Context, ps []*plan.LoadPla
 	return each(r.f, "reader's PrepareGlobalPlan", ps, err)
 }
 
-// slips returns those of methods that return one value and of methods that
+// slips returns the slips of methods that return one value and of methods that
 // return a list.
 func slips(single, lists []string) []slip {
 	var out []slip

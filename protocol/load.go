@@ -118,7 +118,7 @@ func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 	}
 	l.Recorder = NewRecorder(ctx, OpLoad, l.rank, nil, l.Observer)
 	out, err := l.run(ctx)
-	l.Recorder.End(out.localBytes(), err)
+	l.Recorder.End(out.rankBytes(), err)
 	return out, err
 }
 
@@ -128,7 +128,7 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.Recorder.Agreed()
+	l.Recorder.agreed()
 	planned := time.Now()
 	st := l.Metadata.Storage
 	l.Recorder.Describe(&st)
@@ -154,7 +154,7 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	return out, nil
 }
 
-// warn returns the function that receives errors that do no harm. Nil: none does.
+// warn returns the function that receives errors that do no harm, or nil.
 func (l *RankLoad) warn() func(error) {
 	if l.Recorder != nil {
 		return l.Recorder.Warn

@@ -17,7 +17,7 @@ import (
 // steps of the protocol: Plan, Write and Finish, or Abort. Run calls them.
 type InProcessSave struct {
 	Storage meta.Storage
-	// Planners and Writers are those of each rank. Rank 0 is the coordinator.
+	// Planners and Writers have one element for each rank. Rank 0 is the coordinator.
 	Planners []plan.SavePlanner
 	Writers  []storage.Writer
 	// Parallel is the number of ranks that write at the same time. Zero: 1.
@@ -127,7 +127,7 @@ func (s *InProcessSave) Run(ctx context.Context, states []plan.State) error {
 // InProcessLoad is a load whose ranks are all in this process. Its methods are the
 // steps of the protocol: Plan and Read. Run calls them.
 type InProcessLoad struct {
-	// Planners and Readers are those of each rank. Rank 0 is the coordinator.
+	// Planners and Readers have one element for each rank. Rank 0 is the coordinator.
 	Planners []plan.LoadPlanner
 	Readers  []storage.Reader
 	// Progress, if not nil, receives the bytes that each rank has read since its

@@ -9,13 +9,14 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// The bytes that the observers receive add up to those of the reports.
+// The bytes that the observers receive add up to the bytes in the reports.
 func TestObserverAndTotals(t *testing.T) {
 	s := new(mem.Store)
 	var planned, moved [world]atomic.Int64
@@ -41,16 +42,14 @@ func TestObserverAndTotals(t *testing.T) {
 		job.Observer = observe(g.Rank())
 		r, err := protocol.Save(ctx, job)
 		if err == nil {
-			local.Add(r.LocalBytes)
+			local.Add(r.RankBytes)
 			if r.Files != world || r.Bytes == 0 {
 				err = fmt.Errorf("result %+v", r)
 			}
 		}
 		return err
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(errs...))
 	const least = 16*6*4 + 5*8 + 20_000 // small values may be padded
 	if got := check("save"); got < least+1+world || got > least+500 {
 		t.Errorf("saved %d bytes; want %d and some small values", got, least)

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -64,9 +65,7 @@ func TestSentinelErrorsReachAllRanks(t *testing.T) {
 		{"s-r00000-0.safetensors", storage.ErrIncomplete},
 		{"cairn.json", storage.ErrCorrupt},
 	} {
-		if _, err := blob.WriteAll(t.Context(), s, c.file, []byte("x"), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(t.Context(), s, c.file, []byte("x"), nil))(t)
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := protocol.RankLoad{Group: g, Planner: new(plan.DefaultLoad), Reader: storage.NewReader(native.Format{}.Open, sound, storage.ReadOptions{}), State: plan.State{}}
 			if g.Rank() == 3 {
@@ -130,7 +129,7 @@ func TestFailedSaveDoesNotAbortSaveBefore(t *testing.T) {
 	checkHolds(t, s, 0)
 }
 
-// Ranks that remember different saves, and ranks that remember none.
+// Ranks that remember different saves, and ranks that remember no save.
 func TestSaveWithDifferentCachesPlansAgain(t *testing.T) {
 	s := new(mem.Store)
 	caches := make([]*plan.Cache, world)

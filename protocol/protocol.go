@@ -59,11 +59,11 @@ func (o *Observer) planned(n int64) {
 type SaveReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
-	// Bytes and Files count the data files of all ranks, LocalBytes those of
+	// Bytes and Files count the data files of all ranks, RankBytes the files of
 	// this rank.
-	Bytes      int64 `json:"bytes"`
-	LocalBytes int64 `json:"local_bytes"`
-	Files      int   `json:"files"`
+	Bytes     int64 `json:"bytes"`
+	RankBytes int64 `json:"local_bytes"`
+	Files     int   `json:"files"`
 	// Wrote are the data files that this rank has written. Nil: another process has saved.
 	Wrote []storage.File `json:"-"`
 	// PlanReused is set if this rank reused the plan of its previous save.
@@ -75,7 +75,7 @@ type SaveReport struct {
 	// copied: the rest of the state waited for the save to release memory.
 	StageTime  time.Duration `json:"stage_ns,omitempty"`
 	MemoryWait time.Duration `json:"memory_wait_ns,omitempty"`
-	// Phases are those of this rank, in the order in which they ended. Their times
+	// Phases are the phases of this rank, in the order in which they ended. Their times
 	// count from the beginning of the first.
 	Phases []meta.Phase `json:"phases,omitempty"`
 	// Traffic is what the store did for this rank, other work in the same blob.Store at
@@ -83,11 +83,11 @@ type SaveReport struct {
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
-func (r *SaveReport) localBytes() int64 {
+func (r *SaveReport) rankBytes() int64 {
 	if r == nil {
 		return 0
 	}
-	return r.LocalBytes
+	return r.RankBytes
 }
 
 // LoadReport describes a load that succeeded.
@@ -95,7 +95,7 @@ type LoadReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
 	// Local counts the bytes that this rank asked for, read from the store and
-	// received from other ranks (see RankLoad.Share); Total counts those of all
+	// received from other ranks (see RankLoad.Share); Total counts the bytes of all
 	// ranks.
 	Local storage.ReadStats `json:"local"`
 	Total storage.ReadStats `json:"total"`
@@ -103,14 +103,14 @@ type LoadReport struct {
 	Missing  []string      `json:"missing,omitempty"`
 	PlanTime time.Duration `json:"plan_ns"`
 	ReadTime time.Duration `json:"read_ns"`
-	// Phases are those of this rank, as in SaveReport.
+	// Phases are the phases of this rank, as in SaveReport.
 	Phases []meta.Phase `json:"phases,omitempty"`
 	// Traffic is what the store did for this rank, other work in the same blob.Store at
 	// the same time included. Nil: the store does not count its requests.
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
-func (r *LoadReport) localBytes() int64 {
+func (r *LoadReport) rankBytes() int64 {
 	if r == nil {
 		return 0
 	}

@@ -55,13 +55,13 @@ type Recorder struct {
 	span     trace.Span // of the whole save or load
 	start    time.Time
 
-	mu     sync.Mutex
-	out    Outcome
-	open   []*OpenPhase
-	agreed time.Duration // when the ranks agreed on the plan
-	stall  time.Duration // until the call returned; zero: it has not
-	failed string        // the phase that failed last
-	ended  bool
+	mu       sync.Mutex
+	out      Outcome
+	open     []*OpenPhase
+	agreedAt time.Duration // when the ranks agreed on the plan
+	stall    time.Duration // until the call returned; zero: it has not
+	failed   string        // the phase that failed last
+	ended    bool
 }
 
 // tracerName is the name of the instrumentation in spans.
@@ -69,7 +69,7 @@ const tracerName = "github.com/cairn-ckpt/cairn"
 
 // NewRecorder begins to record an operation of one rank, or, if rank is negative, of all
 // ranks together. logger and observer may be nil.
-// ctx is that of the caller.
+// ctx is the context of the caller.
 func NewRecorder(ctx context.Context, op string, rank int, logger *slog.Logger, observer *Observer) *Recorder {
 	if observer == nil {
 		observer = new(Observer)
@@ -202,9 +202,9 @@ func (r *Recorder) add(p meta.Phase) {
 	r.log(slog.LevelInfo, r.out.Op+": "+p.Name, attrs)
 }
 
-// Remote returns an Observer for a process that carries out the save: its progress goes to
+// ForProcess returns an Observer for a process that carries out the save: its progress goes to
 // the Observer of the recording, its warnings and phases to the recording.
-func (r *Recorder) Remote() *Observer {
+func (r *Recorder) ForProcess() *Observer {
 	return &Observer{Planned: r.observer.Planned, Moved: r.observer.Moved, Warned: r.Warn, Phase: r.importPhase}
 }
 
@@ -225,19 +225,19 @@ func (r *Recorder) ImportFailure(phase string) {
 	}
 }
 
-// FailedPhase returns the name of the phase that failed last, or "" if none did.
+// FailedPhase returns the name of the phase that failed last, or "" if no phase failed.
 func (r *Recorder) FailedPhase() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failed
 }
 
-// Agreed notes that the ranks have agreed on the plan, at about the same moment. Times
+// agreed notes that the ranks have agreed on the plan, at about the same moment. Times
 // of different ranks are compared by it.
-func (r *Recorder) Agreed() {
+func (r *Recorder) agreed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.agreed = time.Since(r.start)
+	r.agreedAt = time.Since(r.start)
 }
 
 // Phases returns the phases so far. Their times count from the beginning of the first.
@@ -261,8 +261,8 @@ func (r *Recorder) sinceAgreed() []meta.Phase {
 		}
 	}
 	for i := range out {
-		out[i].Start -= r.agreed
-		out[i].End -= r.agreed
+		out[i].Start -= r.agreedAt
+		out[i].End -= r.agreedAt
 	}
 	return out
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -87,13 +88,8 @@ func TestTimelineShowsTheSlowRank(t *testing.T) {
 		reports[g.Rank()], err = protocol.Save(ctx, slowJob(t, g, s))
 		return err
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	c, err := native.Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(errs...))
+	c := must.Get(native.Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	tl := c.Storage().Timeline
 	want := []string{
@@ -106,8 +102,8 @@ func TestTimelineShowsTheSlowRank(t *testing.T) {
 		t.Errorf("the timeline (-want +got):\n%s", d)
 	}
 	for rank, phases := range tl {
-		if got := phases[len(phases)-1].Bytes + phases[len(phases)-2].Bytes; got != reports[rank].LocalBytes || got == 0 {
-			t.Errorf("rank %d wrote %d bytes in the timeline; the report has %d", rank, got, reports[rank].LocalBytes)
+		if got := phases[len(phases)-1].Bytes + phases[len(phases)-2].Bytes; got != reports[rank].RankBytes || got == 0 {
+			t.Errorf("rank %d wrote %d bytes in the timeline; the report has %d", rank, got, reports[rank].RankBytes)
 		}
 	}
 	if d := cmp.Diff([]string{"0: plan 0-3 write 4-6 commit 14-14"}, seconds(meta.Timeline{reports[2].Phases})); d != "" {
@@ -126,13 +122,8 @@ func TestTimelineHasPhasesThatAreUnderWay(t *testing.T) {
 		_, err := protocol.Save(ctx, job)
 		return err
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	c, err := native.Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(errs...))
+	c := must.Get(native.Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	want := []string{
 		"0: plan 1-2 global-plan 5-5 write 5-7 stage 0-15 commit 15-15",
@@ -151,9 +142,7 @@ func records(t *testing.T, log *bytes.Buffer) []map[string]any {
 	var out []map[string]any
 	for line := range strings.Lines(log.String()) {
 		m := map[string]any{}
-		if err := json.Unmarshal([]byte(line), &m); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(line), &m))
 		delete(m, slog.TimeKey)
 		out = append(out, m)
 	}
@@ -253,7 +242,7 @@ func TestRecorderImportsFromAnotherProcess(t *testing.T) {
 		_, p := r.Begin(t.Context(), meta.PhaseStage)
 		time.Sleep(2 * time.Second)
 		p.End(5, nil)
-		o := r.Remote()
+		o := r.ForProcess()
 		o.Planned(7)
 		time.Sleep(time.Second)
 		o.Phase(meta.Phase{Name: meta.PhaseWrite, Start: time.Hour, End: time.Hour + 2*time.Second, Bytes: 5})

@@ -68,7 +68,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	return given("the writer's PrepareLocalPlan", func() (*plan.SavePlan, error) { return j.Writer.PrepareLocalPlan(ctx, p) })
 }
 
-// warn returns the function that receives errors that do no harm. Nil: none does.
+// warn returns the function that receives errors that do no harm, or nil.
 func (j *RankSave) warn() func(error) {
 	if j.Recorder != nil {
 		return j.Recorder.Warn
@@ -180,7 +180,7 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 		out.Phases = s.Recorder.Phases()
 	}
 	if own {
-		s.Recorder.End(out.localBytes(), err)
+		s.Recorder.End(out.rankBytes(), err)
 	}
 	return out, err
 }
@@ -199,7 +199,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Recorder.Agreed()
+	s.Recorder.agreed()
 	planned := time.Now()
 	wrote, err := s.writeAll(ctx, answer)
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 		return nil, err
 	}
 	return &SaveReport{
-		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, LocalBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
+		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, RankBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
 		PlanReused: answer.Unchanged, PlanTime: planned.Sub(start), WriteTime: time.Since(planned),
 	}, nil
 }
@@ -276,7 +276,7 @@ func (s *saveRun) options() string {
 	return o
 }
 
-// cachedGlobal makes the final plans, or returns those of the previous save.
+// cachedGlobal makes the final plans, or returns the plans of the previous save.
 func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []*plan.SavePlan, err error) {
 	ctx, phase := s.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
 	defer func() { phase.End(0, err) }()
@@ -314,7 +314,7 @@ func (s *saveRun) makeRoom(ctx context.Context) {
 	s.roomed = m.MakeRoom(ctx, n)
 }
 
-// endRoom ends what makeRoom has begun.
+// endRoom ends the work of makeRoom.
 func (s *saveRun) endRoom() {
 	if s.roomed != nil {
 		s.roomed()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -35,13 +36,10 @@ var (
 )
 
 // drawn returns the calls of the picture under a heading, in order, without
-// those that neither a planner nor storage gets.
+// the calls that neither a planner nor storage gets.
 func drawn(t *testing.T, heading string) []drawnCall {
 	t.Helper()
-	page, err := os.ReadFile("../docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../docs/architecture.md"))(t)
 	_, picture, ok := strings.Cut(string(page), "\n## "+heading+"\n\n```\n")
 	picture, _, closed := strings.Cut(picture, "\n```\n")
 	head, picture, _ := strings.Cut(picture, "\n")
@@ -87,7 +85,7 @@ type diary struct {
 	calls []madeCall
 	// share says that tensors are filled from messages too, outside of ReadData.
 	share bool
-	roles []string // what SetUp was told that contradicts the rank
+	roles []string // arguments of SetUp that contradict the rank
 }
 
 // hook returns the hook of one rank.
@@ -253,9 +251,7 @@ func TestSaveCallOrder(t *testing.T) {
 				}
 				return err
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(errs...))
 			d.check(t, c.calls)
 		})
 	}
@@ -276,16 +272,14 @@ func TestLoadCallOrder(t *testing.T) {
 				})
 				return err
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(errs...))
 			d.check(t, drawn(t, "A load"))
 		})
 	}
 }
 
 // The diagrams show every method that package protocol calls, so that a comparison
-// with them leaves none out.
+// with them is complete.
 func TestArchitectureShowsAllCalls(t *testing.T) {
 	for heading, want := range map[string][]string{
 		"A save": {

@@ -414,7 +414,7 @@ type extent struct {
 	piece      *piece
 }
 
-// markOverlaps finds the parts whose memory overlaps that of another part, such as
+// markOverlaps finds the parts whose memory overlaps the memory of another part, such as
 // two names of one tensor. They are read and received into other memory first,
 // because the common memory may hold the other part while it is sent or checked.
 func markOverlaps(all []*piece) error {

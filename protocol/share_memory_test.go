@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -11,17 +12,11 @@ import (
 func TestMarkOverlaps(t *testing.T) {
 	mem := make([]byte, 100)
 	over := func(from, n int64) *piece {
-		x, err := tensor.FromBytes(tensor.Uint8, []int64{n}, mem[from:from+n])
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.FromBytes(tensor.Uint8, []int64{n}, mem[from:from+n]))(t)
 		return &piece{to: x, direct: true}
 	}
 	spread := func(from, n, stride int64) *piece {
-		x, err := tensor.FromStrided(tensor.Uint8, []int64{n, 1}, []int64{stride, 1}, from, mem)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.FromStrided(tensor.Uint8, []int64{n, 1}, []int64{stride, 1}, from, mem))(t)
 		return &piece{to: x}
 	}
 	for name, c := range map[string]struct {
@@ -35,11 +30,9 @@ func TestMarkOverlaps(t *testing.T) {
 		"a chain":                     {[]*piece{over(0, 10), over(5, 10), over(12, 10), over(22, 3)}, []bool{true, true, true, false}},
 		"none of it":                  {[]*piece{over(5, 0), over(0, 10)}, []bool{false, false}},
 		"with holes":                  {[]*piece{spread(0, 5, 10), over(41, 5), over(35, 6)}, []bool{true, false, true}},
-		"memory elsewhere altogether": {[]*piece{over(0, 10), {to: must(tensor.New(tensor.Uint8, []int64{10}))}}, []bool{false, false}},
+		"memory elsewhere altogether": {[]*piece{over(0, 10), {to: must.Get(tensor.New(tensor.Uint8, []int64{10}))(t)}}, []bool{false, false}},
 	} {
-		if err := markOverlaps(c.parts); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, markOverlaps(c.parts))
 		var got []bool
 		for _, p := range c.parts {
 			got = append(got, p.common)
@@ -51,11 +44,4 @@ func TestMarkOverlaps(t *testing.T) {
 			t.Errorf("%s: %v; want %v", name, got, c.want)
 		}
 	}
-}
-
-func must(x *tensor.Tensor, err error) *tensor.Tensor {
-	if err != nil {
-		panic(err)
-	}
-	return x
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -48,9 +49,7 @@ func saveReplicas(t *testing.T, s blob.Store) {
 		_, err := protocol.Save(ctx, job)
 		return err
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(errs...))
 }
 
 // replica returns what a rank loads into: the tensors of shapes in memory of
@@ -213,7 +212,7 @@ var planners = []func() plan.LoadPlanner{
 	func() plan.LoadPlanner { return new(plan.DefaultLoad) },
 }
 
-// without returns g without messages, if it is to have none.
+// without returns g, without the methods that send messages if messages is set.
 func without(g group.Group, messages bool) group.Group {
 	if messages {
 		return struct{ group.Group }{g}
@@ -259,8 +258,6 @@ func TestShareTensorWithTwoNames(t *testing.T) {
 			}
 			return checkReplica(t, job.State, g.Rank())
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(errs...))
 	}
 }

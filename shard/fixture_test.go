@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -30,10 +31,7 @@ var (
 // readFixture parses a metadata.txt, PyTorch's metadata in words.
 func readFixture(t *testing.T, name string) map[string]*stored {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "torch-2.11", name+".txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join("testdata", "torch-2.11", name+".txt")))(t)
 	out := make(map[string]*stored)
 	for line := range strings.Lines(string(text)) {
 		if m := sizeRE.FindStringSubmatch(line); m != nil {
@@ -44,10 +42,7 @@ func readFixture(t *testing.T, name string) map[string]*stored {
 			out[m[1]] = s
 		}
 		if m := storageRE.FindStringSubmatch(line); m != nil {
-			rank, err := strconv.Atoi(m[3])
-			if err != nil {
-				t.Fatal(err)
-			}
+			rank := must.Get(strconv.Atoi(m[3]))(t)
 			out[m[1]].byRank[rank] = append(out[m[1]].byRank[rank], m[2])
 		}
 	}
@@ -58,10 +53,7 @@ func numbers(t *testing.T, list string) []int64 {
 	t.Helper()
 	out := []int64{}
 	for _, f := range strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' }) {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(strconv.ParseInt(f, 10, 64))(t)
 		out = append(out, n)
 	}
 	return out

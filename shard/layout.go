@@ -46,13 +46,13 @@ type Part struct {
 type Layout interface {
 	// Parts returns the rank's parts of a tensor of that global shape, in the
 	// order of the local tensor, without overlap. A rank that is not in the layout
-	// has none. A rank of a mesh whose shard is empty has one part: an empty box at
+	// has no parts. A rank of a mesh whose shard is empty has one part: an empty box at
 	// the end of the cut dimension, as in PyTorch. For flat layouts see [Flat].
 	//
 	// Errors wrap [ErrLayout], [ErrPartial] or [tensor.ErrShape].
 	Parts(shape []int64, rank int) ([]Part, error)
 	// LocalShape returns the shape of the rank's local tensor, which is [0]
-	// for a rank outside the mesh. Its errors are those of Parts.
+	// for a rank outside the mesh. It returns the errors of Parts.
 	LocalShape(shape []int64, rank int) ([]int64, error)
 	// String identifies the layout: equal strings mean equal layouts.
 	String() string

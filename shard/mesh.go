@@ -27,7 +27,7 @@ func (m Mesh) Size() int {
 }
 
 // Check returns an error that wraps [ErrLayout] unless every dimension is
-// positive, the ranks fill the grid, none is negative or listed twice, and the
+// positive, the ranks fill the grid, no rank is negative or listed twice, and the
 // names, if there are any, are distinct and one for each dimension.
 func (m Mesh) Check() error {
 	if _, err := m.size(); err != nil {
@@ -90,7 +90,7 @@ func (m Mesh) size() (int, error) {
 	return n, nil
 }
 
-// coord returns rank's place, nil if it has none. It checks only rank itself for
+// coord returns rank's place, nil if rank is not in the mesh. It checks only rank itself for
 // duplicates, because layouts call it for every tensor.
 func (m Mesh) coord(rank int) ([]int, error) {
 	n, err := m.size()
@@ -175,7 +175,7 @@ type Matrix struct {
 
 var _ Layout = Matrix{}
 
-// Parts implements [Layout]. A rank that is not in the matrix has none.
+// Parts implements [Layout]. A rank that is not in the matrix has no parts.
 func (m Matrix) Parts(shape []int64, rank int) ([]Part, error) { return gridParts(m, shape, rank) }
 
 // LocalShape implements [Layout].
@@ -287,7 +287,7 @@ func (m Matrix) check(dims int) error {
 	return Mesh{Shape: m.Device, Names: m.Names}.checkNames()
 }
 
-// coord returns rank's place in the matrix, nil if it has none, and the axis
+// coord returns rank's place in the matrix, nil if rank is not in it, and the axis
 // whose indices all belong to the rank, or -1.
 func (m Matrix) coord(rank int) ([]int, int, error) {
 	whole := Mesh{Shape: m.Device, Ranks: m.Ranks, Names: m.Names}

@@ -17,7 +17,7 @@ type Placed struct {
 
 var _ Layout = Placed{}
 
-// Parts implements [Layout]. A rank that is not in the mesh has none.
+// Parts implements [Layout]. A rank that is not in the mesh has no parts.
 func (p Placed) Parts(shape []int64, rank int) ([]Part, error) { return gridParts(p, shape, rank) }
 
 // LocalShape implements [Layout].
@@ -143,7 +143,7 @@ func (p Placement) String() string {
 }
 
 // on returns the tensor dimension that p cuts in a tensor of dims dimensions,
-// or -1 if it cuts none.
+// or -1 if it cuts no dimension.
 func (p Placement) on(dims int) (int, error) {
 	switch p.kind {
 	case replicate:
@@ -293,7 +293,7 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 
 // empty returns the one part of a grid without elements. It has the shape of the
 // local tensor. As in PyTorch, it is at the end of the dimensions of which nothing is
-// held, so that its offset differs from that of every other shard.
+// held, so that its offset differs from the offset of every other shard.
 func (g grid) empty(shape []int64) Part {
 	p := newPart(len(g))
 	for d, s := range g {

@@ -20,7 +20,7 @@ type Tensor struct {
 
 // New returns rank's share of a tensor of the given global shape, which local
 // holds: its shape must be the layout's LocalShape, also if the rank holds
-// nothing. Errors are those of the layout, and [tensor.ErrShape] if local
+// nothing. It returns the errors of the layout, and [tensor.ErrShape] if local
 // has another shape.
 func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor, error) {
 	want, err := layout.LocalShape(shape, rank)
@@ -77,7 +77,7 @@ func (t *Tensor) Rank() int { return t.rank }
 func (t *Tensor) Local() *tensor.Tensor { return t.local }
 
 // Boxes returns the boxes that the rank holds, in the order of [Layout]'s
-// parts; none if it holds nothing. They are not to be changed.
+// parts. It has no parts if it holds nothing. They are not to be changed.
 func (t *Tensor) Boxes() []tensor.Box { return t.boxes }
 
 // Part returns the view of the local tensor that holds box i of Boxes, in the
@@ -125,5 +125,5 @@ func Zeros[E tensor.Element](layout Layout, shape []int64, rank int) (*Tensor, e
 }
 
 // Values returns the elements of the local tensor as a slice of E, without a copy.
-// Its errors are those of [tensor.Values].
+// It returns the errors of [tensor.Values].
 func Values[E tensor.Element](t *Tensor) ([]E, error) { return tensor.Values[E](t.local) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -16,10 +17,7 @@ func ints(t *testing.T, shape ...int64) *tensor.Tensor {
 	for i := range values {
 		values[i] = int32(i)
 	}
-	out, err := tensor.Of(shape, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(tensor.Of(shape, values))(t)
 	return out
 }
 
@@ -31,12 +29,9 @@ func part(t *testing.T, s *shard.Tensor, i int) []int32 {
 		t.Fatalf("Part(%d): %v", i, err)
 	}
 	if !slices.Equal(v.Shape(), s.Boxes()[i].Sizes) {
-		t.Errorf("Part(%d) has shape %v; want that of %v", i, v.Shape(), s.Boxes()[i])
+		t.Errorf("Part(%d) has shape %v; want the shape of %v", i, v.Shape(), s.Boxes()[i])
 	}
-	got, err := tensor.Values[int32](v.Clone())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(tensor.Values[int32](v.Clone()))(t)
 	return got
 }
 
@@ -63,10 +58,7 @@ func TestTensorParts(t *testing.T) {
 		{"outside the mesh", shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Shard(0)}}, []int64{2}, 2, []int64{0}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := shard.New(c.layout, c.shape, c.rank, ints(t, c.local...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(shard.New(c.layout, c.shape, c.rank, ints(t, c.local...)))(t)
 			if len(s.Boxes()) != len(c.want) {
 				t.Fatalf("Boxes = %v; want %d", s.Boxes(), len(c.want))
 			}
@@ -84,14 +76,8 @@ func TestTensorPartsAreViews(t *testing.T) {
 		"placed": shard.Placed{Mesh: shard.Mesh{Shape: []int{2}}, Placements: []shard.Placement{shard.Shard(0)}},
 		"flat":   shard.FlatEven(2),
 	} {
-		s, err := shard.Empty(layout, tensor.Int32, []int64{4, 2}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v, err := s.Part(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(shard.Empty(layout, tensor.Int32, []int64{4, 2}, 1))(t)
+		v := must.Get(s.Part(0))(t)
 		mem, ok := v.Bytes()
 		if !ok {
 			t.Fatalf("%s: Part(0) is not contiguous", name)
@@ -105,10 +91,7 @@ func TestTensorPartsAreViews(t *testing.T) {
 
 func TestEmpty(t *testing.T) {
 	layout := shard.Placed{Mesh: shard.Mesh{Shape: []int{3}}, Placements: []shard.Placement{shard.Shard(0)}}
-	s, err := shard.Empty(layout, tensor.BFloat16, []int64{4, 2}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(shard.Empty(layout, tensor.BFloat16, []int64{4, 2}, 1))(t)
 	if s.DType() != tensor.BFloat16 || !slices.Equal(s.GlobalShape(), []int64{4, 2}) || s.Rank() != 1 {
 		t.Errorf("Empty = %v of %v on rank %d; want bfloat16 of [4 2] on rank 1", s.DType(), s.GlobalShape(), s.Rank())
 	}
@@ -162,18 +145,9 @@ func TestNewRefuses(t *testing.T) {
 
 func TestPartRefuses(t *testing.T) {
 	wide := ints(t, 8, 2)
-	column, err := wide.Narrow(box([]int64{0, 1}, []int64{8, 1}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	run, err := tensor.FromStrided(tensor.Int32, []int64{8}, []int64{2}, 1, wide.Contents())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := shard.New(shard.FlatEven(1), []int64{4, 2}, 0, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	column := must.Get(wide.Narrow(box([]int64{0, 1}, []int64{8, 1})))(t)
+	run := must.Get(tensor.FromStrided(tensor.Int32, []int64{8}, []int64{2}, 1, wide.Contents()))(t)
+	s := must.Get(shard.New(shard.FlatEven(1), []int64{4, 2}, 0, run))(t)
 	if _, err := s.Part(0); !errors.Is(err, tensor.ErrLayout) {
 		t.Errorf("Part of a flat local tensor with gaps = %v; want %v", err, tensor.ErrLayout)
 	}
@@ -182,10 +156,7 @@ func TestPartRefuses(t *testing.T) {
 			t.Errorf("Part(%d) = %v; want %v", i, err, tensor.ErrShape)
 		}
 	}
-	s, err = shard.New(shard.Placed{}, []int64{8, 1}, 0, column)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = must.Get(shard.New(shard.Placed{}, []int64{8, 1}, 0, column))(t)
 	if got, want := part(t, s, 0), []int32{1, 3, 5, 7, 9, 11, 13, 15}; !slices.Equal(got, want) {
 		t.Errorf("Part of a strided local tensor = %v; want %v", got, want)
 	}
@@ -199,10 +170,7 @@ func TestRowsAndColumns(t *testing.T) {
 		"rows":    {shard.Rows(2), tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{2, 6}}},
 		"columns": {shard.Columns(3), tensor.Box{Offsets: []int64{0, 2}, Sizes: []int64{4, 2}}},
 	} {
-		x, err := shard.Zeros[float32](c.layout, []int64{4, 6}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(shard.Zeros[float32](c.layout, []int64{4, 6}, 1))(t)
 		if got := x.Boxes(); len(got) != 1 || !got[0].Equal(c.want) || x.DType() != tensor.Float32 {
 			t.Errorf("%s: rank 1 holds %v of %v; want %v", name, got, x.DType(), c.want)
 		}

@@ -17,9 +17,9 @@ type Terms struct {
 	op     string
 }
 
-// NewTerms returns the terms of rank, which local holds: its shape is that of a layout
+// NewTerms returns the terms of rank, which local holds: it has the shape of a layout
 // with [Replicate] in place of Partial. The error wraps [ErrLayout] if the layout has no
-// Partial placement, or Partial placements of different reductions, and otherwise is that
+// Partial placement, or Partial placements of different reductions. Otherwise it is an error
 // of [New].
 func NewTerms(layout Placed, shape []int64, rank int, local *tensor.Tensor) (*Terms, error) {
 	t := &Terms{layout: layout}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -12,14 +13,8 @@ import (
 func TestTermsAreNumbered(t *testing.T) {
 	mesh := shard.Mesh{Shape: []int{2, 3, 2}, Ranks: []int{11, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0}}
 	layout := shard.Placed{Mesh: mesh, Placements: []shard.Placement{shard.Partial("sum"), shard.Shard(0), shard.Partial("sum")}}
-	local, err := tensor.New(tensor.Float32, []int64{2, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	terms, err := shard.NewTerms(layout, []int64{6, 4}, 0, local)
-	if err != nil {
-		t.Fatal(err)
-	}
+	local := must.Get(tensor.New(tensor.Float32, []int64{2, 4}))(t)
+	terms := must.Get(shard.NewTerms(layout, []int64{6, 4}, 0, local))(t)
 	var numbers []int
 	for _, r := range mesh.Ranks {
 		numbers = append(numbers, terms.Number(r))
@@ -40,10 +35,7 @@ func TestTermsAreNumbered(t *testing.T) {
 }
 
 func TestNewTermsRefuses(t *testing.T) {
-	local, err := tensor.New(tensor.Float32, []int64{4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	local := must.Get(tensor.New(tensor.Float32, []int64{4}))(t)
 	sum, most := shard.Partial("sum"), shard.Partial("max")
 	for name, c := range map[string]struct {
 		placements []shard.Placement

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -26,15 +27,10 @@ type torchCase struct {
 }
 
 func TestPartsMatchPyTorch(t *testing.T) {
-	text, err := os.ReadFile("testdata/torch_parts.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("testdata/torch_parts.jsonl"))(t)
 	for line := range bytes.Lines(text) {
 		var c torchCase
-		if err := json.Unmarshal(line, &c); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(line, &c))
 		layout := shard.Placed{Mesh: shard.Mesh{Shape: c.Mesh}}
 		for _, name := range c.Placements {
 			layout.Placements = append(layout.Placements, placement(t, name))

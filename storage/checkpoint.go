@@ -13,7 +13,7 @@ import (
 type Checkpoint interface {
 	// Storage describes the checkpoint as a whole. Its Version names the format.
 	Storage() meta.Storage
-	// Files returns the checkpoint's files, those that describe it first.
+	// Files returns the checkpoint's files. Files that describe it come first.
 	Files() []File
 	// TotalBytes returns the number of bytes that Verify reads.
 	TotalBytes() int64
@@ -43,9 +43,9 @@ type Checkpoint interface {
 	Close() error
 }
 
-// DefaultBufferBytes is the host memory that a rank uses for bytes on their way to
+// defaultBufferBytes is the host memory that a rank uses for bytes on their way to
 // or from a store, if no option sets another bound.
-const DefaultBufferBytes = 1 << 30
+const defaultBufferBytes = 1 << 30
 
 // ReadOptions change how a checkpoint is read. The zero value means the
 // defaults.
@@ -72,7 +72,7 @@ func (o *ReadOptions) Budget() int64 {
 	if o.BufferBytes > 0 {
 		return o.BufferBytes
 	}
-	return DefaultBufferBytes
+	return defaultBufferBytes
 }
 
 // Workers returns Parallel or its default.

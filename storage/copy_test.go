@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -40,14 +41,8 @@ func (r resolved) Resolve(*plan.WriteItem) (plan.Data, error) { return r.Data, r
 // Contents returns the bytes of any kind of content, releases it once, and returns its
 // errors.
 func TestContents(t *testing.T) {
-	x, err := tensor.Of([]int64{2, 2}, []uint8{1, 2, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	turned, err := x.Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{2, 2}, []uint8{1, 2, 3, 4}))(t)
+	turned := must.Get(x.Transpose(0, 1))(t)
 	item := func(d tensor.DType, sizes ...int64) *plan.WriteItem {
 		info := &plan.Info{FQN: "x", Properties: meta.Properties{DType: d}, Shape: sizes}
 		return &plan.WriteItem{Info: info, Kind: plan.KindTensor, Box: tensor.Whole(sizes)}
@@ -123,19 +118,13 @@ func chunked() *meta.Metadata {
 }
 
 func TestCopyChunk(t *testing.T) {
-	chunk, err := tensor.Of([]int64{2, 3}, []int32{6, 7, 8, 9, 10, 11})
-	if err != nil {
-		t.Fatal(err)
-	}
+	chunk := must.Get(tensor.Of([]int64{2, 3}, []int32{6, 7, 8, 9, 10, 11}))(t)
 	data := chunk.Contents()
 	it := &plan.ReadItem{
-		Kind: plan.KindTensor, Source: meta.Index{FQN: "w", Offset: []int64{2, 0}}, // the hint is that of another chunk
+		Kind: plan.KindTensor, Source: meta.Index{FQN: "w", Offset: []int64{2, 0}}, // the hint of another chunk
 		SourceOffsets: []int64{0, 1}, DestOffsets: []int64{0, 0}, Lengths: []int64{2, 2},
 	}
-	to, err := tensor.New(tensor.Float64, []int64{2, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := must.Get(tensor.New(tensor.Float64, []int64{2, 2}))(t)
 	r := &receiver{to: to}
 	if n, err := storage.CopyChunk(r, chunked(), it, data); n != 16 || err != nil {
 		t.Fatalf("CopyChunk = %d, %v; want 16", n, err)
@@ -190,14 +179,8 @@ func TestCopyChunkErrors(t *testing.T) {
 
 func numbers(t testing.TB, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.New(tensor.Float32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := tensor.Values[float32](x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Float32, shape))(t)
+	v := must.Get(tensor.Values[float32](x))(t)
 	for i := range v {
 		v[i] = float32(i)
 	}

@@ -20,7 +20,7 @@ var (
 	// ErrUnderWay reports a place without a checkpoint to which a living process is
 	// saving. It wraps ErrIncomplete.
 	ErrUnderWay = fmt.Errorf("%w: a save is under way", ErrIncomplete)
-	// ErrCorrupt reports bytes that differ from those that were written: a checksum
+	// ErrCorrupt reports bytes that differ from the bytes that were written: a checksum
 	// does not match, a file is truncated, or the contents contradict each other.
 	ErrCorrupt = errors.New("checkpoint is corrupt")
 	// ErrVersion reports a checkpoint in a version of the format that this

@@ -73,11 +73,11 @@ func (o *WriteOptions) Check() error {
 }
 
 // WithDefaults returns o with the default in place of each zero. The default of
-// FilesPerRank is 1 here. That of SweepAfter depends on the store, so it stays zero.
+// FilesPerRank is 1 here. The default of SweepAfter depends on the store, so it stays zero.
 func (o WriteOptions) WithDefaults() WriteOptions {
 	o.FilesPerRank = max(1, o.FilesPerRank)
 	if o.BufferBytes <= 0 {
-		o.BufferBytes = DefaultBufferBytes
+		o.BufferBytes = defaultBufferBytes
 	}
 	return o
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -24,13 +25,8 @@ func TestOtherKind(t *testing.T) {
 		"a header length as gzip begins":      {safetensors(0x18b1f), ""},
 	} {
 		s := new(mem.Store)
-		if _, err := blob.WriteAll(t.Context(), s, "f", []byte(c.text), nil); err != nil {
-			t.Fatal(err)
-		}
-		r, err := s.Open(t.Context(), "f")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(t.Context(), s, "f", []byte(c.text), nil))(t)
+		r := must.Get(s.Open(t.Context(), "f"))(t)
 		if got, err := storage.OtherKind(t.Context(), r); got != c.want || err != nil {
 			t.Errorf("%s: OtherKind = %q, %v; want %q", name, got, err, c.want)
 		}

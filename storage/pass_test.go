@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -19,10 +20,7 @@ import (
 
 func newWriter(t testing.TB, f storage.Format, s blob.Store) storage.Writer {
 	t.Helper()
-	w, err := f.NewWriter(s, storage.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(f.NewWriter(s, storage.WriteOptions{}))(t)
 	return w
 }
 
@@ -39,7 +37,7 @@ func TestPassedOnFormat(t *testing.T) {
 	}, nil)
 }
 
-// The capabilities of a writer pass through, and are harmless if it has none.
+// The capabilities of a writer pass through, and are harmless if it lacks them.
 func TestPassWriterCapabilities(t *testing.T) {
 	md := &meta.Metadata{PlannerData: []byte("1")}
 	it := &plan.WriteItem{Info: &plan.Info{FQN: "v", Codec: "json"}, Kind: plan.KindBytes}
@@ -61,9 +59,7 @@ func TestPassWriterCapabilities(t *testing.T) {
 		w = storage.PassWriter{Writer: newWriter(t, native.Format{}, s)}
 		return w
 	}}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("id", 1, 1), plan.State{"v": 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("id", 1, 1), plan.State{"v": 1}))
 	if names := w.Published(); len(names) == 0 || names[len(names)-1] != "cairn.json" {
 		t.Errorf("Published = %q; want the files of native", names)
 	}

@@ -276,7 +276,7 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 type locating struct {
 	entries []meta.Entry
 	first   []int // the number of each entry's first chunk, or of its value
-	next    int   // the entry after that of the last result
+	next    int   // the entry after the entry of the last result
 }
 
 // place stores the location of one result in its entry. It returns the number of the

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -34,10 +35,7 @@ var some = &storage.WriteResults{
 
 func TestResultsRoundTrip(t *testing.T) {
 	for name, r := range map[string]*storage.WriteResults{"nothing": {Items: []storage.WriteResult{}}, "something of each kind": some} {
-		b, err := codec.Encode(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(codec.Encode(r))(t)
 		got, err := codec.Decode(b)
 		if d := cmp.Diff(r, got); d != "" || err != nil {
 			t.Errorf("%s: Decode(Encode), %v: -want +got\n%s", name, err, d)
@@ -104,10 +102,7 @@ var nilIsEmpty = cmp.FilterPath(func(p cmp.Path) bool {
 func TestAnyResultsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawResults(t)
-		b, err := codec.Encode(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(codec.Encode(r))(t)
 		got, err := codec.Decode(b)
 		if d := cmp.Diff(r, got, nilIsEmpty); d != "" || err != nil {
 			t.Fatalf("Decode(Encode), %v: -want +got\n%s", err, d)
@@ -153,7 +148,7 @@ func allocated(fn func()) uint64 {
 
 func TestTotals(t *testing.T) {
 	if got := some.Bytes(); got != 1<<40 {
-		t.Errorf("Bytes = %d; want those of the files", got)
+		t.Errorf("Bytes = %d; want the bytes of the files", got)
 	}
 	s := storage.ReadStats{Needed: 1, Rounded: 2, Read: 3, Requests: 4, Received: 5}
 	s.Add(storage.ReadStats{Needed: 10, Rounded: 20, Read: 30, Requests: 40, Received: 50})
@@ -177,10 +172,7 @@ func TestErrorsAreDistinct(t *testing.T) {
 }
 
 func FuzzDecodeResults(f *testing.F) {
-	b, err := codec.Encode(some)
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(codec.Encode(some))(f)
 	f.Add(b)
 	f.Add(b[:len(b)/2])
 	f.Add([]byte{})

@@ -56,7 +56,7 @@ type Writer interface {
 	// returns nil, the items are durable, but not yet part of a checkpoint.
 	WriteData(ctx context.Context, p *plan.SavePlan, data Resolver) (*WriteResults, error)
 	// Finish commits: it makes the checkpoint visible in one atomic step. results are
-	// those of all ranks. md is not changed. If Finish returns an error, the checkpoint
+	// the results of all ranks. md is not changed. If Finish returns an error, the checkpoint
 	// is not visible, unless the error wraps ErrUncertain.
 	Finish(ctx context.Context, md *meta.Metadata, results []*WriteResults) error
 	// Abort removes the files of a save that will not finish. Each rank removes its

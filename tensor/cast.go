@@ -48,7 +48,7 @@ func (p CastPolicy) MarshalText() ([]byte, error) { return []byte(p.String()), n
 func (p *CastPolicy) UnmarshalText(name []byte) error {
 	i := slices.Index(castNames[:], string(name))
 	if i < 0 {
-		return fmt.Errorf("the cast policy %q is none of %s", name, strings.Join(castNames[:], ", "))
+		return fmt.Errorf("unknown cast policy %q; want one of %s", name, strings.Join(castNames[:], ", "))
 	}
 	*p = CastPolicy(i)
 	return nil
@@ -127,7 +127,7 @@ const (
 // overlaps hold. Equal dtypes are copied bit by bit. If the error wraps [ErrCast], dst
 // has not changed.
 //
-// The results are those of PyTorch's Tensor.to:
+// The results equal PyTorch's Tensor.to:
 //
 //   - A float that the target cannot hold is rounded to the nearest, ties to even,
 //     in one step from any source. (PyTorch converts float64 and large integers to

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawSizes draws a shape whose sizes lie around those of a tile, and which is
+// drawSizes draws a shape whose sizes lie around the sizes of a tile, and which is
 // not too large to look at element by element.
 func drawSizes(t *rapid.T) []int64 {
 	shape, n := []int64{}, int64(1)

@@ -103,7 +103,7 @@ func TestStridedSlice(t *testing.T) {
 	}
 }
 
-// The results are those of slices of a list in Python.
+// The results equal slices of a list in Python.
 func TestStridedSliceAsPython(t *testing.T) {
 	const least, most = math.MinInt64, math.MaxInt64
 	for _, c := range []struct {

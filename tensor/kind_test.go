@@ -6,7 +6,7 @@ import (
 )
 
 // The kind of a type is in its name, and each type is of one kind but bool, which
-// is of none.
+// has no kind.
 func TestKinds(t *testing.T) {
 	for _, d := range DTypes() {
 		name := d.String()

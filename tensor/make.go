@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// Element is a Go type whose memory is that of a [DType].
+// Element is a Go type with the memory of a [DType].
 type Element interface {
 	float64 | float32 |
 		int64 | int32 | int16 | int8 |
@@ -189,7 +189,7 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 }
 
 // Chunk cuts dimension dim of t into the given number of parts and returns one of
-// them, sharing t's memory. The sizes of the parts are those of [CeilChunk].
+// them, sharing t's memory. [CeilChunk] gives the sizes of the parts.
 func Chunk(t *Tensor, dim, parts, index int) (*Tensor, error) {
 	if err := t.checkDim(dim); err != nil {
 		return nil, fmt.Errorf("chunk: %w", err)
@@ -217,7 +217,7 @@ func CeilChunk(length, n, i int64) (lo, hi int64) {
 // begin[d], begin[d]+step[d] and so on before end[d]. The three lists have the same
 // length; dimensions that they do not reach are whole.
 //
-// Indices are those of slices in Python: a negative one counts from the end, one beyond an
+// Indices work like slices in Python: a negative one counts from the end, one beyond an
 // end of the dimension stands for that end, and a negative step goes backwards. An end
 // before index 0 is any number below minus the size. A step of zero is an error that wraps
 // [ErrShape].
@@ -251,7 +251,7 @@ func StridedSlice(t *Tensor, begin, end, step []int64) (*Tensor, error) {
 }
 
 // pythonSlice returns the indices of a slice of n elements, as the arguments of
-// [Tensor.Slice]. Those of a negative step ascend too.
+// [Tensor.Slice]. With a negative step they ascend too.
 func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
 	least, most := int64(0), n // of an index that is in bounds
 	if step < 0 {

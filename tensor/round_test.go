@@ -35,7 +35,7 @@ func TestSmallFloatsSurviveFloat32(t *testing.T) {
 	}
 }
 
-// neighbourhood returns what lies at and around every place where rounding to d
+// neighbourhood returns the numbers at and around every place where rounding to d
 // changes its mind, in float32, with both signs or, where there are many, with
 // either in turn.
 func neighbourhood(d DType) []float32 {
@@ -116,7 +116,7 @@ func TestIntegersAreRoundedOnce(t *testing.T) {
 	}
 }
 
-// What lies at the ends of each format, by its definition.
+// The numbers at the ends of each format, by its definition.
 func TestSmallFloatExtremes(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()
 	for _, c := range []struct {

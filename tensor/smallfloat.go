@@ -145,7 +145,7 @@ func e8m0Bits(b uint8) uint32 {
 	return uint32(b) << 23
 }
 
-// roundE8M0 returns the exponent closest to that of the float32 of bits v,
+// roundE8M0 returns the exponent closest to the exponent of the float32 of bits v,
 // and drops its sign.
 func roundE8M0(v uint32) uint8 {
 	const minNormal, half = 1 << 23, 1 << 22

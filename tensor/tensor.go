@@ -450,7 +450,7 @@ func Equal(a, b *Tensor) bool {
 
 var _ io.WriterTo = (*Tensor)(nil)
 
-// WriteTo writes the elements as contiguous little-endian bytes, those of
+// WriteTo writes the elements as contiguous little-endian bytes, like
 // [Tensor.Contents]. It copies a piece at a time if t is not contiguous.
 func (t *Tensor) WriteTo(w io.Writer) (int64, error) {
 	if mem, ok := t.Bytes(); ok {
@@ -499,7 +499,7 @@ func (t *Tensor) IsPlaceholder() bool { return t.placeholder }
 
 // Materialize gives a placeholder memory of its own, filled with zeros. Every
 // holder of the pointer t sees it; views that were made before remain
-// placeholders. A tensor that has memory stays as it is. The error is that of
+// placeholders. A tensor that has memory stays as it is. It returns the error of
 // [New]. It is not safe for concurrent use with other methods of t.
 func (t *Tensor) Materialize() error {
 	if !t.placeholder {

@@ -48,7 +48,7 @@ func divided(t *testing.T, src blob.Store) (ranks [2]rankPart, data []storage.Fi
 	}
 	names := storagetest.Names(t, src)
 	for _, name := range names {
-		if f, ok := known[name]; ok && len(names) > 1 && formats.Stage(format, name) == 0 {
+		if f, ok := known[name]; ok && len(names) > 1 && formats.WriteOrder(format, name) == 0 {
 			data = append(data, f)
 			r := &ranks[len(data)%2]
 			r.Files = append(r.Files, f)
@@ -58,7 +58,9 @@ func divided(t *testing.T, src blob.Store) (ranks [2]rankPart, data []storage.Fi
 		ranks[0].Last = append(ranks[0].Last, name)
 		put(t, src, ranks[0].store, name)
 	}
-	slices.SortFunc(ranks[0].Last, func(a, b string) int { return cmp.Compare(formats.Stage(format, a), formats.Stage(format, b)) })
+	slices.SortFunc(ranks[0].Last, func(a, b string) int {
+		return cmp.Compare(formats.WriteOrder(format, a), formats.WriteOrder(format, b))
+	})
 	return ranks, data
 }
 

@@ -207,7 +207,7 @@ func (j *job) plan(ctx context.Context) error {
 // add adds a file of the source, unless it does not belong to the copy.
 func (j *job) add(info blob.Info, sums map[string]storage.File) {
 	f, named := sums[info.Name]
-	it := item{Info: info, to: info.Name, sum: f.CRC32C, summed: named && !f.Unsummed, stage: formats.Stage(j.rep.Format, info.Name)}
+	it := item{Info: info, to: info.Name, sum: f.CRC32C, summed: named && !f.Unsummed, stage: formats.WriteOrder(j.rep.Format, info.Name)}
 	isRecord := it.stage > 1
 	if folder, _, below := strings.Cut(info.Name, "/"); below && !named {
 		j.rep.LeftOut = append(j.rep.LeftOut, folder+"/")
@@ -328,11 +328,11 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 		return err
 	}
 	for name := range j.have {
-		if formats.Stage(format, name) > 0 && !strings.Contains(name, "/") {
+		if formats.WriteOrder(format, name) > 0 && !strings.Contains(name, "/") {
 			j.old = append(j.old, name)
 		}
 	}
-	slices.SortFunc(j.old, func(a, b string) int { return formats.Stage(format, b) - formats.Stage(format, a) })
+	slices.SortFunc(j.old, func(a, b string) int { return formats.WriteOrder(format, b) - formats.WriteOrder(format, a) })
 	if old != nil {
 		for _, f := range old.Files() {
 			if !slices.Contains(j.old, f.Name) {

@@ -38,7 +38,7 @@ type Set struct {
 // an instance of a class. It is only a description: no package looks up the name
 // or calls anything.
 type Object struct {
-	// Module and Name are those of the class, or function, or thing itself.
+	// Module and Name are the names of the class, or function, or thing itself.
 	Module, Name string
 	// Call says that the object is the result of calling the name with Args.
 	// Otherwise it is the named thing itself, such as torch.bfloat16, and

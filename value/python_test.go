@@ -10,25 +10,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
 func tensorOf[E tensor.Element](t testing.TB, shape []int64, v ...E) *tensor.Tensor {
 	t.Helper()
-	out, err := tensor.Of(shape, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(tensor.Of(shape, v))(t)
 	return out
 }
 
 func TestPythonValuesRoundTrip(t *testing.T) {
 	square := tensorOf(t, []int64{2, 2}, int16(1), 2, 3, 4)
-	turned, err := square.Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	turned := must.Get(square.Transpose(0, 1))(t)
 	for name, c := range map[string]struct {
 		in   any
 		text string
@@ -94,10 +89,7 @@ func TestPythonValuesRoundTrip(t *testing.T) {
 }
 
 func TestEncodeRefusesPythonValues(t *testing.T) {
-	wide, err := tensorOf(t, []int64{1}, 1.0).Expand([]int64{1 << 40})
-	if err != nil {
-		t.Fatal(err)
-	}
+	wide := must.Get(tensorOf(t, []int64{1}, 1.0).Expand([]int64{1 << 40}))(t)
 	self := &value.Dict{}
 	self.Pairs = []value.Pair{{"self", self}}
 	nested := &value.Object{Name: "C", Call: true}
@@ -283,14 +275,8 @@ func drawValue(t *rapid.T, depth int) any {
 func drawTensor(t *rapid.T) *tensor.Tensor {
 	d := rapid.SampledFrom(tensor.DTypes()).Draw(t, "dtype")
 	shape := rapid.SliceOfN(rapid.Int64Range(0, 3), 0, 3).Draw(t, "shape")
-	n, err := tensor.NumBytes(d, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := tensor.FromBytes(d, shape, rapid.SliceOfN(rapid.Byte(), int(n), int(n)).Draw(t, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumBytes(d, shape))(t)
+	x := must.Get(tensor.FromBytes(d, shape, rapid.SliceOfN(rapid.Byte(), int(n), int(n)).Draw(t, "data")))(t)
 	return x
 }
 

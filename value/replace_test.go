@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -64,10 +65,7 @@ func TestReplaceKeepsSharedParts(t *testing.T) {
 		v = []any{v, v}
 	}
 	r := where()
-	got, err := r.Replace(map[string]any{"a": v})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(r.Replace(map[string]any{"a": v}))(t)
 	for _, l := range got.(map[string]any) {
 		for range 60 {
 			pair := l.([]any)
@@ -166,9 +164,7 @@ func TestReplaceTakesLittleMemory(t *testing.T) {
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) { return nil, false, nil }}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if _, err := r.Replace(list); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.Replace(list))(t)
 	runtime.ReadMemStats(&after)
 	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(100*n); got > most {
 		t.Errorf("%d tuples took %d bytes of memory; want at most %d", n, got, most)

@@ -40,7 +40,7 @@ func (c *claims) add(n claim) error {
 	return nil
 }
 
-// addAll claims the intervals of a load, or none of them.
+// addAll claims all intervals of a load, or returns an error.
 func (c *claims) addAll(all []claim) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

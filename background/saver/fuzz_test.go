@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Memory that a message may take, for each of its bytes and in addition. An item of a
@@ -44,10 +45,7 @@ func wantMessage(t *testing.T, err error) {
 func seedFrames(f *testing.F) {
 	f.Helper()
 	for _, name := range slices.Sorted(maps.Keys(messages)) {
-		b, err := appendFrame(nil, kind(name), messages[name])
-		if err != nil {
-			f.Fatal(err)
-		}
+		b := must.Get(appendFrame(nil, kind(name), messages[name]))(f)
 		f.Add(b)
 	}
 }
@@ -87,10 +85,7 @@ func again(t *testing.T, kind string, v any) {
 	if err != nil {
 		t.Fatalf("encode %+v: %v", v, err)
 	}
-	f, err := readFrame(bytes.NewReader(first))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(readFrame(bytes.NewReader(first)))(t)
 	w, err := decodeBody(f)
 	if err != nil {
 		t.Fatalf("decode %s: %v", first, err)
@@ -116,19 +111,13 @@ func frameOf(text []byte) *frame {
 // FuzzState describes a state and stages it. What is staged can be read: it is inside of
 // the arena, and units do not overlap.
 func FuzzState(f *testing.F) {
-	save, err := appendFrame(nil, typeSave, messages["save"])
-	if err != nil {
-		f.Fatal(err)
-	}
+	save := must.Get(appendFrame(nil, typeSave, messages["save"]))(f)
 	for _, b := range []stagedBody{
-		{Generation: 7, Units: []Unit{{Stamp: 0, Items: []int{0, 1, 2}, At: []int64{64, 128, 192}}}, All: true},
-		{Generation: 7, Units: []Unit{{Stamp: 0, Items: []int{0}, At: []int64{64}}, {Stamp: 4096, Items: []int{1, 2}, At: []int64{4160, 4224}}}},
-		{Generation: 7, Units: []Unit{{Stamp: 4096, Items: []int{0}, At: []int64{-1}}}},
+		{Generation: 7, Units: []unitBody{{Stamp: 0, Items: []int{0, 1, 2}, At: []int64{64, 128, 192}}}, All: true},
+		{Generation: 7, Units: []unitBody{{Stamp: 0, Items: []int{0}, At: []int64{64}}, {Stamp: 4096, Items: []int{1, 2}, At: []int64{4160, 4224}}}},
+		{Generation: 7, Units: []unitBody{{Stamp: 4096, Items: []int{0}, At: []int64{-1}}}},
 	} {
-		staged, err := appendFrame(nil, typeStaged, b)
-		if err != nil {
-			f.Fatal(err)
-		}
+		staged := must.Get(appendFrame(nil, typeStaged, b))(f)
 		f.Add(save[4:], staged[4:])
 	}
 	f.Fuzz(func(t *testing.T, save, units []byte) {
@@ -147,7 +136,7 @@ func stageState(t *testing.T, save, units []byte) {
 	}
 	window, _ := stage.Window(fuzzArena)
 	var inUse claims
-	s, err := newState(b, make([]byte, window), &inUse)
+	s, err := newSavePlanner(b, make([]byte, window), &inUse)
 	wantMessage(t, err)
 	if err != nil {
 		return
@@ -195,13 +184,10 @@ func stageState(t *testing.T, save, units []byte) {
 func FuzzLoad(f *testing.F) {
 	for _, b := range []loadBody{
 		messages["load"].(loadBody),
-		{Load: 1, Items: []WantItem{{Name: "a", DType: "uint8", Shape: []int64{3}, At: 5}, {Name: "a", DType: "uint8", Shape: []int64{3}, Offsets: []int64{1}, Sizes: []int64{1}, At: 9}}},
-		{Load: 1, Items: []WantItem{{Name: "a", DType: "complex128", Shape: []int64{0, 4}, At: fuzzArena}}},
+		{Load: 1, Items: []wantBody{{Name: "a", DType: "uint8", Shape: []int64{3}, At: 5}, {Name: "a", DType: "uint8", Shape: []int64{3}, Offsets: []int64{1}, Sizes: []int64{1}, At: 9}}},
+		{Load: 1, Items: []wantBody{{Name: "a", DType: "complex128", Shape: []int64{0, 4}, At: fuzzArena}}},
 	} {
-		m, err := appendFrame(nil, typeLoad, b)
-		if err != nil {
-			f.Fatal(err)
-		}
+		m := must.Get(appendFrame(nil, typeLoad, b))(f)
 		f.Add(m[4:])
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -25,6 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/background/upload"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -45,11 +46,14 @@ var messages = map[string]any{
 	"join-solo": joinBody{Size: 1},
 	"joined":    joinedBody{},
 	"save": saveBody{
-		Generation: 7, Store: "/checkpoints/step-100", Format: "native", FormatOptions: json.RawMessage(`{"file_bytes":1073741824}`),
-		SaveID: "0b1k2m3n4p5q6r7s8t9v", Time: "2026-11-15T22:00:00.123456789Z", Writer: "trainer 1.0", Step: new(int64(100)),
-		Tags: map[string]string{"run": "12"}, FilesPerRank: 2, BufferBytes: 1 << 28, FailIfExists: true, SweepAfterNS: int64(time.Hour),
-		Owner: owner(plan.LowestRank), ValuesMayDiffer: true, Cache: true,
-		Items: []Item{
+		Generation: 7,
+		Save: Save{
+			Store: "/checkpoints/step-100", Format: "native", FormatOptions: json.RawMessage(`{"file_bytes":1073741824}`),
+			SaveID: "0b1k2m3n4p5q6r7s8t9v", Time: "2026-11-15T22:00:00.123456789Z", Writer: "trainer 1.0", Step: new(int64(100)),
+			Tags: map[string]string{"run": "12"}, FilesPerRank: 2, BufferBytes: 1 << 28, FailIfExists: true, SweepAfter: time.Hour,
+			Owner: plan.LowestRank, ValuesMayDiffer: true, Cache: true,
+		},
+		Items: []itemBody{
 			{Name: "model.w", Path: []step{step(meta.Key("model")), step(meta.Key("w"))}, DType: "float32", Shape: []int64{4, 8}, Offsets: []int64{2, 0}, Sizes: []int64{2, 8}, Sharded: true, RequiresGrad: true},
 			{Name: "opt.0.m", Path: []step{step(meta.Key("opt")), step(meta.Pos(0)), step(meta.Key("m"))}, DType: "bfloat16", Shape: []int64{3, 5}, Strides: []int64{1, 3}, Alias: 1, PinMemory: true, MemoryFormat: "torch.preserve_format", Layout: "torch.strided"},
 			{Name: "scale", DType: "float64"},
@@ -58,31 +62,31 @@ var messages = map[string]any{
 		},
 		Absent: []string{"model.bias"},
 	},
-	"save-least":   saveBody{Generation: 1, Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z", Items: []Item{}},
-	"save-tiers":   saveBody{Generation: 8, Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z", Items: []Item{}},
-	"staged":       stagedBody{Generation: 7, Units: []Unit{{Stamp: 0, Items: []int{0, 1}, At: []int64{64, 128}}, {Stamp: 4096, Items: []int{2}, At: []int64{4160}}}},
+	"save-least":   saveBody{Generation: 1, Save: Save{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
+	"save-tiers":   saveBody{Generation: 8, Save: Save{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
+	"staged":       stagedBody{Generation: 7, Units: []unitBody{{Stamp: 0, Items: []int{0, 1}, At: []int64{64, 128}}, {Stamp: 4096, Items: []int{2}, At: []int64{4160}}}},
 	"staged-all":   stagedBody{Generation: 7, All: true, StageNS: 120_000_000, StageBytes: 8192},
-	"abandon":      abandonBody{7, ErrorValue{Text: "context canceled", Codes: []string{"context.Canceled"}}},
+	"abandon":      abandonBody{7, errorBody{Text: "context canceled", Codes: []string{"context.Canceled"}}},
 	"fetch":        fetchBody{Fetch: 1, Generation: 7, Item: 2, Offset: 1048576, Length: 524288, At: 939524096},
 	"fetched":      fetchedBody{Fetch: 1},
-	"fetched-fail": fetchedBody{Fetch: 1, Error: &ErrorValue{Text: "the staged memory holds another generation", Codes: []string{"stage.generation"}}},
+	"fetched-fail": fetchedBody{Fetch: 1, Error: &errorBody{Text: "the staged memory holds another generation", Codes: []string{"stage.generation"}}},
 	"released":     releasedBody{Generation: 7, Items: []int{0, 1}},
 	"drop":         dropBody{Generation: 8},
 	"progress":     progressBody{subject: subject{Generation: 7}, Planned: 144},
 	"warning":      warningBody{subject{Generation: 7}, "remove an old file: permission denied"},
 	"saved": savedBody{7, &protocol.SaveReport{
-		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Bytes: 512, LocalBytes: 144, Files: 8, PlanReused: true,
+		SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Bytes: 512, RankBytes: 144, Files: 8, PlanReused: true,
 		PlanTime: time.Millisecond, WriteTime: 2 * time.Second,
 		Phases:  []meta.Phase{{Name: meta.PhaseStage, End: 120_000_000, Bytes: 8192}, {Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144}},
 		Traffic: &blob.Traffic{Requests: 6, Retries: 1, Sent: 1144},
 	}},
 	"uploaded": uploadedBody{Generation: 8, Report: &upload.Report{
-		SaveID: "b", Bytes: 512, LocalBytes: 400, Files: 8, Time: 3 * time.Second, Traffic: &blob.Traffic{Requests: 7, Retries: 1, Sent: 1400},
+		SaveID: "b", Bytes: 512, RankBytes: 400, Files: 8, Time: 3 * time.Second, Traffic: &blob.Traffic{Requests: 7, Retries: 1, Sent: 1400},
 	}},
-	"uploaded-fail": uploadedBody{Generation: 8, Error: &ErrorValue{Text: "put s3://bucket/run/step-200: access denied", Codes: []string{"fs.ErrPermission"}}},
+	"uploaded-fail": uploadedBody{Generation: 8, Error: &errorBody{Text: "put s3://bucket/run/step-200: access denied", Codes: []string{"fs.ErrPermission"}}},
 	"load": loadBody{
 		Load: 3, source: source{Store: "/checkpoints/step-100", Format: "hf", FormatOptions: json.RawMessage(`{"dequantize":true,"dtype":"bfloat16"}`)}, AllowMissing: true, Cast: tensor.CastAny,
-		Items: []WantItem{
+		Items: []wantBody{
 			{Name: "model.w", DType: "float32", Shape: []int64{4, 8}, Offsets: []int64{0, 4}, Sizes: []int64{4, 4}, At: 4096},
 			{Name: "scale", DType: "float64", At: 4160},
 			{Name: "step"},
@@ -94,10 +98,10 @@ var messages = map[string]any{
 	"described": describedBody{
 		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
 		Writer: "trainer 1.0", WorldSize: 4, Tags: map[string]string{"run": "12"}, Notes: []string{"the format has no checksums"}, Missing: []string{"model.b"},
-		Entries: []Entry{
-			{Item: Item{Name: "model.w", Path: []step{step(meta.Key("model")), step(meta.Key("w"))}, DType: "float32", Shape: []int64{4, 8}, RequiresGrad: true}},
-			{Item: Item{Name: "rng", Codec: "raw"}, Bytes: 5056},
-			{Item: Item{Name: "step", Codec: "json", Data: []byte(`100`)}, Bytes: 3},
+		Entries: []entryBody{
+			{itemBody: itemBody{Name: "model.w", Path: []step{step(meta.Key("model")), step(meta.Key("w"))}, DType: "float32", Shape: []int64{4, 8}, RequiresGrad: true}},
+			{itemBody: itemBody{Name: "rng", Codec: "raw"}, Bytes: 5056},
+			{itemBody: itemBody{Name: "step", Codec: "json", Data: []byte(`100`)}, Bytes: 3},
 		},
 	},
 	"loaded": loadedBody{3, &protocol.LoadReport{
@@ -110,10 +114,10 @@ var messages = map[string]any{
 		{Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144},
 	}},
 	"progress-load": progressBody{subject: subject{Load: 3}, Moved: 72},
-	"failed":        failedBody{subject{Generation: 7}, ErrorValue{Text: "a checkpoint exists", Codes: []string{"storage.exists"}}, meta.PhasePlan},
-	"failed-load":   failedBody{subject: subject{Load: 3}, Error: ErrorValue{Text: "chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}}},
-	"failed-join":   failedBody{Error: ErrorValue{Text: "rank 2 has not come", Codes: []string{"context.DeadlineExceeded"}}},
-	"refused":       refusedBody{ErrorValue{Text: "malformed message: the first message is \"hello\"", Codes: []string{"saver.message"}}},
+	"failed":        failedBody{subject{Generation: 7}, errorBody{Text: "a checkpoint exists", Codes: []string{"storage.exists"}}, meta.PhasePlan},
+	"failed-load":   failedBody{subject: subject{Load: 3}, Error: errorBody{Text: "chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}}},
+	"failed-join":   failedBody{Error: errorBody{Text: "rank 2 has not come", Codes: []string{"context.DeadlineExceeded"}}},
+	"refused":       refusedBody{errorBody{Text: "malformed message: the first message is \"hello\"", Codes: []string{"saver.message"}}},
 }
 
 // kind returns the type of the message of an example.
@@ -122,69 +126,51 @@ func kind(example string) string {
 	return k
 }
 
-// decodeBody decodes the body of a message as the receiver of its type does, and returns
-// nil if no message has this type.
-func decodeBody(f *frame) (any, error) {
-	switch f.Type {
-	case typeHello:
-		return body(decode[helloBody](f, false))
-	case typeListen:
-		return body(decode[listenBody](f, true))
-	case typeJoin:
-		return body(decode[joinBody](f, true))
-	case typeSave:
-		return body(decode[saveBody](f, true))
-	case typeStaged:
-		return body(decode[stagedBody](f, true))
-	case typeAbandon:
-		return body(decode[abandonBody](f, true))
-	case typeFetched:
-		return body(decode[fetchedBody](f, true))
-	case typeDrop:
-		return body(decode[dropBody](f, true))
-	case typeLoad:
-		return body(decode[loadBody](f, true))
-	case typeCancel:
-		return body(decode[cancelBody](f, true))
-	case typeReady:
-		return body(decode[readyBody](f, false))
-	case typeListening:
-		return body(decode[listeningBody](f, false))
-	case typeJoined:
-		return body(decode[joinedBody](f, false))
-	case typeFetch:
-		return body(decode[fetchBody](f, false))
-	case typeReleased:
-		return body(decode[releasedBody](f, false))
-	case typeProgress:
-		return body(decode[progressBody](f, false))
-	case typeWarning:
-		return body(decode[warningBody](f, false))
-	case typeSaved:
-		return body(decode[savedBody](f, false))
-	case typeUploaded:
-		return body(decode[uploadedBody](f, false))
-	case typePiece:
-		return body(decode[pieceBody](f, false))
-	case typeDescribe:
-		return body(decode[describeBody](f, true))
-	case typeDescribed:
-		return body(decode[describedBody](f, false))
-	case typeLoaded:
-		return body(decode[loadedBody](f, false))
-	case typeFailed:
-		return body(decode[failedBody](f, false))
-	case typeRefused:
-		return body(decode[refusedBody](f, false))
-	}
-	return nil, nil
+// bodies decodes the body of a message of each type as its receiver does.
+var bodies = map[string]func(f *frame) (any, error){
+	typeHello:     as[helloBody](false),
+	typeListen:    as[listenBody](true),
+	typeJoin:      as[joinBody](true),
+	typeSave:      as[saveBody](true),
+	typeStaged:    as[stagedBody](true),
+	typeAbandon:   as[abandonBody](true),
+	typeFetched:   as[fetchedBody](true),
+	typeDrop:      as[dropBody](true),
+	typeLoad:      as[loadBody](true),
+	typeCancel:    as[cancelBody](true),
+	typeReady:     as[readyBody](false),
+	typeListening: as[listeningBody](false),
+	typeJoined:    as[joinedBody](false),
+	typeFetch:     as[fetchBody](false),
+	typeReleased:  as[releasedBody](false),
+	typeProgress:  as[progressBody](false),
+	typeWarning:   as[warningBody](false),
+	typeSaved:     as[savedBody](false),
+	typeUploaded:  as[uploadedBody](false),
+	typePiece:     as[pieceBody](false),
+	typeDescribe:  as[describeBody](true),
+	typeDescribed: as[describedBody](false),
+	typeLoaded:    as[loadedBody](false),
+	typeFailed:    as[failedBody](false),
+	typeRefused:   as[refusedBody](false),
 }
 
-func body[T any](v *T, err error) (any, error) {
-	if err != nil {
-		return nil, err
+func as[T any](strict bool) func(f *frame) (any, error) {
+	return func(f *frame) (any, error) {
+		v, err := decode[T](f, strict)
+		if err != nil {
+			return nil, err
+		}
+		return *v, nil
 	}
-	return *v, nil
+}
+
+// decodeBody decodes the body of a message. It returns nil if no message has this type.
+func decodeBody(f *frame) (any, error) {
+	if decode := bodies[f.Type]; decode != nil {
+		return decode(f)
+	}
+	return nil, nil
 }
 
 // types are the types of all messages.
@@ -197,15 +183,10 @@ var types = []string{
 func golden(t *testing.T, file string, text []byte) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, text, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, text, 0o666))
 		return
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(file))(t)
 	if d := cmp.Diff(string(want), string(text)); d != "" {
 		t.Errorf("%s: -want +got (go test -update rewrites it)\n%s", file, d)
 	}
@@ -214,27 +195,15 @@ func golden(t *testing.T, file string, text []byte) {
 func TestMessagesAreGolden(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(messages)) {
 		t.Run(name, func(t *testing.T) {
-			b, err := appendFrame(nil, kind(name), messages[name])
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(appendFrame(nil, kind(name), messages[name]))(t)
 			if n := binary.LittleEndian.Uint32(b); int(n) != len(b)-4 {
 				t.Errorf("the frame says %d bytes, and has %d", n, len(b)-4)
 			}
 			golden(t, filepath.Join("testdata", "messages", name+".json"), pretty(t, b[4:]))
 
-			f, err := readFrame(bytes.NewReader(b))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := decodeBody(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			again, err := appendFrame(nil, f.Type, got)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(readFrame(bytes.NewReader(b)))(t)
+			got := must.Get(decodeBody(f))(t)
+			again := must.Get(appendFrame(nil, f.Type, got))(t)
 			if d := cmp.Diff(string(b), string(again)); d != "" {
 				t.Errorf("decoded and encoded again: -want +got\n%s", d)
 			}
@@ -248,19 +217,13 @@ func TestEveryMessageHasAGolden(t *testing.T) {
 			t.Errorf("no example of %q", typ)
 		}
 	}
-	files, err := filepath.Glob("testdata/messages/*.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("testdata/messages/*.json"))(t)
 	for _, file := range files {
 		if messages[strings.TrimSuffix(filepath.Base(file), ".json")] == nil {
 			t.Errorf("%s is not an example of a message any more", file)
 		}
 	}
-	code, err := os.ReadFile("message.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	code := must.Get(os.ReadFile("message.go"))(t)
 	if n := len(regexp.MustCompile(`(?m)^\ttype[A-Z]\w+ += "`).FindAll(code, -1)); n != len(types) {
 		t.Errorf("message.go has %d types of messages, this test knows %d", n, len(types))
 	}
@@ -269,10 +232,7 @@ func TestEveryMessageHasAGolden(t *testing.T) {
 // The page docs/saver.md quotes the golden files: every type is there.
 func TestSpecificationQuotesTheGoldens(t *testing.T) {
 	const page = "../../docs/saver.md"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(page))(t)
 	quoted := map[string]bool{}
 	example := regexp.MustCompile("(?s)<!-- from background/saver/testdata/messages/([\\w-]+)\\.json -->\n```json\n(.*?)```\n")
 	now := example.ReplaceAllStringFunc(string(text), func(m string) string {
@@ -291,9 +251,7 @@ func TestSpecificationQuotesTheGoldens(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(now), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(page, []byte(now), 0o666))
 		return
 	}
 	if d := cmp.Diff(string(text), now); d != "" {
@@ -305,9 +263,7 @@ func TestSpecificationQuotesTheGoldens(t *testing.T) {
 func pretty(t *testing.T, text []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := json.Indent(&b, text, "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Indent(&b, text, "", "  "))
 	innermost := regexp.MustCompile(`(?m)^( *)(\S.*)?([\[{])\n\s+([^\[\]{}]*?)\n\s*([\]}])`)
 	hidden := strings.NewReplacer("[", "\x01", "]", "\x02", "{", "\x03", "}", "\x04")
 	out := b.String()
@@ -328,10 +284,7 @@ func pretty(t *testing.T, text []byte) []byte {
 
 // Every error that the page names is known under that code.
 func TestSpecificationListsErrorCodes(t *testing.T) {
-	page, err := os.ReadFile("../../docs/saver.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/saver.md"))(t)
 	_, section, _ := strings.Cut(string(page), "\n## Errors\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	known := map[string]error{}
@@ -342,7 +295,7 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 		formats.ErrUnknown, plan.ErrState, plan.ErrMismatch, plan.ErrMissing, tensor.ErrCast, group.ErrGone, context.Canceled,
 		context.DeadlineExceeded, fs.ErrNotExist, fs.ErrPermission, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS,
 	} {
-		for _, code := range newErrorValue(err).Codes {
+		for _, code := range newErrorBody(err).Codes {
 			known[code] = err
 		}
 	}
@@ -359,16 +312,10 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 
 // Every option of every format has a row on the page, and survives a message.
 func TestFormatOptions(t *testing.T) {
-	page, err := os.ReadFile("../../docs/saver.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/saver.md"))(t)
 	_, section, _ := strings.Cut(string(page), "\n## Format options\n")
 	for _, name := range formats.Names() {
-		f, err := formats.ByName(name, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(name, nil))(t)
 		v := reflect.New(reflect.TypeOf(f)).Elem()
 		for field, x := range v.Fields() {
 			switch x := x.Addr().Interface().(type) {

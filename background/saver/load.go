@@ -78,7 +78,7 @@ func (s *server) begin(load uint64, used []claim, done string, run func(context.
 			err = s.out.send(done, body)
 		}
 		if err != nil {
-			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: newErrorValue(err)})
+			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: newErrorBody(err)})
 		}
 	})
 	return nil
@@ -105,7 +105,7 @@ func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 }
 
 // addItem adds a box of a tensor, or a value.
-func (p *loadPlanner) addItem(i int, m *WantItem, arena []byte) error {
+func (p *loadPlanner) addItem(i int, m *wantBody, arena []byte) error {
 	_, isValue := p.values[m.Name]
 	if isValue || m.DType == "" && p.tensors[m.Name] != nil {
 		return errors.New("it is wanted as a value and again")
@@ -125,7 +125,7 @@ func (p *loadPlanner) addItem(i int, m *WantItem, arena []byte) error {
 }
 
 // add adds a box of a tensor and returns the bytes of its memory.
-func (p *loadPlanner) add(i int, m *WantItem, arena []byte) (int64, error) {
+func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	d, err := tensor.ParseDType(m.DType)
 	if err != nil {
 		return 0, err
@@ -287,7 +287,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 	st := md.Storage
 	d := describedBody{
 		Load: load, Format: st.Version, SaveID: st.SaveID, Step: st.Step, Writer: st.Writer, WorldSize: st.WorldSize,
-		Tags: st.Tags, Notes: st.Notes, Entries: make([]Entry, len(md.Entries)),
+		Tags: st.Tags, Notes: st.Notes, Entries: make([]entryBody, len(md.Entries)),
 	}
 	if !st.Time.IsZero() {
 		d.Time = &st.Time
@@ -298,7 +298,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 	aliases := aliasesOf(md)
 	for i := range md.Entries {
 		e := &md.Entries[i]
-		out := Entry{Item: Item{Name: e.FQN, Alias: aliases[e.FQN]}}
+		out := entryBody{itemBody: itemBody{Name: e.FQN, Alias: aliases[e.FQN]}}
 		for _, at := range e.Path {
 			out.Path = append(out.Path, step(at))
 		}

@@ -17,18 +17,17 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Version is the version of the messages.
-const Version = 1
+// messageVersion is the version of the messages.
+const messageVersion = 1
 
 const (
-	// MaxFrame bounds the bytes of one message.
-	MaxFrame = 1 << 30
+	// maxFrame bounds the bytes of one message.
+	maxFrame = 1 << 30
 	// frameStep is how much of a message is allocated before more of it has arrived.
 	frameStep = 1 << 20
 )
@@ -41,7 +40,8 @@ var (
 	ErrSaver = errors.New("the saver process has ended")
 )
 
-// Codes of errors that tell a saver that has ended from a trainer that has.
+// Codes of errors: codeSaver means that a saver process has ended, codeTrainer that a
+// trainer has.
 const (
 	codeSaver   = "saver.ended"
 	codeTrainer = "saver.trainer" // among savers only; see saverError
@@ -139,35 +139,15 @@ type joinBody struct {
 // saveBody describes a state that is about to be staged.
 type saveBody struct {
 	Generation uint64 `json:"generation"`
-	Store      string `json:"store"`
-	// Remote is the address of the same checkpoint in another store, to which it is
-	// uploaded. LocalBytes bounds the checkpoints in the folders beside Store.
-	Remote          string            `json:"remote,omitempty"`
-	LocalBytes      int64             `json:"local_bytes,omitempty"`
-	Format          string            `json:"format"`
-	FormatOptions   json.RawMessage   `json:"format_options,omitempty"`
-	SaveID          string            `json:"save_id"`
-	Time            string            `json:"time"`
-	Writer          string            `json:"writer"`
-	Step            *int64            `json:"step,omitempty"`
-	Tags            map[string]string `json:"tags,omitempty"`
-	FilesPerRank    int               `json:"files_per_rank,omitempty"`
-	BufferBytes     int64             `json:"buffer_bytes,omitempty"`
-	FailIfExists    bool              `json:"fail_if_exists,omitempty"`
-	SweepAfterNS    int64             `json:"sweep_after_ns,omitempty"`
-	Owner           owner             `json:"owner,omitempty"`
-	ValuesMayDiffer bool              `json:"values_may_differ,omitempty"`
-	// TensorsMayDiffer is MayDiffer of all items.
-	TensorsMayDiffer bool `json:"tensors_may_differ,omitempty"`
-	Cache            bool `json:"cache,omitempty"`
-	// Fits says that everything will be staged without a fetch.
-	Fits   bool     `json:"fits,omitempty"`
-	Items  []Item   `json:"items"`
-	Absent []string `json:"absent,omitempty"`
+	Save
+	// Fits means that everything will be staged without a fetch.
+	Fits   bool       `json:"fits,omitempty"`
+	Items  []itemBody `json:"items"`
+	Absent []string   `json:"absent,omitempty"`
 }
 
-// Item is one tensor, one box of a tensor, or one value.
-type Item struct {
+// itemBody is one tensor, one box of a tensor, or one value.
+type itemBody struct {
 	Name string `json:"name"`
 	Path []step `json:"path,omitempty"`
 
@@ -190,21 +170,6 @@ type Item struct {
 	// Codec and Data are a value.
 	Codec string `json:"codec,omitempty"`
 	Data  []byte `json:"data,omitempty"`
-}
-
-// owner is an owner rule in JSON: its name. Empty: the default.
-type owner plan.OwnerRule
-
-func (o owner) MarshalText() ([]byte, error) { return []byte(plan.OwnerRule(o).String()), nil }
-
-func (o *owner) UnmarshalText(b []byte) error {
-	for _, r := range []plan.OwnerRule{plan.LeastLoaded, plan.LowestRank, plan.EveryHolder} {
-		if string(b) == r.String() || len(b) == 0 && r == plan.LeastLoaded {
-			*o = owner(r)
-			return nil
-		}
-	}
-	return fmt.Errorf("%w: the owner rule %q", ErrMessage, b)
 }
 
 // step is one step of a path in JSON: a string is a key, {"pos": 3} a position in a
@@ -248,8 +213,8 @@ func (s *step) UnmarshalJSON(b []byte) error {
 
 // stagedBody says where items were staged.
 type stagedBody struct {
-	Generation uint64 `json:"generation"`
-	Units      []Unit `json:"units,omitempty"`
+	Generation uint64     `json:"generation"`
+	Units      []unitBody `json:"units,omitempty"`
 	// All says that nothing is left to be staged. A save without it is never
 	// published if the trainer ends.
 	All bool `json:"all"`
@@ -267,9 +232,9 @@ func (b *stagedBody) phase(end time.Duration) (meta.Phase, error) {
 	return meta.Phase{Name: meta.PhaseStage, Start: end - time.Duration(b.StageNS), End: end, Bytes: b.StageBytes}, nil
 }
 
-// Unit is a set of items that were staged together. The eight bytes at Stamp hold the
+// unitBody is a set of items that were staged together. The eight bytes at Stamp hold the
 // generation.
-type Unit struct {
+type unitBody struct {
 	Stamp int64   `json:"stamp"`
 	Items []int   `json:"items"`
 	At    []int64 `json:"at"`
@@ -277,8 +242,8 @@ type Unit struct {
 
 // abandonBody says that the trainer cannot stage the rest of a state. The save fails.
 type abandonBody struct {
-	Generation uint64     `json:"generation"`
-	Error      ErrorValue `json:"error"`
+	Generation uint64    `json:"generation"`
+	Error      errorBody `json:"error"`
 }
 
 // fetchBody asks for a part of an item that is not staged, to be copied to At.
@@ -292,8 +257,8 @@ type fetchBody struct {
 }
 
 type fetchedBody struct {
-	Fetch uint64      `json:"fetch"`
-	Error *ErrorValue `json:"error,omitempty"`
+	Fetch uint64     `json:"fetch"`
+	Error *errorBody `json:"error,omitempty"`
 }
 
 // releasedBody says that the saver does not need items any more.
@@ -337,7 +302,7 @@ type savedBody struct {
 type uploadedBody struct {
 	Generation uint64         `json:"generation"`
 	Report     *upload.Report `json:"report,omitempty"`
-	Error      *ErrorValue    `json:"error,omitempty"`
+	Error      *errorBody     `json:"error,omitempty"`
 }
 
 // source is a checkpoint to read.
@@ -353,11 +318,11 @@ type loadBody struct {
 	source
 	AllowMissing bool              `json:"allow_missing,omitempty"`
 	Cast         tensor.CastPolicy `json:"cast,omitempty"`
-	Items        []WantItem        `json:"items"`
+	Items        []wantBody        `json:"items"`
 }
 
-// WantItem is a box of a tensor and the place in the arena for it, or a value.
-type WantItem struct {
+// wantBody is a box of a tensor and the place in the arena for it, or a value.
+type wantBody struct {
 	Name    string  `json:"name"`
 	DType   string  `json:"dtype,omitempty"` // empty: a value
 	Shape   []int64 `json:"shape,omitempty"`
@@ -398,13 +363,13 @@ type describedBody struct {
 	Tags      map[string]string `json:"tags,omitempty"`
 	Notes     []string          `json:"notes,omitempty"`
 	Missing   []string          `json:"missing,omitempty"`
-	Entries   []Entry           `json:"entries"`
+	Entries   []entryBody       `json:"entries"`
 }
 
-// Entry is a tensor or a value of a checkpoint. A tensor is whole. A value has its data if
+// entryBody is a tensor or a value of a checkpoint. A tensor is whole. A value has its data if
 // it is small.
-type Entry struct {
-	Item
+type entryBody struct {
+	itemBody
 	// Bytes is the size of a value.
 	Bytes int64 `json:"bytes,omitempty"`
 }
@@ -417,33 +382,33 @@ type cancelBody struct {
 // neither.
 type failedBody struct {
 	subject
-	Error ErrorValue `json:"error"`
-	Phase string     `json:"phase,omitempty"` // of a save: the one that failed on this rank
+	Error errorBody `json:"error"`
+	Phase string    `json:"phase,omitempty"` // of a save: the one that failed on this rank
 }
 
 // refusedBody is why the saver ends the conversation.
 type refusedBody struct {
-	Error ErrorValue `json:"error"`
+	Error errorBody `json:"error"`
 }
 
-// ErrorValue is an error in a message: its text, and the names of the errors that it
+// errorBody is an error in a message: its text, and the names of the errors that it
 // wraps, such as "storage.exists".
-type ErrorValue struct {
+type errorBody struct {
 	Text  string   `json:"text"`
 	Codes []string `json:"codes,omitempty"`
 }
 
-func newErrorValue(err error) ErrorValue {
+func newErrorBody(err error) errorBody {
 	e := group.NewRemoteError(err)
-	return ErrorValue{e.Text, e.Codes}
+	return errorBody{e.Text, e.Codes}
 }
 
 // saverError returns an error of the group of savers as the trainer receives it. A rank
 // that this group has lost is a saver, and the error wraps ErrSaver. If the trainer of a
 // rank has ended before its state was staged, the error wraps group.ErrGone, as the errors
 // of the trainers' own group do.
-func saverError(err error) ErrorValue {
-	v := newErrorValue(err)
+func saverError(err error) errorBody {
+	v := newErrorBody(err)
 	codes := v.Codes
 	v.Codes = nil
 	for _, c := range codes {
@@ -463,7 +428,7 @@ func saverError(err error) ErrorValue {
 	return v
 }
 
-func (e *ErrorValue) err() error { return &group.RemoteError{Text: e.Text, Codes: e.Codes} }
+func (e *errorBody) err() error { return &group.RemoteError{Text: e.Text, Codes: e.Codes} }
 
 // appendFrame appends a message to b: the number of its bytes and its JSON text.
 func appendFrame(b []byte, kind string, body any) ([]byte, error) {
@@ -474,8 +439,8 @@ func appendFrame(b []byte, kind string, body any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > MaxFrame {
-		return nil, fmt.Errorf("%w: %s of %d bytes; at most %d are possible", ErrMessage, kind, len(text), MaxFrame)
+	if len(text) > maxFrame {
+		return nil, fmt.Errorf("%w: %s of %d bytes; at most %d are possible", ErrMessage, kind, len(text), maxFrame)
 	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(text)))
 	return append(b, text...), nil
@@ -488,7 +453,7 @@ func readFrame(r io.Reader) (*frame, error) {
 		return nil, err
 	}
 	n := int64(binary.LittleEndian.Uint32(head[:]))
-	if n > MaxFrame {
+	if n > maxFrame {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMessage, n)
 	}
 	// What is not a message at all shows early, however long it claims to be.
@@ -539,9 +504,9 @@ func decode[T any](f *frame, strict bool) (*T, error) {
 }
 
 // describe returns the message of an item of a plan.
-func describe(it *plan.WriteItem) Item {
+func describe(it *plan.WriteItem) itemBody {
 	in := it.Info
-	out := Item{Name: in.FQN}
+	out := itemBody{Name: in.FQN}
 	for _, s := range in.Path {
 		out.Path = append(out.Path, step(s))
 	}
@@ -560,7 +525,7 @@ func describe(it *plan.WriteItem) Item {
 
 // writeItem returns the item of a plan that a message describes. known are the
 // descriptions of the items before it, by name.
-func (m *Item) writeItem(known map[string]*plan.Info, compare bool) (plan.WriteItem, error) {
+func (m *itemBody) writeItem(known map[string]*plan.Info, compare bool) (plan.WriteItem, error) {
 	it := plan.WriteItem{Kind: plan.KindBytes, Size: int64(len(m.Data))}
 	info := &plan.Info{FQN: m.Name, Codec: m.Codec}
 	err := meta.CheckFQN(m.Name)
@@ -589,7 +554,7 @@ func (m *Item) writeItem(known map[string]*plan.Info, compare bool) (plan.WriteI
 }
 
 // tensor adds what the message of a tensor says.
-func (m *Item) tensor(it *plan.WriteItem, info *plan.Info) error {
+func (m *itemBody) tensor(it *plan.WriteItem, info *plan.Info) error {
 	d, err := tensor.ParseDType(m.DType)
 	if err != nil {
 		return err
@@ -611,7 +576,7 @@ func (m *Item) tensor(it *plan.WriteItem, info *plan.Info) error {
 }
 
 // value checks the message of a value.
-func (m *Item) value() error {
+func (m *itemBody) value() error {
 	if m.DType != "" || m.Shape != nil || m.Strides != nil || m.Sharded || m.Alias != 0 || m.MayDiffer {
 		return errors.New("a value has no fields of a tensor")
 	}
@@ -626,7 +591,7 @@ func (m *Item) value() error {
 }
 
 // span returns how many bytes of the arena an item takes from its first element on.
-func (m *Item) span(it *plan.WriteItem) (int64, error) {
+func (m *itemBody) span(it *plan.WriteItem) (int64, error) {
 	size := int64(it.Info.DType.Size())
 	if m.Strides == nil {
 		return it.NumBytes(), nil
@@ -646,12 +611,4 @@ func (m *Item) span(it *plan.WriteItem) (int64, error) {
 		last += (n - 1) * s
 	}
 	return (last + 1) * size, nil
-}
-
-// options returns the options of the writer.
-func (b *saveBody) options() storage.WriteOptions {
-	return storage.WriteOptions{
-		FilesPerRank: b.FilesPerRank, BufferBytes: b.BufferBytes, FailIfExists: b.FailIfExists, SweepAfter: time.Duration(b.SweepAfterNS),
-		Others: formats.CheckOthers,
-	}
 }

@@ -8,29 +8,27 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
 // orphan returns a state of generation 7 with one item, whose trainer has ended, and the
 // item as the save resolved it before it was staged. staged is the message that says where
-// the item lies; content is what lies there.
-func orphan(t *testing.T) (s *state, r plan.Stream, staged *stagedBody, content []byte) {
+// the item lies; content is the item's bytes.
+func orphan(t *testing.T) (s *savePlanner, r plan.Stream, staged *stagedBody, content []byte) {
 	t.Helper()
 	arena := make([]byte, 256)
 	binary.LittleEndian.PutUint64(arena[64:], 7)
 	content = arena[128:138]
 	copy(content, "0123456789")
-	s, err := newState(&saveBody{Generation: 7, Items: []Item{{Name: "x", DType: "uint8", Shape: []int64{10}}}}, arena, new(claims))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = must.Get(newSavePlanner(&saveBody{Generation: 7, Items: []itemBody{{Name: "x", DType: "uint8", Shape: []int64{10}}}}, arena, new(claims)))(t)
 	s.block, s.released = 4, func(int) {}
 	s.fetch = func(context.Context, fetchBody, []byte) error { return errTrainerGone }
 	d, err := s.Resolve(&s.local.Items[0])
 	if err != nil || d.Stream == nil {
 		t.Fatalf("Resolve = %+v, %v; want a stream", d, err)
 	}
-	return s, d.Stream, &stagedBody{Generation: 7, Units: []Unit{{Stamp: 64, Items: []int{0}, At: []int64{128}}}, All: true}, content
+	return s, d.Stream, &stagedBody{Generation: 7, Units: []unitBody{{Stamp: 64, Items: []int{0}, At: []int64{128}}}, All: true}, content
 }
 
 // TestFetchOfStagedItemAfterTrainer reads an item that was staged after the save had asked
@@ -56,22 +54,20 @@ func TestFetchOfStagedItemAfterTrainer(t *testing.T) {
 // another save.
 func TestFetchAfterTrainerFails(t *testing.T) {
 	for claim, c := range map[string]struct {
-		prepare func(s *state, staged *stagedBody) error
+		prepare func(s *savePlanner, staged *stagedBody) error
 		want    error
 	}{
-		"it was not staged": {func(s *state, _ *stagedBody) error {
+		"it was not staged": {func(s *savePlanner, _ *stagedBody) error {
 			s.abandon(errTrainerGone)
 			return nil
 		}, errTrainerGone},
-		"its memory holds another generation": {func(s *state, staged *stagedBody) error {
+		"its memory holds another generation": {func(s *savePlanner, staged *stagedBody) error {
 			binary.LittleEndian.PutUint64(s.arena[64:], 8)
 			return s.stage(staged)
 		}, stage.ErrGeneration},
 	} {
 		s, r, staged, _ := orphan(t)
-		if err := c.prepare(s, staged); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.prepare(s, staged))
 		if err := r.ReadAt(t.Context(), make([]byte, 10), 0); !errors.Is(err, c.want) {
 			t.Errorf("%s: ReadAt = %v; want %v", claim, err, c.want)
 		}

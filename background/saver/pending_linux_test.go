@@ -29,7 +29,7 @@ func underWay(t *testing.T, folder string) bool {
 // folder without a checkpoint.
 func (c *trainer) settled() {
 	c.Helper()
-	c.send(typeLoad, loadBody{Load: 99, source: source{Store: c.TempDir()}, Items: []WantItem{{Name: "w"}}})
+	c.send(typeLoad, loadBody{Load: 99, source: source{Store: c.TempDir()}, Items: []wantBody{{Name: "w"}}})
 	if b := received[failedBody](c, typeFailed); b.Load != 99 {
 		c.Fatalf("failed: %+v", b)
 	}
@@ -43,12 +43,12 @@ func TestServeLocksPendingSaves(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "step-1"), filepath.Join(t.TempDir(), "step-2")
 	fetch := c.hold(1, first)
 	c.send(typeSave, newSave(2, second))
-	c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{c.stage(2, 8192)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, 8192)}, All: true})
 	c.settled()
 	if !underWay(t, first) || !underWay(t, second) {
 		t.Errorf("under way: %v, %v; want both", underWay(t, first), underWay(t, second))
 	}
-	c.send(typeFetched, fetchedBody{Fetch: fetch.Fetch, Error: new(newErrorValue(errors.New("it is lost")))})
+	c.send(typeFetched, fetchedBody{Fetch: fetch.Fetch, Error: new(newErrorBody(errors.New("it is lost")))})
 	if b := received[failedBody](c, typeFailed); b.Generation != 1 {
 		t.Fatalf("failed: %+v", b)
 	}

@@ -14,7 +14,7 @@ const niceness = 5
 // own. If the system refuses, saves are only less polite.
 func yieldToTrainer() {
 	if unix.Getpgrp() != os.Getpid() {
-		return // the group may be that of the trainer
+		return // the trainer may be in this group
 	}
 	_ = unix.Setpriority(unix.PRIO_PGRP, 0, niceness)
 	_ = os.WriteFile("/proc/self/autogroup", []byte("5"), 0)

@@ -3,7 +3,6 @@ package saver
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/background/upload"
-	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 )
@@ -34,7 +32,7 @@ type Options struct {
 	// Title is an argument that this program gets as a saver, so that ps shows what it saves.
 	// It is not used with a Command. Empty: the rank and the folder of the run.
 	Title string
-	// Listen is the address at which the saver of rank 0 listens for those of the other
+	// Listen is the address at which the saver of rank 0 listens for the savers of the other
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
 	Listen string
@@ -123,8 +121,7 @@ func Run(opts *ServeOptions) error {
 type Process struct {
 	conn   net.Conn
 	out    *outbox
-	kill   func() // ends the process
-	arena  *stage.Arena
+	kill   func()        // ends the process
 	ended  chan struct{} // closed once the conversation is over
 	err    error         // why; before ended is closed
 	exited chan struct{} // closed once the process has gone
@@ -133,16 +130,14 @@ type Process struct {
 	refused error
 
 	mu      sync.Mutex
-	saves   map[uint64]*remoteSave
-	uploads map[uint64]*remoteSave // of saves that are over
-	loads   map[uint64]*remoteLoad
+	saves   map[uint64]*sentSave
+	uploads map[uint64]*sentSave // of saves that are over
 	answers chan *frame
 	closed  bool
-	number  uint64 // of the last load
 }
 
-// remoteSave is a save that a saver process carries out.
-type remoteSave struct {
+// sentSave is a save that a saver process carries out.
+type sentSave struct {
 	snapshot *stage.Snapshot
 	recorder *protocol.Recorder
 	observer *protocol.Observer
@@ -151,7 +146,7 @@ type remoteSave struct {
 }
 
 // fail ends a save and its upload.
-func (s *remoteSave) fail(err error) {
+func (s *sentSave) fail(err error) {
 	s.over(nil, err)
 	if s.uploaded != nil {
 		s.uploaded(nil, err)
@@ -195,12 +190,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		conn.Close()
 		return nil, fmt.Errorf("start the saver process: %w", err)
 	}
-	p := newProcess(conn, arena, cmd.Wait)
+	p := newProcess(conn, cmd.Wait)
 	p.kill = func() { _ = cmd.Process.Kill() } // it may have gone
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	if err := p.greet(ctx); err != nil {
-		p.Kill()
+		p.Disconnect()
 		p.kill()
 		return nil, fmt.Errorf("start the saver process %q: %w; a program that is its own saver calls saver.Main before anything else", command, err)
 	}
@@ -223,10 +218,10 @@ func startLogged(cmd *exec.Cmd, name string) error {
 }
 
 // newProcess returns the process at the other end of conn. wait waits until it has ended.
-func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
+func newProcess(conn net.Conn, wait func() error) *Process {
 	p := &Process{
-		conn: conn, out: newOutbox(conn, ErrSaver), arena: arena, kill: func() {}, ended: make(chan struct{}), exited: make(chan struct{}),
-		saves: map[uint64]*remoteSave{}, uploads: map[uint64]*remoteSave{}, loads: map[uint64]*remoteLoad{}, answers: make(chan *frame, 1),
+		conn: conn, out: newOutbox(conn, ErrSaver), kill: func() {}, ended: make(chan struct{}), exited: make(chan struct{}),
+		saves: map[uint64]*sentSave{}, uploads: map[uint64]*sentSave{}, answers: make(chan *frame, 1),
 	}
 	go p.receive(wait)
 	return p
@@ -234,7 +229,7 @@ func newProcess(conn net.Conn, arena *stage.Arena, wait func() error) *Process {
 
 // greet begins the conversation.
 func (p *Process) greet(ctx context.Context) error {
-	p.post(typeHello, helloBody{Version: Version})
+	p.post(typeHello, helloBody{Version: messageVersion})
 	_, err := answer[readyBody](ctx, p, typeReady)
 	return err
 }
@@ -258,15 +253,15 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Kill ends the conversation. The process completes what is staged and ends.
-func (p *Process) Kill() { p.conn.Close() }
+// Disconnect ends the conversation. The process completes what is staged and ends.
+func (p *Process) Disconnect() { p.conn.Close() }
 
 // Ended is closed once the conversation is over.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Stop ends the conversation and waits until the process has gone. The process has a few
 // seconds to complete what is staged. Then it is killed, so it cannot publish anything
-// after Stop has returned nil. The error is that of ctx.
+// after Stop has returned nil. If ctx ends first, Stop returns its cause.
 func (p *Process) Stop(ctx context.Context) error {
 	p.conn.Close()
 	for _, gone := range []<-chan struct{}{p.ended, p.exited} {
@@ -325,8 +320,8 @@ func (p *Process) receive(wait func() error) {
 	p.mu.Lock()
 	p.err = cause
 	p.closed = true
-	saves, uploads, loads := p.saves, p.uploads, p.loads
-	p.saves, p.uploads, p.loads = nil, nil, nil
+	saves, uploads := p.saves, p.uploads
+	p.saves, p.uploads = nil, nil
 	p.mu.Unlock()
 	close(p.ended)
 	for _, generation := range slices.Sorted(maps.Keys(uploads)) {
@@ -334,12 +329,6 @@ func (p *Process) receive(wait func() error) {
 	}
 	for _, generation := range slices.Sorted(maps.Keys(saves)) {
 		saves[generation].fail(cause)
-	}
-	if len(loads) > 0 {
-		<-p.exited // until then it may write to the memory of the loads
-	}
-	for _, l := range loads {
-		l.over(nil, cause)
 	}
 }
 
@@ -349,9 +338,9 @@ func (p *Process) handle(f *frame) error {
 	case typeReady, typeListening, typeJoined:
 		return p.answered(f)
 	case typeFetch:
-		return onLenient(f, p.fetch)
+		return on(f, false, p.fetch)
 	case typeReleased:
-		return onLenient(f, func(b *releasedBody) error {
+		return on(f, false, func(b *releasedBody) error {
 			if s := p.save(b.Generation); s != nil {
 				for _, i := range b.Items {
 					s.snapshot.Release(i)
@@ -360,44 +349,27 @@ func (p *Process) handle(f *frame) error {
 			return nil
 		})
 	case typeProgress:
-		return onLenient(f, p.progress)
+		return on(f, false, p.progress)
 	case typeWarning:
-		return onLenient(f, func(b *warningBody) error {
+		return on(f, false, func(b *warningBody) error {
 			if o := p.observer(b.subject); o != nil && o.Warned != nil {
 				o.Warned(errors.New(b.Text))
 			}
 			return nil
 		})
 	case typeSaved:
-		return onLenient(f, func(b *savedBody) error {
+		return on(f, false, func(b *savedBody) error {
 			if s := p.take(b.Generation, b.Report != nil); s != nil && b.Report != nil {
 				s.over(b.Report, nil)
 			}
 			return nil
 		})
 	case typeUploaded:
-		return onLenient(f, p.handleUploaded)
-	case typePiece:
-		return onLenient(f, func(b *pieceBody) error {
-			p.mu.Lock()
-			l := p.loads[b.Load]
-			p.mu.Unlock()
-			if l != nil {
-				l.piece(b)
-			}
-			return nil
-		})
-	case typeLoaded:
-		return onLenient(f, func(b *loadedBody) error {
-			if l := p.takeLoad(b.Load); l != nil && b.Report != nil {
-				l.over(b.Report, nil)
-			}
-			return nil
-		})
+		return on(f, false, p.handleUploaded)
 	case typeFailed:
 		return p.failed(f)
 	case typeRefused:
-		return onLenient(f, func(b *refusedBody) error {
+		return on(f, false, func(b *refusedBody) error {
 			p.refused = b.Error.err()
 			return nil
 		})
@@ -415,7 +387,7 @@ func (p *Process) answered(f *frame) error {
 	}
 }
 
-// failed ends a save or a load, or a request.
+// failed ends a save or a request.
 func (p *Process) failed(f *frame) error {
 	b, err := decode[failedBody](f, false)
 	if err != nil {
@@ -427,20 +399,18 @@ func (p *Process) failed(f *frame) error {
 	if s := p.take(b.Generation, false); s != nil {
 		s.recorder.ImportFailure(b.Phase)
 		s.fail(b.Error.err())
-	} else if l := p.takeLoad(b.Load); l != nil {
-		l.over(nil, b.Error.err())
 	}
 	return nil
 }
 
-func (p *Process) save(generation uint64) *remoteSave {
+func (p *Process) save(generation uint64) *sentSave {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.saves[generation]
 }
 
 // take returns a save that is over. If it has succeeded, its upload may follow.
-func (p *Process) take(generation uint64, succeeded bool) *remoteSave {
+func (p *Process) take(generation uint64, succeeded bool) *sentSave {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.saves[generation]
@@ -470,23 +440,12 @@ func (p *Process) handleUploaded(b *uploadedBody) error {
 	return nil
 }
 
-func (p *Process) takeLoad(number uint64) *remoteLoad {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.loads[number]
-	delete(p.loads, number)
-	return l
-}
-
-// observer returns what observes a save or a load.
+// observer returns what observes a save.
 func (p *Process) observer(of subject) *protocol.Observer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s := p.saves[of.Generation]; s != nil {
 		return s.observer
-	}
-	if l := p.loads[of.Load]; l != nil {
-		return l.observer
 	}
 	return nil
 }
@@ -518,7 +477,7 @@ func (p *Process) fetch(b *fetchBody) error {
 	}
 	out := fetchedBody{Fetch: b.Fetch}
 	if err != nil {
-		v := newErrorValue(err)
+		v := newErrorBody(err)
 		out.Error = &v
 	}
 	p.post(typeFetched, out)
@@ -554,7 +513,7 @@ type Meeting struct {
 	Job     string `json:"job"`
 }
 
-// Listen lets the saver of rank 0 wait for those of the other ranks. It returns the
+// Listen lets the saver of rank 0 wait for the savers of the other ranks. It returns the
 // address for them.
 func (p *Process) Listen(ctx context.Context, m Meeting, size int) (string, error) {
 	p.post(typeListen, listenBody{Address: m.Address, Size: size, Secret: m.Secret, Job: m.Job})
@@ -565,7 +524,7 @@ func (p *Process) Listen(ctx context.Context, m Meeting, size int) (string, erro
 	return b.Address, nil
 }
 
-// Join lets the saver join those of the other ranks, and returns when all have met. On
+// Join lets the saver join the savers of the other ranks, and returns when all have met. On
 // rank 0 of several it comes after Listen.
 func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 	if rank > 0 || size == 1 {
@@ -576,7 +535,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 }
 
 // Save begins a save of a snapshot, whose units are sent as they are staged. over is
-// called once with the outcome, and after that uploaded with that of the upload, if the
+// called once with the outcome. After that, uploaded receives the outcome of the upload, if the
 // request has one. recorder receives the phases and warnings, and its Observer the
 // progress. Save itself fails only if the process has ended, or if the description of the
 // state is too large for a message.
@@ -589,7 +548,7 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorde
 	if r.body.Remote == "" {
 		uploaded = nil
 	}
-	save := &remoteSave{s, recorder, recorder.Remote(), over, uploaded}
+	save := &sentSave{s, recorder, recorder.ForProcess(), over, uploaded}
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
@@ -597,40 +556,21 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorde
 	}
 	p.saves[s.Generation()] = save
 	p.mu.Unlock()
-	s.Staged = func(u stage.Unit) { p.post(typeStaged, stagedBody{Generation: s.Generation(), Units: []Unit{Unit(u)}}) }
+	s.Staged = func(u stage.Unit) {
+		p.post(typeStaged, stagedBody{Generation: s.Generation(), Units: []unitBody{unitBody(u)}})
+	}
 	s.Complete = func() {
 		p.post(typeStaged, stagedBody{
 			Generation: s.Generation(), All: true, StageNS: int64(time.Since(r.Began)), StageBytes: s.Bytes(),
 		})
 	}
-	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorValue(err)}) }
+	s.Failed = func(err error) { p.post(typeAbandon, abandonBody{s.Generation(), newErrorBody(err)}) }
 	p.out.sendFrame(message)
 	return nil
 }
 
 // Drop withdraws a save, unless it has begun.
 func (p *Process) Drop(generation uint64) { p.post(typeDrop, dropBody{generation}) }
-
-// Save says where and how to save.
-type Save struct {
-	Store string // address of a folder: a path or a URL
-	// Remote is that of the same checkpoint in another store, to which it is uploaded, and
-	// LocalBytes bounds the checkpoints in the folders beside Store.
-	Remote     string
-	LocalBytes int64
-	Storage    meta.Storage
-	// Format is the name of the format, and FormatOptions what the function of that name
-	// returns.
-	Format          string
-	FormatOptions   json.RawMessage
-	FilesPerRank    int
-	BufferBytes     int64
-	FailIfExists    bool
-	SweepAfter      time.Duration
-	Owner           plan.OwnerRule
-	ValuesMayDiffer bool
-	Cache           bool
-}
 
 // Request is the message that describes a save.
 type Request struct {
@@ -641,15 +581,8 @@ type Request struct {
 
 // NewRequest describes a save of a snapshot.
 func NewRequest(v Save, s *stage.Snapshot) *Request {
-	st := &v.Storage
 	local, _ := s.LocalPlan()
-	b := saveBody{
-		Generation: s.Generation(), Store: v.Store, Remote: v.Remote, LocalBytes: v.LocalBytes, Format: v.Format, FormatOptions: v.FormatOptions,
-		SaveID: st.SaveID, Time: st.Time.Format(time.RFC3339Nano), Writer: st.Writer, Step: st.Step, Tags: st.Tags,
-		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfterNS: int64(v.SweepAfter),
-		Owner: owner(v.Owner), ValuesMayDiffer: v.ValuesMayDiffer, Cache: v.Cache,
-		Absent: local.Absent, Items: make([]Item, len(local.Items)),
-	}
+	b := saveBody{Generation: s.Generation(), Save: v, Absent: local.Absent, Items: make([]itemBody, len(local.Items))}
 	for i := range local.Items {
 		it := &local.Items[i]
 		b.Items[i] = describe(it)

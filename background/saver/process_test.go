@@ -2,6 +2,7 @@ package saver
 
 import (
 	"errors"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"os/exec"
 	"strings"
@@ -24,14 +25,8 @@ func TestDescriptors(t *testing.T) {
 
 // A program that is started as a saver without a trainer ends with an error.
 func TestMainWithoutATrainer(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
+	null := must.Get(os.Open(os.DevNull))(t)
 	defer null.Close()
 	for claim, start := range map[string]func(c *exec.Cmd){
 		"no descriptors":         func(c *exec.Cmd) { c.Env = append(os.Environ(), variable+"=1000,1001") },

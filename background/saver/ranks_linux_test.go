@@ -12,10 +12,10 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // newTrainers starts the savers of a job and lets them meet.
@@ -24,7 +24,7 @@ func newTrainers(t *testing.T, ranks int) []*trainer {
 	out := make([]*trainer, ranks)
 	for r := range out {
 		out[r] = newTrainer(t)
-		out[r].send(typeHello, helloBody{Version})
+		out[r].send(typeHello, helloBody{messageVersion})
 		out[r].expect(typeReady)
 	}
 	secret := []byte("only these savers know it")
@@ -44,8 +44,8 @@ func newTrainers(t *testing.T, ranks int) []*trainer {
 func shardOf(generation uint64, folder string, rank, ranks int) *saveBody {
 	n := int64(len(content))
 	b := newSave(generation, folder)
-	b.Items[0] = Item{Name: "w", DType: "uint8", Shape: []int64{int64(ranks), n}, Sharded: true, Offsets: []int64{int64(rank), 0}, Sizes: []int64{1, n}}
-	b.Items = append(b.Items, Item{Name: "replicated", DType: "uint8", Shape: []int64{n}})
+	b.Items[0] = itemBody{Name: "w", DType: "uint8", Shape: []int64{int64(ranks), n}, Sharded: true, Offsets: []int64{int64(rank), 0}, Sizes: []int64{1, n}}
+	b.Items = append(b.Items, itemBody{Name: "replicated", DType: "uint8", Shape: []int64{n}})
 	return b
 }
 
@@ -55,7 +55,7 @@ func (c *trainer) save(b *saveBody, all bool) {
 	c.send(typeSave, b)
 	u := c.stage(b.Generation, 4096)
 	u.Items, u.At = []int{0, 2}, []int64{u.At[0], u.At[0]} // they share memory
-	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []Unit{u}, All: all})
+	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []unitBody{u}, All: all})
 }
 
 // outcome returns the outcome of a save, or nil if the conversation ends before. Fetches
@@ -155,11 +155,11 @@ func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 		"the end in a message":    func(c *trainer, b *saveBody) { c.save(b, false); c.write([]byte{9, 0, 0, 0, '{'}); c.conn.Close() },
 		"abandon": func(c *trainer, b *saveBody) {
 			c.save(b, false)
-			c.send(typeAbandon, abandonBody{Generation: 1, Error: ErrorValue{Text: "no"}})
+			c.send(typeAbandon, abandonBody{Generation: 1, Error: errorBody{Text: "no"}})
 		},
 		"a lie about offsets": func(c *trainer, b *saveBody) {
 			c.send(typeSave, b)
-			c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{{Stamp: arenaSize}}})
+			c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{{Stamp: arenaSize}}})
 		},
 		"a store that cannot be":    func(c *trainer, b *saveBody) { b.Store = os.DevNull + "/x"; c.save(b, true) },
 		"a format that is not":      func(c *trainer, b *saveBody) { b.Format = "tar"; c.save(b, true) },
@@ -210,7 +210,7 @@ func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 func TestServeSaversThatDoNotMeet(t *testing.T) {
 	listener, other := newTrainer(t), newTrainer(t)
 	for _, c := range []*trainer{listener, other} {
-		c.send(typeHello, helloBody{Version})
+		c.send(typeHello, helloBody{messageVersion})
 		c.expect(typeReady)
 	}
 	listener.send(typeListen, listenBody{Size: 2, Secret: []byte("right"), Job: "a"})
@@ -265,7 +265,7 @@ func (c *trainer) saveUnequal(b *saveBody, replicated string) {
 	u := c.stage(b.Generation, 4096)
 	copy(c.mem[u.At[0]+256:], replicated)
 	u.Items, u.At = []int{0, 2}, []int64{u.At[0], u.At[0] + 256}
-	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []Unit{u}, All: true})
+	c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []unitBody{u}, All: true})
 }
 
 // Ranks hold different contents of one tensor: the save fails on all of them, unless the
@@ -282,7 +282,7 @@ func TestServeTensorsThatDiffer(t *testing.T) {
 		"the item may":       {func(b *saveBody) { b.Items[2].MayDiffer = true }, true},
 		"all tensors may":    {func(b *saveBody) { b.TensorsMayDiffer = true }, true},
 		"another item may":   {func(b *saveBody) { b.Items[0].MayDiffer = true }, false},
-		"on the lowest rank": {func(b *saveBody) { b.Owner, b.Items[2].MayDiffer = owner(plan.LowestRank), true }, true},
+		"on the lowest rank": {func(b *saveBody) { b.Owner, b.Items[2].MayDiffer = plan.LowestRank, true }, true},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			job := newTrainers(t, ranks)
@@ -301,10 +301,7 @@ func TestServeTensorsThatDiffer(t *testing.T) {
 				case f == nil || c.saved != (f.Type == typeSaved):
 					t.Errorf("rank %d: %+v; want a checkpoint: %v", r, f, c.saved)
 				case !c.saved:
-					b, err := decode[failedBody](f, true)
-					if err != nil {
-						t.Fatal(err)
-					}
+					b := must.Get(decode[failedBody](f, true))(t)
 					if text := b.Error.Text; !slices.Contains(b.Error.Codes, "plan.state") || !strings.Contains(text, `"replicated"`) ||
 						!strings.Contains(text, "rank 0 and rank 2 hold different contents") {
 						t.Errorf("rank %d: %+v; want the tensor and the ranks", r, b.Error)
@@ -316,7 +313,7 @@ func TestServeTensorsThatDiffer(t *testing.T) {
 			}
 			if c.saved {
 				if got, _ := tensorIn(t, folder, "replicated"); got != content {
-					t.Errorf("replicated = %q; want that of rank 0, %q", got, content)
+					t.Errorf("replicated = %q; want the tensor of rank 0, %q", got, content)
 				}
 			}
 		})
@@ -352,16 +349,10 @@ func TestServeTiedShards(t *testing.T) {
 // tensorIn returns the chunks of a tensor, and the ties of the checkpoint.
 func tensorIn(t *testing.T, folder, name string) (out string, ties map[string]string) {
 	t.Helper()
-	store, err := file.Open(folder, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := formats.Open(t.Context(), store, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(file.Open(folder, nil))(t)
+	c := must.Get(formats.Open(t.Context(), store, nil))(t)
 	defer c.Close()
-	md := storagetest.Metadata(t, c)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	e, ok := md.Find(name)
 	if !ok {
 		t.Fatalf("the checkpoint has no tensor %s", name)

@@ -38,7 +38,7 @@ type Task struct {
 type Runner struct {
 	mu      sync.Mutex
 	saves   []*running // that are not over, in order
-	uploads []*running // that are not over, in order, with those of saves that are not over
+	uploads []*running // pending uploads in order, including uploads of pending saves
 
 	written []written // by the last saves to different local stores; only one save uses it at a time
 }
@@ -62,7 +62,7 @@ type running struct {
 	traffic        func() *blob.Traffic // of the remote store, if direct is set
 }
 
-// Submit runs a save after those that were submitted before it. All ranks of the job's
+// Submit runs a save after the saves that were submitted before it. All ranks of the job's
 // group submit the same saves in the same order.
 func (r *Runner) Submit(ctx context.Context, t Task) {
 	run := &running{Task: t, done: make(chan struct{}), uploaded: make(chan struct{})}
@@ -135,8 +135,7 @@ func (r *Runner) Drop(generation uint64) {
 	}
 }
 
-// Uploads returns the number of uploads that are not over, with those of saves that are not
-// over.
+// Uploads returns the number of pending uploads, including uploads of pending saves.
 func (r *Runner) Uploads() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,8 +198,8 @@ func (r *Runner) waitSame(ctx context.Context, run *running) {
 	}
 }
 
-// waitUpload waits for the oldest upload of a save before run. It returns false if there is
-// none, or if ctx ends.
+// waitUpload waits for the oldest upload of a save before run. It returns false if no upload
+// is pending, or if ctx ends.
 func (r *Runner) waitUpload(ctx context.Context, run *running) bool {
 	r.mu.Lock()
 	first := r.uploads[0]
@@ -271,7 +270,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	t := run.Tiers
 	if run.direct && err == nil {
 		return &upload.Report{
-			SaveID: saved.SaveID, Bytes: saved.Bytes, LocalBytes: saved.LocalBytes, Files: saved.Files,
+			SaveID: saved.SaveID, Bytes: saved.Bytes, RankBytes: saved.RankBytes, Files: saved.Files,
 			Time: saved.PlanTime + saved.WriteTime, Direct: true, Traffic: run.traffic(),
 		}, nil
 	}

@@ -91,7 +91,7 @@ type server struct {
 	group    group.Group
 	uploads  group.Group // of the same ranks
 	leave    func()      // the group
-	states   map[uint64]*state
+	saves    map[uint64]*savePlanner
 	loads    map[uint64]context.CancelFunc
 	opened   map[string]*opened // checkpoints that loads are reading
 	fetches  map[uint64]*fetching
@@ -118,7 +118,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	}
 	defer stage.Unmap(mem)
 	s := &server{
-		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, states: map[uint64]*state{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
+		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, saves: map[uint64]*savePlanner{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
@@ -169,55 +169,42 @@ func (s *server) listen() error {
 func (s *server) refuse(err error) {
 	s.cancel(err)
 	s.mu.Lock()
-	for _, st := range s.states {
+	for _, st := range s.saves {
 		st.fail(err)
 	}
 	s.mu.Unlock()
-	s.out.send(typeRefused, refusedBody{newErrorValue(err)})
+	s.out.send(typeRefused, refusedBody{newErrorBody(err)})
 	s.out.close(refuseTime)
+}
+
+// handlers handle the messages of a trainer. hello may have unknown fields, because it may
+// come from another version.
+var handlers = map[string]func(s *server, f *frame) error{
+	typeHello:    func(s *server, f *frame) error { return on(f, false, s.hello) },
+	typeListen:   func(s *server, f *frame) error { return on(f, true, s.meetOthers) },
+	typeJoin:     func(s *server, f *frame) error { return on(f, true, s.join) },
+	typeSave:     func(s *server, f *frame) error { return on(f, true, s.save) },
+	typeStaged:   func(s *server, f *frame) error { return on(f, true, s.staged) },
+	typeAbandon:  func(s *server, f *frame) error { return on(f, true, s.abandon) },
+	typeFetched:  func(s *server, f *frame) error { return on(f, true, s.fetched) },
+	typeDrop:     func(s *server, f *frame) error { return on(f, true, s.drop) },
+	typeLoad:     func(s *server, f *frame) error { return on(f, true, s.load) },
+	typeDescribe: func(s *server, f *frame) error { return on(f, true, s.describe) },
+	typeCancel:   func(s *server, f *frame) error { return on(f, true, s.cancelLoad) },
 }
 
 // handle handles one message. An error ends the conversation.
 func (s *server) handle(f *frame) error {
-	switch f.Type {
-	case typeHello:
-		return onLenient(f, s.hello) // another version may have more fields
-	case typeListen:
-		return on(f, s.meetOthers)
-	case typeJoin:
-		return on(f, s.join)
-	case typeSave:
-		return on(f, s.save)
-	case typeStaged:
-		return on(f, s.staged)
-	case typeAbandon:
-		return on(f, s.abandon)
-	case typeFetched:
-		return on(f, s.fetched)
-	case typeDrop:
-		return on(f, s.drop)
-	case typeLoad:
-		return on(f, s.load)
-	case typeDescribe:
-		return on(f, s.describe)
-	case typeCancel:
-		return on(f, s.cancelLoad)
+	if h := handlers[f.Type]; h != nil {
+		return h(s, f)
 	}
 	return fmt.Errorf("%w: type %q", ErrMessage, f.Type)
 }
 
-// on decodes the body of a message and handles it.
-func on[T any](f *frame, fn func(*T) error) error {
-	b, err := decode[T](f, true)
-	if err != nil {
-		return err
-	}
-	return fn(b)
-}
-
-// onLenient is on for a message that may have fields that are not known.
-func onLenient[T any](f *frame, fn func(*T) error) error {
-	b, err := decode[T](f, false)
+// on decodes the body of a message and handles it. Unknown fields are an error if strict
+// is set.
+func on[T any](f *frame, strict bool, fn func(*T) error) error {
+	b, err := decode[T](f, strict)
 	if err != nil {
 		return err
 	}
@@ -231,7 +218,7 @@ func (s *server) finish(err error) {
 	defer timer.Stop()
 	s.mu.Lock()
 	s.logEnd(err)
-	for _, st := range s.states {
+	for _, st := range s.saves {
 		st.abandon(fmt.Errorf("%w: %w", errTrainerGone, err))
 	}
 	for _, x := range s.fetches {
@@ -241,7 +228,7 @@ func (s *server) finish(err error) {
 	for _, stop := range s.loads {
 		stop()
 	}
-	if len(s.states) == 0 && s.joined != nil && s.runner.Uploads() == 0 {
+	if len(s.saves) == 0 && s.joined != nil && s.runner.Uploads() == 0 {
 		s.cancel(errTrainerGone) // savers that wait for each other
 	}
 	s.mu.Unlock()
@@ -256,7 +243,7 @@ func (s *server) finish(err error) {
 
 // logEnd logs that the conversation with the trainer is over. The caller holds mu.
 func (s *server) logEnd(err error) {
-	attrs := []slog.Attr{slog.Int("saves", len(s.states)), slog.Int("uploads", s.runner.Uploads())}
+	attrs := []slog.Attr{slog.Int("saves", len(s.saves)), slog.Int("uploads", s.runner.Uploads())}
 	if s.group != nil {
 		attrs = append(attrs, slog.Int("rank", s.group.Rank()))
 	}
@@ -268,10 +255,10 @@ func (s *server) logEnd(err error) {
 }
 
 func (s *server) hello(b *helloBody) error {
-	if b.Version != Version {
-		return fmt.Errorf("%w: the trainer speaks version %d of the messages, this saver version %d", ErrMessage, b.Version, Version)
+	if b.Version != messageVersion {
+		return fmt.Errorf("%w: the trainer speaks version %d of the messages, this saver version %d", ErrMessage, b.Version, messageVersion)
 	}
-	s.out.send(typeReady, readyBody{Version: Version, PID: os.Getpid()})
+	s.out.send(typeReady, readyBody{Version: messageVersion, PID: os.Getpid()})
 	return nil
 }
 
@@ -303,7 +290,7 @@ func (s *server) meetOthers(b *listenBody) error {
 	return s.joinGroup(m, 0, b.Size, b.Secret, b.Job)
 }
 
-// join joins the group of savers. That of a single rank is complete at once; rank 0 of
+// join joins the group of savers. A group of one rank is complete at once; rank 0 of
 // several listens.
 func (s *server) join(b *joinBody) error {
 	if b.Size == 1 && b.Rank == 0 {
@@ -360,11 +347,11 @@ func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string
 func (s *server) save(b *saveBody) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.group == nil || s.states[b.Generation] != nil {
+	if s.group == nil || s.saves[b.Generation] != nil {
 		return fmt.Errorf("%w: generation %d is saved before the savers have met, or twice", ErrMessage, b.Generation)
 	}
 	window, block := stage.Window(int64(len(s.mem)))
-	st, err := newState(b, s.mem[:window], &s.claims)
+	st, err := newSavePlanner(b, s.mem[:window], &s.claims)
 	if err != nil {
 		return err
 	}
@@ -405,7 +392,7 @@ func (s *server) save(b *saveBody) error {
 		}
 	}
 	job.Group, job.Recorder = s.group, st.recorder
-	s.states[b.Generation] = st
+	s.saves[b.Generation] = st
 	s.runner.Submit(s.ctx, Task{Generation: b.Generation, Job: job, Over: over, Tiers: tiers})
 	return nil
 }
@@ -432,7 +419,7 @@ func (s *server) keep(address string, open func(string) (blob.Store, error)) (bl
 
 // since returns a function that returns what a store has done since the call of since.
 func (s *server) since(address string) func() *blob.Traffic {
-	return blob.Since(s.stores.Kept(address)) // files are not counted
+	return blob.Since(s.stores.lookup(address)) // files are not counted
 }
 
 // lockPending shows other processes that this saver will save, even while it completes
@@ -450,7 +437,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if err != nil {
 		return func() {}
 	}
-	return func() { _ = lock.Release() } // a lock that stays is that of a dead process
+	return func() { _ = lock.Release() } // a lock that stays belongs to a dead process
 }
 
 // broken is a planner that only returns an error.
@@ -462,7 +449,7 @@ type broken struct {
 func (b broken) SetUp(plan.SaveSetup) error { return b.err }
 
 // job returns the save that a message asks for.
-func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) {
+func (s *server) job(b *saveBody, st *savePlanner) (protocol.RankSave, *Tiers, error) {
 	store, err := s.folder(b.Store)
 	if err != nil {
 		return protocol.RankSave{}, nil, err
@@ -471,13 +458,11 @@ func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) 
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
-	o := b.options()
-	tiers, err := s.tiers(b, store, func(to blob.Store) (storage.Writer, error) { return f.NewWriter(to, o) })
+	tiers, err := s.tiers(&b.Save, store, func(to blob.Store) (storage.Writer, error) { return f.NewWriter(to, b.writeOptions(false)) })
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
-	o.Apart = tiers != nil
-	w, err := f.NewWriter(store, o)
+	w, err := f.NewWriter(store, b.writeOptions(tiers != nil))
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
@@ -499,14 +484,11 @@ func (s *server) job(b *saveBody, st *state) (protocol.RankSave, *Tiers, error) 
 }
 
 // tiers returns the second store of a save, or nil.
-func (s *server) tiers(b *saveBody, local blob.Store, writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
-	if b.Remote == "" {
-		return nil, storage.RefuseIf(b.LocalBytes != 0, "local_bytes has no effect without remote")
+func (s *server) tiers(v *Save, local blob.Store, writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
+	if v.Remote == "" {
+		return nil, storage.RefuseIf(v.LocalBytes != 0, "local_bytes has no effect without remote")
 	}
-	return OpenTiers(TierOptions{
-		Local: local, Remote: b.Remote, Ceiling: b.LocalBytes, Open: s.folder, Writer: writer,
-		Format: b.Format, FailIfExists: b.FailIfExists, BufferBytes: b.BufferBytes, Planner: &plan.DefaultSave{Owner: plan.OwnerRule(b.Owner)},
-	})
+	return v.OpenTiers(local, s.folder, writer)
 }
 
 // observer sends the progress of a save or load to the trainer.
@@ -526,8 +508,8 @@ func (s *server) observer(of subject) *protocol.Observer {
 // over ends a save.
 func (s *server) over(generation uint64, r *protocol.SaveReport, err error) {
 	s.mu.Lock()
-	st := s.states[generation]
-	delete(s.states, generation)
+	st := s.saves[generation]
+	delete(s.saves, generation)
 	s.mu.Unlock()
 	st.forget()
 	if err != nil {
@@ -536,7 +518,7 @@ func (s *server) over(generation uint64, r *protocol.SaveReport, err error) {
 		s.out.send(typeFailed, failedBody{subject{Generation: generation}, saverError(err), st.recorder.FailedPhase()})
 		return
 	}
-	st.recorder.End(r.LocalBytes, nil)
+	st.recorder.End(r.RankBytes, nil)
 	s.out.send(typeSaved, savedBody{generation, r})
 }
 
@@ -548,7 +530,7 @@ func (s *server) uploaded(generation uint64, rec *protocol.Recorder, r *upload.R
 		body.Error = &v
 		rec.EndUpload(0, 0, nil, err)
 	} else {
-		rec.EndUpload(r.LocalBytes, r.Time, r.Traffic, nil)
+		rec.EndUpload(r.RankBytes, r.Time, r.Traffic, nil)
 	}
 	s.out.send(typeUploaded, body)
 }
@@ -556,7 +538,7 @@ func (s *server) uploaded(generation uint64, rec *protocol.Recorder, r *upload.R
 // staged notes what the trainer has staged.
 func (s *server) staged(b *stagedBody) error {
 	s.mu.Lock()
-	st := s.states[b.Generation]
+	st := s.saves[b.Generation]
 	s.mu.Unlock()
 	if st == nil {
 		return nil // the save has failed
@@ -574,7 +556,7 @@ func (s *server) staged(b *stagedBody) error {
 // abandon fails a save whose trainer cannot stage the rest of its state.
 func (s *server) abandon(b *abandonBody) error {
 	s.mu.Lock()
-	st := s.states[b.Generation]
+	st := s.saves[b.Generation]
 	s.mu.Unlock()
 	if st != nil {
 		st.abandon(b.Error.err())

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -49,15 +50,9 @@ const (
 // newTrainer starts a saver.
 func newTrainer(t *testing.T) *trainer {
 	t.Helper()
-	a, err := stage.NewShared(arenaSize)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(stage.NewShared(arenaSize))(t)
 	t.Cleanup(func() { a.Close() })
-	mem, err := stage.MapFile(a.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem := must.Get(stage.MapFile(a.File()))(t)
 	t.Cleanup(func() { stage.Unmap(mem) })
 	c := &trainer{T: t, mem: mem}
 	c.serve(t.Context(), a.File())
@@ -93,18 +88,13 @@ func (c *trainer) serve(ctx context.Context, arena *os.File) {
 // send sends a message.
 func (c *trainer) send(kind string, body any) {
 	c.Helper()
-	b, err := appendFrame(nil, kind, body)
-	if err != nil {
-		c.Fatal(err)
-	}
+	b := must.Get(appendFrame(nil, kind, body))(c)
 	c.write(b)
 }
 
 func (c *trainer) write(b []byte) {
 	c.Helper()
-	if _, err := c.conn.Write(b); err != nil {
-		c.Fatal(err)
-	}
+	must.Get(c.conn.Write(b))(c)
 }
 
 // expect returns the next message of a type. Progress is left out, and a fetch of the
@@ -155,19 +145,16 @@ func (c *trainer) fetchOf(item int) *fetchBody {
 func (c *trainer) hold(generation uint64, folder string) *fetchBody {
 	c.Helper()
 	b := newSave(generation, folder)
-	b.Items = append(b.Items, Item{Name: "more", DType: "uint8", Shape: []int64{8}})
+	b.Items = append(b.Items, itemBody{Name: "more", DType: "uint8", Shape: []int64{8}})
 	c.send(typeSave, b)
-	c.send(typeStaged, stagedBody{Generation: generation, Units: []Unit{c.stage(generation, 4096)}})
+	c.send(typeStaged, stagedBody{Generation: generation, Units: []unitBody{c.stage(generation, 4096)}})
 	return c.fetchOf(2)
 }
 
 // received returns the body of the next message of a type.
 func received[T any](c *trainer, kind string) *T {
 	c.Helper()
-	b, err := decode[T](c.expect(kind), true)
-	if err != nil {
-		c.Fatal(err)
-	}
+	b := must.Get(decode[T](c.expect(kind), true))(c)
 	return b
 }
 
@@ -187,7 +174,7 @@ func (c *trainer) wait() error {
 // join begins the conversation of a job of one rank.
 func (c *trainer) join() {
 	c.Helper()
-	c.send(typeHello, helloBody{Version})
+	c.send(typeHello, helloBody{messageVersion})
 	c.expect(typeReady)
 	c.send(typeJoin, joinBody{Size: 1})
 	c.expect(typeJoined)
@@ -196,8 +183,8 @@ func (c *trainer) join() {
 // newSave describes a state with a tensor of the content, and a value.
 func newSave(generation uint64, store string) *saveBody {
 	return &saveBody{
-		Generation: generation, Store: store, Format: formats.Native, SaveID: fmt.Sprint("s", generation), Time: "2026-01-02T03:04:05Z",
-		Items: []Item{
+		Generation: generation, Save: Save{Store: store, Format: formats.Native, SaveID: fmt.Sprint("s", generation), Time: "2026-01-02T03:04:05Z"},
+		Items: []itemBody{
 			{Name: "w", DType: "uint8", Shape: []int64{int64(len(content))}},
 			{Name: "step", Codec: "json", Data: []byte("7")},
 		},
@@ -205,19 +192,16 @@ func newSave(generation uint64, store string) *saveBody {
 }
 
 // stage puts the content of newSave into the arena.
-func (c *trainer) stage(generation uint64, at int64) Unit {
+func (c *trainer) stage(generation uint64, at int64) unitBody {
 	binary.LittleEndian.PutUint64(c.mem[at:], generation)
 	copy(c.mem[at+64:], content)
-	return Unit{Stamp: at, Items: []int{0}, At: []int64{at + 64}}
+	return unitBody{Stamp: at, Items: []int{0}, At: []int64{at + 64}}
 }
 
 // published returns the tensor of a checkpoint, or "" if there is no checkpoint.
 func published(t *testing.T, folder string) string {
 	t.Helper()
-	store, err := file.Open(folder, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(file.Open(folder, nil))(t)
 	c, err := formats.Open(t.Context(), store, nil)
 	if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) {
 		return ""
@@ -226,10 +210,7 @@ func published(t *testing.T, folder string) string {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	e, ok := md.Find("w")
 	if !ok {
 		t.Fatal("the checkpoint has no tensor w")
@@ -240,10 +221,7 @@ func published(t *testing.T, folder string) string {
 // chunkOf returns the bytes at a location.
 func chunkOf(t *testing.T, folder string, loc *meta.Location) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(folder, loc.File))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join(folder, loc.File)))(t)
 	return string(b[loc.Offset : loc.Offset+loc.Length])
 }
 
@@ -253,7 +231,7 @@ func TestServeSaves(t *testing.T) {
 	folder := t.TempDir()
 	for g := uint64(1); g < 4; g++ {
 		c.send(typeSave, newSave(g, folder))
-		c.send(typeStaged, stagedBody{Generation: g, Units: []Unit{c.stage(g, int64(g)*4096)}, All: true})
+		c.send(typeStaged, stagedBody{Generation: g, Units: []unitBody{c.stage(g, int64(g)*4096)}, All: true})
 		if b := received[savedBody](c, typeSaved); b.Generation != g || b.Report.SaveID != fmt.Sprint("s", g) {
 			t.Errorf("saved %+v", b)
 		}
@@ -290,7 +268,7 @@ var badMessages = map[string]func(c *trainer){
 	"a fraction":                    func(c *trainer) { c.text(`{"type":"cancel","body":{"load":1.5}}`) },
 	"a number that is too large":    func(c *trainer) { c.text(`{"type":"cancel","body":{"load":18446744073709551616}}`) },
 	"deep nesting":                  func(c *trainer) { c.text(`{"type":"save","body":` + strings.Repeat(`{"items":[`, 20000)) },
-	"hello again":                   func(c *trainer) { c.send(typeHello, helloBody{Version}) },
+	"hello again":                   func(c *trainer) { c.send(typeHello, helloBody{messageVersion}) },
 	"join again":                    func(c *trainer) { c.send(typeJoin, joinBody{Size: 1}) },
 	"listen after join":             func(c *trainer) { c.send(typeListen, listenBody{Size: 2, Secret: []byte("x")}) },
 	"join of a rank beyond the size": func(c *trainer) {
@@ -300,49 +278,49 @@ var badMessages = map[string]func(c *trainer){
 	"a generation that is under way": func(c *trainer) { c.send(typeSave, newSave(1, c.TempDir())) },
 	"generation 0":                   func(c *trainer) { c.send(typeSave, newSave(0, c.TempDir())) },
 
-	"an item without a name":      item(func(m *Item) { m.Name = "" }),
-	"an item without a type":      item(func(m *Item) { m.DType = "" }),
-	"an item of an unknown type":  item(func(m *Item) { m.DType = "float12" }),
-	"a negative shape":            item(func(m *Item) { m.Shape = []int64{-4} }),
-	"a shape that overflows":      item(func(m *Item) { m.Shape = []int64{math.MaxInt64, math.MaxInt64} }),
-	"bytes that overflow":         item(func(m *Item) { m.DType, m.Shape = "float64", []int64{math.MaxInt64 / 2} }),
-	"a box outside of its tensor": item(func(m *Item) { m.Sharded, m.Offsets, m.Sizes = true, []int64{50}, []int64{50} }),
-	"a box that overflows":        item(func(m *Item) { m.Sharded, m.Offsets, m.Sizes = true, []int64{math.MaxInt64}, []int64{2} }),
-	"a negative box":              item(func(m *Item) { m.Sharded, m.Offsets, m.Sizes = true, []int64{-1}, []int64{2} }),
-	"a box of other dimensions":   item(func(m *Item) { m.Sharded, m.Offsets, m.Sizes = true, []int64{0, 0}, []int64{1, 1} }),
-	"a box of a plain tensor":     item(func(m *Item) { m.Offsets, m.Sizes = []int64{0}, []int64{2} }),
-	"strides of other dimensions": item(func(m *Item) { m.Strides = []int64{1, 1} }),
-	"a negative stride":           item(func(m *Item) { m.Strides = []int64{-1} }),
-	"a stride that overflows":     item(func(m *Item) { m.Strides = []int64{math.MaxInt64} }),
-	"a tensor with data":          item(func(m *Item) { m.Data = []byte("x") }),
-	"a value with a shape":        item(func(m *Item) { m.DType, m.Codec = "", "raw" }),
-	"an unknown codec":            item(func(m *Item) { m.DType, m.Shape, m.Codec = "", nil, "pickle" }),
-	"a value that is not JSON":    item(func(m *Item) { m.DType, m.Shape, m.Codec, m.Data = "", nil, "json", []byte("{") }),
+	"an item without a name":      item(func(m *itemBody) { m.Name = "" }),
+	"an item without a type":      item(func(m *itemBody) { m.DType = "" }),
+	"an item of an unknown type":  item(func(m *itemBody) { m.DType = "float12" }),
+	"a negative shape":            item(func(m *itemBody) { m.Shape = []int64{-4} }),
+	"a shape that overflows":      item(func(m *itemBody) { m.Shape = []int64{math.MaxInt64, math.MaxInt64} }),
+	"bytes that overflow":         item(func(m *itemBody) { m.DType, m.Shape = "float64", []int64{math.MaxInt64 / 2} }),
+	"a box outside of its tensor": item(func(m *itemBody) { m.Sharded, m.Offsets, m.Sizes = true, []int64{50}, []int64{50} }),
+	"a box that overflows":        item(func(m *itemBody) { m.Sharded, m.Offsets, m.Sizes = true, []int64{math.MaxInt64}, []int64{2} }),
+	"a negative box":              item(func(m *itemBody) { m.Sharded, m.Offsets, m.Sizes = true, []int64{-1}, []int64{2} }),
+	"a box of other dimensions":   item(func(m *itemBody) { m.Sharded, m.Offsets, m.Sizes = true, []int64{0, 0}, []int64{1, 1} }),
+	"a box of a plain tensor":     item(func(m *itemBody) { m.Offsets, m.Sizes = []int64{0}, []int64{2} }),
+	"strides of other dimensions": item(func(m *itemBody) { m.Strides = []int64{1, 1} }),
+	"a negative stride":           item(func(m *itemBody) { m.Strides = []int64{-1} }),
+	"a stride that overflows":     item(func(m *itemBody) { m.Strides = []int64{math.MaxInt64} }),
+	"a tensor with data":          item(func(m *itemBody) { m.Data = []byte("x") }),
+	"a value with a shape":        item(func(m *itemBody) { m.DType, m.Codec = "", "raw" }),
+	"an unknown codec":            item(func(m *itemBody) { m.DType, m.Shape, m.Codec = "", nil, "pickle" }),
+	"a value that is not JSON":    item(func(m *itemBody) { m.DType, m.Shape, m.Codec, m.Data = "", nil, "json", []byte("{") }),
 	"an unknown step of a path": func(c *trainer) {
 		c.text(`{"type":"save","body":{"generation":2,"items":[{"name":"w","path":[null]}]}}`)
 	},
 	"an unknown owner rule":        func(c *trainer) { c.text(`{"type":"save","body":{"generation":2,"owner":"me","items":[]}}`) },
 	"an absent name that is empty": func(c *trainer) { b := newSave(2, c.TempDir()); b.Absent = []string{""}; c.send(typeSave, b) },
 
-	"a stamp outside of the arena": unit(func(u *Unit) { u.Stamp = arenaSize }),
-	"a negative stamp":             unit(func(u *Unit) { u.Stamp = -8 }),
-	"the largest stamp":            unit(func(u *Unit) { u.Stamp = math.MaxInt64 - 7 }),
-	"a stamp that is not aligned":  unit(func(u *Unit) { u.Stamp++ }),
-	"a stamp in the window":        unit(func(u *Unit) { u.Stamp, _ = stage.Window(arenaSize) }),
-	"an item outside of the arena": unit(func(u *Unit) { u.At[0] = arenaSize }),
-	"a negative place":             unit(func(u *Unit) { u.At[0] = -1 }),
-	"the largest place":            unit(func(u *Unit) { u.At[0] = math.MaxInt64 }),
-	"an item that reaches into the window": unit(func(u *Unit) {
+	"a stamp outside of the arena": unit(func(u *unitBody) { u.Stamp = arenaSize }),
+	"a negative stamp":             unit(func(u *unitBody) { u.Stamp = -8 }),
+	"the largest stamp":            unit(func(u *unitBody) { u.Stamp = math.MaxInt64 - 7 }),
+	"a stamp that is not aligned":  unit(func(u *unitBody) { u.Stamp++ }),
+	"a stamp in the window":        unit(func(u *unitBody) { u.Stamp, _ = stage.Window(arenaSize) }),
+	"an item outside of the arena": unit(func(u *unitBody) { u.At[0] = arenaSize }),
+	"a negative place":             unit(func(u *unitBody) { u.At[0] = -1 }),
+	"the largest place":            unit(func(u *unitBody) { u.At[0] = math.MaxInt64 }),
+	"an item that reaches into the window": unit(func(u *unitBody) {
 		u.At[0], _ = stage.Window(arenaSize)
 		u.At[0]--
 	}),
-	"an item over its stamp":         unit(func(u *Unit) { u.At[0] = u.Stamp - 5 }),
-	"an item that does not exist":    unit(func(u *Unit) { u.Items[0] = 2 }),
-	"a negative item":                unit(func(u *Unit) { u.Items[0] = -1 }),
-	"a value that is staged":         unit(func(u *Unit) { u.Items[0] = 1 }),
-	"an item twice":                  unit(func(u *Unit) { u.Items, u.At = []int{0, 0}, []int64{u.At[0], u.At[0]} }),
-	"more items than places":         unit(func(u *Unit) { u.Items = []int{0, 0} }),
-	"more places than items":         unit(func(u *Unit) { u.Items = nil }),
+	"an item over its stamp":         unit(func(u *unitBody) { u.At[0] = u.Stamp - 5 }),
+	"an item that does not exist":    unit(func(u *unitBody) { u.Items[0] = 2 }),
+	"a negative item":                unit(func(u *unitBody) { u.Items[0] = -1 }),
+	"a value that is staged":         unit(func(u *unitBody) { u.Items[0] = 1 }),
+	"an item twice":                  unit(func(u *unitBody) { u.Items, u.At = []int{0, 0}, []int64{u.At[0], u.At[0]} }),
+	"more items than places":         unit(func(u *unitBody) { u.Items = []int{0, 0} }),
+	"more places than items":         unit(func(u *unitBody) { u.Items = nil }),
 	"all with an item missing":       func(c *trainer) { c.send(typeStaged, stagedBody{Generation: 1, All: true}) },
 	"the unit of another generation": func(c *trainer) { c.overlap(waiting - 64) },
 	"a unit around another one":      func(c *trainer) { c.overlap(waiting + 32) },
@@ -360,15 +338,15 @@ var badMessages = map[string]func(c *trainer){
 	"a load of a box outside":      load(func(b *loadBody) { b.Items[0].Offsets, b.Items[0].Sizes = []int64{9}, []int64{9} }),
 	"a load of half a box":         load(func(b *loadBody) { b.Items[0].Offsets = []int64{9} }),
 	"a value with a place":         load(func(b *loadBody) { b.Items[0].DType = "" }),
-	"a value twice":                load(func(b *loadBody) { b.Items = []WantItem{{Name: "v"}, {Name: "v"}} }),
-	"a tensor and a value":         load(func(b *loadBody) { b.Items = append(b.Items, WantItem{Name: "w"}) }),
-	"a value and a tensor":         load(func(b *loadBody) { b.Items = []WantItem{{Name: "w"}, b.Items[0]} }),
-	"a tensor of two shapes":       load(func(b *loadBody) { b.Items = append(b.Items, WantItem{Name: "w", DType: "uint8", Shape: []int64{3}}) }),
+	"a value twice":                load(func(b *loadBody) { b.Items = []wantBody{{Name: "v"}, {Name: "v"}} }),
+	"a tensor and a value":         load(func(b *loadBody) { b.Items = append(b.Items, wantBody{Name: "w"}) }),
+	"a value and a tensor":         load(func(b *loadBody) { b.Items = []wantBody{{Name: "w"}, b.Items[0]} }),
+	"a tensor of two shapes":       load(func(b *loadBody) { b.Items = append(b.Items, wantBody{Name: "w", DType: "uint8", Shape: []int64{3}}) }),
 	"destinations that overlap": load(func(b *loadBody) {
-		b.Items = append(b.Items, WantItem{Name: "x", DType: "int64", At: b.Items[0].At + 1})
+		b.Items = append(b.Items, wantBody{Name: "x", DType: "int64", At: b.Items[0].At + 1})
 	}),
 	"a destination in another one": load(func(b *loadBody) {
-		b.Items = append(b.Items, WantItem{Name: "x", DType: "uint8", At: b.Items[0].At + 8})
+		b.Items = append(b.Items, wantBody{Name: "x", DType: "uint8", At: b.Items[0].At + 8})
 	}),
 	"a destination twice":           load(func(b *loadBody) { b.Items = append(b.Items, b.Items[0]) }),
 	"a load over a unit":            load(func(b *loadBody) { b.Items[0].At = waiting + 4 }),
@@ -384,7 +362,7 @@ func (c *trainer) text(s string) {
 }
 
 // item sends a save with an item that a lie has changed.
-func item(lie func(m *Item)) func(c *trainer) {
+func item(lie func(m *itemBody)) func(c *trainer) {
 	return func(c *trainer) {
 		b := newSave(2, c.TempDir())
 		lie(&b.Items[0])
@@ -393,25 +371,25 @@ func item(lie func(m *Item)) func(c *trainer) {
 }
 
 // unit sends a save, and a unit of it that a lie has changed.
-func unit(lie func(u *Unit)) func(c *trainer) {
+func unit(lie func(u *unitBody)) func(c *trainer) {
 	return func(c *trainer) {
 		c.send(typeSave, newSave(2, c.TempDir()))
 		u := c.stage(2, 64<<10)
 		lie(&u)
-		c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{u}, All: true})
+		c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{u}, All: true})
 	}
 }
 
 // overlap sends a save, and a unit of it whose stamp is at an offset.
 func (c *trainer) overlap(at int64) {
 	c.send(typeSave, newSave(2, c.TempDir()))
-	c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{c.stage(2, at)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, at)}, All: true})
 }
 
 // load sends a load that a lie has changed.
 func load(lie func(b *loadBody)) func(c *trainer) {
 	return func(c *trainer) {
-		b := &loadBody{Load: 1, source: source{Store: c.TempDir()}, Items: []WantItem{{Name: "w", DType: "uint8", Shape: []int64{16}, At: 64 << 10}}}
+		b := &loadBody{Load: 1, source: source{Store: c.TempDir()}, Items: []wantBody{{Name: "w", DType: "uint8", Shape: []int64{16}, At: 64 << 10}}}
 		lie(b)
 		c.send(typeLoad, b)
 	}
@@ -428,7 +406,7 @@ func TestServeRefusesBadMessages(t *testing.T) {
 			folder := t.TempDir()
 			c.hold(1, folder)
 			c.send(typeSave, newSave(3, folder))
-			c.send(typeStaged, stagedBody{Generation: 3, Units: []Unit{c.stage(3, waiting)}})
+			c.send(typeStaged, stagedBody{Generation: 3, Units: []unitBody{c.stage(3, waiting)}})
 			bad(c)
 			why := c.refused()
 			if !errors.Is(why, ErrMessage) {
@@ -463,10 +441,7 @@ func (c *trainer) refused() error {
 			c.Fatalf("%s", f.Body)
 		}
 		if f.Type == typeRefused {
-			b, err := decode[refusedBody](f, true)
-			if err != nil {
-				c.Fatal(err)
-			}
+			b := must.Get(decode[refusedBody](f, true))(c)
 			return b.Error.err()
 		}
 	}
@@ -475,10 +450,7 @@ func (c *trainer) refused() error {
 // openDescriptors returns the number of open descriptors.
 func openDescriptors(t *testing.T) int {
 	t.Helper()
-	d, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(d)
 }
 
@@ -488,26 +460,26 @@ func TestServeRefusesTheFirstMessage(t *testing.T) {
 		"a load before hello":         func(c *trainer) { c.send(typeLoad, loadBody{Load: 1}) },
 		"a join before hello":         func(c *trainer) { c.send(typeJoin, joinBody{Size: 1}) },
 		"an unknown type":             func(c *trainer) { c.send("dance", struct{}{}) },
-		"an older version":            func(c *trainer) { c.send(typeHello, helloBody{Version - 1}) },
+		"an older version":            func(c *trainer) { c.send(typeHello, helloBody{messageVersion - 1}) },
 		"a newer version with fields": func(c *trainer) { c.text(`{"type":"hello","body":{"version":2,"compression":"zstd"}}`) },
 		"garbage":                     func(c *trainer) { c.write(bytes.Repeat([]byte{0x20}, 16)) },
 		"a save before join": func(c *trainer) {
-			c.send(typeHello, helloBody{Version})
+			c.send(typeHello, helloBody{messageVersion})
 			c.expect(typeReady)
 			c.send(typeSave, newSave(1, c.TempDir()))
 		},
 		"rank 0 joins without listening": func(c *trainer) {
-			c.send(typeHello, helloBody{Version})
+			c.send(typeHello, helloBody{messageVersion})
 			c.expect(typeReady)
 			c.send(typeJoin, joinBody{Size: 2, Address: "127.0.0.1:1", Secret: []byte("x")})
 		},
 		"no secret": func(c *trainer) {
-			c.send(typeHello, helloBody{Version})
+			c.send(typeHello, helloBody{messageVersion})
 			c.expect(typeReady)
 			c.send(typeListen, listenBody{Size: 2})
 		},
 		"a group of no ranks": func(c *trainer) {
-			c.send(typeHello, helloBody{Version})
+			c.send(typeHello, helloBody{messageVersion})
 			c.expect(typeReady)
 			c.send(typeListen, listenBody{Secret: []byte("x")})
 		},
@@ -532,7 +504,7 @@ func TestServeRefusalFailsSavesThatAreStaged(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	c.hold(1, first)
 	c.send(typeSave, newSave(2, second))
-	c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{c.stage(2, 8192)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, 8192)}, All: true})
 	c.send("dance", struct{}{})
 	if err := c.wait(); !errors.Is(err, ErrMessage) {
 		t.Errorf("Serve = %v; want ErrMessage", err)
@@ -543,21 +515,21 @@ func TestServeRefusalFailsSavesThatAreStaged(t *testing.T) {
 }
 
 // conversationOf returns the messages of a trainer that saves and loads.
-func conversationOf(t *testing.T, u Unit, folder string) []byte {
+func conversationOf(t *testing.T, u unitBody, folder string) []byte {
 	t.Helper()
 	var b []byte
 	for _, m := range []struct {
 		kind string
 		body any
 	}{
-		{typeHello, helloBody{Version}},
+		{typeHello, helloBody{messageVersion}},
 		{typeJoin, joinBody{Size: 1}},
-		{typeLoad, loadBody{Load: 1, source: source{Store: filepath.Join(folder, "nothing")}, Items: []WantItem{{Name: "w"}}}},
+		{typeLoad, loadBody{Load: 1, source: source{Store: filepath.Join(folder, "nothing")}, Items: []wantBody{{Name: "w"}}}},
 		{typeCancel, cancelBody{1}},
 		{typeSave, newSave(1, folder)},
 		{typeDrop, dropBody{77}},
 		{typeAbandon, abandonBody{Generation: 77}},
-		{typeStaged, stagedBody{Generation: 1, Units: []Unit{u}}},
+		{typeStaged, stagedBody{Generation: 1, Units: []unitBody{u}}},
 		{typeStaged, stagedBody{Generation: 1, All: true}},
 	} {
 		var err error
@@ -572,7 +544,7 @@ func conversationOf(t *testing.T, u Unit, folder string) []byte {
 // The save is published if and only if the trainer has sent everything.
 func TestServeTrainerEndsAfterEveryByte(t *testing.T) {
 	root := t.TempDir()
-	sample := conversationOf(t, Unit{4096, []int{0}, []int64{4160}}, filepath.Join(root, "0000"))
+	sample := conversationOf(t, unitBody{4096, []int{0}, []int64{4160}}, filepath.Join(root, "0000"))
 	step := 1
 	if testing.Short() {
 		step = 17
@@ -600,10 +572,7 @@ func TestServeTrainerEndsAfterEveryByte(t *testing.T) {
 // the first answer cannot be sent, but everything that the trainer sent counts.
 func TestServeReadsLastMessagesOfTrainer(t *testing.T) {
 	for range 5 {
-		a, err := stage.NewShared(arenaSize)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(stage.NewShared(arenaSize))(t)
 		defer a.Close()
 		mem, err := stage.MapFile(a.File())
 		if err != nil {
@@ -630,13 +599,9 @@ func TestServeReadsLastMessagesOfTrainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := ours.Write(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(ours.Write(text))(t)
 		ours.Close()
-		if err := Serve(t.Context(), conn, a.File(), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Serve(t.Context(), conn, a.File(), nil))
 		if got := published(t, folder); got != content {
 			t.Fatalf("the checkpoint has %q; want what was staged", got)
 		}
@@ -646,14 +611,12 @@ func TestServeReadsLastMessagesOfTrainer(t *testing.T) {
 // The end of the stream is a quiet end, even if the trainer has not read its messages.
 func TestServeTrainerThatDoesNotRead(t *testing.T) {
 	c := newTrainer(t)
-	c.send(typeHello, helloBody{Version})
+	c.send(typeHello, helloBody{messageVersion})
 	nothing := t.TempDir()
 	for i := range uint64(3000) { // the answers do not fit into the buffers of the socket
-		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []WantItem{{Name: "w"}}})
+		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []wantBody{{Name: "w"}}})
 	}
-	if err := c.conn.(*net.UnixConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.conn.(*net.UnixConn).CloseWrite())
 	if err := c.wait(); err != nil {
 		t.Errorf("Serve = %v", err)
 	}
@@ -661,10 +624,7 @@ func TestServeTrainerThatDoesNotRead(t *testing.T) {
 
 func TestServeStopsWithItsContext(t *testing.T) {
 	c := &trainer{T: t}
-	a, err := stage.NewShared(arenaSize)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(stage.NewShared(arenaSize))(t)
 	t.Cleanup(func() { a.Close() })
 	cause := errors.New("the machine goes down")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -679,19 +639,12 @@ func TestServeStopsWithItsContext(t *testing.T) {
 // memoryFile returns a memory file.
 func memoryFile(t *testing.T, size int64, flags int, seals int) *os.File {
 	t.Helper()
-	fd, err := unix.MemfdCreate("arena", flags|unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.MemfdCreate("arena", flags|unix.MFD_CLOEXEC))(t)
 	f := os.NewFile(uintptr(fd), "arena")
 	t.Cleanup(func() { f.Close() })
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(size))
 	if flags&unix.MFD_ALLOW_SEALING != 0 {
-		if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals))(t)
 	}
 	return f
 }
@@ -699,10 +652,7 @@ func memoryFile(t *testing.T, size int64, flags int, seals int) *os.File {
 func TestServeRefusesAnArena(t *testing.T) {
 	const sealed, shrink = unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK
 	open := func(t *testing.T, name string) *os.File {
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Open(name))(t)
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
@@ -731,14 +681,8 @@ func TestServeRefusesAnArena(t *testing.T) {
 // An arena of any size has a window whose blocks lie inside of it.
 func TestServeFetchesIntoTheWindow(t *testing.T) {
 	for _, size := range []int64{4 * 4096, 5 * 4096, 47 * 4096, 64 << 10, 1 << 20, 3<<20 + 4096} {
-		a, err := stage.NewShared(size)
-		if err != nil {
-			t.Fatal(err)
-		}
-		mem, err := stage.MapFile(a.File())
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(stage.NewShared(size))(t)
+		mem := must.Get(stage.MapFile(a.File()))(t)
 		c := &trainer{T: t, mem: mem}
 		c.serve(t.Context(), a.File())
 		c.join()
@@ -776,7 +720,7 @@ func TestServeReadsWhatWasStagedDuringAFetch(t *testing.T) {
 	folder := t.TempDir()
 	c.send(typeSave, newSave(1, folder))
 	c.expect(typeFetch)
-	c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{c.stage(1, 4096)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{c.stage(1, 4096)}, All: true})
 	c.conn.Close()
 	if err := c.wait(); err != nil {
 		t.Errorf("Serve = %v", err)
@@ -791,7 +735,7 @@ func TestServeFailedSaveHarmsNothing(t *testing.T) {
 	c := newTrainer(t)
 	c.join()
 	folder := t.TempDir()
-	lost := ErrorValue{Text: "the device is lost", Codes: []string{"syscall.EIO"}}
+	lost := errorBody{Text: "the device is lost", Codes: []string{"syscall.EIO"}}
 	generation := uint64(0)
 	for claim, want := range map[string]error{"fetched": syscall.EIO, "abandon": syscall.EIO, "generation": stage.ErrGeneration, "drop": ErrReplaced} {
 		generation += 2
@@ -803,12 +747,12 @@ func TestServeFailedSaveHarmsNothing(t *testing.T) {
 			c.send(typeAbandon, abandonBody{generation + 1, lost})
 		case "generation":
 			c.stage(99, 8192)
-			c.send(typeStaged, stagedBody{Generation: generation + 1, Units: []Unit{u}, All: true})
+			c.send(typeStaged, stagedBody{Generation: generation + 1, Units: []unitBody{u}, All: true})
 		case "drop":
 			c.send(typeDrop, dropBody{generation + 1})
 		}
 		c.send(typeFetched, fetchedBody{Fetch: held.Fetch})
-		c.send(typeStaged, stagedBody{Generation: generation, Units: []Unit{{Stamp: 16384, Items: []int{2}, At: []int64{16448}}}, All: true})
+		c.send(typeStaged, stagedBody{Generation: generation, Units: []unitBody{{Stamp: 16384, Items: []int{2}, At: []int64{16448}}}, All: true})
 		c.expect(typeSaved)
 		if claim == "fetched" {
 			c.send(typeFetched, fetchedBody{c.fetchOf(0).Fetch, &lost})
@@ -822,7 +766,7 @@ func TestServeFailedSaveHarmsNothing(t *testing.T) {
 		}
 	}
 	c.send(typeSave, newSave(1, folder))
-	c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{c.stage(1, 8192)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{c.stage(1, 8192)}, All: true})
 	c.expect(typeSaved)
 	if got := published(t, folder); got != content {
 		t.Errorf("the checkpoint has %q", got)
@@ -834,14 +778,14 @@ func TestServeAbandonDuringAFetch(t *testing.T) {
 	c := newTrainer(t)
 	c.join()
 	held := c.hold(1, t.TempDir())
-	c.send(typeAbandon, abandonBody{1, ErrorValue{Text: "the device is lost", Codes: []string{"syscall.EIO"}}})
+	c.send(typeAbandon, abandonBody{1, errorBody{Text: "the device is lost", Codes: []string{"syscall.EIO"}}})
 	if b := received[failedBody](c, typeFailed); b.Generation != 1 || !errors.Is(b.Error.err(), syscall.EIO) {
 		t.Errorf("failed %+v; want the error of the trainer", b)
 	}
 	c.send(typeFetched, fetchedBody{Fetch: held.Fetch}) // it may come late, but it must come
 	folder := t.TempDir()
 	c.send(typeSave, newSave(2, folder))
-	c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{c.stage(2, 4096)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, 4096)}, All: true})
 	c.expect(typeSaved)
 	if got := published(t, folder); got != content {
 		t.Errorf("the checkpoint has %q", got)
@@ -856,12 +800,12 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 	c.hold(1, t.TempDir())
 	nothing := t.TempDir()
 	for i := range uint64(3000) { // the answers do not fit into the buffers of the socket
-		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []WantItem{{Name: "w"}}})
+		c.send(typeLoad, loadBody{Load: i + 1, source: source{Store: nothing}, Items: []wantBody{{Name: "w"}}})
 	}
 	folder := t.TempDir()
 	c.send(typeSave, newSave(2, folder))
-	c.send(typeStaged, stagedBody{Generation: 2, Units: []Unit{c.stage(2, 8192)}, All: true})
-	c.send(typeAbandon, abandonBody{1, ErrorValue{Text: "no"}}) // so that the next one begins
+	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, 8192)}, All: true})
+	c.send(typeAbandon, abandonBody{1, errorBody{Text: "no"}}) // so that the next one begins
 	for deadline := time.Now().Add(patience); published(t, folder) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the save is not published")
@@ -869,24 +813,24 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A saver says what a checkpoint holds, by a number like that of a load.
+// A saver says what a checkpoint holds, by a number, as in a load.
 func TestServeDescribes(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a")
 	c := newTrainer(t)
 	c.join()
 	c.send(typeSave, newSave(1, folder))
-	c.send(typeStaged, stagedBody{Generation: 1, Units: []Unit{c.stage(1, 4096)}, All: true})
+	c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{c.stage(1, 4096)}, All: true})
 	c.expect(typeSaved)
 	c.send(typeDescribe, describeBody{Load: 5, source: source{Store: folder}})
 	got := received[describedBody](c, typeDescribed)
 	if got.Load != 5 || got.SaveID != "s1" || got.WorldSize != 1 || got.Time == nil {
 		t.Errorf("the checkpoint is %+v", got)
 	}
-	want := []Entry{
-		{Item: Item{Name: "step", Codec: "json", Data: []byte("7")}, Bytes: 1},
-		{Item: Item{Name: "w", DType: "uint8", Shape: []int64{int64(len(content))}}},
+	want := []entryBody{
+		{itemBody: itemBody{Name: "step", Codec: "json", Data: []byte("7")}, Bytes: 1},
+		{itemBody: itemBody{Name: "w", DType: "uint8", Shape: []int64{int64(len(content))}}},
 	}
-	if d := cmp.Diff(want, got.Entries); d != "" {
+	if d := cmp.Diff(want, got.Entries, cmp.AllowUnexported(entryBody{})); d != "" {
 		t.Errorf("-want +described\n%s", d)
 	}
 	c.send(typeDescribe, describeBody{Load: 5, source: source{Store: filepath.Join(folder, "nothing")}})

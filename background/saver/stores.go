@@ -6,7 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Stores opens stores by their addresses. It keeps those of URLs, whose clients have
+// Stores opens stores by their addresses. It keeps the stores of URLs, whose clients have
 // connections, and opens paths anew, because they may have become files or folders. The
 // zero value is ready to use. Its methods are safe for concurrent use.
 type Stores struct {
@@ -17,7 +17,7 @@ type Stores struct {
 // Open returns the store at an address that it has kept, or the one that open returns. It
 // holds no lock while open runs, which may take a request.
 func (s *Stores) Open(address string, open func(address string) (blob.Store, error)) (blob.Store, error) {
-	if kept := s.Kept(address); kept != nil {
+	if kept := s.lookup(address); kept != nil {
 		return kept, nil
 	}
 	store, err := open(address)
@@ -36,8 +36,8 @@ func (s *Stores) Open(address string, open func(address string) (blob.Store, err
 	return store, nil
 }
 
-// Kept returns the store that Open has kept, or nil.
-func (s *Stores) Kept(address string) blob.Store {
+// lookup returns the store that Open has kept, or nil.
+func (s *Stores) lookup(address string) blob.Store {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.kept[address]

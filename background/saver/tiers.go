@@ -16,12 +16,12 @@ import (
 )
 
 // Tiers says how a checkpoint gets from the store of its save, which is the local one, to
-// the remote one. OpenTiers returns it.
+// the remote one. Save.OpenTiers returns it.
 type Tiers struct {
 	upload.Pair
-	// Group is that of the uploads. It has the ranks of the save.
+	// Group is the group of the uploads. It has the ranks of the save.
 	Group group.Group
-	// Uploaded receives the outcome after that of the save: the error of the save, if it
+	// Uploaded receives the outcome of the upload after Over has returned: the error of the save, if it
 	// failed.
 	Uploaded func(*upload.Report, error)
 
@@ -32,56 +32,50 @@ type Tiers struct {
 	direct func() (storage.Writer, error)
 }
 
-// TierOptions describe Tiers.
-type TierOptions struct {
-	// Local is the store of the save, and Remote the address of the same checkpoint in the
-	// remote store.
-	Local  blob.Store
-	Remote string
-	// Ceiling bounds the checkpoints in the folders beside Local, in bytes. Zero: nothing
-	// does.
-	Ceiling int64
-	// Open opens an address.
-	Open func(address string) (blob.Store, error)
-	// Writer returns a writer of the save to a store.
-	Writer       func(store blob.Store) (storage.Writer, error)
-	Format       string // its name
-	FailIfExists bool
-	BufferBytes  int64
-	// Planner decides which rank writes what.
-	Planner plan.SavePlanner
-}
-
 // maxUploadMemory bounds the buffers of an upload. More of them do not make it faster.
 const maxUploadMemory = 256 << 20
 
-// OpenTiers opens the remote store. The error wraps storage.ErrOptions if the options make
-// no sense. If the remote store cannot be opened, saves take place all the same, and
-// their uploads fail; Err returns why.
-func OpenTiers(o TierOptions) (*Tiers, error) {
-	t := &Tiers{Pair: upload.Pair{Local: o.Local, Overwrite: !o.FailIfExists, Memory: min(o.BufferBytes, maxUploadMemory)}, format: o.Format}
-	t.direct = func() (storage.Writer, error) { return o.Writer(t.Remote) }
-	err := storage.RefuseIf(o.Ceiling < 0, "the ceiling of local checkpoints is negative")
+// CheckTiers returns an error that wraps storage.ErrOptions if a save to the local store
+// cannot be uploaded to Remote, or if LocalBytes cannot bound it. It opens no store.
+func (v *Save) CheckTiers(local blob.Store) error {
+	_, err := v.folder(local)
+	return err
+}
+
+// folder checks the stores. It returns the folder of the local one, or "" if the local
+// store is not a folder.
+func (v *Save) folder(local blob.Store) (string, error) {
+	if v.LocalBytes < 0 {
+		return "", storage.RefuseIf(true, "the ceiling of local checkpoints is negative")
+	}
+	dir, err := folderOf(local)
+	if err != nil && v.LocalBytes == 0 {
+		return "", nil // without a ceiling, the local store may be any other one
+	}
+	if err == nil {
+		err = refuseSame(dir, v.Remote)
+	}
+	if err == nil && v.LocalBytes > 0 {
+		err = refuseCeiling(filepath.Base(dir), v.Remote, v.Format)
+	}
+	return dir, err
+}
+
+// OpenTiers checks the stores as CheckTiers does, and opens the remote one. open opens an
+// address, and writer returns a writer of the save to a store. If the remote store cannot
+// be opened, saves take place all the same, and their uploads fail; Err returns why.
+func (v *Save) OpenTiers(local blob.Store, open func(address string) (blob.Store, error), writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
+	dir, err := v.folder(local)
 	if err != nil {
 		return nil, err
 	}
+	t := &Tiers{Pair: upload.Pair{Local: local, Overwrite: !v.FailIfExists, Memory: min(v.BufferBytes, maxUploadMemory)}, format: v.Format}
+	t.direct = func() (storage.Writer, error) { return writer(t.Remote) }
 	var run blob.Store
-	t.Remote, run, t.broken = upload.Open(o.Open, o.Remote)
-	dir, err := folderOf(o.Local)
-	if err == nil {
-		err = refuseSame(dir, o.Remote)
-	} else if o.Ceiling == 0 {
-		err = nil // without a ceiling, the local store may be any other one
+	t.Remote, run, t.broken = upload.Open(open, v.Remote)
+	if v.LocalBytes > 0 {
+		t.room = &upload.Room{Ceiling: v.LocalBytes, Dir: filepath.Dir(dir), Name: filepath.Base(dir), Remote: run, Copies: v.Owner == plan.EveryHolder}
 	}
-	if err != nil || o.Ceiling == 0 {
-		return t, err
-	}
-	name := filepath.Base(dir)
-	if err := refuseCeiling(name, o.Remote, o.Format); err != nil {
-		return nil, err
-	}
-	d, ok := o.Planner.(*plan.DefaultSave)
-	t.room = &upload.Room{Ceiling: o.Ceiling, Dir: filepath.Dir(dir), Name: name, Remote: run, Copies: !ok || d.Owner == plan.EveryHolder}
 	return t, nil
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/extent"
 )
 
-// ErrClosed is the error of a snapshot that was closed.
-var ErrClosed = errors.New("the snapshot is closed")
+// errClosed is the error of a snapshot that was closed.
+var errClosed = errors.New("the snapshot is closed")
 
 // minArena is the size of the smallest arena.
 const minArena = 4 * pageBytes
@@ -103,8 +103,8 @@ func (a *Arena) Used() (now, peak int64) {
 	return a.used, a.peak
 }
 
-// alloc returns the offset of n free bytes, which the caller frees by release. If there
-// are none, ok is false, and the channel is closed once memory was freed.
+// alloc returns the offset of n free bytes, which the caller frees by release. If no n
+// bytes are free, ok is false, and the channel is closed once memory was freed.
 func (a *Arena) alloc(n int64) (off int64, ok bool, freed <-chan struct{}) {
 	n = roundUp(n)
 	a.mu.Lock()
@@ -136,33 +136,5 @@ func (a *Arena) release(off, n int64) {
 	close(a.freed)
 	a.freed = make(chan struct{})
 }
-
-// Region is a part of an arena that is in use.
-type Region struct {
-	Offset int64 // in the arena
-	Bytes  []byte
-	arena  *Arena
-}
-
-// Reserve returns n bytes of the arena. If they are not free, it returns a channel that
-// is closed once memory was freed. The error wraps ErrArena if n bytes never fit.
-func (a *Arena) Reserve(n int64) (*Region, <-chan struct{}, error) {
-	off, ok, freed := a.alloc(n)
-	if ok {
-		return &Region{off, a.mem[off : off+n : off+n], a}, nil, nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.used == 0 && a.freed == freed { // nothing will be freed
-		return nil, nil, fmt.Errorf("%w: %d bytes do not fit into an arena of %d", ErrArena, n, a.Size())
-	}
-	return nil, freed, nil
-}
-
-// Free ends the use of the region.
-func (r *Region) Free() { r.arena.release(r.Offset, int64(len(r.Bytes))) }
-
-// Room returns how many bytes Reserve can return at most.
-func (a *Arena) Room() int64 { return a.limit }
 
 func roundUp(n int64) int64 { return (n + pageBytes - 1) / pageBytes * pageBytes }

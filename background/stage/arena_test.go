@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
@@ -17,10 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestArenaHandsOutFreeMemory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const pages = 32
-		a, err := NewArena(pages * pageBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(NewArena(pages * pageBytes))(t)
 		defer a.Close()
 		type extent struct{ off, len int64 }
 		var held []extent
@@ -66,10 +64,7 @@ func TestArenaHandsOutFreeMemory(t *testing.T) {
 }
 
 func TestArenaTellsWhenMemoryIsFreed(t *testing.T) {
-	a, err := NewArena(4 * pageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(4 * pageBytes))(t)
 	defer a.Close()
 	off, _, _ := a.alloc(a.Size())
 	_, ok, freed := a.alloc(1)
@@ -91,10 +86,7 @@ func TestArenaSizes(t *testing.T) {
 			t.Errorf("NewArena(%d) = %v; want ErrArena", size, err)
 		}
 	}
-	a, err := NewArena(minArena + pageBytes - 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(minArena + pageBytes - 1))(t)
 	if a.Size() != minArena {
 		t.Errorf("Size = %d; want whole pages", a.Size())
 	}
@@ -118,26 +110,15 @@ func TestMapFileRefusesFilesThatCanShrink(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux shares arenas")
 	}
-	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
-	if err := f.Truncate(1 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(1<<20))
 	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
 		t.Errorf("MapFile of a plain file = %v; want ErrArena", err)
 	}
-	a, err := NewShared(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewShared(1 << 20))(t)
 	defer a.Close()
-	mem, err := MapFile(a.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem := must.Get(MapFile(a.File()))(t)
 	defer Unmap(mem)
 	a.mem[5] = 77
 	if mem[5] != 77 {
@@ -145,36 +126,5 @@ func TestMapFileRefusesFilesThatCanShrink(t *testing.T) {
 	}
 	if err := a.File().Truncate(0); err == nil {
 		t.Error("the file of an arena can shrink")
-	}
-}
-
-func TestReserve(t *testing.T) {
-	for name, alloc := range map[string]func(int64) (*Arena, error){"private": NewArena, "shared": NewShared} {
-		a, err := alloc(16 * pageBytes)
-		if err != nil {
-			t.Skip(name, err)
-		}
-		defer a.Close()
-		if r, freed, err := a.Reserve(a.Room() + 1); r != nil || freed != nil || !errors.Is(err, ErrArena) {
-			t.Errorf("%s: Reserve of more than there is = %v, %v, %v; want ErrArena", name, r, freed, err)
-		}
-		r, _, err := a.Reserve(a.Room())
-		if err != nil || int64(len(r.Bytes)) != a.Room() {
-			t.Fatalf("%s: Reserve of everything = %v, %v", name, r, err)
-		}
-		none, freed, err := a.Reserve(1)
-		if none != nil || freed == nil || err != nil {
-			t.Fatalf("%s: Reserve of a full arena = %v, %v, %v; want a channel", name, none, freed, err)
-		}
-		r.Bytes[len(r.Bytes)-1] = 1
-		r.Free()
-		<-freed
-		if r, _, err = a.Reserve(1); err != nil || r.Offset != 0 {
-			t.Errorf("%s: Reserve of what was freed = %v, %v", name, r, err)
-		}
-		r.Free()
-		if now, peak := a.Used(); now != 0 || peak != a.Room() {
-			t.Errorf("%s: %d bytes are in use, %d at most", name, now, peak)
-		}
 	}
 }

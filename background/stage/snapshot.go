@@ -47,7 +47,7 @@ const (
 )
 
 // Snapshot is the state of one rank at one moment, staged in an arena. It is the planner
-// of the save: the plans are those of the planner that it wraps, the content is the
+// of the save: the planner that it wraps makes the plans, the content is the
 // staged one.
 type Snapshot struct {
 	inner      plan.SavePlanner
@@ -187,7 +187,7 @@ type span struct {
 }
 
 // divide puts the items into units. Memory that several tensors share becomes one
-// segment, so it is copied once and stays shared. Otherwise the order is that of the
+// segment, so it is copied once and stays shared. Otherwise the order follows the
 // plan, which is the order in which a save reads.
 func (s *Snapshot) divide(items []*item) {
 	spans := make([]span, len(items))
@@ -261,12 +261,12 @@ func (s *Snapshot) unitFor(size int64) *unit {
 
 // Fill stages what there is memory for, in parallel, and returns whether that is
 // everything. It calls start when the save may begin. A save waits for units that are
-// being copied, and reads units without memory from that of the caller. If early is set
+// being copied, and reads units without memory from the memory of the caller. If early is set
 // or there is not enough memory, the save can read each unit as soon as it is copied, and
 // otherwise when all are.
 func (s *Snapshot) Fill(ctx context.Context, early bool, start func()) (all bool, err error) {
 	all, _, err = s.fill(ctx, early, start)
-	if errors.Is(err, ErrClosed) {
+	if errors.Is(err, errClosed) {
 		return true, nil // the save is over
 	}
 	return all, err
@@ -423,7 +423,7 @@ func (s *Snapshot) Fits() bool {
 func (s *Snapshot) Rest(ctx context.Context, done <-chan struct{}) error {
 	for {
 		all, again, err := s.fill(ctx, true, func() {})
-		if errors.Is(err, ErrClosed) {
+		if errors.Is(err, errClosed) {
 			return nil // the save is over
 		}
 		if all || err != nil {
@@ -490,7 +490,7 @@ func (s *Snapshot) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err == nil {
-		s.err = ErrClosed
+		s.err = errClosed
 	}
 	for _, u := range s.units {
 		if u.state != copying {
@@ -593,12 +593,12 @@ func (s *Snapshot) SetUp(plan.SaveSetup) error { return nil }
 // LocalPlan returns the plan of this rank.
 func (s *Snapshot) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// GlobalPlan is that of the wrapped planner.
+// GlobalPlan calls the wrapped planner.
 func (s *Snapshot) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	return s.inner.GlobalPlan(plans)
 }
 
-// PlanOptions are those of the wrapped planner.
+// PlanOptions calls the wrapped planner.
 func (s *Snapshot) PlanOptions() string {
 	o := fmt.Sprintf("%T", s.inner)
 	if p, ok := s.inner.(interface{ PlanOptions() string }); ok {
@@ -607,7 +607,7 @@ func (s *Snapshot) PlanOptions() string {
 	return o
 }
 
-// FinishPlan is that of the wrapped planner. What the final plan does not need is freed.
+// FinishPlan calls the wrapped planner. It frees memory that the final plan does not need.
 func (s *Snapshot) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	out, err := s.inner.FinishPlan(p)
 	if err != nil || out == nil {

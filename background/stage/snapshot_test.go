@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -25,10 +26,7 @@ func drawView(t *rapid.T, mem []byte) *tensor.Tensor {
 	if rows > 1 {
 		stride = rapid.Int64Range(0, (left-1)/(rows-1)).Draw(t, "stride")
 	}
-	x, err := tensor.FromStrided(d, []int64{rows}, []int64{stride}, offset, mem)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.FromStrided(d, []int64{rows}, []int64{stride}, offset, mem))(t)
 	return x
 }
 
@@ -47,10 +45,7 @@ func TestSnapshotHoldsWhatTheStateHeld(t *testing.T) {
 			name := fmt.Sprint("t", i)
 			state[name], want[name] = x, x.Clone().Contents()
 		}
-		a, err := NewArena(rapid.Int64Range(minArena, 512<<10).Draw(t, "arena"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(NewArena(rapid.Int64Range(minArena, 512<<10).Draw(t, "arena")))(t)
 		defer a.Close()
 		s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: state, Size: 1, Coordinator: true}, a, 7)
 		if err != nil {
@@ -67,25 +62,18 @@ func TestSnapshotHoldsWhatTheStateHeld(t *testing.T) {
 			saved <- readAll(s, p, want)
 		}
 		started := make(chan struct{})
-		all, err := s.Fill(context.Background(), rapid.Bool().Draw(t, "early"), func() { close(started) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(s.Fill(context.Background(), rapid.Bool().Draw(t, "early"), func() { close(started) }))(t)
 		<-started
 		go save()
 		if !all {
-			if err := s.Rest(context.Background(), ran); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Rest(context.Background(), ran))
 		}
 		for _, m := range mems {
 			for i := range m {
 				m[i] ^= 0xff
 			}
 		}
-		if err := <-saved; err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, <-saved)
 		s.Close()
 		if now, peak := a.Used(); now != 0 || peak > a.Size() {
 			t.Fatalf("Used = %d, %d of %d", now, peak, a.Size())
@@ -118,14 +106,8 @@ func readAll(s *Snapshot, p *plan.SavePlan, want map[string][]byte) error {
 // staged returns a snapshot of one tensor.
 func stagedSnapshot(t *testing.T, a *Arena, generation uint64) (*Snapshot, *plan.WriteItem) {
 	t.Helper()
-	x, err := tensor.New(tensor.Uint8, []int64{100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, generation)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Uint8, []int64{100}))(t)
+	s := must.Get(New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, generation))(t)
 	if all, err := s.Fill(t.Context(), true, func() {}); !all || err != nil {
 		t.Fatalf("Fill = %v, %v", all, err)
 	}
@@ -141,15 +123,10 @@ func TestOtherGenerationIsDetected(t *testing.T) {
 		during bool
 	}{{"before the read", false}, {"during the read", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			a, err := NewArena(1 << 20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := must.Get(NewArena(1 << 20))(t)
 			defer a.Close()
 			s, it := stagedSnapshot(t, a, 3)
-			if err := s.Verify(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Verify())
 			overwrite := func() { binary.LittleEndian.PutUint64(a.mem, 4) }
 			if !c.during {
 				overwrite()
@@ -175,34 +152,25 @@ func TestOtherGenerationIsDetected(t *testing.T) {
 
 // TestClosedSnapshotCannotBeRead frees a snapshot while a save could still use it.
 func TestClosedSnapshotCannotBeRead(t *testing.T) {
-	a, err := NewArena(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(1 << 20))(t)
 	defer a.Close()
 	s, it := stagedSnapshot(t, a, 1)
 	s.Close()
 	stagedSnapshot(t, a, 2)
-	if _, err := s.Resolve(it); !errors.Is(err, ErrClosed) {
+	if _, err := s.Resolve(it); !errors.Is(err, errClosed) {
 		t.Errorf("Resolve = %v; want ErrClosed", err)
 	}
 }
 
 // TestRestEndsWithContext cancels staging that waits for memory.
 func TestRestEndsWithContext(t *testing.T) {
-	a, err := NewArena(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(1 << 20))(t)
 	defer a.Close()
 	if _, ok, _ := a.alloc(a.Size()); !ok {
 		t.Fatal("no memory")
 	}
 	x, _ := tensor.New(tensor.Uint8, []int64{100})
-	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1))(t)
 	if all, err := s.Fill(t.Context(), true, func() {}); all || err != nil {
 		t.Fatalf("Fill = %v, %v; there is no memory", all, err)
 	}
@@ -241,19 +209,13 @@ func TestWaitForMemoryDoesNotSpin(t *testing.T) {
 // withoutMemory returns a snapshot of a tensor for an arena that is full.
 func withoutMemory(t *testing.T) (*Arena, *Snapshot) {
 	t.Helper()
-	a, err := NewArena(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(1 << 20))(t)
 	t.Cleanup(func() { a.Close() })
 	if _, ok, _ := a.alloc(a.Size()); !ok {
 		t.Fatal("no memory")
 	}
 	x, _ := tensor.New(tensor.Uint8, []int64{100})
-	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(new(plan.DefaultSave), plan.SaveSetup{State: plan.State{"w": x}, Size: 1, Coordinator: true}, a, 1))(t)
 	return a, s
 }
 
@@ -262,9 +224,7 @@ func withoutMemory(t *testing.T) (*Arena, *Snapshot) {
 func TestContextThatEndsAfterStagingIsNoError(t *testing.T) {
 	_, s := withoutMemory(t)
 	p, _ := s.LocalPlan()
-	if err := readAll(s, p, map[string][]byte{"w": make([]byte, 100)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, readAll(s, p, map[string][]byte{"w": make([]byte, 100)}))
 	complete := false
 	s.Complete = func() { complete = true }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -282,10 +242,7 @@ func TestContextThatEndsAfterStagingIsNoError(t *testing.T) {
 func TestAwaitWaitsForReadsOfTheCallersMemory(t *testing.T) {
 	_, s := withoutMemory(t)
 	p, _ := s.LocalPlan()
-	d, err := s.Resolve(&p.Items[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(s.Resolve(&p.Items[0]))(t)
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -313,19 +270,13 @@ func TestAwaitWaitsForReadsOfTheCallersMemory(t *testing.T) {
 
 // TestUnitsFitIntoASmallArena stages as much of a state as fits.
 func TestUnitsFitIntoASmallArena(t *testing.T) {
-	a, err := NewArena(256 << 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewArena(256 << 10))(t)
 	defer a.Close()
 	state := plan.State{}
 	for i := range 100 {
 		state[fmt.Sprint("t", i)], _ = tensor.New(tensor.Uint8, []int64{8 << 10})
 	}
-	s, err := New(new(plan.DefaultSave), plan.SaveSetup{State: state, Size: 1, Coordinator: true}, a, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(new(plan.DefaultSave), plan.SaveSetup{State: state, Size: 1, Coordinator: true}, a, 1))(t)
 	defer s.Close()
 	if all, err := s.Fill(t.Context(), true, func() {}); all || err != nil {
 		t.Fatalf("Fill = %v, %v; there is too little memory", all, err)

@@ -36,14 +36,14 @@ type Room struct {
 	// the same.
 	Copies bool
 	// Uploads waits for the oldest upload of this job that is under way. It returns false
-	// if there is none.
+	// if no upload is under way.
 	Uploads func(ctx context.Context) bool
 	// Err, if not nil, is the error of this rank: it takes part in Fits, which fails.
 	Err error
 	// Warn receives errors that do no harm.
 	Warn func(error)
 
-	leads bool // this rank makes room for those that use the same folder
+	leads bool // this rank makes room for the ranks that use the same folder
 }
 
 // What a checkpoint takes in addition to the bytes of its items, at most: entries of an
@@ -51,7 +51,7 @@ type Room struct {
 const (
 	itemOverhead = 4096
 	nameOverhead = 4
-	byteOverhead = 256 // one byte for so many
+	byteOverhead = 256 // one byte more for each 256
 	rankOverhead = 64 << 10
 )
 
@@ -199,7 +199,7 @@ func (m *marked) lowest(ctx context.Context, all []mark) (int, error) {
 
 func (m *marked) release() {
 	if m.lock != nil {
-		_ = m.lock.Release() // a lock that stays is that of a dead process
+		_ = m.lock.Release() // a lock that stays belongs to a dead process
 	}
 }
 
@@ -256,7 +256,7 @@ func ignoreGone(err error) error {
 }
 
 // removeOldest removes the oldest local checkpoint that the remote run has too. It returns
-// false if there is none, or if the remote store fails.
+// false if there is no such checkpoint, or if the remote store fails.
 func (r *Room) removeOldest(ctx context.Context) bool {
 	if r.Remote == nil {
 		return false
@@ -386,8 +386,8 @@ type complete struct {
 	sizes          map[string]int64 // of its files
 }
 
-// whole returns the checkpoint in a store. It is nil if there is none, if a file is missing,
-// if it cannot be read, or if it does not record of which save it is. An error is that of
+// whole returns the checkpoint in a store. It is nil if the store has no checkpoint, if a file is
+// missing, if it cannot be read, or if it does not record its save. An error comes from
 // the store.
 func whole(ctx context.Context, store blob.Store) (*complete, error) {
 	c, err := formats.Open(ctx, store, nil)
@@ -413,7 +413,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 			return nil, err
 		}
 		have[info.Name] = info.Size
-		if formats.Stage(out.format, info.Name) > 1 { // a record need not name itself
+		if formats.WriteOrder(out.format, info.Name) > 1 { // a record need not name itself
 			out.sizes[info.Name] = info.Size
 		}
 	}
@@ -436,7 +436,7 @@ func (there *complete) common(ctx context.Context, local blob.Store) ([]string, 
 		if err != nil {
 			return nil, err
 		}
-		isRecord := formats.Stage(there.format, info.Name) > 1
+		isRecord := formats.WriteOrder(there.format, info.Name) > 1
 		record = record || isRecord
 		if size, ok := there.sizes[info.Name]; ok && size == info.Size && (isRecord || strings.Contains(info.Name, there.saveID)) {
 			names = append(names, info.Name)
@@ -452,6 +452,8 @@ func (there *complete) common(ctx context.Context, local blob.Store) ([]string, 
 			return nil, nil
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return formats.Stage(there.format, b) - formats.Stage(there.format, a) })
+	slices.SortFunc(names, func(a, b string) int {
+		return formats.WriteOrder(there.format, b) - formats.WriteOrder(there.format, a)
+	})
 	return names, nil
 }

@@ -3,6 +3,7 @@ package upload
 import (
 	"context"
 	"errors"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,18 +15,12 @@ import (
 // way.
 func TestFolderThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "lost+found"), 0))
 	if os.Geteuid() == 0 { // as another user, in this thread
-		if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)))
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		if err := syscall.Setfsuid(12345); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Setfsuid(12345))
 		defer syscall.Setfsuid(0)
 	}
 	if _, err := os.ReadDir(filepath.Join(dir, "lost+found")); err == nil {

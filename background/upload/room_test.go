@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -33,10 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T, dir ...string) *file.Store {
 	t.Helper()
-	s, err := file.Open(filepath.Join(dir...), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(filepath.Join(dir...), nil))(t)
 	return s
 }
 
@@ -46,16 +44,12 @@ func save(t *testing.T, dir, id string) {
 	s := open(t, dir)
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
 	state := plan.State{"v": storagetest.Filled(t, tensor.Float32, []int64{1000}, 1)}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage(id, 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage(id, 1, 1), state))
 }
 
 func copyFolder(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(to, os.DirFS(from)))
 }
 
 // remove removes the files that match a pattern.
@@ -66,9 +60,7 @@ func remove(t *testing.T, pattern ...string) {
 		t.Fatalf("%v: %v, %v", pattern, names, err)
 	}
 	for _, name := range names {
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(name))
 	}
 }
 
@@ -89,9 +81,7 @@ func TestOnlyCompleteCopiesAreRemoved(t *testing.T) {
 		"a copy of another save":        {func(t *testing.T, _, remote string) { save(t, remote, "save9") }, nil, []string{"*"}, false},
 		"a file of the copy is shorter": {func(t *testing.T, _, remote string) { truncate(t, remote, "*.safetensors") }, nil, []string{"*"}, false},
 		"files of the user": {func(t *testing.T, local, remote string) {
-			if err := os.WriteFile(filepath.Join(local, "notes.txt"), nil, 0o666); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(local, "notes.txt"), nil, 0o666))
 		}, nil, []string{"notes.txt"}, false},
 		"a part without a record":  {func(t *testing.T, local, _ string) { remove(t, local, "cairn.json"); remove(t, local, "*-index.cairn") }, nil, nil, false},
 		"a part of another save":   {func(t *testing.T, _, remote string) { remove(t, remote, "*"); save(t, remote, "save9") }, nil, []string{"*"}, false},
@@ -145,9 +135,7 @@ func truncate(t *testing.T, pattern ...string) {
 		t.Fatalf("%v: %v, %v", pattern, names, err)
 	}
 	for _, name := range names {
-		if err := os.Truncate(name, 100); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Truncate(name, 100))
 	}
 }
 
@@ -163,8 +151,8 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// Nothing is removed from a folder while a save is under way there, and nothing from that of
-// the new checkpoint.
+// Nothing is removed from a folder while a save is under way there, or from the
+// folder of the new checkpoint.
 func TestFoldersInUseStay(t *testing.T) {
 	local := t.TempDir()
 	for _, name := range []string{"step-1", "step-2"} {
@@ -172,10 +160,7 @@ func TestFoldersInUseStay(t *testing.T) {
 	}
 	remote := t.TempDir()
 	copyFolder(t, local, remote)
-	lock, err := publish.LockSave(t.Context(), open(t, local, "step-1"), "native", "save7")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(publish.LockSave(t.Context(), open(t, local, "step-1"), "native", "save7"))(t)
 	if lock == nil {
 		t.Skip("no locks here")
 	}
@@ -183,9 +168,7 @@ func TestFoldersInUseStay(t *testing.T) {
 	if r.make(t.Context(), 1000) {
 		t.Error("there is room, although both folders are in use")
 	}
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lock.Release())
 	if r.make(t.Context(), 1000) || len(names(t, filepath.Join(local, "step-1"))) != 0 || len(names(t, filepath.Join(local, "step-2"))) == 0 {
 		t.Error("not the old checkpoint was removed, and only that")
 	}
@@ -240,10 +223,7 @@ func TestRoomWaitsForUploads(t *testing.T) {
 
 func used(t *testing.T, dir string) int64 {
 	t.Helper()
-	n, err := (&Room{Dir: dir}).used()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get((&Room{Dir: dir}).used())(t)
 	return n
 }
 
@@ -338,9 +318,7 @@ func TestHostsOfOneName(t *testing.T) {
 func TestMarksOfDeadRanks(t *testing.T) {
 	if os.Getenv("MARK_DIR") != "" {
 		var m marked
-		if _, err := m.put(t.Context(), os.Getenv("MARK_DIR")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(m.put(t.Context(), os.Getenv("MARK_DIR")))(t)
 		os.Exit(0) // without release
 	}
 	dir := t.TempDir()
@@ -353,9 +331,7 @@ func TestMarksOfDeadRanks(t *testing.T) {
 		t.Fatalf("the dead rank has left %v, %v; want its mark", left, err)
 	}
 	var m marked
-	if _, err := m.put(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(m.put(t.Context(), dir))(t)
 	m.release()
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("the folder has %v, %v; want nothing", left, err)
@@ -390,15 +366,10 @@ func TestRemoteOfANewerVersion(t *testing.T) {
 		copyFolder(t, filepath.Join(local, name), filepath.Join(remote, name))
 	}
 	record := filepath.Join(remote, "step-1", "cairn.json")
-	b, err := os.ReadFile(record)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(record))(t)
 	b = bytes.Replace(b, []byte(`"version": 1`), []byte(`"version": 99`), 1)
 	b = bytes.Replace(b, []byte(`"crc32c"`), []byte(`"sum"`), 1)
-	if err := os.WriteFile(record, b, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(record, b, 0o666))
 	if _, err := formats.Open(t.Context(), open(t, remote, "step-1"), nil); !errors.Is(err, storage.ErrVersion) {
 		t.Fatalf("Open = %v; want ErrVersion", err)
 	}

@@ -19,12 +19,12 @@ import (
 // Report describes an upload that succeeded.
 type Report struct {
 	SaveID string `json:"save_id"`
-	// Bytes and Files count the files of all ranks, LocalBytes those that this rank has
+	// Bytes and Files count the files of all ranks, RankBytes the files that this rank has
 	// uploaded.
-	Bytes      int64         `json:"bytes"`
-	LocalBytes int64         `json:"local_bytes"`
-	Files      int           `json:"files"`
-	Time       time.Duration `json:"upload_ns"`
+	Bytes     int64         `json:"bytes"`
+	RankBytes int64         `json:"local_bytes"`
+	Files     int           `json:"files"`
+	Time      time.Duration `json:"upload_ns"`
 	// Direct means that there was no room in the local store: the save itself went to
 	// the remote one.
 	Direct bool `json:"direct,omitempty"`
@@ -49,7 +49,7 @@ type totals struct {
 }
 
 // Upload copies what this rank has saved to the remote store. All ranks of g call it, and
-// it fails on all of them or on none. saved is the error of the save on this rank: no
+// it fails on all of them or on no rank. saved is the error of the save on this rank: no
 // rank uploads anything unless it is nil on all ranks. Rank 0 has saved the record. The
 // checkpoint appears in the remote store completely or not at all. After a failure, files
 // that are complete stay there, and a later copy uses them.
@@ -98,7 +98,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 		return nil, err
 	}
 	return &Report{
-		SaveID: s.SaveID, Bytes: sum.Bytes, LocalBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
+		SaveID: s.SaveID, Bytes: sum.Bytes, RankBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
 	}, nil
 }
 

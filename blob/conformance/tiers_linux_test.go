@@ -129,7 +129,7 @@ func TestTiersInS3(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if r.Bytes < tierRanks*tierBytes || r.LocalBytes < tierBytes || r.Traffic == nil || r.Traffic.Requests == 0 || r.Traffic.Sent < tierBytes || r.Direct {
+		if r.Bytes < tierRanks*tierBytes || r.RankBytes < tierBytes || r.Traffic == nil || r.Traffic.Requests == 0 || r.Traffic.Sent < tierBytes || r.Direct {
 			return fmt.Errorf("the upload of step %d = %+v, traffic %+v", step, r, r.Traffic)
 		}
 		// A list, the file in two parts, and on rank 0 another list, the index and the record.

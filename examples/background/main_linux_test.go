@@ -82,9 +82,9 @@ func staged(t *testing.T, lines *bufio.Scanner, least int64) int64 {
 // The trainers are killed as soon as a state is staged. The job is started again, waits
 // for the savers, continues after that state, and ends.
 func TestKilledJobContinues(t *testing.T) {
+	p := build(t) // may take minutes
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	p := build(t)
 	killed, lines := p.start(ctx, t, "-steps", "1000000000", "-every", "5")
 	step := staged(t, lines, 9)
 	for { // until the saver of rank 0 has read what to save

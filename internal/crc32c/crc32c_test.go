@@ -86,7 +86,7 @@ func TestUpdateEveryAlignment(t *testing.T) {
 }
 
 // However long the bytes are, wherever they begin and are cut, and whatever came
-// before, the checksum is that of hash/crc32.
+// before, the checksum equals hash/crc32's.
 func TestUpdateOfPieces(t *testing.T) {
 	p := noise(3 << 20)
 	eachPath(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package crc32c
 
 import (
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"syscall"
 	"testing"
 )
@@ -9,17 +10,12 @@ import (
 // cannot be.
 func TestUpdateReadsNothingElse(t *testing.T) {
 	page := syscall.Getpagesize()
-	m, err := syscall.Mmap(-1, 0, 3*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(syscall.Mmap(-1, 0, 3*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))(t)
 	defer syscall.Munmap(m)
 	p := m[page : 2*page]
 	copy(p, noise(page))
 	for _, guard := range [][]byte{m[:page], m[2*page:]} {
-		if err := syscall.Mprotect(guard, syscall.PROT_NONE); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Mprotect(guard, syscall.PROT_NONE))
 	}
 	eachPath(t, func(t *testing.T) {
 		for n := range page + 1 {

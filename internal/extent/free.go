@@ -1,4 +1,4 @@
-// Package extent hands out intervals of a space, such as those of a file or of a mapped
+// Package extent hands out intervals of a space, such as a file or a mapped
 // memory. It holds no bytes and does not depend on what the space is.
 package extent
 

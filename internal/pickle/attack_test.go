@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -61,7 +62,7 @@ func TestDecodeRefusesInvalidPickles(t *testing.T) {
 		{"two values at STOP", "NN.", pickle.ErrMalformed},
 		{"an open mark at STOP", "(N.", pickle.ErrMalformed},
 		{"bytes after STOP", "N.N", pickle.ErrMalformed},
-		{"an opcode that is none", "\xff.", pickle.ErrMalformed},
+		{"an unknown opcode", "\xff.", pickle.ErrMalformed},
 		{"protocol 6", "\x80\x06N.", pickle.ErrUnsupported},
 		{"a frame beyond the end", "\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", pickle.ErrMalformed},
 		{"a string beyond the end", "X\xff\xff\xff\x7fa.", pickle.ErrMalformed},
@@ -193,10 +194,7 @@ func TestCountsAreBounded(t *testing.T) {
 }
 
 func TestDuplicateKeys(t *testing.T) {
-	got, err := pickle.Decode([]byte("}(K\x01K\x0aK\x02K\x0bG\x3f\xf0\x00\x00\x00\x00\x00\x00K\x0c\x88K\x0du."), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(pickle.Decode([]byte("}(K\x01K\x0aK\x02K\x0bG\x3f\xf0\x00\x00\x00\x00\x00\x00K\x0c\x88K\x0du."), nil))(t)
 	want := &value.Dict{Pairs: []value.Pair{{Key: int64(1), Value: int64(13)}, {Key: int64(2), Value: int64(11)}}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("1, 2, 1.0 and True as keys (-want +got):\n%s", diff)

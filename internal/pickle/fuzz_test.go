@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -145,10 +146,7 @@ func FuzzRecords(f *testing.F) {
 			[]any{c(map[string]any{"a": int64(1)}), c(map[string]any{"a": int64(-70000), "b": true, "c": value.Tuple{}}), c(nil)},
 			map[string]any{"k": c(map[string]any{"a": c(map[string]any{"b": ints(1, 2, 3, 4, 5)}), "c": call("torch", "Size", value.Tuple{})})},
 		} {
-			b, err := pickle.Encode(v, o)
-			if err != nil {
-				f.Fatal(err)
-			}
+			b := must.Get(pickle.Encode(v, o))(f)
 			f.Add(b)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -177,10 +178,7 @@ func TestPathsAreJoinedLikePython(t *testing.T) {
 		for _, s := range parts {
 			p += "\x8c" + string(rune(len(s))) + s
 		}
-		got, err := pickle.Decode([]byte(p+"tR."), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(pickle.Decode([]byte(p+"tR."), nil))(t)
 		if diff := cmp.Diff(&value.Object{Module: "pathlib", Name: "PosixPath", Call: true, Args: value.Tuple{want}}, got); diff != "" {
 			t.Errorf("PosixPath(%q) (-want +got):\n%s", parts, diff)
 		}

@@ -88,7 +88,7 @@ type DecodeOptions struct {
 // Parts that are shared in the pickle are shared in the value, so callers must
 // not change it. The error wraps ErrCycle if a value contains itself, and
 // ErrLimit if the value would take too much memory or work; other errors wrap
-// ErrMalformed, ErrUnsupported or ErrPersistent, or are those of the functions in
+// ErrMalformed, ErrUnsupported or ErrPersistent, or come from the functions in
 // o. Surrogates in strings are three bytes each, which is not valid UTF-8.
 // Attributes of an OrderedDict are dropped.
 func Decode(data []byte, o *DecodeOptions) (any, error) {
@@ -119,7 +119,7 @@ func DecodePrefix(data []byte, o *DecodeOptions) (v any, n int, err error) {
 // failure is the panic of Fail.
 type failure struct{ error }
 
-// Fail panics with an error, whose format is that of fmt.Errorf. The entry points
+// Fail panics with an error, formatted like fmt.Errorf. The entry points
 // of a decoder return the error by means of Catch, so that its many small functions
 // need not.
 func Fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
@@ -177,7 +177,7 @@ func names(list ...string) map[string]bool {
 	return m
 }
 
-// Known reports whether the name is that of a harmless class, function or
+// Known reports whether the name belongs to a harmless class, function or
 // constant, which Encode writes without permission. Layouts such as torch.strided
 // and memory formats such as torch.channels_last are known.
 func Known(module, name string) bool {

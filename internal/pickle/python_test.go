@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -26,23 +27,15 @@ type sample struct {
 
 func (s *sample) bytes(t testing.TB) []byte {
 	t.Helper()
-	b, err := base64.StdEncoding.DecodeString(s.Pickle)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(base64.StdEncoding.DecodeString(s.Pickle))(t)
 	return b
 }
 
 func samples(t testing.TB) []sample {
 	t.Helper()
-	b, err := os.ReadFile("testdata/python.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("testdata/python.json"))(t)
 	var out []sample
-	if err := json.Unmarshal(b, &out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(b, &out))
 	return out
 }
 
@@ -143,10 +136,7 @@ func TestDecodePythonPickles(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range samples(t) {
 		t.Run(fmt.Sprintf("%s-%d", s.Name, s.Protocol), func(t *testing.T) {
-			got, err := pickle.Decode(s.bytes(t), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(pickle.Decode(s.bytes(t), nil))(t)
 			want, ok := wanted[s.Name]
 			if !ok {
 				return // "many" and "np_odd" have tests of their own
@@ -168,10 +158,7 @@ func equalBig(a, b *big.Int) bool { return a.Cmp(b) == 0 }
 
 func TestPythonPicklesRoundTrip(t *testing.T) {
 	for _, s := range samples(t) {
-		want, err := pickle.Decode(s.bytes(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(pickle.Decode(s.bytes(t), nil))(t)
 		for p := 2; p <= 5; p++ {
 			b, err := pickle.Encode(want, &pickle.EncodeOptions{Protocol: p})
 			if err != nil {
@@ -193,10 +180,7 @@ func TestUnsupportedArraysStayObjects(t *testing.T) {
 		if s.Name != "np_odd" {
 			continue
 		}
-		v, err := pickle.Decode(s.bytes(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(pickle.Decode(s.bytes(t), nil))(t)
 		for i, want := range []string{"_reconstruct", "scalar", "_reconstruct"} {
 			o := v.([]any)[i].(*value.Object)
 			if o.Name != want && o.Name != "_frombuffer" || !o.Call {
@@ -211,10 +195,7 @@ func TestSharedPartsStayShared(t *testing.T) {
 		if s.Name != "shared" {
 			continue
 		}
-		v, err := pickle.Decode(s.bytes(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(pickle.Decode(s.bytes(t), nil))(t)
 		b, err := pickle.Encode(v, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -234,10 +215,7 @@ func TestLargeListsKeepTheirOrder(t *testing.T) {
 		if s.Name != "many" {
 			continue
 		}
-		v, err := pickle.Decode(s.bytes(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(pickle.Decode(s.bytes(t), nil))(t)
 		for i, e := range v.([]any) {
 			if e != int64(i) {
 				t.Fatalf("protocol %d: item %d = %v", s.Protocol, i, e)

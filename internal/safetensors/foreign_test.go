@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,10 +16,7 @@ func TestDecodeLibraryFiles(t *testing.T) {
 		"torch-2.14-consolidated.safetensors": false,
 	} {
 		t.Run(name, func(t *testing.T) {
-			file, err := os.ReadFile(filepath.Join("testdata", "torch", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := must.Get(os.ReadFile(filepath.Join("testdata", "torch", name)))(t)
 			h, err := decodeFile(file)
 			if err != nil {
 				t.Fatalf("Decode = %v; want nil", err)

@@ -37,7 +37,7 @@ type Header struct {
 	// Entries are the tensors in the order of their data, which they tile without
 	// gaps or overlaps.
 	Entries []Entry
-	// Metadata is the file's free-form metadata. Nil: the header has none.
+	// Metadata is the file's free-form metadata. Nil: the header has no metadata.
 	Metadata map[string]string
 	// Size is the size of the length field and the text with its padding, which
 	// is the offset of the data. [Encode] ignores it.
@@ -62,7 +62,7 @@ type Entry struct {
 // It accepts what the format's library accepts, with three exceptions that do not
 // occur in sound files: repeated keys and unknown fields, a "__metadata__" of
 // null, and element types smaller than a byte. Memory is bounded by the length of
-// the header. Errors wrap [ErrHeader], except those of read.
+// the header. Errors wrap [ErrHeader], except errors of read.
 func Decode(read func(p []byte, off int64) error, fileSize int64) (*Header, error) {
 	text, err := readText(read, fileSize)
 	if err != nil {

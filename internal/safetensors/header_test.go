@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -71,10 +72,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 }
 
 func TestHeaderTextIsJSON(t *testing.T) {
-	b, err := Encode(sample(), 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(Encode(sample(), 64))(t)
 	const want = `{"__metadata__":{"format":"pt","quote\"d":"line\u000abreak ` + "\u2028" + ` \\ é"},` +
 		`"empty":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},` +
 		`"w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},` +
@@ -120,10 +118,7 @@ func drawEntries(t *rapid.T) []Entry {
 	for _, name := range names {
 		d := dtypes[rapid.IntRange(0, len(dtypes)-1).Draw(t, "dtype")]
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 4).Draw(t, "shape")
-		n, err := tensor.NumBytes(d.dtype, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(tensor.NumBytes(d.dtype, shape))(t)
 		out = append(out, Entry{Name: name, DType: d.name, Shape: shape, Begin: at, End: at + n})
 		at += n
 	}
@@ -303,10 +298,7 @@ func TestEncodeRefusesInvalidHeaders(t *testing.T) {
 // A header has no checksum, so a changed byte may well give another valid one;
 // but never a panic, another error or a header that contradicts the file.
 func TestChangedBytesAreRefusedOrValid(t *testing.T) {
-	b, err := Encode(sample(), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(Encode(sample(), 8))(t)
 	file := append(b, make([]byte, 23)...)
 	for i := range len(b) {
 		for bit := range 8 {
@@ -347,10 +339,7 @@ func checkDecode(t testing.TB, file []byte) {
 }
 
 func FuzzDecodeHeader(f *testing.F) {
-	b, err := Encode(sample(), 8)
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(Encode(sample(), 8))(f)
 	f.Add(append(b, make([]byte, 23)...))
 	for _, tc := range abuse {
 		if len(tc.text) < 1000 {
@@ -407,10 +396,7 @@ func many(n int) *Header {
 
 func BenchmarkDecode(b *testing.B) {
 	h := many(100_000)
-	head, err := Encode(h, 4096)
-	if err != nil {
-		b.Fatal(err)
-	}
+	head := must.Get(Encode(h, 4096))(b)
 	size := int64(len(head)) + h.Entries[len(h.Entries)-1].End
 	read := func(p []byte, off int64) error {
 		copy(p, head[min(off, int64(len(head))):])
@@ -419,9 +405,7 @@ func BenchmarkDecode(b *testing.B) {
 	b.SetBytes(int64(len(head)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Decode(read, size); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(Decode(read, size))(b)
 	}
 }
 
@@ -429,9 +413,7 @@ func BenchmarkEncode(b *testing.B) {
 	h := many(100_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Encode(h, 4096); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(Encode(h, 4096))(b)
 	}
 }
 

@@ -225,7 +225,7 @@ func findDirectory(ctx context.Context, s *source) (directory, error) {
 	return d, nil
 }
 
-// widenDirectory replaces the values of the end record by those of the zip64 end
+// widenDirectory replaces the values of the end record by the values of the zip64 end
 // record, if there is one. It returns the offset of the end records.
 func widenDirectory(ctx context.Context, s *source, d directory, end int64) (directory, int64, error) {
 	at := end - locatorBytes - end64Bytes

@@ -224,7 +224,7 @@ var ErrValue = errors.New("value cannot be written by torch.save")
 // checkBytes is the size of Check's reads.
 const checkBytes = 1 << 20
 
-// Check reads all records and compares their checksums with those of the
+// Check reads all records and compares their checksums with the checksums in the
 // directory. It calls problem for each mismatch, with the key of the storage, or
 // "" if the record is not a storage. It returns an error if reading fails. read
 // must read the same bytes as in Open. A stream of PyTorch before 1.6 has no

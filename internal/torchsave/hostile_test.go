@@ -10,16 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/google/go-cmp/cmp"
 )
 
 // good returns a file of two tensors.
 func good(t testing.TB) []byte {
 	t.Helper()
-	b, err := Marshal(map[string]any{"a": of[int32](t, []int64{2}, 1, 2), "b": of[int32](t, []int64{1}, 3), "c": "text"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(Marshal(map[string]any{"a": of[int32](t, []int64{2}, 1, 2), "b": of[int32](t, []int64{1}, 3), "c": "text"}))(t)
 	return b
 }
 
@@ -230,10 +228,7 @@ func TestOpenRefusesTruncatedFiles(t *testing.T) {
 // checksum or stands there twice.
 func TestChangedBytesAreDetectedOrHarmless(t *testing.T) {
 	b := good(t)
-	f, err := Open(t.Context(), reader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 	for i := range b {
 		bad := bytes.Clone(b)
 		bad[i] ^= 0x55

@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -20,10 +21,7 @@ func call(name string, args ...any) any {
 // encode pickles a value of which we would write nothing.
 func encode(t testing.TB, v any) string {
 	t.Helper()
-	b, err := pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Allow: func(string, string) bool { return true }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Allow: func(string, string) bool { return true }}))(t)
 	return string(b)
 }
 
@@ -166,10 +164,7 @@ func TestUnsupportedTensorCallsStayObjects(t *testing.T) {
 		}
 	}
 	b := withStorage(t, from(v2, tensor, inner, map[string]any{"note": "x"}))
-	f, err := Open(t.Context(), reader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 	if _, ok := f.Root.(*Tensor); !ok {
 		t.Errorf("a plain tensor with attributes: Open = %+v; want a tensor", f.Root)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -20,10 +21,7 @@ import (
 func TestDTypeRoundTrip(t *testing.T) {
 	want := map[string]any{}
 	for i, d := range tensor.DTypes() {
-		x, err := tensor.New(d, []int64{2, 3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(d, []int64{2, 3}))(t)
 		p, _ := x.Bytes()
 		for j := range p {
 			p[j] = byte(i+j) & 1
@@ -60,10 +58,7 @@ func TestValueRoundTrip(t *testing.T) {
 func TestSharedTensorsAreWrittenOnce(t *testing.T) {
 	x, s := of[float32](t, []int64{2}, 1, 2), &Slot{DType: tensor.Int8, Shape: []int64{3}}
 	v := newVirtual(t, lay(t, []any{x, s, x, value.Tuple{s}}))
-	f, err := Open(t.Context(), v.read, v.size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(Open(t.Context(), v.read, v.size))(t)
 	l := f.Root.([]any)
 	if l[0] != l[2] || l[1] != l[3].(value.Tuple)[0] || l[0] == l[1] {
 		t.Errorf("root = %v; want two tensors, each at two places", l)
@@ -77,10 +72,7 @@ func TestSharedTensorsAreWrittenOnce(t *testing.T) {
 func TestParameterRoundTrip(t *testing.T) {
 	s := &Slot{DType: tensor.Float8E5M2, Shape: []int64{4}, Parameter: true, RequiresGrad: true}
 	v := newVirtual(t, lay(t, s))
-	f, err := Open(t.Context(), v.read, v.size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(Open(t.Context(), v.read, v.size))(t)
 	if x := f.Root.(*Tensor); !x.Parameter || !x.RequiresGrad || x.DType != s.DType {
 		t.Errorf("root = %+v; want a parameter", x)
 	}
@@ -131,10 +123,7 @@ func TestForeignReadersReadHeaders(t *testing.T) {
 				t.Errorf("%s: %v", r.Name, err)
 			}
 		}
-		f, err := Open(t.Context(), reader(b), int64(len(b)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 		err = f.Check(t.Context(), reader(b), func(key string, err error) { t.Errorf("Check: %q: %v", key, err) })
 		if err != nil || f.Unsummed != 0 {
 			t.Errorf("Check = %v, and %d bytes have no checksum", err, f.Unsummed)
@@ -196,26 +185,17 @@ func TestTensorRoundTripProperty(t *testing.T) {
 		want := []any{}
 		for range rapid.IntRange(0, 5).Draw(rt, "tensors") {
 			d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, "dtype")
-			x, err := tensor.New(d, rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 4).Draw(rt, "shape"))
-			if err != nil {
-				rt.Fatal(err)
-			}
+			x := must.Get(tensor.New(d, rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 4).Draw(rt, "shape")))(rt)
 			p, _ := x.Bytes()
 			for i := range p {
 				p[i] = byte(i) & 1
 			}
 			want = append(want, x, value.Tuple{rapid.String().Draw(rt, "text")})
 		}
-		b, err := Marshal(want)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		b := must.Get(Marshal(want))(rt)
 		before := rapid.IntRange(0, 100).Draw(rt, "before")
 		file := append(append(make([]byte, before), b...), "what follows"...)
-		got, err := readAll(t.Context(), reader(file[before:before+len(b)]), int64(len(b)), 1<<20)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		got := must.Get(readAll(t.Context(), reader(file[before:before+len(b)]), int64(len(b)), 1<<20))(rt)
 		if diff := cmp.Diff(want, got, sameTensor); diff != "" {
 			rt.Fatalf("(-want +got):\n%s", diff)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// parts are those of a stream.
+// parts are the parts of a stream.
 type parts struct {
 	magic, protocol, machine, root, keys any
 	storages                             string

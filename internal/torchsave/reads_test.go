@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -160,14 +161,8 @@ func TestTensorsAreBounded(t *testing.T) {
 
 // Damage of a tensor that is all of a record is noticed when it is read.
 func TestReadVerifiesChecksums(t *testing.T) {
-	b, err := Marshal(map[string]any{"x": of[float32](t, []int64{2}, 1, 2)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := Open(t.Context(), reader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(Marshal(map[string]any{"x": of[float32](t, []int64{2}, 1, 2)}))(t)
+	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 	x := f.Root.(map[string]any)["x"].(*Tensor)
 	part := *x
 	part.Shape = []int64{1}

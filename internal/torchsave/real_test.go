@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -29,10 +30,7 @@ func reader(b []byte) ReadFunc {
 // fromTorch returns a file that PyTorch wrote; testdata/make.py says how.
 func fromTorch(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 	return b
 }
 
@@ -48,20 +46,14 @@ func readAll(ctx context.Context, read ReadFunc, size, limit int64) (any, error)
 // unmarshal returns the value of a file.
 func unmarshal(t testing.TB, b []byte) any {
 	t.Helper()
-	v, err := readAll(t.Context(), reader(b), int64(len(b)), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(readAll(t.Context(), reader(b), int64(len(b)), 1<<20))(t)
 	return v
 }
 
 // of returns a tensor of the values.
 func of[E tensor.Element](t testing.TB, shape []int64, values ...E) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of(shape, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of(shape, values))(t)
 	return x
 }
 
@@ -90,10 +82,7 @@ func TestViewsOfOneStorage(t *testing.T) {
 		if diff := cmp.Diff(any(want), unmarshal(t, b), sameTensor); diff != "" {
 			t.Errorf("%s (-want +read):\n%s", name, diff)
 		}
-		f, err := Open(t.Context(), reader(b), int64(len(b)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 		if f.Legacy != (name == "views_legacy.pt") {
 			t.Errorf("%s: Legacy = %v", name, f.Legacy)
 		}
@@ -155,10 +144,7 @@ func TestTensorsInsideOfValues(t *testing.T) {
 
 func TestCheckDetectsChangedBytes(t *testing.T) {
 	b := fromTorch(t, "tensor.pt")
-	f, err := Open(t.Context(), reader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 	x := f.Root.(*Tensor)
 	for at, want := range map[int64]string{x.Offset: "0", f.PickleOffset: "", x.End: "none"} {
 		bad := bytes.Clone(b)

@@ -308,7 +308,7 @@ func rebuildParameter(args value.Tuple) (*Tensor, error) {
 }
 
 // rebuildFromType returns the tensor of (function, class, arguments, state) if
-// the class is that of plain tensors. It drops the state, which consists of
+// the class is for plain tensors. It drops the state, which consists of
 // attributes that a user set.
 func rebuildFromType(args value.Tuple) (*Tensor, error) {
 	if len(args) != 4 {
@@ -485,8 +485,8 @@ func kindOf(d tensor.DType) kind {
 }
 
 // setMetadata sets the flags in the last argument of a call, a dict. It returns
-// false for flags that it does not support: then the stored elements may not be
-// those of the tensor.
+// false for flags that it does not support: then the stored elements may
+// differ from the tensor's.
 func (t *Tensor) setMetadata(v any) bool {
 	flags, ok := flagsOf(v)
 	if !ok {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 const page = blob.Align
@@ -47,10 +48,7 @@ func TestNewPoolRefusesInvalidSizes(t *testing.T) {
 func TestBuffersAreWholeAndAligned(t *testing.T) {
 	p := NewPool(3*page, 0, 1)
 	for range 3 {
-		b, err := p.Get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(p.Get(t.Context()))(t)
 		if len(b) != 3*page || len(b) != p.Size() || !blob.Aligned(b) {
 			t.Errorf("Get = %d bytes, aligned %v; want %d, aligned", len(b), blob.Aligned(b), 3*page)
 		}
@@ -61,10 +59,7 @@ func TestBuffersAreWholeAndAligned(t *testing.T) {
 func TestGetWaitsForPut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(page, 0, 1)
-		b, err := p.Get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(p.Get(t.Context()))(t)
 		got := make(chan error)
 		go func() {
 			c, err := p.Get(t.Context())
@@ -88,10 +83,7 @@ func TestGetWaitsForPut(t *testing.T) {
 
 func TestGetReturnsContextCause(t *testing.T) {
 	p := NewPool(page, 0, 1)
-	b, err := p.Get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(p.Get(t.Context()))(t)
 	defer p.Put(b)
 	why := errors.New("why")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -111,10 +103,7 @@ func TestStatsCountLentBytes(t *testing.T) {
 	before := Stats()
 	var held [][]byte
 	for range 3 {
-		b, err := p.Get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(p.Get(t.Context()))(t)
 		held = append(held, b)
 	}
 	if got := Stats().Lent - before.Lent; got != 6*page {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -25,16 +26,11 @@ func large(tensors, chunks int) *dcpfiles.Document {
 }
 
 func BenchmarkDecode(b *testing.B) {
-	data, err := dcpfiles.Encode(large(1000, 1000))
-	if err != nil {
-		b.Fatal(err)
-	}
+	data := must.Get(dcpfiles.Encode(large(1000, 1000)))(b)
 	b.SetBytes(int64(len(data)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := dcpfiles.Decode(b.Context(), data); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(dcpfiles.Decode(b.Context(), data))(b)
 	}
 }
 
@@ -42,10 +38,7 @@ func BenchmarkEncode(b *testing.B) {
 	d := large(1000, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		data, err := dcpfiles.Encode(d)
-		if err != nil {
-			b.Fatal(err)
-		}
+		data := must.Get(dcpfiles.Encode(d))(b)
 		b.SetBytes(int64(len(data)))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -31,10 +32,7 @@ func rankDocument(t *testing.T, d dcpfiles.Dialect, fqn, file string) []byte {
 		codec = dcpfiles.CodecPickle
 	}
 	md := &meta.Metadata{Entries: []meta.Entry{{FQN: fqn, Bytes: &meta.Bytes{Codec: codec, Size: 1, Loc: meta.Location{File: file, Length: 1}}}}}
-	b, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1"}))(t)
 	return b
 }
 
@@ -67,20 +65,14 @@ func TestDescribeMergesRanks(t *testing.T) {
 	s := new(mem.Store)
 	storagetest.Put(t, s, "0.m", rankDocument(t, dcpfiles.Torch, "b", "0.d"))
 	storagetest.Put(t, s, "1.m", rankDocument(t, dcpfiles.Torch, "a", "notes"))
-	d, err := toy.Describe(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(toy.Describe(t.Context(), s))(t)
 	if st := d.Metadata.Storage; st.WorldSize != 2 || st.Version != "toy 1" || len(d.Files) != 2 || d.Files[1].Name != "1.m" {
 		t.Errorf("Describe = %+v of %+v; want two ranks of toy 1", d.Files, st)
 	}
 	if diff := cmp.Diff([]string{"0.d", "notes"}, d.Data); diff != "" {
 		t.Errorf("data files (-want +got):\n%s", diff)
 	}
-	e, err := toy.Existing(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(toy.Existing(t.Context(), s))(t)
 	if diff := cmp.Diff([]string{"0.m", "1.m", "0.d"}, e.Files); diff != "" {
 		t.Errorf("files that may be removed (-want +got):\n%s", diff)
 	}

@@ -155,7 +155,7 @@ func (d *decoder) entry(name string, c pickle.Cell) meta.Entry {
 	case classTensor:
 		return meta.Entry{FQN: name, Tensor: d.tensor(c)}
 	}
-	d.fail("%s is neither a tensor's metadata nor that of bytes", d.describe(c))
+	d.fail("%s is neither metadata of a tensor nor metadata of bytes", d.describe(c))
 	return meta.Entry{}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
@@ -66,10 +67,7 @@ func TestUnknownFieldsInMetadata(t *testing.T) {
 	field(tr.root)["storage_meta"] = object(torch+".metadata.StorageMeta", state{
 		"checkpoint_id": called("pathlib.PosixPath", "/", "data", "step1"), "save_id": "s", "load_id": nil, "modules": []any{"m"}})
 	field(tr.place)["transform_descriptors"] = []any{"stream.zstd/1", "other/2"}
-	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(dcpfiles.Decode(t.Context(), tr.bytes(t, 4)))(t)
 	want := wantTree(dcpfiles.Torch)
 	want.Version, want.Modules = "1.0.0", []string{"m"}
 	want.Meta.Storage = meta.Storage{ID: "/data/step1", SaveID: "s"}
@@ -101,10 +99,7 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 	field(tr.place)["length"] = int64(-1)
 	field(tr.place)["tensor_key"] = "w.__dcp_chunk_0"
 	field(tr.index)["offset"] = tuple(0, 0)
-	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 5))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(dcpfiles.Decode(t.Context(), tr.bytes(t, 5)))(t)
 	want := meta.Location{File: "__0_0.distcp", Length: 24, Detail: &meta.Detail{Key: "w.__dcp_chunk_0"}}
 	if diff := cmp.Diff(want, got.Meta.Entries[1].Tensor.Locs[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -114,21 +109,12 @@ func TestChunksInContainersHaveKeysAndLengths(t *testing.T) {
 func TestOtherPlannerDataIsKept(t *testing.T) {
 	tr := newTree(torchNames)
 	field(tr.root)["planner_data"] = []any{"rank", int64(3), nil}
-	d, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(dcpfiles.Decode(t.Context(), tr.bytes(t, 4)))(t)
 	if got := string(d.Meta.PlannerData); got != `["rank",3,null]` || d.Meta.Entries[0].Path != nil {
 		t.Errorf("planner data = %s and paths %v; want the list and none", got, d.Meta.Entries[0].Path)
 	}
-	b, err := dcpfiles.Encode(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := dcpfiles.Decode(t.Context(), b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(dcpfiles.Encode(d))(t)
+	again := must.Get(dcpfiles.Decode(t.Context(), b))(t)
 	if diff := cmp.Diff(d, again); diff != "" {
 		t.Errorf("encoded (-want +got):\n%s", diff)
 	}
@@ -140,10 +126,7 @@ func TestDecodeDropsRedundantChunks(t *testing.T) {
 	twin := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(0, 0), "sizes": size(2, 3)})
 	empty := object(torch+".metadata.ChunkStorageMetadata", state{"offsets": size(4, 0), "sizes": size(0, 3)})
 	field(tr.tensor)["chunks"] = append(chunks, twin, empty)
-	got, err := dcpfiles.Decode(t.Context(), tr.bytes(t, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(dcpfiles.Decode(t.Context(), tr.bytes(t, 4)))(t)
 	if diff := cmp.Diff(wantTree(dcpfiles.Torch), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -179,7 +162,7 @@ func TestDecodeRefusesInvalidDocuments(t *testing.T) {
 		{"properties that are too few", func(t *tree) {
 			field(t.tensor)["properties"].(*value.Object).State = value.Tuple{nil}
 		}, "TensorProperties"},
-		{"a flag that is none", func(t *tree) {
+		{"a flag that is not a boolean", func(t *tree) {
 			field(t.tensor)["properties"].(*value.Object).State.(value.Tuple)[2] = "yes"
 		}, "requires_grad"},
 		{"a size of strings", func(t *tree) { field(t.tensor)["size"] = value.Tuple{"4"} }, "size"},

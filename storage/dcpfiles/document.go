@@ -53,7 +53,7 @@ var (
 
 // Document is a metadata document.
 type Document struct {
-	// Meta has the sorted entries. Their paths are those of the planner data.
+	// Meta has the sorted entries. Their paths come from the planner data.
 	// Planner data that is not a mapping of names to paths is in
 	// Meta.PlannerData, as encoded by package value, and so is the JSON that
 	// cairn writes in addition to the mapping. Every chunk and value has a
@@ -176,9 +176,9 @@ func everywhere(name string) []string {
 }
 
 // Merge returns the union of documents that the ranks of one save wrote
-// independently. Of equal chunks and values it keeps those of the first document.
+// independently. Of equal chunks and values it keeps the first document's.
 // The error wraps ErrConflict if documents differ in their dialect or in the
-// kind, dtype, shape or path of a name. Properties of the whole save are those of
+// kind, dtype, shape or path of a name. Properties of the whole save come from
 // the first document. The result shares memory with docs. Merging no documents is
 // an error that wraps ErrInvalid.
 func Merge(docs []*Document) (*Document, error) {

@@ -17,7 +17,7 @@ import (
 // wraps ErrInvalid. Of Meta.Storage it writes the ID and the SaveID. For PyTorch
 // every name gets a path: the name itself if the entry has no path. For
 // hyper_parallel there are paths only if an entry has one. Planner data is
-// planner_data itself if no entry has a path, like that of other planners, and
+// planner_data itself if no entry has a path, as other planners write it, and
 // otherwise an attribute in addition to the paths. Equal documents give equal
 // bytes.
 func Encode(d *Document) ([]byte, error) {

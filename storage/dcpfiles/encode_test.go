@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
@@ -152,14 +153,8 @@ func TestEncodedClasses(t *testing.T) {
 	} {
 		d := rows("f", 4, 4)
 		d.Dialect = c.dialect
-		b, err := dcpfiles.Encode(d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v, err := pickle.Decode(b, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(dcpfiles.Encode(d))(t)
+		v := must.Get(pickle.Decode(b, nil))(t)
 		root := v.(*value.Object)
 		pair := field(root)["storage_data"].(*value.Dict).Pairs[0]
 		index, place := pair.Key.(*value.Object), pair.Value.(*value.Object)
@@ -192,16 +187,10 @@ func TestCairnAttributes(t *testing.T) {
 		md := &meta.Metadata{PlannerData: []byte(`{"a":[1]}`), Storage: meta.Storage{SaveID: "s-1"}, Entries: []meta.Entry{{
 			FQN: "a.b", Path: meta.Path{meta.Key("a"), meta.Key("b")}, Bytes: &meta.Bytes{Codec: codec, Loc: meta.Location{File: "f", Length: 1}},
 		}}}
-		b, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := dcpfiles.Decode(t.Context(), b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: d, Version: "1", Ranks: 3}))(t)
+		got := must.Get(dcpfiles.Decode(t.Context(), b))(t)
 		if got.Ranks != 3 || got.Meta.Storage.SaveID != "s-1" || string(got.Meta.PlannerData) != `{"a":[1]}` || !got.Meta.Entries[0].Path.Equal(md.Entries[0].Path) {
-			t.Errorf("%v: %d ranks of %q, planner data %s, path %v; want those that were written", d, got.Ranks, got.Meta.Storage.SaveID, got.Meta.PlannerData, got.Meta.Entries[0].Path)
+			t.Errorf("%v: %d ranks of %q, planner data %s, path %v; want what was written", d, got.Ranks, got.Meta.Storage.SaveID, got.Meta.PlannerData, got.Meta.Entries[0].Path)
 		}
 	}
 }

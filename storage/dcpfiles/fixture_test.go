@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -17,18 +18,12 @@ import (
 func documents(t testing.TB, dir string) [][]byte {
 	t.Helper()
 	var out [][]byte
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(os.ReadDir(dir))(t)
 	for _, f := range files {
 		if !strings.HasSuffix(f.Name(), "metadata") {
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(filepath.Join(dir, f.Name())))(t)
 		out = append(out, b)
 	}
 	return out

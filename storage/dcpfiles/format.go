@@ -2,8 +2,8 @@
 // of hyper_parallel have in common: a .metadata file, or one metadata file of each
 // rank, which are pickles, and data files that hold the chunks and values that the
 // metadata lists. It does not know the names of the other files, which a Format
-// describes, or the content of data files. The contract of metadata is at Decode,
-// Encode and Merge, that of reading at Format, that of writing at Writer.
+// describes, or the content of data files. The contracts are at Decode, Encode
+// and Merge for metadata, at Format for reading, and at Writer for writing.
 package dcpfiles
 
 import (
@@ -134,7 +134,7 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 }
 
 // Existing describes the checkpoint of all ranks for publish.Format.Read. If the
-// checkpoint is incomplete, its files are those of ranks that saved without a group
+// checkpoint is incomplete, its files belong to ranks that saved without a group
 // and have written their metadata.
 func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
 	docs, files, err := f.documents(ctx, store)
@@ -151,7 +151,7 @@ func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Exist
 	}
 	seen := map[string]bool{}
 	for _, doc := range docs {
-		for _, loc := range Locations(doc.Meta) {
+		for _, loc := range locations(doc.Meta) {
 			if f.Data(loc.File) && !seen[loc.File] {
 				seen[loc.File] = true
 				names = append(names, loc.File)
@@ -305,8 +305,8 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 	return byRank, nil
 }
 
-// Locations yields the locations of all chunks and values, with their names.
-func Locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
+// locations yields the locations of all chunks and values, with their names.
+func locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
 	return func(yield func(string, *meta.Location) bool) {
 		for i := range md.Entries {
 			e := &md.Entries[i]
@@ -329,7 +329,7 @@ func Locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
 // in, sorted. None of them leads out of the checkpoint.
 func dataFiles(md *meta.Metadata) ([]string, error) {
 	seen := map[string]bool{}
-	for fqn, loc := range Locations(md) {
+	for fqn, loc := range locations(md) {
 		if seen[loc.File] {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
@@ -29,9 +30,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := d.Meta.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.Meta.Validate())
 		once := again(t, d)
 		if once == nil {
 			return // it holds what only its own writer can say

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -28,10 +29,7 @@ func TestMerge(t *testing.T) {
 	a.Meta.Entries = append(a.Meta.Entries, scalar("x", "a"))
 	c.Meta.Entries = append([]meta.Entry{scalar("a", "c")}, append(c.Meta.Entries, scalar("x", "c"))...)
 	a.Version = "1.0.0"
-	got, err := dcpfiles.Merge([]*dcpfiles.Document{a, b, c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(dcpfiles.Merge([]*dcpfiles.Document{a, b, c}))(t)
 	want := rows("a", 0, 4)
 	want.Version = "1.0.0"
 	w := want.Meta.Entries[0].Tensor

@@ -3,6 +3,7 @@ package dcpfiles_test
 import (
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -100,9 +101,6 @@ func field(o *value.Object) state { return o.State.(state) }
 // bytes returns the pickle of the document.
 func (t *tree) bytes(tb testing.TB, protocol int) []byte {
 	tb.Helper()
-	b, err := pickle.Encode(t.root, &pickle.EncodeOptions{Protocol: protocol, Allow: func(string, string) bool { return true }})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(pickle.Encode(t.root, &pickle.EncodeOptions{Protocol: protocol, Allow: func(string, string) bool { return true }}))(tb)
 	return b
 }

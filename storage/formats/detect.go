@@ -69,7 +69,7 @@ func Detect(ctx context.Context, store blob.Store) (string, error) {
 
 // CheckOthers returns a *storage.OtherFormatError if Detect finds another format than the
 // named one at the root of store, among the files for which own returns false. These files
-// belong to the new checkpoint; nil means that there are none. A new checkpoint does not
+// belong to the new checkpoint; nil means that no file does. A new checkpoint does not
 // replace files of another format in one atomic step: until the new one is complete, or
 // even after that, readers might open the wrong one. Files that libraries write beside a
 // model, such as training_args.bin, are not a checkpoint. empty means that there are no
@@ -302,7 +302,7 @@ const (
 )
 
 // unsupported returns an *UnsupportedError if the files, by their names with at
-// most one folder above them, are those of a format that is known by name only.
+// most one folder above them, belong to a format that is known by name only.
 func unsupported(ctx context.Context, store blob.Store, names []string) error {
 	found := func(format, file, hint string) error {
 		return &UnsupportedError{store.String(), format, file, hint}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -54,9 +55,7 @@ func TestDetect(t *testing.T) {
 			s := new(mem.Store)
 			for _, f := range tt.files {
 				name, content, _ := strings.Cut(f, "=")
-				if _, err := blob.WriteAll(t.Context(), s, name, []byte(content), nil); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(blob.WriteAll(t.Context(), s, name, []byte(content), nil))(t)
 			}
 			got, err := formats.Detect(t.Context(), s)
 			if got != tt.want || (err == nil) != (tt.want != "") || err != nil && !errors.Is(err, storage.ErrNotFound) {
@@ -69,9 +68,7 @@ func TestDetect(t *testing.T) {
 func TestDetectOneFileOfMany(t *testing.T) {
 	s := new(mem.Store)
 	for _, n := range []string{"a.pt", "b.pt"} {
-		if _, err := blob.WriteAll(t.Context(), s, n, []byte("PK\x03\x04"), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(t.Context(), s, n, []byte("PK\x03\x04"), nil))(t)
 	}
 	if got, err := formats.Detect(t.Context(), blob.NewSingle(s, "b.pt")); got != formats.Torch || err != nil {
 		t.Errorf("Detect = %q, %v; want torch", got, err)
@@ -111,9 +108,7 @@ func TestDetectNamesUnsupportedFormats(t *testing.T) {
 		s := new(mem.Store)
 		for _, f := range c.files {
 			name, content, _ := strings.Cut(f, "=")
-			if _, err := blob.WriteAll(t.Context(), s, name, []byte(content), nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(blob.WriteAll(t.Context(), s, name, []byte(content), nil))(t)
 		}
 		name, err := formats.Detect(t.Context(), s)
 		e, ok := errors.AsType[*formats.UnsupportedError](err)

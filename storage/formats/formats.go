@@ -226,11 +226,11 @@ func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Le
 	return out, errors.Join(errs...)
 }
 
-// Stage returns when a file of a checkpoint is written, relative to its other files:
-// first those with stage 0, which are data and files that the format does not know, then
-// those that describe the data, and at the end the record, whose appearance is the
-// commit. Of several files with positive stages, the one with the highest is the record.
-func Stage(format, name string) int {
+// WriteOrder returns when a file of a checkpoint is written, relative to its other files:
+// first the files of order 0, which are data and files that the format does not know, then
+// the files that describe the data, and at the end the record, whose appearance is the
+// commit. Of several files with a positive order, the one with the highest is the record.
+func WriteOrder(format, name string) int {
 	for _, f := range swept() {
 		if i := slices.Index(f.Records, name); f.Name == format && i >= 0 {
 			return 1 + len(f.Records) - i
@@ -247,7 +247,7 @@ func Stage(format, name string) int {
 // checkpoint names belong to it.
 func Knows(format, name string) bool {
 	describes, holds := recognize(format, name)
-	return format != Torch && (describes || holds || Stage(format, name) > 0)
+	return format != Torch && (describes || holds || WriteOrder(format, name) > 0)
 }
 
 func recognize(format, name string) (describes, holds bool) {

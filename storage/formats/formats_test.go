@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -67,10 +68,7 @@ func TestFormatsHaveTheirNames(t *testing.T) {
 // A file of torch.save is one file: it needs a name and cannot be several.
 func TestOptionsThatAFormatRefuses(t *testing.T) {
 	for file, w := range map[string]storage.WriteOptions{"": {}, "m.pt": {FilesPerRank: 2}} {
-		f, err := formats.ByName(formats.Torch, &formats.Options{File: file})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(formats.Torch, &formats.Options{File: file}))(t)
 		if _, err := f.NewWriter(new(mem.Store), w); !errors.Is(err, storage.ErrOptions) {
 			t.Errorf("NewWriter of %q with %+v = %v; want %v", file, w, err, storage.ErrOptions)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -57,16 +58,11 @@ func TestCleanRemovesFilesOfKilledSaves(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper, formats.HF, hfIndex, hfDistributed} {
 		for _, first := range []bool{true, false} {
 			dir := t.TempDir()
-			s, err := file.Open(dir, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(file.Open(dir, nil))(t)
 			storagetest.Put(t, s, "notes.txt", []byte("mine"))
 			if !first {
 				state := stateOf(t, 2)
-				if err := newSaving(t, s, format, "good").Run(t.Context(), []plan.State{state}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, newSaving(t, s, format, "good").Run(t.Context(), []plan.State{state}))
 			} else {
 				storagetest.Put(t, s, "__7_0.distcp", []byte("of PyTorch"))
 			}
@@ -95,13 +91,7 @@ func isAlive(l publish.Leftover) bool { return l.Owner == blob.OwnerAlive }
 
 func inFolder(t *testing.T, dir string) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	hidden, err := filepath.Glob(filepath.Join(dir, ".*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := must.Get(filepath.Glob(filepath.Join(dir, "*")))(t)
+	hidden := must.Get(filepath.Glob(filepath.Join(dir, ".*")))(t)
 	return append(paths, hidden...)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -62,10 +63,7 @@ var otherStores = map[string]func(t *testing.T) blob.Store{
 	"memory":                       func(*testing.T) blob.Store { return withoutVersions{new(mem.Store)} },
 	"with versions, as in a cloud": func(*testing.T) blob.Store { return new(mem.Store) },
 	"folder": func(t *testing.T) blob.Store {
-		s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 		return s
 	},
 }
@@ -78,10 +76,7 @@ func contents(t testing.TB, s blob.Store) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, name := range storagetest.Names(t, s) {
-		b, err := blob.ReadAll(t.Context(), s, name, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<30))(t)
 		out[name] = string(b)
 	}
 	return out
@@ -99,7 +94,7 @@ func checkLoads(t *testing.T, s blob.Store, seed byte) {
 	}
 	for name, want := range stateOf(t, seed) {
 		if !tensor.Equal(got[name].(*tensor.Tensor), want.(*tensor.Tensor)) {
-			t.Errorf("%q is not that of the checkpoint with seed %d", name, seed)
+			t.Errorf("%q is not in the checkpoint with seed %d", name, seed)
 		}
 	}
 }
@@ -112,9 +107,7 @@ func TestSaveOverEveryFormat(t *testing.T) {
 			for young, l := range kinds {
 				t.Run(where+": "+young+" over "+old, func(t *testing.T) {
 					s := open(t)
-					if err := k.save(t, s, "first", 1, storage.WriteOptions{}); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, k.save(t, s, "first", 1, storage.WriteOptions{}))
 					before := contents(t, s)
 					for _, o := range []storage.WriteOptions{{FailIfExists: true}, {}} {
 						watched := fault.New(s)
@@ -137,7 +130,7 @@ func TestSaveOverEveryFormat(t *testing.T) {
 							checkLoads(t, s, 1)
 							continue
 						}
-						if o.FailIfExists && young != "torch" && young != "torch of another" { // other files than that of the save are not its business
+						if o.FailIfExists && young != "torch" && young != "torch of another" { // files with other names do not concern the save
 							t.Error("FailIfExists has no effect")
 						}
 						if l.format.Name() != formats.Torch || old == young {
@@ -150,7 +143,7 @@ func TestSaveOverEveryFormat(t *testing.T) {
 	}
 }
 
-// Files of a checkpoint without its record, such as those of a save that was killed, would
+// Files of a checkpoint without its record, such as the files of a killed save, would
 // hide a new checkpoint of some formats.
 func TestSaveOverTheRestOfAnotherFormat(t *testing.T) {
 	for old, k := range kinds {
@@ -163,9 +156,7 @@ func TestSaveOverTheRestOfAnotherFormat(t *testing.T) {
 			}
 			t.Run(young+" over "+old, func(t *testing.T) {
 				s := new(mem.Store)
-				if err := k.save(t, s, "first", 1, storage.WriteOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, k.save(t, s, "first", 1, storage.WriteOptions{}))
 				storagetest.Remove(t, s, "cairn.json", ".metadata", "__0.metadata", "0.metadata", "model.safetensors.index.json", "cairn-save.json")
 				if err := l.save(t, s, "second", 2, storage.WriteOptions{}); !errors.Is(err, storage.ErrExists) {
 					t.Errorf("%v; want ErrExists", err)
@@ -220,9 +211,7 @@ func TestSaveBesideOtherFiles(t *testing.T) {
 			for _, other := range []string{"training_args.bin", "config.json", "tokenizer.json", "notes.txt", "old/cairn.json", "old/model.safetensors"} {
 				storagetest.Put(t, s, other, []byte("x"))
 			}
-			if err := k.save(t, s, "save", 1, storage.WriteOptions{FailIfExists: true}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, k.save(t, s, "save", 1, storage.WriteOptions{FailIfExists: true}))
 			checkLoads(t, s, 1)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -42,15 +43,9 @@ func newSaving(t testing.TB, s blob.Store, format, id string) *storagetest.Savin
 	if format == hfIndex {
 		o.Shards = 2
 	}
-	f, err := formats.ByName(formatOf(format), &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(formats.ByName(formatOf(format), &o))(t)
 	p := storagetest.Place{Writer: func() storage.Writer {
-		w, err := f.NewWriter(s, storage.WriteOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(f.NewWriter(s, storage.WriteOptions{}))(t)
 		return w
 	}}
 	return storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
@@ -65,9 +60,7 @@ func TestReplacedAtEveryOperation(t *testing.T) {
 			for n := int64(1); ; n++ {
 				inner := new(mem.Store)
 				replace := func(id string, seed byte) {
-					if err := newSaving(t, inner, format, id).Run(t.Context(), []plan.State{stateOf(t, seed)}); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, newSaving(t, inner, format, id).Run(t.Context(), []plan.State{stateOf(t, seed)}))
 				}
 				replace("first", 1)
 				var ops atomic.Int64
@@ -98,10 +91,7 @@ func TestReplacedAtEveryOperation(t *testing.T) {
 // openAndRead opens a checkpoint, reads all of it, and verifies it.
 func openAndRead(t *testing.T, s blob.Store, format string) error {
 	t.Helper()
-	f, err := formats.ByName(formatOf(format), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(formats.ByName(formatOf(format), nil))(t)
 	c, err := f.Open(t.Context(), s)
 	if err != nil {
 		return fmt.Errorf("open: %w", err)

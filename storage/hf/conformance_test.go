@@ -7,6 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -46,10 +47,7 @@ func TestFormat(t *testing.T) {
 	}
 	t.Run("in files", func(t *testing.T) {
 		storagetest.Run(t, func(t *testing.T) storagetest.Place {
-			s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 			return at(s, nil)
 		}, able())
 	})

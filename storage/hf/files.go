@@ -47,7 +47,7 @@ func reason(l reading.LostFiles) (file string, err error) {
 }
 
 // readFiles reads the headers of files, in parallel. It returns the files that can
-// be read, in the order of the names, and those that are missing or damaged.
+// be read, in the order of the names, and the files that are missing or damaged.
 func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFile, reading.LostFiles, error) {
 	out, bad := make([]*dataFile, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), new(storage.ReadOptions).Workers(), func(ctx context.Context, i int) (err error) {
@@ -220,7 +220,7 @@ type indexMetadata struct {
 	TotalSize int64 `json:"total_size"`
 }
 
-// weightMap maps the names of tensors to those of files. It is decoded strictly:
+// weightMap maps the names of tensors to the names of files. It is decoded strictly:
 // no name comes twice.
 type weightMap map[string]string
 
@@ -325,7 +325,7 @@ type wholeTensor struct {
 }
 
 // noteNoList is the note about files of the distributed form without a list of
-// them: those of PyTorch, and of cairn before cairn-save.json had the list.
+// them: files of PyTorch, and of cairn before cairn-save.json had the list.
 const noteNoList = "nothing lists the files of this save, so it cannot be checked whether one is missing"
 
 // commitOf returns the commit of a save.

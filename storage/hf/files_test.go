@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -38,16 +39,11 @@ func put(t testing.TB, s blob.Store, name string, metadata map[string]string, te
 		})
 		data = append(data, b...)
 	}
-	head, err := safetensors.Encode(h, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	head := must.Get(safetensors.Encode(h, 8))(t)
 	putBytes(t, s, name, string(head)+string(data))
 }
 
 func putBytes(t testing.TB, s blob.Store, name, content string) {
 	t.Helper()
-	if _, err := blob.WriteAll(context.Background(), s, name, []byte(content), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(context.Background(), s, name, []byte(content), nil))(t)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -20,10 +21,7 @@ func TestFixtures(t *testing.T) {
 		}
 		for _, dir := range dirs {
 			t.Run(c.Name+"/"+filepath.Base(dir), func(t *testing.T) {
-				s, err := file.Open(dir, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := must.Get(file.Open(dir, nil))(t)
 				checkFixture(t, s, c.Items)
 			})
 		}
@@ -32,10 +30,7 @@ func TestFixtures(t *testing.T) {
 
 func checkFixture(t *testing.T, s blob.Store, items map[string]storagetest.Item) {
 	t.Helper()
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	storagetest.CheckItems(t, c, items)
 	rep, err := c.Verify(t.Context(), nil)
@@ -52,19 +47,9 @@ func checkFixture(t *testing.T, s blob.Store, items map[string]storagetest.Item)
 func loadAll(t testing.TB, s blob.Store, f Format) plan.State {
 	t.Helper()
 	p := storagetest.Place{Reader: func() storage.Reader { return storage.NewReader(f.Open, s, storage.ReadOptions{}) }}
-	md, err := p.Reader().ReadMetadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := md.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	state, err := plan.NewState(md, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := storagetest.Load(t.Context(), p, state); err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(p.Reader().ReadMetadata(t.Context()))(t)
+	must.Do(t, md.Validate())
+	state := must.Get(plan.NewState(md, nil))(t)
+	must.Do(t, storagetest.Load(t.Context(), p, state))
 	return state
 }

@@ -74,7 +74,7 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 // onlyOne matches the names of files that are the first of one.
 var onlyOne = regexp.MustCompile(`-0*1-of-0*1\.safetensors$`)
 
-// withoutIndex returns all data files: a single one, or those of a distributed
+// withoutIndex returns all data files: a single one, or the files of a distributed
 // save. If there is a cairn-save.json, files of other names are not part of the
 // save.
 func (f *folder) withoutIndex() (string, []string, error) {
@@ -166,7 +166,7 @@ func (f *folder) replaced(ctx context.Context, s blob.Store) []string {
 	return out
 }
 
-// current returns the files that a reader takes for the checkpoint, and those of
+// current returns the files that a reader takes for the checkpoint, and the files of
 // indexes with other names. Files that wait for a record are not among them.
 func (f *folder) current(ctx context.Context, s blob.Store) ([]string, error) {
 	index, names, err := f.choose("")

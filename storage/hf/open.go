@@ -66,7 +66,7 @@ type source struct {
 	quantized map[string]*quantized // by name: the weights that are decoded
 	// payload is how many bytes of tensors each file has.
 	payload map[string]int64
-	// problems are those of damaged files, if other files can be read.
+	// problems describe damaged files, if other files can be read.
 	problems []storage.VerifyProblem
 }
 
@@ -218,7 +218,7 @@ func regionOf(e *meta.Entry, i int) *reading.Region {
 type gathering map[string]*meta.Tensor
 
 // gatherIndexed fills in the tensors of files by an index: tensors that the index
-// does not name are not part of the checkpoint, and those that it names and that
+// does not name are not part of the checkpoint, and files that it names and that
 // are not in their files are missing.
 func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.LostFiles) error {
 	g := gathering{}
@@ -450,7 +450,7 @@ func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 }
 
 // gatherListed fills in the tensors that the commit lists, with their global
-// shapes. If files are lost, those that lack a piece are missing.
+// shapes. If files are lost, tensors that lack a piece are missing.
 func (s *source) gatherListed(files []*dataFile, c *commit, l reading.LostFiles) error {
 	g, err := gather(files)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -114,10 +115,7 @@ func TestOpenFindsTheCheckpoint(t *testing.T) {
 				}
 				return
 			}
-			md, err := ck.Metadata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			md := must.Get(ck.Metadata(t.Context()))(t)
 			if err := md.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -142,10 +140,7 @@ func TestTags(t *testing.T) {
 	put(t, s, "1.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "1"}, x)
 	put(t, s, "2.safetensors", map[string]string{"format": "pt", "license": "mit", "part": "2"}, made{"b", x.x})
 	putBytes(t, s, "model.safetensors.index.json", indexTo("a", "1.safetensors", "b", "2.safetensors"))
-	ck, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(Format{}.Open(t.Context(), s))(t)
 	st := ck.Storage()
 	if st.Step != nil {
 		t.Errorf("step = %d; want none", *st.Step)
@@ -353,10 +348,7 @@ func TestEmptyShards(t *testing.T) {
 	if !tensor.Equal(x, storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1)) {
 		t.Errorf("a = %v; want its two rows", x)
 	}
-	ck, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(Format{}.Open(t.Context(), s))(t)
 	if n := ck.Storage().Notes; len(n) != 1 || n[0] != noteNoList {
 		t.Errorf("notes = %q; want that no list of the files exists", n)
 	}

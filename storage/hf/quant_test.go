@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -20,14 +21,11 @@ import (
 
 func testdata(t testing.TB, dir string) blob.Store {
 	t.Helper()
-	s, err := file.Open("testdata/"+dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open("testdata/"+dir, nil))(t)
 	return s
 }
 
-// Dequantised weights equal those of PyTorch, bit by bit.
+// Dequantised weights equal PyTorch's, bit by bit.
 func TestDequantizeEqualsPyTorch(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		want := loadAll(t, testdata(t, "dequantised"), Format{File: d.String() + ".safetensors"})
@@ -66,17 +64,9 @@ func TestDequantisedSlices(t *testing.T) {
 			box.Offsets = append(box.Offsets, o)
 			box.Sizes = append(box.Sizes, rapid.Int64Range(0, n-o).Draw(rt, "size"))
 		}
-		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		if err := storagetest.Load(t.Context(), p, plan.State{name: part}); err != nil {
-			rt.Fatal(err)
-		}
-		want, err := x.Narrow(box)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0))(rt)
+		must.Do(rt, storagetest.Load(t.Context(), p, plan.State{name: part}))
+		want := must.Get(x.Narrow(box))(rt)
 		if !tensor.Equal(part.Local(), want) {
 			rt.Fatalf("%s %v: other numbers than in the whole", name, box)
 		}
@@ -90,16 +80,11 @@ func TestDequantisedInParts(t *testing.T) {
 	put(t, store, "model.safetensors", nil,
 		made{"w", storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1)},
 		made{"w_scale_inv", filledOnes(t, []int64{3, 16})})
-	got, err := tensor.New(tensor.Float32, []int64{rows, cols})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(tensor.New(tensor.Float32, []int64{rows, cols}))(t)
 	p := storagetest.Place{Reader: func() storage.Reader {
 		return storage.NewReader(Format{Dequantize: true}.Open, store, storage.ReadOptions{BufferBytes: 1})
 	}}
-	if err := storagetest.Load(t.Context(), p, plan.State{"w": got}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Load(t.Context(), p, plan.State{"w": got}))
 	want, err := tensor.New(tensor.Float32, []int64{rows, cols})
 	if err == nil {
 		err = tensor.Convert(want, storagetest.Filled(t, tensor.Float8E5M2, []int64{rows, cols}, 1), tensor.CastAny)
@@ -119,15 +104,11 @@ func TestDequantisedInParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Plan(t.Context(), []plan.State{{"w": part}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Plan(t.Context(), []plan.State{{"w": part}}))
 	before := len(m.Ops())
-	if err := l.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Read(t.Context()))
 	if n := m.Ops()[before:].Bytes(fault.Read); n < 10*cols || n > 10*cols+4*16 || l.Stats[0].Read != n {
-		t.Errorf("10 rows read %d bytes, stats %+v; want those of the rows and one row of factors", n, l.Stats[0])
+		t.Errorf("10 rows read %d bytes, stats %+v; want the bytes of the rows and one row of factors", n, l.Stats[0])
 	}
 }
 
@@ -140,14 +121,8 @@ func sameNumbers(a, b *tensor.Tensor) bool {
 
 func filledOnes(t testing.TB, shape []int64) *tensor.Tensor {
 	t.Helper()
-	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := tensor.Of(shape, slices.Repeat([]float32{1}, int(n)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumElements(shape))(t)
+	x := must.Get(tensor.Of(shape, slices.Repeat([]float32{1}, int(n))))(t)
 	return x
 }
 
@@ -160,18 +135,18 @@ func TestDequantizeRefusesOtherKinds(t *testing.T) {
 		config  string
 		tensors []made
 	}{
-		"a kind that is not known":     {`{"quantization_config":{"quant_method":"gptq"}}`, []made{{"w", f8}}},
-		"a kind of the inner model":    {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
-		"a configuration that is none": {`[`, []made{{"w", f8}}},
-		"blocks of three dimensions":   {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
-		"blocks of nothing":            {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
-		"another kind of scale":        {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
-		"too few scales":               {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
-		"scales for other blocks":      {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},
-		"blocks in a row":              {``, []made{{"w", storagetest.Filled(t, tensor.Float8E4M3FN, []int64{9}, 1)}, {"w_scale_inv", filledOnes(t, []int64{1})}}},
-		"scales of fewer groups":       {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", u8(2, 3)}}},
-		"scales that are no exponents": {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", filledOnes(t, []int64{2, 4})}}},
-		"groups without a dimension":   {``, []made{{"w_blocks", u8(7)}, {"w_scales", u8()}}},
+		"a kind that is not known":         {`{"quantization_config":{"quant_method":"gptq"}}`, []made{{"w", f8}}},
+		"a kind of the inner model":        {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
+		"a configuration that is not JSON": {`[`, []made{{"w", f8}}},
+		"blocks of three dimensions":       {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
+		"blocks of nothing":                {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
+		"another kind of scale":            {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
+		"too few scales":                   {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
+		"scales for other blocks":          {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},
+		"blocks in a row":                  {``, []made{{"w", storagetest.Filled(t, tensor.Float8E4M3FN, []int64{9}, 1)}, {"w_scale_inv", filledOnes(t, []int64{1})}}},
+		"scales of fewer groups":           {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", u8(2, 3)}}},
+		"scales that are no exponents":     {``, []made{{"w_blocks", u8(2, 4, 16)}, {"w_scales", filledOnes(t, []int64{2, 4})}}},
+		"groups without a dimension":       {``, []made{{"w_blocks", u8(7)}, {"w_scales", u8()}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := new(mem.Store)
@@ -189,7 +164,7 @@ func TestDequantizeRefusesOtherKinds(t *testing.T) {
 	}
 }
 
-// Tensors with names like those of quantised weights are not changed.
+// Tensors with names like quantised weights are not changed.
 func TestDequantizeKeepsOtherTensors(t *testing.T) {
 	store := new(mem.Store)
 	put(t, store, "model.safetensors", nil,
@@ -206,10 +181,7 @@ func TestGroupsWithNamedExponents(t *testing.T) {
 	blocks := storagetest.Filled(t, tensor.Uint8, []int64{3, 2, 4}, 5)
 	exps := []byte{120, 127, 130, 126, 128, 1}
 	for i, d := range []tensor.DType{tensor.Uint8, tensor.Float8E8M0FNU} {
-		x, err := tensor.FromBytes(d, []int64{3, 2}, exps)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.FromBytes(d, []int64{3, 2}, exps))(t)
 		put(t, store, []string{"a", "b"}[i]+".safetensors", nil, made{"w_blocks", blocks}, made{"w_scales", x})
 	}
 	a := loadAll(t, store, Format{Dequantize: true, File: "a.safetensors"})["w_blocks"].(*tensor.Tensor)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -50,13 +51,8 @@ func TestRepair(t *testing.T) {
 	} {
 		for _, dry := range []bool{true, false} {
 			s := new(mem.Store)
-			if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{Shards: 2}}), storagetest.Storage("x", 1, 1), letters(t, 4)); err != nil {
-				t.Fatal(err)
-			}
-			want, err := blob.ReadAll(t.Context(), s, modelIndex, 1<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, storagetest.Save(t.Context(), at(s, &options{Format: Format{Shards: 2}}), storagetest.Storage("x", 1, 1), letters(t, 4)))
+			want := must.Get(blob.ReadAll(t.Context(), s, modelIndex, 1<<20))(t)
 			c.damage(t, s)
 			before := storagetest.Names(t, s)
 			o := c.o
@@ -88,9 +84,7 @@ func TestRepair(t *testing.T) {
 // The commit of the distributed form cannot be rebuilt.
 func TestRepairOfTheDistributedForm(t *testing.T) {
 	s := new(mem.Store)
-	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), letters(t, 4)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), letters(t, 4)))
 	storagetest.Remove(t, s, commitName)
 	if _, err := Repair(t.Context(), s, nil); !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "only the index of numbered files can be rebuilt") {
 		t.Errorf("Repair = %v; want ErrIncomplete with the reason", err)

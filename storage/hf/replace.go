@@ -102,7 +102,7 @@ func isGoneOrBad(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrCorrupt)
 }
 
-// saveOf returns the description of its save from a file, or nil if it has none.
+// saveOf returns the description of its save from a file, or nil if the file has no description.
 func saveOf(ctx context.Context, s blob.Store, name string) *saved {
 	f, err := readFile(ctx, s, name)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -66,10 +67,7 @@ func TestReplacingRemovesTheOldFiles(t *testing.T) {
 					t.Fatalf("%s over %s: %v", to, from, err)
 				}
 			}
-			c, err := Format{}.Open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(Format{}.Open(t.Context(), s))(t)
 			want := []string{"config.json"}
 			for _, f := range c.Files() {
 				want = append(want, f.Name)
@@ -103,23 +101,18 @@ func TestReplacingFilesOfPyTorch(t *testing.T) {
 // Two killed saves to a new folder, under different names, are an incomplete
 // checkpoint. A save with FailIfExists succeeds beside them.
 func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
-	s, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(t.TempDir(), nil))(t)
 	for _, id := range []string{"a", "b"} {
 		plain := struct{ blob.Store }{s} // without locks
 		sv := storagetest.NewSaving(at(plain, forms["distributed"]), storagetest.Storage(id, 1, 1), 1)
-		if err := errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, 1)}), sv.Write(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, 1)}), sv.Write(t.Context())))
 	}
 	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrIncomplete) {
 		t.Errorf("Open = %v; want %v", err, storage.ErrIncomplete)
 	}
 	left, err := publish.Leftovers(t.Context(), s, Files())
 	if ids := savesIn(left); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
-		t.Errorf("Leftovers = files of %q, %v; want those of both saves", ids, err)
+		t.Errorf("Leftovers = files of %q, %v; want files of both saves", ids, err)
 	}
 	o := *forms["distributed"]
 	o.FailIfExists = true
@@ -136,16 +129,12 @@ func TestSavesInDifferentForms(t *testing.T) {
 			for _, old := range []bool{false, true} {
 				s := new(mem.Store)
 				if old {
-					if err := storagetest.Save(t.Context(), at(s, forms["an index"]), storagetest.Storage("old", 1, 1), seeded(t, 1)); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, storagetest.Save(t.Context(), at(s, forms["an index"]), storagetest.Storage("old", 1, 1), seeded(t, 1)))
 				}
 				one := storagetest.NewSaving(at(s, a), storagetest.Storage("one", 1, 1), 1)
 				two := storagetest.NewSaving(at(s, b), storagetest.Storage("two", 1, 1), 1)
 				for seed, sv := range map[byte]*storagetest.Saving{2: one, 3: two} {
-					if err := errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, seed)}), sv.Write(t.Context())); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{seeded(t, seed)}), sv.Write(t.Context())))
 				}
 				if err := one.Finish(t.Context()); err != nil {
 					t.Fatalf("%s, and then %s: %v", first, second, err)
@@ -158,7 +147,7 @@ func TestSavesInDifferentForms(t *testing.T) {
 					t.Error(err)
 				}
 				if got := seedOf(t, s, 1, 2, 3); got != 2 {
-					t.Errorf("%s, and then %s: the checkpoint is that of seed %d; want that of the first save", first, second, got)
+					t.Errorf("%s, and then %s: the checkpoint has seed %d; want the first save", first, second, got)
 				}
 				if left, err := publish.Leftovers(t.Context(), s, Files()); err != nil || len(left) > 0 {
 					t.Errorf("%s, and then %s: left are %v, %v", first, second, left, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// options are the options of a writer: those of the format and those of all formats.
+// options are the options of a writer: options of the format and options of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
@@ -218,7 +218,7 @@ const (
 	// element's size.
 	headerAlign = 8
 	// headerMax bounds the length of a file's header as pack estimates it. The
-	// estimate is that of the worst case, so headers stay below the format's limit.
+	// estimate holds in the worst case, so headers stay below the format's limit.
 	headerMax = safetensors.MaxHeader / 2
 	// maxChunks bounds the chunks of one name on a rank: each needs a file of its
 	// own.

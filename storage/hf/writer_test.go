@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -52,9 +53,7 @@ func TestNamesOfFiles(t *testing.T) {
 				states[i] = plan.State{}
 			}
 			states[c.ranks/2] = letters(t, 4)
-			if err := storagetest.Save(t.Context(), at(s, c.o), storagetest.Storage("x", 1, c.ranks), states...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, storagetest.Save(t.Context(), at(s, c.o), storagetest.Storage("x", 1, c.ranks), states...))
 			if d := cmp.Diff(c.want, storagetest.Names(t, s)); d != "" {
 				t.Errorf("files: -want +got\n%s", d)
 			}
@@ -67,9 +66,7 @@ func TestTextOfTheIndex(t *testing.T) {
 	state := letters(t, 3)
 	state["<ä>"] = state["a"]
 	delete(state, "a")
-	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{MaxShardBytes: 30}}), storagetest.Storage("x", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, &options{Format: Format{MaxShardBytes: 30}}), storagetest.Storage("x", 1, 1), state))
 	b, err := blob.ReadAll(t.Context(), s, "model.safetensors.index.json", 1000)
 	want := `{
   "metadata": {
@@ -95,13 +92,8 @@ func TestHeaders(t *testing.T) {
 	for i, d := range able().DTypes {
 		state[d.String()] = storagetest.Filled(t, d, []int64{int64(i%3 + 1)}, 1)
 	}
-	if err := storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
-	f, err := readFile(t.Context(), s, "shard-00001-x-model-00001-of-00001.safetensors")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, &options{Format: Format{Distributed: true}}), storagetest.Storage("x", 1, 1), state))
+	f := must.Get(readFile(t.Context(), s, "shard-00001-x-model-00001-of-00001.safetensors"))(t)
 	for _, e := range f.header.Entries {
 		d, err := tensor.ParseDType(e.Name)
 		if err != nil || (f.header.Size+e.Begin)%int64(d.Size()) != 0 {
@@ -143,9 +135,7 @@ func TestChunksOfOneName(t *testing.T) {
 	cut := shard.Explicit{ByRank: map[int][]shard.Part{0: {
 		{Box: box(4), Local: []int64{0, 0}}, {Box: box(0), Local: []int64{2, 0}}, {Box: box(2), Local: []int64{4, 0}},
 	}}}
-	if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), plan.State{"x": storagetest.Cut(t, cut, x, 0), "y": x}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), plan.State{"x": storagetest.Cut(t, cut, x, 0), "y": x}))
 	if n := len(storagetest.Names(t, s)); n != 4 {
 		t.Errorf("%d files; want three and the commit", n)
 	}
@@ -167,9 +157,7 @@ func TestSaveRefusesToReplace(t *testing.T) {
 				s := new(mem.Store)
 				putBytes(t, s, name, "not even one")
 				w := newWriter(s, *o)
-				if err := w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Storage: storagetest.Storage("x", 1, 1), Journal: j}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, w.SetUp(t.Context(), storage.Session{Size: 1, Coordinator: true, Storage: storagetest.Storage("x", 1, 1), Journal: j}))
 				want := error(nil)
 				if o.FailIfExists || always {
 					want = storage.ErrExists
@@ -231,19 +219,14 @@ func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	if err := errors.Join(sv.Plan(t.Context(), []plan.State{letters(t, 2), {"z": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}}), sv.Write(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	self, err := json.Marshal(saved{SaveID: "another"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(json.Marshal(saved{SaveID: "another"}))(t)
 	const other = "shard-00003-model-00001-of-00001.safetensors"
 	put(t, s, other, map[string]string{keySave: string(self)})
 	putBytes(t, s, "x-00001-of-00001.safetensors", "broken")
 	if n := len(storagetest.Names(t, s)); n != 4 {
 		t.Fatalf("%d files before Abort", n)
 	}
-	if err := sv.Writers[0].Abort(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Writers[0].Abort(t.Context()))
 	if got := storagetest.Names(t, s); !slices.Equal(got, []string{other, "x-00001-of-00001.safetensors"}) {
 		t.Errorf("Abort left %q; want only what is not of this save", got)
 	}
@@ -266,9 +249,7 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 		}, storage.ErrCorrupt},
 	} {
 		s := new(mem.Store)
-		if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 2), plan.State{}, c.state); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 2), plan.State{}, c.state))
 		c.commit(s)
 		ck, err := Format{}.Open(t.Context(), s)
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
@@ -314,10 +295,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 		"no list, as earlier versions wrote it": {damage: func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"x"}`) }, notes: 1},
 		"a file above the folder":               {damage: func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"x","files":{"../a":1}}`) }, err: "leaves the folder"},
 		"other shapes": {damage: func(s *mem.Store) {
-			b, err := blob.ReadAll(t.Context(), s, commitName, 1<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(blob.ReadAll(t.Context(), s, commitName, 1<<20))(t)
 			putBytes(t, s, commitName, strings.Replace(string(b), " 8,\n", " 9,\n", 1))
 		}, err: `cairn-save.json: checkpoint is corrupt: invalid sharding: "a": volume: `},
 	} {
@@ -329,9 +307,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 				states[r] = plan.State{"a": storagetest.Cut(t, storagetest.Along(0, 4), x, r)}
 			}
 			states[0]["b"] = x
-			if err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 4), states...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 7, 4), states...))
 			c.damage(s)
 			ck, err := Format{}.Open(t.Context(), s)
 			if c.err != "" {
@@ -355,10 +331,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 // reports problems of files.
 func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, missing, files []string) {
 	t.Helper()
-	md, err := ck.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(ck.Metadata(t.Context()))(t)
 	var names []string
 	for _, m := range md.Missing {
 		names = append(names, m.FQN)
@@ -366,9 +339,7 @@ func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, miss
 			t.Errorf("Find(%q) = %v; want ErrCorrupt", m.FQN, err)
 		}
 		load := &plan.DefaultLoad{AllowMissing: true}
-		if err := load.SetUp(plan.LoadSetup{State: plan.State{m.FQN: nil}, Metadata: md, Size: 1}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, load.SetUp(plan.LoadSetup{State: plan.State{m.FQN: nil}, Metadata: md, Size: 1}))
 		if _, err := load.LocalPlan(); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), m.FQN) {
 			t.Errorf("LocalPlan that wants %q = %v; want ErrCorrupt with the name", m.FQN, err)
 		}
@@ -386,10 +357,7 @@ func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, miss
 			t.Errorf("load %q: %v", md.Entries[i].FQN, err)
 		}
 	}
-	rep, err := ck.Verify(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(ck.Verify(t.Context(), nil))(t)
 	var found []string
 	for _, p := range rep.Problems {
 		found = append(found, p.File)
@@ -400,25 +368,17 @@ func checkMissing(t *testing.T, s blob.Store, ck storage.Checkpoint, n int, miss
 }
 
 // Tags are metadata under their own names, for all readers of safetensors, apart
-// from those that would change how the file is read.
+// from tags that would change how the file is read.
 func TestTagsAreMetadata(t *testing.T) {
 	s, st := new(mem.Store), storagetest.Storage("x", 1, 1)
 	st.Tags = map[string]string{"license": "mit", "format": "mlx", keySharding: "{}", keySave: "?"}
-	if err := storagetest.Save(t.Context(), at(s, nil), st, letters(t, 1)); err != nil {
-		t.Fatal(err)
-	}
-	f, err := readFile(t.Context(), s, "model.safetensors")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, nil), st, letters(t, 1)))
+	f := must.Get(readFile(t.Context(), s, "model.safetensors"))(t)
 	m := f.header.Metadata
 	if _, ok := m[keySharding]; ok || m["license"] != "mit" || m["format"] != "mlx" || len(m) != 3 {
 		t.Errorf("metadata = %v; want license, format and %s", m, keySave)
 	}
-	ck, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(Format{}.Open(t.Context(), s))(t)
 	if d := cmp.Diff(st.Tags, ck.Storage().Tags); d != "" {
 		t.Errorf("tags: -want +got\n%s", d)
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Open opens the checkpoint at the root of store: that of a .metadata file, or
-// else that of the ranks' own metadata files together, or else that of the
-// layout files and the tensors beside them. If the store has none of them, the
+// Open opens the checkpoint at the root of store: from a .metadata file, or
+// else from the ranks' own metadata files together, or else from the
+// layout files and the tensors beside them. If the store has no such files, the
 // error wraps storage.ErrIncomplete if it has data files, and storage.ErrNotFound
 // otherwise. Missing ranks are an ErrIncomplete too, and invalid metadata is a
 // storage.ErrCorrupt.
@@ -62,7 +62,7 @@ func describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
 }
 
 const (
-	// maxValue bounds the bytes of a value, so that none can take all memory.
+	// maxValue bounds the bytes of a value, so that no value takes all memory.
 	maxValue = 1 << 30
 	// opening is how many files are described at the same time.
 	opening = 16

@@ -2,9 +2,9 @@
 // file, and a safetensors file and a file of pickled values for each rank, in its
 // older and its newer dialect. It also reads and writes layout files, which say
 // which part of each parameter a rank holds. It does not run pickles and does not
-// know Python or devices: it refuses by name what it cannot express. The contract of
-// reading is at Open, that of writing at dcpfiles.Writer, that of layout files at
-// Layouts.
+// know Python or devices: it refuses by name what it cannot express. The contracts
+// are at Open for reading, at dcpfiles.Writer for writing, and at Layouts for layout
+// files.
 package hyper
 
 import (
@@ -37,7 +37,7 @@ func (Format) Name() string { return "hyper" }
 
 // NewWriter returns a writer of checkpoints at the root of store, which
 // hyper_parallel's own reader loads. Tensors are in safetensors files, so their
-// element types must be among those of safetensors. Values of bytes are pickled like
+// element types must be types of safetensors. Values of bytes are pickled like
 // all other values: hyper_parallel writes them as they are, but its reader expects a
 // pickle.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
@@ -70,10 +70,10 @@ var files = &dcpfiles.Format{
 }
 
 var (
-	// dataFile are the names of data files. Those that cairn writes may contain the
+	// dataFile are the names of data files. Names that cairn writes may contain the
 	// id of the save and a number.
 	dataFile = regexp.MustCompile(`^_rank(0|[1-9][0-9]{0,8})_([0-9A-Za-z-]*)(?:\.[1-9][0-9]*)?\.(?:safetensors|bytes)$`)
-	// valueFile are those of single values in the older dialect.
+	// valueFile are the names of single values in the older dialect.
 	valueFile = regexp.MustCompile(`^.+_rank(0|[1-9][0-9]{0,8})\.bytes$`)
 )
 
@@ -81,7 +81,7 @@ var (
 // checkpoint of this format, or holds data of one.
 func Recognize(name string) (describes, holds bool) { return files.Recognize(name) }
 
-// dataFileName returns the name of the n-th data file of a rank: that of
+// dataFileName returns the name of the n-th data file of a rank: the name of
 // hyper_parallel's only one if saveID is empty and n is 0, otherwise with the id and
 // the number inside.
 func dataFileName(rank int, saveID string, n int, suffix string) string {

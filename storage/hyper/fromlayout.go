@@ -53,7 +53,7 @@ type builder struct {
 	data    map[int]string // the file of each rank's tensors
 }
 
-// findData finds each rank's file of tensors: that of hyper_parallel's name, or
+// findData finds each rank's file of tensors: under hyper_parallel's name, or
 // the one with the name of the layout file, if that describes this rank alone.
 func (b *builder) findData(ctx context.Context, store blob.Store, from map[int]string) error {
 	alone := map[string]int{}
@@ -103,7 +103,7 @@ func (b *builder) metadata() (*meta.Metadata, error) {
 }
 
 // tensor describes one parameter from the shares of some ranks. Of equal shares
-// that of the lowest rank counts.
+// the share of the lowest rank counts.
 func (b *builder) tensor(name string, ranks []int) (*meta.Tensor, error) {
 	first := b.layouts[ranks[0]][name]
 	t := &meta.Tensor{Properties: meta.Properties{DType: first.DType}, Shape: first.Shape}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -44,9 +45,7 @@ func layoutFolder(t *testing.T, x *tensor.Tensor, name func(rank int) string) *m
 		}
 		storagetest.Put(t, s, name(rank), tensorFile(t, keys, shares...))
 	}
-	if err := hyper.SaveLayouts(t.Context(), s, layouts); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, hyper.SaveLayouts(t.Context(), s, layouts))
 	return s
 }
 
@@ -56,10 +55,7 @@ func TestOpenLayoutFiles(t *testing.T) {
 		"hyper_parallel's names": func(rank int) string { return fmt.Sprintf("_rank%d_.safetensors", rank) },
 		"names of the layouts":   func(rank int) string { return fmt.Sprintf("rank%d.safetensors", rank) },
 	} {
-		ck, err := hyper.Format{}.Open(t.Context(), layoutFolder(t, x, call))
-		if err != nil {
-			t.Fatal(err)
-		}
+		ck := must.Get(hyper.Format{}.Open(t.Context(), layoutFolder(t, x, call)))(t)
 		got := storagetest.LoadAll(t, ck)
 		for key := range matrices {
 			if y, ok := got[key].(*tensor.Tensor); !ok || !tensor.Equal(x, y) {
@@ -93,9 +89,7 @@ func TestOpenRefusesInconsistentLayouts(t *testing.T) {
 		for rank := range 2 {
 			storagetest.Put(t, s, fmt.Sprintf("rank%d.safetensors", rank), tensorFile(t, []string{"w"}, c.shares[rank]))
 		}
-		if err := hyper.SaveLayouts(t.Context(), s, hyper.Layouts{0: {"w": c.params[0]}, 1: {"w": c.params[1]}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, hyper.SaveLayouts(t.Context(), s, hyper.Layouts{0: {"w": c.params[0]}, 1: {"w": c.params[1]}}))
 		if _, err := (hyper.Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: Open = %v; want %v", name, err, storage.ErrCorrupt)
 		}

@@ -52,7 +52,7 @@ type Param struct {
 	// slices within one device.
 	Interleaved bool
 	DType       tensor.DType
-	// Shape is that of the whole parameter.
+	// Shape is the shape of the whole parameter.
 	Shape []int64
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -91,13 +92,9 @@ func TestCombineLayouts(t *testing.T) {
 	s := new(mem.Store)
 	ctx := t.Context()
 	want := hyper.Layouts{0: {"w": cut}, 1: {"w": cut}, 12: {}}
-	if err := hyper.SaveLayouts(ctx, s, want); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, hyper.SaveLayouts(ctx, s, want))
 	for _, other := range []string{"rank0.layout.old", "sub/rank0.layout"} {
-		if _, err := blob.WriteAll(ctx, s, other, []byte("no layout"), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(ctx, s, other, []byte("no layout"), nil))(t)
 	}
 	got, err := hyper.CombineLayouts(ctx, s)
 	if d := cmp.Diff(want, got); d != "" || err != nil {
@@ -110,9 +107,7 @@ func TestCombineLayouts(t *testing.T) {
 	if _, err := hyper.LoadLayout(ctx, s, "rank2.layout"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("LoadLayout of no file = %v; want %v", err, fs.ErrNotExist)
 	}
-	if err := hyper.SaveLayout(ctx, s, "copy.layout", one); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, hyper.SaveLayout(ctx, s, "copy.layout", one))
 	if _, err := hyper.CombineLayouts(ctx, s); !errors.Is(err, hyper.ErrDuplicateRank) {
 		t.Errorf("CombineLayouts of a rank twice = %v; want %v", err, hyper.ErrDuplicateRank)
 	}
@@ -160,10 +155,7 @@ func TestLayoutRoundTripProperty(t *testing.T) {
 			}
 		}
 		want := hyper.Layouts{rapid.IntRange(0, 30).Draw(t, "rank"): {"p": p}}
-		b, err := hyper.EncodeLayout(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(hyper.EncodeLayout(want))(t)
 		got, err := hyper.DecodeLayout(b)
 		if d := cmp.Diff(want, got); d != "" || err != nil {
 			t.Fatalf("DecodeLayout(%s), %v: -want +got\n%s", b, err, d)
@@ -172,10 +164,7 @@ func TestLayoutRoundTripProperty(t *testing.T) {
 }
 
 func FuzzDecodeLayout(f *testing.F) {
-	b, err := hyper.EncodeLayout(hyper.Layouts{0: {"w": cut}, 1: {"b": {DType: tensor.Float32, Shape: []int64{3}}}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(hyper.EncodeLayout(hyper.Layouts{0: {"w": cut}, 1: {"b": {DType: tensor.Float32, Shape: []int64{3}}}}))(f)
 	f.Add(b)
 	f.Add([]byte(`{"0":{"w":{"mesh_shape":[2,2,2],"tensor_map":[[2,1],-1],"alias_name":["dp","cp","interleaved_parallel"],"interleaved_parallel":true,"type":"Float16","full_shape":[8,8]}}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -6,24 +6,17 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // A conjugate that PyTorch had not computed is read as one, whichever part of it.
 func TestLazyTensorsAreResolved(t *testing.T) {
-	b, err := os.ReadFile("../../internal/torchsave/testdata/conj_dict.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../../internal/torchsave/testdata/conj_dict.pt"))(t)
 	s := new(mem.Store)
-	if _, err := blob.WriteAll(t.Context(), s, "f", b, nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := openContainer(t.Context(), s, "f")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, "f", b, nil))(t)
+	c := must.Get(openContainer(t.Context(), s, "f"))(t)
 	row := []int64{1, 2}
 	x := c.tensors["x"]
 	at := x.part([]int64{1, 0}, tensor.Box{Offsets: []int64{1, 0}, Sizes: row})

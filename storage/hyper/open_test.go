@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -60,10 +61,7 @@ func tensorFile(t testing.TB, keys []string, tensors ...*tensor.Tensor) []byte {
 		data = append(data, x.Contents()...)
 		h.Entries = append(h.Entries, safetensors.Entry{Name: keys[i], DType: d, Shape: x.Shape(), Begin: at, End: int64(len(data))})
 	}
-	b, err := safetensors.Encode(h, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(safetensors.Encode(h, 8))(t)
 	return append(b, data...)
 }
 
@@ -75,10 +73,7 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 	s := new(mem.Store)
 	a, b := storagetest.Filled(t, tensor.Float32, []int64{2, 3}, 1), storagetest.Filled(t, tensor.Float32, []int64{1, 3}, 50)
 	storagetest.Put(t, s, "_rank0_.safetensors", tensorFile(t, []string{"x.__dcp_chunk_0", "x.__dcp_chunk_1_"}, a, b))
-	number, err := pickle.Encode(int64(42), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	number := must.Get(pickle.Encode(int64(42), nil))(t)
 	storagetest.Put(t, s, "_rank0_.bytes", append(number, "raw bytes"...))
 	x := &meta.Tensor{Shape: []int64{3, 3}, Chunks: []tensor.Box{
 		{Offsets: []int64{0, 0}, Sizes: []int64{2, 3}}, {Offsets: []int64{2, 0}, Sizes: []int64{1, 3}},
@@ -94,19 +89,13 @@ func newer(t testing.TB, change func(md *meta.Metadata)) *mem.Store {
 		{FQN: "n", Bytes: value(0, len(number))}, {FQN: "raw", Bytes: value(len(number), 9)}, {FQN: "x", Tensor: x},
 	}}
 	change(md)
-	doc, err := dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: dcpfiles.Hyper, Version: "1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: md, Dialect: dcpfiles.Hyper, Version: "1.0"}))(t)
 	storagetest.Put(t, s, ".metadata", doc)
 	return s
 }
 
 func TestOpenNewerVersions(t *testing.T) {
-	ck, err := hyper.Format{}.Open(t.Context(), newer(t, func(*meta.Metadata) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(hyper.Format{}.Open(t.Context(), newer(t, func(*meta.Metadata) {})))(t)
 	got := storagetest.LoadAll(t, ck)
 	x := got["x"].(*tensor.Tensor)
 	delete(got, "x")
@@ -155,10 +144,7 @@ func TestFilesMustMatchMetadata(t *testing.T) {
 // hyper_parallel writes bytes as they are: what only looks like a pickle at its
 // beginning is no pickle.
 func TestReadBytesAndPickles(t *testing.T) {
-	text, err := pickle.Encode("text", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(pickle.Encode("text", nil))(t)
 	for name, c := range map[string]struct {
 		data []byte
 		want any
@@ -182,14 +168,11 @@ func TestReadBytesAndPickles(t *testing.T) {
 	}
 }
 
-// A file that is gone costs what lies in it, and no more.
+// If a file is gone, only its own tensors are lost.
 func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "hyper_parallel/collective-4", "_rank2_.safetensors")
 	storagetest.Put(t, s, "_rank1_.safetensors", []byte("no header"))
-	ck, err := hyper.Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(hyper.Format{}.Open(t.Context(), s))(t)
 	plain := storagetest.Filled(t, tensor.Float32, []int64{24}, 0)
 	l := &storagetest.Loading{Planners: []plan.LoadPlanner{new(plan.DefaultLoad)}, Readers: []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})}}
 	if err := errors.Join(l.Plan(t.Context(), []plan.State{{"plain": plain}}), l.Read(t.Context())); err != nil {

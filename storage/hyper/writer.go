@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// options are the options of a writer: those of the format and those of all formats.
+// options are the options of a writer: options of the format and options of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
@@ -108,7 +108,7 @@ func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*publi
 }
 
 // spread distributes tensors over files: the largest first, each into the file with
-// the fewest bytes among those that take it. Within a file those with the largest
+// the fewest bytes among the files that take it. Within a file tensors with the largest
 // elements come first, so that each is aligned for its elements.
 func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
 	var items []*plan.WriteItem

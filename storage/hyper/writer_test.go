@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -19,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// states are those of two ranks, the first of which holds several chunks of x.
+// states are the states of two ranks, the first of which holds several chunks of x.
 func states(t testing.TB) []plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{7, 5}, 1)
 	return []plan.State{
@@ -30,28 +31,16 @@ func states(t testing.TB) []plan.State {
 
 func document(t testing.TB, s blob.Store) *dcpfiles.Document {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), s, ".metadata", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := dcpfiles.Decode(t.Context(), b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), s, ".metadata", 1<<20))(t)
+	doc := must.Get(dcpfiles.Decode(t.Context(), b))(t)
 	return doc
 }
 
 // keys returns the names of the tensors of a file.
 func keys(t testing.TB, s blob.Store, name string) []string {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), s, name, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, b[off:]); return nil }, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
+	h := must.Get(safetensors.Decode(func(p []byte, off int64) error { copy(p, b[off:]); return nil }, int64(len(b))))(t)
 	var out []string
 	for _, e := range h.Entries {
 		out = append(out, e.Name)
@@ -82,9 +71,7 @@ func TestDialects(t *testing.T) {
 		},
 	} {
 		s := new(mem.Store)
-		if err := c.opts.Save(t, s, "id", states(t)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.opts.Save(t, s, "id", states(t)...))
 		if got := storagetest.Names(t, s); !slices.Equal(got, c.files) {
 			t.Errorf("%s: files %q; want %q", name, got, c.files)
 		}
@@ -138,9 +125,7 @@ func TestSaveReplacesHyperParallelCheckpoint(t *testing.T) {
 	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.bytes", []byte("mine"))
-		if err := plain.Save(t, s, "new", states(t)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, plain.Save(t, s, "new", states(t)...))
 		want := []string{
 			".metadata", "_rank0_new.bytes", "_rank0_new.safetensors", "_rank1_new.bytes", "_rank1_new.safetensors", "notes.bytes",
 		}
@@ -177,9 +162,7 @@ func TestSpreadOverFiles(t *testing.T) {
 		"a bound of two": {storagetest.Setup{Format: hyper.Format{MaxFileBytes: 2000}}, 3}, "a bound below each": {storagetest.Setup{Format: hyper.Format{MaxFileBytes: 10}}, 5},
 	} {
 		s := new(mem.Store)
-		if err := c.opts.Save(t, s, "id", state); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.opts.Save(t, s, "id", state))
 		if got := storagetest.Names(t, s)[1:]; len(got) != c.want {
 			t.Errorf("%s: files %q; want %d", name, got, c.want)
 		}

@@ -3,6 +3,7 @@ package native
 import (
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -20,10 +21,7 @@ func TestEveryTensorBeginsAtAMultipleOfItsElement(t *testing.T) {
 	}
 	for _, n := range []int{1, 3} {
 		for _, part := range spread(items, n, nil) {
-			f, err := lay("f", part, nil, &selfDescription{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(lay("f", part, nil, &selfDescription{}))(t)
 			for _, p := range f.items {
 				if size := int64(max(1, elementSize(p.item))); p.offset%size != 0 {
 					t.Errorf("%d files: %q begins at %d; want a multiple of %d", n, p.item.FQN(), p.offset, size)

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -20,9 +21,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 		s := new(mem.Store)
 		work.ResetPeak()
 		before := work.Stats().Lent
-		if err := save(t, s, "budget", state, &options{WriteOptions: storage.WriteOptions{BufferBytes: c.budget, FilesPerRank: 4}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, save(t, s, "budget", state, &options{WriteOptions: storage.WriteOptions{BufferBytes: c.budget, FilesPerRank: 4}}))
 		if peak := work.Stats().Peak - before; peak > c.limit || peak == 0 {
 			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
 		}
@@ -32,9 +31,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := at(s, nil, storage.ReadOptions{BufferBytes: c.budget, Parallel: 8})
-		if err := storagetest.Load(t.Context(), p, plan.State{"x": to}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, storagetest.Load(t.Context(), p, plan.State{"x": to}))
 		if peak := work.Stats().Peak - before; peak > max(c.limit, 1<<20) || peak == 0 {
 			t.Errorf("load with a budget of %d used %d; want at most %d", c.budget, peak, max(c.limit, 1<<20))
 		}

@@ -78,7 +78,7 @@ func (c *checkpoint) itemsOf(f *reading.FileCheck) []*scanItem {
 	sortItems(items)
 	for i := 1; i < len(items); i++ {
 		if items[i].loc.Offset < items[i-1].loc.Offset+items[i-1].loc.Length {
-			f.Problem(items[i].id.Entry.FQN, fmt.Sprintf("its bytes overlap those of %q", items[i-1].id.Entry.FQN))
+			f.Problem(items[i].id.Entry.FQN, fmt.Sprintf("its bytes overlap the bytes of %q", items[i-1].id.Entry.FQN))
 			return nil
 		}
 	}

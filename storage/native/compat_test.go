@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -53,17 +54,11 @@ var compatHeld = map[string]string{
 func TestVersionsAreRead(t *testing.T) {
 	for _, v := range compats {
 		t.Run(v.version, func(t *testing.T) {
-			s, err := file.Open(v.dir, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(file.Open(v.dir, nil))(t)
 			if *updateGolden {
 				writeCompat(t, s, v.state)
 			}
-			c, err := Format{}.Open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(Format{}.Open(t.Context(), s))(t)
 			defer c.Close()
 			st := c.Storage()
 			st.ID = ""
@@ -76,10 +71,7 @@ func TestVersionsAreRead(t *testing.T) {
 			if err != nil || len(rep.Problems) > 0 || rep.Bytes != c.TotalBytes() {
 				t.Errorf("Verify = %+v, %v", rep, err)
 			}
-			md, err := c.Metadata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			md := must.Get(c.Metadata(t.Context()))(t)
 			if diff := cmp.Diff(v.ties, md.Ties()); diff != "" {
 				t.Errorf("ties (-want +got):\n%s", diff)
 			}
@@ -114,10 +106,7 @@ func held(t *testing.T, s blob.Store, e *meta.Entry) string {
 		}
 		return e.Bytes.Codec + " " + crc(b)
 	}
-	x, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(e.Tensor.DType, e.Tensor.Shape))(t)
 	load(t, s, plan.State{e.FQN: x})
 	return fmt.Sprint(x.DType(), " ", x.Shape(), " ", crc(x.Contents()))
 }
@@ -126,9 +115,7 @@ func load(t *testing.T, s blob.Store, state plan.State) {
 	t.Helper()
 	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{}), 1)
 	l.Planners[0] = &plan.DefaultLoad{NoFlatten: true}
-	if err := errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())))
 }
 
 // writeCompat makes the checkpoint if it does not exist. To make it again, remove the
@@ -137,8 +124,6 @@ func writeCompat(t *testing.T, s blob.Store, state func(t testing.TB, rank int) 
 	t.Helper()
 	if _, err := (Format{}).Open(t.Context(), s); errors.Is(err, storage.ErrNotFound) {
 		o := &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}}
-		if err := storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(compatID, 7, 2), state(t, 0), state(t, 1)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage(compatID, 7, 2), state(t, 0), state(t, 1)))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -93,7 +94,7 @@ func checkOnlyRecord(t *testing.T, s blob.Store) {
 	}
 	slices.Sort(want)
 	if got := storagetest.Names(t, s); !slices.Equal(got, want) {
-		t.Errorf("files %q; want those of the checkpoint, %q", got, want)
+		t.Errorf("files %q; want the files of the checkpoint, %q", got, want)
 	}
 }
 
@@ -156,20 +157,14 @@ func TestFilesOfTheLosingSaveAreSwept(t *testing.T) {
 	var both []*storagetest.Saving
 	for i, id := range []string{"aa", "bb"} {
 		sv := storagetest.NewSaving(p, storagetest.Storage(id, 1, 1), 1)
-		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(2+i))}), sv.Write(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(2+i))}), sv.Write(t.Context())))
 		both = append(both, sv)
 	}
 	for _, sv := range both {
-		if err := sv.Finish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, sv.Finish(t.Context()))
 	}
 	checkOneOf(t, s, 3)
-	if err := saveTwo(t, s, "later", 9, &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, saveTwo(t, s, "later", 9, &options{WriteOptions: storage.WriteOptions{SweepAfter: 1}}))
 	checkOneOf(t, s, 9)
 	for _, name := range storagetest.Names(t, s) {
 		if name != recordName && !strings.HasPrefix(name, "later") {

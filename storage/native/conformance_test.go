@@ -7,6 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -26,10 +27,7 @@ func (gapStore) ReadGap() int64 { return 64 << 10 }
 
 func TestFormat(t *testing.T) {
 	files := func(t *testing.T) blob.Store {
-		s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 		return s
 	}
 	for name, open := range map[string]func(t *testing.T) storagetest.Place{

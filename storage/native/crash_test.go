@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -32,10 +33,7 @@ func saveTwo(t testing.TB, s blob.Store, id string, seed byte, o *options) error
 var stores = map[string]func(t testing.TB) blob.Store{
 	"mem": func(testing.TB) blob.Store { return new(mem.Store) },
 	"file": func(t testing.TB) blob.Store {
-		s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 		return s
 	},
 }
@@ -73,9 +71,7 @@ func TestFaultAtEveryStepOfALoad(t *testing.T) {
 			if !errors.Is(err, syscall.EIO) || errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("operation %d of a load fails, and the load = %v; want %v", n, err, syscall.EIO)
 			}
-			if err := goleak.Find(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, goleak.Find())
 		}
 	}
 }
@@ -118,7 +114,7 @@ func loadOdd(t testing.TB, p storagetest.Place) error {
 	return nil
 }
 
-// wholeOdd is what oddState is on both ranks together, by name.
+// wholeOdd is oddState of both ranks together, by name.
 func wholeOdd(t testing.TB) plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 1)
 	s := oddState(t, 1)

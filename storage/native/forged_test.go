@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -20,9 +21,7 @@ import (
 func forge(t testing.TB, entries []meta.Entry, files ...storage.File) blob.Store {
 	t.Helper()
 	s := new(mem.Store)
-	if err := Commit(context.Background(), s, &meta.Metadata{Entries: entries, Storage: storagetest.Storage("f", 1, 1)}, files); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Commit(context.Background(), s, &meta.Metadata{Entries: entries, Storage: storagetest.Storage("f", 1, 1)}, files))
 	return s
 }
 
@@ -85,13 +84,8 @@ func checkNotHeld(t *testing.T, s blob.Store, what string) {
 func TestCheckHeldOfSoundEntries(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{"x": storagetest.Filled(t, tensor.Uint8, []int64{2 << 20}, 1), "v": make([]byte, 2<<20), "i": 1}
-	if err := save(t, s, "id", state, nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, "id", state, nil))
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	for name := range state {
 		e, ok, err := c.Find(t.Context(), name)
@@ -110,23 +104,15 @@ func TestVerifyReportsProblems(t *testing.T) {
 	e, f := chunkAt([]int64{4}, name, 0, b), chunkAt([]int64{4}, name, 2, b)
 	f.FQN = "y"
 	s := forge(t, []meta.Entry{e, f}, storage.File{Name: name, Size: 8})
-	if _, err := blob.WriteAll(t.Context(), s, name, make([]byte, 8), nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, name, make([]byte, 8), nil))(t)
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
-	rep, err := c.Verify(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(c.Verify(t.Context(), nil))(t)
 	var all strings.Builder
 	for _, p := range rep.Problems {
 		fmt.Fprintf(&all, "%s: %q: %s\n", p.File, p.FQN, p.Text)
 	}
-	for _, want := range []string{`"y": its bytes overlap those of "x"`, "its checksum is", "invalid safetensors header"} {
+	for _, want := range []string{`"y": its bytes overlap the bytes of "x"`, "its checksum is", "invalid safetensors header"} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("problems lack %q:\n%s", want, &all)
 		}
@@ -138,21 +124,11 @@ func TestVerifyReportsProblems(t *testing.T) {
 
 func TestVerifyCountsAgree(t *testing.T) {
 	s := new(mem.Store)
-	if err := save(t, s, "s", tiny(t), nil); err != nil {
-		t.Fatal(err)
-	}
-	rec, err := readRecord(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, "s", tiny(t), nil))
+	rec := must.Get(readRecord(t.Context(), s))(t)
 	rec.Totals.Chunks++
-	b, err := encodeRecord(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := blob.WriteAll(t.Context(), s, recordName, b, nil); err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(encodeRecord(rec))(t)
+	must.Get(blob.WriteAll(t.Context(), s, recordName, b, nil))(t)
 	checkFound(t, s, "a record that counts one chunk more")
 }
 
@@ -163,9 +139,7 @@ func TestVerifyOfEmptyTensors(t *testing.T) {
 		"a": storagetest.Filled(t, tensor.Int8, []int64{5}, 1), "b": storagetest.Filled(t, tensor.Float64, []int64{0, 3}, 1),
 		"c": storagetest.Filled(t, tensor.Float64, []int64{2, 0}, 1), "d": storagetest.Filled(t, tensor.Int8, []int64{0}, 1),
 	}
-	if err := save(t, s, "s", state, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, "s", state, nil))
 	checkWhole(t, s)
 	remove(t, s, recordName)
 	if _, err := Repair(t.Context(), s, nil); err != nil {

@@ -270,7 +270,7 @@ func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 }
 
 // fill copies the elements of box that lie in the span s to dst, which has the shape of
-// box. p holds the bytes of s. sizes are those of the chunk, and box is relative to it.
+// box. p holds the bytes of s. sizes are the sizes of the chunk, and box is relative to it.
 func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box tensor.Box, s span, p []byte) error {
 	k, elem := g.rowDims, int64(dtype.Size())
 	width, lo := g.width(s)/elem, s.band0*g.band/elem // in elements

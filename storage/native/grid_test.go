@@ -9,11 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// smallMeasures are measures by which a few hundred bytes make many tiles. As
-// those of the format they are multiples of every element's size.
+// smallMeasures are measures by which a few hundred bytes make many tiles. Like
+// the measures of the format they are multiples of every element's size.
 func smallMeasures(t *rapid.T) measures {
 	m := measures{minBand: 16 * rapid.Int64Range(1, 3).Draw(t, "minBand")}
 	m.stripe = m.minBand * rapid.Int64Range(1, 12).Draw(t, "stripe")
@@ -402,26 +403,13 @@ func TestFillReproducesTheBox(t *testing.T) {
 		if rapid.Bool().Draw(t, "cast") {
 			to = rapid.SampledFrom(tensor.DTypes()).Draw(t, "to")
 		}
-		chunk, err := tensor.FromBytes(p.dtype, p.sizes, p.data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		part, err := chunk.Narrow(p.box)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, err := tensor.New(to, p.box.Sizes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tensor.Convert(want, part, tensor.CastAny); err != nil {
-			t.Fatal(err)
-		}
+		chunk := must.Get(tensor.FromBytes(p.dtype, p.sizes, p.data))(t)
+		part := must.Get(chunk.Narrow(p.box))(t)
+		want := must.Get(tensor.New(to, p.box.Sizes))(t)
+		must.Do(t, tensor.Convert(want, part, tensor.CastAny))
 		got := drawTarget(t, to, p.box.Sizes).Lossy()
 		for _, s := range p.spans() {
-			if err := p.fill(got, p.sizes, p.dtype, p.box, s, p.bytes(s)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.fill(got, p.sizes, p.dtype, p.box, s, p.bytes(s)))
 		}
 		if !tensor.Equal(got, want) {
 			t.Errorf("%v of %v %v as %v: other elements than in the chunk", p.box, p.dtype, p.sizes, to)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -64,18 +65,11 @@ func checkFound(t testing.TB, s blob.Store, what string) {
 func each(t *testing.T, fn func(s blob.Store, name string, b []byte, put func([]byte))) {
 	t.Helper()
 	s := new(mem.Store)
-	if err := save(t, s, "s", tiny(t), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, "s", tiny(t), nil))
 	for _, name := range storagetest.Names(t, s) {
-		b, err := blob.ReadAll(t.Context(), s, name, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
 		put := func(b []byte) {
-			if _, err := blob.WriteAll(t.Context(), s, name, b, nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(blob.WriteAll(t.Context(), s, name, b, nil))(t)
 		}
 		fn(s, name, b, put)
 		put(b)
@@ -125,9 +119,7 @@ func TestEveryTruncationIsFound(t *testing.T) {
 
 func TestEveryMissingFileIsFound(t *testing.T) {
 	each(t, func(s blob.Store, name string, b []byte, put func([]byte)) {
-		if err := s.Remove(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Remove(t.Context(), name))
 		want := storage.ErrCorrupt
 		if name == recordName {
 			want = storage.ErrIncomplete
@@ -145,17 +137,10 @@ func TestEveryMissingFileIsFound(t *testing.T) {
 func TestIndexOfAnotherSaveIsRefused(t *testing.T) {
 	a, b := new(mem.Store), new(mem.Store)
 	for id, s := range map[string]blob.Store{"a": a, "b": b} {
-		if err := save(t, s, id, tiny(t), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, save(t, s, id, tiny(t), nil))
 	}
-	other, err := blob.ReadAll(t.Context(), b, "b"+indexSuffix, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := blob.WriteAll(t.Context(), a, "a"+indexSuffix, other, nil); err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(blob.ReadAll(t.Context(), b, "b"+indexSuffix, 1<<20))(t)
+	must.Get(blob.WriteAll(t.Context(), a, "a"+indexSuffix, other, nil))(t)
 	if err := loadTiny(t, a); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("load = %v; want %v", err, storage.ErrCorrupt)
 	}

@@ -59,7 +59,7 @@ type indexBlock struct {
 // openIndex opens the index that r reads. It reads the end of the file, and reads a
 // second time only if the directory is large. The caller keeps r open as long as it uses
 // the index, and closes it. Errors wrap storage.ErrCorrupt or storage.ErrVersion, apart
-// from those of r.
+// from errors of r.
 func openIndex(ctx context.Context, r blob.Reader) (*indexFile, error) {
 	return openIndexEnd(ctx, r, indexFirstRead)
 }

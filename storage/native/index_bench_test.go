@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -33,18 +34,12 @@ func chunkedEntries(tensors int) []meta.Entry {
 
 func TestIndexIsSmallAndALookupReadsLittleOfIt(t *testing.T) {
 	const tensors = 50
-	b, err := EncodeIndex(chunkedEntries(tensors))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(chunkedEntries(tensors)))(t)
 	if perChunk := float64(len(b)) / (tensors * 1000); perChunk > 6 {
 		t.Errorf("the index takes %.1f bytes for a chunk; want 6 at most", perChunk)
 	}
 	r := &indexBytes{b: b}
-	x, err := openIndex(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(t.Context(), r))(t)
 	if _, ok, err := x.lookup(t.Context(), "model.layers.0017.mlp.weight"); !ok || err != nil {
 		t.Fatalf("lookup = %v, %v; want it", ok, err)
 	}
@@ -57,39 +52,25 @@ func BenchmarkEncodeIndex(b *testing.B) {
 	entries := chunkedEntries(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		out, err := EncodeIndex(entries)
-		if err != nil {
-			b.Fatal(err)
-		}
+		out := must.Get(EncodeIndex(entries))(b)
 		b.ReportMetric(float64(len(out)), "file-bytes")
 	}
 }
 
 func BenchmarkDecodeIndex(b *testing.B) {
-	out, err := EncodeIndex(chunkedEntries(1000))
-	if err != nil {
-		b.Fatal(err)
-	}
+	out := must.Get(EncodeIndex(chunkedEntries(1000)))(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := decodeWholeIndex(b.Context(), out); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(decodeWholeIndex(b.Context(), out))(b)
 	}
 }
 
 func BenchmarkLookupIndex(b *testing.B) {
-	out, err := EncodeIndex(chunkedEntries(1000))
-	if err != nil {
-		b.Fatal(err)
-	}
+	out := must.Get(EncodeIndex(chunkedEntries(1000)))(b)
 	b.ReportAllocs()
 	for b.Loop() {
 		r := &indexBytes{b: out}
-		x, err := openIndex(b.Context(), r)
-		if err != nil {
-			b.Fatal(err)
-		}
+		x := must.Get(openIndex(b.Context(), r))(b)
 		if _, ok, err := x.lookup(b.Context(), "model.layers.0617.mlp.weight"); !ok || err != nil {
 			b.Fatal(ok, err)
 		}

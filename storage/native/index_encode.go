@@ -235,7 +235,7 @@ func tensorFlags(t *meta.Tensor) byte {
 	return f
 }
 
-// keyOf returns the key of a location, empty for none.
+// keyOf returns the key of a location, or "".
 func keyOf(l *meta.Location) string {
 	if l.Detail == nil {
 		return ""

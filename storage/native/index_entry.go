@@ -26,8 +26,8 @@ const (
 	flagMemoryFormat // a string follows
 	flagLayout       // a string follows
 	flagOneKey       // every chunk has the key that follows
-	flagKeys         // a key for each chunk follows, empty if it has none
-	flagStorageData  // storage data for each chunk follows, empty if it has none
+	flagKeys         // a key for each chunk follows, empty if it has no key
+	flagStorageData  // storage data for each chunk follows, empty if it has no data
 	flagsKnown       = 1<<iota - 1
 )
 
@@ -197,7 +197,7 @@ func (d *entryDecoder) keys(r *wire.Reader, locs []meta.Location, flags byte) {
 	}
 }
 
-// detail returns the detail of a key, nil for none.
+// detail returns the detail of a key, or nil.
 func (d *entryDecoder) detail(key string) *meta.Detail {
 	if key == "" {
 		return nil

@@ -9,11 +9,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// exampleEntries are those of the example in docs/format/native.md.
+// exampleEntries are the entries of the example in docs/format/native.md.
 func exampleEntries() []meta.Entry {
 	t := &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: []int64{4, 2}}
 	for r, sum := range []uint32{0xaabbccdd, 0x11223344} {
@@ -28,10 +29,7 @@ func exampleEntries() []meta.Entry {
 
 // Authors of other readers rely on the example in the page.
 func TestFormatPageExample(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "format", "native.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "format", "native.md")))(t)
 	_, text, ok := strings.Cut(string(page), "```hex\n")
 	if !ok {
 		t.Fatal("the page has no block marked hex")
@@ -42,14 +40,8 @@ func TestFormatPageExample(t *testing.T) {
 		line, _, _ = strings.Cut(line, "#")
 		digits.WriteString(strings.Join(strings.Fields(line), ""))
 	}
-	want, err := EncodeIndex(exampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(EncodeIndex(exampleEntries()))(t)
+	got := must.Get(hex.DecodeString(digits.String()))(t)
 	if diff := cmp.Diff(string(hexLines(want)), string(hexLines(got))); diff != "" {
 		t.Errorf("the example (-written +documented):\n%s", diff)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -132,24 +133,24 @@ var hostile = map[string]struct {
 		put(w, 0, 17, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1)
 		w.U32(1)
 	}), "empty chunk"},
-	"a path of no steps":            {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 0, 2, 0, 0, 0) }), "without steps"},
-	"a spelled path of no steps":    {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 0, 2, 0, 0, 0) }), "without steps"},
-	"a cut path with ints, of none": {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 0, 2, 0, 0, 0) }), "without steps"},
-	"a key that is no integer":      {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|2, 2, 0, 0, 0) }), "not an integer"},
-	"a spelled key of no integer":   {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 2<<2|2, '0', '0', 2, 0, 0, 0) }), "not an integer"},
-	"an integer beyond the body":    {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<40<<2|2, 2, 0, 0, 0) }), "left"},
-	"a step of the last kind":       {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|3, 2, 0, 0, 0) }), "kind 3"},
-	"a spelled step of that kind":   {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<2|3, '0', 2, 0, 0, 0) }), "kind 3"},
-	"a path that cuts elsewhere":    {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 2, 0, 2, 2, 0, 0, 0) }), "does not cut"},
-	"a path beyond the name":        {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 4, 2, 0, 0, 0) }), "does not cut"},
-	"a position that is no number":  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "not a position"},
-	"a path of more steps":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
-	"a key beyond the end":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
-	"a value nowhere":               {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 4, 0) }), "place 4"},
-	"storage data twice":            {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0, 3, 0, 0) }), "place 3"},
-	"storage data beyond it":        {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 1<<40) }), "a count of"},
-	"a value in an unknown file":    {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 1, 0, 7, 0) }), "file 7 of 1"},
-	"an inline value beyond it":     {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 0, 1<<40) }), "a count of"},
+	"a path of no steps":                  {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a spelled path of no steps":          {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a cut path with ints, without steps": {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 0, 2, 0, 0, 0) }), "without steps"},
+	"a key that is no integer":            {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|2, 2, 0, 0, 0) }), "not an integer"},
+	"a spelled key of no integer":         {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 2<<2|2, '0', '0', 2, 0, 0, 0) }), "not an integer"},
+	"an integer beyond the body":          {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<40<<2|2, 2, 0, 0, 0) }), "left"},
+	"a step of the last kind":             {oneEntry(0, func(w *wire.Writer) { put(w, 4<<1, 1, 1<<2|3, 2, 0, 0, 0) }), "kind 3"},
+	"a spelled step of that kind":         {oneEntry(0, func(w *wire.Writer) { put(w, 5<<1, 1, 1<<2|3, '0', 2, 0, 0, 0) }), "kind 3"},
+	"a path that cuts elsewhere":          {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 2, 0, 2, 2, 0, 0, 0) }), "does not cut"},
+	"a path beyond the name":              {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 4, 2, 0, 0, 0) }), "does not cut"},
+	"a position that is no number":        {oneEntry(0, func(w *wire.Writer) { put(w, 2<<1, 1, 3, 2, 0, 0, 0) }), "not a position"},
+	"a path of more steps":                {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1<<40, 2, 0, 0, 0) }), "a count of"},
+	"a key beyond the end":                {oneEntry(0, func(w *wire.Writer) { put(w, 3<<1, 1, 1<<40, 2, 0, 0, 0) }), "a key of"},
+	"a value nowhere":                     {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 4, 0) }), "place 4"},
+	"storage data twice":                  {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 0, 3, 0, 0) }), "place 3"},
+	"storage data beyond it":              {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 3, 1<<40) }), "a count of"},
+	"a value in an unknown file":          {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 1, 0, 7, 0) }), "file 7 of 1"},
+	"an inline value beyond it":           {oneEntry(0, func(w *wire.Writer) { put(w, 1, 0, 0, 1<<40) }), "a count of"},
 	"a value of exbibytes": {oneEntry(0, func(w *wire.Writer) {
 		put(w, 1, 0, 1, huge, 0, 0)
 		w.U32(1)
@@ -223,10 +224,7 @@ func TestLookupRefusesHostileIndexes(t *testing.T) {
 }
 
 func TestIndexOfAnotherVersionIsRefused(t *testing.T) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(t)
 	for version, want := range map[uint32]string{2: "written by a newer cairn", 0: "version 0"} {
 		binary.LittleEndian.PutUint32(b[len(b)-indexTailFixed:], version)
 		_, err := openIndex(t.Context(), &indexBytes{b: b})
@@ -303,10 +301,7 @@ func sealMany(n int, body func(w *wire.Writer)) []byte {
 // FuzzDecodeIndex decodes arbitrary files, and the same files with correct checksums, so
 // that the code after the checks of checksums is reached.
 func FuzzDecodeIndex(f *testing.F) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(f)
 	f.Add(b)
 	f.Add(oneEntry(0, func(w *wire.Writer) { put(w, 5<<1|1, 2, 2<<2|2, '-', '7', 3<<2|1, 0, bytesInline, 0) }))
 	for _, tc := range hostile {
@@ -340,10 +335,7 @@ func checkIndexDecode(t *testing.T, b []byte) {
 	if !reflect.DeepEqual(got, back) {
 		t.Fatalf("decode(encode(decode(%x))) (-want +got):\n%s", b, cmp.Diff(got, back))
 	}
-	x, err := openIndex(ctx, &indexBytes{b: b})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(ctx, &indexBytes{b: b}))(t)
 	for i := range got {
 		if e, ok, err := x.lookup(ctx, got[i].FQN); err != nil || !ok || !reflect.DeepEqual(*e, got[i]) {
 			t.Fatalf("lookup(%q) in %x = %v, %v; want %v", got[i].FQN, b, ok, err, got[i])

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -169,18 +170,12 @@ func TestIndexReadsAsWritten(t *testing.T) {
 }
 
 func TestEmptyIndex(t *testing.T) {
-	b, err := EncodeIndex(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(nil))(t)
 	got, err := decodeWholeIndex(t.Context(), b)
 	if err != nil || len(got) != 0 {
 		t.Errorf("decode = %v, %v; want nothing", got, err)
 	}
-	x, err := openIndex(t.Context(), &indexBytes{b: b})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(t.Context(), &indexBytes{b: b}))(t)
 	if _, ok, err := x.lookup(t.Context(), "a"); ok || err != nil {
 		t.Errorf("lookup = %v, %v; want not found", ok, err)
 	}
@@ -305,25 +300,16 @@ func longEntries() []meta.Entry {
 
 func TestIndexWithALongDirectory(t *testing.T) {
 	want := longEntries()
-	b, err := EncodeIndex(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(want))(t)
 	r := &indexBytes{b: b}
-	x, err := openIndex(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(t.Context(), r))(t)
 	if n := r.reads.Load(); x.tail.dirLength < indexFirstRead || n != 2 {
 		t.Errorf("opening a directory of %d bytes took %d reads; want a long one and 2", x.tail.dirLength, n)
 	}
 	if len(x.blocks) < 3 {
 		t.Errorf("%d blocks; want some", len(x.blocks))
 	}
-	got, err := x.all(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(x.all(t.Context()))(t)
 	if !reflect.DeepEqual(want, got) {
 		t.Errorf("all (-want +got):\n%s", cmp.Diff(want, got))
 	}
@@ -339,18 +325,10 @@ func TestIndexWithALongDirectory(t *testing.T) {
 }
 
 func TestSmallIndexTakesOneRead(t *testing.T) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(t)
 	r := &indexBytes{b: b}
-	x, err := openIndex(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := x.all(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(t.Context(), r))(t)
+	must.Get(x.all(t.Context()))(t)
 	if _, ok, err := x.lookup(t.Context(), "big"); !ok || err != nil {
 		t.Fatalf("lookup(big) = %v, %v; want it", ok, err)
 	}
@@ -365,19 +343,10 @@ func TestLargeIndexIsReadInPieces(t *testing.T) {
 		p := bytes.Repeat([]byte{byte(i)}, indexBlockTarget)
 		want = append(want, meta.Entry{FQN: fmt.Sprintf("%02d", i), Bytes: &meta.Bytes{Codec: "raw", Size: int64(len(p)), Inline: p}})
 	}
-	b, err := EncodeIndex(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(want))(t)
 	r := &indexBytes{b: b}
-	x, err := openIndex(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := x.all(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(openIndex(t.Context(), r))(t)
+	got := must.Get(x.all(t.Context()))(t)
 	if !reflect.DeepEqual(want, got) {
 		t.Error("all returned other entries than were written")
 	}
@@ -391,14 +360,8 @@ func TestLargeIndexIsReadInPieces(t *testing.T) {
 }
 
 func TestIndexReturnsTheCauseOfItsContext(t *testing.T) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := openIndex(t.Context(), &indexBytes{b: b})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(t)
+	x := must.Get(openIndex(t.Context(), &indexBytes{b: b}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, openErr := openIndex(ctx, &indexBytes{b: b})
@@ -469,10 +432,7 @@ func TestEncodeIndexRefuses(t *testing.T) {
 }
 
 func TestIndexDetectsEveryChangedByte(t *testing.T) {
-	b, err := EncodeIndex(sampleEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(sampleEntries()))(t)
 	check := func(what string, mutant []byte) {
 		t.Helper()
 		_, err := decodeWholeIndex(t.Context(), mutant)

@@ -25,7 +25,7 @@ const (
 )
 
 // headerMax bounds the length of a file's header as spread estimates it. The
-// estimate is that of the worst case, so headers stay far below the limit of
+// estimate holds in the worst case, so headers stay far below the limit of
 // safetensors.
 const headerMax = safetensors.MaxHeader / 2
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -46,18 +47,12 @@ func oddState(t testing.TB, rank int) plan.State {
 
 func saveOdd(t testing.TB, s blob.Store, id string, o *options) {
 	t.Helper()
-	err := storagetest.Save(context.Background(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 7, 2), oddState(t, 0), oddState(t, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(context.Background(), at(s, o, storage.ReadOptions{}), storagetest.Storage(id, 7, 2), oddState(t, 0), oddState(t, 1)))
 }
 
 func header(t testing.TB, s blob.Store, name string) *safetensors.Header {
 	t.Helper()
-	b, err := blob.ReadAll(context.Background(), s, name, 1<<30)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(context.Background(), s, name, 1<<30))(t)
 	h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, b[off:]); return nil }, int64(len(b)))
 	if err != nil {
 		t.Fatalf("%s is no safetensors file: %v", name, err)
@@ -68,10 +63,7 @@ func header(t testing.TB, s blob.Store, name string) *safetensors.Header {
 func TestDataFilesAreSafetensorsThatPyTorchPlaces(t *testing.T) {
 	s := new(mem.Store)
 	saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
-	md, err := storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(storage.NewReader(Format{}.Open, s, storage.ReadOptions{}).ReadMetadata(t.Context()))(t)
 	found := map[string]int{}
 	owners := map[string]string{}
 	for _, name := range storagetest.Names(t, s) {
@@ -225,14 +217,8 @@ func TestHeaderCostIsAnUpperBound(t *testing.T) {
 			it.Box.Offsets = append(it.Box.Offsets, 1<<61)
 			it.Box.Sizes = append(it.Box.Sizes, 0)
 		}
-		base, err := lay("x", nil, nil, &selfDescription{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := lay("x", []*plan.WriteItem{it}, nil, &selfDescription{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		base := must.Get(lay("x", nil, nil, &selfDescription{}))(t)
+		f := must.Get(lay("x", []*plan.WriteItem{it}, nil, &selfDescription{}))(t)
 		text2 := func(h []byte) int { return len(strings.TrimRight(string(h), " ")) }
 		if got := int64(text2(f.header) - text2(base.header)); got > headerCost(it) {
 			t.Errorf("the item takes %d bytes of the header; headerCost = %d", got, headerCost(it))

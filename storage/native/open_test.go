@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -36,9 +37,7 @@ func (s hugeStore) Open(ctx context.Context, name string) (blob.Reader, error) {
 
 func TestOpenRefusesAHugeRecord(t *testing.T) {
 	s := new(mem.Store)
-	if err := save(t, s, "s", tiny(t), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, "s", tiny(t), nil))
 	if _, err := (Format{}).Open(t.Context(), hugeStore{s}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Open = %v; want %v", err, storage.ErrCorrupt)
 	}
@@ -47,24 +46,17 @@ func TestOpenRefusesAHugeRecord(t *testing.T) {
 func TestOpenWithoutCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	open := func(path string) blob.Store {
-		s, err := file.Open(path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(path, nil))(t)
 		return s
 	}
 	if _, err := (Format{}).Open(t.Context(), open(filepath.Join(dir, "no", "such"))); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open of a folder that is not there = %v; want %v", err, storage.ErrNotFound)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("x"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("x"), 0o666))
 	if _, err := (Format{}).Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open of a folder of other things = %v; want %v", err, storage.ErrNotFound)
 	}
-	if err := os.Mkdir(filepath.Join(dir, recordName), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, recordName), 0o777))
 	if _, err := (Format{}).Open(t.Context(), open(dir)); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Open of a folder with the record's name = %v; want %v", err, storage.ErrNotFound)
 	}
@@ -85,13 +77,8 @@ func TestLoadDetectsReplacement(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
 	l := storagetest.NewLoading(at(s, nil, storage.ReadOptions{}), 1)
-	if err := l.Plan(t.Context(), []plan.State{small(t, 0)}); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Plan(t.Context(), []plan.State{small(t, 0)}))
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	mustSave(t, s, "second", 2)
 	if err := l.Read(t.Context()); !errors.Is(err, storage.ErrChanged) || errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) {
@@ -122,10 +109,7 @@ func TestOpenRetriesAfterReplacement(t *testing.T) {
 	inner := new(mem.Store)
 	mustSave(t, inner, "first", 1)
 	s := &replacingStore{Store: inner, replace: func() { mustSave(t, inner, "second", 2) }}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	if c.Storage().SaveID != "second" {
 		t.Errorf("Open = save %s; want the second", c.Storage().SaveID)

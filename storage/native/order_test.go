@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -34,17 +35,11 @@ func TestOrderOfOperations(t *testing.T) {
 	}
 	s := fault.New(inner)
 	into := small(t, 0)
-	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{Parallel: 1}), into); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{Parallel: 1}), into))
 	checkGoldenOrder(t, "order-load.txt", s.Ops())
-	if err := inner.Remove(t.Context(), recordName); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, inner.Remove(t.Context(), recordName))
 	s = fault.New(inner)
-	if _, err := Repair(t.Context(), s, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(Repair(t.Context(), s, nil))(t)
 	checkGoldenOrder(t, "order-repair.txt", s.Ops())
 }
 
@@ -80,14 +75,10 @@ func checkOrder(t *testing.T, ops fault.Ops) {
 // A load of one small tensor reads one block of the index's data and no header.
 func TestLoadReadsNoMoreThanItNeeds(t *testing.T) {
 	inner := new(mem.Store)
-	if err := save(t, inner, "id", small(t, 1), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, inner, "id", small(t, 1), nil))
 	s := fault.New(inner)
 	state := plan.State{"w": small(t, 0)["w"]}
-	if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), state))
 	var data []fault.Entry
 	for _, e := range s.Ops() {
 		if e.Op == fault.Read && strings.HasSuffix(e.Name, dataSuffix) {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -118,7 +119,7 @@ func recordWith(name, text, more string) string {
 	return "{" + strings.Join(members, ", ") + "}"
 }
 
-// hostileRecords are record files that no writer makes; all but those of text
+// hostileRecords are record files that no writer makes; all except text
 // have a checksum that matches.
 var hostileRecords = map[string]struct {
 	file []byte
@@ -231,10 +232,7 @@ func TestRecordOfAnotherVersionIsRefused(t *testing.T) {
 }
 
 func TestRecordDetectsEveryChangedByte(t *testing.T) {
-	b, err := encodeRecord(sampleRecord())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(encodeRecord(sampleRecord()))(t)
 	check := func(what string, mutant []byte) {
 		t.Helper()
 		if _, err := decodeRecord(mutant); !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
@@ -309,15 +307,10 @@ func BenchmarkDecodeRecord(b *testing.B) {
 	for i := range 10_000 {
 		r.Files = append(r.Files, storage.File{Name: DataFileName(r.SaveID, 2+i, 0), Size: 1 << 30, CRC32C: uint32(i)})
 	}
-	out, err := encodeRecord(r)
-	if err != nil {
-		b.Fatal(err)
-	}
+	out := must.Get(encodeRecord(r))(b)
 	b.SetBytes(int64(len(out)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := decodeRecord(out); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(decodeRecord(out))(b)
 	}
 }

@@ -263,8 +263,8 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 	})
 }
 
-// replaces returns the condition of a record that replaces the one that is there now, or
-// none.
+// replaces returns the condition of a record that replaces the current record, or no
+// condition if there is no record.
 func replaces(ctx context.Context, s blob.Store) (*blob.CreateOptions, error) {
 	info, err := s.Stat(ctx, recordName)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -649,7 +649,7 @@ func (f *find) has(e *meta.Entry) bool {
 	}
 	if e.Bytes != nil {
 		_, ok := at[placeOf(&e.Bytes.Loc)]
-		// The bytes of an inline value have a checksum in the index and none in the header.
+		// The bytes of an inline value have a checksum in the index, but not in the header.
 		return ok && f.Bytes.Codec == e.Bytes.Codec && (f.Bytes.Inline == nil) == (e.Bytes.Inline == nil)
 	}
 	if f.Tensor.Properties != e.Tensor.Properties || !slices.Equal(f.Tensor.Shape, e.Tensor.Shape) {

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -25,10 +26,7 @@ func contents(t testing.TB, s blob.Store) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	for _, name := range storagetest.Names(t, s) {
-		b, err := blob.ReadAll(context.Background(), s, name, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(blob.ReadAll(context.Background(), s, name, 1<<30))(t)
 		out[name] = b
 	}
 	return out
@@ -37,18 +35,13 @@ func contents(t testing.TB, s blob.Store) map[string][]byte {
 func remove(t testing.TB, s blob.Store, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		if err := s.Remove(context.Background(), name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Remove(context.Background(), name))
 	}
 }
 
 func damage(t testing.TB, s blob.Store, name string) {
 	t.Helper()
-	err := fault.Damage(context.Background(), s, name, func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(context.Background(), s, name, func(b []byte) []byte { b[len(b)/2] ^= 1; return b }))
 }
 
 func checkContents(t testing.TB, s blob.Store, want map[string][]byte) {
@@ -104,9 +97,7 @@ func TestRepairRestoresEveryByte(t *testing.T) {
 
 func mustWrite(t testing.TB, s blob.Store, name, text string) {
 	t.Helper()
-	if _, err := blob.WriteAll(context.Background(), s, name, []byte(text), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(context.Background(), s, name, []byte(text), nil))(t)
 }
 
 func TestRepairLeavesAWholeCheckpointAlone(t *testing.T) {
@@ -132,10 +123,7 @@ func TestRepairDryRunWritesNothing(t *testing.T) {
 		t.Fatalf("Repair = %+v, %v", dry, err)
 	}
 	checkContents(t, s, before)
-	wet, err := Repair(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	wet := must.Get(Repair(t.Context(), s, nil))(t)
 	if dry.DryRun = false; dry.Bytes != wet.Bytes || dry.Tensors != wet.Tensors || dry.SaveID != wet.SaveID {
 		t.Errorf("dry run = %+v; then %+v", dry, wet)
 	}
@@ -168,9 +156,7 @@ func TestRepairRefusesAnIncompleteSave(t *testing.T) {
 // All files of a rank are missing, and no other file has one of their names.
 func TestRepairNoticesAMissingRank(t *testing.T) {
 	s := new(mem.Store)
-	if err := saveTwo(t, s, "two", 1, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, saveTwo(t, s, "two", 1, nil))
 	remove(t, s, recordName, DataFileName("two", 1, 0))
 	_, err := Repair(t.Context(), s, nil)
 	if !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "all files of 1 of the 2 ranks") {
@@ -193,9 +179,7 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 		}
 	}
 	remove(t, s, recordName)
-	if err := fault.Damage(t.Context(), s, DataFileName("a3", 0, 0), func(b []byte) []byte { return b[:4100] }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, DataFileName("a3", 0, 0), func(b []byte) []byte { return b[:4100] }))
 	rep, err := Repair(t.Context(), s, nil)
 	if err != nil || rep.SaveID != "a2" || rep.Others["a3"] == "" {
 		t.Errorf("Repair = %+v, %v; want a2, and why not a3", rep, err)
@@ -220,18 +204,12 @@ func TestRepairChoosesTheNewestCompleteSave(t *testing.T) {
 func TestRepairPrefersTheSaveOfTheRecord(t *testing.T) {
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("a1", 1, 1), 1)
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())))
 	sv.Metadata.PlannerData = json.RawMessage(`{"kept":true}`)
-	if err := sv.Finish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Finish(t.Context()))
 	want := contents(t, s)
 	newer := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("a2", 2, 1), 1)
-	if err := errors.Join(newer.Plan(t.Context(), []plan.State{small(t, 2)}), newer.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(newer.Plan(t.Context(), []plan.State{small(t, 2)}), newer.Write(t.Context())))
 	remove(t, s, "a1"+indexSuffix)
 	if rep, err := Repair(t.Context(), s, nil); err != nil || rep.SaveID != "a1" {
 		t.Errorf("Repair = %+v, %v; want a1", rep, err)
@@ -353,9 +331,7 @@ func TestRepairRefusesContradictions(t *testing.T) {
 		s := new(mem.Store)
 		saveOdd(t, s, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 1}})
 		remove(t, s, recordName)
-		if err := fault.Damage(t.Context(), s, c.file, c.edit); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fault.Damage(t.Context(), s, c.file, c.edit))
 		rep, err := Repair(t.Context(), s, nil)
 		if !errors.Is(err, storage.ErrIncomplete) || !slices.Contains(storagetest.Names(t, s), c.file) {
 			t.Errorf("%s: Repair = %+v, %v; want a refusal", what, rep, err)
@@ -370,10 +346,7 @@ func TestRepairByForceDoesNotHideDamage(t *testing.T) {
 	if _, err := Repair(t.Context(), store, &RepairOptions{Force: true}); !errors.Is(err, storage.ErrCorrupt) {
 		t.Errorf("Repair by force of a damaged data file = %v; want %v", err, storage.ErrCorrupt)
 	}
-	c, err := Format{}.Open(t.Context(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(t.Context(), store))(t)
 	defer c.Close()
 	if rep, err := c.Verify(t.Context(), nil); err != nil || len(rep.Problems) == 0 {
 		t.Errorf("Verify afterwards = %+v, %v; want the damage", rep, err)
@@ -384,30 +357,21 @@ func TestRepairByForceDoesNotHideDamage(t *testing.T) {
 // in.
 func damageTensor(t testing.TB, s blob.Store, fqn string) string {
 	t.Helper()
-	c, err := Format{}.Open(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(context.Background(), s))(t)
 	defer c.Close()
 	e, ok, err := c.Find(context.Background(), fqn)
 	if err != nil || !ok {
 		t.Fatalf("Find(%q) = %v, %v", fqn, ok, err)
 	}
 	loc := e.Tensor.Locs[0]
-	err = fault.Damage(context.Background(), s, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 1; return b })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(context.Background(), s, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 1; return b }))
 	return loc.File
 }
 
 // verified returns the problems that a verification finds.
 func verified(t testing.TB, s blob.Store) []storage.VerifyProblem {
 	t.Helper()
-	c, err := Format{}.Open(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(context.Background(), s))(t)
 	defer c.Close()
 	rep, err := c.Verify(context.Background(), nil)
 	if err != nil && !errors.Is(err, storage.ErrCorrupt) {
@@ -457,16 +421,12 @@ func TestRepairKeepsTheChecksumsOfTheRestOfAnIndex(t *testing.T) {
 		state[fmt.Sprintf("m%02d", i)] = slices.Repeat([]byte{byte(i)}, 8000) // inside the index
 	}
 	s := new(mem.Store)
-	if err := storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("many", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, nil, storage.ReadOptions{}), storagetest.Storage("many", 1, 1), state))
 	before := contents(t, s)
 	file := damageTensor(t, s, "z")
 	remove(t, s, recordName)
 	index := "many" + indexSuffix
-	if err := fault.Damage(t.Context(), s, index, func(b []byte) []byte { b[indexHeaderSize+20] ^= 1; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, index, func(b []byte) []byte { b[indexHeaderSize+20] ^= 1; return b }))
 	rep, err := Repair(t.Context(), s, nil)
 	if err != nil || rep.Recomputed != 1 {
 		t.Fatalf("Repair = %+v, %v; want a new checksum for one tensor", rep, err)

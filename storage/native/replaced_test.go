@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -33,9 +34,7 @@ func TestRepairDuringASave(t *testing.T) {
 				t.Skip("locks cannot be read there")
 			}
 			sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("first", 1, 1), 1)
-			if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())))
 			if _, err := Repair(t.Context(), s, nil); !errors.Is(err, c.want) {
 				t.Errorf("Repair = %v; want %v", err, c.want)
 			}
@@ -87,10 +86,7 @@ func TestVerifyAndRepairDetectReplacement(t *testing.T) {
 	s.at = func(_, name string) bool { // the scan of a data file is over, its header is next
 		return strings.HasSuffix(name, dataSuffix) && opened.Add(1) == 2
 	}
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
 	if _, err := c.Verify(t.Context(), nil); !errors.Is(err, storage.ErrChanged) {
 		t.Errorf("Verify = %v; want %v", err, storage.ErrChanged)

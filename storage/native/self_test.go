@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -31,10 +32,7 @@ func TestPathsOfDescriptionsRoundTrip(t *testing.T) {
 				want = append(want, meta.Key(rapid.String().Draw(t, "key")))
 			}
 		}
-		b, err := json.Marshal(pathJSON(want))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(json.Marshal(pathJSON(want)))(t)
 		var got pathJSON
 		if err := json.Unmarshal(b, &got); err != nil || !meta.Path(got).Equal(want) {
 			t.Errorf("%s became %v, %v; want %v", b, got, err, want)
@@ -88,10 +86,7 @@ func sampleSelf() *selfDescription {
 }
 
 func FuzzDecodeSelf(f *testing.F) {
-	b, err := json.Marshal(sampleSelf())
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(json.Marshal(sampleSelf()))(f)
 	f.Add(string(b))
 	f.Add(`{"version":1,"items":{"a":{"path":["b",3],"shape":[]}}}`)
 	f.Add(`{"version":1,"items":{"a":{"path":["b",{"int":"-3"}],"shape":[]}}}`)
@@ -128,18 +123,9 @@ func sampleFile(tb testing.TB) []byte {
 		{Info: info, Kind: plan.KindTensor, Box: tensor.Whole(info.Shape)},
 		{Info: &plan.Info{FQN: "v", Codec: "raw"}, Kind: plan.KindBytes, Size: 3},
 	}
-	f, err := lay("s", items, nil, self)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	b, err := safetensors.Encode(h, 1)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	f := must.Get(lay("s", items, nil, self))(tb)
+	h := must.Get(safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size))(tb)
+	b := must.Get(safetensors.Encode(h, 1))(tb)
 	return append(b, make([]byte, f.size-int64(len(f.header)))...)
 }
 
@@ -150,9 +136,7 @@ func FuzzRepair(f *testing.F) {
 	f.Add([]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "))
 	f.Fuzz(func(t *testing.T, file []byte) {
 		s := new(mem.Store)
-		if _, err := blob.WriteAll(t.Context(), s, DataFileName("s", 0, 0), file, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(t.Context(), s, DataFileName("s", 0, 0), file, nil))(t)
 		if _, err := Repair(t.Context(), s, nil); err != nil {
 			if !errors.Is(err, storage.ErrIncomplete) && !errors.Is(err, meta.ErrInvalid) {
 				t.Errorf("Repair = %v; want a named error", err)
@@ -187,14 +171,8 @@ func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 		}
 		self := sampleSelf()
 		self.Tags = map[string]string{"items": `{}`, `"items":{}`: text.Draw(t, "tag")}
-		f, err := lay("f", items, nil, self)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(lay("f", items, nil, self))(t)
+		h := must.Get(safetensors.Decode(func(p []byte, off int64) error { copy(p, f.header[off:]); return nil }, f.size))(t)
 		sharding := map[string]any{}
 		self.Items = map[string]selfItem{}
 		for i, p := range f.items {
@@ -212,9 +190,7 @@ func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 			t.Errorf("description, %v (-want +got):\n%s", err, d)
 		}
 		var got map[string]any
-		if err := json.Unmarshal([]byte(h.Metadata[metaSharding]), &got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(h.Metadata[metaSharding]), &got))
 		wantText, err := json.Marshal(sharding)
 		gotText, err2 := json.Marshal(got)
 		if d := cmp.Diff(string(wantText), string(gotText)); d != "" || err != nil || err2 != nil {

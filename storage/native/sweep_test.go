@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -23,9 +24,7 @@ func TestAbortKeepsTheEarlierSave(t *testing.T) {
 	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("first", 1, 2), 2)
 	x := storagetest.Filled(t, tensor.Float32, []int64{4, 4}, 1)
 	states := []plan.State{{"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 0)}, {"x": storagetest.Cut(t, storagetest.Along(0, 2), x, 1)}}
-	if err := sv.Run(t.Context(), states); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Run(t.Context(), states))
 	sv.Storage = storagetest.Storage("../bad", 2, 2)
 	if err := sv.Plan(t.Context(), states); err == nil {
 		t.Fatal("Plan with a bad save id = nil")
@@ -42,12 +41,8 @@ func TestCoordinatorAbortsForAll(t *testing.T) {
 	before := storagetest.Names(t, s)
 	mustWriteOnly(t, s, "second", 0, 1, 2)
 	sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("second", 1, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{small(t, 2)}); err != nil {
-		t.Fatal(err)
-	}
-	if err := sv.Writers[0].Abort(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Plan(t.Context(), []plan.State{small(t, 2)}))
+	must.Do(t, sv.Writers[0].Abort(t.Context()))
 	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
 		t.Errorf("after Abort the place holds %q; want %q", got, before)
 	}
@@ -57,9 +52,7 @@ func TestCoordinatorAbortsForAll(t *testing.T) {
 func mustWriteOnly(t testing.TB, s blob.Store, id string, ranks ...int) {
 	t.Helper()
 	for _, r := range ranks {
-		if _, err := blob.WriteAll(context.Background(), s, DataFileName(id, r, 0), []byte("data"), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(context.Background(), s, DataFileName(id, r, 0), []byte("data"), nil))(t)
 	}
 }
 
@@ -68,9 +61,7 @@ func TestSweepRemovesOldFilesOfCairn(t *testing.T) {
 	mustSave(t, s, "first", 1)
 	mustWriteOnly(t, s, "dead", 0)
 	for _, name := range []string{"notes.txt", "sub/dead-r00000-0.safetensors", "model.safetensors", "UPPER-r00000-0.safetensors"} {
-		if _, err := blob.WriteAll(t.Context(), s, name, []byte("mine"), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(blob.WriteAll(t.Context(), s, name, []byte("mine"), nil))(t)
 	}
 	others := []string{"UPPER-r00000-0.safetensors", recordName, "model.safetensors", "notes.txt"}
 	last := "sub/dead-r00000-0.safetensors"
@@ -83,9 +74,7 @@ func TestSweepRemovesOldFilesOfCairn(t *testing.T) {
 		{"third", -1, true}, // never
 		{"fourth", 1, false},
 	} {
-		if err := save(t, s, c.id, small(t, 2), &options{WriteOptions: storage.WriteOptions{SweepAfter: c.after}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, save(t, s, c.id, small(t, 2), &options{WriteOptions: storage.WriteOptions{SweepAfter: c.after}}))
 		want := slices.Concat(others, []string{c.id + indexSuffix, DataFileName(c.id, 0, 0), last})
 		if c.dead {
 			want = append(want, DataFileName("dead", 0, 0))
@@ -101,23 +90,13 @@ func TestSweepRemovesOldFilesOfCairn(t *testing.T) {
 func TestSweepKeepsFilesOfOtherProgramsInTheOldRecord(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "other", 1)
-	if _, err := blob.WriteAll(t.Context(), s, "precious.txt", []byte("x"), nil); err != nil {
-		t.Fatal(err)
-	}
-	rec, err := readRecord(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, "precious.txt", []byte("x"), nil))(t)
+	rec := must.Get(readRecord(t.Context(), s))(t)
 	rec.SaveID = "evil"
 	rec.Files[0].Name = "evil" + indexSuffix
 	rec.Files = append(rec.Files, storage.File{Name: "precious.txt"})
-	b, err := encodeRecord(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := blob.WriteAll(t.Context(), s, recordName, b, nil); err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(encodeRecord(rec))(t)
+	must.Get(blob.WriteAll(t.Context(), s, recordName, b, nil))(t)
 	mustSave(t, s, "new", 2)
 	for _, name := range []string{"precious.txt", DataFileName("other", 0, 0)} {
 		if _, err := s.Stat(t.Context(), name); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -23,10 +24,7 @@ import (
 func tiedState(t testing.TB, rank int) plan.State {
 	s := oddState(t, rank)
 	rows := s["rows"].(*shard.Tensor)
-	again, err := shard.New(rows.Layout(), rows.GlobalShape(), rank, rows.Local())
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(shard.New(rows.Layout(), rows.GlobalShape(), rank, rows.Local()))(t)
 	s["rows2"] = again // another object with the same memory
 	s["tied"], s["tied2"] = s["__cairn__/0"], s["__cairn__/0"]
 	return s
@@ -36,20 +34,14 @@ var wantTies = map[string]string{"rows2": "rows", "tied": "__cairn__/0", "tied2"
 
 func saveTied(t testing.TB, s blob.Store, o *options) {
 	t.Helper()
-	err := storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage("odd", 7, 2), tiedState(t, 0), tiedState(t, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), at(s, o, storage.ReadOptions{}), storagetest.Storage("odd", 7, 2), tiedState(t, 0), tiedState(t, 1)))
 }
 
 func tiesOf(t testing.TB, s blob.Store) map[string]string {
 	t.Helper()
-	c, err := Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Format{}.Open(t.Context(), s))(t)
 	defer c.Close()
-	md := storagetest.Metadata(t, c)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	return md.Ties()
 }
 
@@ -85,9 +77,7 @@ func TestTiedTensorsAreStoredOnce(t *testing.T) {
 			"rows2": storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 0),
 			"tied2": storagetest.Filled(t, tensor.Int32, []int64{3}, 0),
 		}
-		if err := storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), load); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, storagetest.Load(t.Context(), at(s, nil, storage.ReadOptions{}), load))
 		for name, want := range map[string]*tensor.Tensor{
 			"rows": storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 1), "rows2": storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 1),
 			"tied2": storagetest.Filled(t, tensor.Int32, []int64{3}, 3),
@@ -166,9 +156,7 @@ func TestRepairRefusesTiesWithoutNames(t *testing.T) {
 	edit := func(b []byte) []byte {
 		return []byte(strings.Replace(string(b), `\"fqn\":\"rows2\"`, `\"fqn\":\"\",\"x\":1`, 1))
 	}
-	if err := fault.Damage(t.Context(), s, DataFileName("odd", 0, 0), edit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, DataFileName("odd", 0, 0), edit))
 	if rep, err := Repair(t.Context(), s, nil); !errors.Is(err, storage.ErrIncomplete) {
 		t.Errorf("Repair of a tie without a name = %+v, %v; want %v", rep, err, storage.ErrIncomplete)
 	}

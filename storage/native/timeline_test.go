@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -33,18 +34,12 @@ func recordWithTimeline() *record {
 }
 
 func TestRecordKeepsTheTimeline(t *testing.T) {
-	b, err := encodeRecord(recordWithTimeline())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(encodeRecord(recordWithTimeline()))(t)
 	want := golden(t, "record-v1-timeline.json", b)
 	if d := cmp.Diff(string(want), string(b)); d != "" {
 		t.Errorf("encodeRecord (-want +got):\n%s", d)
 	}
-	got, err := decodeRecord(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(decodeRecord(want))(t)
 	if d := cmp.Diff(recordWithTimeline(), got, sameRecord); d != "" {
 		t.Errorf("decodeRecord (-want +got):\n%s", d)
 	}
@@ -53,13 +48,8 @@ func TestRecordKeepsTheTimeline(t *testing.T) {
 func TestCheckpointReturnsTheTimeline(t *testing.T) {
 	s := new(mem.Store)
 	md := &meta.Metadata{Storage: meta.Storage{SaveID: "s", WorldSize: 2, Timeline: sampleTimeline()}}
-	if err := Commit(t.Context(), s, md, nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := openCheckpoint(t.Context(), s, readRecord)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Commit(t.Context(), s, md, nil))
+	c := must.Get(openCheckpoint(t.Context(), s, readRecord))(t)
 	defer c.Close()
 	if d := cmp.Diff(sampleTimeline(), c.Storage().Timeline); d != "" {
 		t.Errorf("Storage().Timeline (-want +got):\n%s", d)
@@ -103,10 +93,7 @@ func TestTimelineThatMakesNoSenseIsLeftOut(t *testing.T) {
 				r.WorldSize = len(large)
 			}
 			r.Timeline = tl
-			b, err := encodeRecord(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(encodeRecord(r))(t)
 			if got, err := decodeRecord(b); err != nil || got.Timeline != nil {
 				t.Errorf("decodeRecord = %v, %v; want no timeline", got.Timeline, err)
 			}
@@ -116,14 +103,8 @@ func TestTimelineThatMakesNoSenseIsLeftOut(t *testing.T) {
 
 // The record has a limit, and its other fields are needed.
 func TestTimelineIsLeftOutOfALargeRecord(t *testing.T) {
-	want, err := encodeRecord(sampleRecord())
-	if err != nil {
-		t.Fatal(err)
-	}
-	full, err := encodeRecord(recordWithTimeline())
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(encodeRecord(sampleRecord()))(t)
+	full := must.Get(encodeRecord(recordWithTimeline()))(t)
 	for limit, want := range map[int][]byte{len(full): full, len(full) - 1: want, len(want): want} {
 		if got, err := encodeWithin(recordWithTimeline(), limit); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("encodeWithin(%d) = %s, %v; want %s", limit, got, err, want)
@@ -173,10 +154,7 @@ func TestHostileTimelinesAreRefused(t *testing.T) {
 
 // Later programs may add fields.
 func TestTimelineIgnoresUnknownFields(t *testing.T) {
-	r, err := decodeRecord(sealRecord(recordWith("", "", `"timeline": {"phases": ["a"], "ranks": [[0, 1, 2, 3]], "new": 1}`)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(decodeRecord(sealRecord(recordWith("", "", `"timeline": {"phases": ["a"], "ranks": [[0, 1, 2, 3]], "new": 1}`))))(t)
 	want := fmt.Sprint(meta.Timeline{{{Name: "a", Start: time.Microsecond, End: 3 * time.Microsecond, Bytes: 3}}})
 	if got := fmt.Sprint(r.Timeline); got != want {
 		t.Errorf("the timeline is %s; want %s", got, want)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -50,14 +51,9 @@ func golden(t *testing.T, name string, want []byte) []byte {
 	t.Helper()
 	path := filepath.Join("testdata", "golden", name)
 	if *updateGolden {
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, want, 0o644))
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(path))(t)
 	return b
 }
 
@@ -74,10 +70,7 @@ func hexLines(b []byte) []byte {
 
 func fromHexLines(t *testing.T, text []byte) []byte {
 	t.Helper()
-	b, err := hex.DecodeString(strings.ReplaceAll(string(text), "\n", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(hex.DecodeString(strings.ReplaceAll(string(text), "\n", "")))(t)
 	return b
 }
 
@@ -85,10 +78,7 @@ func fromHexLines(t *testing.T, text []byte) []byte {
 // a save writes the same bytes.
 func TestGoldenIndex(t *testing.T) {
 	want := sampleEntries()
-	b, err := EncodeIndex(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(EncodeIndex(want))(t)
 	old := fromHexLines(t, golden(t, "index-v1.hex", hexLines(b)))
 	got, err := decodeWholeIndex(t.Context(), old)
 	if err != nil {
@@ -97,10 +87,7 @@ func TestGoldenIndex(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("decode (-want +got):\n%s", diff)
 	}
-	again, err := EncodeIndex(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(EncodeIndex(got))(t)
 	if diff := cmp.Diff(string(hexLines(old)), string(hexLines(again))); diff != "" {
 		t.Errorf("encode(decode) (-want +got):\n%s", diff)
 	}
@@ -108,10 +95,7 @@ func TestGoldenIndex(t *testing.T) {
 
 func TestGoldenRecord(t *testing.T) {
 	want := sampleRecord()
-	b, err := encodeRecord(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(encodeRecord(want))(t)
 	old := golden(t, "record-v1.json", b)
 	got, err := decodeRecord(old)
 	if err != nil {
@@ -120,10 +104,7 @@ func TestGoldenRecord(t *testing.T) {
 	if diff := cmp.Diff(want, got, sameRecord); diff != "" {
 		t.Errorf("decodeRecord (-want +got):\n%s", diff)
 	}
-	again, err := encodeRecord(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(encodeRecord(got))(t)
 	if diff := cmp.Diff(string(old), string(again)); diff != "" {
 		t.Errorf("encode(decode) (-want +got):\n%s", diff)
 	}

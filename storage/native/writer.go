@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
-// options are the options of a writer: those of the format and those of all formats.
+// options are the options of a writer: options of the format and options of all formats.
 type options struct {
 	Format
 	storage.WriteOptions
@@ -161,7 +161,7 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 	return files, nil
 }
 
-// untie returns the items without those that are one tensor with an item before them, and
+// untie returns the items without items that are one tensor with an item before them, and
 // these by that item.
 func untie(items []*plan.WriteItem) (rest []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.WriteItem) {
 	if !slices.ContainsFunc(items, func(it *plan.WriteItem) bool { return it.Alias != 0 }) {
@@ -186,7 +186,7 @@ func untie(items []*plan.WriteItem) (rest []*plan.WriteItem, ties map[*plan.Writ
 }
 
 // checkTies returns an error if a tensor shares only some of its chunks with another one,
-// which readers would refuse. plan.Global ties all chunks or none.
+// which readers would refuse. plan.Global ties all chunks or no chunk.
 func checkTies(entries []meta.Entry) error {
 	ties := (&meta.Metadata{Entries: entries}).Ties()
 	first := map[string]bool{}

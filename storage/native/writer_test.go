@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -36,9 +37,7 @@ func save(t testing.TB, s blob.Store, id string, state plan.State, o *options) e
 
 func mustSave(t testing.TB, s blob.Store, id string, seed byte) {
 	t.Helper()
-	if err := save(t, s, id, small(t, seed), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, s, id, small(t, seed), nil))
 }
 
 // seedOf loads what small saved and returns its seed.
@@ -92,15 +91,11 @@ func TestFailIfExists(t *testing.T) {
 			t.Errorf("%s is left of the save that was refused", name)
 		}
 	}
-	if err := s.Remove(t.Context(), recordName); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Remove(t.Context(), recordName))
 	if err := save(t, s, "third", small(t, 3), o); err != nil {
 		t.Errorf("save beside the rest of an unfinished one = %v; want nil", err)
 	}
-	if err := fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }))
 	if err := save(t, s, "fourth", small(t, 4), o); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("save onto a damaged checkpoint = %v; want %v", err, storage.ErrExists)
 	}
@@ -113,19 +108,13 @@ func TestFailIfExistsAtTheCommit(t *testing.T) {
 	first := storagetest.NewSaving(p, storagetest.Storage("first", 1, 1), 1)
 	second := storagetest.NewSaving(p, storagetest.Storage("second", 2, 1), 1)
 	for i, sv := range []*storagetest.Saving{first, second} {
-		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(i+1))}), sv.Write(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{small(t, byte(i+1))}), sv.Write(t.Context())))
 	}
-	if err := second.Finish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, second.Finish(t.Context()))
 	if err := first.Finish(t.Context()); !errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrUncertain) {
 		t.Errorf("Finish = %v; want %v", err, storage.ErrExists)
 	}
-	if err := first.Abort(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.Abort(t.Context()))
 	checkSeed(t, s, 2)
 	checkWhole(t, s)
 	if n := len(storagetest.Names(t, s)); n != 3 {
@@ -136,9 +125,7 @@ func TestFailIfExistsAtTheCommit(t *testing.T) {
 func TestSaveReplacesADamagedCheckpoint(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "first", 1)
-	if err := fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, recordName, func(b []byte) []byte { return b[:20] }))
 	mustSave(t, s, "second", 2)
 	checkSeed(t, s, 2)
 }
@@ -146,9 +133,7 @@ func TestSaveReplacesADamagedCheckpoint(t *testing.T) {
 func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	s := new(mem.Store)
 	newer := []byte(`{"record": {"format": "cairn", "version": 3}}`)
-	if _, err := blob.WriteAll(t.Context(), s, recordName, newer, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, recordName, newer, nil))(t)
 	if err := save(t, s, "old", small(t, 1), nil); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("save = %v; want %v", err, storage.ErrVersion)
 	}
@@ -246,12 +231,8 @@ func TestFinishRefusesMissingFiles(t *testing.T) {
 	} {
 		s := new(mem.Store)
 		sv := storagetest.NewSaving(at(s, nil, storage.ReadOptions{}), storagetest.Storage("id", 1, 1), 1)
-		if err := errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		if err := harm(s, sv.Results[0].Files[0].Name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{small(t, 1)}), sv.Write(t.Context())))
+		must.Do(t, harm(s, sv.Results[0].Files[0].Name))
 		if err := sv.Finish(t.Context()); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: Finish = %v; want a refusal", name, err)
 		}
@@ -271,13 +252,8 @@ func TestFileBytesMakeMoreFiles(t *testing.T) {
 		files     int
 	}{{0, 1}, {1 << 20, 1}, {15000, 1}, {5000, 3}, {1000, 11}, {1, 11}} {
 		s := new(mem.Store)
-		if err := save(t, s, "a", state, &options{Format: Format{FileBytes: tt.fileBytes}}); err != nil {
-			t.Fatal(err)
-		}
-		c, err := Format{}.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, save(t, s, "a", state, &options{Format: Format{FileBytes: tt.fileBytes}}))
+		c := must.Get(Format{}.Open(t.Context(), s))(t)
 		if got := len(c.Files()) - 1; got != tt.files { // without the index
 			t.Errorf("FileBytes %d: %d files; want %d", tt.fileBytes, got, tt.files)
 		}

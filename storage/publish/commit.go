@@ -24,8 +24,8 @@ type File struct {
 // the files of the results. It writes the files of before, and then the record rec, in
 // one atomic step. After that it removes the files that no checkpoint needs. If Commit
 // returns an error, the checkpoint is not visible, unless the error wraps
-// storage.ErrUncertain. If the rank saves without a group, the name of the record is
-// that of Format.RankRecord.
+// storage.ErrUncertain. If the rank saves without a group, Format.RankRecord
+// returns the name of the record.
 func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
 	for _, f := range before {
 		p.mayExist(f.Name)
@@ -82,7 +82,7 @@ func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResu
 	return CheckFiles(have, results)
 }
 
-// CommitHeld makes the file of WriteHeld visible. Its errors are like those of Commit.
+// CommitHeld makes the file of WriteHeld visible. It returns errors as Commit does.
 func (p *Publisher) CommitHeld(ctx context.Context) error {
 	h := p.held
 	if h == nil {
@@ -354,7 +354,7 @@ func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 	info, err := c.write(ctx, c.cond)
 	if err != nil {
 		if err := c.refused(err); errors.Is(err, storage.ErrExists) || errors.Is(err, storage.ErrChanged) {
-			return err // the record is that of another save
+			return err // the record belongs to another save
 		}
 		c.mayExist(c.name)
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -96,10 +97,7 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 					return b, nil
 				}
 			case "tensor":
-				x, err := tensor.FromBytes(tensor.Uint8, []int64{int64(n)}, b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				x := must.Get(tensor.FromBytes(tensor.Uint8, []int64{int64(n)}, b))(t)
 				p.Item, data[name] = tensorItem(name, n), plan.Data{Tensor: x}
 			case "stream":
 				streams++
@@ -113,10 +111,7 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 		f.Results = func() []storage.WriteResult { return []storage.WriteResult{{Index: meta.Index{FQN: "done"}}} }
 		ctx := context.Background()
 		s := new(mem.Store)
-		r, err := write(ctx, s, data, f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(write(ctx, s, data, f))(t)
 		got, err := blob.ReadAll(ctx, s, "f", 1<<30)
 		if err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("the file has %d bytes, which are not the %d of its parts (%v)", len(got), len(want), err)
@@ -148,18 +143,14 @@ func TestPartsAreMadeWhenTheyAreWritten(t *testing.T) {
 	}
 	first := Part{Length: 1, Tail: func() ([]byte, error) { return fmt.Append(nil, made), nil }}
 	f := &DataFile{Name: "f", Parts: []Part{first, inner(3, "ab"), inner(3, "cd"), {Length: 1, Literal: []byte("z")}, inner(3, "ef")}}
-	if _, err := write(t.Context(), s, nil, f); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(write(t.Context(), s, nil, f))(t)
 	if got, err := blob.ReadAll(t.Context(), s, "f", 100); err != nil || string(got) != "0ab!cd!zef!" || made != 3 {
 		t.Errorf("the file is %q, %v, with parts made %d times", got, err, made)
 	}
 	nested := Part{Length: 7, Parts: func() ([]Part, error) {
 		return []Part{inner(3, "gh"), {Length: 4, Parts: func() ([]Part, error) { return []Part{{Length: 4, Literal: []byte("deep")}}, nil }}}, nil
 	}}
-	if _, err := write(t.Context(), s, nil, &DataFile{Name: "nested", Parts: []Part{nested, {Length: 1, Literal: []byte(".")}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(write(t.Context(), s, nil, &DataFile{Name: "nested", Parts: []Part{nested, {Length: 1, Literal: []byte(".")}}}))(t)
 	if got, err := blob.ReadAll(t.Context(), s, "nested", 100); err != nil || string(got) != "gh!deep." {
 		t.Errorf("nested parts make %q, %v", got, err)
 	}
@@ -170,10 +161,7 @@ func TestPartsAreMadeWhenTheyAreWritten(t *testing.T) {
 }
 
 func TestWriteRefusesContentThatWasNotPlanned(t *testing.T) {
-	x, err := tensor.New(tensor.Uint8, []int64{4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Uint8, []int64{4}))(t)
 	var closed int
 	mine := errors.New("mine")
 	data := contents{
@@ -232,7 +220,7 @@ func TestCreatedIsCalledBeforeTheFileExists(t *testing.T) {
 	}
 }
 
-// journal keeps what it is told in memory.
+// journal keeps its entries in memory.
 type journal struct {
 	mu    sync.Mutex
 	notes map[string]*storage.WriteResults // guarded by mu
@@ -266,18 +254,11 @@ func TestWriteSkipsFilesInTheJournal(t *testing.T) {
 		w := &fileWriter{store: s, sess: sess}
 		return w.write(ctx, files, 1, 1<<20, planned)
 	}
-	if _, err := put(5, file("a", "first")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(put(5, file("a", "first")))(t)
 	// b exists, but is not in the journal: it may be of an earlier attempt.
-	if _, err := blob.WriteAll(ctx, s, "b", []byte("stale"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(ctx, s, "b", []byte("stale"), nil))(t)
 	told = 0
-	r, err := put(10, file("a", "other"), file("b", "fresh"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(put(10, file("a", "other"), file("b", "fresh")))(t)
 	for name, want := range map[string]string{"a": "first", "b": "fresh"} {
 		if got, err := blob.ReadAll(ctx, s, name, 100); err != nil || string(got) != want {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
@@ -305,9 +286,7 @@ func TestHeldFileIsInvisibleUntilItsCommit(t *testing.T) {
 	if _, err := store.Stat(t.Context(), "f"); err == nil {
 		t.Error("the file is there before its commit")
 	}
-	if _, err := held.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(held.Commit(t.Context()))(t)
 	if b, err := blob.ReadAll(t.Context(), store, "f", 10); string(b) != "abc" || err != nil {
 		t.Errorf("the file holds %q, %v; want abc", b, err)
 	}

@@ -37,8 +37,8 @@ type Format struct {
 	// Parse returns the id of the save from the name of a data file, or "" if the name
 	// does not contain an id. ok is false if name is not the name of a data file.
 	Parse func(name string) (saveID string, ok bool)
-	// Identify, if not nil, completes the result of Parse. It returns files without
-	// those that cairn did not write, and sets the ids of saves that the names do not
+	// Identify, if not nil, completes the result of Parse. It leaves out files
+	// that cairn did not write, and sets the ids of saves that the names do not
 	// contain. A record comes before the files that it names, because it must be
 	// removed first.
 	Identify func(ctx context.Context, store blob.Store, files []Leftover) ([]Leftover, error)
@@ -78,7 +78,7 @@ type Existing struct {
 
 // newer reports whether the checkpoint is of a later save than s: it was asked for later,
 // and does not have a lower step. A process that was suspended may carry out its saves
-// after those of the process that has taken its place.
+// after the saves of the process that has taken its place.
 func (e *Existing) newer(s *meta.Storage) bool {
 	return e.Time.After(s.Time) && !s.Time.IsZero() && (e.Step == nil || s.Step == nil || *e.Step >= *s.Step)
 }

@@ -130,7 +130,7 @@ func (l *foundLock) settle(ctx context.Context, store blob.Store) error {
 	return nil
 }
 
-// saveLocks returns the locks of saves in a format, and those of pending saves. If format
+// saveLocks returns the locks of saves in a format and of pending saves. If format
 // is empty, it returns the locks of saves in all formats.
 func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLock, error) {
 	locker, ok := blob.As[blob.Locker](store)
@@ -194,7 +194,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 	err := Locked(ctx, store, func() error {
 		// A process may die while this function runs. Its lock goes only if it was dead
 		// before the files were listed: otherwise files of it may be left, and without the
-		// lock nobody could tell that they are those of a dead process.
+		// lock no process could tell that they belong to a dead process.
 		locks, err := saveLocks(ctx, store, f.Name)
 		if err != nil {
 			return err
@@ -240,14 +240,14 @@ func anyDead(ctx context.Context, store blob.Store, format string) (bool, error)
 
 func isTemp(name string) bool { return strings.HasPrefix(name, blob.Reserved) }
 
-// sweepTemps removes the temporary files of dead writers, and those of unknown writers
+// sweepTemps removes the temporary files of dead writers, and files of unknown writers
 // that are older than olderThan. It returns the elements of left that it removed.
 func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderThan time.Duration) ([]Leftover, error) {
 	s, ok := blob.As[blob.Sweeper](store)
 	if !ok {
 		return nil, nil
 	}
-	// It is unknown to which save a temporary file belongs, so those of unknown owners stay
+	// It is unknown to which save a temporary file belongs, so files of unknown owners stay
 	// while a save is under way.
 	locks, err := saveLocks(ctx, store, "")
 	if err != nil {
@@ -264,7 +264,7 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepLocks removes those of the locks whose saves have ended. The caller has removed the
+// sweepLocks removes the locks whose saves have ended. The caller has removed the
 // files of these saves.
 func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderThan time.Duration) error {
 	if len(locks) == 0 {

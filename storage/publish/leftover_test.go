@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -68,9 +69,7 @@ func TestSweepWhileAProcessDies(t *testing.T) {
 				s.last = func() { storagetest.Put(t, s, "d1.a", []byte("x")) } // its last act
 			}
 			for range 4 { // it is dead before the last one
-				if _, err := publish.Sweep(t.Context(), s, toy, 1<<60, nil); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(publish.Sweep(t.Context(), s, toy, 1<<60, nil))(t)
 				if names := storagetest.Names(t, s); len(names) > 0 && !s.locked {
 					t.Errorf("the process dies after %d lists, adds a file: %v: its lock is gone, its files are not: %v", lists, adds, names)
 				}

@@ -1,9 +1,9 @@
 // Package publish makes a new checkpoint visible in one atomic step. A Publisher gives
 // the files of a save names of their own, replaces the record of the old checkpoint
-// with that of the new one, and removes the files that no checkpoint needs any more. It
+// with the record of the new one, and removes the files that no checkpoint needs any more. It
 // does not depend on any format: a Format describes the names of the files and reads
 // the existing checkpoint, and a DataFile describes the parts of a file. The contract is
-// at Publisher, whose methods follow those of storage.Writer.
+// at Publisher, whose methods follow storage.Writer.
 package publish
 
 import (
@@ -44,7 +44,7 @@ type Publisher struct {
 	lock        *SaveLock // of the coordinator, while a save is under way
 	held        *Held     // a file that is written but not committed
 	// found are the versions of the records that existed when the coordinator began a
-	// save, and "" for those that did not. Nil: the store has no versions.
+	// save, and "" for records that did not. Nil: the store has no versions.
 	found map[string]string
 	empty bool      // found says that there was no checkpoint at all
 	old   *Existing // the checkpoint whose record has the version in found, or nil
@@ -423,7 +423,7 @@ func (p *Publisher) Ranks() int {
 }
 
 // Abort removes the data files of this save. Each rank removes its own files. The
-// coordinator removes those of all ranks, because the other ranks may have died. Abort
+// coordinator removes the files of all ranks, because the other ranks may have died. Abort
 // keeps all files if a commit may have made them part of a checkpoint. It also keeps
 // files that the current record names: a repair may have written that record.
 func (p *Publisher) Abort(ctx context.Context) error {
@@ -447,7 +447,7 @@ func (p *Publisher) Abort(ctx context.Context) error {
 	return errors.Join(err, p.removeUnnamed(ctx, slices.Compact(names)))
 }
 
-// removeUnnamed removes those of the files that the current checkpoint does not need. It
+// removeUnnamed removes the files that the current checkpoint does not need. It
 // removes nothing if the store fails or the checkpoint has an unknown version. If the checkpoint is corrupt, it keeps only the files that
 // Format.Read returned.
 func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -54,7 +55,7 @@ func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	return &publish.Existing{Files: files, Replaced: files}, nil
 }
 
-// session returns that of a rank in a save of two.
+// session returns the session of a rank in a save of two.
 func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
 }
@@ -70,9 +71,7 @@ func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*pub
 	var out []*publish.Publisher
 	for rank := range 2 {
 		p := publish.New(s, toy, o)
-		if err := errors.Join(p.SetUp(t.Context(), session(rank, id)), prepare(t, p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(p.SetUp(t.Context(), session(rank, id)), prepare(t, p)))
 		out = append(out, p)
 	}
 	return out
@@ -81,15 +80,9 @@ func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*pub
 // write writes a data file of a rank.
 func write(t testing.TB, p *publish.Publisher) *storage.WriteResults {
 	t.Helper()
-	part, err := p.NamePart(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	part := must.Get(p.NamePart(t.Context()))(t)
 	name := fmt.Sprintf("d%d.%s", p.Session().Rank, part)
-	r, err := p.Write(t.Context(), []*publish.DataFile{{Name: name, Parts: []publish.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(p.Write(t.Context(), []*publish.DataFile{{Name: name, Parts: []publish.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4))(t)
 	return r
 }
 
@@ -121,9 +114,7 @@ func wantFiles(t *testing.T, s blob.Store, want ...string) {
 func TestDataFileNamesContainTheSaveID(t *testing.T) {
 	s := new(mem.Store)
 	for _, id := range []string{"one", "two"} {
-		if err := saveAll(t, s, id, storage.WriteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, saveAll(t, s, id, storage.WriteOptions{}))
 		wantFiles(t, s, "d0."+id, "d1."+id, "record")
 	}
 }
@@ -134,9 +125,7 @@ func TestAbortSparesAnotherSave(t *testing.T) {
 	s := new(mem.Store)
 	ps := begin(t, s, "slow", storage.WriteOptions{FailIfExists: true})
 	results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
-	if err := saveAll(t, s, "quick", storage.WriteOptions{FailIfExists: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, saveAll(t, s, "quick", storage.WriteOptions{FailIfExists: true}))
 	if err := ps[0].Commit(t.Context(), record("d0.slow", "d1.slow"), results); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("Commit = %v; want %v", err, storage.ErrExists)
 	}
@@ -155,9 +144,7 @@ func TestJournalledSaveUsesPlainNames(t *testing.T) {
 	p := publish.New(s, toy, storage.WriteOptions{})
 	sess := session(0, "one")
 	sess.Journal = journal{}
-	if err := p.SetUp(t.Context(), sess); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.SetUp(t.Context(), sess))
 	if part, err := p.NamePart(t.Context()); part != "" || err != nil {
 		t.Errorf("NamePart = %q, %v; want none", part, err)
 	}
@@ -221,9 +208,7 @@ func TestPrepareRefusesCheckpointsThatMustStay(t *testing.T) {
 	ps := begin(t, s, "new", storage.WriteOptions{})
 	sess := session(0, "new")
 	sess.Warn = func(err error) { warned = append(warned, err) }
-	if err := ps[0].SetUp(t.Context(), sess); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ps[0].SetUp(t.Context(), sess))
 	r := write(t, ps[0])
 	if err := ps[0].Commit(t.Context(), record("d0.new"), []*storage.WriteResults{r}); err != nil {
 		t.Errorf("over a damaged checkpoint: Commit = %v", err)
@@ -324,10 +309,7 @@ func TestCancelledWhileTheRecordIsWritten(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	now, err := read(t.Context(), inner)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must.Get(read(t.Context(), inner))(t)
 	for _, name := range now.Files {
 		if _, err := inner.Stat(t.Context(), name); err != nil {
 			t.Errorf("the record names %v: %v", now.Files, err)

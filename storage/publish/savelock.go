@@ -29,7 +29,7 @@ type note struct {
 	Replaced []string `json:"replaced,omitempty"`
 	// Record is the name of the record if the fate of its write is unknown: a service has
 	// not answered, and may still write it. Base is the version of the record that it
-	// replaces, or empty if there was none: any other version settles it.
+	// replaces, or empty if there was no record: any other version settles it.
 	Record string `json:"record,omitempty"`
 	Base   string `json:"base,omitempty"`
 }
@@ -40,9 +40,9 @@ const (
 	// LockAfter is how long after its beginning a save takes its lock in a service, where
 	// a lock costs two requests. Most saves are over by then.
 	LockAfter = 10 * time.Second
-	// Grace is the age under which a file in a service may belong to a save that has not
+	// grace is the age under which a file in a service may belong to a save that has not
 	// taken its lock yet.
-	Grace = time.Minute
+	grace = time.Minute
 )
 
 // SaveLock is a lock that shows other processes that a save is under way, as long as its
@@ -94,7 +94,7 @@ func LockSave(ctx context.Context, store blob.Store, format, saveID string) (*Sa
 // certainly not files of a save that has just begun.
 func LeastAge(store blob.Store) time.Duration {
 	if isService(store) {
-		return Grace
+		return grace
 	}
 	return 0
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -137,10 +138,7 @@ func uncertain(t *testing.T, s *service, id string) {
 // sweepAll removes leftovers of any age and returns their names.
 func sweepAll(t *testing.T, s blob.Store) []string {
 	t.Helper()
-	removed, err := publish.Sweep(t.Context(), s, toy, 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	removed := must.Get(publish.Sweep(t.Context(), s, toy, 0, nil))(t)
 	var names []string
 	for _, l := range removed {
 		names = append(names, l.Name)
@@ -232,9 +230,7 @@ func TestUncertainSaveIsOverAfterADay(t *testing.T) {
 func commitAll(t *testing.T, ps []*publish.Publisher, id string) {
 	t.Helper()
 	results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
-	if err := ps[0].Commit(t.Context(), record("d0."+id, "d1."+id), results); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ps[0].Commit(t.Context(), record("d0."+id, "d1."+id), results))
 }
 
 // A save in a service takes its lock when it has gone on for a while, and beats. As long as
@@ -287,10 +283,7 @@ func TestSuspendedSaveWithoutFilesDoesNotCommit(t *testing.T) {
 // A save whose place has changed since it began does not replace the newer checkpoint, in
 // any store.
 func TestCommitOfAnOldSaveFails(t *testing.T) {
-	folder, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(file.Open(t.TempDir(), nil))(t)
 	for name, s := range map[string]blob.Store{"mem": new(mem.Store), "folder": folder} {
 		for _, first := range []bool{true, false} {
 			t.Run(path.Join(name, fmt.Sprint(first)), func(t *testing.T) {

@@ -60,7 +60,7 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 	return c
 }
 
-// Files returns the checkpoint's files, those that describe it first.
+// Files returns the checkpoint's files. Files that describe it come first.
 func (c *Checkpoint) Files() []storage.File { return c.src.Files }
 
 // TotalBytes returns the total size of all files.

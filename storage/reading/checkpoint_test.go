@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -63,15 +64,10 @@ func TestReaderLoadsWithTheDefaultPlanner(t *testing.T) {
 	state := plan.State{"x": nil, "y": nil, "z": nil}
 	for _, name := range []string{"x", "y", "z"} {
 		e, _ := s.md.Find(name)
-		x, err := tensor.New(tensor.Uint8, e.Tensor.Shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(tensor.Uint8, e.Tensor.Shape))(t)
 		state[name] = x
 	}
-	if err := storagetest.Load(t.Context(), p, state, plan.State{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Load(t.Context(), p, state, plan.State{}))
 	want := append(noise(100)[60:80:80], noise(50)[:20]...)
 	if got := state["y"].(*tensor.Tensor).Contents(); string(got) != string(want) || opened != 2 {
 		t.Errorf("y = %x; want %x, and the source was opened %d times by 2 ranks", got, want, opened)
@@ -91,10 +87,7 @@ func TestReadBox(t *testing.T) {
 	m := fault.New(store)
 	r := &Region{File: "data", Offset: 10, End: 610, DType: tensor.Uint8}
 	sizes, b := []int64{30, 20}, box([]int64{3, 5}, []int64{7, 11})
-	dst, err := tensor.New(tensor.Int32, b.Sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dst := must.Get(tensor.New(tensor.Int32, b.Sizes))(t)
 	n, err := ReadBox(t.Context(), m, r, sizes, b, dst, 1)
 	if got := m.Ops(); err != nil || n != 6*20+11 || got.Bytes(fault.Read) != n || got.Count(fault.Open) != 1 {
 		t.Errorf("ReadBox = %d, %v, %+v; want the rows and the small holes between them", n, err, got)
@@ -121,7 +114,7 @@ func TestReadBox(t *testing.T) {
 	}
 }
 
-// A source may describe damaged files beside readable ones, as that of common.pt does.
+// A source may describe damaged files beside readable ones, as the source of common.pt does.
 func TestJoinKeepsProblemsAndMissingNames(t *testing.T) {
 	store := new(mem.Store)
 	half := func(name, lost string) *Source {

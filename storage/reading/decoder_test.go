@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -78,17 +79,11 @@ func TestReadDecodersAndValues(t *testing.T) {
 	p.Items = append(p.Items, plan.ReadItem{Kind: plan.KindBytes, Source: meta.Index{FQN: "value"}}, plan.ReadItem{Kind: plan.KindBytes, Source: meta.Index{FQN: "zz"}})
 	g := newTarget(t)
 	for i := range p.Items[:2] {
-		x, err := tensor.New(tensor.Float32, part.Sizes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(tensor.Float32, part.Sizes))(t)
 		g.to[&p.Items[i]] = x
 	}
 	var told atomic.Int64
-	st, err := ck.Read(t.Context(), ck.md, &p, g, storage.ReadOptions{BufferBytes: 1, Progress: func(n int64) { told.Add(n) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := must.Get(ck.Read(t.Context(), ck.md, &p, g, storage.ReadOptions{BufferBytes: 1, Progress: func(n int64) { told.Add(n) }}))(t)
 	needed := int64(2*8*4 + 7)
 	if d := cmp.Diff(storage.ReadStats{Needed: needed, Rounded: needed, Read: 5*10 + 7, Requests: 6}, st); d != "" || told.Load() != needed {
 		t.Errorf("stats, and progress of %d bytes: -want +got\n%s", told.Load(), d)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -83,10 +84,7 @@ func TestReadIsExact(t *testing.T) {
 			g.fill(&p, tensor.Uint8)
 			work.ResetPeak()
 			lent := work.Stats().Lent
-			st, err := read(t, ck, &p, g, storage.ReadOptions{Parallel: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
+			st := must.Get(read(t, ck, &p, g, storage.ReadOptions{Parallel: 2}))(t)
 			// Each of two large buffers has room for two blocks of the disk more.
 			if peak := work.Stats().Peak - lent; peak > c.buf+4*blob.Align {
 				t.Errorf("buffers took %d bytes; want about %d", peak, c.buf)
@@ -107,22 +105,13 @@ func TestReadIsExact(t *testing.T) {
 func compare(t *testing.T, p *plan.LoadPlan, g *target, shape, strides []int64, data []byte) {
 	t.Helper()
 	if strides == nil {
-		x, err := tensor.New(tensor.Bool, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(tensor.Bool, shape))(t)
 		strides = x.Strides()
 	}
-	model, err := tensor.FromStrided(tensor.Uint8, shape, strides, 0, data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	model := must.Get(tensor.FromStrided(tensor.Uint8, shape, strides, 0, data))(t)
 	for i := range p.Items {
 		it := &p.Items[i]
-		part, err := model.Narrow(it.SourceBox())
-		if err != nil {
-			t.Fatal(err)
-		}
+		part := must.Get(model.Narrow(it.SourceBox()))(t)
 		if !tensor.Equal(part, g.to[it]) || g.done[it] != 1 {
 			t.Errorf("box %v is wrong, or was handed over %d times", it.SourceBox(), g.done[it])
 		}
@@ -141,16 +130,11 @@ func TestReadBoundsMemory(t *testing.T) {
 	g.fill(&p, tensor.BFloat16)
 	work.ResetPeak()
 	lent := work.Stats().Lent
-	if _, err := read(t, ck, &p, g, storage.ReadOptions{BufferBytes: 2 << 20, Parallel: 4}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(read(t, ck, &p, g, storage.ReadOptions{BufferBytes: 2 << 20, Parallel: 4}))(t)
 	if peak := work.Stats().Peak - lent; peak > 2<<20 {
 		t.Errorf("buffers took %d bytes; want at most 2 MiB", peak)
 	}
-	model, err := tensor.FromStrided(tensor.Float32, shape, []int64{1, 2048}, 0, data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	model := must.Get(tensor.FromStrided(tensor.Float32, shape, []int64{1, 2048}, 0, data))(t)
 	wanted, err := tensor.New(tensor.BFloat16, shape)
 	if err == nil {
 		err = tensor.Convert(wanted, model, tensor.CastAny)
@@ -186,9 +170,7 @@ func TestReadBypassesTheCacheForLongRuns(t *testing.T) {
 		want(&p, "x", tensor.Whole([]int64{3 << 20}), box([]int64{5}, []int64{2 << 20}))
 		g := newTarget(t)
 		g.fill(&p, tensor.Uint8)
-		if _, err := read(t, ck, &p, g, storage.ReadOptions{Parallel: 1}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(read(t, ck, &p, g, storage.ReadOptions{Parallel: 1}))(t)
 		wanted := [][2]int64{{5, 2 << 20}}
 		if replicated { // the other ranks find it in the cache
 			wanted = nil

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -31,9 +32,7 @@ func content(name string, n int) []byte {
 
 func putContent(t testing.TB, s blob.Store, name string, n int) {
 	t.Helper()
-	if _, err := blob.WriteAll(context.Background(), s, name, content(name, n), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(context.Background(), s, name, content(name, n), nil))(t)
 }
 
 // takes is a Sink that keeps the bytes.
@@ -152,9 +151,7 @@ func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
 			c.o.Open = store.Open
 			lent := work.Stats().Lent
 			work.ResetPeak()
-			if _, err := Fetch(t.Context(), []Request{q}, c.o); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(Fetch(t.Context(), []Request{q}, c.o))(t)
 			if peak := work.Stats().Peak - lent; c.o.BufferBytes > 0 && peak > c.o.BufferBytes {
 				t.Errorf("buffers took %d bytes; want at most %d", peak, c.o.BufferBytes)
 			}
@@ -191,13 +188,10 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 		asked := slices.Clone(requests) // Fetch sorts them
 		var done atomic.Int64
 		m := fault.New(store)
-		st, err := Fetch(t.Context(), requests, FetchOptions{
+		st := must.Get(Fetch(t.Context(), requests, FetchOptions{
 			Open: m.Open, ReadOptions: storage.ReadOptions{Parallel: rapid.IntRange(0, 3).Draw(rt, "parallel"), BufferBytes: rapid.Int64Range(0, 9000).Draw(rt, "budget")},
 			Gap: rapid.Int64Range(0, 100).Draw(rt, "gap"), Slow: rapid.Bool().Draw(rt, "slow"), Done: func(w int64) { done.Add(w) },
-		})
-		if err != nil {
-			rt.Fatal(err)
-		}
+		}))(rt)
 		for i := range asked {
 			want := wanted(&asked[i], content(asked[i].File, size))
 			if len(sinks[i].taken) != 1 || !bytes.Equal(sinks[i].taken[0], want) {
@@ -247,9 +241,7 @@ func TestFetchStepsThroughDirectReads(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		s := &steps{}
 		q := Request{File: "a", Offset: 10, Width: 590 << 10, Direct: make([]byte, 590<<10), To: s}
-		if _, err := Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Slow: slow}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(Fetch(t.Context(), []Request{q}, FetchOptions{Open: store.Open, Slow: slow}))(t)
 		want := map[bool][]int{false: {256 << 10, 256 << 10, 78 << 10}, true: {590 << 10}}[slow]
 		if !slices.Equal(s.steps, want) || !bytes.Equal(q.Direct, content("a", 600<<10)[10:][:590<<10]) {
 			t.Errorf("slow %v: steps %v; want %v, or other bytes", slow, s.steps, want)
@@ -280,9 +272,7 @@ func TestFetchStaysWithinTheBudget(t *testing.T) {
 	}
 	work.ResetPeak()
 	lent := work.Stats().Lent
-	if _, err := Fetch(t.Context(), requests, FetchOptions{Open: store.Open, ReadOptions: storage.ReadOptions{Parallel: 8, BufferBytes: 300_000}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(Fetch(t.Context(), requests, FetchOptions{Open: store.Open, ReadOptions: storage.ReadOptions{Parallel: 8, BufferBytes: 300_000}}))(t)
 	if peak := work.Stats().Peak - lent; peak > 300_000 {
 		t.Errorf("buffers took %d bytes; want at most 300000", peak)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -108,10 +109,7 @@ func TestReadRefusesChunksLargerThanTheirFile(t *testing.T) {
 		if err := ck.CheckHeld(t.Context(), &ck.md.Entries[0]); !errors.Is(err, c.want) {
 			t.Errorf("%s: CheckHeld = %v; want %v", name, err, c.want)
 		}
-		rep, err := ck.Verify(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(ck.Verify(t.Context(), nil))(t)
 		if want := map[bool]int{true: c.files}[c.want != nil]; len(rep.Problems) != want {
 			t.Errorf("%s: Verify = %+v; want %d problems", name, rep.Problems, want)
 		}
@@ -183,9 +181,7 @@ func TestReadDetectsChangedFiles(t *testing.T) {
 		})
 	}
 	ck, store := one(t, tensor.Uint8, []int64{4}, Region{End: 4, DType: tensor.Uint8}, noise(4))
-	if err := store.Remove(t.Context(), "data"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Remove(t.Context(), "data"))
 	var p plan.LoadPlan
 	want(&p, "x", tensor.Whole([]int64{4}), tensor.Whole([]int64{4}))
 	g := newTarget(t)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -91,10 +92,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 		end := offset + span*int64(d.Size())
 		s := scene{files: []storage.File{{Name: "data", Size: int64(len(data))}}}
 		s.tensor("x", d, shape, Place{Region: &Region{File: "data", Offset: offset, End: end, DType: d, Strides: strides}})
-		model, err := tensor.FromStrided(d, shape, strides, 0, data[offset:end])
-		if err != nil {
-			rt.Fatal(err)
-		}
+		model := must.Get(tensor.FromStrided(d, shape, strides, 0, data[offset:end]))(rt)
 		var p plan.LoadPlan
 		for range rapid.IntRange(1, 4).Draw(rt, "boxes") {
 			want(&p, "x", tensor.Whole(shape), drawBox(rt, shape))
@@ -108,13 +106,9 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 			most: rapid.Int64Range(1, 600).Draw(rt, "most"), gap: rapid.Int64Range(0, 60).Draw(rt, "gap"), small: rapid.Int64Range(0, 100).Draw(rt, "small"),
 		}
 		for i := range p.Items {
-			if err := b.add(&p.Items[i], &s.md.Entries[0]); err != nil {
-				rt.Fatal(err)
-			}
+			must.Do(rt, b.add(&p.Items[i], &s.md.Entries[0]))
 		}
-		if err := b.run(t.Context()); err != nil {
-			rt.Fatal(err)
-		}
+		must.Do(rt, b.run(t.Context()))
 		for i := range p.Items {
 			check(rt, &p.Items[i], g, model)
 		}
@@ -123,10 +117,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 
 // check compares what an item was read as with the model of its chunk.
 func check(t *rapid.T, it *plan.ReadItem, g *target, model *tensor.Tensor) {
-	part, err := model.Narrow(it.SourceBox())
-	if err != nil {
-		t.Fatal(err)
-	}
+	part := must.Get(model.Narrow(it.SourceBox()))(t)
 	got := g.to[it]
 	want, err := tensor.New(got.DType(), part.Shape())
 	if err == nil {

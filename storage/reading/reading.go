@@ -30,8 +30,8 @@ type Source struct {
 	// Index describes the checkpoint, if the format reads the description on demand.
 	// Nil: Metadata is set.
 	Index Index
-	// Files are the files that the checkpoint consists of, those that describe
-	// it first. The size of a file is the recorded size if the format records a
+	// Files are the files that the checkpoint consists of. Files that describe it
+	// come first. The size of a file is the recorded size if the format records a
 	// checksum of the file. Otherwise it is the size that the file had at opening.
 	Files []storage.File
 	// Problems are problems that were found while the checkpoint was opened, and in
@@ -39,7 +39,7 @@ type Source struct {
 	// read are in Metadata.Missing.
 	Problems []storage.VerifyProblem
 	// Place returns the place of chunk i of a tensor. It may read files only if Places
-	// is set. If Value is nil, Place also returns the place of a value, as that of a
+	// is set. If Value is nil, Place also returns the place of a value, as if it were a
 	// chunk of bytes.
 	Place func(ctx context.Context, e *meta.Entry, i int) (Place, error)
 	// Places, if not nil, finds the places of many chunks with fewer reads than calls
@@ -223,8 +223,8 @@ type Decoder interface {
 
 // Join returns a source with the entries and files of a and b, which must have
 // Metadata, Value and Check, and no name and no file in common. It has the problems and
-// the missing names of both. Everything else, such as Metadata.Storage and Changed, is
-// that of a.
+// the missing names of both. Everything else, such as Metadata.Storage and Changed,
+// comes from a.
 func Join(a, b *Source) *Source {
 	md := *a.Metadata
 	md.Entries = slices.Concat(a.Metadata.Entries, b.Metadata.Entries)

@@ -3,6 +3,7 @@ package reading
 import (
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -39,17 +40,13 @@ func TestReadResolvesElements(t *testing.T) {
 			}
 			g := newTarget(t)
 			g.fill(&p, tensor.Uint8)
-			if _, err := read(t, ck, &p, g, storage.ReadOptions{BufferBytes: 2 * mib}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(read(t, ck, &p, g, storage.ReadOptions{BufferBytes: 2 * mib}))(t)
 			invert(data)
 			compare(t, &p, g, c.shape, c.strides, data)
 			at := &Region{File: "data", End: int64(len(data)), DType: tensor.Uint8, Strides: c.strides, Resolve: invert}
 			for i := range p.Items {
 				it := &p.Items[i]
-				if _, err := ReadBox(t.Context(), store, at, c.shape, it.SourceBox(), g.to[it], mib); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(ReadBox(t.Context(), store, at, c.shape, it.SourceBox(), g.to[it], mib))(t)
 			}
 			compare(t, &p, g, c.shape, c.strides, data)
 		})
@@ -64,13 +61,8 @@ func TestReadResolvesBeforeItConverts(t *testing.T) {
 	want(&p, "x", tensor.Whole(shape), tensor.Whole(shape))
 	g := newTarget(t)
 	g.fill(&p, tensor.Float32)
-	if _, err := read(t, ck, &p, g, storage.ReadOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	wanted, err := tensor.Of(shape, []float32{255, 254, 1, 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(read(t, ck, &p, g, storage.ReadOptions{}))(t)
+	wanted := must.Get(tensor.Of(shape, []float32{255, 254, 1, 0}))(t)
 	if got := g.to[&p.Items[0]]; !tensor.Equal(got, wanted) {
 		t.Errorf("read %v; want %v", got, wanted)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -30,9 +31,7 @@ func noise(n int) []byte {
 // put writes a file.
 func put(t testing.TB, s blob.Store, name string, data []byte) {
 	t.Helper()
-	if _, err := blob.WriteAll(context.Background(), s, name, data, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(context.Background(), s, name, data, nil))(t)
 }
 
 // scene builds a checkpoint from tensors with their places, values and files.
@@ -150,10 +149,7 @@ func (g *target) fill(p *plan.LoadPlan, d tensor.DType) {
 // read reads a plan from a checkpoint.
 func read(t testing.TB, c *Checkpoint, p *plan.LoadPlan, dst storage.Receiver, o storage.ReadOptions) (storage.ReadStats, error) {
 	t.Helper()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	return c.Read(t.Context(), md, p, dst, o)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -71,9 +72,7 @@ func TestSumsForgetCompleteRecords(t *testing.T) {
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data)}
 	for range 3 {
 		for _, p := range []piece{{500, 1000}, {0, 500}} {
-			if err := s.add("f", sum, p.begin, data[p.begin:p.end], nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.add("f", sum, p.begin, data[p.begin:p.end], nil))
 		}
 		if len(s.records) != 0 || s.recent.Len() != 0 || s.runs != 0 {
 			t.Fatalf("%d records, %d recent ones, %d runs; want none", len(s.records), s.recent.Len(), s.runs)
@@ -86,9 +85,7 @@ func TestSumsReportDamageToEveryReader(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data) ^ 1}
 	for range 2 { // both readers see the first half
-		if err := s.add("f", sum, 0, data[:500], nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.add("f", sum, 0, data[:500], nil))
 	}
 	for range 2 {
 		if err := s.add("f", sum, 500, data[500:], nil); !errors.Is(err, storage.ErrCorrupt) {
@@ -102,25 +99,21 @@ func TestSumsAreBounded(t *testing.T) {
 	s.limit, s.each = 10, 4
 	sum := &Sum{Offset: 0, End: 1000, CRC: 1}
 	for i := range int64(100) { // single bytes of one record
-		if err := s.add("many", sum, 2*i, data[2*i:2*i+1], nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.add("many", sum, 2*i, data[2*i:2*i+1], nil))
 		if s.runs > s.each {
 			t.Fatalf("%d runs of one record; want at most %d", s.runs, s.each)
 		}
 	}
 	for i := range 100 { // one byte of many records, and again and again of one
 		for _, name := range []string{"kept", fmt.Sprint(i)} {
-			if err := s.add(name, sum, 0, data[:1], nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.add(name, sum, 0, data[:1], nil))
 		}
 		if s.runs > s.limit || len(s.records) > s.limit {
 			t.Fatalf("%d runs of %d records; want at most %d", s.runs, len(s.records), s.limit)
 		}
 	}
 	if s.records[recordID{"kept", *sum}] == nil || s.records[recordID{"99", *sum}] == nil || s.records[recordID{"1", *sum}] != nil {
-		t.Error("the records that were read last are not those that are kept")
+		t.Error("the records that were read last are not kept")
 	}
 }
 

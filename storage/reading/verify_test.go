@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -42,9 +43,7 @@ func TestVerify(t *testing.T) {
 	}{
 		"all is well": {func(*scene, *mem.Store, *Source) {}, []storage.VerifyProblem{}, 3, 160},
 		"a file is gone": {func(_ *scene, store *mem.Store, _ *Source) {
-			if err := store.Remove(t.Context(), "b"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, store.Remove(t.Context(), "b"))
 		}, []storage.VerifyProblem{{File: "b", FQNs: []string{"v", "y"}, Text: "the file is gone"}}, 2, 110},
 		"a file is longer": {func(_ *scene, store *mem.Store, _ *Source) { put(t, store, "b", noise(51)) },
 			[]storage.VerifyProblem{{File: "b", Text: "it has 51 bytes, but had 50 when the checkpoint was opened"}}, 3, 161},
@@ -94,10 +93,7 @@ func TestVerify(t *testing.T) {
 			ck := Open(store, src)
 			c.spoil(s, store, src)
 			var told int64
-			rep, err := ck.Verify(t.Context(), func(n int64) { told += n })
-			if err != nil {
-				t.Fatal(err)
-			}
+			rep := must.Get(ck.Verify(t.Context(), func(n int64) { told += n }))(t)
 			if d := cmp.Diff(c.want, rep.Problems); d != "" {
 				t.Errorf("problems: -want +got\n%s", d)
 			}
@@ -146,9 +142,7 @@ func TestScanShowsEveryByteInOrder(t *testing.T) {
 	for i := range want {
 		want[i] = byte(i >> 12)
 	}
-	if _, err := blob.WriteAll(t.Context(), s, "f", want, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, "f", want, nil))(t)
 	var got []byte
 	size, err := Scan(t.Context(), s, "f", func(p []byte, at int64) {
 		if at != int64(len(got)) {
@@ -167,9 +161,7 @@ func TestScanShowsEveryByteInOrder(t *testing.T) {
 // A piece that cannot be read ends the scan, and nothing behind it is visited.
 func TestScanStopsAtAnError(t *testing.T) {
 	s := new(mem.Store)
-	if _, err := blob.WriteAll(t.Context(), s, "f", make([]byte, 40<<20), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, "f", make([]byte, 40<<20), nil))(t)
 	broken := errors.New("broken")
 	for nth := int64(1); nth <= 5; nth++ {
 		var seen int64

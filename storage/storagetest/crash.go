@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -140,7 +141,7 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 	if from != nil {
 		next = *from
 		old = from.small(t, 1)
-		noError(t, from.save(t.Context(), t, inner, "old", 1))
+		must.Do(t, from.save(t.Context(), t, inner, "old", 1))
 	}
 	before := Names(t, inner)
 	f := fault.New(inner, rule)
@@ -172,7 +173,7 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 func openDir(t testing.TB, dir string) blob.Store {
 	t.Helper()
 	s, err := file.Open(dir, &file.Options{NoSync: true})
-	noError(t, err)
+	must.Do(t, err)
 	return s
 }
 
@@ -209,7 +210,7 @@ func RunAsChild(saves map[string]*Crash) {
 
 // RunKills tests saves whose process is killed before one of its steps, for each of
 // them: the old checkpoint or the new one is complete, and a sweep or the next save
-// removes all other files at once. saves are those of RunAsChild, to and from are names
+// removes all other files at once. saves are the saves of RunAsChild, to and from are names
 // of them. If from is "", there is no checkpoint before.
 func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 	if runtime.GOOS != "linux" {
@@ -229,20 +230,20 @@ func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 	var old plan.State
 	if from != nil {
 		old = from.small(t, 1)
-		noError(t, from.saveIn(t.Context(), t, dir, "old", 1, alive))
+		must.Do(t, from.saveIn(t.Context(), t, dir, "old", 1, alive))
 	}
 	killed := runKilled(t, dir, how, n)
 	s := openDir(t, dir)
 	checkEither(t, to.At(s), old, to.small(t, 2))
 	if _, err := os.Stat(dir); err == nil && to.Sweep != nil {
 		swept := filepath.Join(t.TempDir(), "c")
-		noError(t, os.CopyFS(swept, os.DirFS(dir)))
+		must.Do(t, os.CopyFS(swept, os.DirFS(dir)))
 		s := openDir(t, swept)
-		noError(t, to.Sweep(t.Context(), s))
+		must.Do(t, to.Sweep(t.Context(), s))
 		checkEither(t, to.At(s), old, to.small(t, 2))
 		to.checkOnly(t, s, onDisk(t, swept))
 	}
-	noError(t, to.saveIn(t.Context(), t, dir, "next", 3, alive))
+	must.Do(t, to.saveIn(t.Context(), t, dir, "next", 3, alive))
 	checkHolds(t, to.At(s), to.small(t, 3), "after the next save")
 	to.checkOnly(t, s, onDisk(t, dir))
 	if beside := onDisk(t, filepath.Dir(dir)); len(beside) != 1 {
@@ -281,7 +282,7 @@ func RunRaces(t *testing.T, c *Crash) {
 	s := openDir(t, dir)
 	c.checkOnly(t, s, onDisk(t, dir))
 	got := blankState(t, c.small(t, 0))
-	noError(t, Load(t.Context(), c.At(s), got))
+	must.Do(t, Load(t.Context(), c.At(s), got))
 	for seed := range byte(3) {
 		if cmp.Equal(c.small(t, seed+1), got, sameTensor) {
 			return
@@ -297,7 +298,7 @@ func RunOneWins(t *testing.T, c *Crash, rounds int) {
 	for round := range rounds {
 		s := new(mem.Store)
 		if round%2 == 1 {
-			noError(t, c.save(t.Context(), t, s, "old", 9))
+			must.Do(t, c.save(t.Context(), t, s, "old", 9))
 		}
 		var both [2]*Saving
 		for i := range both {
@@ -307,7 +308,7 @@ func RunOneWins(t *testing.T, c *Crash, rounds int) {
 				states = []plan.State{{"w": state["w"]}, without(state, "w")}
 			}
 			both[i] = NewSaving(c.At(s), Storage(fmt.Sprint("s", i), 1, len(states)), len(states))
-			noError(t, errors.Join(both[i].Plan(t.Context(), states), both[i].Write(t.Context())))
+			must.Do(t, errors.Join(both[i].Plan(t.Context(), states), both[i].Write(t.Context())))
 		}
 		var errs [2]error
 		var wg sync.WaitGroup
@@ -351,11 +352,11 @@ func runKilled(t testing.TB, dir, how string, n int) bool {
 	return err != nil
 }
 
-// onDisk returns the names of all files in dir, including those that are not objects.
+// onDisk returns the names of all files in dir, including files that are not objects.
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	noError(t, err)
+	must.Do(t, err)
 	var out []string
 	for _, e := range entries {
 		out = append(out, e.Name())

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -72,7 +72,7 @@ func Fixtures(t testing.TB, patterns ...string) []Fixture {
 func readFixture(t testing.TB, dir string) Fixture {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "expected.json"))
-	noError(t, err)
+	must.Do(t, err)
 	var doc struct {
 		Items map[string]Item `json:"items"`
 	}
@@ -83,7 +83,7 @@ func readFixture(t testing.TB, dir string) Fixture {
 		t.Fatalf("%s: expected.json names no items", dir)
 	}
 	rel, err := filepath.Rel(fixtures(), dir)
-	noError(t, err)
+	must.Do(t, err)
 	return Fixture{Name: filepath.ToSlash(rel), Dir: filepath.Join(dir, "ckpt"), Items: doc.Items}
 }
 
@@ -98,7 +98,7 @@ func fixtures() string {
 func CopyFixture(t testing.TB, name string, without ...string) *mem.Store {
 	t.Helper()
 	from, err := file.Open(Fixtures(t, name)[0].Dir, nil)
-	noError(t, err)
+	must.Do(t, err)
 	to := CopyOf(t, from)
 	Remove(t, to, without...)
 	return to
@@ -110,9 +110,9 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 	for _, c := range Fixtures(t, patterns...) {
 		t.Run(c.Name, func(t *testing.T) {
 			s, err := file.Open(c.Dir, nil)
-			noError(t, err)
+			must.Do(t, err)
 			ck, err := open(t.Context(), s)
-			noError(t, err)
+			must.Do(t, err)
 			defer ck.Close()
 			CheckItems(t, ck, c.Items)
 			rep, err := ck.Verify(t.Context(), nil)
@@ -123,35 +123,23 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 	}
 }
 
-// Metadata returns the metadata of a checkpoint, or ends the test.
-func Metadata(t testing.TB, c interface {
-	Metadata(ctx context.Context) (*meta.Metadata, error)
-}) *meta.Metadata {
-	t.Helper()
-	md, err := c.Metadata(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return md
-}
-
 // LoadAll loads everything that a checkpoint holds, by name.
 func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 	t.Helper()
 	md, err := ck.Metadata(t.Context())
-	noError(t, err)
+	must.Do(t, err)
 	state := plan.State{}
 	for i := range md.Entries {
 		state[md.Entries[i].FQN] = nil
 		if x := md.Entries[i].Tensor; x != nil {
-			state[md.Entries[i].FQN] = must(tensor.New(x.DType, x.Shape))
+			state[md.Entries[i].FQN] = must.Get(tensor.New(x.DType, x.Shape))(t)
 		}
 	}
 	l := &Loading{
 		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
 		Readers:  []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})},
 	}
-	noError(t, errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())))
+	must.Do(t, errors.Join(l.Plan(t.Context(), []plan.State{state}), l.Read(t.Context())))
 	return state
 }
 

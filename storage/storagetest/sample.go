@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -18,7 +19,7 @@ import (
 // are bools, they are 0 and 1.
 func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
 	t.Helper()
-	x := must(tensor.New(d, shape))
+	x := must.Get(tensor.New(d, shape))(t)
 	p, _ := x.Bytes()
 	for i := range p {
 		p[i] = seed + byte(i*7+i>>8)
@@ -32,9 +33,9 @@ func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tens
 // Cut returns rank's share of x by a layout, copied.
 func Cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor {
 	t.Helper()
-	s := must(shard.Empty(l, x.DType(), x.Shape(), rank))
+	s := must.Get(shard.Empty(l, x.DType(), x.Shape(), rank))(t)
 	for i, b := range s.Boxes() {
-		noError(t, tensor.Copy(must(s.Part(i)), must(x.Narrow(b))))
+		must.Do(t, tensor.Copy(must.Get(s.Part(i))(t), must.Get(x.Narrow(b))(t)))
 	}
 	return s
 }
@@ -42,22 +43,6 @@ func Cut(t testing.TB, l shard.Layout, x *tensor.Tensor, rank int) *shard.Tensor
 // Along returns the layout that cuts dimension dim over that number of ranks.
 func Along(dim, ranks int) shard.Layout {
 	return shard.Placed{Mesh: shard.Mesh{Shape: []int{ranks}}, Placements: []shard.Placement{shard.Shard(dim)}}
-}
-
-// noError ends the test unless err is nil.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must returns x. It panics unless err is nil.
-func must[T any](x T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return x
 }
 
 // sample returns one rank's state of everything that the format holds: tensors
@@ -76,9 +61,9 @@ func (s *Options) sample(t testing.TB, seed byte) plan.State {
 		"empty":      Filled(t, d, []int64{0, 4}, seed),
 		"long":       Filled(t, d, []int64{20001}, seed),
 		"wide":       Filled(t, d, []int64{3, 3000}, seed),
-		"transposed": must(wide.Transpose(0, 1)),
-		"strided":    must(wide.Slice(1, 1, 7, 2)),
-		"repeated":   must(must(wide.Slice(0, 2, 3, 1)).Expand([]int64{4, 8})),
+		"transposed": must.Get(wide.Transpose(0, 1))(t),
+		"strided":    must.Get(wide.Slice(1, 1, 7, 2))(t),
+		"repeated":   must.Get(must.Get(wide.Slice(0, 2, 3, 1))(t).Expand([]int64{4, 8}))(t),
 	}
 	names := map[string]any{
 		"sp ace/slash.dot": Filled(t, d, []int64{1}, seed), `quo"te\`: Filled(t, d, []int64{2}, seed),
@@ -108,7 +93,7 @@ func blank(t testing.TB, v any) any {
 		}
 		return out
 	case *tensor.Tensor:
-		return must(tensor.New(v.DType(), v.Shape()))
+		return must.Get(tensor.New(v.DType(), v.Shape()))(t)
 	}
 	return nil
 }

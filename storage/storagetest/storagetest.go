@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -106,9 +107,9 @@ type suite struct{ Options }
 
 func (s *suite) allKinds(t *testing.T, p Place) {
 	want := s.sample(t, 1)
-	noError(t, Save(t.Context(), p, Storage("all-kinds", 1, 1), want))
+	must.Do(t, Save(t.Context(), p, Storage("all-kinds", 1, 1), want))
 	got := blankState(t, want)
-	noError(t, Load(t.Context(), p, got))
+	must.Do(t, Load(t.Context(), p, got))
 	checkState(t, want, got)
 }
 
@@ -139,13 +140,13 @@ func (s *suite) shards(t *testing.T, p Place) {
 			saved[r][name] = Cut(t, l, x, r)
 		}
 	}
-	noError(t, Save(t.Context(), p, Storage("shards", 1, 3), saved...))
+	must.Do(t, Save(t.Context(), p, Storage("shards", 1, 3), saved...))
 	for to, l := range s.layouts() {
 		loaded := make([]plan.State, 3)
 		for r := range loaded {
 			loaded[r] = plan.State{}
 			for from := range s.layouts() {
-				loaded[r][from] = must(shard.Empty(l, x.DType(), x.Shape(), r))
+				loaded[r][from] = must.Get(shard.Empty(l, x.DType(), x.Shape(), r))(t)
 			}
 		}
 		if err := Load(t.Context(), p, loaded...); err != nil {
@@ -189,7 +190,7 @@ func (s *suite) copies(t *testing.T, p Place) {
 	if !s.NoValues {
 		got["value"] = ""
 	}
-	noError(t, Load(t.Context(), p, got))
+	must.Do(t, Load(t.Context(), p, got))
 	for _, name := range []string{"whole", "half", "both"} {
 		if !tensor.Equal(got[name].(*tensor.Tensor), x) {
 			t.Errorf("%q has other elements", name)
@@ -244,10 +245,10 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 	t.Helper()
 	flipped := slices.Clone(b.Sizes)
 	slices.Reverse(flipped)
-	dst := must(must(tensor.New(to, flipped)).Transpose(0, 2))
-	want := must(tensor.New(to, b.Sizes))
-	noError(t, tensor.Convert(want, must(x.Narrow(b)), tensor.CastAny))
-	part := must(shard.New(shard.Boxes(map[int]tensor.Box{0: b}), x.Shape(), 0, dst))
+	dst := must.Get(must.Get(tensor.New(to, flipped))(t).Transpose(0, 2))(t)
+	want := must.Get(tensor.New(to, b.Sizes))(t)
+	must.Do(t, tensor.Convert(want, must.Get(x.Narrow(b))(t), tensor.CastAny))
+	part := must.Get(shard.New(shard.Boxes(map[int]tensor.Box{0: b}), x.Shape(), 0, dst))(t)
 	if err := Load(t.Context(), p, plan.State{"x": part}); err != nil {
 		t.Fatalf("Load %v as %v = %v", b, to, err)
 	}
@@ -259,15 +260,15 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 // streams saves tensors whose elements are converted while the writer reads them.
 func (s *suite) streams(t *testing.T, p Place) {
 	x := Filled(t, tensor.Int16, []int64{300, 170}, 3) // more elements than are converted at once
-	state := plan.State{"x": x, "turned": must(x.Transpose(0, 1)), "none": Filled(t, tensor.Int16, []int64{0, 3}, 1)}
+	state := plan.State{"x": x, "turned": must.Get(x.Transpose(0, 1))(t), "none": Filled(t, tensor.Int16, []int64{0, 3}, 1)}
 	to := s.DTypes[0]
 	sv := NewSaving(p, Storage("streams", 1, 1), 1)
 	sv.Planners[0] = &plan.DefaultSave{DType: func(string, tensor.DType) tensor.DType { return to }}
-	noError(t, sv.Run(t.Context(), []plan.State{state}))
+	must.Do(t, sv.Run(t.Context(), []plan.State{state}))
 	for name, v := range state {
-		want := must(tensor.Cast(v.(*tensor.Tensor), to))
-		got := must(tensor.New(to, want.Shape()))
-		noError(t, Load(t.Context(), p, plan.State{name: got}))
+		want := must.Get(tensor.Cast(v.(*tensor.Tensor), to))(t)
+		got := must.Get(tensor.New(to, want.Shape()))(t)
+		must.Do(t, Load(t.Context(), p, plan.State{name: got}))
 		if !tensor.Equal(want, got) {
 			t.Errorf("%q has other elements", name)
 		}
@@ -279,15 +280,15 @@ func (s *suite) outOfRange(t *testing.T, p Place) {
 	if !slices.Contains(s.DTypes, tensor.Int64) {
 		t.Skip("the format has no int64")
 	}
-	x := must(tensor.Of([]int64{2, 3}, []int64{1, 2, 3, 4, 300, 6}))
-	noError(t, Save(t.Context(), p, Storage("out-of-range", 1, 1), plan.State{"n": x}))
-	got := must(tensor.New(tensor.Int8, x.Shape()))
+	x := must.Get(tensor.Of([]int64{2, 3}, []int64{1, 2, 3, 4, 300, 6}))(t)
+	must.Do(t, Save(t.Context(), p, Storage("out-of-range", 1, 1), plan.State{"n": x}))
+	got := must.Get(tensor.New(tensor.Int8, x.Shape()))(t)
 	err := Load(t.Context(), p, plan.State{"n": got})
 	if !errors.Is(err, tensor.ErrCast) || !strings.Contains(err.Error(), `"n"`) || !strings.Contains(err.Error(), "300") {
 		t.Errorf("Load of 300 as int8 = %v; want %v with the name and the number", err, tensor.ErrCast)
 	}
-	noError(t, Load(t.Context(), p, plan.State{"n": got.Lossy()}))
-	if want := must(tensor.Of([]int64{2, 3}, []int8{1, 2, 3, 4, 44, 6})); !tensor.Equal(got, want) {
+	must.Do(t, Load(t.Context(), p, plan.State{"n": got.Lossy()}))
+	if want := must.Get(tensor.Of([]int64{2, 3}, []int8{1, 2, 3, 4, 44, 6}))(t); !tensor.Equal(got, want) {
 		t.Errorf("Load into a lossy tensor: %x; want %x", got.Contents(), want.Contents())
 	}
 }
@@ -307,11 +308,11 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		states[ranks-1]["step"] = int64(7)
 	}
 	sv := NewSaving(p, Storage("metadata", 42, ranks), ranks)
-	noError(t, sv.Plan(t.Context(), states))
+	must.Do(t, sv.Plan(t.Context(), states))
 	planned := *sv.Metadata
 	planned.PlannerData = json.RawMessage(`{"rng":[1,2.5,"☃"]}`)
 	sv.Metadata = &planned
-	noError(t, sv.Write(t.Context()))
+	must.Do(t, sv.Write(t.Context()))
 	err := sv.Finish(t.Context())
 	if errors.Is(err, storage.ErrNotRepresentable) { // the format has no place for planner data
 		s.checkRefused(t, p, sv)
@@ -322,7 +323,7 @@ func (s *suite) metadata(t *testing.T, p Place) {
 		t.Fatalf("Finish = %v", err)
 	}
 	got, err := p.Reader().ReadMetadata(t.Context())
-	noError(t, err)
+	must.Do(t, err)
 	s.checkMetadata(t, sv, &planned, got)
 }
 
@@ -337,7 +338,7 @@ func (s *suite) checkRefused(t *testing.T, p Place, sv *Saving) {
 	if err := c.CheckMetadata(sv.Metadata); !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), "planner data") {
 		t.Errorf("CheckMetadata = %v; want %v about the planner data", err, storage.ErrNotRepresentable)
 	}
-	noError(t, sv.Abort(t.Context()))
+	must.Do(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 }
 
@@ -386,8 +387,8 @@ func (s *suite) plain(md *meta.Metadata) []string {
 
 // nothing saves states without any values.
 func (s *suite) nothing(t *testing.T, p Place) {
-	noError(t, Save(t.Context(), p, Storage("nothing", 3, 2), plan.State{}, plan.State{}))
-	noError(t, Load(t.Context(), p, plan.State{}))
+	must.Do(t, Save(t.Context(), p, Storage("nothing", 3, 2), plan.State{}, plan.State{}))
+	must.Do(t, Load(t.Context(), p, plan.State{}))
 	md, err := p.Reader().ReadMetadata(t.Context())
 	if err != nil || len(md.Entries) != 0 || !s.NoStorage && (md.Storage.Step == nil || *md.Storage.Step != 3) {
 		t.Errorf("ReadMetadata = %+v, %v; want no entries, step 3", md, err)
@@ -400,9 +401,9 @@ func (s *suite) idleRank(t *testing.T, p Place) {
 	if s.OneRank {
 		states = []plan.State{want, {}, {}}
 	}
-	noError(t, Save(t.Context(), p, Storage("idle", 1, 3), states...))
+	must.Do(t, Save(t.Context(), p, Storage("idle", 1, 3), states...))
 	got := blankState(t, want)
-	noError(t, Load(t.Context(), p, plan.State{}, plan.State{}, got))
+	must.Do(t, Load(t.Context(), p, plan.State{}, plan.State{}, got))
 	checkState(t, want, got)
 }
 
@@ -435,14 +436,14 @@ func (s *suite) emptyPlace(t *testing.T, p Place) {
 func (s *suite) beforeFinish(t *testing.T, p Place) {
 	old, young := s.small(t, 1), s.small(t, 2)
 	sv := NewSaving(p, Storage("first", 1, 1), 1)
-	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{old}), sv.Write(t.Context())))
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{old}), sv.Write(t.Context())))
 	checkNone(t, p, "before the first Finish")
-	noError(t, sv.Finish(t.Context()))
+	must.Do(t, sv.Finish(t.Context()))
 	checkHolds(t, p, old, "after the first Finish")
 	sv = NewSaving(p, Storage("second", 2, 1), 1)
-	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context())))
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context())))
 	checkHolds(t, p, old, "before the second Finish")
-	noError(t, sv.Finish(t.Context()))
+	must.Do(t, sv.Finish(t.Context()))
 	checkHolds(t, p, young, "after the second Finish")
 }
 
@@ -450,24 +451,24 @@ func (s *suite) abort(t *testing.T, p Place) {
 	old, young := s.small(t, 1), s.small(t, 2)
 	sv := NewSaving(p, Storage("first", 1, 2), 2)
 	states := []plan.State{old, {}}
-	noError(t, sv.Plan(t.Context(), states))
-	noError(t, sv.Abort(t.Context()))
-	noError(t, errors.Join(sv.Plan(t.Context(), states), sv.Write(t.Context())))
+	must.Do(t, sv.Plan(t.Context(), states))
+	must.Do(t, sv.Abort(t.Context()))
+	must.Do(t, errors.Join(sv.Plan(t.Context(), states), sv.Write(t.Context())))
 	for range 2 {
-		noError(t, sv.Abort(t.Context()))
+		must.Do(t, sv.Abort(t.Context()))
 	}
 	s.emptyPlace(t, p) // not even the beginnings
-	noError(t, Save(t.Context(), p, Storage("second", 2, 1), old))
+	must.Do(t, Save(t.Context(), p, Storage("second", 2, 1), old))
 	sv = NewSaving(p, Storage("third", 3, 1), 1)
-	noError(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context()), sv.Abort(t.Context())))
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{young}), sv.Write(t.Context()), sv.Abort(t.Context())))
 	checkHolds(t, p, old, "after the Abort of another save")
 }
 
 func (s *suite) abortAfterFinish(t *testing.T, p Place) {
 	want := s.small(t, 1)
 	sv := NewSaving(p, Storage("only", 1, 1), 1)
-	noError(t, sv.Run(t.Context(), []plan.State{want}))
-	noError(t, sv.Writers[0].Abort(t.Context()))
+	must.Do(t, sv.Run(t.Context(), []plan.State{want}))
+	must.Do(t, sv.Writers[0].Abort(t.Context()))
 	checkHolds(t, p, want, "after Finish and Abort")
 }
 
@@ -483,7 +484,7 @@ func (s *suite) replace(t *testing.T, p Place) {
 		checkHolds(t, p, state, "after "+id)
 	}
 	md, err := p.Reader().ReadMetadata(t.Context())
-	noError(t, err)
+	must.Do(t, err)
 	if _, ok := md.Find("gone"); ok || md.Storage.SaveID != "second" && !s.NoStorage {
 		t.Errorf("metadata of save %s has %q; want only the second save's names", md.Storage.SaveID, md.Names())
 	}
@@ -498,18 +499,18 @@ func (s *suite) atOnce(t *testing.T, p Place) {
 		for _, name := range []string{id + "-fails", id + "-wins"} {
 			sv := NewSaving(p, Storage(name, int64(i), 2), 2)
 			states := []plan.State{s.small(t, byte(len(saves)+1)), {}}
-			noError(t, sv.Plan(t.Context(), states))
+			must.Do(t, sv.Plan(t.Context(), states))
 			saves = append(saves, sv)
 		}
 		for _, sv := range saves {
-			noError(t, sv.Write(t.Context()))
+			must.Do(t, sv.Write(t.Context()))
 		}
 		steps := []func(context.Context) error{saves[0].Abort, saves[1].Finish}
 		if i == 1 {
 			slices.Reverse(steps)
 		}
 		for _, step := range steps {
-			noError(t, step(t.Context()))
+			must.Do(t, step(t.Context()))
 		}
 		checkHolds(t, p, want, "after "+id)
 	}

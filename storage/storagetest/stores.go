@@ -6,6 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -71,16 +72,14 @@ func Names(t testing.TB, s blob.Store) []string {
 // Put writes an object, in place of one of that name if there is one.
 func Put(t testing.TB, s blob.Store, name string, data []byte) {
 	t.Helper()
-	if _, err := blob.WriteAll(t.Context(), s, name, data, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, name, data, nil))(t)
 }
 
 // Remove deletes objects.
 func Remove(t testing.TB, s blob.Store, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		noError(t, s.Remove(t.Context(), name))
+		must.Do(t, s.Remove(t.Context(), name))
 	}
 }
 
@@ -88,15 +87,12 @@ func Remove(t testing.TB, s blob.Store, names ...string) {
 // after it.
 func Flip(t testing.TB, s blob.Store, name string) {
 	t.Helper()
-	err := fault.Damage(t.Context(), s, name, func(b []byte) []byte {
+	must.Do(t, fault.Damage(t.Context(), s, name, func(b []byte) []byte {
 		for i := len(b) / 2; i < len(b); i += 1000 {
 			b[i] ^= 1
 		}
 		return b
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // CopyOf returns a copy of a store in memory.
@@ -105,7 +101,7 @@ func CopyOf(t testing.TB, from blob.Store) *mem.Store {
 	to := new(mem.Store)
 	for _, name := range Names(t, from) {
 		b, err := blob.ReadAll(t.Context(), from, name, 1<<30)
-		noError(t, err)
+		must.Do(t, err)
 		Put(t, to, name, b)
 	}
 	return to

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -20,7 +21,7 @@ var errOnPurpose = errors.New("went wrong on purpose")
 func (s *suite) prepared(t *testing.T, p Place, states ...plan.State) *Saving {
 	t.Helper()
 	sv := NewSaving(p, Storage("prepared", 1, len(states)), len(states))
-	noError(t, sv.Plan(t.Context(), states))
+	must.Do(t, sv.Plan(t.Context(), states))
 	return sv
 }
 
@@ -29,7 +30,7 @@ func (s *suite) plansStay(t *testing.T, p Place) {
 		var out [][]byte
 		for _, q := range plans {
 			b, err := plan.SavePlanCodec{}.Encode(q)
-			noError(t, err)
+			must.Do(t, err)
 			out = append(out, b)
 		}
 		return out
@@ -37,7 +38,7 @@ func (s *suite) plansStay(t *testing.T, p Place) {
 	equal := func(a, b [][]byte) bool { return slices.EqualFunc(a, b, slices.Equal) }
 	sv := s.prepared(t, p, s.sample(t, 1))
 	local, err := sv.Planners[0].LocalPlan()
-	noError(t, err)
+	must.Do(t, err)
 	before := encode(local)
 	if _, err := sv.Writers[0].PrepareLocalPlan(t.Context(), local); err != nil || !equal(before, encode(local)) {
 		t.Errorf("PrepareLocalPlan = %v, or it changed its argument", err)
@@ -67,7 +68,7 @@ func (s *suite) badResults(t *testing.T, p Place) {
 		"an item is unknown":               func(r *storage.WriteResults) { r.Items[0].Index.FQN = "stranger" },
 	} {
 		sv := s.prepared(t, p, s.small(t, 1))
-		noError(t, sv.Write(t.Context()))
+		must.Do(t, sv.Write(t.Context()))
 		spoil(sv.Results[0])
 		if err := sv.Finish(t.Context()); err == nil || errors.Is(err, storage.ErrUncertain) {
 			t.Errorf("%s: Finish = %v; want a refusal", name, err)
@@ -88,7 +89,7 @@ func (s *suite) badResolver(t *testing.T, p Place) {
 	state := s.sample(t, 1)
 	counted := s.prepared(t, p, state)
 	n := len(counted.Plans[0].Items)
-	noError(t, counted.Abort(t.Context()))
+	must.Do(t, counted.Abort(t.Context()))
 	for fail := range n {
 		sv := s.prepared(t, p, state)
 		var calls atomic.Int64
@@ -137,17 +138,17 @@ func (s *suite) changedContent(t *testing.T, p Place) {
 			t.Errorf("%s: WriteData = %v; want %v", what, err, plan.ErrState)
 		}
 	}
-	noError(t, sv.Abort(t.Context()))
+	must.Do(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 }
 
 // saved saves a state and returns a load of it that has come as far as its plan.
 func (s *suite) saved(t *testing.T, p Place, state plan.State) (*Loading, plan.State) {
 	t.Helper()
-	noError(t, Save(t.Context(), p, Storage("saved", 1, 1), state))
+	must.Do(t, Save(t.Context(), p, Storage("saved", 1, 1), state))
 	into := blankState(t, state)
 	l := NewLoading(p, 1)
-	noError(t, l.Plan(t.Context(), []plan.State{into}))
+	must.Do(t, l.Plan(t.Context(), []plan.State{into}))
 	return l, into
 }
 
@@ -216,7 +217,7 @@ func (s *suite) handedOver(t *testing.T, p Place) {
 	l, got := s.saved(t, p, want)
 	r := newReceiver(t, l.Planners[0], 0)
 	stats, err := l.Readers[0].ReadData(t.Context(), l.Plans[0], r)
-	noError(t, err)
+	must.Do(t, err)
 	items := l.Plans[0].Items
 	for i := range items {
 		if r.finished[&items[i]] != 1 {
@@ -240,11 +241,11 @@ func (s *suite) handedOver(t *testing.T, p Place) {
 // reads if the format checksums blocks.
 func (s *suite) handedOverInParts(t *testing.T, p Place) {
 	x := Filled(t, s.DTypes[0], []int64{3 << 20 / int64(s.DTypes[0].Size())}, 1)
-	noError(t, Save(t.Context(), p, Storage("long", 1, 1), plan.State{"x": x}))
+	must.Do(t, Save(t.Context(), p, Storage("long", 1, 1), plan.State{"x": x}))
 	box := tensor.Box{Offsets: []int64{1000}, Sizes: []int64{x.NumElements() - 2000}}
-	part := must(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), x.DType(), x.Shape(), 0))
+	part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), x.DType(), x.Shape(), 0))(t)
 	l := NewLoading(p, 1)
-	noError(t, l.Plan(t.Context(), []plan.State{{"x": part}}))
+	must.Do(t, l.Plan(t.Context(), []plan.State{{"x": part}}))
 	r := newReceiver(t, l.Planners[0], 0)
 	if _, err := l.Readers[0].ReadData(t.Context(), l.Plans[0], r); err != nil {
 		t.Fatalf("ReadData = %v", err)
@@ -252,7 +253,7 @@ func (s *suite) handedOverInParts(t *testing.T, p Place) {
 	if n := r.finished[&l.Plans[0].Items[0]]; n != 1 {
 		t.Errorf("handed over %d times; want once", n)
 	}
-	if !tensor.Equal(part.Local(), must(x.Narrow(box))) {
+	if !tensor.Equal(part.Local(), must.Get(x.Narrow(box))(t)) {
 		t.Error("other elements than were saved")
 	}
 }
@@ -300,15 +301,15 @@ func (s *suite) cancelled(t *testing.T, p Place) {
 	if _, err := sv.Writers[0].WriteData(ctx, sv.Plans[0], sv.Planners[0]); !errors.Is(err, errOnPurpose) {
 		t.Errorf("WriteData = %v; want %v", err, errOnPurpose)
 	}
-	noError(t, sv.Abort(t.Context()))
+	must.Do(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 	sv = s.prepared(t, p, s.sample(t, 1))
-	noError(t, sv.Write(t.Context()))
+	must.Do(t, sv.Write(t.Context()))
 	if err := sv.Finish(ctx); !errors.Is(err, errOnPurpose) || errors.Is(err, storage.ErrUncertain) {
 		t.Errorf("Finish = %v; want %v", err, errOnPurpose)
 	}
 	checkNone(t, p, "after a Finish that was cancelled")
-	noError(t, sv.Abort(t.Context()))
+	must.Do(t, sv.Abort(t.Context()))
 	l, _ := s.saved(t, p, s.sample(t, 1))
 	if _, err := l.Readers[0].ReadMetadata(ctx); !errors.Is(err, errOnPurpose) {
 		t.Errorf("ReadMetadata = %v; want %v", err, errOnPurpose)
@@ -327,7 +328,7 @@ func (s *suite) progress(t *testing.T, p Place) {
 	count := func(rank int, bytes int64) { reported[rank].Add(bytes) }
 	sv := NewSaving(p, Storage("progress", 1, 2), 2)
 	sv.Progress = count
-	noError(t, sv.Run(t.Context(), states))
+	must.Do(t, sv.Run(t.Context(), states))
 	for r, q := range sv.Plans {
 		if got := reported[r].Swap(0); got != q.NumBytes() {
 			t.Errorf("save: rank %d reported %d bytes; want %d", r, got, q.NumBytes())
@@ -335,8 +336,8 @@ func (s *suite) progress(t *testing.T, p Place) {
 	}
 	l := NewLoading(p, 2)
 	l.Progress = count
-	noError(t, l.Plan(t.Context(), []plan.State{blankState(t, states[1]), blankState(t, states[0])}))
-	noError(t, l.Read(t.Context()))
+	must.Do(t, l.Plan(t.Context(), []plan.State{blankState(t, states[1]), blankState(t, states[0])}))
+	must.Do(t, l.Read(t.Context()))
 	for r, st := range l.Stats {
 		if got := reported[r].Load(); got != st.Needed {
 			t.Errorf("load: rank %d reported %d bytes; want %d", r, got, st.Needed)

@@ -24,7 +24,7 @@ import (
 // maxCached bounds how many records' descriptions are kept.
 const maxCached = 1 << 14
 
-// maxValue bounds the bytes of a value, so that none can take all memory.
+// maxValue bounds the bytes of a value, so that no value takes all memory.
 const maxValue = 1 << 30
 
 // archive reads the records of a checkpoint's data files.

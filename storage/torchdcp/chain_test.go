@@ -11,6 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -24,23 +25,14 @@ import (
 // became what pack makes of it, and the tensor.
 func chained(t *testing.T, transforms []string, pack func(record []byte) []byte) (*mem.Store, *meta.Entry) {
 	t.Helper()
-	x, err := tensor.New(tensor.Uint8, []int64{1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := torchsave.Marshal(x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Uint8, []int64{1000}))(t)
+	b := must.Get(torchsave.Marshal(x))(t)
 	record := pack(b)
 	e := meta.Entry{FQN: "long", Tensor: &meta.Tensor{
 		Properties: meta.Properties{DType: tensor.Uint8}, Shape: []int64{1000}, Chunks: []tensor.Box{tensor.Whole([]int64{1000})},
 		Locs: []meta.Location{{File: "__0_0.distcp", Length: int64(len(record)), Detail: &meta.Detail{Transforms: transforms}}},
 	}}
-	md, err := dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"}))(t)
 	s := new(mem.Store)
 	storagetest.Put(t, s, ".metadata", md)
 	storagetest.Put(t, s, "__0_0.distcp", record)
@@ -51,16 +43,11 @@ func chained(t *testing.T, transforms []string, pack func(record []byte) []byte)
 func compress(t *testing.T, p []byte, window int) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	w, err := zstd.NewWriter(&b, zstd.WithWindowSize(window), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(zstd.NewWriter(&b, zstd.WithWindowSize(window), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true)))(t)
 	w.Write(p[:len(p)/2])
 	w.Flush() // so that the writer cannot know the size and choose a smaller window
 	w.Write(p[len(p)/2:])
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	return b.Bytes()
 }
 
@@ -88,10 +75,7 @@ func TestTransformChainsAreBounded(t *testing.T) {
 			if err := loadLong(t, s, e); !errors.Is(err, c.want) {
 				t.Errorf("Load = %v; want %v", err, c.want)
 			}
-			ck, err := torchdcp.Format{}.Open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			ck := must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
 			rep, err := ck.Verify(t.Context(), nil)
 			if c.want == storage.ErrCorrupt {
 				if err != nil || len(rep.Problems) == 0 {
@@ -118,7 +102,7 @@ func (e endless) Read(p []byte) (int, error) {
 func TestTransformStepsAreBounded(t *testing.T) {
 	run := func(ctx context.Context, stop func()) error {
 		s, e := chained(t, []string{"nothing/1", "endless/1"}, func(p []byte) []byte { return p })
-		ck, err := torchdcp.Format{Transforms: map[string]torchdcp.Transform{
+		ck := must.Get(torchdcp.Format{Transforms: map[string]torchdcp.Transform{
 			"endless": func(string, io.Reader) (io.ReadCloser, error) { return io.NopCloser(endless{stop}), nil },
 			"nothing": func(_ string, r io.Reader) (io.ReadCloser, error) {
 				pr, pw := io.Pipe()
@@ -128,10 +112,7 @@ func TestTransformStepsAreBounded(t *testing.T) {
 				}()
 				return pr, nil
 			},
-		}}.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		}}.Open(t.Context(), s))(t)
 		return ck.CheckHeld(ctx, e)
 	}
 	if err := run(t.Context(), func() {}); !errors.Is(err, storage.ErrCorrupt) {

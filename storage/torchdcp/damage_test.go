@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -25,9 +26,7 @@ import (
 // flip damages a byte of a file.
 func flip(t testing.TB, s blob.Store, file string, at int64) {
 	t.Helper()
-	if err := fault.Damage(t.Context(), s, file, func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, file, func(b []byte) []byte { b[at] ^= 1; return b }))
 }
 
 // A byte of a tensor that has changed is noticed by whoever loads all of the
@@ -35,14 +34,9 @@ func flip(t testing.TB, s blob.Store, file string, at int64) {
 func TestLoadDetectsDamage(t *testing.T) {
 	s := new(mem.Store)
 	x := storagetest.Filled(t, tensor.Float32, []int64{40, 5000}, 1)
-	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"x": x}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"x": x}))
 	load := func(b tensor.Box) error {
-		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: b}), tensor.Float32, x.Shape(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: b}), tensor.Float32, x.Shape(), 0))(t)
 		return storagetest.Load(t.Context(), plain.At(s), plan.State{"x": to})
 	}
 	if err := load(tensor.Whole(x.Shape())); err != nil {
@@ -68,9 +62,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 	for i := range 300 {
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, tensor.Float32, []int64{4}, byte(i))
 	}
-	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), state))
 	ck, md := open(t, s, torchdcp.Format{})
 	defer ck.Close()
 	before := len(s.Ops())
@@ -85,10 +77,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 		loc := md.Entries[n].Tensor.Locs[0]
 		flip(t, s, loc.File, loc.Offset+6) // a flag of the first record
 	}
-	rep, err = ck.Verify(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep = must.Get(ck.Verify(t.Context(), nil))(t)
 	var names []string
 	for _, p := range rep.Problems {
 		names = append(names, p.FQN)
@@ -103,9 +92,7 @@ func TestVerifyReadsSmallRecordsTogether(t *testing.T) {
 func TestValuesDetectDamage(t *testing.T) {
 	s := new(mem.Store)
 	v := value.Tuple{"text", storagetest.Filled(t, tensor.Float32, []int64{4000}, 1)}
-	if err := storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"v": v}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(s), storagetest.Storage("x", 1, 1), plan.State{"v": v}))
 	_, md := open(t, s, torchdcp.Format{})
 	loc := md.Entries[0].Bytes.Loc
 	flip(t, s, loc.File, loc.Offset+loc.Length/2)

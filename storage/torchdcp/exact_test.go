@@ -6,6 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -22,26 +23,16 @@ func TestReadsAreExact(t *testing.T) {
 	for r := range states {
 		states[r] = plan.State{"x": storagetest.Cut(t, storagetest.Along(0, ranks), x, r), "step": int64(1)}
 	}
-	if err := storagetest.Save(t.Context(), plain.At(inner), storagetest.Storage("a", 1, ranks), states...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(inner), storagetest.Storage("a", 1, ranks), states...))
 	for name, box := range map[string]tensor.Box{
 		"rows over two chunks": {Offsets: []int64{50, 0}, Sizes: []int64{40, columns}},
 		"half of the columns":  {Offsets: []int64{0, columns / 2}, Sizes: []int64{rows, columns / 2}},
 		"one row":              {Offsets: []int64{99, 0}, Sizes: []int64{1, columns}},
 	} {
 		m := fault.New(inner)
-		part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := storagetest.Load(t.Context(), plain.At(m), plan.State{"x": part}); err != nil {
-			t.Fatal(err)
-		}
-		want, err := x.Narrow(box)
-		if err != nil {
-			t.Fatal(err)
-		}
+		part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, x.Shape(), 0))(t)
+		must.Do(t, storagetest.Load(t.Context(), plain.At(m), plan.State{"x": part}))
+		want := must.Get(x.Narrow(box))(t)
 		if !tensor.Equal(part.Local(), want) {
 			t.Errorf("%s: other elements than were saved", name)
 		}
@@ -54,9 +45,6 @@ func TestReadsAreExact(t *testing.T) {
 
 func metadataBytes(t testing.TB, s blob.Store) int64 {
 	t.Helper()
-	info, err := s.Stat(t.Context(), ".metadata")
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(s.Stat(t.Context(), ".metadata"))(t)
 	return info.Size
 }

@@ -1,8 +1,8 @@
 // Package torchdcp reads and writes the checkpoints of PyTorch's distributed
 // checkpoint (torch.distributed.checkpoint): a .metadata file and .distcp files of
 // torch.save records. It does not run pickles and does not know Python: it refuses
-// by name what it cannot express. The contract of reading is at Open, that of
-// writing at dcpfiles.Writer.
+// by name what it cannot express. The contracts are at Open for reading, and
+// at dcpfiles.Writer for writing.
 package torchdcp
 
 import (
@@ -99,7 +99,7 @@ func dataFileName(prefix string, n int) string {
 	return prefix + strconv.Itoa(n) + dataSuffix
 }
 
-// options are the options of a writer: those of the format and those of all formats.
+// options are the options of a writer: options of the format and options of all formats.
 type options struct {
 	Format
 	storage.WriteOptions

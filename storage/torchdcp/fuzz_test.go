@@ -6,6 +6,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -17,14 +18,8 @@ import (
 // says what is wrong or with a report.
 func FuzzOpen(f *testing.F) {
 	seed := func(s blob.Store, data string) {
-		md, err := blob.ReadAll(f.Context(), s, ".metadata", 1<<20)
-		if err != nil {
-			f.Fatal(err)
-		}
-		b, err := blob.ReadAll(f.Context(), s, data, 1<<20)
-		if err != nil {
-			f.Fatal(err)
-		}
+		md := must.Get(blob.ReadAll(f.Context(), s, ".metadata", 1<<20))(f)
+		b := must.Get(blob.ReadAll(f.Context(), s, data, 1<<20))(f)
 		f.Add(md, b)
 	}
 	x := storagetest.Filled(f, tensor.Float32, []int64{2, 3}, 1)

@@ -104,7 +104,7 @@ func spread(records []record, o *options) [][]record {
 	return out
 }
 
-// distribute distributes records over n files, none of them empty.
+// distribute distributes records over n files. No file is empty.
 func distribute(records []record, n int) [][]record {
 	if n == 1 && len(records) > 0 {
 		return [][]record{records}
@@ -188,7 +188,7 @@ func fileOf(name string, records []record) *publish.DataFile {
 const maxLayouts = 64
 
 // layouts makes the parts of the records of one data file. The records are written
-// one after the other, so those of one form share their layout.
+// one after the other, so records of one form share their layout.
 type layouts struct {
 	of  map[*form][]publish.Part
 	out []publish.Part // what parts returned last

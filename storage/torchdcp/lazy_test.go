@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -19,24 +20,16 @@ import (
 // computed, of the elements 1+2i, -3, -5i, 6+7i, packed or not.
 func conjugated(t *testing.T, packed bool) (*archive, *meta.Entry) {
 	t.Helper()
-	b, err := os.ReadFile("../../internal/torchsave/testdata/conj.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../../internal/torchsave/testdata/conj.pt"))(t)
 	loc := meta.Location{File: "f"}
 	if packed {
-		enc, err := zstd.NewWriter(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		enc := must.Get(zstd.NewWriter(nil))(t)
 		b = enc.EncodeAll(b, nil)
 		loc.Detail = &meta.Detail{Transforms: []string{"stream.zstd/1"}}
 	}
 	loc.Length = int64(len(b))
 	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": loc.Length}, opened: map[place]*torchsave.Tensor{}}
-	if _, err := blob.WriteAll(t.Context(), a.store, "f", b, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), a.store, "f", b, nil))(t)
 	shape := []int64{2, 2}
 	e := &meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: shape, Chunks: []tensor.Box{tensor.Whole(shape)}, Locs: []meta.Location{loc}}}
 	e.Tensor.DType = tensor.Complex64
@@ -45,16 +38,10 @@ func conjugated(t *testing.T, packed bool) (*archive, *meta.Entry) {
 
 func TestLazyTensorsAreResolved(t *testing.T) {
 	second := tensor.Box{Offsets: []int64{0, 1}, Sizes: []int64{2, 1}}
-	want, err := tensor.Of(second.Sizes, []complex128{-3, 6 - 7i})
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(tensor.Of(second.Sizes, []complex128{-3, 6 - 7i}))(t)
 	for _, packed := range []bool{false, true} {
 		a, e := conjugated(t, packed)
-		at, err := a.chunk(t.Context(), e, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		at := must.Get(a.chunk(t.Context(), e, 0))(t)
 		got, err := tensor.New(tensor.Complex128, second.Sizes)
 		if err != nil {
 			t.Fatal(err)
@@ -73,13 +60,7 @@ func TestLazyTensorsAreResolved(t *testing.T) {
 // same compares numbers, whatever the signs of zeros are.
 func same(t *testing.T, x, y *tensor.Tensor) bool {
 	t.Helper()
-	a, err := tensor.Values[complex128](x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := tensor.Values[complex128](y)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(tensor.Values[complex128](x))(t)
+	b := must.Get(tensor.Values[complex128](y))(t)
 	return slices.Equal(a, b)
 }

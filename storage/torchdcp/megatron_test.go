@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -25,9 +26,7 @@ func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Plac
 	s := new(mem.Store)
 	p := plain.At(s)
 	state := plan.State{"model": map[string]any{"w": numbers(t, 1, 2)}, "step": int64(3)}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), state))
 	b, err := torchsave.Marshal(common)
 	if err == nil {
 		_, err = blob.WriteAll(t.Context(), s, "common.pt", b, nil)
@@ -40,10 +39,7 @@ func megatron(t *testing.T, common map[string]any) (*mem.Store, storagetest.Plac
 
 func numbers(t *testing.T, v ...float32) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of([]int64{int64(len(v))}, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{int64(len(v))}, v))(t)
 	return x
 }
 
@@ -53,10 +49,7 @@ func TestMegatronCommonFile(t *testing.T) {
 		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(4),
 		"model": map[string]any{"w": map[string]any{"deep": "x"}},
 	})
-	ck, err := torchdcp.Format{}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
 	defer ck.Close()
 	md, err := ck.Metadata(t.Context())
 	if err == nil {
@@ -97,14 +90,9 @@ func TestMegatronCommonFile(t *testing.T) {
 func TestDamagedOrReplacedCommonFile(t *testing.T) {
 	// A file that torch.save did not write is no part of the checkpoint.
 	s, p := megatron(t, nil)
-	if _, err := blob.WriteAll(t.Context(), s, "common.pt", []byte("notes"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, "common.pt", []byte("notes"), nil))(t)
 	names := func() []string {
-		md, err := p.Reader().ReadMetadata(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		md := must.Get(p.Reader().ReadMetadata(t.Context()))(t)
 		return md.Names()
 	}
 	if d := cmp.Diff([]string{"model.w", "step"}, names()); d != "" {
@@ -124,9 +112,7 @@ func TestDamagedOrReplacedCommonFile(t *testing.T) {
 	}
 	// A save that replaces the checkpoint does not inherit it.
 	s, p = megatron(t, map[string]any{"iteration": int64(1)})
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("t", 2, 1), plan.State{"step": int64(5)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("t", 2, 1), plan.State{"step": int64(5)}))
 	if d := cmp.Diff([]string{"step"}, names()); d != "" {
 		t.Errorf("names after a save (-want +got)\n%s", d)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
-// Open opens the checkpoint at the root of store: that of a .metadata file, or
-// else that of the ranks' own files __0.metadata, __1.metadata and so on together.
+// Open opens the checkpoint at the root of store: from a .metadata file, or
+// else from the ranks' own files __0.metadata, __1.metadata and so on together.
 // If the store has neither, the error wraps storage.ErrIncomplete if it has data
 // files, and storage.ErrNotFound otherwise. Missing ranks are an ErrIncomplete
 // too, and invalid metadata is a storage.ErrCorrupt. If Megatron's common.pt lies
@@ -52,7 +52,7 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 	return withCommon(ctx, store, src)
 }
 
-// sizesOf returns the sizes of those of the files that are there. names are
+// sizesOf returns the sizes of the files that exist. names are
 // sorted.
 func sizesOf(ctx context.Context, store blob.Store, names []string) (map[string]int64, error) {
 	sizes := make(map[string]int64, len(names))
@@ -97,7 +97,7 @@ func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*re
 	return reading.Join(src, common), nil
 }
 
-// fitPaths drops the paths of common that contradict those of md, as one through a
+// fitPaths drops the paths of common that contradict the paths of md, as one through a
 // tensor does: one state must hold both.
 func fitPaths(md, common *meta.Metadata) {
 	state := plan.State{}

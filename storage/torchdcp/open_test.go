@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -29,11 +30,11 @@ func TestOpenErrors(t *testing.T) {
 		"nothing": {func(s *mem.Store) {
 			storagetest.Remove(t, s, ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp")
 		}, storage.ErrNotFound, ".metadata"},
-		"data only":                {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
-		"no pickle":                {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
-		"empty metadata":           {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
-		"hyper_parallel's":         {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
-		"a name that is none here": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", oddName(t)) }, errors.ErrUnsupported, "1 to 4096 bytes"},
+		"data only":                 {func(s *mem.Store) { storagetest.Remove(t, s, ".metadata") }, storage.ErrIncomplete, ".metadata"},
+		"no pickle":                 {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", []byte("hello")) }, storage.ErrCorrupt, ".metadata"},
+		"empty metadata":            {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", nil) }, storage.ErrCorrupt, ".metadata"},
+		"hyper_parallel's":          {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", hyperMetadata(t)) }, storage.ErrVersion, "hyper_parallel"},
+		"a name that cairn refuses": {func(s *mem.Store) { storagetest.Put(t, s, ".metadata", oddName(t)) }, errors.ErrUnsupported, "1 to 4096 bytes"},
 		"a rank is missing": {func(s *mem.Store) {
 			storagetest.Put(t, s, "__0.metadata", nil)
 			storagetest.Put(t, s, "__2.metadata", nil)
@@ -55,19 +56,13 @@ func TestOpenErrors(t *testing.T) {
 // oddName returns metadata with a surrogate as a name, which PyTorch takes.
 func oddName(t testing.TB) []byte {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "torch-2.15/shard0-3"), ".metadata", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "torch-2.15/shard0-3"), ".metadata", 1<<20))(t)
 	return bytes.ReplaceAll(b, []byte("rep"), []byte("\xed\xa0\x80"))
 }
 
 func hyperMetadata(t testing.TB) []byte {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "hyper_parallel/collective-4"), ".metadata", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), storagetest.CopyFixture(t, "hyper_parallel/collective-4"), ".metadata", 1<<20))(t)
 	return b
 }
 
@@ -86,20 +81,14 @@ func TestOpenMergesMetadataOfRanks(t *testing.T) {
 // record, was changed.
 func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 	t.Helper()
-	b, err := torchsave.Marshal(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(torchsave.Marshal(root))(t)
 	s := new(mem.Store)
 	storagetest.Put(t, s, "__0_0.distcp", b)
 	e := meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{2, 3}, Chunks: []tensor.Box{tensor.Whole([]int64{2, 3})}}}
 	e.Tensor.DType = tensor.Float32
 	e.Tensor.Locs = []meta.Location{{File: "__0_0.distcp", Length: int64(len(b))}}
 	change(&e)
-	md, err := dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(dcpfiles.Encode(&dcpfiles.Document{Meta: &meta.Metadata{Entries: []meta.Entry{e}}, Version: "1.0.0"}))(t)
 	storagetest.Put(t, s, ".metadata", md)
 	return s
 }
@@ -137,7 +126,7 @@ func TestRecordsMustMatchMetadata(t *testing.T) {
 	}
 }
 
-// A file that is gone costs what lies in it, and no more.
+// If a file is gone, only its own tensors are lost.
 func TestReadUndamagedFiles(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch-2.14/filepertensor-2")
 	storagetest.Remove(t, s, "__1_0.distcp")
@@ -169,13 +158,10 @@ func TestVerifyDetectsFlippedBit(t *testing.T) {
 		e.Tensor.Shape, e.Tensor.Chunks = []int64{100}, []tensor.Box{tensor.Whole([]int64{100})}
 	})
 	b, _ := x.Bytes()
-	err := fault.Damage(t.Context(), s, "__0_0.distcp", func(f []byte) []byte {
+	must.Do(t, fault.Damage(t.Context(), s, "__0_0.distcp", func(f []byte) []byte {
 		f[strings.Index(string(f), string(b))+200] ^= 4
 		return f
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	ck, _ := open(t, s, torchdcp.Format{})
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) != 1 || rep.Problems[0].FQN != "x" || !strings.Contains(rep.Problems[0].Text, "checksum") {
@@ -208,14 +194,8 @@ func TestStoreErrorsAreReturned(t *testing.T) {
 // open opens a checkpoint that can be opened, and describes it.
 func open(t testing.TB, s blob.Store, f torchdcp.Format) (storage.Checkpoint, *meta.Metadata) {
 	t.Helper()
-	ck, err := f.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	md, err := ck.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(f.Open(t.Context(), s))(t)
+	md := must.Get(ck.Metadata(t.Context()))(t)
 	return ck, md
 }
 

@@ -22,7 +22,7 @@ import (
 var ErrTransform = fmt.Errorf("%w: unsupported transformation", storage.ErrVersion)
 
 // Transform undoes a transformation of stored bytes: it returns a reader of the
-// bytes as they were before, given one of those that are stored. version is what
+// bytes as they were before, given a reader of the stored bytes. version is what
 // follows the slash in the transformation's descriptor. A version that it does
 // not know is an error that wraps ErrTransform.
 type Transform func(version string, stored io.Reader) (io.ReadCloser, error)
@@ -76,7 +76,7 @@ func (a *archive) undo(ctx context.Context, descriptors []string, stored io.Read
 // bounded reads the output of one step of a chain. Each step has its own bound and
 // looks at the context, because the next step may make no output of its input.
 type bounded struct {
-	ctx        context.Context // of the whole reading: io.Reader has none
+	ctx        context.Context // of the whole reading: io.Reader has no context
 	r          io.Reader
 	made, most int64
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -44,18 +45,10 @@ var transforms = torchdcp.Format{Transforms: map[string]torchdcp.Transform{"stre
 // own returns a checkpoint of testdata, and what it holds.
 func own(t *testing.T, name string) (blob.Store, map[string]storagetest.Item) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", name, "expected.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join("testdata", name, "expected.json")))(t)
 	var doc struct{ Items map[string]storagetest.Item }
-	if err := json.Unmarshal(b, &doc); err != nil {
-		t.Fatal(err)
-	}
-	s, err := file.Open(filepath.Join("testdata", name, "ckpt"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(b, &doc))
+	s := must.Get(file.Open(filepath.Join("testdata", name, "ckpt"), nil))(t)
 	return s, doc.Items
 }
 
@@ -98,22 +91,11 @@ func TestBoxesOfCompressedChunks(t *testing.T) {
 
 func checkBox(t *testing.T, s blob.Store, name string, whole *tensor.Tensor, b tensor.Box) {
 	t.Helper()
-	want, err := tensor.New(tensor.Float64, b.Sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	part, err := whole.Narrow(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tensor.Convert(want, part, tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(tensor.New(tensor.Float64, b.Sizes))(t)
+	part := must.Get(whole.Narrow(b))(t)
+	must.Do(t, tensor.Convert(want, part, tensor.CastAny))
 	for _, budget := range []int64{1, 0} {
-		got, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: b}), tensor.Float64, whole.Shape(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: b}), tensor.Float64, whole.Shape(), 0))(t)
 		place := storagetest.Setup{Format: torchdcp.Format{}, Read: storage.ReadOptions{BufferBytes: budget, Parallel: 2}}.At(s)
 		if err := storagetest.Load(t.Context(), place, plan.State{name: got}); err != nil {
 			t.Fatalf("%s %v: Load = %v", name, b, err)
@@ -165,9 +147,7 @@ func TestDamagedCompressedChunks(t *testing.T) {
 		"cut":         func(b []byte) []byte { return b[:loc.Offset+loc.Length/2] },
 	} {
 		s := storagetest.CopyOf(t, from)
-		if err := fault.Damage(t.Context(), s, loc.File, edit); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fault.Damage(t.Context(), s, loc.File, edit))
 		if err := loadLong(t, s, e); !errors.Is(err, storage.ErrCorrupt) {
 			t.Errorf("%s: Load = %v; want %v", name, err, storage.ErrCorrupt)
 		}
@@ -181,9 +161,6 @@ func TestDamagedCompressedChunks(t *testing.T) {
 
 func loadLong(t *testing.T, s blob.Store, e *meta.Entry) error {
 	t.Helper()
-	x, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(e.Tensor.DType, e.Tensor.Shape))(t)
 	return storagetest.Load(t.Context(), plain.At(s), plan.State{"long": x})
 }

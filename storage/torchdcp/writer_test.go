@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -39,9 +40,7 @@ func TestNamesOfDataFiles(t *testing.T) {
 		"a file for each":    {storagetest.Setup{Format: torchdcp.Format{FilePerTensor: true}}, []string{".metadata", "__0_id_0.distcp", "__0_id_1.distcp", "__0_id_2.distcp", "__0_id_3.distcp", "__0_id_4.distcp", "__1_id_0.distcp"}},
 	} {
 		s := new(mem.Store)
-		if err := c.opts.Save(t, s, "id", states(t)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.opts.Save(t, s, "id", states(t)...))
 		if got := storagetest.Names(t, s); !slices.Equal(got, c.want) {
 			t.Errorf("%s: files %q; want %q", name, got, c.want)
 		}
@@ -51,14 +50,9 @@ func TestNamesOfDataFiles(t *testing.T) {
 // Values come first in a file, and every record is a torch.save file by itself.
 func TestRecordOrder(t *testing.T) {
 	s := new(mem.Store)
-	if err := plain.Save(t, s, "id", states(t)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plain.Save(t, s, "id", states(t)...))
 	_, md := open(t, s, torchdcp.Format{})
-	b, err := blob.ReadAll(t.Context(), s, "__0_id_0.distcp", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), s, "__0_id_0.distcp", 1<<20))(t)
 	at := map[string]meta.Location{}
 	for i := range md.Entries {
 		e := &md.Entries[i]
@@ -101,9 +95,7 @@ func TestManyRecordsInOneFile(t *testing.T) {
 func records(t *testing.T, state plan.State, o storagetest.Setup) map[string]string {
 	t.Helper()
 	s := new(mem.Store)
-	if err := o.Save(t, s, "id", state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, o.Save(t, s, "id", state))
 	_, md := open(t, s, torchdcp.Format{})
 	out := map[string]string{}
 	for i := range md.Entries {
@@ -112,10 +104,7 @@ func records(t *testing.T, state plan.State, o storagetest.Setup) map[string]str
 		if e.Tensor != nil {
 			l = e.Tensor.Locs[0]
 		}
-		b, err := blob.ReadAll(t.Context(), s, l.File, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(blob.ReadAll(t.Context(), s, l.File, 1<<20))(t)
 		out[e.FQN] = string(b[l.Offset:][:l.Length])
 	}
 	return out
@@ -125,9 +114,7 @@ func TestTensorPropertiesRoundTrip(t *testing.T) {
 	want := meta.Properties{DType: tensor.Float16, RequiresGrad: true, MemoryFormat: "channels_last", PinMemory: true}
 	s := new(mem.Store)
 	x := plan.WithProperties(plan.Whole(storagetest.Filled(t, tensor.Float16, []int64{1, 2, 2, 2}, 0)), want)
-	if err := plain.Save(t, s, "id", plan.State{"x": x}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plain.Save(t, s, "id", plan.State{"x": x}))
 	if got := firstEntry(t, s).Tensor.Properties; got != want {
 		t.Errorf("properties = %+v; want %+v", got, want)
 	}
@@ -164,32 +151,13 @@ func TestWriterRefusesUnknownClasses(t *testing.T) {
 	}
 }
 
-func TestFailIfExists(t *testing.T) {
-	s := new(mem.Store)
-	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
-	if err := o.Save(t, s, "first", states(t)...); err != nil {
-		t.Fatal(err)
-	}
-	before := storagetest.Names(t, s)
-	if err := o.Save(t, s, "second", states(t)...); !errors.Is(err, storage.ErrExists) {
-		t.Errorf("Save = %v; want %v", err, storage.ErrExists)
-	}
-	if got := storagetest.Names(t, s); !slices.Equal(got, before) {
-		t.Errorf("files %q; want %q", got, before)
-	}
-}
-
 // Two saves at once onto nothing: the later commit is refused.
 func TestFailIfExistsAtCommit(t *testing.T) {
 	s := new(mem.Store)
 	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
 	slow := storagetest.NewSaving(o.At(s), storagetest.Storage("slow", 1, 1), 1)
-	if err := errors.Join(slow.Plan(t.Context(), states(t)[:1]), slow.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.Save(t, s, "quick", states(t)[:1]...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(slow.Plan(t.Context(), states(t)[:1]), slow.Write(t.Context())))
+	must.Do(t, o.Save(t, s, "quick", states(t)[:1]...))
 	if err := slow.Finish(t.Context()); !errors.Is(err, storage.ErrExists) {
 		t.Errorf("Finish = %v; want %v", err, storage.ErrExists)
 	}
@@ -207,16 +175,12 @@ func TestSaveReplacesPyTorchCheckpoint(t *testing.T) {
 		s := storagetest.CopyFixture(t, name)
 		storagetest.Put(t, s, "notes.txt", []byte("mine"))
 		storagetest.Put(t, s, "__5_0.distcp", nil) // of another save, perhaps under way
-		if err := plain.Save(t, s, "new", states(t)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, plain.Save(t, s, "new", states(t)...))
 		want := []string{".metadata", "__0_new_0.distcp", "__1_new_0.distcp", "__5_0.distcp", "notes.txt"}
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s: files %q; want %q", name, got, want)
 		}
-		if err := (storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{SweepAfter: 1}}).Save(t, s, "newer", states(t)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, (storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{SweepAfter: 1}}).Save(t, s, "newer", states(t)...))
 		want = []string{".metadata", "__0_newer_0.distcp", "__1_newer_0.distcp", "notes.txt"}
 		if got := storagetest.Names(t, s); !slices.Equal(got, want) {
 			t.Errorf("%s, swept: files %q; want %q", name, got, want)
@@ -250,9 +214,7 @@ func TestJournalledSaveResumes(t *testing.T) {
 	for _, over := range []bool{false, true} {
 		inner := new(mem.Store)
 		if over {
-			if err := plain.Save(t, inner, "old", states(t)...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, plain.Save(t, inner, "old", states(t)...))
 		}
 		j := new(storagetest.Journal)
 		o := storagetest.Setup{Format: torchdcp.Format{FilePerTensor: true}}
@@ -276,9 +238,7 @@ func TestJournalledSaveResumes(t *testing.T) {
 				}
 			}
 		}
-		if err := storagetest.Load(t.Context(), plain.At(inner), got...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, storagetest.Load(t.Context(), plain.At(inner), got...))
 		if want := states(t)[0]["x"].(*tensor.Tensor); !tensor.Equal(want, got[0]["x"].(*tensor.Tensor)) {
 			t.Error("other elements than were saved")
 		}

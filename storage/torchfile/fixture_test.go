@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -22,10 +23,7 @@ import (
 // open opens a folder of the fixtures.
 func open(t *testing.T, dir string) blob.Store {
 	t.Helper()
-	s, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(dir, nil))(t)
 	return s
 }
 
@@ -36,10 +34,7 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 	if err != nil {
 		t.Fatalf("ReadMetadata = %v", err)
 	}
-	state, err := plan.NewState(md, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	state := must.Get(plan.NewState(md, nil))(t)
 	if err := storagetest.Load(t.Context(), at(s, name), state); err != nil {
 		t.Fatalf("Load = %v", err)
 	}

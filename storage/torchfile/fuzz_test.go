@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -14,10 +15,7 @@ import (
 
 // Any file, and any index of a file that is there, opens or is refused by name.
 func FuzzOpen(f *testing.F) {
-	file, err := torchsave.Marshal(map[string]any{"a": int64(1), "b": []any{"x", value.Tuple{nil}}, "c": &value.Dict{Ordered: true}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	file := must.Get(torchsave.Marshal(map[string]any{"a": int64(1), "b": []any{"x", value.Tuple{nil}}, "c": &value.Dict{Ordered: true}}))(f)
 	f.Add(file, false)
 	f.Add([]byte(`{"metadata": {"total_size": 3}, "weight_map": {"a": "pytorch_model.bin"}}`), true)
 	f.Add([]byte(`{"weight_map": {"a": "../x", "a": "pytorch_model.bin", "b": 1}}`), true)

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -28,10 +29,7 @@ import (
 // real returns a store with a file that PyTorch wrote; see testdata/make.py.
 func real(t *testing.T, name string) blob.Store {
 	t.Helper()
-	b, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("testdata/" + name))(t)
 	s := new(mem.Store)
 	putBytes(t, s, name, b)
 	return s
@@ -99,20 +97,14 @@ func TestTensorsInsideOfObjects(t *testing.T) {
 // Describing a large module reads no tensor.
 func TestOpenReadsNoTensorsOfObjects(t *testing.T) {
 	const n = 4 << 20
-	x, err := tensor.New(tensor.Float32, []int64{n / 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Float32, []int64{n / 4}))(t)
 	var layers []value.Pair
 	for i := range 8 {
 		y := x.Clone()
 		layers = append(layers, value.Pair{Key: value.Tuple{int64(i)}, Value: value.Tuple{y}})
 	}
 	m := fault.New(holding(t, &value.Dict{Pairs: layers}))
-	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchfile.Format{File: "x.pt"}.Open(t.Context(), m))(t)
 	md, err := ck.Metadata(t.Context())
 	if err != nil || len(md.Entries) != 9 {
 		t.Fatalf("Metadata = %v, %v", md.Names(), err)
@@ -150,10 +142,7 @@ func TestTensorsInsideOfValuesRoundTrip(t *testing.T) {
 // conversion does.
 func resave(t *testing.T, s blob.Store, p storagetest.Place, without ...string) error {
 	t.Helper()
-	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchfile.Format{File: "x.pt"}.Open(t.Context(), s))(t)
 	md, err := ck.Metadata(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -171,13 +160,8 @@ func resave(t *testing.T, s blob.Store, p storagetest.Place, without ...string) 
 		it := plan.WriteItem{Info: &plan.Info{FQN: e.FQN, Path: e.Path}, Kind: plan.KindBytes}
 		if e.Tensor != nil {
 			it.Info.Properties, it.Info.Shape, it.Kind, it.Box = e.Tensor.Properties, e.Tensor.Shape, plan.KindTensor, tensor.Whole(e.Tensor.Shape)
-			x, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := storagetest.Load(t.Context(), at(s, "x.pt"), plan.State{e.FQN: x}); err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(tensor.New(e.Tensor.DType, e.Tensor.Shape))(t)
+			must.Do(t, storagetest.Load(t.Context(), at(s, "x.pt"), plan.State{e.FQN: x}))
 			data[e.FQN] = plan.Data{Tensor: x}
 			e.Tensor = &meta.Tensor{Properties: e.Tensor.Properties, Shape: e.Tensor.Shape, Chunks: e.Tensor.Chunks}
 		} else {
@@ -215,18 +199,10 @@ func TestTiedTensorsRoundTrip(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	same := vector(t, 1, 2, 3)
 	s := new(mem.Store)
-	if err := save(t, at(s, "x.pt"), plan.State{"embed": x, "head": x, "copy": same, "m": map[string]any{"w": x}}); err != nil {
-		t.Fatal(err)
-	}
-	b, err := blob.ReadAll(t.Context(), s, "x.pt", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(t, at(s, "x.pt"), plan.State{"embed": x, "head": x, "copy": same, "m": map[string]any{"w": x}}))
+	b := must.Get(blob.ReadAll(t.Context(), s, "x.pt", 1<<20))(t)
 	read := func(_ context.Context, p []byte, off int64) error { copy(p, b[off:]); return nil }
-	f, err := torchsave.Open(t.Context(), read, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(torchsave.Open(t.Context(), read, int64(len(b))))(t)
 	keys := map[string][]string{}
 	add := func(name string, v any) {
 		k := v.(*torchsave.Tensor).StorageKey
@@ -251,10 +227,7 @@ func TestTiedTensorsRoundTrip(t *testing.T) {
 
 // The tensors of a module that stands at two places are the same under both names.
 func TestModulesAtSeveralPlacesAreTied(t *testing.T) {
-	ck, err := torchfile.Format{File: "shared.pt"}.Open(t.Context(), real(t, "shared.pt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchfile.Format{File: "shared.pt"}.Open(t.Context(), real(t, "shared.pt")))(t)
 	a, _, err := ck.Find(t.Context(), "value._modules.ab.weight")
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -18,19 +19,10 @@ import (
 // root returns the value of a file, with its tensors.
 func root(t *testing.T, s blob.Store, name string) any {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), s, name, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
 	read := func(_ context.Context, p []byte, off int64) error { copy(p, b[off:]); return nil }
-	f, err := torchsave.Open(t.Context(), read, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := torchsave.Materialise(t.Context(), f.Root, read, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(torchsave.Open(t.Context(), read, int64(len(b))))(t)
+	v := must.Get(torchsave.Materialise(t.Context(), f.Root, read, 1<<20))(t)
 	return v
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -14,10 +15,7 @@ import (
 // read as what they show, here as package torchsave reads them whole.
 func TestLazyTensorsAreResolved(t *testing.T) {
 	for _, name := range []string{"lazy.pt", "lazy_legacy.pt"} {
-		b, err := os.ReadFile("../../internal/torchsave/testdata/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile("../../internal/torchsave/testdata/" + name))(t)
 		s := new(mem.Store)
 		putBytes(t, s, name, b)
 		got, md := load(t, s, name)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
@@ -20,18 +21,13 @@ import (
 // put writes a value as a file of torch.save.
 func put(t *testing.T, s blob.Store, name string, v any) {
 	t.Helper()
-	b, err := torchsave.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(torchsave.Marshal(v))(t)
 	putBytes(t, s, name, b)
 }
 
 func putBytes(t *testing.T, s blob.Store, name string, b []byte) {
 	t.Helper()
-	if _, err := blob.WriteAll(t.Context(), s, name, b, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(blob.WriteAll(t.Context(), s, name, b, nil))(t)
 }
 
 // holding returns a store with a file "x.pt" of a value.
@@ -44,10 +40,7 @@ func holding(t *testing.T, v any) blob.Store {
 
 func vector(t *testing.T, values ...float32) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of([]int64{int64(len(values))}, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{int64(len(values))}, values))(t)
 	return x
 }
 

@@ -1,7 +1,7 @@
 // Package torchfile reads and writes checkpoints that are one file of torch.save
-// (.pt, .pth, .bin, .ckpt), and reads those that are several files with an index,
+// (.pt, .pth, .bin, .ckpt), and reads checkpoints of several files with an index,
 // such as Hugging Face's pytorch_model.bin.index.json. Package torchsave decodes the
-// files; this package gives names to their values. The contract is that of package
+// files; this package gives names to their values. The contract is at package
 // storage; Open describes the names.
 package torchfile
 
@@ -68,14 +68,14 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 // (*.index.json) lists. If File is empty, it opens the index at the root of the
 // store, or else the only file there that torch.save may have written.
 //
-// The names are those that PyTorch's Distributed Checkpoint gives: dicts with
+// The names are the names that PyTorch's Distributed Checkpoint gives: dicts with
 // keys that are strings or integers are opened, lists if a tensor or dict is
 // somewhere inside, and the steps are joined by dots. Tuples and everything else
 // are values. If the outermost object is not a dict, a tensor is called "tensor"
 // and anything else "value"; a tuple there is opened like a list.
 //
 // If two paths give one name, the longer path has a name that ends in "#2", "#3"
-// and so on. A tensor inside of a value has a name too: that of the value, followed
+// and so on. A tensor inside of a value has a name too: the name of the value, followed
 // by the steps to the tensor; see value.Replacer. The value refers to it by a
 // value.Ref.
 //
@@ -136,7 +136,7 @@ const maxListed = 20_000
 // and Accelerate write beside a model.
 var auxiliary = regexp.MustCompile(`^(training_args\.bin|(optimizer|scheduler|scaler|sampler)(_[0-9]+)?\.(pt|bin)|rng_state(_[0-9]+)?\.pth)$`)
 
-// Auxiliary reports whether name is that of a file that libraries write beside a model.
+// Auxiliary reports whether name is a file that libraries write beside a model.
 func Auxiliary(name string) bool { return auxiliary.MatchString(name) }
 
 // Find returns the name of the only index or file of torch.save at the root of
@@ -212,7 +212,7 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 	return f, err
 }
 
-// read opens the file for the time of a call. Errors about its bytes wrap those of
+// read opens the file for the time of a call. Errors about its bytes wrap the errors of
 // package storage and name the file.
 func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
 	r, err := store.Open(ctx, f.name)
@@ -271,8 +271,8 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 	return src, err
 }
 
-// openFiles opens files, in parallel. It returns those that can be read, in the
-// order of the names, and those that are missing or damaged.
+// openFiles opens files, in parallel. It returns the files that can be read, in the
+// order of the names, and the files that are missing or damaged.
 func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.LostFiles, error) {
 	out, bad := make([]*file, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {

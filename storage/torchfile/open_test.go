@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -74,19 +75,14 @@ func zipped(t *testing.T, method uint16, names ...string) []byte {
 			t.Fatal(err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, z.Close())
 	return b.Bytes()
 }
 
 func TestOpenRefusesForeignFiles(t *testing.T) {
 	tar := make([]byte, 600)
 	copy(tar[257:], "ustar")
-	good, err := torchsave.Marshal(map[string]any{"a": int64(1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Get(torchsave.Marshal(map[string]any{"a": int64(1)}))(t)
 	for claim, c := range map[string]struct {
 		b    []byte
 		want error
@@ -133,19 +129,14 @@ func TestOpenNamesTheKindOfForeignFiles(t *testing.T) {
 // openDamaged opens x.pt after a byte of a tensor was changed.
 func openDamaged(t *testing.T, s blob.Store, fqn string, offset int64) storage.Checkpoint {
 	t.Helper()
-	ck, err := torchfile.Format{File: "x.pt"}.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchfile.Format{File: "x.pt"}.Open(t.Context(), s))(t)
 	defer ck.Close()
 	e, _, err := ck.Find(t.Context(), fqn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := e.Tensor.Locs[0].Offset + offset
-	if err := fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, "x.pt", func(b []byte) []byte { b[at] ^= 1; return b }))
 	if ck, err = (torchfile.Format{File: "x.pt"}).Open(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -178,10 +169,7 @@ func TestLoadDetectsDamage(t *testing.T) {
 	ck := openDamaged(t, s, "a", 4)
 	defer ck.Close()
 	load := func(fqn string, shape []int64, box tensor.Box) error {
-		to, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, shape, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, shape, 0))(t)
 		place := storagetest.Place{Reader: func() storage.Reader { return storage.ReaderOf(ck, storage.ReadOptions{}) }}
 		return storagetest.Load(t.Context(), place, plan.State{fqn: to})
 	}
@@ -220,10 +208,7 @@ func TestOpenIndex(t *testing.T) {
 			t.Errorf("(-want +read):\n%s", diff)
 		}
 	}
-	ck, err := torchfile.Format{}.Open(t.Context(), indexed(t, allWeights))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ck := must.Get(torchfile.Format{}.Open(t.Context(), indexed(t, allWeights)))(t)
 	defer ck.Close()
 	rep, err := ck.Verify(t.Context(), nil)
 	if err != nil || len(rep.Problems) > 0 || rep.Files != 3 || ck.Files()[0].Name != "pytorch_model.bin.index.json" {

@@ -37,7 +37,7 @@ type builder struct {
 	entries []meta.Entry
 	files   []storage.File
 	opened  map[string]*file
-	// where is the place of each tensor, and values are those that are not
+	// where is the place of each tensor, and values are the values that are not
 	// inline, both by name.
 	where  map[string]location
 	values map[string]encodedValue
@@ -106,7 +106,7 @@ func (b *builder) add(f *file) error {
 	return nil
 }
 
-// inside adds a tensor that is inside of a value and returns its name: that of
+// inside adds a tensor that is inside of a value and returns its name: the name of
 // the value and the steps to the tensor.
 func (b *builder) inside(f *file, in namedLeaf, at []string, t *torchsave.Tensor) string {
 	path := slices.Clone(in.path)
@@ -132,7 +132,7 @@ func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor 
 }
 
 // viewKey returns the key of a tensor's storage and, if its elements are not
-// those of the storage in their order, how they follow from them. Tensors of one
+// the elements of the storage in their order, how they follow from them. Tensors of one
 // file, place, type, shape and key are the same.
 func viewKey(t *torchsave.Tensor) string {
 	key := t.StorageKey

@@ -43,7 +43,7 @@ func TestTree(t *testing.T) {
 		"a list that is a dict":             {[]meta.Path{{a, a}, {a, meta.Pos(0)}}, nil},
 		"no path":                           {[]meta.Path{{}}, nil},
 		"a position at the outermost":       {[]meta.Path{{meta.Pos(0)}}, nil},
-		"an integer that is none":           {[]meta.Path{{{Key: "x", Int: true}}}, nil},
+		"a key that is not an integer":      {[]meta.Path{{{Key: "x", Int: true}}}, nil},
 		"a position beyond all bounds":      {[]meta.Path{{a, meta.Pos(math.MaxInt)}}, nil},
 		"positions that are too far in all": {[]meta.Path{{a, meta.Pos(maxGaps / 2)}, {meta.Key("b"), meta.Pos(maxGaps/2 + 9)}}, nil},
 		"too many steps":                    {[]meta.Path{make(meta.Path, plan.MaxDepth+1)}, nil},

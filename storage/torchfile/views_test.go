@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -27,27 +28,17 @@ func expanded(t *testing.T, n int, rows int64) []byte {
 			int64(0), value.Tuple{rows, int64(1024)}, value.Tuple{int64(0), int64(1)}, false, &value.Dict{Ordered: true},
 		}}
 	}
-	p, err := pickle.Encode(state, &pickle.EncodeOptions{Protocol: 2, Allow: func(string, string) bool { return true }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(pickle.Encode(state, &pickle.EncodeOptions{Protocol: 2, Allow: func(string, string) bool { return true }}))(t)
 	var b bytes.Buffer
 	w := zip.NewWriter(&b)
 	for _, r := range []struct {
 		name string
 		data []byte
 	}{{"archive/data.pkl", p}, {"archive/data/0", make([]byte, 1024)}, {"archive/version", []byte("3\n")}} {
-		f, err := w.CreateHeader(&zip.FileHeader{Name: r.name, Method: zip.Store})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.Write(r.data); err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(w.CreateHeader(&zip.FileHeader{Name: r.name, Method: zip.Store}))(t)
+		must.Get(f.Write(r.data))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	return b.Bytes()
 }
 
@@ -57,10 +48,7 @@ func TestExpandedViewsAreBoundedInSum(t *testing.T) {
 	for n, want := range map[int]error{4: nil, 76: storage.ErrCorrupt} {
 		s := new(mem.Store)
 		storagetest.Put(t, s, "model.pt", expanded(t, n, 1<<17)) // 128 MiB each
-		ck, err := torchfile.Format{}.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ck := must.Get(torchfile.Format{}.Open(t.Context(), s))(t)
 		e, _, err := ck.Find(t.Context(), "x0")
 		if err != nil {
 			t.Fatal(err)

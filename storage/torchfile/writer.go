@@ -141,7 +141,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 type collected struct {
 	state tree
 	slots map[string]*torchsave.Slot // by name
-	// items are the items of the slots that have bytes of their own, ties those of
+	// items are the items of the slots that have bytes of their own, ties the items of
 	// the slots that share the bytes of such a slot, and values the other items.
 	items  map[*torchsave.Slot]*plan.WriteItem
 	ties   map[*torchsave.Slot][]*plan.WriteItem

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -76,9 +77,7 @@ func TestFailIfExists(t *testing.T) {
 	s := new(mem.Store)
 	p := storagetest.Setup{Format: torchfile.Format{File: "x.pt"}, Write: storage.WriteOptions{FailIfExists: true}}.At(s)
 	late := storagetest.NewSaving(p, storagetest.Storage("late", 1, 1), 1)
-	if err := errors.Join(late.Plan(t.Context(), []plan.State{{"a": int64(1)}}), late.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(late.Plan(t.Context(), []plan.State{{"a": int64(1)}}), late.Write(t.Context())))
 	if err := save(t, p, plan.State{"a": int64(2)}); err != nil {
 		t.Fatalf("the first save = %v", err)
 	}
@@ -104,9 +103,7 @@ func TestWriterChecksFileName(t *testing.T) {
 func TestFinishWithoutData(t *testing.T) {
 	p := at(new(mem.Store), "x.pt")
 	sv := storagetest.NewSaving(p, storagetest.Storage("s", 1, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{{}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Plan(t.Context(), []plan.State{{}}))
 	if err := sv.Finish(t.Context()); !errors.Is(err, plan.ErrProtocol) {
 		t.Errorf("Finish before WriteData = %v; want %v", err, plan.ErrProtocol)
 	}
@@ -128,9 +125,7 @@ func TestWriteStreamedTensors(t *testing.T) {
 	x := vector(t, 1, 2, 3)
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, "x.pt"), storagetest.Storage("s", 1, 1), 1)
-	if err := sv.Plan(t.Context(), []plan.State{{"x": x}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Plan(t.Context(), []plan.State{{"x": x}}))
 	r, err := sv.Writers[0].WriteData(t.Context(), sv.Plans[0], resolver(func(*plan.WriteItem) (plan.Data, error) {
 		return plan.Data{Stream: streamed{x}}, nil
 	}))

@@ -15,15 +15,15 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// state is the state of a trainer as a saver sees it: a planner whose content is in the
+// savePlanner plans the state of a trainer in its saver. The content is in the
 // arena, or is fetched from the trainer if it is not staged yet.
-type state struct {
+type savePlanner struct {
 	plan.DefaultSave // makes the global plan
 	generation       uint64
 	arena            []byte // without the window
 	local            *plan.SavePlan
-	items            []staged
-	byKey            map[plan.ItemKey]*staged
+	items            []stagedItem
+	byKey            map[plan.ItemKey]*stagedItem
 	fetch            func(ctx context.Context, f fetchBody, p []byte) error
 	block            int64 // the most bytes of a fetch
 	released         func(item int)
@@ -42,9 +42,9 @@ type state struct {
 	ready   chan struct{} // closed once all is set, or err is
 }
 
-// staged is one item of a state.
-type staged struct {
-	Item
+// stagedItem is one item of a state.
+type stagedItem struct {
+	itemBody
 	number int
 	span   int64 // bytes from the first element to the last
 	dtype  tensor.DType
@@ -61,8 +61,8 @@ type unitClaim struct {
 	left int // items that are not done
 }
 
-// newState checks a description. claims are the parts of the arena that are in use.
-func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
+// newSavePlanner checks a description. claims are the parts of the arena that are in use.
+func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) {
 	if b.Generation == 0 {
 		return nil, fmt.Errorf("%w: a save with generation 0, which stands for memory that is not staged", ErrMessage)
 	}
@@ -71,11 +71,11 @@ func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
 			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
 		}
 	}
-	s := &state{
+	s := &savePlanner{
 		claims:      c,
-		DefaultSave: plan.DefaultSave{Owner: plan.OwnerRule(b.Owner), ValuesMayDiffer: b.ValuesMayDiffer},
+		DefaultSave: plan.DefaultSave{Owner: b.Owner, ValuesMayDiffer: b.ValuesMayDiffer},
 		generation:  b.Generation, arena: arena, fits: b.Fits, ready: make(chan struct{}), changed: make(chan struct{}),
-		local: &plan.SavePlan{Absent: b.Absent}, items: make([]staged, len(b.Items)), byKey: make(map[plan.ItemKey]*staged, len(b.Items)),
+		local: &plan.SavePlan{Absent: b.Absent}, items: make([]stagedItem, len(b.Items)), byKey: make(map[plan.ItemKey]*stagedItem, len(b.Items)),
 	}
 	s.broken, s.stop = context.WithCancelCause(context.Background())
 	known := map[string]*plan.Info{}
@@ -88,9 +88,9 @@ func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
 			it.MayDiffer = true
 		}
 		x := &s.items[i]
-		*x = staged{Item: b.Items[i], number: i, dtype: it.Info.DType, sizes: it.Box.Sizes, at: -1}
+		*x = stagedItem{itemBody: b.Items[i], number: i, dtype: it.Info.DType, sizes: it.Box.Sizes, at: -1}
 		if it.Kind != plan.KindBytes {
-			if x.span, err = x.Item.span(&it); err != nil {
+			if x.span, err = x.itemBody.span(&it); err != nil {
 				return nil, err
 			}
 		}
@@ -104,7 +104,7 @@ func newState(b *saveBody, arena []byte, c *claims) (*state, error) {
 }
 
 // stage notes where items lie.
-func (s *state) stage(b *stagedBody) error {
+func (s *savePlanner) stage(b *stagedBody) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all {
@@ -118,7 +118,7 @@ func (s *state) stage(b *stagedBody) error {
 	close(s.changed)
 	s.changed = make(chan struct{})
 	if b.All {
-		if i := slices.IndexFunc(s.items, func(x staged) bool { return x.Codec == "" && x.at < 0 && !x.done }); i >= 0 && s.err == nil {
+		if i := slices.IndexFunc(s.items, func(x stagedItem) bool { return x.Codec == "" && x.at < 0 && !x.done }); i >= 0 && s.err == nil {
 			return fmt.Errorf("%w: generation %d is staged, but not %q", ErrMessage, s.generation, s.items[i].Name)
 		}
 		s.all = true
@@ -130,7 +130,7 @@ func (s *state) stage(b *stagedBody) error {
 }
 
 // stageUnit notes where the items of a unit lie.
-func (s *state) stageUnit(u *Unit) error {
+func (s *savePlanner) stageUnit(u *unitBody) error {
 	size := int64(len(s.arena))
 	if len(u.Items) != len(u.At) || u.Stamp < 0 || u.Stamp > size-8 || u.Stamp%8 != 0 {
 		return fmt.Errorf("%w: a unit with %d items, %d places and the stamp at %d", ErrMessage, len(u.Items), len(u.At), u.Stamp)
@@ -166,7 +166,7 @@ func (s *state) stageUnit(u *Unit) error {
 // markDone notes that an item is not needed any more, before the trainer receives that:
 // the memory of a unit whose items are all done is free.
 // It returns false if that was noted before.
-func (s *state) markDone(x *staged) bool {
+func (s *savePlanner) markDone(x *stagedItem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if x.done {
@@ -182,7 +182,7 @@ func (s *state) markDone(x *staged) bool {
 }
 
 // forget gives up the memory of all units: the save is over.
-func (s *state) forget() {
+func (s *savePlanner) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.items {
@@ -194,7 +194,7 @@ func (s *state) forget() {
 }
 
 // fail ends the use of the state.
-func (s *state) fail(err error) {
+func (s *savePlanner) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
@@ -204,7 +204,7 @@ func (s *state) fail(err error) {
 }
 
 // setErr sets why the state cannot be used any more. The caller holds mu.
-func (s *state) setErr(err error) {
+func (s *savePlanner) setErr(err error) {
 	s.err = err
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -215,7 +215,7 @@ func (s *state) setErr(err error) {
 }
 
 // abandon fails a state that was not staged completely: the trainer is gone.
-func (s *state) abandon(err error) {
+func (s *savePlanner) abandon(err error) {
 	s.mu.Lock()
 	all := s.all
 	s.mu.Unlock()
@@ -227,22 +227,22 @@ func (s *state) abandon(err error) {
 // Verify returns an error if anything that was read is not of this generation, or if the
 // trainer is gone before everything was staged. It waits until everything is staged, so
 // that a checkpoint is published only if the trainer has confirmed it.
-func (s *state) Verify() error {
+func (s *savePlanner) Verify() error {
 	<-s.ready
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-var _ plan.SavePlanner = (*state)(nil)
+var _ plan.SavePlanner = (*savePlanner)(nil)
 
-func (s *state) SetUp(plan.SaveSetup) error { return nil }
+func (s *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
-func (s *state) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
+func (s *savePlanner) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
 // FinishPlan releases what this rank does not write.
-func (s *state) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
-	needed := make(map[*staged]bool, len(p.Items))
+func (s *savePlanner) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
+	needed := make(map[*stagedItem]bool, len(p.Items))
 	for i := range p.Items {
 		needed[s.byKey[p.Items[i].Key()]] = true
 	}
@@ -255,7 +255,7 @@ func (s *state) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 }
 
 // Resolve returns the content of an item.
-func (s *state) Resolve(it *plan.WriteItem) (plan.Data, error) {
+func (s *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	x := s.byKey[it.Key()]
 	if x == nil {
 		return plan.Data{}, plan.Named(it.FQN(), fmt.Errorf("%w: the item was not described", plan.ErrProtocol))
@@ -285,7 +285,7 @@ func (s *state) Resolve(it *plan.WriteItem) (plan.Data, error) {
 }
 
 // tensor returns the item in the memory that it takes.
-func (x *staged) tensor(mem []byte) (*tensor.Tensor, error) {
+func (x *stagedItem) tensor(mem []byte) (*tensor.Tensor, error) {
 	if x.Strides == nil {
 		return tensor.FromBytes(x.dtype, x.sizes, mem)
 	}
@@ -293,7 +293,7 @@ func (x *staged) tensor(mem []byte) (*tensor.Tensor, error) {
 }
 
 // check fails the state if the memory of an item is of another generation.
-func (s *state) check(x *staged) error {
+func (s *savePlanner) check(x *stagedItem) error {
 	if g := binary.LittleEndian.Uint64(s.arena[x.stamp:]); g != s.generation {
 		err := plan.Named(x.Name, fmt.Errorf("%w: %d instead of %d", stage.ErrGeneration, g, s.generation))
 		if s.err == nil {
@@ -305,7 +305,7 @@ func (s *state) check(x *staged) error {
 }
 
 // release notes that a staged item has been read.
-func (s *state) release(x *staged) error {
+func (s *savePlanner) release(x *stagedItem) error {
 	s.mu.Lock()
 	err := s.check(x)
 	if err == nil {
@@ -319,8 +319,8 @@ func (s *state) release(x *staged) error {
 
 // fetched is an item that the trainer copies into the window of the arena, part by part.
 type fetched struct {
-	s *state
-	x *staged
+	s *savePlanner
+	x *stagedItem
 }
 
 var _ plan.Stream = (*fetched)(nil)
@@ -368,7 +368,7 @@ func (f *fetched) readAfterTrainer(ctx context.Context, p []byte, off int64, gon
 }
 
 // readStaged reads a part of an item from the arena, if the item is staged.
-func (s *state) readStaged(x *staged, p []byte, off int64) (bool, error) {
+func (s *savePlanner) readStaged(x *stagedItem, p []byte, off int64) (bool, error) {
 	s.mu.Lock()
 	at, err := x.at, s.err
 	if at >= 0 && err == nil {

@@ -1,0 +1,53 @@
+package saver
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// Save says where and how to save. It is a part of the message that begins a save in a
+// saver process.
+type Save struct {
+	Store string `json:"store"` // address of a folder: a path or a URL
+	// Remote is the address of the same checkpoint in another store, to which it is
+	// uploaded. LocalBytes bounds the checkpoints in the folders beside Store; zero:
+	// there is no bound.
+	Remote     string `json:"remote,omitempty"`
+	LocalBytes int64  `json:"local_bytes,omitempty"`
+	// Format is the name of the format. The function FormatOptions returns its options.
+	Format        string            `json:"format"`
+	FormatOptions json.RawMessage   `json:"format_options,omitempty"`
+	SaveID        string            `json:"save_id"`
+	Time          string            `json:"time"` // as time.RFC3339Nano
+	Writer        string            `json:"writer"`
+	Step          *int64            `json:"step,omitempty"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	FilesPerRank  int               `json:"files_per_rank,omitempty"`
+	BufferBytes   int64             `json:"buffer_bytes,omitempty"`
+	FailIfExists  bool              `json:"fail_if_exists,omitempty"`
+	SweepAfter    time.Duration     `json:"sweep_after_ns,omitempty"`
+	// Owner, ValuesMayDiffer and TensorsMayDiffer are options of plan.DefaultSave.
+	// TensorsMayDiffer holds for all tensors.
+	Owner            plan.OwnerRule `json:"owner,omitempty"`
+	ValuesMayDiffer  bool           `json:"values_may_differ,omitempty"`
+	TensorsMayDiffer bool           `json:"tensors_may_differ,omitempty"`
+	Cache            bool           `json:"cache,omitempty"`
+}
+
+// SetStorage sets the fields that a checkpoint keeps.
+func (v *Save) SetStorage(s *meta.Storage) {
+	v.SaveID, v.Time, v.Writer, v.Step, v.Tags = s.SaveID, s.Time.Format(time.RFC3339Nano), s.Writer, s.Step, s.Tags
+}
+
+// writeOptions returns the options of the writer. apart is storage.WriteOptions.Apart.
+func (v *Save) writeOptions(apart bool) storage.WriteOptions {
+	return storage.WriteOptions{
+		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfter: v.SweepAfter,
+		Others: formats.CheckOthers, Apart: apart,
+	}
+}
