@@ -128,7 +128,6 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000
 	$(BIN)/cairn bench open --chunks 1000000
 	$(BIN)/cairn bench reshard
-	$(BIN)/cairn bench redistribute
 	$(BIN)/cairn bench open --chunks 1000000 --format torchdcp
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
 	$(BIN)/cairn bench async --size $(BENCHSIZE)
@@ -136,8 +135,8 @@ bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
 	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
 	$(BIN)/cairn bench tiny
-	$(BIN)/cairn bench group
-	$(BIN)/cairn bench tree --ranks 10000 --tensors 1000
+	$(BIN)/cairn bench plan --ranks 8192
+	$(GO) test -run '^$$' -bench . ./group/tcp ./group/tree ./platform ./platform/collective
 
 gobench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -37,7 +37,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/mem", "blob"},
 	{"blob/file", "blob"},
 	{"blob/fault", "blob"},
-	{"blob/blobtest", "blob"},
+	{"blob/blobtest", "blob blob/mem"},
 	{"internal/work", "blob group"},
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
@@ -97,8 +97,8 @@ var layers = []struct{ name, imports string }{
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
-	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c platform/collective convert group group/inproc group/tcp group/tree inspect cmd/cairn/internal/launch meta plan platform platform/host shard storage storage/dcpfiles storage/formats storage/native tensor"},
-	{"cmd/cairn/internal/demo", "background/saver . blob blob/fault blob/file group group/inproc group/tcp inspect cmd/cairn/internal/launch meta plan shard tensor"},
+	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.

@@ -48,14 +48,14 @@ func Register(scheme string, open func(ctx context.Context, address string) (Sto
 	schemes[scheme] = open
 }
 
-// OpenAddress returns the store at an address: a path, which is that of a folder or of a
+// OpenAddress returns the store at an address: the path of a folder or of a
 // single file, or a URL whose scheme is registered, such as file:///path or
 // s3://bucket/prefix. The errors wrap ErrAddress if the address is invalid. They do not
 // repeat its query or its user, which may hold secrets.
 //
-// A URL is that of a single object if its last element has an extension, such as .pt, and
+// A URL names a single object if its last element has an extension, such as .pt, and
 // there is an object of that name. It takes a request to find out. Otherwise, or if it ends
-// with a slash, it is that of a folder, and OpenAddress makes no request.
+// with a slash, it names a folder, and OpenAddress makes no request.
 func OpenAddress(ctx context.Context, address string) (Store, error) {
 	before, _, _ := strings.Cut(address, "?")
 	if dir, name := SplitAddress(address); Scheme(address) != "file" && !strings.HasSuffix(before, "/") && path.Ext(name) != "" && CheckName(name) == nil {
@@ -75,7 +75,7 @@ func OpenAddress(ctx context.Context, address string) (Store, error) {
 	return openScheme(ctx, address)
 }
 
-// OpenFolder is OpenAddress for an address that is not that of a single object. It makes no
+// OpenFolder is OpenAddress for an address that does not name a single object. It makes no
 // request, whatever the name of the folder.
 func OpenFolder(ctx context.Context, address string) (Store, error) { return openScheme(ctx, address) }
 

@@ -133,7 +133,7 @@ const (
 
 // CheckName returns an error that wraps [ErrName] unless name is a relative,
 // slash-separated path in plain form: not empty, at most [MaxName] bytes, valid
-// UTF-8, no leading or trailing slash, no empty, "." or ".." element, none
+// UTF-8, no leading or trailing slash, no empty, "." or ".." element, no element
 // longer than [MaxElement] bytes or beginning with [Reserved], no NUL,
 // backslash or other control character.
 func CheckName(name string) error {
@@ -173,7 +173,7 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// Errors in addition to those of package io/fs: fs.ErrNotExist for a missing object,
+// Errors in addition to the errors of package io/fs: fs.ErrNotExist for a missing object,
 // fs.ErrExist for an object that exists although CreateOptions.IfAbsent is set, and
 // fs.ErrPermission for an access that is not allowed.
 var (
@@ -203,7 +203,7 @@ var (
 // Error is an error of an operation of a store.
 type Error struct {
 	// Op is the operation: create, write, commit, abort, open, read, stat,
-	// list, remove, or that of a capability.
+	// list, remove, or an operation of a capability.
 	Op string
 	// Store is the location of the store: its String. It may be empty.
 	Store string

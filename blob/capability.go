@@ -102,7 +102,7 @@ type Lock struct {
 	Name string
 	// Note is the text of the owner.
 	Note []byte
-	// Host and PID are those of the owner, for messages.
+	// Host and PID identify the owner, for messages.
 	Host    string
 	PID     int
 	ModTime time.Time
@@ -241,7 +241,7 @@ func HasVersions(s Store) bool {
 
 // Traffic counts what a store has done since it was opened.
 type Traffic struct {
-	Requests int64 `json:"requests"` // all of them, those that were repeated too
+	Requests int64 `json:"requests"` // all requests, including repeated ones
 	Retries  int64 `json:"retries"`  // requests that were made again after a failure
 	Hedges   int64 `json:"hedges"`   // reads that were made twice because the first was slow
 	Sent     int64 `json:"bytes_sent"`
@@ -282,7 +282,7 @@ type Summer interface {
 	Sum(ctx context.Context, name string) (sum uint32, ok bool, err error)
 }
 
-// Since returns a function that returns what s has done since the call of Since, or nil
+// Since returns a function that returns the traffic of s since the call of Since, or nil
 // if s does not count it.
 func Since(s Store) func() *Traffic {
 	m, ok := As[Meter](s)

@@ -33,7 +33,7 @@ func (s *Single) String() string {
 // Unwrap returns the other store. Names are the same there.
 func (s *Single) Unwrap() Store { return s.inner }
 
-// check returns an error, by default err, unless name is that of the object.
+// check returns an error, by default err, unless name is the name of the object.
 func (s *Single) check(op, name string, err error) error {
 	if name == s.name {
 		return nil

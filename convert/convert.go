@@ -34,7 +34,7 @@ var (
 )
 
 // Options select what is converted and how. Nil means the defaults. All patterns
-// are those of inspect.Glob and match names in the source.
+// are globs (see inspect.Glob) and match names in the source.
 type Options struct {
 	// Select are patterns of the names to convert. Empty: all names. Exclude are
 	// patterns of names that are left out. A pattern that matches no name is an error
@@ -67,10 +67,10 @@ type Options struct {
 	// cannot be cut in this way stay whole, on the rank with the fewest bytes.
 	Placements []string
 
-	// Step is the step to record. Nil: that of the source, or the step that its
+	// Step is the step to record. Nil: the step of the source, or the step that its
 	// state holds; see inspect.StateStep.
 	Step *int64
-	// Tags are recorded in addition to those of the source, and replace those of the
+	// Tags are recorded in addition to the tags of the source, and replace tags of the
 	// same name.
 	Tags map[string]string
 

@@ -30,7 +30,7 @@ func TestConvertedStateIsTheSame(t *testing.T) {
 			}
 			verify(t, dst)
 			for _, n := range storagetest.Names(t, dst) {
-				if strings.HasPrefix(n, convert.JournalPrefix) {
+				if strings.HasPrefix(n, ".cairn-convert/") {
 					t.Errorf("%s is left of the journal", n)
 				}
 			}

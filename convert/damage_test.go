@@ -5,11 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -27,11 +27,7 @@ func damaged(t *testing.T, format string) *mem.Store {
 	if _, err := run(t.Context(), open(t, src), &convert.Options{Merge: true}, toFormat(format, s)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := formats.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := open(t, s)
 	e, _, err := c.Find(t.Context(), "w")
 	if err != nil {
 		t.Fatal(err)
@@ -49,26 +45,16 @@ func TestDamageIsNotConverted(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Torch} {
 		t.Run(format, func(t *testing.T) {
 			s := damaged(t, format)
-			c, err := cairn.Open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			c := opened(t, s)
 			if _, err := c.ReadTensor(t.Context(), "w"); !errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("ReadTensor = %v; want %v", err, storage.ErrCorrupt)
 			}
-			md, err := c.Metadata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			md := must.Get(c.Metadata(t.Context()))(t)
 			if _, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil); !errors.Is(err, storage.ErrCorrupt) {
 				t.Errorf("Digests = %v; want %v", err, storage.ErrCorrupt)
 			}
 			for claim, o := range map[string]*convert.Options{"as it is": nil, "cast": {DType: []string{"bfloat16"}}, "in columns": {Mesh: []int{3}, Placements: []string{"*=S(1)"}}} {
-				src, err := formats.Open(t.Context(), s, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				src := open(t, s)
 				dst := new(mem.Store)
 				if _, err := run(t.Context(), src, o, toNative(dst, false)); !errors.Is(err, storage.ErrCorrupt) {
 					t.Errorf("%s: Run = %v; want %v", claim, err, storage.ErrCorrupt)
@@ -76,7 +62,6 @@ func TestDamageIsNotConverted(t *testing.T) {
 				if _, err := (native.Format{}).Open(t.Context(), dst); err == nil {
 					t.Errorf("%s: there is a checkpoint of damaged tensors", claim)
 				}
-				src.Close()
 			}
 		})
 	}
@@ -91,11 +76,8 @@ func TestErrorsNameATensorOnce(t *testing.T) {
 			if rename != "" {
 				o.Rename = []string{rename}
 			}
-			src, err := formats.Open(t.Context(), s, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = run(t.Context(), src, o, toNative(new(mem.Store), false))
+			src := open(t, s)
+			_, err := run(t.Context(), src, o, toNative(new(mem.Store), false))
 			if !errors.Is(err, storage.ErrCorrupt) {
 				t.Fatalf("%s: Run = %v; want %v", format, err, storage.ErrCorrupt)
 			}
@@ -104,7 +86,6 @@ func TestErrorsNameATensorOnce(t *testing.T) {
 					t.Errorf("%s, rename %q: %v: %d times %s; want %d", format, rename, err, got, name, n)
 				}
 			}
-			src.Close()
 		}
 	}
 }

@@ -116,7 +116,7 @@ func (f *fingerprinter) plan(p *plan.SavePlan) {
 const (
 	// sampleBytes is the size of a sample of a file without a checksum.
 	sampleBytes = 4 << 10
-	// maxSamples bounds the number of samples of all files, and fileSamples that of
+	// maxSamples bounds the number of samples of all files, and fileSamples of
 	// one file.
 	maxSamples  = 384
 	fileSamples = 32

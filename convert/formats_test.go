@@ -70,11 +70,7 @@ func TestConvertFixturesToEveryFormat(t *testing.T) {
 // are cast.
 func convertFixture(t *testing.T, src, dst blob.Store, to string) *convert.Report {
 	t.Helper()
-	c, err := formats.Open(t.Context(), src, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := open(t, src)
 	o := &convert.Options{Merge: formats.WholeTensors(to), SkipObjects: true, Source: src}
 	rep, err := run(context.Background(), c, o, toFormat(to, dst))
 	if refused, ok := errors.AsType[*convert.RefusedError](err); ok {

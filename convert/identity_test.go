@@ -57,11 +57,7 @@ func copyTo(t *testing.T, to, from blob.Store) {
 // flip changes a bit of a tensor of a checkpoint.
 func flip(t *testing.T, s blob.Store, fqn string) {
 	t.Helper()
-	c, err := formats.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := open(t, s)
 	e, _, err := c.Find(t.Context(), fqn)
 	if err != nil {
 		t.Fatal(err)
@@ -89,11 +85,7 @@ func begun(t *testing.T, src blob.Store) *mem.Store {
 // goOn converts src to two ranks' files in dst.
 func goOn(t *testing.T, src, dst blob.Store) (*convert.Report, error) {
 	t.Helper()
-	c, err := formats.Open(t.Context(), src, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := open(t, src)
 	return run(t.Context(), c, &convert.Options{WorldSize: 2, Parallel: 1, Source: src}, toFormat(formats.TorchDCP, dst))
 }
 

@@ -14,13 +14,13 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// JournalPrefix is the prefix of the names of a journal's files in a staging store. No
+// journalPrefix is the prefix of the names of a journal's files in a staging store. No
 // file of a checkpoint has such a name.
-const JournalPrefix = ".cairn-convert/"
+const journalPrefix = ".cairn-convert/"
 
 const (
-	recordName    = JournalPrefix + "cairn-convert.json"
-	resultsPrefix = JournalPrefix + "finished/"
+	recordName    = journalPrefix + "cairn-convert.json"
+	resultsPrefix = journalPrefix + "finished/"
 	maxRecord     = 1 << 20
 	maxResults    = 1 << 30
 )
@@ -108,17 +108,17 @@ func (j *journal) writeRecord(ctx context.Context) error {
 
 // sweep removes the files in the store that this run cannot use. If it continues an
 // earlier run, it keeps the journal and the files that the journal lists: other files,
-// such as those of an interrupted commit, have names that this run needs. Otherwise it
+// such as the files of an interrupted commit, have names that this run needs. Otherwise it
 // removes all files.
 func (j *journal) sweep(ctx context.Context) error {
 	err := j.removeAll(ctx, "", func(name string) bool {
-		return j.goesOn && (strings.HasPrefix(name, JournalPrefix) || j.noted(ctx, name))
+		return j.goesOn && (strings.HasPrefix(name, journalPrefix) || j.noted(ctx, name))
 	})
 	if err != nil {
 		return err
 	}
 	if s, ok := blob.As[blob.Sweeper](j.store); ok {
-		for _, dir := range []string{"", JournalPrefix, resultsPrefix} { // files of a writer that was killed
+		for _, dir := range []string{"", journalPrefix, resultsPrefix} { // files of a writer that was killed
 			if _, err := s.SweepTemp(ctx, strings.TrimSuffix(dir, "/"), 0); err != nil {
 				return err
 			}
@@ -208,5 +208,5 @@ func (j *journal) complete(ctx context.Context, r *Report) error {
 
 // remove removes the journal.
 func (j *journal) remove(ctx context.Context) error {
-	return j.removeAll(ctx, JournalPrefix, func(string) bool { return false })
+	return j.removeAll(ctx, journalPrefix, func(string) bool { return false })
 }

@@ -74,16 +74,12 @@ func unpickled(t *testing.T, s blob.Store) any {
 func through(t *testing.T, src blob.Store, o *convert.Options, all ...string) blob.Store {
 	t.Helper()
 	for _, to := range all {
-		c, err := formats.Open(t.Context(), src, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := open(t, src)
 		if o == nil {
 			o = &convert.Options{Merge: formats.WholeTensors(to)}
 		}
 		dst := &mem.Store{Name: to}
-		_, err = run(t.Context(), c, o, toFormat(to, dst))
-		c.Close()
+		_, err := run(t.Context(), c, o, toFormat(to, dst))
 		if err != nil {
 			t.Fatalf("to %s: %v", to, err)
 		}

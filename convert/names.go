@@ -51,7 +51,7 @@ func (r *rule[T]) matches(name string) bool {
 }
 
 // parseRules reads rules of the form "GLOB=VALUE", or "VALUE" without a pattern. The
-// last equals sign counts: values have none.
+// last equals sign counts: values have no equals signs.
 func parseRules[T any](texts []string, parse func(string) (T, error)) ([]*rule[T], error) {
 	var out []*rule[T]
 	for _, text := range texts {
@@ -225,8 +225,8 @@ func (r Rename) Apply(name string) string {
 	return name
 }
 
-// Check returns an error that wraps plan.ErrMissing if a rule matched none of the names
-// that were passed to Apply: most likely it is mistyped.
+// Check returns an error that wraps plan.ErrMissing if a rule did not match any name
+// that was passed to Apply: most likely it is mistyped.
 func (r Rename) Check() error {
 	for i := range r {
 		if !r[i].used {
@@ -305,8 +305,8 @@ func place(p meta.Path) string {
 
 // reconcile makes paths that were changed one by one fit together: what is a map
 // for one of them is not a list for another, a state is a map, and a value has
-// nothing inside, unless it is one of those that have tensors inside. paths are by
-// name; those without a place in the tree become nil.
+// nothing inside, unless it is a value with tensors inside. paths are by
+// name; paths without a place in the tree become nil.
 func reconcile(paths []meta.Path, open map[string]bool) {
 	leaves, maps := map[string]bool{}, map[string]bool{"": true}
 	for _, p := range paths {

@@ -21,7 +21,7 @@ var ErrOccupied = errors.New("something else is there")
 
 // Place is a path of the file system at which a checkpoint appears in one atomic step
 // when it is complete. Until then its files are in a staging directory next to it. The
-// writers of the format commit there. Their names are then those of a first save, and
+// writers of the format commit there. Their names are then the names of a first save, and
 // the checkpoint at Path may have any format.
 //
 // Only a checkpoint is ever replaced, and only if Overwrite is set. Files in its
@@ -112,7 +112,7 @@ func (p *Place) examine(path string) (occupant, []string, error) {
 	fi, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && exists(path): // a symbolic link without a target
-		return refuse("is a file that is no checkpoint")
+		return refuse("is a file that is not a checkpoint")
 	case errors.Is(err, fs.ErrNotExist):
 		return nothing, nil, nil
 	case err != nil:
@@ -136,7 +136,7 @@ func (p *Place) examine(path string) (occupant, []string, error) {
 	case none && fi.IsDir():
 		return otherFolder, nil, nil
 	case none:
-		return refuse("is a file that is no checkpoint")
+		return refuse("is a file that is not a checkpoint")
 	case err != nil && fi.IsDir():
 		return refuse("holds a checkpoint that cannot be opened, so it is unknown which files belong to it: %v", err)
 	case err != nil:

@@ -52,7 +52,7 @@ func (p *Place) do(name string, fn func() error) error {
 	return fn()
 }
 
-// appear makes the new checkpoint appear at Path, where old is. files are those of the
+// appear makes the new checkpoint appear at Path, where old is. files are the files of the
 // old checkpoint.
 func (p *Place) appear(old occupant, files []string) error {
 	from := p.Staging()
@@ -112,7 +112,7 @@ func (p *Place) undo() error {
 }
 
 // addingName is a directory that exists in the staging directory while addTo runs.
-const addingName = JournalPrefix + "adding"
+const addingName = journalPrefix + "adding"
 
 // addTo adds the new files to the folder at Path, the record last. It fails if the
 // folder has a file of the same name.
@@ -127,7 +127,7 @@ func (p *Place) addTo() error {
 		}
 	}
 	mark := func() error {
-		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(JournalPrefix)), file.SyncDir(p.Staging()))
+		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(journalPrefix)), file.SyncDir(p.Staging()))
 	}
 	if err := p.do("mark", mark); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (p *Place) newFiles() ([]string, error) {
 		rel, err := filepath.Rel(p.Staging(), path)
 		name := filepath.ToSlash(rel)
 		switch {
-		case strings.HasPrefix(name, JournalPrefix):
+		case strings.HasPrefix(name, journalPrefix):
 		case p.Record != nil && p.Record(name):
 			record = append(record, name)
 		default:
@@ -214,7 +214,7 @@ func (p *Place) adopt(owned []string) error {
 		}
 		err = p.do("adopt", func() error { return link(path, to) })
 		if errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("%w: %s is no part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
+			return fmt.Errorf("%w: %s is not part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
 		}
 		return err
 	})

@@ -31,14 +31,10 @@ func TestPlannerDataIsConverted(t *testing.T) {
 	for _, to := range formats.Names() {
 		for _, skip := range []bool{false, true} {
 			var warned []error
-			c, err := formats.Open(t.Context(), src, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := open(t, src)
 			dst := new(mem.Store)
 			o := &convert.Options{Merge: formats.WholeTensors(to), SkipObjects: skip, Warn: func(err error) { warned = append(warned, err) }}
-			_, err = run(t.Context(), c, o, toFormat(to, dst))
-			c.Close()
+			_, err := run(t.Context(), c, o, toFormat(to, dst))
 			if !formats.WholeTensors(to) {
 				got, openErr := formats.Open(t.Context(), dst, nil)
 				if err != nil || openErr != nil || len(warned) > 0 {

@@ -6,6 +6,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -46,16 +47,12 @@ func TestConvertKeepsProperties(t *testing.T) {
 		}
 		checkProperties(t, from, src, keeps(from, all))
 		for _, to := range formats.Names() {
-			c, err := formats.Open(t.Context(), src, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := open(t, src)
 			dst := new(mem.Store)
 			o := &convert.Options{Merge: formats.WholeTensors(to)}
 			if _, err := run(t.Context(), c, o, toFormat(to, dst)); err != nil {
 				t.Fatalf("%s to %s: %v", from, to, err)
 			}
-			c.Close()
 			checkProperties(t, from+" to "+to, dst, keeps(to, keeps(from, all)))
 		}
 	}
@@ -63,15 +60,8 @@ func TestConvertKeepsProperties(t *testing.T) {
 
 func checkProperties(t *testing.T, what string, s *mem.Store, want meta.Properties) {
 	t.Helper()
-	c, err := formats.Open(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := open(t, s)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	for _, name := range []string{"m.s", "m.x"} {
 		if e, ok := md.Find(name); !ok || e.Tensor.Properties != want {
 			t.Errorf("%s: %q has %+v; want %+v", what, name, e.Tensor.Properties, want)

@@ -19,7 +19,7 @@ import (
 )
 
 // For any sharding of the source and of the target, and any casts and renames, the
-// loaded state is that of the source, cast and renamed.
+// loaded state is the state of the source, cast and renamed.
 func TestConvertedStateLoadsProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		whole := drawTensors(rt, t)

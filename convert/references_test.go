@@ -8,11 +8,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -77,15 +77,8 @@ func TestConvertedObjectsCompareAsEqual(t *testing.T) {
 	dst := through(t, src, &convert.Options{Inline: formats.Inline("torchdcp")}, "torchdcp")
 	sides := make([]inspect.Side, 2)
 	for i, s := range []blob.Store{src, dst} {
-		c, err := cairn.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		md, err := c.Metadata(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := opened(t, s)
+		md := must.Get(c.Metadata(t.Context()))(t)
 		sides[i] = inspect.Side{Content: c, Metadata: md}
 	}
 	if d := cmp.Diff([]string{"a", "w"}, sides[1].Metadata.Names()); d != "" {
@@ -115,10 +108,7 @@ func trainer(t *testing.T) blob.Store {
 func TestTensorsOfSkippedObjectsAreConverted(t *testing.T) {
 	src := trainer(t)
 	for _, to := range []string{"hf", "torchdcp", "torch", "hyper"} {
-		c, err := formats.Open(t.Context(), src, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := open(t, src)
 		o := &convert.Options{Inline: formats.Inline(to), Merge: formats.WholeTensors(to)}
 		if _, err := run(t.Context(), c, o, toFormat(to, new(mem.Store))); !errors.Is(err, storage.ErrNotRepresentable) {
 			t.Errorf("%s: convert = %v; want %v", to, err, storage.ErrNotRepresentable)
@@ -154,14 +144,8 @@ func TestTiedWeightsStayTied(t *testing.T) {
 	for claim, o := range map[string]*convert.Options{
 		"as they are": nil, "renamed": {Rename: []string{"head=head2"}}, "cast": {DType: []string{"bfloat16"}}, "one of them cast": {DType: []string{"head=bfloat16"}},
 	} {
-		c, err := cairn.Open(t.Context(), through(t, src, o, "torch"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		md, err := c.Metadata(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := opened(t, through(t, src, o, "torch"))
+		md := must.Get(c.Metadata(t.Context()))(t)
 		keys := map[string]string{}
 		for _, e := range md.Entries {
 			keys[strings.TrimSuffix(e.FQN, "2")] = e.Tensor.Locs[0].Detail.Key

@@ -91,7 +91,7 @@ type Report struct {
 	Skipped []string `json:"skipped,omitempty"`
 	Ranks   int      `json:"ranks"`
 	// Files and FileBytes are the number and the size of the data files. KeptFiles is
-	// the number of those that an interrupted run had finished.
+	// the number of files that an interrupted run had finished.
 	Files     int   `json:"files"`
 	FileBytes int64 `json:"file_bytes"`
 	KeptFiles int   `json:"kept_files"`

@@ -23,14 +23,14 @@ import (
 
 // isData reports whether a name is of a data file of a rank.
 func isData(name string) bool {
-	return !strings.HasPrefix(name, convert.JournalPrefix) && (strings.HasSuffix(name, ".safetensors") || strings.HasSuffix(name, ".distcp"))
+	return !strings.HasPrefix(name, ".cairn-convert/") && (strings.HasSuffix(name, ".safetensors") || strings.HasSuffix(name, ".distcp"))
 }
 
 // noted returns the data files that the journal in s lists.
 func noted(t *testing.T, s blob.Store) []string {
 	var out []string
 	for _, n := range storagetest.Names(t, s) {
-		if rest, ok := strings.CutPrefix(n, convert.JournalPrefix+"finished/"); ok {
+		if rest, ok := strings.CutPrefix(n, ".cairn-convert/"+"finished/"); ok {
 			out = append(out, rest)
 		}
 	}
@@ -94,7 +94,7 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 		t.Errorf("the content differs: -source +target\n%s", d)
 	}
 	for _, name := range storagetest.Names(t, inner) {
-		if strings.HasPrefix(name, convert.JournalPrefix) {
+		if strings.HasPrefix(name, ".cairn-convert/") {
 			t.Errorf("%s is left of the journal", name)
 		}
 	}

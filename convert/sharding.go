@@ -110,7 +110,7 @@ func parsePlacements(text string) ([]shard.Placement, error) {
 		dim, closed := strings.CutSuffix(dim, ")")
 		n, err := strconv.Atoi(dim)
 		if !ok || !closed || err != nil {
-			return nil, fmt.Errorf("%q is no placement: want S(dimension) or R", p)
+			return nil, fmt.Errorf("%q is not a placement: want S(dimension) or R", p)
 		}
 		out = append(out, shard.Shard(n))
 	}

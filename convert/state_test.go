@@ -13,8 +13,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -79,14 +81,21 @@ func save(t testing.TB, s blob.Store, states ...plan.State) {
 	}
 }
 
+// open opens the checkpoint of any format in s until the test ends.
 func open(t testing.TB, s blob.Store) storage.Checkpoint {
 	t.Helper()
-	c, err := native.Format{}.Open(context.Background(), s)
+	c, err := formats.Open(context.Background(), s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// opened is open with the methods that read tensors and values.
+func opened(t testing.TB, s blob.Store) *cairn.Checkpoint {
+	t.Helper()
+	return cairn.NewCheckpoint(s, open(t, s))
 }
 
 // toNative is a target of the native format in s. It has a journal if staged.
@@ -122,15 +131,8 @@ func run(ctx context.Context, src storage.Checkpoint, o *convert.Options, to *co
 // digests returns the digests of all that a native checkpoint holds.
 func digests(t testing.TB, s blob.Store) map[string]inspect.Digest {
 	t.Helper()
-	c, err := cairn.Open(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	md, err := c.Metadata(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := opened(t, s)
+	md := must.Get(c.Metadata(t.Context()))(t)
 	out, err := inspect.Digests(context.Background(), c, inspect.Select(md), nil)
 	if err != nil {
 		t.Fatal(err)

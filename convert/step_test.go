@@ -22,22 +22,14 @@ import (
 // checkpoint is described.
 func storageOf(t *testing.T, src blob.Store, to string, o convert.Options) meta.Storage {
 	t.Helper()
-	c, err := formats.Open(t.Context(), src, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := open(t, src)
 	o.Merge, o.SkipObjects = formats.WholeTensors(to), true
 	dst := new(mem.Store)
 	rep, err := run(context.Background(), c, &o, toFormat(to, dst))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := formats.Open(t.Context(), dst, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := open(t, dst)
 	out := d.Storage()
 	if formats.Records(to) {
 		if diff := cmp.Diff(rep.Step, out.Step); diff != "" {
@@ -47,7 +39,7 @@ func storageOf(t *testing.T, src blob.Store, to string, o convert.Options) meta.
 	return out
 }
 
-// A step is that of --step, of the source, of its state, or unknown: never zero.
+// The step comes from --step, from the source, from its state, or is unknown: it is never zero.
 func TestStepOfAConversion(t *testing.T) {
 	for claim, c := range map[string]struct {
 		recorded *int64

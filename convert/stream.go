@@ -245,13 +245,13 @@ type batch struct {
 	used   int64 // the clock at its last use
 }
 
-// batches are those of one run.
+// batches are the batches of one run.
 type batches struct {
 	s     *source
 	job   *Job
 	mu    sync.Mutex
 	clock int64           // guarded by mu
-	live  map[*batch]bool // those that have a buffer; guarded by mu
+	live  map[*batch]bool // batches with a buffer; guarded by mu
 	// of are the positions of the small items. It does not change.
 	of map[*plan.WriteItem]spot
 }
@@ -365,7 +365,7 @@ func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 	return bs.s.read(ctx, wants)
 }
 
-// evict frees the least recently used buffer of those that are not in use. The caller
+// evict frees the least recently used buffer that is not in use. The caller
 // holds mu.
 func (bs *batches) evict() bool {
 	var oldest *batch

@@ -8,6 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -39,15 +40,8 @@ func TestConversionKeepsTies(t *testing.T) {
 			if _, err := cairn.Save(t.Context(), src, cairn.State{"embed": x, "head": x, "own": floats(t, 1)}, nil); err != nil {
 				t.Fatal(err)
 			}
-			ck, err := cairn.Open(t.Context(), through(t, src, c.opts, c.formats...))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ck.Close()
-			md, err := ck.Metadata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			ck := opened(t, through(t, src, c.opts, c.formats...))
+			md := must.Get(ck.Metadata(t.Context()))(t)
 			if rep, err := ck.Verify(t.Context(), nil); err != nil {
 				t.Errorf("Verify = %+v, %v", rep, err)
 			}

@@ -78,7 +78,7 @@ func (c *Compared) Equal() bool {
 type ValueDifference struct {
 	Elements int64 `json:"elements"`
 	// Differing counts the elements that are not equal by the rules of the
-	// comparison. NaNs counts those of them with a NaN on one side.
+	// comparison. NaNs counts the differing elements with a NaN on one side.
 	Differing int64 `json:"differing"`
 	NaNs      int64 `json:"nans"`
 	// MaxAbs is the largest |a-b|, MaxRel the largest |a-b|/|b| for b other than
@@ -115,7 +115,7 @@ type Comparison struct {
 	// stopped early.
 	Compared int64 `json:"compared"`
 	// MaxAbs and MaxRel are the largest of all tensors. NaN if no elements differ
-	// or none were compared.
+	// or no elements were compared.
 	MaxAbs Number `json:"max_abs"`
 	MaxRel Number `json:"max_rel"`
 	// Items are the names that are different, missing or extra, or all names, in
@@ -190,12 +190,12 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 // processor. A tensor that an object refers to is compared by its name, or as part of
 // the object if its name is not compared. Tensors are compared as numbers, also across
 // dtypes: integers exactly, everything else in float64. Objects are compared like in
-// EqualValues, whatever their codecs; if a codec is unknown, their bytes are compared.
+// equalValues, whatever their codecs; if a codec is unknown, their bytes are compared.
 // A difference is not an error.
 func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison, error) {
 	c := &comparer{a: a, b: b, opts: opts.withDefaults()}
 	if bad := c.opts.Rtol < 0 || c.opts.Atol < 0 || math.IsNaN(c.opts.Rtol+c.opts.Atol); bad {
-		return nil, fmt.Errorf("compare: tolerances %v and %v: want none below zero", c.opts.Rtol, c.opts.Atol)
+		return nil, fmt.Errorf("compare: tolerances %v and %v: a tolerance cannot be negative", c.opts.Rtol, c.opts.Atol)
 	}
 	if err := c.pair(); err != nil {
 		return nil, err

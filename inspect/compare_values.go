@@ -257,7 +257,7 @@ func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string
 		if v, err = c.withTensors(ctx, p, &c.b, v, func(n string) string { return n }); err != nil {
 			return err
 		}
-		equal, where := EqualValues(u, v)
+		equal, where := equalValues(u, v)
 		if equal {
 			return nil
 		}

@@ -29,8 +29,8 @@ type Digest struct {
 	// and Repr is empty.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
-	// NumBytes and SHA256 are those of a tensor's contiguous little-endian bytes,
-	// the last dimension fastest, or of an object's encoded bytes.
+	// NumBytes and SHA256 describe a tensor's contiguous little-endian bytes,
+	// the last dimension fastest, or an object's encoded bytes.
 	NumBytes int64  `json:"nbytes"`
 	SHA256   string `json:"sha256"`
 }

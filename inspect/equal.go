@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// EqualValues reports whether two values that value.Decode returned are equal. If
+// equalValues reports whether two values that value.Decode returned are equal. If
 // not, where is the position of the first difference in Python's notation, such
 // as "['betas'][1]", or "" if the values themselves differ.
 //
@@ -22,7 +22,7 @@ import (
 // have the same order. A NaN equals a NaN. Tensors are equal if they have the
 // same dtype, shape and bits, and references to tensors if they have the same
 // name.
-func EqualValues(a, b any) (equal bool, where string) {
+func equalValues(a, b any) (equal bool, where string) {
 	at, ok := valuesDiffer(a, b)
 	return !ok, at
 }

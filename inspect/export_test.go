@@ -22,3 +22,6 @@ func SetWorkers(t testing.TB, n int) {
 	old := runtime.GOMAXPROCS(n)
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
+
+// EqualValues is equalValues for tests.
+var EqualValues = equalValues

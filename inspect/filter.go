@@ -26,7 +26,7 @@ type usedGlob struct {
 }
 
 // NewFilter returns a filter that keeps the names that match a glob in selected,
-// or all names if there are none, and that match no glob in excluded. The error
+// or all names if selected is empty, and that match no glob in excluded. The error
 // wraps ErrPattern.
 func NewFilter(selected, excluded []string) (*Filter, error) {
 	f := &Filter{all: len(selected) == 0}

@@ -23,7 +23,7 @@ type Unread struct {
 	Why string `json:"why"`
 }
 
-// maxInside bounds the bytes in memory: those of a value, and those of all
+// maxInside bounds the bytes in memory, both of a value and of all
 // tensors inside values.
 const maxInside = 256 << 20
 

@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Stats counts tensors inside objects, and lists those that it cannot read.
+// Stats counts tensors inside objects, and lists tensors that it cannot read.
 func TestStatsCountTensorsInsideObjects(t *testing.T) {
 	nan := of(t, []float32{1, float32(math.NaN())})
 	storage := &value.Object{Module: "torch.storage", Name: "UntypedStorage", Call: true, Args: value.Tuple{of(t, []uint8{1})}}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -100,10 +101,7 @@ func open(t testing.TB, s blob.Store) (*cairn.Checkpoint, *meta.Metadata) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	md, err := c.Metadata(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(c.Metadata(t.Context()))(t)
 	return c, md
 }
 

@@ -1,7 +1,7 @@
 // Package inspect answers read-only questions about a checkpoint: its content,
 // how it is cut, digests and statistics of its tensors, and how it differs from
 // another one. It prints nothing, writes nothing and does not depend on formats:
-// it reads a cairn.Checkpoint. The JSON names of the types are those that the
+// it reads a cairn.Checkpoint. The types have the JSON names that the
 // command line prints and docs/cli.md describes.
 package inspect
 
@@ -31,11 +31,11 @@ const (
 type Item struct {
 	FQN  string `json:"fqn"`
 	Kind string `json:"kind"`
-	// DType and Shape are those of a tensor. The shape of a 0-d tensor is empty,
-	// that of an object is nil.
+	// DType and Shape describe a tensor. The shape of a 0-d tensor is empty,
+	// and the shape of an object is nil.
 	DType string  `json:"dtype,omitempty"`
 	Shape []int64 `json:"shape,omitzero"`
-	// Type and Repr are those of an object, in Python's notation, up to MaxRepr.
+	// Type and Repr describe an object, in Python's notation, up to MaxRepr.
 	// Both are empty if the object is not part of the index and was not read.
 	Type string `json:"type,omitempty"`
 	Repr string `json:"repr,omitempty"`
@@ -260,20 +260,20 @@ func pathBelow(e *meta.Entry, name string) meta.Path {
 	return meta.Path{meta.Key(strings.TrimPrefix(strings.TrimPrefix(e.FQN, name), "."))}
 }
 
-// StepNames are the usual names of the step at the top level of a training state,
+// stepNames are the usual names of the step at the top level of a training state,
 // in the order in which StateStep tries them.
-var StepNames = []string{"step", "global_step", "iteration"}
+var stepNames = []string{"step", "global_step", "iteration"}
 
 // maxStep bounds the encoded value that StateStep reads. PyTorch stores even a
 // number as a file of torch.save of more than 1 KiB.
 const maxStep = 64 << 10
 
-// StateStep returns the step in the state: the first of StepNames at the top
+// StateStep returns the step in the state: the first of stepNames at the top
 // level that is a non-negative integer, or nil. read returns the encoded bytes of
 // a value and their codec, like cairn.Checkpoint.ReadBytes. Values that cannot be
 // read are ignored.
 func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context, *meta.Entry) (codec string, data []byte, err error)) *int64 {
-	for _, name := range StepNames {
+	for _, name := range stepNames {
 		e, ok := md.Find(name)
 		if !ok || e.Bytes == nil || len(e.Path) > 1 || e.Bytes.Size > maxStep {
 			continue

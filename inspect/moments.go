@@ -11,7 +11,7 @@ import (
 type moments struct {
 	n        int64 // finite elements
 	mean, m2 float64
-	// scaled means that mean and m2 are those of the elements divided by
+	// scaled means that mean and m2 are computed from the elements divided by
 	// 1<<scaleBits. It is set only if they would overflow otherwise.
 	scaled              bool
 	min, max            float64

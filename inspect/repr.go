@@ -152,9 +152,7 @@ func (r *reprer) value(v any) {
 	case float64:
 		r.b = appendFloat(r.b, v, 64)
 	case complex128:
-		r.text(choose(isImaginary(v), "", "("))
-		r.b = appendPyComplex(r.b, v, 64)
-		r.text(choose(isImaginary(v), "", ")"))
+		r.b = appendComplex(r.b, v, 64)
 	case string:
 		r.quoted("", v)
 	case []byte:
@@ -418,7 +416,7 @@ func (r *reprer) numpyScalar(o *value.Object) {
 	case float64:
 		r.b = appendFloat(r.b, v, bits)
 	case complex128:
-		r.b = appendPyComplex(r.b, v, bits/2)
+		r.b = appendParts(r.b, v, bits/2)
 	default:
 		r.value(v)
 	}
@@ -503,8 +501,16 @@ func appendFloat(b []byte, f float64, bits int) []byte {
 // isImaginary reports whether Python omits the real part of c.
 func isImaginary(c complex128) bool { return real(c) == 0 && !math.Signbit(real(c)) }
 
-// appendPyComplex prints c without zeros after the point, as Python does.
-func appendPyComplex(b []byte, c complex128, bits int) []byte {
+// appendComplex prints c in parentheses, which Python omits if there is no real part.
+func appendComplex(b []byte, c complex128, bits int) []byte {
+	if isImaginary(c) {
+		return appendParts(b, c, bits)
+	}
+	return append(appendParts(append(b, '('), c, bits), ')')
+}
+
+// appendParts prints the parts of c without zeros after the point, as Python does.
+func appendParts(b []byte, c complex128, bits int) []byte {
 	short := func(f float64) []byte { return bytes.TrimSuffix(appendFloat(nil, f, bits), []byte(".0")) }
 	if !isImaginary(c) {
 		b = append(b, short(real(c))...)
@@ -513,16 +519,6 @@ func appendPyComplex(b []byte, c complex128, bits int) []byte {
 		}
 	}
 	return append(append(b, short(imag(c))...), 'j')
-}
-
-// appendComplex prints an element of a complex tensor.
-func appendComplex(b []byte, re, im float64, bits int) []byte {
-	b = appendFloat(append(b, '('), re, bits)
-	if !math.Signbit(im) || math.IsNaN(im) {
-		b = append(b, '+')
-	}
-	b = appendFloat(b, im, bits)
-	return append(b, "j)"...)
 }
 
 // digits has the number of decimal digits that identify a value of each small float.
@@ -541,7 +537,7 @@ func rounded(f float64, n int) float64 {
 }
 
 // ElementFormat returns a function that appends the element with the bytes p in
-// Python's notation: True, -7, 0.1, 1e-05, nan, (1.0+2.0j). Floats have as few
+// Python's notation: True, -7, 0.1, 1e-05, nan, (1+2j). Floats have as few
 // digits as identify them. Only one goroutine may use the function at a time.
 func ElementFormat(d tensor.DType) func(b, p []byte) []byte {
 	le := binary.LittleEndian
@@ -553,11 +549,11 @@ func ElementFormat(d tensor.DType) func(b, p []byte) []byte {
 	case tensor.Complex64:
 		return func(b, p []byte) []byte {
 			re, im := math.Float32frombits(le.Uint32(p)), math.Float32frombits(le.Uint32(p[4:]))
-			return appendComplex(b, float64(re), float64(im), 32)
+			return appendComplex(b, complex(float64(re), float64(im)), 32)
 		}
 	case tensor.Complex128:
 		return func(b, p []byte) []byte {
-			return appendComplex(b, math.Float64frombits(le.Uint64(p)), math.Float64frombits(le.Uint64(p[8:])), 64)
+			return appendComplex(b, complex(math.Float64frombits(le.Uint64(p)), math.Float64frombits(le.Uint64(p[8:]))), 64)
 		}
 	case tensor.Bool:
 		return func(b, p []byte) []byte { return append(b, choose(p[0] != 0, "True", "False")...) }

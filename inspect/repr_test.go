@@ -326,7 +326,7 @@ func TestReprOfObjects(t *testing.T) {
 		{call("numpy", "float32", "x"), "float32", "<numpy.float32 object: ('x',)>"},
 		{stateful(call("numpy", "float32", 1.0)), "float32", "<numpy.float32 object: (1.0,), True>"},
 		{array("<f4", one, "C", "\x00\x00\x80?"), "ndarray", "array([1.0], dtype=float32)"},
-		{array(">c8", one, "C", "?\x80\x00\x00@\x00\x00\x00"), "ndarray", "array([(1.0+2.0j)], dtype=complex64)"},
+		{array(">c8", one, "C", "?\x80\x00\x00@\x00\x00\x00"), "ndarray", "array([(1+2j)], dtype=complex64)"},
 		{array("<f2", value.Tuple{int64(6)}, "C", "\x00\x3c\x00\xfc\x00\x7e\x01\x00\x00\x80\x66\x2e"), "ndarray",
 			"array([1.0, -inf, nan, 5.9605e-08, -0.0, 0.099976], dtype=float16)"},
 		{array("|b1", value.Tuple{int64(2)}, "C", "\x01\x00"), "ndarray", "array([True, False], dtype=bool)"},
@@ -406,7 +406,7 @@ func TestElementFormat(t *testing.T) {
 		{of(t, []uint16{65535}), "65535"},
 		{of(t, []uint8{255}), "255"},
 		{of(t, []bool{true, false}), "True False"},
-		{of(t, []complex64{1 + 2i, complex(0, -0.1)}), "(1.0+2.0j) (0.0-0.1j)"},
+		{of(t, []complex64{1 + 2i, complex(0, -0.1)}), "(1+2j) -0.1j"},
 		{of(t, []complex128{complex(math.Inf(1), math.NaN())}), "(inf+nanj)"},
 	} {
 		if got := texts(c.x); got != c.want {

@@ -71,7 +71,7 @@ func trimBrackets(text string) string {
 	return text
 }
 
-// spread returns one part for each dimension, "" for those that are not named.
+// spread returns one part for each dimension, "" for dimensions that are not named.
 func spread(parts []string, dims int) ([]string, error) {
 	out := make([]string, 0, dims)
 	ellipsis := false

@@ -72,7 +72,7 @@ type StatsTotals struct {
 }
 
 // StatsReport is the result of Stats: the statistics of each tensor in the order
-// of the entries, and those of all together.
+// of the entries, and of all tensors together.
 type StatsReport struct {
 	Tensors []TensorStats `json:"tensors"`
 	Totals  StatsTotals   `json:"totals"`

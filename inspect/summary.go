@@ -147,7 +147,7 @@ type File struct {
 	Name string `json:"name"`
 	Size int64  `json:"size"`
 	// CRC32C is the checksum of the whole file, eight hexadecimal digits. Empty:
-	// the format keeps none.
+	// the format keeps no checksum.
 	CRC32C string `json:"crc32c,omitempty"`
 	// Chunks counts the chunks and objects in the file.
 	Chunks int64 `json:"chunks"`

@@ -22,15 +22,7 @@ func TestTiedTensors(t *testing.T) {
 		if _, err := cairn.Save(t.Context(), s, state, nil); err != nil {
 			t.Fatal(err)
 		}
-		c, err := cairn.Open(t.Context(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		md, err := c.Metadata(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c, md := open(t, s)
 		sides[i] = inspect.Side{Metadata: md, Content: c}
 		d, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil)
 		if err != nil {

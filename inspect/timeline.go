@@ -65,7 +65,7 @@ type RankPhase struct {
 }
 
 // NewTimeline describes the timeline of a checkpoint. The error wraps ErrNoTimeline if the
-// checkpoint has none.
+// checkpoint has no timeline.
 func NewTimeline(s meta.Storage) (*Timeline, error) {
 	if len(s.Timeline) == 0 {
 		return nil, fmt.Errorf("%w: only jobs that save in cairn's own format record one", ErrNoTimeline)
@@ -137,7 +137,7 @@ const (
 
 func (t *Timeline) findSlow() {
 	order := t.bySpeed()
-	median := order[len(order)/2].Busy // of two in the middle, that of the faster one
+	median := order[len(order)/2].Busy // of two in the middle, the faster rank
 	for i := range t.Ranks {
 		r := &t.Ranks[i]
 		r.Slow = r.Busy > median*slowFactor && r.Busy-median > t.Seconds*slowPart

@@ -37,13 +37,13 @@ func (j *job) copyAll(ctx context.Context) error {
 	return j.publish(ctx, todo)
 }
 
-// copyData copies those of the files that are data, in parallel.
+// copyData copies the data files, in parallel.
 func (j *job) copyData(ctx context.Context, todo []item) error {
 	data := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage > 0 })
 	return work.Each(ctx, len(data), j.opts.Parallel, func(ctx context.Context, i int) error { return j.copyFile(ctx, &data[i]) })
 }
 
-// publish copies those of the files that are not data, the record last, and removes what
+// publish copies the files that are not data, the record last, and removes what
 // the checkpoint has replaced.
 func (j *job) publish(ctx context.Context, todo []item) error {
 	last := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage == 0 })
@@ -111,7 +111,7 @@ func (j *job) same(ctx context.Context, it *item) (bool, error) {
 	return got == want, err
 }
 
-// sumOf returns the checksum of an object: the store's own, or that of its bytes.
+// sumOf returns the checksum of an object: from the store, or computed from its bytes.
 func (j *job) sumOf(ctx context.Context, s blob.Store, name string, size int64) (uint32, error) {
 	if m, ok := blob.As[blob.Summer](s); ok {
 		if sum, ok, err := m.Sum(ctx, name); ok || err != nil {
@@ -175,8 +175,8 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	return err
 }
 
-// write begins a file of the target and writes its bytes, which are those that the
-// checkpoint says. The caller ends the writer.
+// write begins a file of the target and writes its bytes, which are the bytes that the
+// checkpoint describes. The caller ends the writer.
 func (j *job) write(ctx context.Context, it *item, opts *blob.CreateOptions) (blob.Writer, error) {
 	r, err := blob.OpenKnown(ctx, j.src, it.Info)
 	if err != nil {

@@ -22,7 +22,7 @@ type Saved struct {
 }
 
 // Parts copies a checkpoint that several ranks have just saved. Each rank copies the files
-// that it has written, from a store that need not have those of the other ranks. The
+// that it has written, from a store that need not have the files of other ranks. The
 // ranks make sure that all of them have called Copy without an error before the one that
 // publishes calls Publish. Until then, and if that fails, the checkpoint is not visible
 // in the target. What Copy promises about checksums, other checkpoints in the target and
@@ -136,4 +136,4 @@ func (p *Parts) Report() *Report {
 }
 
 // Close releases the lock of the target.
-func (p *Parts) Close() { _ = p.j.lock.Release() } // a lock that stays is that of a dead process
+func (p *Parts) Close() { _ = p.j.lock.Release() } // a lock that stays belongs to a dead process

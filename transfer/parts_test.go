@@ -171,7 +171,7 @@ func TestPartsDoNotReplaceANewerCopy(t *testing.T) {
 	wantSeed(t, dst, 20)
 }
 
-// A copy does not replace one that has replaced what it has found, in a store that has no
+// A copy does not replace a newer checkpoint than it has found, in a store that has no
 // versions either.
 func TestPartsDoNotReplaceAnotherReplacement(t *testing.T) {
 	dir := t.TempDir()

@@ -43,13 +43,14 @@ type Synced struct {
 type SyncOptions struct {
 	// DryRun copies nothing.
 	DryRun bool
-	// Options returns those of the copy of a folder. Nil: the defaults. Overwrite is
+	// Options returns the options for the copy of a folder. Nil: the defaults. Overwrite is
 	// ignored.
 	Options func(folder string) *Options
 }
 
-// Sync copies the complete checkpoints in the folders directly below src that dst lacks, the newest first: by step, or by time if they have none. It leaves all other
-// folders of both runs alone, and never replaces a checkpoint. A checkpoint whose copy
+// Sync copies the complete checkpoints in the folders directly below src that dst lacks,
+// the newest first: by step, or by time if they have no step. It leaves all other folders
+// of both runs alone, and never replaces a checkpoint. A checkpoint whose copy
 // was interrupted is copied to its end. A checkpoint that is damaged is skipped; the error
 // lists all of them. Other errors end Sync.
 func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced, error) {
@@ -119,7 +120,7 @@ func checkpoints(ctx context.Context, run blob.Store) ([]Synced, error) {
 	return out, nil
 }
 
-// open opens the checkpoint of the folder in a run and notes what it is. The checkpoint
+// open opens the checkpoint of the folder in a run and describes it. The checkpoint
 // is complete unless there is an error.
 func (f *Synced) open(ctx context.Context, run blob.Store) (storage.Checkpoint, error) {
 	store, err := blob.NewSub(run, f.Folder)

@@ -119,7 +119,7 @@ func TestSyncWithErrors(t *testing.T) {
 	}
 }
 
-// A checkpoint of another format is another one, even if it has the same id or both have none.
+// A checkpoint of another format is another one, even if it has the same id or both have no id.
 func TestSyncOfAnotherFormat(t *testing.T) {
 	for _, old := range []string{formats.TorchDCP, formats.Hyper, formats.HF} {
 		src, dst := newRun(t), newRun(t)

@@ -131,7 +131,7 @@ type item struct {
 	blob.Info        // of the source
 	to        string // name in the target
 	sum       uint32
-	summed    bool // sum is that of the checkpoint
+	summed    bool // sum comes from the checkpoint
 	stage     int
 }
 

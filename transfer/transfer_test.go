@@ -150,7 +150,7 @@ func TestCopyGoesOnAfterACrash(t *testing.T) {
 	}
 }
 
-// While a checkpoint is replaced, the old one, the new one or none can be opened, never
+// While a checkpoint is replaced, the old one, the new one or no checkpoint can be opened, never
 // a mixture; and a second copy completes it.
 func TestCopyReplacesACheckpoint(t *testing.T) {
 	for form := range forms {

@@ -8,7 +8,7 @@
 // AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT (or the option account) with
 // AZURE_STORAGE_KEY, with AZURE_STORAGE_SAS_TOKEN, or with the credentials that the
 // default chain of Azure finds: a service principal in the environment, a workload
-// identity, a managed identity, or that of the az command.
+// identity, a managed identity, or the login of the az command.
 //
 // The parts of an object are blocks that are not committed yet. The service removes them
 // after a week if nothing else does. If two writers send the same object in parts and one
@@ -69,7 +69,7 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	return remote.New(v, a.Prefix, blob.Redact(address), o)
 }
 
-// letters are those of the name of an account.
+// letters are the characters of the name of an account.
 const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 func parse(text string) (*remote.Address, error) {
@@ -80,7 +80,7 @@ func parse(text string) (*remote.Address, error) {
 	return a, err
 }
 
-// connect returns a container. The account is that of the environment if it is empty.
+// connect returns a container. If account is empty, the environment names the account.
 func connect(name, account string) (*service, error) {
 	opts := &container.ClientOptions{ClientOptions: policy.ClientOptions{
 		Retry:     policy.RetryOptions{MaxRetries: -1}, // package remote repeats requests

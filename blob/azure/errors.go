@@ -31,14 +31,14 @@ var (
 	// errBeyond reports a range that begins at the end of the object or after it.
 	errBeyond = errors.New("the range lies outside the object")
 	// errNoList reports a list without what every list has.
-	errNoList = &remote.Error{Err: errors.New("the answer is no list of objects: names or properties are missing"), Hint: hintAccount}
+	errNoList = &remote.Error{Err: errors.New("the answer is not a list of objects: names or properties are missing"), Hint: hintAccount}
 	// errBlocks reports blocks that are gone.
 	errBlocks = errors.New("another writer has written this object at the same time")
 )
 
 // meaning is what an error code of the service means.
 type meaning struct {
-	cause error // nil: none of those that callers know
+	cause error // nil: not an error that callers know
 	retry bool
 	hint  string
 }

@@ -37,7 +37,7 @@ const (
 	copyTime = time.Hour
 )
 
-// crc64Table is that of the checksum with which the service checks requests.
+// crc64Table is the table of the checksum with which the service checks requests.
 var crc64Table = crc64.MakeTable(0x9A6C9329AC4BC9B5)
 
 // service is a container.

@@ -23,7 +23,7 @@ import (
 const uncommitted = "uncommitted"
 
 // upload is an object that is sent in blocks. The names of its blocks begin with its ID,
-// so that those of other writers are others.
+// so that the blocks of other writers have other names.
 type upload struct {
 	v       *service
 	key, id string
@@ -86,7 +86,7 @@ func (u *upload) Abort(ctx context.Context) error {
 }
 
 // blocks returns the blocks of an object that has not been committed yet. If the object
-// exists, it returns none: its next writer replaces what blocks there are.
+// exists, it returns no blocks: its next writer replaces them.
 func (v *service) blocks(ctx context.Context, key string) ([]*blockblob.Block, error) {
 	r, err := v.client.NewBlockBlobClient(key).GetBlockList(remote.Expect(ctx, "BlockList"), blockblob.BlockListTypeAll, nil)
 	if err = explain(err); errors.Is(err, fs.ErrNotExist) {

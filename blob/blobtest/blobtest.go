@@ -487,7 +487,7 @@ var reading = []claim{
 			off, n := c[0], c[1]
 			got, err := blob.ReadLarge(t.Context(), r, blob.AlignedBytes(int(n)+2*blob.Align), off, n)
 			if err != nil || !bytes.Equal(got, data[off:off+n]) {
-				t.Errorf("ReadLarge(%d bytes at %d) = %d bytes, %v; want those of the object", n, off, len(got), err)
+				t.Errorf("ReadLarge(%d bytes at %d) = %d bytes, %v; want the bytes of the object", n, off, len(got), err)
 			}
 		}
 		d, ok := r.(blob.DirectReader)
@@ -553,7 +553,7 @@ var reading = []claim{
 func wantOldOrError(t *testing.T, r blob.Reader, old []byte) {
 	t.Helper()
 	if r.Size() != int64(len(old)) {
-		t.Errorf("Size = %d; want %d, that of the old object", r.Size(), len(old))
+		t.Errorf("Size = %d; want %d, the size of the old object", r.Size(), len(old))
 	}
 	const n = 50 << 10
 	for off := 0; off < len(old); off += n {

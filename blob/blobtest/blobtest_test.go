@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 }
 
 // suite opens what TestSuite runs on.
-var suite = func() blob.Store { return broken{Store: new(mem.Store)} }
+var suite = func() blob.Store { return &blobtest.Broken{Store: new(mem.Store)} }
 
 func TestSuite(t *testing.T) {
 	blobtest.Run(t, func(*testing.T) blob.Store { return suite() })

@@ -20,7 +20,7 @@ const (
 	magic = "cairnblk"
 )
 
-// errDamaged reports a block file whose bytes are not those that were written.
+// errDamaged reports a block file whose bytes have changed.
 var errDamaged = errors.New("a block of the cache is damaged")
 
 // blockID is a block of an object, whatever the object's version is.
@@ -71,7 +71,7 @@ func trailerBytes(n int64) int64 {
 }
 
 // trailer returns what follows the bytes p of a block in its file: magic, key, the
-// CRC-32C of each page, and that of the trailer.
+// CRC-32C of each page, and the CRC-32C of the trailer.
 func trailer(k key, p []byte) []byte {
 	t := make([]byte, 0, trailerBytes(int64(len(p))))
 	t = append(t, magic...)
@@ -96,7 +96,7 @@ func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, 
 	}
 	body, sum := t[:len(t)-4], binary.LittleEndian.Uint32(t[len(t)-4:])
 	if crc32c.Checksum(body) != sum || !strings.HasPrefix(string(body), magic+string(k.sum[:])) {
-		return fmt.Errorf("%w: its trailer is not that of this block", errDamaged)
+		return fmt.Errorf("%w: its trailer belongs to another block", errDamaged)
 	}
 	sums := body[len(magic)+sha256.Size:]
 	check := func(page int64, q []byte) error {

@@ -1,6 +1,6 @@
 // Package cache wraps a store and keeps what is read from it in a folder of this host, so
 // that many processes that load the same checkpoint share one download. It does not depend
-// on what the objects are. The contract is that of blob.Store.
+// on the content of the objects. It keeps the contract of blob.Store.
 //
 // Objects are cut into blocks. A block is kept under a key that has the address, the name,
 // the size and the version of its object, so an object that is replaced has other blocks.

@@ -122,7 +122,7 @@ func (f *folder) tryLock(ctx context.Context, id blockID) (blob.HeldLock, error)
 // put keeps the bytes p of a block. The caller has its lock.
 func (f *folder) put(ctx context.Context, k key, p []byte) error {
 	// With the lock, no other process writes in that folder: temporary files there are
-	// those of processes that were killed.
+	// left by processes that were killed.
 	if _, err := f.files.SweepTemp(ctx, k.dir(), 0); err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (f *folder) setUsage(total int64) error {
 	return os.WriteFile(filepath.Join(f.dir, usageName), binary.LittleEndian.AppendUint32(b, crc32c.Checksum(b)), 0o600)
 }
 
-// makeRoom finds out the total, and removes files if n bytes do not fit beside it: those of
+// makeRoom finds out the total, and removes files if n bytes do not fit beside it: files of
 // dead processes, and then blocks, down to nine tenths of the bound, so that the next call
 // is not soon. It returns the new total. The caller has usageLock.
 func (f *folder) makeRoom(ctx context.Context, n int64) (total int64, err error) {

@@ -97,7 +97,7 @@ func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) er
 			next = now.Add(lockPause)
 			lock, err := r.s.folder.tryLock(ctx, id)
 			if err == nil {
-				defer lock.Release() // a lock that stays is that of a dead process
+				defer lock.Release() // a lock that stays belongs to a dead process
 				return r.fill(ctx, id, n, p, off)
 			}
 			if ctx.Err() == nil && (!errors.Is(err, blob.ErrLocked) || now.Sub(begin) > r.s.opts.patience) {

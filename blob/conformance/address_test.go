@@ -65,7 +65,7 @@ func testFolders(t *testing.T, s *remote.Store) {
 	}
 }
 
-// A URL with an extension is that of an object, if there is one.
+// A URL with an extension names an object, if there is one.
 func TestObjectInS3(t *testing.T) {
 	s := openS3(t, nil)
 	one := blob.JoinAddress(s.String(), "one.pt") + "?endpoint=" + endpoint

@@ -25,8 +25,8 @@ const azureEnv = "AZURE_STORAGE_CONNECTION_STRING"
 // startAzure runs a server for a test and returns its container.
 func startAzure(t *testing.T) string {
 	t.Helper()
-	connection, bucket, stop, err := ServeAzure(t.Context())
-	if errors.Is(err, ErrNoServer) {
+	connection, bucket, stop, err := serveAzure(t.Context())
+	if errors.Is(err, errNoServer) {
 		t.Skip(err)
 	}
 	if err != nil {

@@ -28,17 +28,17 @@ type badInput struct {
 	env      map[string]string
 	bucket   string // empty: the one that exists
 	endpoint func(t *testing.T) string
-	proxy    func(p *Proxy) // sets hooks
+	proxy    func(p *proxy) // sets hooks
 	save     string         // a part of the error of a save, or empty: it succeeds
 	load     string
 }
 
-func elsewhere(status int, code string) func(*Proxy) {
-	return func(p *Proxy) { p.Instead = func(*http.Request) (int, string) { return status, code } }
+func elsewhere(status int, code string) func(*proxy) {
+	return func(p *proxy) { p.Instead = func(*http.Request) (int, string) { return status, code } }
 }
 
 // expired lets the first requests that change something through.
-func expired(p *Proxy) {
+func expired(p *proxy) {
 	var n atomic.Int64
 	p.Instead = func(r *http.Request) (int, string) {
 		if r.Method == http.MethodPut && n.Add(1) > 1 {
@@ -49,8 +49,8 @@ func expired(p *Proxy) {
 }
 
 // onBody changes the bodies of ranges.
-func onBody(change func(h http.Header, p []byte) []byte) func(*Proxy) {
-	return func(p *Proxy) {
+func onBody(change func(h http.Header, p []byte) []byte) func(*proxy) {
+	return func(p *proxy) {
 		p.Answer = func(r *http.Request, a *http.Response) {
 			if a.StatusCode != http.StatusPartialContent || r.Method != http.MethodGet {
 				return
@@ -66,7 +66,7 @@ var badInputs = []badInput{
 	{name: "unknown key", env: map[string]string{"AWS_ACCESS_KEY_ID": "stranger"}, save: "AWS_ACCESS_KEY_ID", load: "AWS_ACCESS_KEY_ID"},
 	{name: "no credentials", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, save: "there are no credentials", load: "there are no credentials"},
 	{name: "missing bucket", bucket: "missing", save: "there is no such bucket", load: "there is no such bucket"},
-	{name: "read-only key", env: map[string]string{"AWS_ACCESS_KEY_ID": ReaderAccessKey, "AWS_SECRET_ACCESS_KEY": ReaderSecretKey}, save: "the key may not do this"},
+	{name: "read-only key", env: map[string]string{"AWS_ACCESS_KEY_ID": readerAccessKey, "AWS_SECRET_ACCESS_KEY": readerSecretKey}, save: "the key may not do this"},
 	{name: "wrong region", env: map[string]string{"AWS_REGION": "eu-west-9"}, save: "AWS_REGION", load: "AWS_REGION"},
 	{name: "nothing listens", endpoint: refused, save: "check the endpoint", load: "check the endpoint"},
 	{name: "TLS to a server without", endpoint: func(*testing.T) string { return "https" + strings.TrimPrefix(endpoint, "http") }, save: "begin it with http://", load: "begin it with http://"},
@@ -92,7 +92,7 @@ var badInputs = []badInput{
 		h.Set("Content-Range", field+"/999999999999")
 		return p
 	}), save: "999999999999 bytes", load: "999999999999 bytes"},
-	{name: "other checksum", proxy: func(p *Proxy) {
+	{name: "other checksum", proxy: func(p *proxy) {
 		p.Answer = func(r *http.Request, a *http.Response) {
 			if r.Method == http.MethodPut {
 				a.Header.Set("X-Amz-Checksum-Crc32c", "AAAAAA==")
@@ -231,7 +231,7 @@ func checkError(t *testing.T, op, address string, err error, want string) {
 			t.Errorf("%s: %q lacks %q", op, text, part)
 		}
 	}
-	for _, secret := range []string{SecretKey, ReaderSecretKey, "mistyped-secret", "Signature=", "X-Amz-"} {
+	for _, secret := range []string{secretKey, readerSecretKey, "mistyped-secret", "Signature=", "X-Amz-"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s: %q holds a secret", op, text)
 		}

@@ -33,7 +33,7 @@ func TestS3ThroughACache(t *testing.T) {
 
 // meter counts the requests through a proxy.
 type meter struct {
-	*Proxy
+	*proxy
 	mu       sync.Mutex
 	requests int
 	data     int64         // bytes of data files
@@ -42,7 +42,7 @@ type meter struct {
 
 func startMeter(t *testing.T) *meter {
 	m := &meter{first: make(chan struct{})}
-	m.Proxy = startProxy(t, 0, 0, func(p *Proxy) { p.Answer = m.count })
+	m.proxy = startProxy(t, 0, 0, func(p *proxy) { p.Answer = m.count })
 	return m
 }
 

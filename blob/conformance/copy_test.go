@@ -140,7 +140,7 @@ func TestCopyToS3IsInterrupted(t *testing.T) {
 // TestCopyThroughFaults copies to a server and back, through a proxy that disturbs one
 // request of five.
 func TestCopyThroughFaults(t *testing.T) {
-	p, err := NewProxy(endpoint, 0.2, 7)
+	p, err := newProxy(endpoint, 0.2, 7)
 	if err != nil {
 		t.Fatal(err)
 	}

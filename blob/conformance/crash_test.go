@@ -79,7 +79,7 @@ func dieAt(t *testing.T, n int64, late bool) (died bool, uploads int) {
 		t.Fatal(err)
 	}
 	err = save(s, 2)
-	died = p.Counts()[Cut] > 0
+	died = p.Counts()[faultCut] > 0
 	if !died && err != nil {
 		t.Fatal(err)
 	}

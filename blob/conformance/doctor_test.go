@@ -25,7 +25,7 @@ func results(r *doctor.Report) map[string]doctor.Check {
 }
 
 // TestDoctorOfS3 lets one check fail: versitygw reads the ETag of an object before it opens
-// the file, so a reader that asks for the bytes of one ETag may get those of the next. The
+// the file, so a reader that asks for the bytes of one ETag may get the bytes of the next. The
 // check finds that on some runs.
 func TestDoctorOfS3(t *testing.T) {
 	testDoctor(t, openS3(t, nil), racy, doctor.Options{Time: 50 * time.Millisecond})
@@ -140,7 +140,7 @@ var lies = map[string]struct {
 func TestDoctorFindsLies(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
-			p, err := NewProxy(endpoint, 0, 1)
+			p, err := newProxy(endpoint, 0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -24,9 +24,9 @@ var quick = remote.Policy{
 	Attempts: 14, Pause: 2 * time.Millisecond, MaxPause: 100 * time.Millisecond, Idle: time.Second, Hedge: 200 * time.Millisecond,
 }
 
-func startProxy(t *testing.T, rate float64, seed uint64, change ...func(*Proxy)) *Proxy {
+func startProxy(t *testing.T, rate float64, seed uint64, change ...func(*proxy)) *proxy {
 	t.Helper()
-	p, err := NewProxy(endpoint, rate, seed, change...)
+	p, err := newProxy(endpoint, rate, seed, change...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestS3Faults(t *testing.T) {
 	}
 }
 
-func saveAndLoad(t *testing.T, p *Proxy, saves int) {
+func saveAndLoad(t *testing.T, p *proxy, saves int) {
 	const savers = 16
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -85,7 +85,7 @@ func saveAndLoad(t *testing.T, p *Proxy, saves int) {
 	wg.Wait()
 	faults := 0
 	for f, n := range p.Counts() {
-		if f != Slow {
+		if f != faultSlow {
 			faults += n
 		}
 	}

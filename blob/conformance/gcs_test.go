@@ -30,7 +30,7 @@ func startGCS(t *testing.T) string {
 	if strings.HasSuffix(t.Name(), "/ListManyAndBreakEarly") {
 		dir = t.TempDir() // in memory, thousands of objects take minutes
 	}
-	host, bucket, stop, err := ServeGCS(dir)
+	host, bucket, stop, err := serveGCS(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

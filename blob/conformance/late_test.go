@@ -21,13 +21,13 @@ import (
 
 // startLate starts a proxy that keeps the first PUT of an object whose key ends with a
 // suffix, and answers later ones with a status as long as down is true.
-func startLate(t *testing.T, suffix string, status int, code string) (p *Proxy, down *atomic.Bool) {
+func startLate(t *testing.T, suffix string, status int, code string) (p *proxy, down *atomic.Bool) {
 	t.Helper()
 	var kept atomic.Bool
 	down = new(atomic.Bool)
 	down.Store(true)
 	of := func(r *http.Request) bool { return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, suffix) }
-	return startProxy(t, 0, 0, func(p *Proxy) {
+	return startProxy(t, 0, 0, func(p *proxy) {
 		p.Keep = func(r *http.Request) bool { return of(r) && kept.CompareAndSwap(false, true) }
 		p.Instead = func(r *http.Request) (int, string) {
 			if of(r) && kept.Load() && down.Load() {
@@ -39,7 +39,7 @@ func startLate(t *testing.T, suffix string, status int, code string) (p *Proxy, 
 }
 
 // openThrough returns a store through a proxy, and the same store without it.
-func openThrough(t *testing.T, p *Proxy) (through, direct *remote.Store) {
+func openThrough(t *testing.T, p *proxy) (through, direct *remote.Store) {
 	t.Helper()
 	direct = openS3(t, nil)
 	through, err := s3.Open(t.Context(), direct.String()+"?endpoint="+p.URL(), &remote.Options{Policy: remote.Policy{
@@ -51,7 +51,7 @@ func openThrough(t *testing.T, p *Proxy) (through, direct *remote.Store) {
 	return through, direct
 }
 
-func land(t *testing.T, p *Proxy, want ...int) {
+func land(t *testing.T, p *proxy, want ...int) {
 	t.Helper()
 	if got, err := p.Land(); err != nil || !slices.Equal(got, want) {
 		t.Fatalf("the late requests were answered with %v, %v; want %v", got, err, want)

@@ -29,7 +29,7 @@ type lister struct {
 	// page is a list with the object run/step-1/notes.txt or the folder run/step-1/, and
 	// with a token for the next page unless it is empty.
 	page func(r *http.Request, next string) string
-	// odd are more answers that are no lists, by what they are.
+	// odd are more answers that are not lists, by their kinds.
 	odd map[string]string
 }
 

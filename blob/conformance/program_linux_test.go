@@ -77,10 +77,10 @@ const repeated = "request is repeated"
 
 // startBusy starts a proxy that refuses the first n requests, and then lets all of them
 // through.
-func startBusy(t *testing.T, n int64) *Proxy {
+func startBusy(t *testing.T, n int64) *proxy {
 	t.Helper()
 	var seen atomic.Int64
-	return startProxy(t, 0, 0, func(p *Proxy) {
+	return startProxy(t, 0, 0, func(p *proxy) {
 		p.Instead = func(*http.Request) (int, string) {
 			if seen.Add(1) > n {
 				return 0, ""
@@ -100,7 +100,7 @@ func checkRetries(t *testing.T, log, store string, n int) {
 			t.Errorf("the log of %d retries lacks a line such as %s:\n%s", n, line, log)
 		}
 	}
-	if strings.Count(log, repeated) != n || strings.Contains(log, SecretKey) || strings.Contains(log, "endpoint=") {
+	if strings.Count(log, repeated) != n || strings.Contains(log, secretKey) || strings.Contains(log, "endpoint=") {
 		t.Errorf("want %d retries and no secret in the log:\n%s", n, log)
 	}
 }
@@ -119,7 +119,7 @@ func TestProgramInS3(t *testing.T) {
 			t.Errorf("cairn %s = %v, printed %q; want %q in it", strings.Join(args, " "), err, out, want)
 		}
 	}
-	ok("2 trainers with saver processes", "demo", "--dir", run+"/step-1", "--size", "256KiB", "--ranks", "2", "--load-ranks", "3")
+	ok("All as promised", "demo", "--dir", run+"/step-1", "--size", "256KiB", "--ranks", "2", "--load-ranks", "3")
 	ok("requests", "convert", run+"/step-1", run+"/dcp", "--to", "dcp", "--world-size", "2")
 	ok("ok", "verify", run+"/dcp")
 	ok("ok", "verify", run+"/step-1/cairn.json")

@@ -118,7 +118,7 @@ func TestRequestsOfSavesAndLoads(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreNotThere: files are opened without a request, so reads report those that
+// TestFilesThatAreNotThere: files are opened without a request, so reads report files that
 // are missing or have another size.
 func TestFilesThatAreNotThere(t *testing.T) {
 	for _, what := range []string{"missing", "shorter"} {

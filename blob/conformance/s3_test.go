@@ -42,7 +42,7 @@ func serve(dir string) int {
 		bufio.NewReader(os.Stdin).ReadByte()
 		stop()
 	}()
-	if err := ServeS3(ctx, dir, func(endpoint, bucket string) { fmt.Println("ready", endpoint) }); err != nil && ctx.Err() == nil {
+	if err := serveS3(ctx, dir, func(endpoint, bucket string) { fmt.Println("ready", endpoint) }); err != nil && ctx.Err() == nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -51,7 +51,7 @@ func serve(dir string) int {
 
 func run(m *testing.M) int {
 	for name, value := range map[string]string{
-		"AWS_ACCESS_KEY_ID": AccessKey, "AWS_SECRET_ACCESS_KEY": SecretKey, "AWS_EC2_METADATA_DISABLED": "true",
+		"AWS_ACCESS_KEY_ID": accessKey, "AWS_SECRET_ACCESS_KEY": secretKey, "AWS_EC2_METADATA_DISABLED": "true",
 		"AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
 	} {
 		os.Setenv(name, value)

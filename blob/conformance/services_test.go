@@ -47,7 +47,7 @@ func testService(t *testing.T, open func(*testing.T) (*remote.Store, string), pi
 	})
 }
 
-// testOneWriterWins tests that of many writers with the same condition exactly one wins.
+// testOneWriterWins tests that exactly one of many writers with the same condition wins.
 // Their objects have size bytes.
 func testOneWriterWins(t *testing.T, s *remote.Store, rounds, size int, o blob.CreateOptions) {
 	t.Helper()

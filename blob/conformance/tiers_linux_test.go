@@ -63,7 +63,7 @@ func saveInBackground(t *testing.T, steps int64, options func(step int64) (blob.
 	}
 }
 
-// wantStep fails unless the checkpoint at an address is whole and that of a step.
+// wantStep fails unless the checkpoint at an address is whole and of the given step.
 func wantStep(t *testing.T, address string, step int64) {
 	t.Helper()
 	c, err := cairn.OpenPath(t.Context(), address)

@@ -173,7 +173,7 @@ func ranges(ctx context.Context, e *exam) (string, error) {
 			return "", err
 		}
 		if !bytes.Equal(p, data[at[0]:at[0]+at[1]]) {
-			return "", fmt.Errorf("%d bytes from %d on are not those that were written", at[1], at[0])
+			return "", fmt.Errorf("%d bytes from %d on differ from the bytes that were written", at[1], at[0])
 		}
 	}
 	if err := r.ReadAt(ctx, make([]byte, 10), size-5); err == nil {

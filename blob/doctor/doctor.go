@@ -1,7 +1,7 @@
 // Package doctor tries out whether a store keeps what saves and loads rely on, and says in
 // words what follows if it does not. It works on the storage of a user: it needs no empty
-// store, leaves nothing behind, and does not depend on what the store is. The contract
-// that it tests is that of blob.Store.
+// store, leaves nothing behind, and does not depend on the kind of store. It tests the
+// contract of blob.Store.
 package doctor
 
 import (

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/doctor"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
@@ -133,106 +133,15 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// broken is a store that breaks a promise.
-type broken struct {
-	blob.Store
-	create func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error)
-	open   func(s blob.Store, ctx context.Context, name string) (blob.Reader, error)
-	stat   func(s blob.Store, ctx context.Context, name string) (blob.Info, error)
-	list   func(infos []blob.Info) []blob.Info
-	remove func(name string) bool
-}
-
-func (b *broken) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-	if b.create != nil {
-		return b.create(b.Store, ctx, name, o)
-	}
-	return b.Store.Create(ctx, name, o)
-}
-
-func (b *broken) Open(ctx context.Context, name string) (blob.Reader, error) {
-	if b.open != nil {
-		return b.open(b.Store, ctx, name)
-	}
-	return b.Store.Open(ctx, name)
-}
-
-func (b *broken) Stat(ctx context.Context, name string) (blob.Info, error) {
-	if b.stat != nil {
-		return b.stat(b.Store, ctx, name)
-	}
-	return b.Store.Stat(ctx, name)
-}
-
-func (b *broken) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
-	if b.list == nil {
-		return b.Store.List(ctx, prefix)
-	}
-	return func(yield func(blob.Info, error) bool) {
-		var all []blob.Info
-		for info, err := range b.Store.List(ctx, prefix) {
-			if err != nil {
-				yield(info, err)
-				return
-			}
-			all = append(all, info)
-		}
-		for _, info := range b.list(all) {
-			if !yield(info, nil) {
-				return
-			}
-		}
-	}
-}
-
-func (b *broken) Remove(ctx context.Context, name string) error {
-	if b.remove != nil && !b.remove(name) {
-		return nil
-	}
-	return b.Store.Remove(ctx, name)
-}
-
-// reader changes what is read.
-type reader struct {
-	blob.Reader
-	read func(r blob.Reader, ctx context.Context, p []byte, off int64) error
-}
-
-func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return r.read(r.Reader, ctx, p, off)
-}
-
-// writer changes what is written.
-type writer struct {
-	blob.Writer
-	write func(w blob.Writer, ctx context.Context, p []byte, off int64) error
-	abort func()
-}
-
-func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
-	if w.write == nil {
-		return w.Writer.WriteAt(ctx, p, off)
-	}
-	return w.write(w.Writer, ctx, p, off)
-}
-
-func (w *writer) Abort() error {
-	err := w.Writer.Abort()
-	if w.abort != nil {
-		w.abort()
-	}
-	return err
-}
-
 // last is the last element of a name.
 func last(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
 // mutants are stores that break one promise each, by the check that must find it.
-var mutants = map[string]func() *broken{
-	"read after write": func() *broken {
+var mutants = map[string]func() *blobtest.Broken{
+	"read after write": func() *blobtest.Broken {
 		var mu sync.Mutex
-		first := map[string][]byte{}
-		return &broken{open: func(s blob.Store, ctx context.Context, name string) (blob.Reader, error) {
+		first, s := map[string][]byte{}, new(mem.Store)
+		return &blobtest.Broken{Store: s, DoOpen: func(ctx context.Context, name string) (blob.Reader, error) {
 			p, err := blob.ReadAll(ctx, s, name, 1<<30)
 			mu.Lock()
 			defer mu.Unlock()
@@ -246,31 +155,34 @@ var mutants = map[string]func() *broken{
 			return s.Open(ctx, name)
 		}}
 	},
-	"list after write": func() *broken {
-		return &broken{list: func(all []blob.Info) []blob.Info {
+	"list after write": func() *blobtest.Broken {
+		return blobtest.BrokenList(func(all []blob.Info) []blob.Info {
 			return slices.DeleteFunc(all, func(i blob.Info) bool {
 				return strings.HasPrefix(last(i.Name), "listed-") && time.Since(i.ModTime) < 100*time.Millisecond
 			})
-		}}
+		})
 	},
-	"remove": func() *broken {
-		return &broken{remove: func(name string) bool { return false }}
+	"remove": func() *blobtest.Broken {
+		return &blobtest.Broken{Store: new(mem.Store), DoRemove: func(context.Context, string) error { return nil }}
 	},
-	"ranges": func() *broken {
-		return &broken{open: func(s blob.Store, ctx context.Context, name string) (blob.Reader, error) {
-			r, err := s.Open(ctx, name)
-			return &reader{r, func(r blob.Reader, ctx context.Context, p []byte, off int64) error {
+	"ranges": func() *blobtest.Broken {
+		return blobtest.BrokenReaders(func(_ blob.Store, _ string, r blob.Reader) *blobtest.BrokenReader {
+			return &blobtest.BrokenReader{Reader: r, DoRead: func(ctx context.Context, p []byte, off int64) error {
 				if off > 0 && len(p) < 100 {
 					off-- // the answer begins a byte too early
 				}
 				return r.ReadAt(ctx, p, off)
-			}}, err
-		}}
+			}}
+		})
 	},
-	"atomic replacement": func() *broken {
-		return &broken{open: func(s blob.Store, ctx context.Context, name string) (blob.Reader, error) {
-			r, err := s.Open(ctx, name)
-			return &reader{r, func(_ blob.Reader, ctx context.Context, p []byte, off int64) error {
+	"atomic replacement": func() *blobtest.Broken {
+		pause := func(name string) {
+			if last(name) == "replaced" {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		b := blobtest.BrokenReaders(func(s blob.Store, name string, r blob.Reader) *blobtest.BrokenReader {
+			return &blobtest.BrokenReader{Reader: r, DoRead: func(ctx context.Context, p []byte, off int64) error {
 				for i := 0; i < len(p); i += 50 << 10 { // each part is of the object as it is then
 					now, err := s.Open(ctx, name)
 					if err != nil {
@@ -281,72 +193,80 @@ var mutants = map[string]func() *broken{
 						return err
 					}
 					runtime.Gosched()
-					if last(name) == "replaced" {
-						time.Sleep(time.Millisecond)
-					}
+					pause(name)
 				}
 				return nil
-			}}, err
-		}, create: func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-			if last(name) == "replaced" {
-				time.Sleep(time.Millisecond)
-			}
-			return s.Create(ctx, name, o)
-		}}
+			}}
+		})
+		b.DoCreate = func(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+			pause(name)
+			return b.Store.Create(ctx, name, o)
+		}
+		return b
 	},
-	"invisible until complete": func() *broken {
-		return &broken{create: func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-			if last(name) == "unfinished" {
-				if _, err := blob.WriteAll(ctx, s, name, nil, nil); err != nil {
-					return nil, err
-				}
+	"invisible until complete": func() *blobtest.Broken {
+		return brokenCreate(func(ctx context.Context, s blob.Store, name string, _ *blob.CreateOptions) error {
+			if last(name) != "unfinished" {
+				return nil
 			}
-			return s.Create(ctx, name, o)
-		}}
+			_, err := blob.WriteAll(ctx, s, name, nil, nil)
+			return err
+		})
 	},
-	"create if absent": func() *broken {
-		return &broken{create: func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-			if o != nil && o.IfAbsent { // not atomic, as a client without conditions would do it
-				if _, err := s.Stat(ctx, name); err == nil {
-					return nil, fs.ErrExist
-				}
-				time.Sleep(5 * time.Millisecond)
-				c := *o
-				c.IfAbsent = false
-				o = &c
+	"create if absent": func() *blobtest.Broken { // not atomic, as a client without conditions would do it
+		return brokenCreate(func(ctx context.Context, s blob.Store, name string, o *blob.CreateOptions) error {
+			if !o.IfAbsent {
+				return nil
 			}
-			return s.Create(ctx, name, o)
-		}}
-	},
-	"replace if unchanged": func() *broken {
-		return &broken{create: func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-			if o != nil {
-				c := *o
-				c.IfVersion = ""
-				o = &c
+			if _, err := s.Stat(ctx, name); err == nil {
+				return fs.ErrExist
 			}
-			return s.Create(ctx, name, o)
-		}}
+			time.Sleep(5 * time.Millisecond)
+			o.IfAbsent = false
+			return nil
+		})
 	},
-	"parts": func() *broken {
-		return &broken{create: func(s blob.Store, ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-			w, err := s.Create(ctx, name, o)
-			return &writer{Writer: w, write: func(w blob.Writer, ctx context.Context, p []byte, off int64) error {
+	"replace if unchanged": func() *blobtest.Broken {
+		return brokenCreate(func(_ context.Context, _ blob.Store, _ string, o *blob.CreateOptions) error {
+			o.IfVersion = ""
+			return nil
+		})
+	},
+	"parts": func() *blobtest.Broken {
+		return blobtest.BrokenWriters(func(_ blob.Store, _ string, _ blob.CreateOptions, w blob.Writer) *blobtest.BrokenWriter {
+			return &blobtest.BrokenWriter{Writer: w, DoWrite: func(ctx context.Context, p []byte, off int64) error {
 				if off > 0 {
 					p = bytes.Clone(p)
 					p[len(p)/2] ^= 1
 				}
 				return w.WriteAt(ctx, p, off)
-			}}, err
-		}}
+			}}
+		})
 	},
-	"clock": func() *broken {
-		return &broken{stat: func(s blob.Store, ctx context.Context, name string) (blob.Info, error) {
+	"clock": func() *blobtest.Broken {
+		s := new(mem.Store)
+		return &blobtest.Broken{Store: s, DoStat: func(ctx context.Context, name string) (blob.Info, error) {
 			info, err := s.Stat(ctx, name)
 			info.ModTime = info.ModTime.Add(time.Hour)
 			return info, err
 		}}
 	},
+}
+
+// brokenCreate returns a store that calls fn before it creates an object, with options that fn may
+// change.
+func brokenCreate(fn func(ctx context.Context, s blob.Store, name string, o *blob.CreateOptions) error) *blobtest.Broken {
+	s := new(mem.Store)
+	return &blobtest.Broken{Store: s, DoCreate: func(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
+		var c blob.CreateOptions
+		if o != nil {
+			c = *o
+		}
+		if err := fn(ctx, s, name, &c); err != nil {
+			return nil, err
+		}
+		return s.Create(ctx, name, &c)
+	}}
 }
 
 // stale is a reader of an earlier object.
@@ -368,9 +288,7 @@ func (s *stale) ReadAt(_ context.Context, p []byte, off int64) error {
 func TestBrokenPromisesAreFound(t *testing.T) {
 	for name, make := range mutants {
 		t.Run(name, func(t *testing.T) {
-			b := make()
-			b.Store = new(mem.Store)
-			r := examine(t, b, &doctor.Options{Quick: true})
+			r := examine(t, make(), &doctor.Options{Quick: true})
 			if got := result(r, name); got != doctor.Failed || r.Safe {
 				t.Errorf("the check is %s, and the store is safe: %v\n%+v", got, r.Safe, r.Checks)
 			}

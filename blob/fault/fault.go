@@ -1,6 +1,6 @@
 // Package fault wraps a store and lets chosen operations go wrong: fail, take
 // long, change bytes, or be the last operation of a process that crashes. It also logs
-// all operations. It does not depend on what the store is. The contract is that of
+// all operations. It does not depend on the kind of store. It keeps the contract of
 // blob.Store as long as no rule fires.
 //
 // # Crash at every step
@@ -56,7 +56,7 @@ const (
 
 	// Mutating are the operations that change something.
 	Mutating = Create | Write | Commit | Abort | Remove | Sweep
-	// Reading are those that do not.
+	// Reading are the operations that change nothing.
 	Reading = Open | Read | Stat | List
 	// Any is all of them.
 	Any = Mutating | Reading

@@ -31,8 +31,8 @@ type Store struct {
 }
 
 // New returns a store over s with these rules. Each rule has its own count. If several
-// fire at one operation, all their actions are taken, and the error is that of the
-// first.
+// fire at one operation, all their actions are taken, and the error comes from the
+// first rule.
 func New(s blob.Store, rules ...Rule) *Store {
 	f := &Store{inner: s}
 	for _, r := range rules {
@@ -278,7 +278,7 @@ type reader struct {
 	blob.Reader
 	s    *Store
 	name string
-	size int64 // less than that of Reader if a rule cut the object
+	size int64 // less than the size of Reader if a rule cut the object
 }
 
 func (r *reader) Size() int64 { return r.size }

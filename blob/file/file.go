@@ -1,5 +1,5 @@
 // Package file keeps objects as files below a directory. It does not depend on their
-// contents. The contract is that of blob.Store. Commit syncs the object and the
+// contents. It keeps the contract of blob.Store. Commit syncs the object and the
 // directories above it to the disk.
 //
 // # Layout
@@ -248,7 +248,7 @@ func (s *Store) visit(name string, yield func(blob.Info, error) bool) error {
 	return nil
 }
 
-// keys returns the names of entries, with a slash after those of directories, in the
+// keys returns the names of entries, with a slash after names of directories, in the
 // order of the objects in and below them: "a-b", "a/b", "a0".
 func keys(entries []fs.DirEntry) []string {
 	ks := make([]string, len(entries))

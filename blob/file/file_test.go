@@ -45,7 +45,7 @@ func put(t *testing.T, s blob.Store, name string) {
 	}
 }
 
-// tree returns every path below dir, those of directories with a slash.
+// tree returns every path below dir. Paths of directories end with a slash.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	paths := []string{}

@@ -19,7 +19,7 @@ import (
 // lockPrefix begins the names of the files that are locks.
 const lockPrefix = blob.Reserved + "lock-"
 
-// maxLock bounds the size of a lock that is read, and maxLocks that of all locks
+// maxLock bounds the size of a lock that is read, and maxLocks the size of all locks
 // of a directory. The notes of further locks are not read.
 const (
 	maxLock  = 8 << 20

@@ -230,7 +230,7 @@ func dropCache(f *os.File) error {
 }
 
 // reopenDirect opens the file of f for reads past the page cache, or returns nil. It
-// uses the descriptor: the path may be that of another file now.
+// uses the descriptor: the path may name another file now.
 func reopenDirect(f *os.File) *os.File {
 	var out *os.File
 	_ = control(f, func(fd int) error {

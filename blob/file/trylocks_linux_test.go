@@ -30,7 +30,7 @@ func beside(t *testing.T, fn func(), each ...func(ctx context.Context) error) {
 
 // A process that finds out whether locks work is right, even if others list and sweep its
 // temporary file at that moment. Otherwise its locks and temporary files would have no tag,
-// and nobody could tell that it is dead.
+// and other processes could not tell that it is dead.
 func TestTryLocksWhileOthersSweep(t *testing.T) {
 	s, err := Open(t.TempDir(), nil)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 const scope = "https://www.googleapis.com/auth/devstorage.read_write"
 
 // client makes requests of the JSON API, and reads contents through the XML API, as Google's
-// own clients do. It repeats none: package remote does.
+// own clients do. It repeats no requests: package remote does.
 type client struct {
 	http *http.Client
 	base string // such as https://storage.googleapis.com
@@ -45,7 +45,7 @@ func (a *attrs) object() remote.Object {
 	return remote.Object{Key: a.Name, Size: a.Size, ModTime: a.Updated, Version: strconv.FormatInt(a.Generation, 10), Writer: a.Metadata[writerKey]}
 }
 
-// parseSum returns a checksum as the service writes it. ok is false if it is none.
+// parseSum parses a checksum as the service writes it. ok is false if text is not a checksum.
 func parseSum(s string) (sum uint32, ok bool) {
 	b, err := base64.StdEncoding.DecodeString(s)
 	if err != nil || len(b) != 4 {
@@ -186,7 +186,7 @@ func describeAnswer(answer *http.Response, key string, off int64) (*attrs, error
 	if a.Generation, err = strconv.ParseInt(answer.Header.Get("X-Goog-Generation"), 10, 64); err != nil {
 		return nil, fmt.Errorf("the answer has no generation: %w", err)
 	}
-	a.Updated, _ = http.ParseTime(answer.Header.Get("Last-Modified")) // zero if there is none
+	a.Updated, _ = http.ParseTime(answer.Header.Get("Last-Modified")) // zero if the header is missing
 	for _, sums := range answer.Header.Values("X-Goog-Hash") {
 		for sum := range strings.SplitSeq(sums, ",") {
 			if s, ok := strings.CutPrefix(strings.TrimSpace(sum), "crc32c="); ok {

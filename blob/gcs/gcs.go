@@ -4,7 +4,7 @@
 //	gs://bucket/prefix
 //
 // Credentials are found as Google's libraries find them: the file that
-// GOOGLE_APPLICATION_CREDENTIALS names, that of gcloud auth application-default login, or
+// GOOGLE_APPLICATION_CREDENTIALS names, the file of gcloud auth application-default login, or
 // the service account of the machine. If STORAGE_EMULATOR_HOST is set, requests go to that
 // server, without credentials.
 //

@@ -156,7 +156,7 @@ type list struct {
 }
 
 // list returns a page of the objects whose keys begin with prefix, and with a delimiter the
-// folders in place of what is in them. The fields are those that it returns.
+// folders instead of the objects in them. fields names the fields to return.
 func (v *service) list(ctx context.Context, prefix, delimiter, token, fields string) (*list, error) {
 	query := url.Values{
 		"prefix": {prefix}, "projection": {"noAcl"}, "maxResults": {strconv.Itoa(pageSize)},

@@ -15,7 +15,7 @@ import (
 type authorizer struct {
 	base   http.RoundTripper
 	tokens oauth2.TokenSource
-	// project is what pays for the requests, if it is not that of the bucket.
+	// project is the project that pays for the requests. Empty: the project of the bucket.
 	project string
 }
 
@@ -28,7 +28,7 @@ func authorized(ctx context.Context, base http.RoundTripper) (*authorizer, error
 	var file struct {
 		QuotaProject string `json:"quota_project_id"`
 	}
-	_ = json.Unmarshal(found.JSON, &file) // empty if the credentials are those of the machine
+	_ = json.Unmarshal(found.JSON, &file) // empty if the machine's service account is used
 	return &authorizer{base, found.TokenSource, cmp.Or(os.Getenv("GOOGLE_CLOUD_QUOTA_PROJECT"), file.QuotaProject)}, nil
 }
 

@@ -28,7 +28,7 @@ const (
 	maxKey = 1024
 )
 
-// upload is an object that is sent in parts: temporary objects, whose names are that of
+// upload is an object that is sent in parts: temporary objects, whose names have the name of
 // the upload, the level and a number. Level 0 has the parts. If there are more than can be
 // composed at once, level 1 has objects that are composed of them, and so on.
 type upload struct {
@@ -104,7 +104,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 }
 
 // reduce composes parts until the objects that are left can be composed at once. It
-// returns the keys of all temporary objects, and those that are left.
+// returns the keys of all temporary objects, and of the objects that are left.
 func (u *upload) reduce(ctx context.Context, n int) (made, last []string, err error) {
 	for level := 0; ; level++ {
 		keys := make([]string, n)
@@ -189,8 +189,8 @@ func (v *service) removeAll(ctx context.Context, keys []string) error {
 	return work.Each(ctx, len(keys), parallel, func(ctx context.Context, i int) error { return v.Remove(ctx, keys[i:i+1]) })
 }
 
-// Uploads returns the uploads of which there are temporary objects in the folder prefix.
-// Its time is that of its latest object, so an upload that goes on is not old. With deep,
+// Uploads returns the uploads that have temporary objects in the folder prefix. The time of
+// an upload is the time of its latest object, so a running upload is not old. With deep,
 // it lists all objects below prefix, because only the last elements of the keys of temporary
 // objects tell them apart.
 func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {

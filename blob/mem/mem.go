@@ -1,5 +1,5 @@
 // Package mem keeps objects in memory, for tests and for objects that need not outlive
-// the process. It uses no files and has no limits. The contract is that of blob.Store.
+// the process. It uses no files and has no limits. It keeps the contract of blob.Store.
 // A store can hold both "a" and "a/b".
 package mem
 

@@ -21,7 +21,7 @@ type Policy struct {
 	// one, up to MaxPause. Zero: 100 ms and 10 s, which add up to half a minute.
 	Pause, MaxPause time.Duration
 	// Idle bounds how long the bytes of a request may stand still, and how long the
-	// service may work on a request that moves none. Zero: 30 s.
+	// service may work on a request that moves no bytes. Zero: 30 s.
 	Idle time.Duration
 	// Slow is the least rate in bytes a second: a request may take Idle, plus a second
 	// for each Slow bytes. Zero: 256 KiB.

@@ -36,14 +36,14 @@ type Service interface {
 	Put(ctx context.Context, key string, body []byte, sum uint32, c Condition) (Object, error)
 	// Begin begins an object that is sent in parts.
 	Begin(ctx context.Context, key string, writer string) (Upload, error)
-	// List returns objects in the order of their keys: those that begin with prefix, from
+	// List returns objects whose keys begin with prefix, in the order of their keys, from
 	// the token on that an earlier call returned. An empty token is the beginning, or the
 	// end.
 	List(ctx context.Context, prefix, token string) (page []Object, next string, err error)
 	// Remove removes objects, at most Limits.Removes of them. It is no error if one does
 	// not exist.
 	Remove(ctx context.Context, keys []string) error
-	// Uploads returns uploads that were begun and not ended, from a token on: those of
+	// Uploads returns uploads that were begun and not ended, from a token on: uploads of
 	// keys in the folder prefix, which is empty or ends with a slash. If deep is true, it
 	// returns all uploads of the folders below it too; otherwise some may be among them.
 	Uploads(ctx context.Context, prefix string, deep bool, token string) (page []PendingUpload, next string, err error)
@@ -94,7 +94,7 @@ type Upload interface {
 	Abort(ctx context.Context) error
 }
 
-// Limits are those of a service.
+// Limits are the limits of a service.
 type Limits struct {
 	MinPart int64 // bytes of a part that is not the last
 	MaxPart int64 // bytes of a part, and of what Put sends
@@ -161,7 +161,7 @@ type Error struct {
 }
 
 // IsUnreachable reports whether err, the error of a connection, means that there was
-// none: the name of the server is unknown, or it could not be called.
+// no connection: the name of the server is unknown, or it could not be called.
 func IsUnreachable(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	_, unknown := errors.AsType[*net.DNSError](err)

@@ -297,7 +297,7 @@ func explainEnded(err error) error {
 }
 
 // condition returns the condition of the object. A service that ignores conditions gets
-// none.
+// no condition.
 func (w *writer) condition() Condition {
 	if w.s.opts.Unconditional {
 		return Condition{Writer: w.id}

@@ -25,7 +25,7 @@ var errBeyond = errors.New("the range lies outside the object")
 
 // meaning is what an error code of the service means.
 type meaning struct {
-	cause error // nil: none of those that callers know
+	cause error // nil: not an error that callers know
 	retry bool
 	hint  string
 }
@@ -57,7 +57,7 @@ var codes = map[string]meaning{
 	"InvalidToken":                       {cause: fs.ErrPermission, hint: hintKey},
 	"ExpiredToken":                       {cause: fs.ErrPermission, hint: hintExpired},
 	"TokenRefreshRequired":               {cause: fs.ErrPermission, hint: hintExpired},
-	"RequestTimeTooSkewed":               {cause: fs.ErrPermission, hint: "the clock of this machine differs from that of the service: set it"},
+	"RequestTimeTooSkewed":               {cause: fs.ErrPermission, hint: "the clocks of this machine and of the service differ: set the clock of this machine"},
 	"PermanentRedirect":                  {hint: hintRegion},
 	"TemporaryRedirect":                  {hint: hintRegion},
 	"MovedPermanently":                   {hint: hintRegion},
@@ -98,7 +98,7 @@ func explain(err error) error {
 		text = errors.New(describe(api, status))
 	}
 	switch {
-	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK uses this code if the answer has none
+	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK uses this code if the answer has no code
 		m.hint = hintNotS3
 	case known:
 	case status == 0:
@@ -119,7 +119,7 @@ func explain(err error) error {
 	return &remote.Error{Err: text, Retry: m.retry, Sent: sent, After: after(response), Hint: m.hint}
 }
 
-// ofHead reports whether the error is that of a request whose answer has no body, and so no
+// ofHead reports whether the error belongs to a request whose answer has no body, and so no
 // code.
 func ofHead(err error) bool {
 	op, ok := errors.AsType[*smithy.OperationError](err)

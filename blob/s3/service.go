@@ -77,7 +77,7 @@ func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
 }
 
 // reason returns the error of a request for the head of an object. The answer has no
-// body, so it does not say what is wrong with the credentials or the address: that of a
+// body, so it does not say what is wrong with the credentials or the address: the error of a
 // request for the object does.
 func (v *service) reason(ctx context.Context, key string, err error) error {
 	if status := statusOf(err); status != http.StatusBadRequest && status != http.StatusForbidden {
@@ -167,7 +167,7 @@ func encoded(sum uint32) *string {
 }
 
 // checkStored compares the checksum that the service has computed, if it says so, with
-// that of the bytes.
+// the checksum of the bytes.
 func checkStored(got *string, sum uint32) error {
 	if want := encoded(sum); got != nil && *got != *want {
 		return &remote.Error{Err: fmt.Errorf("the service has stored bytes with the CRC-32C %q, not %q", *got, *want), Hint: hintNotS3}
@@ -385,7 +385,7 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 }
 
 // copyParts copies an object by a request for each part. Amazon computes the CRC-32C of the
-// parts and of the object. Other services are not asked for it: versitygw takes that of the
+// parts and of the object. Other services are not asked for it: versitygw takes the checksum of the
 // whole source for each part.
 func (v *service) copyParts(ctx context.Context, from remote.Source, source string, match *string, key string, c remote.Condition) (remote.Object, error) {
 	begin := &s3.CreateMultipartUploadInput{Bucket: &v.bucket, Key: &key, Metadata: map[string]string{writerKey: c.Writer}}
@@ -451,7 +451,7 @@ func (v *service) Sum(ctx context.Context, key string) (uint32, bool, error) {
 	}
 	b, err := base64.StdEncoding.DecodeString(aws.ToString(out.ChecksumCRC32C))
 	if err != nil || len(b) != 4 || out.ChecksumType == types.ChecksumTypeComposite {
-		return 0, false, nil // of the parts, or none
+		return 0, false, nil // a checksum of the parts, or no checksum
 	}
 	return binary.BigEndian.Uint32(b), true, nil
 }

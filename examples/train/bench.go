@@ -66,7 +66,7 @@ type gemm struct {
 	ta, tb  blas.Transpose
 	m, n, k int
 	times   int
-	apart   bool // each is computed by one goroutine, as those of heads are
+	apart   bool // each is computed by one goroutine, as for heads
 	a, b, c []float32
 }
 

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// tolerance is how far a loss of the disturbed run may be from that of the undisturbed
+// tolerance is how far a loss of the disturbed run may be from the loss of the undisturbed
 // one, as a part of it. Other layouts sum in another order, so the last bits differ, and
 // training lets such differences grow.
 const tolerance = 1e-5
@@ -26,7 +26,7 @@ type phase struct {
 	ranks int
 	grid
 	steps int // of the run, at the end of the phase
-	kill  int // the step whose save is disturbed; 0: none
+	kill  int // the step whose save is disturbed; 0: no step
 }
 
 // String returns the number of processes.

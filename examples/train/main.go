@@ -66,13 +66,13 @@ func main() {
 	flag.IntVar(&c.Width, "width", 64, "the width of a block")
 	flag.IntVar(&c.Time, "time", 32, "the length of a sequence")
 	flag.IntVar(&c.Batch, "batch", 12, "the number of sequences of a step, over all ranks")
-	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: that of all ranks, divided by -tensor")
+	flag.IntVar(&c.Data, "data", 0, "the number of data-parallel ranks; 0: all ranks, divided by -tensor")
 	flag.IntVar(&c.Tensor, "tensor", 1, "the number of tensor-parallel ranks")
 	flag.StringVar(&c.Kind, "kind", sharded, "how data-parallel ranks hold parameters: replicated, sharded or flat")
 	flag.BoolVar(&c.Recompute, "recompute", false, "compute the blocks again in the backward pass instead of keeping what they need")
 	flag.StringVar(&c.Swap, "swap", "", "a `folder` for a file that keeps what the blocks need in the backward pass; empty: memory")
-	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with those of an undisturbed run")
-	bench := flag.Bool("bench", false, "compare the speed of training with that of its matrix products alone")
+	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with an undisturbed run")
+	bench := flag.Bool("bench", false, "compare the speed of training with its matrix products alone")
 	flag.Parse()
 	err := c.check()
 	switch ctx := context.Background(); {
@@ -284,7 +284,7 @@ func (j *job) step(ctx context.Context, step int) (float64, error) {
 }
 
 // loss returns this rank's part of the loss of a step: the parts of all ranks add up to the
-// mean over the batch, because gradients are those of the sum over all ranks.
+// mean over the batch, because gradients are summed over all ranks.
 func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
 	count := j.Batch / j.Data
 	x, y, err := j.text.batch(step, j.Batch, j.at.rank/j.Tensor*count, count, j.Time)

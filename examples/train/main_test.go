@@ -232,7 +232,7 @@ func TestResumeInTheSameShapeIsExact(t *testing.T) {
 		t.Run(g.String(), func(t *testing.T) {
 			want := steps(t, g, filepath.Join(t.TempDir(), "run"), 8)
 			run := filepath.Join(t.TempDir(), "run")
-			steps(t, g, run, 5) // the last checkpoint is that of step 2
+			steps(t, g, run, 5) // the last checkpoint is of step 2
 			got := steps(t, g, run, 8)
 			if len(got) != 5 {
 				t.Errorf("the second job did steps %v", got)

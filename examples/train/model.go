@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// sizes are the sizes of a model and of what it is trained on.
+// sizes are the sizes of a model and of its training data.
 type sizes struct {
 	Layers, Heads, Width, Time int
 	Batch                      int // sequences of a step, over all ranks
@@ -29,7 +29,7 @@ type model struct {
 }
 
 // newModel returns a model whose parameters init makes. The names of its parameters, such
-// as "blocks.0.q.weight", are those of the checkpoint.
+// as "blocks.0.q.weight", are the names in the checkpoint.
 func newModel(s sizes, init nn.Init) (*model, error) {
 	m := &model{sizes: s, heads: s.Heads}
 	blocks := nn.New(nn.Other, nil) // is not called: the model calls each block

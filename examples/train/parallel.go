@@ -17,7 +17,7 @@ import (
 const (
 	replicated = "replicated" // every rank has all of them
 	sharded    = "sharded"    // each is cut into rows
-	flat       = "flat"       // those of a block are joined to one long row, which is cut
+	flat       = "flat"       // the parameters of a block are joined to one long row, which is cut
 )
 
 // grid is how the ranks are arranged. The ranks of a row see the same data, and each
@@ -203,7 +203,7 @@ func (at *place) join(m *nn.Module, params []*nn.Param) error {
 func inside(v, n int64) int64 { return min(max(v, 0), n) }
 
 // overlap makes replicated blocks sum their gradients as soon as their backward pass is
-// done, while that of the blocks before them goes on. Tensor-parallel blocks cannot do
+// done, while the pass of the blocks before them goes on. Tensor-parallel blocks cannot do
 // that: the backward pass uses the same groups.
 func (j *job) overlap(ctx context.Context, p platform.Platform) error {
 	if j.Kind != replicated || j.Tensor > 1 || j.Data == 1 {
@@ -230,8 +230,8 @@ func (j *job) overlap(ctx context.Context, p platform.Platform) error {
 	return nil
 }
 
-// reduce makes the gradients those of the sum over all ranks. Those of gathered parameters
-// are that already.
+// reduce sums the gradients over all ranks. The gradients of gathered parameters
+// are summed already.
 func (j *job) reduce(ctx context.Context) error {
 	if err := j.at.deal(); err != nil {
 		return err

@@ -1,6 +1,6 @@
 // Command gotest runs "go test" and prints what it prints. At the end it lists the tests
 // that were skipped, which "go test" does not show, and exits with the code of "go test".
-// With -all it also fails if a test was skipped, or if none was run.
+// With -all it also fails if a test was skipped, or if no test was run.
 //
 //	go run ./tools/gotest [-all] [-- ARGUMENT OF GO TEST ...]
 //
@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	all := flag.Bool("all", false, "fail if a test was skipped, or if none was run")
+	all := flag.Bool("all", false, "fail if a test was skipped, or if no test was run")
 	flag.Parse()
 	r := newReport(os.Stdout)
 	code := r.test(flag.Args())
@@ -75,7 +75,7 @@ type skip struct{ pkg, test, reason string }
 
 func newReport(out io.Writer) *report { return &report{out: out, outputs: map[string][]event{}} }
 
-// complete reports whether tests were run, and none was skipped.
+// complete reports whether tests were run, and all of them ran to the end.
 func (r *report) complete() bool { return r.passed > 0 && len(r.skipped) == 0 }
 
 // read reads the events of one run of go test. What is not an event is printed.
@@ -144,7 +144,7 @@ func (r *report) printPackage(result event) {
 // place matches the position of the call of Skip.
 var place = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
 
-// reason returns why a test was skipped, from what it has printed.
+// reason returns why a test was skipped, from its output.
 func reason(text string) string {
 	var out []string
 	for line := range strings.Lines(text) {

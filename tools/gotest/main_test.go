@@ -63,7 +63,7 @@ func TestOutputThatIsNotAnEventIsPrinted(t *testing.T) {
 	}
 }
 
-// The exit code is that of go test, for tests that fail and for code that does not build.
+// The exit code comes from go test, for tests that fail and for code that does not build.
 func TestExitCodeOfModules(t *testing.T) {
 	for name, c := range map[string]struct {
 		body     string

@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/background/saver"
@@ -32,7 +35,7 @@ type AsyncOptions struct {
 	// Process lets saver processes save. Program is the command cairn, for them.
 	Process bool
 	Program []string
-	Log     Log
+	Log     logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }
@@ -182,18 +185,11 @@ func (b *asyncBench) round(ctx context.Context, i int, r *AsyncResult) error {
 
 // ranks runs fn on every rank.
 func (b *asyncBench) ranks(ctx context.Context, fn func(context.Context, group.Group) error) error {
-	var wg sync.WaitGroup
-	errs := make([]error, len(b.groups))
-	for i, g := range b.groups {
-		wg.Go(func() { errs[i] = fn(ctx, g) })
+	var eg errgroup.Group
+	for _, g := range b.groups {
+		eg.Go(func() error { return fn(ctx, g) })
 	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return eg.Wait()
 }
 
 func (b *asyncBench) save(ctx context.Context, g group.Group) error {
@@ -224,11 +220,7 @@ func (b *asyncBench) background(ctx context.Context, bytes int64) (stall, durabl
 		}
 	}
 	took := time.Since(start)
-	slowest := stalls[0]
-	for _, s := range stalls[1:] {
-		slowest = max(slowest, s)
-	}
-	return gbs(bytes, slowest), gbs(bytes, took), nil
+	return gbs(bytes, slices.Max(stalls)), gbs(bytes, took), nil
 }
 
 // copyBlock is how much of the floor's copy one goroutine does at a time.

@@ -6,32 +6,24 @@ package bench
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Log receives a line about each step of a benchmark. It may be nil.
-type Log func(format string, args ...any)
+// logFunc receives a line about each step of a benchmark. It may be nil.
+type logFunc func(format string, args ...any)
 
-func (l Log) printf(format string, args ...any) {
+func (l logFunc) printf(format string, args ...any) {
 	if l != nil {
 		l(format, args...)
 	}
@@ -43,17 +35,25 @@ func timed(fn func() error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
+// positive returns v, or def if v is not positive.
+func positive[T int | int64](v, def T) T {
+	if v <= 0 {
+		return def
+	}
+	return v
+}
+
 // gbs returns a rate in 10^9 bytes a second.
 func gbs(bytes int64, d time.Duration) float64 {
 	return float64(bytes) / 1e9 / d.Seconds()
 }
 
-// resetPeakRSS makes PeakRSS start again, if the system supports it.
+// resetPeakRSS makes peakRSS start again, if the system supports it.
 func resetPeakRSS() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
-// PeakRSS returns the largest resident memory of this process, or 0 if it is
+// peakRSS returns the largest resident memory of this process, or 0 if it is
 // unknown.
-func PeakRSS() int64 {
+func peakRSS() int64 {
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return 0
@@ -67,88 +67,6 @@ func PeakRSS() int64 {
 	return 0
 }
 
-// childJob is the job of a process that a benchmark starts. Exactly one field is
-// set.
-type childJob struct {
-	Tree *treeJob `json:"tree,omitempty"`
-	Rank *rankJob `json:"rank,omitempty"`
-	Tiny *tinyJob `json:"tiny,omitempty"`
-}
-
-// Child runs the job of a process that a benchmark started with Options.Self. The
-// argument is the encoded job.
-func Child(ctx context.Context, job string, out io.Writer) error {
-	var j childJob
-	if err := json.Unmarshal([]byte(job), &j); err != nil {
-		return fmt.Errorf("job of a process of a benchmark: %w", err)
-	}
-	switch {
-	case j.Tree != nil:
-		return j.Tree.run(ctx, out)
-	case j.Rank != nil:
-		return j.Rank.run(ctx, out)
-	case j.Tiny != nil:
-		return j.Tiny.run(ctx, out)
-	}
-	return errors.New("job of a process of a benchmark: it is empty")
-}
-
-// argument returns the job as an argument for [Child].
-func (j childJob) argument() (string, error) {
-	b, err := json.Marshal(j)
-	return string(b), err
-}
-
-var errNoSelf = errors.New("how to start another process is not known")
-
-// child is a process that does a job.
-type child struct {
-	cmd *exec.Cmd
-	in  io.Closer
-	out io.Reader
-}
-
-// start starts a process that does the job. It ends with ctx.
-func (j childJob) start(ctx context.Context, self []string) (*child, error) {
-	if len(self) == 0 {
-		return nil, errNoSelf
-	}
-	arg, err := j.argument()
-	if err != nil {
-		return nil, err
-	}
-	c := &child{cmd: exec.CommandContext(ctx, self[0], append(self[1:len(self):len(self)], arg)...)}
-	c.cmd.Stderr = os.Stderr
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	if c.out, err = c.cmd.StdoutPipe(); err != nil {
-		return nil, err
-	}
-	return c, c.cmd.Start()
-}
-
-// answer decodes the result of the process into v, and calls then before it lets
-// the process end.
-func (c *child) answer(v any, then func()) error {
-	err := json.NewDecoder(c.out).Decode(v)
-	then()
-	c.in.Close()
-	if exit := c.cmd.Wait(); exit != nil {
-		return exit
-	}
-	return err
-}
-
-// tell sends v to the parent process and waits until the parent has received it.
-func tell(out io.Writer, v any) error {
-	if err := json.NewEncoder(out).Encode(v); err != nil {
-		return err
-	}
-	_, err := io.Copy(io.Discard, os.Stdin)
-	return err
-}
-
 // measurement is one figure: the best rate of several rounds, in 10^9 bytes a
 // second. Only run is timed.
 type measurement struct {
@@ -159,7 +77,7 @@ type measurement struct {
 // alternate takes pairs of measurements that move the given bytes, repeat times. It
 // alternates their order, so that both run under the same conditions: many disks
 // slow down under load.
-func alternate(ctx context.Context, bytes int64, repeat int, log Log, pairs ...[2]measurement) error {
+func alternate(ctx context.Context, bytes int64, repeat int, log logFunc, pairs ...[2]measurement) error {
 	for i := range repeat {
 		log.printf("round %d of %d", i+1, repeat)
 		for _, p := range pairs {
@@ -177,15 +95,6 @@ func alternate(ctx context.Context, bytes int64, repeat int, log Log, pairs ...[
 		}
 	}
 	return nil
-}
-
-// ranks runs fn on n ranks of this process.
-func ranks(ctx context.Context, n int, fn func(context.Context, group.Group) error) error {
-	eg, ctx := errgroup.WithContext(ctx)
-	for _, g := range inproc.New(n) {
-		eg.Go(func() error { return fn(ctx, g) })
-	}
-	return eg.Wait()
 }
 
 // rankState is the part of one rank in a state.

@@ -1,8 +1,6 @@
 package bench
 
-import (
-	"testing"
-)
+import "testing"
 
 func TestIOBench(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
@@ -91,5 +89,15 @@ func TestConvertBench(t *testing.T) {
 		if r.Copy <= 0 || r.Convert <= 0 || r.Ratio <= 0 || r.Bytes != 8<<20+5000 || r.Files < 1 {
 			t.Errorf("%v: Convert = %+v; want figures", pair, r)
 		}
+	}
+}
+
+func TestPlanBench(t *testing.T) {
+	r, err := Plan(t.Context(), PlanOptions{Ranks: 16, Tensors: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Items != 320 || r.IndexBytes == 0 || len(r.Phases) != 4 || r.RepeatSeconds <= 0 {
+		t.Errorf("Plan = %+v; want 320 items, an index, four phases and a repeat", r)
 	}
 }

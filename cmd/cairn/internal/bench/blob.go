@@ -23,7 +23,7 @@ type BlobOptions struct {
 	Streams []int
 	// Repeat is the number of rounds. The best of each figure counts. Zero: 3.
 	Repeat int
-	Log    Log
+	Log    logFunc
 }
 
 // BlobResult compares uploads and downloads with plain requests for the same bytes in the
@@ -33,7 +33,7 @@ type BlobResult struct {
 	Bytes   int64     `json:"bytes"`
 	Repeat  int       `json:"repeat"`
 	Plain   string    `json:"plain"` // what the plain requests are
-	Rows    []BlobRow `json:"rows"`
+	Rows    []blobRow `json:"rows"`
 
 	BestPlainPut float64 `json:"best_plain_put_gbs"`
 	BestPut      float64 `json:"best_put_gbs"`
@@ -47,18 +47,18 @@ type BlobResult struct {
 	RangesRatio     float64 `json:"ranges_ratio"`
 
 	// CoreSeconds is the processor time of this process for 10^9 bytes that are uploaded,
-	// and PlainCoreSeconds that of plain requests: the best of all rows.
+	// and PlainCoreSeconds the time of plain requests: the best of all rows.
 	CoreSeconds      float64      `json:"put_core_seconds_per_gb"`
 	PlainCoreSeconds float64      `json:"plain_put_core_seconds_per_gb"`
 	Traffic          blob.Traffic `json:"traffic"` // of our requests, without those for Cache
 	Cache            *BlobCache   `json:"cache"`
 }
 
-// BlobRow has the figures of a number of streams: requests at the same time. Put compares
+// blobRow has the figures of a number of streams: requests at the same time. Put compares
 // the parts of one object with a plain request for each of as many objects as there are
 // streams. Get reads these objects as a whole, and Ranges reads the one object by ranges:
 // both by our reader and by plain requests, into the same memory.
-type BlobRow struct {
+type blobRow struct {
 	Streams     int     `json:"streams"`
 	PlainPut    float64 `json:"plain_put_gbs"`
 	Put         float64 `json:"put_gbs"`
@@ -101,7 +101,7 @@ func Blob(ctx context.Context, o BlobOptions) (_ *BlobResult, err error) {
 	touch(b.data, true)
 	touch(b.into, false)
 	defer func() { err = errors.Join(err, b.clean(context.WithoutCancel(ctx))) }()
-	r := &BlobResult{Address: s.String(), Bytes: o.Bytes, Repeat: o.Repeat, Plain: "the SDK with its defaults", Rows: make([]BlobRow, len(o.Streams))}
+	r := &BlobResult{Address: s.String(), Bytes: o.Bytes, Repeat: o.Repeat, Plain: "the SDK with its defaults", Rows: make([]blobRow, len(o.Streams))}
 	if _, ok := service.(remote.Plain); !ok {
 		r.Plain = "single requests of the driver"
 	}
@@ -140,7 +140,7 @@ func least(a, b float64) float64 {
 }
 
 // row measures each figure of a row once.
-func (b *blobBench) row(ctx context.Context, row *BlobRow, streams int, sum *blob.Traffic) error {
+func (b *blobBench) row(ctx context.Context, row *blobRow, streams int, sum *blob.Traffic) error {
 	row.Streams = streams
 	s, err := remote.New(b.service, b.folder, b.name, &remote.Options{Parallel: streams})
 	if err != nil {

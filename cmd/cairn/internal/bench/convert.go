@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -39,7 +40,7 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	Log    Log
+	Log    logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }
@@ -61,7 +62,7 @@ type ConvertResult struct {
 
 // Convert measures a conversion and its floor: a copy of the source's files with
 // plain reads and writes, synced. It drops the source's page cache before each.
-// The peak memory is that of the process while it converts.
+// The peak memory is measured while the process converts.
 func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	o.Repeat, o.Ranks = positive(o.Repeat, 3), positive(o.Ranks, 4)
 	if formats.WholeTensors(o.From) {
@@ -111,7 +112,7 @@ func (b *convertBench) measure(ctx context.Context, r *ConvertResult) error {
 		{&r.Copy, fresh(b.copied), func(ctx context.Context) (err error) { r.Files, err = b.copy(ctx, src); return err }},
 		{&r.Convert, fresh(b.target), func(ctx context.Context) error {
 			resetPeakRSS()
-			defer func() { r.PeakRSS = max(r.PeakRSS, PeakRSS()) }()
+			defer func() { r.PeakRSS = max(r.PeakRSS, peakRSS()) }()
 			return b.convert(ctx)
 		}},
 	})
@@ -130,7 +131,7 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	var total int64
-	err = ranks(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
+	err = inproc.Run(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
 		state, size, err := repeatedRows(b.o.Bytes, b.o.Ranks, g.Rank())
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 )
 
@@ -27,7 +28,7 @@ type IOOptions struct {
 	// Parallel is the number of reads at the same time on each rank. Zero: the
 	// default of a load.
 	Parallel int
-	Log      Log
+	Log      logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }
@@ -105,7 +106,7 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	r.SaveRatio = r.Save / r.FloorSave
 	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
 	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
-	r.PeakRSS = PeakRSS()
+	r.PeakRSS = peakRSS()
 	return r, b.check()
 }
 
@@ -124,7 +125,7 @@ func (b *ioBench) measure(best *float64, s *file.Store, prepare func(context.Con
 	return measurement{
 		best,
 		func(ctx context.Context) error { return eachFile(ctx, s, prepare) },
-		func(ctx context.Context) error { return ranks(ctx, b.o.Ranks, run) },
+		func(ctx context.Context) error { return inproc.Run(ctx, b.o.Ranks, run) },
 	}
 }
 

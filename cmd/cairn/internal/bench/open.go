@@ -99,7 +99,7 @@ func OpenBench(ctx context.Context, o OpenOptions) (*OpenResult, error) {
 			return nil, err
 		}
 	}
-	r.PeakRSS = PeakRSS()
+	r.PeakRSS = peakRSS()
 	return r, nil
 }
 

@@ -76,7 +76,7 @@ func Plan(ctx context.Context, o PlanOptions) (*PlanResult, error) {
 	for _, s := range r.Phases {
 		r.Seconds += s
 	}
-	r.PeakRSS = PeakRSS()
+	r.PeakRSS = peakRSS()
 	return r, r.repeat(o, coordinator, unchanged)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -31,8 +32,8 @@ type ReshardResult struct {
 }
 
 // ReshardRow is the result of one change of sharding. Needed counts the bytes
-// that the ranks requested, Rounded those of the whole checksummed tiles around
-// them, and Read those that were read from storage.
+// that the ranks requested, Rounded the bytes of the checksummed tiles around
+// them, and Read the bytes that were read from storage.
 type ReshardRow struct {
 	Case string `json:"case"`
 	storage.ReadStats
@@ -95,7 +96,7 @@ func matrices(bytes int64) iter.Seq[weight] {
 // run saves under one layout from n ranks and loads under another into m.
 func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, to shard.Layout, n, m int) (int64, error) {
 	var total int64
-	err := ranks(ctx, n, func(ctx context.Context, g group.Group) error {
+	err := inproc.Run(ctx, n, func(ctx context.Context, g group.Group) error {
 		state, err := newState(matrices(bytes), from, g.Rank(), true)
 		if err != nil {
 			return err
@@ -110,7 +111,7 @@ func (r *ReshardRow) run(ctx context.Context, s blob.Store, bytes int64, from, t
 		return 0, err
 	}
 	start := time.Now()
-	err = ranks(ctx, m, func(ctx context.Context, g group.Group) error {
+	err = inproc.Run(ctx, m, func(ctx context.Context, g group.Group) error {
 		state, err := newState(matrices(bytes), to, g.Rank(), false)
 		if err != nil {
 			return err

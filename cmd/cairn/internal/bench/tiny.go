@@ -1,12 +1,8 @@
 package bench
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,20 +18,19 @@ type TinyOptions struct {
 	// Dir is an existing directory on the medium to measure.
 	Dir     string
 	Tensors int
-	// Self is a program with arguments that passes one more argument to [Child],
-	// and Program is the command cairn, to which arguments are added.
-	Self, Program []string
-	Log           Log
+	// Program is the command cairn, to which arguments are added.
+	Program []string
+	Log     logFunc
 }
 
 // TinyResult has a figure for each step.
 type TinyResult struct {
 	Tensors int        `json:"tensors"`
-	Steps   []TinyStep `json:"steps"`
+	Steps   []tinyStep `json:"steps"`
 }
 
-// TinyStep is the time and memory of one command, which is a process of its own.
-type TinyStep struct {
+// tinyStep is the time and memory of one step.
+type tinyStep struct {
 	Step string `json:"step"`
 	// Seconds is the elapsed time, CPUSeconds the processor time.
 	Seconds    float64 `json:"seconds"`
@@ -44,10 +39,11 @@ type TinyStep struct {
 }
 
 // Tiny measures a checkpoint of many small tensors, whose cost is the work for
-// each name rather than the bytes.
+// each name rather than the bytes. The save runs in this process, and every other
+// step is a process of its own.
 func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
-	if len(o.Program) == 0 || len(o.Self) == 0 {
-		return nil, errNoSelf
+	if len(o.Program) == 0 || o.Tensors < 1 {
+		return nil, fmt.Errorf("program %q, %d tensors: want the command cairn and at least one tensor", o.Program, o.Tensors)
 	}
 	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
 	if err != nil {
@@ -55,92 +51,58 @@ func Tiny(ctx context.Context, o TinyOptions) (*TinyResult, error) {
 	}
 	defer os.RemoveAll(dir)
 	native, dcp := filepath.Join(dir, "native"), filepath.Join(dir, "torchdcp")
-	job, err := childJob{Tiny: &tinyJob{native, o.Tensors}}.argument()
+	o.Log.printf("save")
+	save, err := saveTiny(ctx, native, o.Tensors)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("save: %w", err)
 	}
-	r := &TinyResult{Tensors: o.Tensors}
+	r := &TinyResult{Tensors: o.Tensors, Steps: []tinyStep{*save}}
 	for _, s := range []struct {
-		name    string
-		program []string
-		args    []string
+		name string
+		args []string
 	}{
-		{"save", o.Self, []string{job}},
-		{"ls", o.Program, []string{"ls", native}},
-		{"digest", o.Program, []string{"digest", native}},
-		{"verify", o.Program, []string{"verify", native}},
-		{"convert to torchdcp", o.Program, []string{"convert", "--quiet", "--to", "torchdcp", native, dcp}},
-		{"ls of that", o.Program, []string{"ls", dcp}},
-		{"digest of that", o.Program, []string{"digest", dcp}},
-		{"verify of that", o.Program, []string{"verify", dcp}},
+		{"ls", []string{"ls", native}},
+		{"digest", []string{"digest", native}},
+		{"verify", []string{"verify", native}},
+		{"convert to torchdcp", []string{"convert", "--quiet", "--to", "torchdcp", native, dcp}},
+		{"ls of that", []string{"ls", dcp}},
+		{"digest of that", []string{"digest", dcp}},
+		{"verify of that", []string{"verify", dcp}},
 	} {
 		o.Log.printf("%s", s.name)
-		step, err := runStep(ctx, s.name, slices.Concat(s.program, s.args))
+		args := slices.Concat(o.Program, s.args)
+		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+		cmd.Stderr = os.Stderr
+		took, err := timed(cmd.Run)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
-		r.Steps = append(r.Steps, *step)
+		p := cmd.ProcessState
+		r.Steps = append(r.Steps, tinyStep{s.name, took.Seconds(), (p.UserTime() + p.SystemTime()).Seconds(), maxRSS(p)})
 	}
 	return r, nil
 }
 
-// runStep runs a command and returns its time and memory. The process that saves
-// prints the times of the save alone, without making the state.
-func runStep(ctx context.Context, name string, args []string) (*TinyStep, error) {
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stderr = os.Stderr
-	var out bytes.Buffer
-	if name == "save" {
-		cmd.Stdout = &out
-	}
-	took, err := timed(cmd.Run)
-	if err != nil {
-		return nil, err
-	}
-	p := cmd.ProcessState
-	step := &TinyStep{
-		Step: name, Seconds: took.Seconds(), CPUSeconds: (p.UserTime() + p.SystemTime()).Seconds(), PeakRSS: maxRSS(p),
-	}
-	if name == "save" {
-		err = json.Unmarshal(out.Bytes(), step)
-	}
-	return step, err
-}
-
-// tinyJob saves a checkpoint of many small tensors.
-type tinyJob struct {
-	Dir     string `json:"dir"`
-	Tensors int    `json:"tensors"`
-}
-
-// run saves, and writes a TinyStep for the save alone.
-func (j *tinyJob) run(ctx context.Context, out io.Writer) error {
-	if j.Tensors < 1 {
-		return errors.New("no tensors")
-	}
+// saveTiny saves a checkpoint of small tensors. The times do not include the time for
+// making the state.
+func saveTiny(ctx context.Context, dir string, tensors int) (*tinyStep, error) {
 	state := cairn.State{}
-	for i := range j.Tensors {
+	for i := range tensors {
 		t, err := tensor.New(tensor.Float32, []int64{4})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		fillRandom(t, uint64(i))
 		state[fmt.Sprintf("model.layers.%d.block.%d.weight", i/100, i%100)] = t
 	}
-	s, err := file.Open(j.Dir, nil)
+	s, err := file.Open(dir, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	before := cpuTime()
 	took, err := timed(func() error {
 		_, err := cairn.Save(ctx, s, state, nil)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(out).Encode(struct {
-		Seconds    float64 `json:"seconds"`
-		CPUSeconds float64 `json:"cpu_seconds"`
-	}{took.Seconds(), (cpuTime() - before).Seconds()})
+	return &tinyStep{"save", took.Seconds(), (cpuTime() - before).Seconds(), peakRSS()}, err
 }

@@ -16,8 +16,8 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchRedistributeCmd(), newBenchOpenCmd(), newBenchConvertCmd(),
-		newBenchTinyCmd(), newBenchGroupCmd(), newBenchTreeCmd(), newBenchChildCmd())
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
+		newBenchConvertCmd(), newBenchTinyCmd())
 	return cmd
 }
 
@@ -36,7 +36,7 @@ func (l lowest) check(cmd *cobra.Command) error {
 		}
 		list, _ := cmd.Flags().GetIntSlice(name)
 		if i := slices.IndexFunc(list, func(n int) bool { return int64(n) < l[name] }); i >= 0 {
-			return usagef(cmd, "--%s: cannot measure a group of %d, want %d or more", name, list[i], l[name])
+			return usagef(cmd, "--%s: %d is too small: at least %d", name, list[i], l[name])
 		}
 	}
 	dir := cmd.Flags().Lookup("dir")
@@ -96,7 +96,7 @@ func printPlanBench(o *output, r *bench.PlanResult) {
 // addFolderFlag adds --dir. The help describes its default, which depends on the
 // machine.
 func addFolderFlag(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is that of temporary files")
+	cmd.Flags().StringVar(dir, "dir", os.TempDir(), "existing `folder` on the medium to measure; the default is the folder of temporary files")
 	hideDefault(cmd.Flags(), "dir")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 }
@@ -233,31 +233,6 @@ func printReshardBench(o *output, r *bench.ReshardResult) {
 	o.table(t)
 }
 
-func newBenchRedistributeCmd() *cobra.Command {
-	o := bench.RedistributeOptions{Bytes: 256 << 20, Ranks: 4, Repeat: 5}
-	low := lowest{"size": 1, "ranks": 2, "repeat": 1}
-	cmd := benchCommand("redistribute", low, func(ctx context.Context, out *output) (r *bench.RedistributeResult, err error) {
-		if o.Self, err = benchChild(); err != nil {
-			return nil, err
-		}
-		o.Log = benchLog(out)
-		return bench.Redistribute(ctx, o)
-	}, printRedistributeBench)
-	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the tensors")
-	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks, which are processes")
-	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
-	return cmd
-}
-
-func printRedistributeBench(o *output, r *bench.RedistributeResult) {
-	o.printf("%d processes, median of %d\n\n", r.Ranks, r.Repeat)
-	t := newRows("CASE", ">TENSORS", ">SIZE", ">MOVED", ">ALL-TO-ALL GB/s", ">CAIRN GB/s", ">RATIO")
-	for _, c := range r.Cases {
-		t.add(c.Case, strconv.Itoa(c.Tensors), formatBytes(c.Bytes), formatBytes(c.Moved), two(c.Plain), two(c.Rate), two(c.Ratio))
-	}
-	o.table(t)
-}
-
 func newBenchOpenCmd() *cobra.Command {
 	o := bench.OpenOptions{Chunks: 1_000_000}
 	cmd := benchCommand("open", lowest{"chunks": 1},
@@ -302,62 +277,9 @@ func printConvertBench(o *output, r *bench.ConvertResult) {
 	o.table(t)
 }
 
-func newBenchGroupCmd() *cobra.Command {
-	o := bench.GroupOptions{}.WithDefaults()
-	low := lowest{"size": 1 << 10, "ranks": 2, "latency-procs": 2, "procs": 2, "gather-ranks": 2, "calls": 1, "repeat": 1}
-	cmd := benchCommand("group", low, func(ctx context.Context, out *output) (r *bench.GroupResult, err error) {
-		if o.Self, err = benchChild(); err != nil {
-			return nil, err
-		}
-		o.Log = benchLog(out)
-		return bench.Group(ctx, o)
-	}, printGroupBench)
-	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the tensor")
-	cmd.Flags().IntSliceVar(&o.Ranks, "ranks", o.Ranks, "numbers of ranks whose latency is measured")
-	cmd.Flags().IntSliceVar(&o.LatencyProcs, "latency-procs", o.LatencyProcs, "numbers of processes whose latency is measured")
-	cmd.Flags().IntVar(&o.Calls, "calls", o.Calls, "number of calls of a latency")
-	cmd.Flags().IntVar(&o.GatherRanks, "gather-ranks", o.GatherRanks, "number of ranks that plans are gathered from")
-	cmd.Flags().IntSliceVar(&o.Procs, "procs", o.Procs, "numbers of processes that tensors are reduced between")
-	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds of a throughput")
-	return cmd
-}
-
-func printGroupBench(o *output, r *bench.GroupResult) {
-	t := newRows("LATENCY", ">RANKS", "AS", ">MEDIAN", ">P99")
-	for _, l := range r.Latency {
-		op := l.Op
-		if op == "gather" {
-			op += ", 1 KiB"
-		}
-		t.add(op, strconv.Itoa(l.Ranks), l.As, formatMicroseconds(l.Median), formatMicroseconds(l.P99))
-	}
-	o.table(t)
-	o.printf("\n")
-	t = newRows("THROUGHPUT", ">BY", ">SIZE", ">GB/s", ">ON THE WIRE", ">PLAIN", ">RATIO", ">CACHED", ">RATIO")
-	for _, c := range r.Collectives {
-		t.add(c.Op, fmt.Sprintf("%d processes", c.Processes), formatBytes(c.Bytes), two(c.Rate), two(c.Wire), two(c.Floor), two(c.Ratio), two(c.Cached), two(c.CachedRatio))
-	}
-	g := r.Gather
-	t.add("gather", fmt.Sprintf("%d ranks", g.Ranks), formatBytes(int64(g.Bytes)), two(g.Rate), two(g.Rate*g.Hops), two(g.Floor), two(g.Ratio), "", "")
-	o.table(t)
-	o.printf("\nThe gather takes %s. A byte of it crosses %.1f connections on average; the ratio is\n"+
-		"that of the bytes that rank 0 receives.\n", formatMicroseconds(g.Seconds*1e6), g.Hops)
-}
-
-// formatMicroseconds prints a short time, such as "12.3 us".
-func formatMicroseconds(us float64) string {
-	if us < 1000 {
-		return fmt.Sprintf("%.1f us", us)
-	}
-	return fmt.Sprintf("%.2f ms", us/1000)
-}
-
 func newBenchTinyCmd() *cobra.Command {
 	o := bench.TinyOptions{Tensors: 200_000}
 	cmd := benchCommand("tiny", lowest{"tensors": 1}, func(ctx context.Context, out *output) (r *bench.TinyResult, err error) {
-		if o.Self, err = benchChild(); err != nil {
-			return nil, err
-		}
 		if o.Program, err = ownCommand(); err != nil {
 			return nil, err
 		}
@@ -376,58 +298,4 @@ func printTinyBench(o *output, r *bench.TinyResult) {
 		t.add(s.Step, formatSeconds(s.Seconds), formatSeconds(s.CPUSeconds), formatBytes(s.PeakRSS))
 	}
 	o.table(t)
-}
-
-func newBenchTreeCmd() *cobra.Command {
-	o := bench.TreeOptions{PlanOptions: bench.PlanOptions{Ranks: 10_000, Tensors: 1000}, Arity: bench.DefaultArity}
-	low := lowest{"ranks": 2, "tensors": 1, "arity": 1}
-	cmd := benchCommand("tree", low, func(ctx context.Context, out *output) (r *bench.TreeResult, err error) {
-		if o.Self, err = benchChild(); err != nil {
-			return nil, err
-		}
-		o.Log = benchLog(out)
-		return bench.Tree(ctx, o)
-	}, printTreeBench)
-	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
-	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
-	cmd.Flags().IntVar(&o.Arity, "arity", o.Arity, "number of children of a rank")
-	return cmd
-}
-
-func printTreeBench(o *output, r *bench.TreeResult) {
-	o.printf("%d ranks x %d tensors: %s items, plans of %s\n", r.Ranks, r.Tensors, formatCount(int64(r.Items)), formatBytes(int64(r.WireBytes)))
-	o.printf("tree of arity %d: depth %d, at most %s a rank\n\n", r.Arity, r.Depth, plural(r.Links, "link"))
-	t := newRows("", ">A RANK, MEAN", ">A RANK, MOST", ">RANK 0")
-	row := func(name string, v bench.TreeTraffic, text func(int64) string) {
-		t.add(name, text(int64(v.Mean+0.5)), text(v.Max), text(v.Coordinator))
-	}
-	count := func(n int64) string { return strconv.FormatInt(n, 10) }
-	row("messages sent", r.MessagesSent, count)
-	row("messages received", r.MessagesReceived, count)
-	row("bytes sent", r.BytesSent, formatBytes)
-	row("bytes received", r.BytesReceived, formatBytes)
-	o.table(t)
-	o.printf("\n")
-	t = newRows("PHASE", ">TIME")
-	for _, p := range []string{"gather", "decode", "plan", "encode", "scatter", "settle"} {
-		t.add(p, formatSeconds(r.Phases[p]))
-	}
-	t.add("all of it", formatSeconds(r.Seconds))
-	for _, p := range []string{"local_plans", "local_decode"} {
-		t.add("(outside: "+p+")", formatSeconds(r.Outside[p]))
-	}
-	o.table(t)
-	o.printf("\npeak memory: rank 0 %s, all others together %s\n", formatBytes(r.CoordinatorPeak), formatBytes(r.OthersPeak))
-}
-
-// benchChild returns the command line of a process that a benchmark starts, without
-// its job.
-func benchChild() ([]string, error) { return ownCommand("bench", "child") }
-
-func newBenchChildCmd() *cobra.Command {
-	cmd := newCommand("bench-child", wantArgs(1, 1), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
-		return bench.Child(cmd.Context(), args[0], cmd.OutOrStdout())
-	})
-	cmd.Hidden = true
-	return cmd
 }

@@ -360,7 +360,7 @@ func (k *catter) leaf(e *meta.Entry) (any, error) {
 	return v, err
 }
 
-// treeJSON returns the JSON form of a tree, with values like those of valueJSON.
+// treeJSON returns the JSON form of a tree, with values as valueJSON returns them.
 func treeJSON(v any) (any, error) {
 	var err error
 	switch v := v.(type) {

@@ -175,7 +175,7 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 }
 
 // readEdges reads the visible elements from a dimension on into dst. The dimensions
-// before it are those of box.
+// before it are the dimensions of box.
 func (k *catter) readEdges(s *inspect.Selection, edges []edge, dim int, box tensor.Box, dst *tensor.Tensor) error {
 	if dim == len(edges) {
 		part, err := tensor.New(dst.DType(), box.Sizes)

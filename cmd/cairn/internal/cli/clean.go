@@ -382,8 +382,8 @@ func printCleaned(o *output, r *cleanResult) {
 const uncertainText = "another save here got no answer to its commit, and the service may still carry it out: save here again, which settles it, or wait a day and use 'cairn clean --older-than 24h'"
 
 // leftoversAt counts the files that no checkpoint in a folder needs, and
-// unfinished conversions, except for those that still run. It returns nil if
-// there are none. It ignores errors, because only a remark depends on it.
+// unfinished conversions, except for running conversions. It returns nil if
+// there is nothing to clean. It ignores errors, because only a remark depends on it.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := file.LocalPath(address)
 	if err != nil {

@@ -23,11 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// TestMain lets this test binary be the program that the demo starts.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "demo-rank" || os.Args[1] == "saver") {
-		os.Exit(Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
-	}
 	// With the race detector, every process that a test starts would end a second late.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	os.Exit(m.Run())

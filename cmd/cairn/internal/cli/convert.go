@@ -68,7 +68,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
 	fl.BoolVar(&f.SkipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
-	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default that of SRC)")
+	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default: the step of SRC)")
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")

@@ -20,7 +20,6 @@ type demoFlags struct {
 	dir              string
 	size             sizeFlag
 	ranks, loadRanks int
-	procs            int
 	keep             bool
 }
 
@@ -34,7 +33,6 @@ func newDemoCmd() *cobra.Command {
 	fl.Var(&f.size, "size", "approximate size of the state")
 	fl.IntVar(&f.ranks, "ranks", 8, "ranks that save")
 	fl.IntVar(&f.loadRanks, "load-ranks", 3, "ranks that load")
-	fl.IntVar(&f.procs, "procs", 0, "save from `N` processes instead, some of which are killed")
 	fl.BoolVar(&f.keep, "keep", true, "leave the checkpoint there; --keep=false removes it at the end")
 	_ = cmd.MarkFlagDirname("dir") // fails for unknown flags only
 	return cmd
@@ -51,11 +49,9 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	missing := firstMissing(f.dir)
 	o := outputOf(cmd)
 	w := &demoWatcher{o: o, dir: f.dir}
-	c := demo.Config{Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w, Logger: o.logger()}
-	if o.verbose {
-		c.Stderr = o.err
-	}
-	rep, err := f.play(cmd.Context(), c)
+	rep, err := demo.Run(cmd.Context(), demo.Config{
+		Store: store, Bytes: int64(f.size), Ranks: f.ranks, LoadRanks: f.loadRanks, Watch: w, Logger: o.logger(),
+	})
 	w.bar.done()
 	if !f.keep && rep != nil {
 		err = errors.Join(err, cleanUp(context.WithoutCancel(cmd.Context()), store, rep, f.dir, missing))
@@ -70,28 +66,6 @@ func runDemo(cmd *cobra.Command, f demoFlags) error {
 	return nil
 }
 
-func (f *demoFlags) play(ctx context.Context, c demo.Config) (*demo.Report, error) {
-	if f.inMemory() {
-		return demo.Run(ctx, c)
-	}
-	var err error
-	rank := []string{"demo-rank", f.dir}
-	if c.Stderr != nil {
-		rank = append(rank, "--verbose")
-	}
-	if c.Command, err = ownCommand(rank...); err != nil {
-		return nil, err
-	}
-	if c.Saver, err = ownCommand("saver"); err != nil {
-		return nil, err
-	}
-	if f.procs == 0 {
-		return demo.Run(ctx, c)
-	}
-	c.Ranks = f.procs
-	return demo.RunProcs(ctx, c)
-}
-
 func (f *demoFlags) check(cmd *cobra.Command) error {
 	fi, err := os.Stat(f.dir)
 	switch {
@@ -103,18 +77,9 @@ func (f *demoFlags) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--size is too small: at least %s", formatBytes(demo.MinBytes))
 	case min(f.ranks, f.loadRanks) < 1 || max(f.ranks, f.loadRanks) > demo.MaxRanks:
 		return usagef(cmd, "--ranks and --load-ranks must be 1 to %d", demo.MaxRanks)
-	case cmd.Flags().Changed("procs") && cmd.Flags().Changed("ranks"):
-		return usagef(cmd, "--procs and --ranks say the same: give one")
-	case cmd.Flags().Changed("procs") && (f.procs < 2 || max(f.procs, f.loadRanks) > demo.MaxProcs):
-		return usagef(cmd, "--procs must be 2 to %d, and --load-ranks with it at most that", demo.MaxProcs)
-	case f.procs > 0 && f.inMemory():
-		return usagef(cmd, "--dir %s is memory of one process: --procs needs a directory", quoteArg(f.dir))
 	}
 	return nil
 }
-
-// inMemory reports whether the demo saves in the memory of this process.
-func (f *demoFlags) inMemory() bool { return blob.Scheme(f.dir) == "mem" }
 
 func demoHint(dir string, err error) string {
 	switch {
@@ -203,7 +168,7 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 	case "save":
 		w.line("state", "%s, %s: %d layers of width %d, %s", plural(r.State.Tensors, "tensor"), plural(r.State.Objects, "object"),
 			r.State.Layers, r.State.Width, formatBytes(r.State.NumBytes))
-		w.line("save", "%s on a %s mesh: %s in %s, %s", ranksOf(r, r.Save.Ranks), formatMesh(r.Save.Mesh),
+		w.line("save", "%s on a %s mesh: %s in %s, %s", plural(r.Save.Ranks, "rank"), formatMesh(r.Save.Mesh),
 			formatBytes(r.Save.Bytes), plural(r.Save.Files, "data file"), formatSpeed(r.Save.Speed))
 	case "verify":
 		w.line("verify", "%s in %s with the index, every byte: %s", plural(r.Check.Chunks, "chunk"), plural(r.Check.Files, "file"),
@@ -212,64 +177,21 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 		w.loaded(r)
 	case "crash":
 		c := r.Crash[len(r.Crash)-1]
-		w.line("crash", "%-33s %s", c.At+":", foundWhole(c.Survivor))
-	case "kill":
-		w.killed(&r.Kills[len(r.Kills)-1])
-	case "background":
-		w.savedInBackground(r.Background)
-	case "overwrite":
-		if r.Procs {
-			w.line("meet", "%s once more, under the same name and at the same place", ranksOf(r, r.Overwrite.Ranks))
+		found := "old checkpoint whole, same digest"
+		if c.Survivor == "new" {
+			found = "new checkpoint whole"
 		}
+		w.line("crash", "%-33s %s", c.At+":", found)
+	case "overwrite":
 		w.line("overwrite", "step %d: %s in %s, %s", r.Overwrite.Step, formatBytes(r.Overwrite.Bytes),
 			plural(r.Overwrite.Files, "data file"), formatSpeed(r.Overwrite.Speed))
 		w.line("digest", "%s", r.Digest)
 	}
 }
 
-// ranksOf prints a number of ranks or processes.
-func ranksOf(r *demo.Report, n int) string {
-	if !r.Procs {
-		return plural(n, "rank")
-	}
-	if n == 1 {
-		return "1 process"
-	}
-	return fmt.Sprintf("%d processes", n)
-}
-
-// killed prints the killed rank, the time and errors of the survivors, and the
-// checkpoint that was found.
-func (w *demoWatcher) killed(k *demo.Kill) {
-	w.line("kill", "rank %d, %-29s %s", k.Rank, k.At+":", foundWhole(k.Survivor))
-	printStory(w.o, "%13s%s knew within %s:\n", "", plural(k.Survivors, "survivor"), formatSeconds(k.Known))
-	for _, e := range k.Errors {
-		printStory(w.o, "%13s%s\n", "", clean(e))
-	}
-}
-
-// savedInBackground prints how long training stood still and the checkpoint that the
-// savers completed.
-func (w *demoWatcher) savedInBackground(b *demo.Background) {
-	if b.LeftOut != "" {
-		printStory(w.o, "- %-10s left out: %s\n", "background", clean(b.LeftOut))
-		return
-	}
-	w.line("background", "%s with saver processes: %s during a save", plural(b.Ranks, "trainer"), plural(b.Trained, "training step"))
-	w.line("kill", "all trainers, step %d staged: new checkpoint whole, every byte, no process left", b.Step)
-	printStory(w.o, "%13straining stood still for %s, the save took %s\n", "", formatSeconds(b.Stall), formatSeconds(b.Seconds))
-}
-
-func foundWhole(survivor string) string {
-	if survivor == "new" {
-		return "new checkpoint whole"
-	}
-	return "old checkpoint whole, same digest"
-}
-
 func (w *demoWatcher) loaded(r *demo.Report) {
 	l := r.Load
-	w.line("load", "%s, resharded: needed %s, %s", ranksOf(r, l.Ranks), formatBytes(l.Needed), formatSpeed(l.Speed))
+	w.line("load", "%s, resharded: needed %s, %s", plural(l.Ranks, "rank"), formatBytes(l.Needed), formatSpeed(l.Speed))
 	if l.Read > l.Needed {
 		printStory(w.o, "%13sread %s: narrow columns of small matrices lie in shared tiles\n", "", formatBytes(l.Read))
 	}
@@ -293,7 +215,7 @@ func (w *demoWatcher) goodbye(f demoFlags) {
 		return
 	}
 	o.printf("\n%s\n", o.good("All as promised."))
-	if !f.keep || f.inMemory() {
+	if !f.keep || blob.Scheme(f.dir) == "mem" {
 		return
 	}
 	cairn, dir := programName(), quoteArg(f.dir)
@@ -314,17 +236,4 @@ func formatSpeed(s demo.Speed) string {
 
 func formatMesh(mesh []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(mesh), " ", "×"), "[]")
-}
-
-// newDemoRankCmd returns the command that runs one rank of 'cairn demo --procs'.
-func newDemoRankCmd() *cobra.Command {
-	cmd := newCommand("demo-rank", wantArgs(2, 2), cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) error {
-		store, err := cairn.OpenStore(args[0]) // which saver processes can open too
-		if err != nil {
-			return err
-		}
-		return demo.RunRank(cmd.Context(), store, args[1], cmd.OutOrStdout(), outputOf(cmd).logger())
-	})
-	cmd.Hidden = true
-	return cmd
 }

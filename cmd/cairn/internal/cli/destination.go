@@ -29,8 +29,8 @@ type destination struct {
 	place *convert.Place
 	opts  formats.Options
 	write storage.WriteOptions
-	// object is the name of the single object at address, if address is that of one and
-	// not in a file system.
+	// object is the name of the single object at address, if address names one and is
+	// not a path in a file system.
 	object string
 	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
 	trial  blob.Store           // replaces every other store in a dry run

@@ -71,13 +71,13 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 	o := f.CompareOptions
 	switch {
 	case !(o.Rtol >= 0 && o.Atol >= 0):
-		return nil, usagef(cmd, "--rtol %v and --atol %v: want none below zero", o.Rtol, o.Atol)
+		return nil, usagef(cmd, "--rtol %v and --atol %v: a tolerance cannot be negative", o.Rtol, o.Atol)
 	case o.Exact && (o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
 		return nil, usagef(cmd, "--exact compares bits: it does not go with --rtol, --atol and --nan-differs")
 	case o.DescriptionsOnly && (o.Exact || o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
 		return nil, usagef(cmd, "--names-only reads no values: it does not go with --rtol, --atol, --exact and --nan-differs")
 	case o.Limit < 0:
-		return nil, usagef(cmd, "--limit %d: want none below zero", o.Limit)
+		return nil, usagef(cmd, "--limit %d: want zero or more", o.Limit)
 	}
 	var err error
 	if f.patterns, err = f.filter(); err != nil {

@@ -20,7 +20,7 @@ var readers = []string{
 	"convert CK OUT --to dcp", "merge CK OUT.pt", "verify CK", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run",
 }
 
-// describers are those of them that read no data: damaged data does not stop them.
+// describers are the commands that read no data: damaged data does not stop them.
 var describers = []string{"ls CK", "inspect CK", "inspect CK step", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run"}
 
 // situations are the ways in which a checkpoint can be wrong, with the exit code of
@@ -190,7 +190,7 @@ func checkExit(t *testing.T, ctx context.Context, claim, line string, want int) 
 	}
 }
 
-// The other codes, and those of other commands.
+// The other codes, and the codes of other commands.
 func TestExitCodesOfOtherMistakes(t *testing.T) {
 	dir := t.TempDir()
 	ck := filepath.Join(dir, "ck")

@@ -130,7 +130,7 @@ func (p *roff) block(text string) {
 	p.line(".fi\n.RE")
 }
 
-// flags adds a section of flags, unless there are none.
+// flags adds a section of flags, unless the command has no flags.
 func (p *roff) flags(title string, flags *pflag.FlagSet) {
 	if !flags.HasAvailableFlags() {
 		return

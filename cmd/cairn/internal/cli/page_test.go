@@ -92,7 +92,7 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-// flagTable returns a table of the flags, or "" if there are none.
+// flagTable returns a table of the flags, or "" if the command has no flags.
 func flagTable(flags *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -174,7 +174,6 @@ func TestJSONIsExplained(t *testing.T) {
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
-		"bench group": {bench.GroupResult{}}, "bench tree": {bench.TreeResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))
 		if err != nil {

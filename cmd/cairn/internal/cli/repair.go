@@ -191,7 +191,7 @@ func printRepaired(o *output, r *repairResult) {
 	}
 	switch {
 	case !r.Rebuilt && r.unindexed:
-		o.printf("%s: nothing to repair: it has no index and needs none (%s)\n", clean(r.Path), what)
+		o.printf("%s: nothing to repair: it has no index and needs no index (%s)\n", clean(r.Path), what)
 	case !r.Rebuilt:
 		o.printf("%s: nothing to repair: %s %s whole (%s)\n", clean(r.Path), rebuilt, are, what)
 	case r.DryRun:

@@ -97,7 +97,7 @@ func newRootCmd() *cobra.Command {
 		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).storeLogger()))
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
-	root.AddCommand(newDemoCmd(), newDemoRankCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
+	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
 		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
@@ -163,7 +163,7 @@ func knownFlag(cmd *cobra.Command, name string) bool {
 	return false
 }
 
-// wantArgs returns a check for the number of arguments, none of which may be
+// wantArgs returns a check for the number of arguments. No argument may be
 // empty. A negative high means no limit.
 func wantArgs(low, high int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

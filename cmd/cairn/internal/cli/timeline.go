@@ -156,7 +156,7 @@ const waiting = '·'
 
 // bar draws the phases of one rank. If phases overlap, it shows the one that began last.
 func (c *chart) bar(o *output, phases []inspect.RankPhase) string {
-	cells := make([]string, c.cells) // names of phases; empty: none
+	cells := make([]string, c.cells) // names of phases; empty: no phase
 	last := 0
 	for _, p := range phases {
 		from := min(c.cell(p.Start), c.cells-1)
@@ -196,7 +196,7 @@ func (c *chart) cell(seconds float64) int {
 // letter stands for a phase in a chart.
 func letter(phase string) byte { return phase[0] }
 
-// phaseColor returns the colour of a phase: that of text, and reversed.
+// phaseColor returns the colour of a phase for text, and reversed for cells.
 func phaseColor(phase string) string {
 	switch phase {
 	case meta.PhaseStage:

@@ -1,11 +1,14 @@
 package demo
 
 import (
-	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
-	"log/slog"
+	"hash/fnv"
+	"maps"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,18 +21,72 @@ import (
 
 const layers = 4
 
-// model describes a transformer and the jobs that save and load it.
+// model is a transformer with the state of its optimizer. The ranks that save hold
+// parts of its tensors.
 type model struct {
-	width       int64
-	mesh        []int // of the ranks that save
-	ranks, load int
-	logger      *slog.Logger // of saves and loads; nil: none
+	width   int64
+	mesh    []int // of the ranks that save
+	load    int   // the number of ranks that load
+	bytes   int64
+	tensors []*entry
+	step    int64
 }
 
-// newModel returns the model whose weights and Adam moments take about the given
+// entry is a tensor of the model, and how the two jobs shard it. A nil layout means
+// that every rank has the whole tensor.
+type entry struct {
+	path       meta.Path
+	dtype      tensor.DType
+	shape      []int64
+	save, load shard.Layout
+	look       look
+	whole      *tensor.Tensor // nil until the first training step
+}
+
+// look makes random words look like numbers of a training state: it keeps some bits
+// of each eight bytes and sets others.
+type look struct{ keep, set uint64 }
+
+// The looks are bfloat16 and float32 numbers between 2^-7 and 2^-3 with a sign, and
+// squares, which are positive.
+var (
+	weightLook = look{keep: 0x81ff_81ff_81ff_81ff, set: 0x3c00_3c00_3c00_3c00}
+	momentLook = look{keep: 0x81ff_ffff_81ff_ffff, set: 0x3c00_0000_3c00_0000}
+	squareLook = look{keep: 0x01ff_ffff_01ff_ffff, set: 0x3c00_0000_3c00_0000}
+)
+
+// newModel returns a model whose weights and Adam moments take about the given
 // bytes: ten for each parameter, with 64 parameters for each square of the width.
-func newModel(bytes int64, ranks, load int) model {
-	return model{width: max(8, int64(math.Sqrt(float64(bytes)/640))), mesh: meshOf(ranks), ranks: ranks, load: load}
+// The vocabulary is odd, so that no even number of ranks divides it.
+func newModel(bytes int64, ranks, load int) *model {
+	d := max(8, int64(math.Sqrt(float64(bytes)/640)))
+	m, vocab := &model{width: d, mesh: meshOf(ranks), load: load}, 8*d+5
+	grid := func(a, b shard.Placement) shard.Layout {
+		return shard.Placed{Mesh: shard.Mesh{Shape: m.mesh}, Placements: []shard.Placement{a, b}}
+	}
+	line := func(a shard.Placement) shard.Layout {
+		return shard.Placed{Mesh: shard.Mesh{Shape: []int{load}}, Placements: []shard.Placement{a}}
+	}
+	rows, columns := line(shard.Shard(0)), line(shard.Shard(1))
+	both, crossed := grid(shard.Shard(0), shard.Shard(1)), grid(shard.Shard(1), shard.Shard(0))
+	twice, tail := grid(shard.Shard(0), shard.Shard(0)), grid(shard.Replicate(), shard.Shard(0))
+	zero, zeroLoad := shard.FlatEven(ranks), shard.FlatEven(load)
+	// The layouts of a weight when it is saved and loaded, then of its moments.
+	m.add("embed.weight", []int64{vocab, d}, tail, columns, zero, rows)
+	m.add("head.weight", []int64{vocab, d}, both, rows, both, zeroLoad)
+	m.add("norm.weight", []int64{d}, nil, nil, tail, rows)
+	for i := range layers {
+		at := func(name string) string { return fmt.Sprintf("layers.%d.%s", i, name) }
+		m.add(at("attn.out"), []int64{d, d}, crossed, columns, crossed, rows)
+		m.add(at("attn.qkv"), []int64{3 * d, d}, both, rows, both, columns)
+		m.add(at("mlp.down"), []int64{d, 4 * d}, both, rows, zero, columns)
+		m.add(at("mlp.up"), []int64{4 * d, d}, twice, columns, zero, zeroLoad)
+		m.add(at("norm.weight"), []int64{d}, nil, nil, tail, rows)
+	}
+	for _, e := range m.tensors {
+		m.bytes += tensor.Whole(e.shape).Volume() * int64(e.dtype.Size())
+	}
+	return m
 }
 
 // meshOf arranges ranks in a grid that is as square as possible and not higher
@@ -42,111 +99,9 @@ func meshOf(ranks int) []int {
 	return []int{a, ranks / a}
 }
 
-// weight is a tensor of the model, and how the two jobs shard it and its moments.
-// A nil layout means that every rank has the whole tensor.
-type weight struct {
-	name                   string
-	shape                  []int64
-	save, load             shard.Layout
-	saveMoment, loadMoment shard.Layout
-}
-
-// weights lists the model's tensors. The vocabulary is odd, so that no even
-// number of ranks divides it.
-func (m model) weights() []weight {
-	d, vocab := m.width, 8*m.width+5
-	grid := func(a, b shard.Placement) shard.Layout {
-		return shard.Placed{Mesh: shard.Mesh{Shape: m.mesh}, Placements: []shard.Placement{a, b}}
-	}
-	line := func(a shard.Placement) shard.Layout {
-		return shard.Placed{Mesh: shard.Mesh{Shape: []int{m.load}}, Placements: []shard.Placement{a}}
-	}
-	rows, columns := line(shard.Shard(0)), line(shard.Shard(1))
-	both, crossed := grid(shard.Shard(0), shard.Shard(1)), grid(shard.Shard(1), shard.Shard(0))
-	twice, tail := grid(shard.Shard(0), shard.Shard(0)), grid(shard.Replicate(), shard.Shard(0))
-	zero, zeroLoad := shard.FlatEven(m.ranks), shard.FlatEven(m.load)
-	ws := []weight{
-		{"embed.weight", []int64{vocab, d}, tail, columns, zero, rows},
-		{"head.weight", []int64{vocab, d}, both, rows, both, zeroLoad},
-		{"norm.weight", []int64{d}, nil, nil, tail, rows},
-	}
-	for i := range layers {
-		at := func(name string) string { return fmt.Sprintf("layers.%d.%s", i, name) }
-		ws = append(ws,
-			weight{at("attn.out"), []int64{d, d}, crossed, columns, crossed, rows},
-			weight{at("attn.qkv"), []int64{3 * d, d}, both, rows, both, columns},
-			weight{at("mlp.down"), []int64{d, 4 * d}, both, rows, zero, columns},
-			weight{at("mlp.up"), []int64{4 * d, d}, twice, columns, zero, zeroLoad},
-			weight{at("norm.weight"), []int64{d}, nil, nil, tail, rows},
-		)
-	}
-	return ws
-}
-
-// spec is one tensor of the state.
-type spec struct {
-	path       meta.Path
-	dtype      tensor.DType
-	shape      []int64
-	save, load shard.Layout
-	look       look
-}
-
-func (m model) bytes() int64 {
-	var n int64
-	for _, s := range m.specs() {
-		n += tensor.Whole(s.shape).Volume() * int64(s.dtype.Size())
-	}
-	return n
-}
-
-// held returns the total bytes of all ranks that save, wanted those of all ranks
-// that load: some tensors are on several ranks.
-func (m model) held() int64 {
-	return m.spread(m.ranks, func(s *spec) shard.Layout { return s.save })
-}
-
-func (m model) wanted() int64 {
-	return m.spread(m.load, func(s *spec) shard.Layout { return s.load })
-}
-
-func (m model) spread(ranks int, layout func(s *spec) shard.Layout) int64 {
-	var n int64
-	for _, s := range m.specs() {
-		for rank := range ranks {
-			n += localVolume(s.shape, layout(s), rank) * int64(s.dtype.Size())
-		}
-	}
-	return n
-}
-
-// localVolume returns the number of elements that a rank holds, for progress. It
-// is zero for an invalid layout.
-func localVolume(shape []int64, l shard.Layout, rank int) int64 {
-	if l == nil {
-		return tensor.Whole(shape).Volume()
-	}
-	local, err := l.LocalShape(shape, rank)
-	if err != nil {
-		return 0
-	}
-	return tensor.Whole(local).Volume()
-}
-
-// specs lists the tensors of the state: the weights, and two moments of each.
-func (m model) specs() []*spec {
-	var out []*spec
-	for _, w := range m.weights() {
-		out = append(out,
-			&spec{weightPath(w.name), tensor.BFloat16, w.shape, w.save, w.load, weightLook},
-			&spec{momentPath(w.name, "exp_avg"), tensor.Float32, w.shape, w.saveMoment, w.loadMoment, momentLook},
-			&spec{momentPath(w.name, "exp_avg_sq"), tensor.Float32, w.shape, w.saveMoment, w.loadMoment, squareLook})
-	}
-	return out
-}
-
-// weightPath returns the path of a weight: its numbers are positions in lists.
-func weightPath(name string) meta.Path {
+// add adds a weight and its two moments. Numbers in the name of a weight are
+// positions in lists.
+func (m *model) add(name string, shape []int64, save, load, saveMoment, loadMoment shard.Layout) {
 	path := meta.Path{meta.Key("model")}
 	for _, k := range strings.Split(name, ".") {
 		if n, err := strconv.Atoi(k); err == nil {
@@ -155,175 +110,164 @@ func weightPath(name string) meta.Path {
 			path = append(path, meta.Key(k))
 		}
 	}
-	return path
-}
-
-// momentPath returns the path of what the optimizer holds for a weight.
-func momentPath(weight, name string) meta.Path {
-	return meta.Path{meta.Key("optimizer"), meta.Key("state"), meta.Key(weight), meta.Key(name)}
-}
-
-// state returns a rank's state at a training step, with tensors from make: nested
-// maps, a list of layers, and values in addition to the tensors.
-func (m model) state(step int64, make func(s *spec) (any, error)) (cairn.State, error) {
-	out := cairn.State{
-		"optimizer": map[string]any{"groups": []any{m.group(step)}},
-		"rng":       map[string]any{"seed": int64(7), "drawn": uint64(step) * 1e9, "state": rngState(step)},
-		"config":    map[string]any{"layers": int64(layers), "width": m.width, "name": "demo", "tied": false},
-		"step":      step,
+	moment := func(kind string) meta.Path {
+		return meta.Path{meta.Key("optimizer"), meta.Key("state"), meta.Key(name), meta.Key(kind)}
 	}
-	for _, s := range m.specs() {
-		v, err := make(s)
-		if err == nil {
-			err = plan.Place(out, s.path, v)
+	m.tensors = append(m.tensors,
+		&entry{path, tensor.BFloat16, shape, save, load, weightLook, nil},
+		&entry{moment("exp_avg"), tensor.Float32, shape, saveMoment, loadMoment, momentLook, nil},
+		&entry{moment("exp_avg_sq"), tensor.Float32, shape, saveMoment, loadMoment, squareLook, nil})
+}
+
+// train sets the state at a training step: every byte is a function of the
+// tensor's name and the step.
+func (m *model) train(ctx context.Context, step int64) (err error) {
+	m.step = step
+	for _, e := range m.tensors {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.path.FQN(), err)
-		}
-	}
-	for _, w := range m.weights() {
-		if err := plan.Place(out, momentPath(w.name, "step"), step); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// group returns the optimizer's settings at a step.
-func (m model) group(step int64) map[string]any {
-	return map[string]any{
-		"lr": 3e-4 / math.Sqrt(float64(step)), "betas": []any{0.9, 0.95}, "eps": 1e-8, "weight_decay": 0.1,
-		"amsgrad": false, "clip": nil,
-	}
-}
-
-func rngState(step int64) []byte {
-	b := make([]byte, 64)
-	newContent("rng", step, look{keep: math.MaxUint64}).fill(b, 0)
-	return b
-}
-
-// look makes random words look like training state: it keeps some bits of each
-// eight bytes and sets others.
-type look struct{ keep, set uint64 }
-
-// The looks: bfloat16 and float32 numbers between 2^-7 and 2^-3 with a sign, and
-// squares, which are positive.
-var (
-	weightLook = look{keep: 0x81ff_81ff_81ff_81ff, set: 0x3c00_3c00_3c00_3c00}
-	momentLook = look{keep: 0x81ff_ffff_81ff_ffff, set: 0x3c00_0000_3c00_0000}
-	squareLook = look{keep: 0x01ff_ffff_01ff_ffff, set: 0x3c00_0000_3c00_0000}
-)
-
-// content is the content of a tensor at a training step. It is a function of the
-// name and the step, so any rank can compute any part of it.
-type content struct {
-	seed uint64
-	look look
-}
-
-func newContent(fqn string, step int64, l look) content {
-	h := uint64(14695981039346656037)
-	for _, c := range []byte(fqn) {
-		h = (h ^ uint64(c)) * 1099511628211
-	}
-	return content{seed: mix(h + uint64(step)), look: l}
-}
-
-// mix is a step of the SplitMix64 generator.
-func mix(z uint64) uint64 {
-	z += 0x9e3779b97f4a7c15
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
-}
-
-func (c content) word(i int64) uint64 { return mix(c.seed+uint64(i))&c.look.keep | c.look.set }
-
-// fill sets p to the bytes of the flattened tensor at off.
-func (c content) fill(p []byte, off int64) {
-	i := off / 8
-	if skip := int(off % 8); skip > 0 {
-		w := c.word(i) >> (8 * skip)
-		n := min(8-skip, len(p))
-		for k := range n {
-			p[k] = byte(w >> (8 * k))
-		}
-		p = p[n:]
-		i++
-	}
-	for ; len(p) >= 8; i++ {
-		binary.LittleEndian.PutUint64(p, c.word(i))
-		p = p[8:]
-	}
-	for k, w := 0, c.word(i); k < len(p); k++ {
-		p[k] = byte(w >> (8 * k))
-	}
-}
-
-// newPart returns rank's part of a tensor, zeroed. Without a layout it is the
-// whole tensor.
-func newPart(s *spec, l shard.Layout, rank int) (plan.Checkpointable, error) {
-	if l != nil {
-		return shard.Empty(l, s.dtype, s.shape, rank)
-	}
-	t, err := tensor.New(s.dtype, s.shape)
-	return plan.Whole(t), err
-}
-
-// eachRow calls fn for every row of the last dimension of a part from newPart, with
-// the row's memory and its offset in bytes in the flattened tensor.
-func eachRow(s *spec, part plan.Checkpointable, fn func(mem []byte, off int64) error) error {
-	size, strides, last := int64(s.dtype.Size()), tensor.RowMajor(s.shape), len(s.shape)-1
-	for i, box := range part.Boxes() {
-		t, err := part.Part(i)
-		if err != nil {
-			return err
-		}
-		mem, ok := t.Bytes()
-		if !ok {
-			return fmt.Errorf("%w: the part at %v is not contiguous", tensor.ErrLayout, box)
-		}
-		row := int(box.Sizes[last] * size)
-		for n := int64(0); len(mem) > 0; n++ {
-			at, left := box.Offsets[last], n
-			for d := last - 1; d >= 0; d-- {
-				at += (box.Offsets[d] + left%box.Sizes[d]) * strides[d]
-				left /= box.Sizes[d]
-			}
-			if err := fn(mem[:row], at*size); err != nil {
+		if e.whole == nil {
+			if e.whole, err = tensor.New(e.dtype, e.shape); err != nil {
 				return err
 			}
-			mem = mem[row:]
+		}
+		h := fnv.New64a()
+		h.Write([]byte(e.path.FQN()))
+		words := rand.NewPCG(h.Sum64(), uint64(step))
+		mem, _ := e.whole.Bytes() // it is contiguous
+		var word [8]byte
+		for len(mem) > 0 {
+			binary.LittleEndian.PutUint64(word[:], words.Uint64()&e.look.keep|e.look.set)
+			mem = mem[copy(mem, word[:]):]
 		}
 	}
 	return nil
 }
 
-// fillPart sets the content of a part at a step and returns its size.
-func fillPart(s *spec, part plan.Checkpointable, step int64) (n int64, err error) {
-	c := newContent(s.path.FQN(), step, s.look)
-	err = eachRow(s, part, func(mem []byte, off int64) error {
-		c.fill(mem, off)
-		n += int64(len(mem))
-		return nil
-	})
-	return n, err
+// values returns the values of the state at a training step that are not tensors.
+func (m *model) values(step int64) cairn.State {
+	seed := binary.LittleEndian.AppendUint64(nil, uint64(step))
+	return cairn.State{
+		"optimizer": map[string]any{"groups": []any{map[string]any{
+			"lr": 3e-4 / math.Sqrt(float64(step)), "betas": []any{0.9, 0.95}, "eps": 1e-8, "weight_decay": 0.1,
+			"amsgrad": false, "clip": nil,
+		}}},
+		"rng":    map[string]any{"seed": int64(7), "drawn": uint64(step) * 1e9, "state": slices.Repeat(seed, 8)},
+		"config": map[string]any{"layers": int64(layers), "width": m.width, "name": "demo", "tied": false},
+		"step":   step,
+	}
 }
 
-// comparePart returns the size of a part, or an error that wraps ErrWrong if its
-// content differs from that step's.
-func comparePart(s *spec, part plan.Checkpointable, step int64) (n int64, err error) {
-	c := newContent(s.path.FQN(), step, s.look)
-	var want []byte
-	err = eachRow(s, part, func(mem []byte, off int64) error {
-		want = append(want[:0], mem...)
-		c.fill(want, off)
-		if !bytes.Equal(want, mem) {
-			return fmt.Errorf("%w: %s: other bytes than were saved at %d+%d", ErrWrong, s.path.FQN(), off, len(mem))
+// onlyValues returns the values of a state that are not tensors.
+func onlyValues(s cairn.State) cairn.State {
+	out := maps.Clone(s)
+	delete(out, "model")
+	out["optimizer"] = map[string]any{"groups": s["optimizer"].(map[string]any)["groups"]}
+	return out
+}
+
+// part returns the state of a rank that saves: views of the whole tensors.
+func (m *model) part(rank int) (cairn.State, error) {
+	s := m.values(m.step)
+	for _, e := range m.tensors {
+		v := plan.Whole(e.whole)
+		if e.save != nil {
+			parts, err := e.save.Parts(e.shape, rank)
+			if err != nil {
+				return nil, err
+			}
+			v = &view{v, e.whole, parts}
 		}
-		n += int64(len(mem))
-		return nil
-	})
-	return n, err
+		if err := plan.Place(s, e.path, v); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// view is the part of a rank in a tensor that this process has as a whole. The
+// tensor itself has the global shape and the dtype.
+type view struct {
+	plan.Checkpointable
+	whole *tensor.Tensor
+	parts []shard.Part
+}
+
+// Boxes implements [plan.Checkpointable].
+func (v *view) Boxes() []tensor.Box {
+	out := make([]tensor.Box, len(v.parts))
+	for i, p := range v.parts {
+		out[i] = p.Box
+	}
+	return out
+}
+
+// Part implements [plan.Checkpointable].
+func (v *view) Part(i int) (*tensor.Tensor, error) { return v.whole.Narrow(v.parts[i].Box) }
+
+// loaded is the part of a rank in a tensor that is loaded.
+type loaded struct {
+	plan.Checkpointable
+	entry *entry
+}
+
+// empty returns the state of a rank that loads, with the values of another step, and
+// its parts of tensors.
+func (m *model) empty(rank int) (cairn.State, []loaded, error) {
+	s, parts := m.values(1), []loaded(nil)
+	for _, e := range m.tensors {
+		part, err := e.empty(rank)
+		if err == nil {
+			err = plan.Place(s, e.path, part)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", e.path.FQN(), err)
+		}
+		parts = append(parts, loaded{part, e})
+	}
+	return s, parts, nil
+}
+
+func (e *entry) empty(rank int) (plan.Checkpointable, error) {
+	if e.load != nil {
+		return shard.Empty(e.load, e.dtype, e.shape, rank)
+	}
+	t, err := tensor.New(e.dtype, e.shape)
+	return plan.Whole(t), err
+}
+
+// compare returns the number of bytes of the part, or an error if the part differs
+// from the saved tensor.
+func (l loaded) compare() (n int64, err error) {
+	for i, box := range l.Boxes() {
+		got, err := l.Part(i)
+		if err != nil {
+			return 0, err
+		}
+		want, err := l.entry.whole.Narrow(box)
+		if err != nil {
+			return 0, err
+		}
+		if !tensor.Equal(got, want) {
+			return 0, fmt.Errorf("%w: %s: other bytes than were saved at %v", errWrong, l.entry.path.FQN(), box)
+		}
+		n += got.NumBytes()
+	}
+	return n, nil
+}
+
+// wanted returns the total bytes of the ranks that load: some tensors are on several
+// ranks.
+func (m *model) wanted() (n int64) {
+	for _, e := range m.tensors {
+		for rank := range m.load {
+			shape := e.shape
+			if e.load != nil {
+				shape, _ = e.load.LocalShape(e.shape, rank) // the layouts are valid
+			}
+			n += tensor.Whole(shape).Volume() * int64(e.dtype.Size())
+		}
+	}
+	return n
 }

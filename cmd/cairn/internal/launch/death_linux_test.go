@@ -47,7 +47,7 @@ func init() {
 // connected is how many ranks the jobs of the role of that name have.
 const connected = 6
 
-// A rank that was killed is named, and not one of those that ended because of it.
+// A rank that was killed is named, and not a rank that ended because of it.
 func TestKilledRankIsNamed(t *testing.T) {
 	for i := range 10 {
 		c, _, _ := self(t, connected, "connected")

@@ -553,7 +553,7 @@ func bare(err error) error {
 
 // attach sets what the process prints to: a file, or a pipe whose stream goes to w
 // and to the log.
-func (j *job) attach(p *process, w io.Writer, kind string, prefix, color bool) (io.Writer, error) {
+func (j *job) attach(p *process, w io.Writer, kind string, color bool) (io.Writer, error) {
 	var log *os.File
 	if j.LogDir != "" {
 		var err error
@@ -563,7 +563,7 @@ func (j *job) attach(p *process, w io.Writer, kind string, prefix, color bool) (
 	}
 	_, isFile := w.(*os.File)
 	switch {
-	case w == nil && log == nil, isFile && !prefix && log == nil:
+	case w == nil && log == nil, isFile && !j.Prefix && log == nil:
 		return w, nil
 	case w == nil:
 		return log, nil
@@ -573,7 +573,7 @@ func (j *job) attach(p *process, w io.Writer, kind string, prefix, color bool) (
 		return nil, err
 	}
 	s := &stream{from: r, log: log, to: &printed{j.printer, w}, ending: &j.ending}
-	if prefix {
+	if j.Prefix {
 		s.lines = &lines{to: s.to, prefix: prefixOf(p.rank, j.Nodes*j.N, color)}
 		s.to = s.lines
 	}

@@ -61,7 +61,7 @@ type Config struct {
 	// Unix makes the ranks meet at a socket in a temporary folder instead of at
 	// Addr and Port.
 	Unix bool
-	// Secret is CAIRN_SECRET. Empty: that of the environment, or a random one.
+	// Secret is CAIRN_SECRET. Empty: the secret of the environment, or a random one.
 	Secret string
 
 	// Stdin is the input of the first rank on this host. All other ranks, and all
@@ -71,10 +71,6 @@ type Config struct {
 	// safe for concurrent use. Nil: the output is discarded. A file is passed to
 	// the processes directly if the output needs no changes.
 	Stdout, Stderr io.Writer
-	// Streams, if not nil, replaces Stdout, Stderr and Prefix: it returns the
-	// writers for the output of a rank, which is not changed. It is called once
-	// for each rank before any process starts.
-	Streams func(rank int) (stdout, stderr io.Writer)
 	// Prefix puts "[rank] " before each line, in colour on Stdout if Color is set
 	// and on Stderr if ErrColor is. Lines are written as a whole; those above 64
 	// KiB are cut.
@@ -151,7 +147,7 @@ func (c *Config) check() error {
 // if one of Signals ended the job and not all ranks ended with 0; or it wraps the
 // cause of ctx, or [ErrReader]. It also wraps [ErrOutput] if output is lost. If
 // no process was started, the report is nil and the error is a [*ConfigError], a
-// [*LogError], that of [exec.LookPath], or one of the system.
+// [*LogError], an error of [exec.LookPath], or an error of the system.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	c = c.withDefaults()
 	if err := c.check(); err != nil {
@@ -238,7 +234,7 @@ func (c *Config) environ(at place) ([]string, error) {
 		}
 	}
 	if secret == "" && c.Nodes > 1 {
-		return nil, wrong("several hosts need one secret, and none is set")
+		return nil, wrong("several hosts need one secret: set CAIRN_SECRET on all of them")
 	}
 	if secret == "" {
 		secret = rand.Text()
@@ -330,7 +326,7 @@ type SignalError struct {
 	Signal string
 	// First is the exit of the first rank that did not end with 0.
 	First Exit
-	// Code is the exit code for a launcher: that of First, or that of the signal
+	// Code is the exit code for a launcher: the code of First, or of the signal
 	// if ranks had to be killed.
 	Code int
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -118,17 +119,16 @@ func sorted(text string) []string { return slices.Sorted(strings.Lines(text)) }
 func TestRanksMeetByTheEnvironment(t *testing.T) {
 	t.Setenv("CAIRN_SECRET", "")
 	c, _, _ := self(t, 3, "environment")
-	outs := make([]bytes.Buffer, 6)
-	c.Nodes, c.Node, c.Addr, c.Port, c.Secret = 2, 1, "host", 1234, "s"
-	c.Streams = func(rank int) (stdout, stderr io.Writer) { return &outs[rank], nil }
+	c.Nodes, c.Node, c.Addr, c.Port, c.Secret, c.LogDir = 2, 1, "host", 1234, "s", t.TempDir()
 	rep, err := launch.Run(limited(t), c)
 	if err != nil || !rep.OK {
 		t.Fatalf("Run = %+v, %v; want that all went well", rep, err)
 	}
 	for rank := 3; rank < 6; rank++ {
 		want := fmt.Sprintf("MASTER_ADDR=host\nMASTER_PORT=1234\nWORLD_SIZE=6\nLOCAL_RANK=%d\nLOCAL_WORLD_SIZE=3\nCAIRN_SECRET=s\n", rank-3)
-		if d := cmp.Diff(want, outs[rank].String()); d != "" {
-			t.Errorf("rank %d: -want +got\n%s", rank, d)
+		got, err := os.ReadFile(filepath.Join(c.LogDir, strconv.Itoa(rank)+".out"))
+		if d := cmp.Diff(want, string(got)); err != nil || d != "" {
+			t.Errorf("rank %d: %v, -want +got\n%s", rank, err, d)
 		}
 	}
 	if rep.WorldSize != 6 || rep.Ranks[2].Rank != 5 || rep.Ranks[2].PID == 0 || rep.Failed != nil {

@@ -29,16 +29,11 @@ func (j *job) newProcess(local int) (*process, error) {
 	p.cmd.Env = append(j.env[:len(j.env):len(j.env)],
 		"RANK="+strconv.Itoa(p.rank), "LOCAL_RANK="+strconv.Itoa(local))
 	p.cmd.SysProcAttr = ownGroup()
-	stdout, stderr, prefix := j.Stdout, j.Stderr, j.Prefix
-	if j.Streams != nil {
-		stdout, stderr = j.Streams(p.rank)
-		prefix = false
-	}
 	var err error
-	if p.cmd.Stdout, err = j.attach(p, stdout, "out", prefix, j.Color); err != nil {
+	if p.cmd.Stdout, err = j.attach(p, j.Stdout, "out", j.Color); err != nil {
 		return p, err
 	}
-	p.cmd.Stderr, err = j.attach(p, stderr, "err", prefix, j.ErrColor)
+	p.cmd.Stderr, err = j.attach(p, j.Stderr, "err", j.ErrColor)
 	return p, err
 }
 

@@ -15,35 +15,35 @@ import (
 	"time"
 )
 
-// Fault is what a Proxy does to a request.
-type Fault string
+// faultKind is what a proxy does to a request.
+type faultKind string
 
 // The faults. Those with "late" in their name are after the server has carried out the
 // request, so that only the answer gets lost.
 const (
-	Reset      Fault = "reset"       // the connection is reset before the request is read
-	ResetInput Fault = "reset input" // the server gets a part of the request
-	ResetLate  Fault = "reset late"
-	Stall      Fault = "stall" // nothing happens until the client gives up
-	StallLate  Fault = "stall late"
-	Slow       Fault = "slow"     // the answer comes in pieces
-	Truncate   Fault = "truncate" // the answer ends too early
-	Status500  Fault = "500"
-	Late500    Fault = "500 late"
-	Status503  Fault = "503"
-	Cut        Fault = "cut" // see Proxy.CutAt
+	faultReset      faultKind = "reset"       // the connection is reset before the request is read
+	faultResetInput faultKind = "reset input" // the server gets a part of the request
+	faultResetLate  faultKind = "reset late"
+	faultStall      faultKind = "stall" // nothing happens until the client gives up
+	faultStallLate  faultKind = "stall late"
+	faultSlow       faultKind = "slow"     // the answer comes in pieces
+	faultTruncate   faultKind = "truncate" // the answer ends too early
+	faultStatus500  faultKind = "500"
+	faultLate500    faultKind = "500 late"
+	faultStatus503  faultKind = "503"
+	faultCut        faultKind = "cut" // see proxy.CutAt
 )
 
 // drawn are the faults that pick chooses from. Stalls take the longest, so they are rarer.
-var drawn = []Fault{
-	Reset, ResetInput, ResetLate, Slow, Truncate, Status500, Late500, Status503, Stall,
-	Reset, ResetInput, ResetLate, Slow, Truncate, Status500, Late500, Status503, StallLate,
+var drawn = []faultKind{
+	faultReset, faultResetInput, faultResetLate, faultSlow, faultTruncate, faultStatus500, faultLate500, faultStatus503, faultStall,
+	faultReset, faultResetInput, faultResetLate, faultSlow, faultTruncate, faultStatus500, faultLate500, faultStatus503, faultStallLate,
 }
 
-// Proxy stands between a client and an S3 server on this machine, and disturbs requests
+// proxy stands between a client and an S3 server on this machine, and disturbs requests
 // at random. The order of requests depends on the scheduler, so equal seeds do not give
 // exactly equal faults.
-type Proxy struct {
+type proxy struct {
 	// Instead, if not nil, returns the status and the error code of an answer, or 0 if
 	// the server is to answer. Answer, if not nil, changes the answers of the server. Both
 	// are set before the first request.
@@ -69,16 +69,16 @@ type Proxy struct {
 	stop      chan struct{} // closed by Close
 
 	mu       sync.Mutex
-	random   *rand.Rand      // guarded by mu
-	counts   map[Fault]int   // guarded by mu
-	requests int64           // guarded by mu
-	kept     []*http.Request // guarded by mu
+	random   *rand.Rand        // guarded by mu
+	counts   map[faultKind]int // guarded by mu
+	requests int64             // guarded by mu
+	kept     []*http.Request   // guarded by mu
 }
 
-// NewProxy starts a proxy on loopback that disturbs a share of the requests: none if rate
-// is 0, all if it is 1. It calls the functions of change before it serves. The caller
+// newProxy starts a proxy on loopback that disturbs a share of the requests: no request if rate
+// is 0, all requests if it is 1. It calls the functions of change before it serves. The caller
 // closes it.
-func NewProxy(upstream string, rate float64, seed uint64, change ...func(*Proxy)) (*Proxy, error) {
+func newProxy(upstream string, rate float64, seed uint64, change ...func(*proxy)) (*proxy, error) {
 	u, err := url.Parse(upstream)
 	if err != nil {
 		return nil, err
@@ -87,9 +87,9 @@ func NewProxy(upstream string, rate float64, seed uint64, change ...func(*Proxy)
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{
+	p := &proxy{
 		upstream: u, rate: rate, address: "http://" + l.Addr().String(), served: make(chan struct{}), stop: make(chan struct{}),
-		random: rand.New(rand.NewPCG(seed, 0)), counts: map[Fault]int{},
+		random: rand.New(rand.NewPCG(seed, 0)), counts: map[faultKind]int{},
 		transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64},
 	}
 	for _, f := range change {
@@ -104,17 +104,17 @@ func NewProxy(upstream string, rate float64, seed uint64, change ...func(*Proxy)
 }
 
 // URL returns the endpoint of the proxy.
-func (p *Proxy) URL() string { return p.address }
+func (p *proxy) URL() string { return p.address }
 
 // Counts returns how often each fault has happened.
-func (p *Proxy) Counts() map[Fault]int {
+func (p *proxy) Counts() map[faultKind]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.counts)
 }
 
 // Close ends the proxy and all connections.
-func (p *Proxy) Close() error {
+func (p *proxy) Close() error {
 	close(p.stop)
 	err := p.server.Close()
 	<-p.served
@@ -123,16 +123,16 @@ func (p *Proxy) Close() error {
 }
 
 // pick returns the fault of a request, or "", and a number from 0 to 1.
-func (p *Proxy) pick() (Fault, float64) {
+func (p *proxy) pick() (faultKind, float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.requests++
 	if n := p.requests; p.CutAt > 0 && n >= p.CutAt {
-		p.counts[Cut]++
+		p.counts[faultCut]++
 		if n > p.CutAt || !p.CutLate {
-			return Reset, 0
+			return faultReset, 0
 		}
-		return ResetLate, 0
+		return faultResetLate, 0
 	}
 	if p.random.Float64() >= p.rate {
 		return "", 0
@@ -143,7 +143,7 @@ func (p *Proxy) pick() (Fault, float64) {
 }
 
 // ServeHTTP implements [http.Handler].
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.Instead != nil {
 		if status, code := p.Instead(r); status != 0 {
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -158,21 +158,21 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	fault, where := p.pick()
 	switch fault {
-	case Reset:
+	case faultReset:
 		cut(w, nil, true)
 		return
-	case Stall:
+	case faultStall:
 		p.wait(w, r)
 		return
-	case Status500:
+	case faultStatus500:
 		_, _ = io.Copy(io.Discard, r.Body)
 		refuse(w, http.StatusInternalServerError, "InternalError")
 		return
-	case Status503:
+	case faultStatus503:
 		_, _ = io.Copy(io.Discard, r.Body)
 		refuse(w, http.StatusServiceUnavailable, "SlowDown")
 		return
-	case ResetInput:
+	case faultResetInput:
 		r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, int64(where*float64(r.ContentLength))), broken{}))
 	}
 	answer, err := p.forward(r)
@@ -185,20 +185,20 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.Answer(r, answer)
 	}
 	switch fault {
-	case ResetInput, ResetLate:
+	case faultResetInput, faultResetLate:
 		_, _ = io.Copy(io.Discard, answer.Body)
 		cut(w, nil, true)
-	case StallLate:
+	case faultStallLate:
 		_, _ = io.Copy(io.Discard, answer.Body)
 		p.wait(w, r)
-	case Late500:
+	case faultLate500:
 		_, _ = io.Copy(io.Discard, answer.Body)
 		refuse(w, http.StatusInternalServerError, "InternalError")
-	case Truncate:
+	case faultTruncate:
 		var all bytes.Buffer
 		_ = answer.Write(&all)
 		cut(w, all.Bytes()[:int(where*float64(all.Len()))], where < 0.5)
-	case Slow:
+	case faultSlow:
 		p.answer(w, answer, time.Duration(where*float64(50*time.Millisecond)))
 	default:
 		p.answer(w, answer, 0)
@@ -206,7 +206,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // keep keeps a request for Land.
-func (p *Proxy) keep(r *http.Request) {
+func (p *proxy) keep(r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the client has gone
@@ -220,7 +220,7 @@ func (p *Proxy) keep(r *http.Request) {
 
 // Land sends the requests that were kept to the server, in order, and returns the
 // statuses of its answers.
-func (p *Proxy) Land() ([]int, error) {
+func (p *proxy) Land() ([]int, error) {
 	p.mu.Lock()
 	kept := p.kept
 	p.kept = nil
@@ -245,7 +245,7 @@ type broken struct{}
 func (broken) Read([]byte) (int, error) { return 0, errors.New("cut on purpose") }
 
 // forward sends a request to the server. The host stays, because it is signed.
-func (p *Proxy) forward(r *http.Request) (*http.Response, error) {
+func (p *proxy) forward(r *http.Request) (*http.Response, error) {
 	out := r.Clone(r.Context())
 	out.URL.Scheme, out.URL.Host, out.RequestURI = p.upstream.Scheme, p.upstream.Host, ""
 	out.Header.Del("Expect")
@@ -256,7 +256,7 @@ func (p *Proxy) forward(r *http.Request) (*http.Response, error) {
 }
 
 // answer passes an answer on. With a pause it does so in four pieces.
-func (p *Proxy) answer(w http.ResponseWriter, answer *http.Response, pause time.Duration) {
+func (p *proxy) answer(w http.ResponseWriter, answer *http.Response, pause time.Duration) {
 	maps.Copy(w.Header(), answer.Header)
 	w.WriteHeader(answer.StatusCode)
 	if pause == 0 {
@@ -280,7 +280,7 @@ func (p *Proxy) answer(w http.ResponseWriter, answer *http.Response, pause time.
 }
 
 // wait waits until the client has gone.
-func (p *Proxy) wait(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) wait(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body) // the server looks for the end of the connection after the body
 	select {
 	case <-r.Context().Done():
