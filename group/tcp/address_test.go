@@ -112,6 +112,7 @@ func TestPlaceBesideRank0(t *testing.T) {
 // An address that is in use is waited for, but not for long; a socket that a
 // process left behind is not in use.
 func TestAddressesInUse(t *testing.T) {
+	t.Parallel()
 	cfg := Config{Secret: testSecret, lookup: hostnames}
 	old, err := cfg.listen(limited(t), "127.0.0.1:0")
 	if err != nil {

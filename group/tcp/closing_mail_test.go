@@ -13,8 +13,9 @@ import (
 // What was sent arrives, also if the rank closes while others of its
 // goroutines are about to send.
 func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
+	t.Parallel()
 	for range 3 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		var wg sync.WaitGroup
 		for i := range 6 {
 			wg.Go(func() {
@@ -44,8 +45,9 @@ func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 
 // A message that is not sent any more is an error, not one that is lost.
 func TestSendThatOverlapsClose(t *testing.T) {
+	t.Parallel()
 	for range 5 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		sent := make(chan int)
 		go func() {
 			tag := 0
@@ -71,8 +73,9 @@ func TestSendThatOverlapsClose(t *testing.T) {
 // A rank that closes has left for all other ranks, also for those that send to it at
 // that moment and learn of it late.
 func TestRankThatClosesIsNotLost(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity, cfg.Timeout = 6, 1, 20*time.Second
+	cfg.Size, cfg.Arity = 6, 1
 	gs := several(t, cfg)
 	last := cfg.Size - 1
 	var wg sync.WaitGroup
@@ -97,6 +100,7 @@ func TestRankThatClosesIsNotLost(t *testing.T) {
 // A rank that closes after another one was lost does not wait for what it has sent,
 // whatever state its connections are in: no call can receive that any more.
 func TestCloseAfterADeathDoesNotWait(t *testing.T) {
+	t.Parallel()
 	for claim, connected := range map[string]bool{"connected": true, "about to be": false} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()

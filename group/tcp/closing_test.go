@@ -14,6 +14,7 @@ import (
 // Ranks that close right after their last call do not spoil it for those that
 // have yet to learn how it ended, whatever other connections there are.
 func TestClosingAfterTheLastCall(t *testing.T) {
+	t.Parallel()
 	const n = 5
 	for range 15 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

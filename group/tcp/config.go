@@ -76,9 +76,9 @@ type Config struct {
 
 	// lookup resolves names; tests set it.
 	lookup func(ctx context.Context, name string) ([]string, error)
-	// parting, search and quiet replace partingTime, searchTime and quietTime if they are
-	// not zero; tests set them.
-	parting, search, quiet time.Duration
+	// parting, search, quiet and interval replace partingTime, searchTime, quietTime and
+	// rollInterval if they are not zero; tests set them.
+	parting, search, quiet, interval time.Duration
 }
 
 func (c *Config) quietTime() time.Duration { return cmp.Or(c.quiet, quietTime) }
@@ -93,6 +93,11 @@ func (c *Config) partingTime() time.Duration {
 // it, and how long it tries again if rank 0 refuses it.
 func (c *Config) searchTime() time.Duration {
 	return cmp.Or(c.search, max(c.Timeout, 20*time.Second))
+}
+
+// rollInterval is how long rank 0 of a group of size ranks waits between two roll calls.
+func (c *Config) rollInterval(size int) time.Duration {
+	return cmp.Or(c.interval, time.Second+time.Duration(size)*time.Second/4000)
 }
 
 // maxArity bounds the arity that rank 0 may set for all ranks.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 func TestInvalidConfigurations(t *testing.T) {
@@ -18,7 +19,7 @@ func TestInvalidConfigurations(t *testing.T) {
 		"MaxSize":     func(c *tcp.Config) { c.MaxSize = -1 },
 		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", tcp.MaxJob+1) },
 	} {
-		c := byFile(t, 1)(0)
+		c := tcptest.ByFile(t, 1)(0)
 		change(&c)
 		if _, err := tcp.Join(t.Context(), c); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("Join = %v; want an invalid %s", err, field)

@@ -72,7 +72,7 @@ func (f *conn) readHead() (frame, int, error) {
 	}
 	l, err := decodeFrame(b)
 	if err != nil {
-		return frame{}, 0, err
+		return frame{}, 0, fmt.Errorf("%w: %w", errFrame, err)
 	}
 	head := len(b) - len(l.body)
 	l.body = nil // the next read overwrites these bytes

@@ -35,6 +35,7 @@ func follower(t *testing.T, cfg Config, rank int) *host {
 
 // A rank that registers while rank 0 gives up receives the dismissal too.
 func TestDismissalOfARankThatRegisters(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 3)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)
@@ -91,6 +92,7 @@ func (o *once) Find(ctx context.Context) (string, error) {
 // If rank 0 ends without a message, the other ranks give up by themselves, and name
 // rank 0 and the ranks that were missing.
 func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
+	t.Parallel()
 	for claim, meet := range map[string]func(path, addr string) Rendezvous{
 		"by a file": func(path, _ string) Rendezvous { return &File{Path: path} },
 		"by the environment": func(_, addr string) Rendezvous {
@@ -102,7 +104,7 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
 			cfg := crowdConfig(t, 4)
-			cfg.search = 50 * time.Millisecond
+			cfg.search, cfg.interval = 50*time.Millisecond, soon
 			h := leader(t, cfg)
 			cfg.Meet = meet(strings.TrimPrefix(cfg.Rendezvous, "file://"), h.addr)
 			one := joinLater(t, cfg, 1)
@@ -120,6 +122,7 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 // A rank whose context ends names the ranks that are missing at that time, and if
 // none is known to be, the rank whose time was up.
 func TestErrorsNameTheMissingRanks(t *testing.T) {
+	t.Parallel()
 	gone := errors.New("of no use")
 	for claim, c := range map[string]struct {
 		meanwhile func(h *host, one *joining)
@@ -154,6 +157,7 @@ func TestErrorsNameTheMissingRanks(t *testing.T) {
 // If the context of rank 0 ends while it calls the roll, all ranks name the one
 // that does not answer, and not those that rank 0 could not call because of it.
 func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 4)
 	cfg.Arity, cfg.parting = 1, time.Minute
 	h := leader(t, cfg)
@@ -187,6 +191,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 // If all ranks have come when the context of rank 0 ends, all ranks return an error
 // that names the end of that context.
 func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 2)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)

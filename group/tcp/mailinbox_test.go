@@ -14,7 +14,8 @@ import (
 // A call of RecvInto that ends in the middle of a piece returns although the rest
 // does not come, and the message is for the next call.
 func TestRecvIntoEndsInAPiece(t *testing.T) {
-	a, b := patiently(t)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	m := a.host.mail
 	l := a.lane(1, 0)
 	want := bytes.Repeat([]byte("abc"), 100_000)

@@ -12,13 +12,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// patiently is a pair whose ranks are not taken for gone when a test is slow.
-func patiently(t *testing.T) (a, b *Group) {
-	cfg := pairConfig(t)
-	cfg.Timeout = 20 * time.Second
-	return pair(t, cfg)
-}
-
 // narrow connects a to b for messages, over a connection that buffers few bytes, and
 // returns it.
 func narrow(t *testing.T, a, b *Group) *mailConn {
@@ -82,7 +75,8 @@ func limited(t *testing.T) context.Context {
 // although the other end does not read, and its memory is not read any more: the
 // message is given up, and the connection serves the next.
 func TestSendEndsWhileItWrites(t *testing.T) {
-	a, b := patiently(t)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	w := narrow(t, a, b)
 	large := bytes.Repeat([]byte("x"), 3<<20)
 	for range 3 {
@@ -115,7 +109,8 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 // What is sent by other tags while one waits to be written is not lost when that
 // ends.
 func TestSendEndsAmongOthers(t *testing.T) {
-	a, b := patiently(t)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	narrow(t, a, b)
 	b.host.mail.mu.Lock()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,8 +141,9 @@ func TestSendEndsAmongOthers(t *testing.T) {
 // Calls that are in the middle of a message when the other rank goes say so, and
 // let go of their memory.
 func TestRankLossDuringMessage(t *testing.T) {
+	t.Parallel()
 	for range 5 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		large, into := make([]byte, 3<<20), make([]byte, 3<<20)
 		errs := make(chan error, 2)
 		go func() { errs <- a.Send(limited(t), 1, 0, large) }()

@@ -3,7 +3,6 @@ package tcp
 import (
 	"slices"
 	"testing"
-	"time"
 )
 
 // connected returns the ranks that m has dialled.
@@ -21,8 +20,9 @@ func connected(m *mail) []int {
 // Of the connections that nothing needs the least recently used ones end, when
 // there are as many as are kept.
 func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Timeout = 6, 20*time.Second
+	cfg.Size = 6
 	gs := several(t, cfg)
 	m := gs[0].host.mail
 	m.keep = 3

@@ -93,13 +93,17 @@ func (h *host) registered(t *testing.T, n int) []slot {
 
 func crowdConfig(t *testing.T, size int) Config {
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity, cfg.Timeout = size, 2, 10*time.Second
+	cfg.Size, cfg.Arity = size, 2
 	return cfg
 }
+
+// soon is the interval of roll calls for tests that wait for them.
+const soon = 50 * time.Millisecond
 
 // A call of the roll reaches all ranks that are there and names all others, wherever
 // they are in the tree of calls.
 func TestRollCall(t *testing.T) {
+	t.Parallel()
 	const size = 12
 	cfg := crowdConfig(t, size)
 	h := leader(t, cfg)
@@ -140,6 +144,7 @@ func TestRollCall(t *testing.T) {
 // A rank that accepts connections and says nothing loses its slot within the
 // timeout, and those that would have been called through it are called anyway.
 func TestRollCallOfSilentRanks(t *testing.T) {
+	t.Parallel()
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -187,9 +192,11 @@ func TestLongCalls(t *testing.T) {
 // Ranks that go while others wait can be replaced, and so can rank 0; a second
 // process of a rank that is there is refused.
 func TestSlotsAreFreed(t *testing.T) {
+	t.Parallel()
 	t.Run("of a rank", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 4)
+		cfg.interval = soon
 		js := []*joining{joinLater(t, cfg, 0), joinLater(t, cfg, 1), joinLater(t, cfg, 2)}
 		h := leaderOf(t, cfg)
 		h.await(t, 1)
@@ -208,6 +215,7 @@ func TestSlotsAreFreed(t *testing.T) {
 	t.Run("of rank 0", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 3)
+		cfg.interval = soon
 		h := leader(t, cfg)
 		one := joinLater(t, cfg, 1)
 		h.registered(t, 1)
@@ -220,6 +228,7 @@ func TestSlotsAreFreed(t *testing.T) {
 func TestRanksThatMissTheAnnouncement(t *testing.T) {
 	t.Parallel()
 	cfg := crowdConfig(t, 2)
+	cfg.interval = soon
 	h := leader(t, cfg)
 	one := joinLater(t, cfg, 1)
 	h.registered(t, 1)
@@ -240,6 +249,7 @@ func TestRanksThatMissTheAnnouncement(t *testing.T) {
 
 // If a meeting ends before all ranks have come, the ranks that wait return at once.
 func TestDismissal(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 9)
 	cfg.parting = time.Minute
 	var js []*joining

@@ -64,6 +64,7 @@ func waitLog(t *testing.T, cfg Config, want string) error {
 
 // A rank that waits says for which ranks, and at which address; so do its errors.
 func TestWaitingRanksSayForWhom(t *testing.T) {
+	t.Parallel()
 	secret := []byte("x")
 	env := func(addr string) *Env {
 		host, port, _ := net.SplitHostPort(addr)

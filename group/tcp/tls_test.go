@@ -56,7 +56,7 @@ func TestGroupOverTLS(t *testing.T) {
 	conf, _ := mutual(t)
 	open := func(t *testing.T, n int) []group.Group {
 		cfg := pairConfig(t)
-		cfg.Size, cfg.Timeout, cfg.TLS = n, 5*time.Second, conf // one test waits for it
+		cfg.Size, cfg.TLS = n, conf
 		gs := make([]group.Group, n)
 		for r, g := range several(t, cfg) {
 			gs[r] = g
@@ -72,7 +72,7 @@ func TestMutualTLS(t *testing.T) {
 	t.Setenv(SecretVariable, "")
 	cfg := pairConfig(t)
 	conf, pool := mutual(t)
-	cfg.Secret, cfg.Timeout, cfg.TLS = nil, 10*time.Second, conf
+	cfg.Secret, cfg.TLS = nil, conf
 	if !cfg.authenticates() {
 		t.Error("mutual TLS does not count as proof")
 	}
