@@ -273,7 +273,7 @@ type verdict struct {
 // agree compares the lists of all ranks of parent and finds the groups that can be
 // reused. An invalid list of any rank is an error on all of them.
 func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts [][]int) (verdict, error) {
-	v, err := group.AllReduce(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
+	v, err := group.Decide(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
 		func(context.Context) (proposal, error) { return p.propose(op, parent, parts) },
 		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
 	switch {

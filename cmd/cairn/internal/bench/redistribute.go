@@ -223,7 +223,7 @@ func sum(v []int64) (n int64) {
 
 // sumOfRanks returns the sum of the values of all ranks.
 func sumOfRanks(ctx context.Context, g group.Group, v int64) (int64, error) {
-	return group.AllReduce(ctx, g, "sum", group.JSON[int64](), group.JSON[int64](),
+	return group.Decide(ctx, g, "sum", group.JSON[int64](), group.JSON[int64](),
 		func(context.Context) (int64, error) { return v, nil },
 		func(_ context.Context, all []int64) (int64, error) { return sum(all), nil })
 }

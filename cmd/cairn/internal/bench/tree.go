@@ -322,7 +322,7 @@ var (
 // coordinate is rank 0's part in planning a save.
 func (r *treeRank) coordinate(ctx context.Context, log Log) error {
 	o, codec, cache := r.net.PlanOptions, plan.NewSavePlanCodec(), new(plan.Cache)
-	_, err := group.ReduceScatter(ctx, timing{r.node.World(), r}, "plan", codec, codec,
+	_, err := group.Assign(ctx, timing{r.node.World(), r}, "plan", codec, codec,
 		func(context.Context) (*plan.SavePlan, error) {
 			log.printf("%d ranks make their plans", o.Ranks)
 			return cache.Local(localPlan(0, o), options(0, o))
@@ -356,7 +356,7 @@ func (r *treeRank) follow(ctx context.Context, slots chan struct{}) error {
 			return nil, err
 		},
 	}
-	_, err := group.ReduceScatter(ctx, timing{r.node.World(), r}, "plan", codec, codec,
+	_, err := group.Assign(ctx, timing{r.node.World(), r}, "plan", codec, codec,
 		func(context.Context) (*plan.SavePlan, error) {
 			slots <- struct{}{}
 			p, err := new(plan.Cache).Local(localPlan(r.rank, o), options(r.rank, o))
