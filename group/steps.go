@@ -259,7 +259,7 @@ func decodeAll[T any](c Codec[T], msgs [][]byte, f failures) ([]T, failures) {
 }
 
 // inParallel calls fn for each number below n, in at most GOMAXPROCS goroutines,
-// and returns the errors by number. A panic becomes a [*PanicError].
+// and returns the errors by number. A panic becomes an error that wraps [ErrPanic].
 func inParallel(n int, fn func(i int) error) []error {
 	errs := make([]error, n)
 	var next atomic.Int64

@@ -17,7 +17,7 @@ func TestInvalidConfigurations(t *testing.T) {
 		"Arity":       func(c *tcp.Config) { c.Arity = -1 },
 		"MaxMessage":  func(c *tcp.Config) { c.MaxMessage = -1 },
 		"MaxSize":     func(c *tcp.Config) { c.MaxSize = -1 },
-		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", tcp.MaxJob+1) },
+		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", 257) },
 	} {
 		c := tcptest.ByFile(t, 1)(0)
 		change(&c)
@@ -106,7 +106,7 @@ func TestCheckAddress(t *testing.T) {
 			t.Errorf("CheckAddress(%q) = %v", addr, err)
 		}
 	}
-	for _, addr := range []string{"", "a:1\n", "a\x00:1", "\xff:1", strings.Repeat("x", tcp.MaxAddress+1)} {
+	for _, addr := range []string{"", "a:1\n", "a\x00:1", "\xff:1", strings.Repeat("x", 513)} {
 		if err := tcp.CheckAddress(addr); !errors.Is(err, group.ErrInvalid) {
 			t.Errorf("CheckAddress(%q) = %v; want an invalid argument", addr, err)
 		}

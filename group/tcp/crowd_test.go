@@ -135,9 +135,9 @@ func TestJoinSendsALongListOfAddresses(t *testing.T) {
 	meets(t, js...)
 	for r, j := range js {
 		h := j.group.host
-		if h.address(size-1) != long || h.address(1) != js[1].group.Addr() {
+		if h.address(size-1) != long || h.address(1) != js[1].group.host.addr {
 			t.Errorf("rank %d has %d bytes for the address of the last rank and %q for rank 1; want %d and %q",
-				r, len(h.address(size-1)), h.address(1), len(long), js[1].group.Addr())
+				r, len(h.address(size-1)), h.address(1), len(long), js[1].group.host.addr)
 		}
 	}
 }

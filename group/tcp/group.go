@@ -111,9 +111,6 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 // Backend returns "tcp".
 func (g *Group) Backend() string { return "tcp" }
 
-// Addr returns the address at which this rank listens.
-func (g *Group) Addr() string { return g.host.addr }
-
 // Leave is [tree.Group.Leave]. If the group is the one that [Join] returned,
 // messages that this rank has sent arrive before the other ranks are notified, and
 // this rank can send no more messages.

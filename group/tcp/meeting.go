@@ -357,7 +357,7 @@ func unanswered(absent []absence) (ranks []int) {
 
 // register receives the address of a rank and sends it the terms.
 func (h *host) register(f *conn, hi hello) error {
-	b, err := f.readFrame(MaxAddress)
+	b, err := f.readFrame(maxAddress)
 	if err != nil {
 		return err
 	}

@@ -176,7 +176,7 @@ func TestLongCalls(t *testing.T) {
 	const size = 3000
 	slots := make([]slot, size-1)
 	for i := range slots {
-		slots[i] = slot{rank: i + 1, addr: strings.Repeat("x", MaxAddress), above: strings.Repeat("y", 20)}
+		slots[i] = slot{rank: i + 1, addr: strings.Repeat("x", maxAddress), above: strings.Repeat("y", 20)}
 	}
 	here, there := net.Pipe()
 	defer here.Close()

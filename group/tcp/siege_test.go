@@ -33,7 +33,7 @@ func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
 			t.Fatalf("Join of rank %d = %v; want no error", r, j.err)
 		}
 	}
-	besiege(t, follower.group.Addr())
+	besiege(t, follower.group.host.addr)
 	if err := leader.group.Send(limited(t), 1, 0, []byte("x")); err != nil {
 		t.Fatalf("Send = %v", err)
 	}

@@ -84,7 +84,7 @@ func TestMutualTLS(t *testing.T) {
 	if got, err := a.Recv(limited(t), 1, 1); err != nil || len(got) != 3<<10 {
 		t.Fatalf("Recv = %d bytes, %v", len(got), err)
 	}
-	raw, err := net.Dial("tcp", a.Addr())
+	raw, err := net.Dial("tcp", a.host.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestMutualTLS(t *testing.T) {
 	if err := introduce(newConn(c), nil, hi); err == nil {
 		t.Error("a rank without a certificate was let in")
 	}
-	if err := dialTime(t, a.Addr(), nil, hi); err == nil {
+	if err := dialTime(t, a.host.addr, nil, hi); err == nil {
 		t.Error("a rank without TLS was let in")
 	}
 	both(t, a, b)
