@@ -15,7 +15,7 @@ import (
 // returns on rank r element r of the result of global.
 //
 // Like every step, it must be called by all ranks of g, with the same name, and
-// fails on all ranks or on none. If anything fails on any rank (an error, a panic,
+// fails on all ranks or on no rank. If anything fails on any rank (an error, a panic,
 // a value that cannot be encoded or decoded, a context that ends), every rank
 // returns a [*StepError] with the same text, which names all ranks that failed. An
 // error of global counts as a failure of rank 0. If the context of a rank ends,
@@ -169,7 +169,7 @@ func reduce[L, G any](
 	return accept(ctx, r, gc, reply)
 }
 
-// answers makes rank 0's messages out of those of all ranks.
+// answers makes rank 0's messages out of the messages of all ranks.
 func answers[L any](
 	ctx context.Context, r *round, lc Codec[L], msgs [][]byte, results func([]L) ([][]byte, error),
 ) [][]byte {
@@ -224,8 +224,8 @@ func produce[T any](ctx context.Context, c Codec[T], fn func(context.Context) (T
 	return b, nil
 }
 
-// encodeAll encodes values in parallel. The error is that of the first value that
-// cannot be encoded.
+// encodeAll encodes values in parallel. The error is about the first value
+// that cannot be encoded.
 func encodeAll[T any](c Codec[T], vs []T) ([][]byte, error) {
 	bs := make([][]byte, len(vs))
 	errs := inParallel(len(vs), func(i int) (err error) {

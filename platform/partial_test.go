@@ -129,7 +129,7 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 			return err
 		}
 		if !tensor.Equal(dst.Local(), want.Local()) || !tensor.Equal(beside.Local(), want.Local()) {
-			return fmt.Errorf("%v to %v: the parts are not those of the reduction", j.layout, j.dst)
+			return fmt.Errorf("%v to %v: the parts differ from the reduction", j.layout, j.dst)
 		}
 		if traffic != meter.Traffic {
 			return fmt.Errorf("traffic %+v, counted %+v", traffic, meter.Traffic)
@@ -276,7 +276,7 @@ func TestRedistributeOfTermsRefuses(t *testing.T) {
 	}
 }
 
-// The gradient replaces what the source held, and leaves that of the destination as it is.
+// The gradient replaces the contents of the source. The destination stays as it is.
 func TestRedistributeGrad(t *testing.T) {
 	const n = 3
 	shape := []int64{6}

@@ -255,8 +255,8 @@ func (m *jobMove) share(l shard.Layout, rank int, filled bool) (*shard.Tensor, e
 	return out, nil
 }
 
-// least returns the bytes that a rank wants and does not hold, and those that it holds,
-// counted element by element.
+// least returns how many of the bytes that a rank wants it does not hold, and how many it
+// holds, counted element by element.
 func (m *jobMove) least(rank int) (missing, own int64, err error) {
 	size, shape := int64(m.whole.DType().Size()), m.whole.Shape()
 	held := make([]bool, m.whole.NumElements())
@@ -315,7 +315,7 @@ func (j *job) check(t fataler, comms []platform.TensorComm) {
 		}
 		for i, w := range want {
 			if !tensor.Equal(moves[i].Dst.Local(), w.Local()) {
-				return fmt.Errorf("%v: the parts are not those of the whole tensor", moves[i])
+				return fmt.Errorf("%v: the parts differ from the whole tensor", moves[i])
 			}
 		}
 		least.Sent = traffic[rank].Sent // compared in sum below

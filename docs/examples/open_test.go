@@ -10,7 +10,7 @@ import (
 )
 
 // readRows reads a few rows of a matrix from a checkpoint, without a job. The
-// path is that of a folder or a file, in any format.
+// path names a folder or a file, in any format.
 func readRows(ctx context.Context, path, name string, first, n, width int64) (*tensor.Tensor, error) {
 	c, err := cairn.OpenPath(ctx, path)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// table is an embedding table of which each rank holds some rows: those that
-// hash to it, say. They are sorted.
+// table is an embedding table of which each rank holds some rows, for example
+// the rows that hash to it. They are sorted.
 type table struct {
 	rows, width int64
 	boxes       []tensor.Box

@@ -123,7 +123,7 @@ func TestProcessesThatDisagreeAboutTheSize(t *testing.T) {
 	defer other.Close()
 	_, _, err := other.Slot(soon(t))
 	if !errors.Is(err, etcd.ErrSize) || !strings.Contains(err.Error(), "others meet as 3 ranks, this process as one of 4") {
-		t.Errorf("Slot of a process of 4 among those of 3 = %v; want an error with both", err)
+		t.Errorf("Slot of a process of 4 among processes of 3 = %v; want an error with both", err)
 	}
 }
 

@@ -70,8 +70,8 @@ func TestSendThatOverlapsClose(t *testing.T) {
 	}
 }
 
-// A rank that closes has left for all other ranks, also for those that send to it at
-// that moment and learn of it late.
+// All other ranks report that a rank that closes has left, also ranks that send to it at
+// that moment.
 func TestRankThatClosesIsNotLost(t *testing.T) {
 	t.Parallel()
 	cfg := pairConfig(t)
@@ -97,8 +97,8 @@ func TestRankThatClosesIsNotLost(t *testing.T) {
 	wg.Wait()
 }
 
-// A rank that closes after another one was lost does not wait for what it has sent,
-// whatever state its connections are in: no call can receive that any more.
+// A rank that closes after another one was lost does not wait for its messages,
+// whatever state its connections are in: no call can receive them any more.
 func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 	t.Parallel()
 	for claim, connected := range map[string]bool{"connected": true, "about to be": false} {

@@ -18,7 +18,7 @@ type heldConn struct {
 	shut bool    // guarded by mu
 }
 
-// crowd counts the connections that ranks hold, by what they are for.
+// crowd counts the connections that ranks hold, by purpose.
 type crowd struct {
 	mu   sync.Mutex
 	now  map[int]map[purpose]int // guarded by mu

@@ -119,8 +119,8 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 	}
 }
 
-// A rank whose context ends names the ranks that are missing at that time, and if
-// none is known to be, the rank whose time was up.
+// A rank whose context ends names the ranks that are missing at that time. If no rank is
+// known to be missing, it names the rank whose context has ended.
 func TestErrorsNameTheMissingRanks(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("of no use")
@@ -155,7 +155,7 @@ func TestErrorsNameTheMissingRanks(t *testing.T) {
 }
 
 // If the context of rank 0 ends while it calls the roll, all ranks name the one
-// that does not answer, and not those that rank 0 could not call because of it.
+// that does not answer, and not ranks that rank 0 could not call because of it.
 func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 	t.Parallel()
 	cfg := crowdConfig(t, 4)

@@ -300,7 +300,7 @@ func (h *host) gather(ctx context.Context) error {
 // names the missing ranks.
 const answerTime = time.Second
 
-// callRoll sends the missing ranks to the ranks of slots, and returns those that did
+// callRoll sends the missing ranks to the ranks of slots, and returns the ranks that did
 // not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
 // that only ranks that do not answer count as missing.
 func (h *host) callRoll(ctx context.Context, slots []slot) []absence {

@@ -142,7 +142,7 @@ func TestRollCall(t *testing.T) {
 }
 
 // A rank that accepts connections and says nothing loses its slot within the
-// timeout, and those that would have been called through it are called anyway.
+// timeout, and the ranks that it should have called are called anyway.
 func TestRollCallOfSilentRanks(t *testing.T) {
 	t.Parallel()
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {

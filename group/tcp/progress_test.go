@@ -82,7 +82,7 @@ func TestWaitingRanksSayForWhom(t *testing.T) {
 			`level=WARN msg="waiting for other ranks" rank=0 size=4 address=`+addr+` listen=`+addr+` missing="ranks 1-3" job=j waited=`)
 		check(t, err, addr)
 	})
-	t.Run("nobody listens", func(t *testing.T) {
+	t.Run("no process listens", func(t *testing.T) {
 		addr := freeAddr(t)
 		err := waitLog(t, Config{Meet: env(addr), Rank: 2, Size: 4, Secret: secret},
 			`msg="waiting for rank 0" rank=2 size=4 address=`+addr+` error="connect to rank 0 at `+addr)

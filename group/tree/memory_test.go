@@ -13,8 +13,8 @@ import (
 
 // Memory is a [Network] in memory. It is for tests and simulations.
 type Memory struct {
-	// Wrap, if it is not nil, makes the connections that are used out of
-	// those that there are: from is the rank that dialled the rank to.
+	// Wrap, if it is not nil, replaces the two ends of a connection that the rank
+	// from has dialled to the rank to.
 	Wrap func(from, to int, dialled, accepted Conn) (Conn, Conn)
 
 	// WrapValues, if it is not nil, makes the values that a group uses.

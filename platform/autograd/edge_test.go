@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// withLast returns a leaf of zeros whose last dimension is that of x.
+// withLast returns a leaf of zeros with the last dimension of x.
 func withLast(x *Var, leading ...int64) *Var {
 	n := int64(1)
 	if s := x.Shape(); len(s) > 0 {

@@ -115,7 +115,7 @@ var operators = []struct {
 		a, b, n := size(t), size(t), size(t)
 		return [][]int64{{a + b + a, n}}, func(g *Graph, in ...*Var) *Var {
 			parts := g.Split(in[0], a, b, a)
-			return g.Mul(parts[0], parts[2]) // nobody uses the second part
+			return g.Mul(parts[0], parts[2]) // the second part is not used
 		}
 	}},
 	{"cast", func(t *rapid.T) ([][]int64, Func) {

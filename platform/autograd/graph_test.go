@@ -85,8 +85,8 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 	}
 }
 
-// A wrong shape makes the graph fail; later operators do nothing, and the error is that of
-// the first.
+// A wrong shape makes the graph fail; later operators do nothing, and the error is the
+// first one.
 func TestFirstErrorStays(t *testing.T) {
 	a, b := leaf(t, []int64{2, 3}), leaf(t, []int64{2, 3})
 	ids, err := tensor.Of([]int64{1}, []int64{7})
@@ -205,7 +205,7 @@ func TestResultsDoNotDependOnProcessors(t *testing.T) {
 	}
 }
 
-// Leaves may hold small floats: the result is that of their values in float32.
+// Leaves may hold small floats: the result is computed from their values in float32.
 func TestSmallFloatsAreStorage(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.BFloat16, tensor.Float16} {
 		x, w := leaf(t, []int64{4, 3}), leaf(t, []int64{2, 3})

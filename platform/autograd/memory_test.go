@@ -23,7 +23,7 @@ const (
 	slack    = unit / 2
 )
 
-// usage is the memory of a deep model above what there was before.
+// usage is the memory that a deep model adds.
 type usage struct {
 	forward    int64 // when the forward pass is done
 	back       int64 // the most while the backward pass is under way

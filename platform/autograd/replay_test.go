@@ -65,7 +65,7 @@ func TestSecondRunMustEqualTheFirst(t *testing.T) {
 			}
 			return g.GELU(x)
 		}, nil, "operator 1 is softmax(float32[2 2]), and was gelu(float32[2 2])"},
-		"another operator among those that are kept": {func(g *Graph, x *Var) *Var {
+		"another operator among the operators that are kept": {func(g *Graph, x *Var) *Var {
 			if again() {
 				return g.Softmax(x)
 			}

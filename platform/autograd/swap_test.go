@@ -505,7 +505,7 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 		}
 		g, y := build(s)
 		if y.Data() != nil || !errors.Is(g.Err(), syscall.ENOSPC) {
-			t.Errorf("error %v; want that of the file", g.Err())
+			t.Errorf("error %v; want the error of the file", g.Err())
 		}
 	})
 	t.Run("after the forward pass", func(t *testing.T) {

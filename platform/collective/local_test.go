@@ -8,8 +8,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A local reduction is that of all ranks.
-func TestReduceIsThatOfRanks(t *testing.T) {
+// A local reduction has the result of a reduction over ranks.
+func TestReduceEqualsAllReduce(t *testing.T) {
 	for d := tensor.Invalid + 1; d.Valid(); d++ {
 		for _, op := range ops {
 			if op.Check(d) != nil || d == tensor.Bool {

@@ -52,7 +52,7 @@ func save(t testing.TB, tensors map[string]*tensor.Tensor) []byte {
 	return b.Bytes()
 }
 
-// Any slice of any tensor is what it is in memory.
+// Any slice of any tensor in a file equals the slice in memory.
 func TestReadSliceMatchesTensor(t *testing.T) {
 	x := counted(t, 40, 3, 300, 7) // a row of the second dimension is larger than a small span
 	b := save(t, map[string]*tensor.Tensor{"x": x, "before": counted(t, 5)})
@@ -73,7 +73,7 @@ func TestReadSliceMatchesTensor(t *testing.T) {
 		}
 		got, err := platform.ReadSlice(f, "x", box)
 		if err != nil || !tensor.Equal(got, want) {
-			t.Fatalf("slice %v = %v, %v; want that of the tensor", box, got, err)
+			t.Fatalf("slice %v = %v, %v; want the slice of the tensor", box, got, err)
 		}
 	})
 }

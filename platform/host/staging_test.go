@@ -70,7 +70,7 @@ func TestStagerKeepsShardedTensors(t *testing.T) {
 	part.Memory()[0] = 9
 	whole, err := staged.([]any)[1].(plan.Checkpointable).Part(0)
 	if err != nil || whole.Memory()[0] != 9 || w.Local().Memory()[0] != 0 {
-		t.Errorf("Part(0) = %v, %v; want the memory of the other copy, and not that of the tensor", whole, err)
+		t.Errorf("Part(0) = %v, %v; want the memory of the other copy, and not the memory of the tensor", whole, err)
 	}
 	if _, err := got.Part(1); err == nil {
 		t.Error("Part(1) of one part = nil; want an error")

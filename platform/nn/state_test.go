@@ -242,7 +242,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 	}
 }
 
-// A checkpoint that has one name of a tied weight, as those of Hugging Face do, fills it.
+// A checkpoint that has one name of a tied weight, as files of Hugging Face do, fills it.
 func TestLoadOfOneNameOfATiedWeight(t *testing.T) {
 	for _, left := range []string{"emb.weight", "head.weight"} {
 		store := new(mem.Store)
