@@ -59,22 +59,16 @@ func drawTerms(t *rapid.T, ranks int) *termsJob {
 	if j.result, err = tensor.New(d, shape); err == nil {
 		err = collective.Reduce(j.result, op, j.terms...)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return j
 }
 
 // numbers returns a tensor of small integers.
 func numbers(t fataler, d tensor.DType, shape []int64, seed int) *tensor.Tensor {
 	out, err := tensor.New(tensor.Int64, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	v, err := tensor.Values[int64](out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for i := range v {
 		v[i] = int64((i*7+seed*3)%5) - 1
 	}
@@ -136,9 +130,7 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 // Whatever the layouts and the reduction, each rank has what cutting the reduced tensor

@@ -111,17 +111,13 @@ func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 			gs := several(t, cfg)
 			t.Cleanup(wires.release) // before the groups are closed
 			if connected {
-				if err := gs[0].Send(limited(t), 2, 0, nil); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, gs[0].Send(limited(t), 2, 0, nil))
 				if _, err := gs[2].Recv(limited(t), 0, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
 			wires.begin()
-			if err := gs[0].Send(limited(t), 2, 0, []byte("x")); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, gs[0].Send(limited(t), 2, 0, []byte("x")))
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)

@@ -16,9 +16,7 @@ import (
 // returns it.
 func narrow(t *testing.T, a, b *Group) *mailConn {
 	t.Helper()
-	if err := a.Send(limited(t), 1, 99, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, a.Send(limited(t), 1, 99, nil))
 	if _, err := b.Recv(limited(t), 0, 99); err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +33,7 @@ func narrow(t *testing.T, a, b *Group) *mailConn {
 		w.mu.Lock()
 		c := w.conn.Conn.(*net.TCPConn)
 		w.mu.Unlock()
-		if err := errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)))
 	}
 	return w
 }

@@ -28,9 +28,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	m.keep = 3
 	send := func(to, tag int) {
 		t.Helper()
-		if err := gs[0].Send(limited(t), to, tag, []byte{byte(to)}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, gs[0].Send(limited(t), to, tag, []byte{byte(to)}))
 	}
 	recv := func(at, tag int) {
 		t.Helper()

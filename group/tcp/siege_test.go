@@ -48,9 +48,7 @@ func besiege(t *testing.T, addr string) {
 	network, address := split(addr)
 	for range 2 * maxUnproven {
 		c, err := net.Dial(network, address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		t.Cleanup(func() { c.Close() })
 	}
 }
@@ -124,9 +122,7 @@ func TestInterruptBeforeTheRead(t *testing.T) {
 func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if ln, err := listenRetry(ctx, "unix", path); err == nil {

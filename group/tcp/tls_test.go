@@ -20,9 +20,7 @@ import (
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ranks"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -31,13 +29,9 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(leaf)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
@@ -78,16 +72,12 @@ func TestMutualTLS(t *testing.T) {
 	}
 	a, b := pair(t, cfg)
 	both(t, a, b)
-	if err := b.Send(limited(t), 0, 1, make([]byte, 3<<10)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.Send(limited(t), 0, 1, make([]byte, 3<<10)))
 	if got, err := a.Recv(limited(t), 1, 1); err != nil || len(got) != 3<<10 {
 		t.Fatalf("Recv = %d bytes, %v", len(got), err)
 	}
 	raw, err := net.Dial("tcp", a.host.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer raw.Close()
 	c := tls.Client(raw, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
 	hi := hello{purpose: toLink, from: 1, size: 2, session: a.host.session, job: "pair"}

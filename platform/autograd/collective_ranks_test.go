@@ -293,9 +293,7 @@ func TestSequenceParallelAttention(t *testing.T) {
 	g := New(t.Context())
 	third := func(g *Graph, x *Var, i int64) *Var { return g.Narrow(x, len(x.Shape())-1, i*width, (i+1)*width) }
 	want := g.CausalAttention(third(g, whole, 0), third(g, whole, 1), third(g, whole, 2), heads)
-	if err := g.Backward(want, weights.Data()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(want, weights.Data()))
 	mustRanks(t, n, func(r rank) error {
 		lo := int64(r.Rank()) * part
 		x := Leaf(must(whole.Data().Slice(1, lo, lo+part, 1)).Clone())

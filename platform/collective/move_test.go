@@ -209,9 +209,7 @@ func labels(from, to int, n int64) []int64 {
 func reshape(t testing.TB, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	y, err := tensor.FromBytes(x.DType(), shape, x.Contents())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return y
 }
 
@@ -220,13 +218,9 @@ func reshape(t testing.TB, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
 func transposed(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	t.Helper()
 	turned, err := x.Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	back, err := turned.Clone().Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return back
 }
 

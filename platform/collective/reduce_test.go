@@ -72,9 +72,7 @@ func unsigned(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	}
 	x = cast(t, x, tensor.Complex128)
 	values, err := tensor.Values[complex128](x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for i := range values {
 		values[i] += 0
 	}
@@ -180,12 +178,8 @@ func TestSmallFloatsAreRoundedOnce(t *testing.T) {
 func fill(t testing.TB, x *tensor.Tensor, v float32) {
 	t.Helper()
 	one, err := reshape(t, of(v)).Expand(x.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tensor.Convert(x, one, tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, tensor.Convert(x, one, tensor.CastAny))
 }
 
 func TestMaxAndMinReturnNaN(t *testing.T) {

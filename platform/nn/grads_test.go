@@ -355,9 +355,7 @@ func (c gradCase) replicas(t testingT, i, rank, without int) float32 {
 	t.Helper()
 	boxes := func(r int) []shard.Part {
 		parts, err := c.layouts[i].Parts(c.shapes[i], r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return parts
 	}
 	sum := float32(0)
@@ -402,9 +400,7 @@ func TestClipGradNormOnOneMesh(t *testing.T) {
 			norms[pf.World().Rank()], err = ClipGradNorm(ctx, params, comms, 1, p, nil)
 			return err
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if want := c.naive(p); !near(norm, want) {
 				t.Errorf("%g-norm %g on rank %d, want %g", p, norm, r, want)
@@ -465,9 +461,7 @@ func TestClipGradNormWithRanksWithoutGradients(t *testing.T) {
 		{map[int]float32{0: float32(inf)}, -1, inf},
 	} {
 		norms, grads, errs := clip(t, 3, c.have, c.p, false)
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if _, ok := c.have[r]; norm != c.want || ok != (grads[r] != nil) {
 				t.Errorf("%g-norm of %v is %g on rank %d, want %g", c.p, c.have, norm, r, c.want)
@@ -502,13 +496,9 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 	w := param(t, counted(t, 2))
 	whole := counted(t, 2, 2)
 	column, err := whole.Slice(1, 0, 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	strided, err := tensor.StridedSlice(whole, []int64{0, 1}, []int64{2, 2}, []int64{1, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	other := param(t, counted(t, 2, 1))
 	w.Var().SetGrad(counted(t, 2))
 	other.Var().SetGrad(column)
@@ -532,9 +522,7 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 
 func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	half, err := tensor.New(tensor.Float16, []int64{4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, c := range []struct {
 		name       string
 		layout     shard.Layout
@@ -554,9 +542,7 @@ func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	} {
 		p := param(t, counted(t, 4))
 		if c.layout != nil {
-			if err := p.SetLayout(c.layout, c.rank); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, p.SetLayout(c.layout, c.rank))
 		}
 		p.Var().SetGrad(c.grad)
 		if _, err := ClipGradNorm(t.Context(), inOrder(map[string]*Param{"w": p}), nil, c.maxNorm, c.p, nil); err == nil || c.want != nil && !errors.Is(err, c.want) {
@@ -575,9 +561,7 @@ func TestReduceGradsRefusesWhatItCannotReduce(t *testing.T) {
 		"boxes without a mesh": {shard.Boxes(map[int]tensor.Box{0: tensor.Whole([]int64{4})}), errors.ErrUnsupported},
 	} {
 		p := param(t, counted(t, 4))
-		if err := p.SetLayout(c.layout, 0); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.SetLayout(c.layout, 0))
 		if err := ReduceGrads(t.Context(), inOrder(map[string]*Param{"w": p}), nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -645,9 +629,7 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 		}
 		return nil
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(errs...))
 	wantSizes := [][2]int{{}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}}
 	wantSums := [][2]float32{{}, {5, 9}, {7, 9}, {9, 12}, {5, 12}, {7, 12}, {9, 9}}
 	if d := cmp.Diff(wantSizes, sizes) + cmp.Diff(wantSums, sums); d != "" {

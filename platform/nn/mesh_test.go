@@ -173,14 +173,10 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 			return nil
 		})
 		state, _, err := cairn.LoadNew(t.Context(), store, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		whole := model(counting)
 		got, err := platform.Tensors(state)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		for param, p := range whole.Params() {
 			if !tensor.Equal(got["model."+param], p.Local()) {
 				t.Errorf("%s: %s is %v", name, param, got["model."+param])

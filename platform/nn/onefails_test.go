@@ -53,17 +53,11 @@ func spoiled(t *testing.T) map[string]struct {
 	clip  bool // an argument of ClipGradNorm only
 } {
 	half, err := tensor.New(tensor.Float16, []int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	expanded, err := counted(t, 1).Expand([]int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	none, err := Meta([]int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	without := func(layout shard.Layout, rank int) func(c *gradCall) {
 		return func(c *gradCall) {
 			p := param(t, counted(t, 4, 4))

@@ -57,9 +57,7 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 			}
 			return f(ctx, m, cairn.SaveOptions{Group: g})
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 	}
 	run(2, shard.Rows(2), normal, func(ctx context.Context, m *Module, o cairn.SaveOptions) error {
 		_, err := cairn.Save(ctx, store, cairn.State{"model": m, "step": 3}, &o)
@@ -105,9 +103,7 @@ func twice(t testingT, values *tensor.Tensor) *Module {
 func TestStateHasAllNames(t *testing.T) {
 	m := twice(t, counted(t, 3))
 	s, err := m.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	names := slices.Sorted(maps.Keys(s))
 	if want := []string{"first.w", "second.w", "tied"}; !slices.Equal(names, want) {
 		t.Errorf("State has %q; want %q", names, want)
@@ -129,9 +125,7 @@ func TestStateHasAllNames(t *testing.T) {
 // One name of a tied parameter is enough for LoadState, several must be equal.
 func TestLoadStateOfTiedParameters(t *testing.T) {
 	half, err := tensor.Cast(counted(t, 3), tensor.Float16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	other := counted(t, 3)
 	floats(t, other)[2] = 7
 	for name, c := range map[string]struct {
@@ -148,9 +142,7 @@ func TestLoadStateOfTiedParameters(t *testing.T) {
 		"no name":              {map[string]any{"third.w": counted(t, 3)}, fs.ErrNotExist},
 	} {
 		zeros, err := Zeros([]int64{3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		m := twice(t, zeros)
 		if err := m.LoadState(c.state); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v; want %v", name, err, c.want)
@@ -181,9 +173,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 		} {
 			t.Run(format+", "+name, func(t *testing.T) {
 				store, err := file.Open(t.TempDir(), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				each := func(n int, layout func(n int) shard.Layout, init func() Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 					t.Helper()
 					errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
@@ -200,9 +190,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 						}
 						return f(ctx, m, g)
 					})
-					if err := errors.Join(errs...); err != nil {
-						t.Fatal(err)
-					}
+					noError(t, errors.Join(errs...))
 				}
 				each(c.saving, c.from, normal, func(ctx context.Context, m *Module, g group.Group) error {
 					_, err := Save(ctx, store, m, &cairn.SaveOptions{Group: g, Format: f})
@@ -227,13 +215,9 @@ func TestModuleToFilesAndBack(t *testing.T) {
 					return nil
 				})
 				state, _, err := cairn.LoadNew(t.Context(), store, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				whole, err := platform.Tensors(state)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				if names := slices.Sorted(maps.Keys(whole)); len(names) != len(modelParams)+1 || !tensor.Equal(whole["head.weight"], whole["emb.weight"]) {
 					t.Errorf("the checkpoint has %q", names)
 				}
@@ -247,9 +231,7 @@ func TestLoadOfOneNameOfATiedWeight(t *testing.T) {
 	for _, left := range []string{"emb.weight", "head.weight"} {
 		store := new(mem.Store)
 		s, err := model(normal()).State()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		delete(s, left)
 		if _, err := cairn.Save(t.Context(), store, s, nil); err != nil {
 			t.Fatal(err)
