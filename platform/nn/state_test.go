@@ -47,14 +47,8 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 	run := func(n int, layout shard.Layout, init func() Init, f func(ctx context.Context, m *Module, o cairn.SaveOptions) error) {
 		t.Helper()
 		errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
-			m, err := cutModel(init(), layout, p.World().Rank())
-			if err != nil {
-				return err
-			}
-			g, err := platform.Comm(p.World())
-			if err != nil {
-				return err
-			}
+			m := must(cutModel(init(), layout, p.World().Rank()))
+			g := must(platform.Comm(p.World()))
 			return f(ctx, m, cairn.SaveOptions{Group: g})
 		})
 		noError(t, errors.Join(errs...))
@@ -72,10 +66,7 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 		if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: o.Group}); err != nil {
 			return err
 		}
-		want, err := cutModel(normal(), shard.FlatEven(3), o.Group.Rank())
-		if err != nil {
-			return err
-		}
+		want := must(cutModel(normal(), shard.FlatEven(3), o.Group.Rank()))
 		for name, p := range want.Params() {
 			if got := m.Param(name).Local(); !tensor.Equal(got, p.Local()) {
 				t.Errorf("rank %d: %s is %v", o.Group.Rank(), name, floats(t, got))
@@ -184,10 +175,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 								return err
 							}
 						}
-						g, err := platform.Comm(p.World())
-						if err != nil {
-							return err
-						}
+						g := must(platform.Comm(p.World()))
 						return f(ctx, m, g)
 					})
 					noError(t, errors.Join(errs...))
@@ -271,10 +259,7 @@ func TestSaveOfABrokenModuleFailsOnAllRanks(t *testing.T) {
 				case 2:
 					m = nil
 				}
-				g, err := platform.Comm(p.World())
-				if err != nil {
-					return err
-				}
+				g := must(platform.Comm(p.World()))
 				return call(ctx, m, g)
 			})
 			for r, err := range errs {
