@@ -38,7 +38,7 @@ func parallel(n int, fn func(r int) error) results {
 	errs := make(results, n)
 	var wg sync.WaitGroup
 	for r := range n {
-		wg.Go(func() { errs[r] = fn(r) })
+		wg.Go(func() { errs[r] = group.Catch(func() error { return fn(r) }) }) // must panics
 	}
 	wg.Wait()
 	return errs

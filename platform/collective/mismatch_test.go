@@ -188,10 +188,7 @@ func TestRefusedBroadcastWritesNothing(t *testing.T) {
 	bubble(t, "4 ranks", func(t *testing.T) {
 		gs := inproc.New(4)
 		errs := parallel(4, func(r int) error {
-			c, err := collective.New(gs[r])
-			if err != nil {
-				return err
-			}
+			c := must(collective.New(gs[r]))
 			n := int64(4)
 			if r == 3 {
 				n++

@@ -46,10 +46,7 @@ func TestAllGather(t *testing.T) {
 							return err
 						}
 						for r := range n {
-							part, err := dst.Slice(0, int64(r)*67, int64(r+1)*67, 1)
-							if err != nil {
-								return err
-							}
+							part := must(dst.Slice(0, int64(r)*67, int64(r+1)*67, 1))
 							if err := same(fmt.Sprintf("part %d of %v", r, d), part, numbers(t, d, r, 67)); err != nil {
 								return err
 							}
@@ -281,10 +278,7 @@ func TestUnalignedMemory(t *testing.T) {
 		bubble(t, name, func(t *testing.T) {
 			onRanks(t, 3, o, func(c *collective.Comm) error {
 				mem := make([]byte, 401)[1:]
-				x, err := tensor.FromBytes(tensor.Float32, []int64{100}, mem)
-				if err != nil {
-					return err
-				}
+				x := must(tensor.FromBytes(tensor.Float32, []int64{100}, mem))
 				fill(t, x, 2)
 				want := zeros(t, tensor.Float32, 100)
 				fill(t, want, 6)
