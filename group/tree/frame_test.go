@@ -82,7 +82,7 @@ func FuzzNode(f *testing.F) {
 		m := &Memory{values: inproc.New(4), tags: make(map[id]int)}
 		n := New(0, 4, memoryEnd{m, 0}, Options{Arity: 2})
 		defer n.Close()
-		mine, theirs := newPipe(1)
+		mine, theirs := Pipe(1)
 		if err := n.Accept(1, mine); err != nil {
 			t.Fatal(err)
 		}
