@@ -373,7 +373,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 // begin makes the ranks agree on a save and prepares it. If it is skipped, it is over
 // when begin returns.
 func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
-	adm, err := group.AllReduce(ctx, job.Group, "admit", group.JSON[standing](), group.JSON[admission](),
+	adm, err := group.Decide(ctx, job.Group, "admit", group.JSON[standing](), group.JSON[admission](),
 		func(context.Context) (standing, error) { return s.standing(job.Group) },
 		func(_ context.Context, all []standing) (admission, error) { return s.admit(o, &job.Storage, all) })
 	if err != nil {
@@ -589,7 +589,7 @@ func (s *Stager) setProcess(p *saver.Process) {
 // prepare plans the snapshot and checks the options. It fails on all ranks or on no rank. If
 // it succeeds, the save that this one replaces is withdrawn.
 func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
-	drop, err := group.AllReduce(ctx, job.Group, "state", group.JSON[tiered](), group.JSON[uint64](),
+	drop, err := group.Decide(ctx, job.Group, "state", group.JSON[tiered](), group.JSON[uint64](),
 		func(context.Context) (tiered, error) {
 			return tiered{o.Remote != "", o.LocalBytes != 0}, s.plan(p, job, state, o)
 		},

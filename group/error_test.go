@@ -100,14 +100,14 @@ func TestCatchKeepsTheStackOfThePanic(t *testing.T) {
 		m["x"] = 1
 		return nil
 	})
-	pe, ok := errors.AsType[*PanicError](err)
+	pe, ok := errors.AsType[*panicError](err)
 	if !ok || !errors.Is(err, ErrPanic) {
-		t.Fatalf("Catch = %v; want a *PanicError", err)
+		t.Fatalf("Catch = %v; want a *panicError", err)
 	}
 	if !strings.HasPrefix(err.Error(), "panic: assignment to entry in nil map\n") {
 		t.Errorf("Catch = %q; want the value first", err)
 	}
-	if s := string(pe.Stack); !strings.HasPrefix(s, "github.com/cairn-ckpt/cairn/group.TestCatch") || len(s) > maxStack {
+	if s := string(pe.stack); !strings.HasPrefix(s, "github.com/cairn-ckpt/cairn/group.TestCatch") || len(s) > maxStack {
 		t.Errorf("stack begins with %.80q; want the function that panicked", s)
 	}
 	if err := Catch(func() error { return ErrGone }); err != ErrGone {

@@ -10,11 +10,11 @@ import (
 )
 
 // Every rank says how much it has, rank 0 decides where each one starts.
-func ExampleReduceScatter() {
+func ExampleAssign() {
 	sizes := []int{30, 10, 20}
 	starts := make([]int, len(sizes))
 	err := inproc.Run(context.Background(), len(sizes), func(ctx context.Context, g group.Group) error {
-		start, err := group.ReduceScatter(ctx, g, "plan", group.JSON[int](), group.JSON[int](),
+		start, err := group.Assign(ctx, g, "plan", group.JSON[int](), group.JSON[int](),
 			func(context.Context) (int, error) { return sizes[g.Rank()], nil },
 			func(_ context.Context, sizes []int) ([]int, error) {
 				starts := make([]int, len(sizes))

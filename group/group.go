@@ -56,7 +56,7 @@ type Group interface {
 	// Sub makes a group of some of this group's ranks, in the order given,
 	// independent of this group and of any other made from the same list.
 	// Every rank of this group must call it with the same list, which names at
-	// least one rank and none twice. A rank that is not listed gets nil and no
+	// least one rank and no rank twice. A rank that is not listed gets nil and no
 	// error.
 	Sub(ctx context.Context, ranks []int) (Group, error)
 }

@@ -24,13 +24,13 @@ const (
 )
 
 // Messenger is a capability of groups whose ranks can send each other messages
-// outside of collective calls. The ranks of its methods are those of the group.
+// outside of collective calls. Its methods take ranks of the group.
 //
 // # Contract
 //
 //   - The messages of one rank to another with one tag arrive whole, once and in
 //     the order they were sent. Other tags, other ranks and other groups are
-//     apart: messages that are not received hold up those of their own tag only.
+//     apart: messages that are not received delay only messages of their own tag.
 //   - Messages are flow controlled: the first of a tag, if it has at most 64
 //     KiB, is taken without waiting; others may wait until the receiver asks.
 //   - A rank may send to itself. Methods of one rank may overlap: messages that
@@ -96,7 +96,7 @@ func (e *LengthError) Error() string {
 func (e *LengthError) Unwrap() error { return ErrDisagree }
 
 // CheckMessage returns an error that wraps [ErrInvalid] if a group of size
-// ranks cannot serve a message from or to peer. It is for those that implement
+// ranks cannot serve a message from or to peer. It is for implementations of
 // [Messenger].
 func CheckMessage(op Op, peer, tag, size int) error {
 	switch {

@@ -7,40 +7,37 @@ import (
 	"runtime/debug"
 )
 
-// ErrPanic is wrapped by the error that a panic was turned into, on every rank.
+// ErrPanic reports a function that panicked, on this rank or on another one.
 var ErrPanic = errors.New("panic")
 
-// maxStack bounds the stack that a PanicError keeps.
+// maxStack bounds the stack that a panicError keeps.
 const maxStack = 8 << 10
 
-// PanicError is a panic turned into an error. It wraps [ErrPanic], and the
-// panic's value if that is an error.
-type PanicError struct {
-	// Value is what was given to panic.
-	Value any
-	// Stack is the goroutine's stack from the function that panicked
-	// downwards, cut to a few KiB.
-	Stack []byte
+// panicError is a panic turned into an error.
+type panicError struct {
+	value any    // the argument of panic
+	stack []byte // from the function that panicked downwards, cut to a few KiB
 }
 
 // Error writes the value and the stack.
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack)
+func (e *panicError) Error() string {
+	return fmt.Sprintf("panic: %v\n%s", e.value, e.stack)
 }
 
 // Unwrap returns ErrPanic and the value if it is an error.
-func (e *PanicError) Unwrap() []error {
-	if err, ok := e.Value.(error); ok {
+func (e *panicError) Unwrap() []error {
+	if err, ok := e.value.(error); ok {
 		return []error{ErrPanic, err}
 	}
 	return []error{ErrPanic}
 }
 
-// Catch calls fn and returns its error, or a [*PanicError] if fn panics.
+// Catch calls fn and returns its error. If fn panics, the error wraps [ErrPanic], and
+// the argument of panic if that is an error; its text has the stack.
 func Catch(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: panicStack(debug.Stack())}
+			err = &panicError{value: v, stack: panicStack(debug.Stack())}
 		}
 	}()
 	return fn()

@@ -37,7 +37,7 @@ func NewRemoteError(err error) *RemoteError {
 	if e, ok := err.(*RemoteError); ok && e.isBounded() && utf8.ValidString(e.Text) {
 		return e
 	}
-	// fmt survives an Error method that panics, as that of a nil pointer.
+	// fmt survives an Error method that panics, for example of a nil pointer.
 	text := cut(strings.ToValidUTF8(fmt.Sprint(err), "\uFFFD"), maxText)
 	return &RemoteError{Text: text, Codes: codesOf(err), local: err}
 }

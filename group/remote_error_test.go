@@ -46,7 +46,7 @@ func TestErrorsIsHoldsOnTheOtherSide(t *testing.T) {
 		{notExist, []error{fs.ErrNotExist}, fs.ErrExist},
 		{&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, []error{syscall.ENOSPC}, syscall.EIO},
 		{errors.Join(io.ErrUnexpectedEOF, fs.ErrPermission), []error{io.ErrUnexpectedEOF, fs.ErrPermission}, io.EOF},
-		{&PanicError{Value: errOurs}, []error{ErrPanic, errOurs}, ErrGone},
+		{&panicError{value: errOurs}, []error{ErrPanic, errOurs}, ErrGone},
 		{&StepError{Failures: map[int]error{4: cross(t, errOurs)}}, []error{errOurs}, ErrDisagree},
 		{errors.New("unknown"), nil, io.EOF},
 	} {

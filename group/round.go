@@ -114,9 +114,9 @@ type Alarmer interface {
 }
 
 // StopEarly returns g for steps that take long: when a rank fails at its own part
-// of one, the contexts of the others' end, so that they stop too. The step then
-// fails as ever, but those that only stopped are not named. If g is no
-// [Alarmer], it is g itself, and a step waits until every rank is done.
+// of a step, the contexts of the other ranks end, so that they stop too. The error
+// names the ranks that failed, not the ranks that only stopped. If g is not an
+// [Alarmer], StopEarly returns g itself, and a step waits until every rank is done.
 func StopEarly(g Group) Group {
 	if a, ok := g.(Alarmer); ok {
 		return early{g, a}

@@ -10,18 +10,18 @@ import (
 	"sync/atomic"
 )
 
-// ReduceScatter runs local on every rank, hands what they return to global on
-// rank 0, in the order of the ranks, and hands one of global's results to each
-// rank, which returns it.
+// Assign lets rank 0 give each rank its own result: it runs local on every rank,
+// passes the returned values to global on rank 0, in the order of the ranks, and
+// returns on rank r element r of the result of global.
 //
 // Like every step, it must be called by all ranks of g, with the same name, and
-// fails on all ranks or on none. If anything fails on any rank (an error, a panic,
+// fails on all ranks or on no rank. If anything fails on any rank (an error, a panic,
 // a value that cannot be encoded or decoded, a context that ends), every rank
 // returns a [*StepError] with the same text, which names all ranks that failed. An
 // error of global counts as a failure of rank 0. If the context of a rank ends,
 // the step fails at once and names that rank. Otherwise the step waits for all
 // ranks, so that all failures are named; see [StopEarly] for steps that take long.
-func ReduceScatter[L, G any](
+func Assign[L, G any](
 	ctx context.Context, g Group, step string, lc Codec[L], gc Codec[G],
 	local func(context.Context) (L, error),
 	global func(context.Context, []L) ([]G, error),
@@ -45,10 +45,10 @@ func ReduceScatter[L, G any](
 	})
 }
 
-// AllReduce runs local on every rank, hands what they return to global on rank
-// 0, in the order of the ranks, and returns global's result on every rank. It
-// fails as [ReduceScatter] does.
-func AllReduce[L, G any](
+// Decide lets rank 0 give all ranks one result: it runs local on every rank, passes
+// the returned values to global on rank 0, in the order of the ranks, and returns the
+// result of global on every rank. It fails as [Assign] does.
+func Decide[L, G any](
 	ctx context.Context, g Group, step string, lc Codec[L], gc Codec[G],
 	local func(context.Context) (L, error),
 	global func(context.Context, []L) (G, error),
@@ -70,7 +70,7 @@ func AllReduce[L, G any](
 	})
 }
 
-// Each runs fn on every rank. It fails as [ReduceScatter] does, so that either
+// Each runs fn on every rank. It fails as [Assign] does, so that either
 // fn was done on all ranks or every rank knows on which it was not.
 func Each(ctx context.Context, g Group, step string, fn func(context.Context) error) error {
 	r := &round{g: g, step: step}
@@ -79,7 +79,7 @@ func Each(ctx context.Context, g Group, step string, fn func(context.Context) er
 }
 
 // Broadcast runs fn on root and returns its result on every rank. It fails as
-// [ReduceScatter] does; what fn does wrong is filed under root.
+// [Assign] does; what fn does wrong is filed under root.
 func Broadcast[T any](
 	ctx context.Context, g Group, step string, root int, c Codec[T],
 	fn func(context.Context) (T, error),
@@ -169,7 +169,7 @@ func reduce[L, G any](
 	return accept(ctx, r, gc, reply)
 }
 
-// answers makes rank 0's messages out of those of all ranks.
+// answers makes rank 0's messages out of the messages of all ranks.
 func answers[L any](
 	ctx context.Context, r *round, lc Codec[L], msgs [][]byte, results func([]L) ([][]byte, error),
 ) [][]byte {
@@ -224,8 +224,8 @@ func produce[T any](ctx context.Context, c Codec[T], fn func(context.Context) (T
 	return b, nil
 }
 
-// encodeAll encodes values in parallel. The error is that of the first value that
-// cannot be encoded.
+// encodeAll encodes values in parallel. The error is about the first value
+// that cannot be encoded.
 func encodeAll[T any](c Codec[T], vs []T) ([][]byte, error) {
 	bs := make([][]byte, len(vs))
 	errs := inParallel(len(vs), func(i int) (err error) {
@@ -259,7 +259,7 @@ func decodeAll[T any](c Codec[T], msgs [][]byte, f failures) ([]T, failures) {
 }
 
 // inParallel calls fn for each number below n, in at most GOMAXPROCS goroutines,
-// and returns the errors by number. A panic becomes a [*PanicError].
+// and returns the errors by number. A panic becomes an error that wraps [ErrPanic].
 func inParallel(n int, fn func(i int) error) []error {
 	errs := make([]error, n)
 	var next atomic.Int64

@@ -98,16 +98,16 @@ func TestBroadcastFromInvalidRoot(t *testing.T) {
 func TestBytesCodecKeepsBytes(t *testing.T) {
 	for _, v := range [][]byte{nil, {0xFF}, {0xFE}, {0xFF, 0, 1}, {0}, bytes.Repeat([]byte{0xFE}, 1<<20)} {
 		errs := onRanks(t, 3, func(ctx context.Context, g group.Group) error {
-			got, err := group.ReduceScatter(ctx, g, "plan", group.Bytes{}, group.Bytes{},
+			got, err := group.Assign(ctx, g, "plan", group.Bytes{}, group.Bytes{},
 				func(context.Context) ([]byte, error) { return v, nil },
 				func(_ context.Context, vs [][]byte) ([][]byte, error) { return vs, nil })
 			if err == nil && !bytes.Equal(got, v) {
-				t.Errorf("ReduceScatter of %.8x = %.8x", v, got)
+				t.Errorf("Assign of %.8x = %.8x", v, got)
 			}
 			return err
 		})
 		if err := errors.Join(errs...); err != nil {
-			t.Errorf("ReduceScatter of %.8x = %v", v, err)
+			t.Errorf("Assign of %.8x = %v", v, err)
 		}
 	}
 }

@@ -35,7 +35,7 @@ var edges = []testCase{
 	}},
 	{name: "cairn.torch.load: every checkpoint of the fixtures", run: readsFixtures("edges.all_of")},
 	{name: "cairn.torch: tensors that are not contiguous, larger than the shared memory", run: finds(1, "edges.too_large")},
-	{name: "cairn.torch: a save whose state is copied aside after that of the next", run: finds(1, "edges.overtaken")},
+	{name: "cairn.torch: a save whose state is copied aside after the state of the next", run: finds(1, "edges.overtaken")},
 	{name: "cairn.torch: a save that fails while its state is copied aside", run: finds(1, "edges.fails_early")},
 	{name: "cairn.torch: Ctrl-C while a state is copied aside", run: finds(1, "edges.fails_late")},
 	{name: "cairn.torch: the interpreter ends right after async_save", run: func(r *rig) {

@@ -114,7 +114,7 @@ func killTree(pid int) {
 }
 
 // near fails the test unless a run went on with a checkpoint, and its losses of the steps from
-// first to end are near those of want.
+// first to end are near the losses of want.
 func near(r *rig, got, want trained, resume string, first, end int) {
 	r.Helper()
 	if got.resume != resume {

@@ -44,7 +44,7 @@ type python struct {
 	about about
 	// target is an interpreter, or the folder of a whole system.
 	target string
-	// name is that of the interpreter in a whole system.
+	// name is the name of the interpreter in a whole system.
 	name string
 	// dir is the folder that it works in, as this process sees it.
 	dir     string

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// refusals is what cairn has no words for: it says so, by name.
+// refusals are states that cairn cannot represent: its errors name them.
 var refusals = []testCase{
 	{name: "an object of one's own class is a record, and refused", run: func(r *rig) {
 		want := r.items("saves.own_class", args{"path": r.there("first")})
@@ -25,7 +25,7 @@ var refusals = []testCase{
 	{name: "a dtype that cairn lacks is refused by name", run: func(r *rig) {
 		foreign := slices.DeleteFunc(slices.Clone(r.py.about.DTypes), func(d string) bool { return !unknown(d) })
 		if len(foreign) == 0 {
-			r.Fatal("this PyTorch has none")
+			r.Fatal("this PyTorch lacks it")
 		}
 		for _, d := range foreign {
 			r.python("saves.one_dtype", args{"path": r.there(d), "dtype": d}, nil)

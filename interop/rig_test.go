@@ -33,7 +33,7 @@ type rig struct {
 	*testing.T
 	py      *python
 	program string
-	// folder is the case's own, relative to that of the worker.
+	// folder is the folder of the case, relative to the folder of the worker.
 	folder string
 }
 
@@ -141,13 +141,12 @@ func (r *rig) dtypes() []string {
 	return slices.DeleteFunc(slices.Clone(r.py.about.DTypes), unknown)
 }
 
-// safeDTypes returns those that this safetensors has as well: what cairn reads
-// of it.
+// safeDTypes returns the dtypes that this safetensors has as well, which cairn reads.
 func (r *rig) safeDTypes() []string {
 	return slices.DeleteFunc(slices.Clone(r.py.about.SafeDTypes), unknown)
 }
 
-// stockDTypes returns those that every safetensors has: what cairn writes. Its own
+// stockDTypes returns the dtypes that every safetensors has, which cairn writes. Its own
 // files hold the others as bytes, under a key that begins as reserved does.
 func (r *rig) stockDTypes() []string {
 	return slices.DeleteFunc(r.safeDTypes(), func(dtype string) bool {

@@ -93,7 +93,7 @@ func (j *job) python(ranks, until int, more args) map[int]float64 {
 	return losses
 }
 
-// agree fails the test unless got has n steps, and their losses are near those of want.
+// agree fails the test unless got has n steps, and their losses are near the losses of want.
 func agree(r *rig, got, want map[int]float64, n int) {
 	r.Helper()
 	if len(got) != n {

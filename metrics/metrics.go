@@ -29,10 +29,10 @@ type Metrics struct {
 	leftOut            prometheus.Counter
 	phase              *prometheus.SummaryVec
 	requests, retries  *prometheus.CounterVec
-	stager             *cairn.Stager // nil: none
+	stager             *cairn.Stager // may be nil
 
 	mu       sync.Mutex
-	step     *int64    // of the newest save that succeeded; nil: none; guarded by mu
+	step     *int64    // of the newest save that succeeded, or nil; guarded by mu
 	saved    time.Time // when it ended; guarded by mu
 	uploaded time.Time // when the newest upload that succeeded ended; guarded by mu
 }

@@ -64,8 +64,7 @@ func (j *job) save(s blob.Store, step int64) error {
 	return err
 }
 
-// gather returns the values of the metrics: those of counters and gauges, and the counts
-// of histograms.
+// gather returns the values of counters and gauges, and the counts of histograms.
 func (j *job) gather() map[string]float64 {
 	j.Helper()
 	r := prometheus.NewPedanticRegistry()

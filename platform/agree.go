@@ -56,7 +56,7 @@ type note struct {
 }
 
 const (
-	// noteBytes is the size of an encoded note, and noteText that of a text in it,
+	// noteBytes is the size of an encoded note. noteText is the size of a text in it,
 	// which may be several times as long when it is encoded.
 	noteBytes, noteText = 16 << 10, 1 << 10
 	// maxCalls is the largest number of calls that an error lists.

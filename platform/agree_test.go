@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/platform"
 )
 
-// The error of a call that fails names the ranks that differ, each call once, or those that
-// have failed.
+// The error of a call that fails names the ranks that differ, each call once, or the ranks
+// that have failed.
 func TestAgree(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls  string // of each rank; ! is an error

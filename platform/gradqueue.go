@@ -7,7 +7,7 @@ import "context"
 // returns. It is for one goroutine.
 type GradQueue struct {
 	stream Stream
-	last   Event // the last reduction is complete; nil if there is none
+	last   Event // the last reduction is complete; nil if there was no reduction
 }
 
 // NewGradQueue returns a queue that completes reductions on s. The caller closes s.

@@ -14,13 +14,9 @@ import (
 func grid(t *testing.T, rows, cols int64) *tensor.Tensor {
 	t.Helper()
 	flat, err := tensor.Arange(0, rows*cols, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	g, err := tensor.FromBytes(tensor.Int64, []int64{rows, cols}, flat.Contents())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return g
 }
 

@@ -11,14 +11,14 @@ import (
 //
 // # Contract
 //
-// It is that of [group.Group] and [group.Messenger], with the group as an
-// argument: collective calls have one outcome; no call waits for a rank that has
-// gone; slices that go in must not be written to again, except those that Send
-// took; slices that come out may be shared, except those of Recv. One rank's
+// See [group.Group] and [group.Messenger]; the group is an argument here:
+// collective calls have one outcome; no call waits for a rank that has
+// gone; slices that go in must not be written to again, except slices for
+// Send; slices that come out may be shared, except slices of Recv. One rank's
 // collective calls on one group must not overlap.
 type ObjectComm interface {
 	// Barrier returns once every rank of g has called it. It fails on all ranks
-	// or on none.
+	// or on no rank.
 	Barrier(ctx context.Context, g Group) error
 	// AllGather hands every rank's v to every rank, in the order of the ranks.
 	AllGather(ctx context.Context, g Group, v []byte) ([][]byte, error)

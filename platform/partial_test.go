@@ -59,22 +59,16 @@ func drawTerms(t *rapid.T, ranks int) *termsJob {
 	if j.result, err = tensor.New(d, shape); err == nil {
 		err = collective.Reduce(j.result, op, j.terms...)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return j
 }
 
 // numbers returns a tensor of small integers.
 func numbers(t fataler, d tensor.DType, shape []int64, seed int) *tensor.Tensor {
 	out, err := tensor.New(tensor.Int64, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	v, err := tensor.Values[int64](out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for i := range v {
 		v[i] = int64((i*7+seed*3)%5) - 1
 	}
@@ -129,16 +123,14 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 			return err
 		}
 		if !tensor.Equal(dst.Local(), want.Local()) || !tensor.Equal(beside.Local(), want.Local()) {
-			return fmt.Errorf("%v to %v: the parts are not those of the reduction", j.layout, j.dst)
+			return fmt.Errorf("%v to %v: the parts differ from the reduction", j.layout, j.dst)
 		}
 		if traffic != meter.Traffic {
 			return fmt.Errorf("traffic %+v, counted %+v", traffic, meter.Traffic)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 // Whatever the layouts and the reduction, each rank has what cutting the reduced tensor
@@ -276,7 +268,7 @@ func TestRedistributeOfTermsRefuses(t *testing.T) {
 	}
 }
 
-// The gradient replaces what the source held, and leaves that of the destination as it is.
+// The gradient replaces the contents of the source. The destination stays as it is.
 func TestRedistributeGrad(t *testing.T) {
 	const n = 3
 	shape := []int64{6}

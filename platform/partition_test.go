@@ -68,9 +68,7 @@ func TestPartitionCoversTheWorld(t *testing.T) {
 		}
 		size := n * step * blocks
 		parts, err := platform.Partition(ranks, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		all := slices.Sorted(slices.Values(slices.Concat(parts...)))
 		for i, r := range all {
 			if i != r || len(all) != size {

@@ -27,7 +27,7 @@ const (
 )
 
 // Move is a tensor in two layouts: Redistribute copies the elements of Src to Dst, or
-// reduces those of Terms to Dst. Either Src or Terms is given.
+// reduces the elements of Terms to Dst. Either Src or Terms is given.
 type Move struct {
 	Dst, Src *shard.Tensor
 	Terms    *shard.Terms
@@ -57,7 +57,7 @@ type Traffic struct{ Sent, Received, Copied int64 }
 
 // Redistribute gives tensors another layout, without a checkpoint: it copies the
 // elements of each Src to the Dst of the same move. It is a collective call. The ranks
-// of the layouts are those of comm.
+// of the layouts are ranks of comm.
 //
 // # Contract
 //
@@ -72,14 +72,14 @@ type Traffic struct{ Sent, Received, Copied int64 }
 //   - Only the elements that a rank does not hold are sent to it, each of them once.
 //     Of ranks that hold the same, each sends about the same number of bytes.
 //   - Each rank plans by itself, as a load plans its reads. One small all-reduce
-//     compares the moves of the ranks. If they differ, or those of a rank are invalid,
+//     compares the moves of the ranks. If they differ, or are invalid on a rank,
 //     the call fails on all ranks with one [*group.Error], which wraps
 //     [group.ErrDisagree] or what was wrong, and writes nothing. If no rank holds an
 //     element that a rank wants, the error wraps [plan.ErrSource].
 //   - If ranks of a layout are not in comm, their parts are neither read nor written.
-//   - The memory of a Dst must not overlap that of another tensor of the call, and
-//     belongs to the call until it returns. An interruption is that of a [TensorComm];
-//     the elements of each Dst are then undefined.
+//   - The memory of a Dst must not overlap the memory of another tensor of the
+//     call, and belongs to the call until it returns. After an interruption, see
+//     [TensorComm], the elements of each Dst are undefined.
 //   - Beside the tensors, the terms and the plan, the call needs some MiB of memory:
 //     tensors of any size go in messages.
 func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic, error) {
@@ -108,14 +108,14 @@ func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic,
 
 // RedistributeGrad is the derivative of [Redistribute]. The tensors of the moves are
 // float32: each Dst holds the gradient of what Redistribute wrote, and the elements of Src,
-// or of the share of Terms, are replaced by the gradient of what it read. The gradient is
-// that of the sum over all ranks: an element that went to several ranks gets the sum of
+// or of the share of Terms, are replaced by the gradient of what it read. It is the
+// gradient of the sum over all ranks: an element that went to several ranks gets the sum of
 // their gradients. Of ranks that hold replicas of an element, the one that Redistribute
 // read gets its gradient, and the others get zero.
 //
 // of is the dtype that was redistributed. Reductions other than "sum" and "avg" have no
-// derivative here: the error wraps [errors.ErrUnsupported]. Otherwise the contract is
-// that of Redistribute.
+// derivative here: the error wraps [errors.ErrUnsupported]. Otherwise see
+// Redistribute.
 func RedistributeGrad(ctx context.Context, comm TensorComm, of tensor.DType, moves ...Move) error {
 	r, err := newRedistribution(comm, moves, of)
 	if err == nil {
@@ -166,7 +166,7 @@ func (s *sum) reduce() error {
 	return collective.Reduce(s.into.Local(), s.op, terms...)
 }
 
-// spread makes the gradient of each term that of the sum, or of the average.
+// spread gives each term the gradient of the sum, or of the average.
 func (s *sum) spread() error {
 	for _, t := range s.terms {
 		if err := tensor.Copy(t.Local(), s.into.Local()); err != nil {
@@ -201,7 +201,7 @@ func newRedistribution(comm TensorComm, moves []Move, of tensor.DType) (*redistr
 	return r, r.moves.plan(comm)
 }
 
-// agree compares the moves of all ranks. failed is what is wrong with those of this rank.
+// agree compares the moves of all ranks. failed is the error of the moves of this rank, or nil.
 func (r *redistribution) agree(ctx context.Context, op group.Op, moves []Move, failed error) error {
 	var call string
 	if failed == nil {

@@ -98,9 +98,7 @@ func drawJob(t *rapid.T, ranks int) *job {
 // random returns a tensor of bytes that depend on its shape.
 func random(t fataler, d tensor.DType, shape []int64) *tensor.Tensor {
 	out, err := tensor.New(d, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	mem, _ := out.Bytes()
 	r := rand.New(rand.NewPCG(uint64(len(mem)), 7))
 	for i := range mem {
@@ -255,8 +253,8 @@ func (m *jobMove) share(l shard.Layout, rank int, filled bool) (*shard.Tensor, e
 	return out, nil
 }
 
-// least returns the bytes that a rank wants and does not hold, and those that it holds,
-// counted element by element.
+// least returns how many of the bytes that a rank wants it does not hold, and how many it
+// holds, counted element by element.
 func (m *jobMove) least(rank int) (missing, own int64, err error) {
 	size, shape := int64(m.whole.DType().Size()), m.whole.Shape()
 	held := make([]bool, m.whole.NumElements())
@@ -315,7 +313,7 @@ func (j *job) check(t fataler, comms []platform.TensorComm) {
 		}
 		for i, w := range want {
 			if !tensor.Equal(moves[i].Dst.Local(), w.Local()) {
-				return fmt.Errorf("%v: the parts are not those of the whole tensor", moves[i])
+				return fmt.Errorf("%v: the parts differ from the whole tensor", moves[i])
 			}
 		}
 		least.Sent = traffic[rank].Sent // compared in sum below
@@ -324,9 +322,7 @@ func (j *job) check(t fataler, comms []platform.TensorComm) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var sum platform.Traffic
 	for _, n := range traffic {
 		sum.Sent, sum.Received = sum.Sent+n.Sent, sum.Received+n.Received
@@ -384,9 +380,7 @@ func TestRedistributeRefuses(t *testing.T) {
 	shape := []int64{4, 6}
 	of := func(d tensor.DType, l shard.Layout, rank int) *shard.Tensor {
 		x, err := shard.Empty(l, d, shape, rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return x
 	}
 	good := func(rank int) platform.Move {
@@ -398,13 +392,9 @@ func TestRedistributeRefuses(t *testing.T) {
 		return []platform.Move{m}
 	}
 	around := func(local *tensor.Tensor, err error) *shard.Tensor {
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		x, err := shard.New(shard.Columns(3), shape, 1, local)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return x
 	}
 	gap := shard.Flat{Intervals: [][2]int64{{0, 8}, {9, 12}, {12, 24}}}
@@ -543,4 +533,15 @@ type quitter struct {
 func (q quitter) AllToAllParts(ctx context.Context, dst, src [][]*tensor.Tensor) error {
 	q.quit()
 	return q.TensorComm.AllToAllParts(ctx, dst, src)
+}
+
+// noError ends the test if err is not nil.
+func noError(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -28,8 +28,8 @@ type Stager interface {
 	// have no memory and stay as they are. A value whose type cannot be copied is an
 	// error that names its place.
 	//
-	// The copy is valid until release is called. If it does not fit beside those that
-	// are not released, the error wraps [ErrCeiling].
+	// The copy is valid until release is called. If it does not fit beside the
+	// copies that are not released, the error wraps [ErrCeiling].
 	Stage(ctx context.Context, tree any) (copy any, release func(), err error)
 	// Close returns the memory to the system. No copy may be in use any more.
 	Close() error

@@ -46,7 +46,7 @@ type Stream interface {
 	Close()
 }
 
-// Event is a moment that work can wait for: that of [Stream.Record], or the end of a
+// Event is a moment that work can wait for: the moment of [Stream.Record], or the end of a
 // [Work], such as an asynchronous collective call.
 type Event interface {
 	// Done returns a channel that is closed once the event has occurred.

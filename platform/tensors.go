@@ -27,8 +27,8 @@ func IsTensor(v any) bool {
 	return ok && t != nil
 }
 
-// StorageSize returns the bytes that a tensor takes in a file: those of its
-// elements, repeated ones each time. The error for anything else wraps
+// StorageSize returns the bytes that the elements of a tensor take in a file,
+// repeated elements each time. The error for anything else wraps
 // [tensor.ErrDType].
 func StorageSize(v any) (int64, error) {
 	if !IsTensor(v) {
@@ -38,7 +38,7 @@ func StorageSize(v any) (int64, error) {
 }
 
 // WriteNumpy writes t as a .npy file, which numpy.load reads. The error for the
-// dtypes that numpy lacks, bfloat16 and those of eight bits among them, wraps
+// dtypes that numpy lacks, bfloat16 and floats of eight bits among them, wraps
 // [tensor.ErrDType]; [tensor.Cast] helps. To have the elements in Go, see
 // [tensor.Values].
 func WriteNumpy(w io.Writer, t *tensor.Tensor) error {
@@ -76,12 +76,12 @@ type TensorComms interface {
 }
 
 // TensorComm moves and reduces tensors between the ranks of a group. Methods are
-// safe for concurrent use; those that are collective must be called by all ranks
+// safe for concurrent use; all ranks must call the collective methods
 // in the same order.
 //
 // # Contract
 //
-// It is that of [collective.Comm]: a collective call that cannot be served fails on
+// See [collective.Comm]: a collective call that cannot be served fails on
 // all ranks with one error, and writes nothing; a rank that is gone, or whose context
 // ends, interrupts the calls of all ranks, and later calls fail with
 // [collective.ErrBroken] until Renew; results are the same bits on all ranks and in
@@ -91,8 +91,7 @@ type TensorComm interface {
 	// are local.
 	Rank() int
 	Size() int
-	// AllReduce replaces the elements of t by the reduction of those of all
-	// ranks.
+	// AllReduce replaces each element of t by its reduction over all ranks.
 	AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) error
 	AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceOp) *Work
 	// ReduceScatter reduces the elements of all ranks' src and gives rank r the
@@ -108,11 +107,11 @@ type TensorComm interface {
 	// order of the ranks. Zero Splits cut both evenly.
 	AllToAll(ctx context.Context, dst, src *tensor.Tensor, s Splits) error
 	AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Splits) *Work
-	// AllToAllParts sends the tensors src[r] to each rank r, and receives those of
-	// dst[r] from it: as many, of the same dtypes and numbers of elements. They may be
+	// AllToAllParts sends the tensors src[r] to each rank r, and receives the
+	// tensors dst[r] from it: the same number, of the same dtypes and numbers of elements. They may be
 	// views of any strides, of which some MiB are copied at a time.
 	AllToAllParts(ctx context.Context, dst, src [][]*tensor.Tensor) error
-	// Broadcast replaces the elements of t on all ranks by those of root.
+	// Broadcast replaces the elements of t on all ranks by the elements on root.
 	Broadcast(ctx context.Context, t *tensor.Tensor, root int) error
 	BroadcastAsync(ctx context.Context, t *tensor.Tensor, root int) *Work
 	// Send hands t to rank to. ISend does not wait.

@@ -17,9 +17,7 @@ func TestIsTensorAndStorageSize(t *testing.T) {
 		t.Errorf("StorageSize of 12 int64 = %d, %v; want 96", n, err)
 	}
 	wide, err := scalar(1).Expand([]int64{5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if n, err := platform.StorageSize(wide); n != 40 || err != nil {
 		t.Errorf("StorageSize of an expanded tensor = %d, %v; want 40", n, err)
 	}
@@ -32,21 +30,15 @@ func TestIsTensorAndStorageSize(t *testing.T) {
 
 func TestWriteNumpy(t *testing.T) {
 	turned, err := grid(t, 2, 3).Transpose(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var b bytes.Buffer
-	if err := platform.WriteNumpy(&b, turned); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, platform.WriteNumpy(&b, turned))
 	head, body := b.Bytes()[:b.Len()-48], b.Bytes()[b.Len()-48:]
 	if !bytes.HasPrefix(head, []byte("\x93NUMPY")) || !bytes.Contains(head, []byte("(3, 2)")) || !bytes.Equal(body, turned.Contents()) {
 		t.Errorf("WriteNumpy = %q; want a header of (3, 2) and the elements in order", b.Bytes())
 	}
 	half, err := tensor.Cast(turned, tensor.BFloat16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if err := platform.WriteNumpy(io.Discard, half); !errors.Is(err, tensor.ErrDType) || !strings.Contains(err.Error(), "numpy") {
 		t.Errorf("WriteNumpy(bfloat16) = %v; want ErrDType", err)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// MaxDepth bounds how deep the functions that walk through nested values go, also if a
+// maxDepth bounds how deep the functions that walk through nested values go, also if a
 // value contains itself.
-const MaxDepth = 256
+const maxDepth = 256
 
 // MapLeaves returns a copy of tree with fn's results in place of its leaves. It does
 // not change the tree.
@@ -89,8 +89,8 @@ func (w *walker) walkAny(at []string, tree any) (any, error) {
 func (w *walker) walk(at []string, v reflect.Value) (reflect.Value, error) {
 	w.depth++
 	defer func() { w.depth-- }()
-	if len(at) > MaxDepth || w.depth > 4*MaxDepth { // a dict, its pairs, a pair and its value are one step
-		return v, fmt.Errorf("%s…: nested deeper than %d: %w", place(at[:min(len(at), 8)]), MaxDepth, value.ErrValue)
+	if len(at) > maxDepth || w.depth > 4*maxDepth { // a dict, its pairs, a pair and its value are one step
+		return v, fmt.Errorf("%s…: nested deeper than %d: %w", place(at[:min(len(at), 8)]), maxDepth, value.ErrValue)
 	}
 	slot := v.Type()
 	for v.Kind() == reflect.Interface && !v.IsNil() {

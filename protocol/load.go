@@ -124,7 +124,7 @@ func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 
 func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	start := time.Now()
-	own, err := group.ReduceScatter(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
+	own, err := group.Assign(ctx, l.Group, "plan", loadCodec{}, loadCodec{}, l.propose, l.decide)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	st := l.Metadata.Storage
 	l.Recorder.Describe(&st)
 	out := &LoadReport{SaveID: st.SaveID, Step: st.Step, PlanTime: planned.Sub(start)}
-	out.Total, err = group.AllReduce(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
+	out.Total, err = group.Decide(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
 		func(ctx context.Context) (storage.ReadStats, error) {
 			ctx, phase := l.Recorder.Begin(ctx, meta.PhaseRead)
 			var err error

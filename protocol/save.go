@@ -221,7 +221,7 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	codec := plan.NewSavePlanCodec()
 	lc, gc := kept(s.Group, codec, (*plan.SavePlan).Check), kept(s.Group, codec, (*plan.SavePlan).Check)
 	once := func() (*plan.SavePlan, error) {
-		return group.ReduceScatter(ctx, s.Group, "plan", lc, gc, s.cachedLocal, s.cachedGlobal)
+		return group.Assign(ctx, s.Group, "plan", lc, gc, s.cachedLocal, s.cachedGlobal)
 	}
 	p, err := once()
 	if !errors.Is(err, plan.ErrStale) {
@@ -327,7 +327,7 @@ func (s *saveRun) endRoom() {
 func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (*storage.WriteResults, error) {
 	var local *storage.WriteResults
 	codec := kept(s.Group, storage.ResultCodec{}, func(*storage.WriteResults) error { return nil })
-	_, err := group.AllReduce(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
+	_, err := group.Decide(ctx, group.StopEarly(s.Group), "write", codec, group.Bytes{},
 		func(ctx context.Context) (*storage.WriteResults, error) {
 			ctx, phase := s.Recorder.Begin(ctx, meta.PhaseWrite)
 			r, err := s.write(ctx, answer)

@@ -105,7 +105,7 @@ func (r *Room) needs(all []share) []int64 {
 func (r *Room) Fits(ctx context.Context, g group.Group, p *plan.SavePlan) (bool, error) {
 	var own marked
 	defer own.release()
-	marks, err := group.AllReduce(ctx, g, "mark", group.JSON[mark](), group.JSON[[]mark](),
+	marks, err := group.Decide(ctx, g, "mark", group.JSON[mark](), group.JSON[[]mark](),
 		func(ctx context.Context) (mark, error) {
 			if r.Err != nil {
 				return mark{}, r.Err
@@ -116,7 +116,7 @@ func (r *Room) Fits(ctx context.Context, g group.Group, p *plan.SavePlan) (bool,
 	if err != nil {
 		return false, err
 	}
-	need, err := group.ReduceScatter(ctx, g, "room", group.JSON[share](), group.JSON[int64](),
+	need, err := group.Assign(ctx, g, "room", group.JSON[share](), group.JSON[int64](),
 		func(ctx context.Context) (share, error) {
 			leader, err := own.lowest(ctx, marks)
 			r.leads = leader == g.Rank()
@@ -126,7 +126,7 @@ func (r *Room) Fits(ctx context.Context, g group.Group, p *plan.SavePlan) (bool,
 	if err != nil {
 		return false, err
 	}
-	return group.AllReduce(ctx, g, "make room", group.JSON[bool](), group.JSON[bool](),
+	return group.Decide(ctx, g, "make room", group.JSON[bool](), group.JSON[bool](),
 		func(ctx context.Context) (bool, error) { return !r.leads || r.make(ctx, need), context.Cause(ctx) },
 		func(_ context.Context, all []bool) (bool, error) { return !slices.Contains(all, false), nil })
 }

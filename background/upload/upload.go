@@ -74,7 +74,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 		return nil, err
 	}
 	var data []storage.File // of all ranks, on rank 0
-	_, err = group.AllReduce(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
+	_, err = group.Decide(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
 		func(ctx context.Context) ([]storage.File, error) { return s.Files, parts.Copy(ctx) },
 		func(_ context.Context, all [][]storage.File) ([]byte, error) {
 			data = slices.Concat(all...)

@@ -57,7 +57,7 @@ func Parse(address string) (*Rendezvous, error) {
 func parse(address string) (*Rendezvous, error) {
 	scheme, rest, found := strings.Cut(address, "://")
 	if !found || scheme != "etcd" && scheme != "etcds" {
-		return nil, errors.New("scheme is none of etcd, etcds")
+		return nil, errors.New("the scheme is not etcd or etcds")
 	}
 	// Package url takes one host only, so the hosts are parsed here.
 	authority, path := splitAuthority(rest)
@@ -152,7 +152,7 @@ func (r *Rendezvous) query(raw string, secure bool) error {
 		case "key":
 			files.key = v
 		default:
-			return fmt.Errorf("%q is none of size, rank, ttl, hold, ca, cert, key", name)
+			return fmt.Errorf("%q is not one of size, rank, ttl, hold, ca, cert, key", name)
 		}
 		if err != nil {
 			return fmt.Errorf("%s=%q: %w", name, v, err)

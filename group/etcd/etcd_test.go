@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/etcd"
-	"github.com/cairn-ckpt/cairn/group/grouptest"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
@@ -59,18 +57,6 @@ func assigned(job string, n int) []tcp.Config {
 		cfgs[i] = config(at(job, n))
 	}
 	return cfgs
-}
-
-func TestGroup(t *testing.T) {
-	open := func(t *testing.T, n int) []group.Group {
-		out := make([]group.Group, n)
-		for r, g := range meet(t, assigned(newJob(t), n)...) {
-			out[r] = g
-		}
-		return out
-	}
-	leave := func(g group.Group) { g.(*tcp.Group).Leave(nil) }
-	grouptest.Run(t, open, &grouptest.Options{Sizes: []int{1, 3}, Real: true, Reuse: true, Leave: leave})
 }
 
 func TestRanksThatAreGiven(t *testing.T) {

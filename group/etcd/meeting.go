@@ -180,8 +180,8 @@ func (k keys) address(gen int64) string        { return fmt.Sprintf("%smeeting/%
 func (k keys) slots(gen int64) string          { return fmt.Sprintf("%sseats/%016d/", k, gen) }
 func (k keys) slot(gen int64, rank int) string { return fmt.Sprintf("%s%08d", k.slots(gen), rank) }
 
-// meeting is the record of a job's latest meeting. The zero value is that of a job
-// that never met.
+// meeting is the record of a job's latest meeting. The zero value means that the
+// job never met.
 type meeting struct {
 	Generation int64 `json:"generation"`
 	Size       int   `json:"size"` // zero: rank 0 did not say

@@ -18,9 +18,7 @@ import (
 func nowhere(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer ln.Close()
 	return ln.Addr().String()
 }
@@ -29,9 +27,7 @@ func nowhere(t *testing.T) string {
 func silent(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln.Addr().String()
 }

@@ -1,7 +1,7 @@
 // Package etcd lets the processes of a job meet through an etcd cluster, which
 // also gives them their ranks if nothing else does. Once the ranks have met they
 // do not need etcd any more. Only the address of rank 0 is written there, never the
-// secret of the job. The contract is that of [tcp.Rendezvous]; what is in etcd is below.
+// secret of the job. The contract is in the comment of [tcp.Rendezvous]; the keys in etcd are below.
 //
 // Only programs that import it have etcd's client. Such a program turns addresses of any
 // kind into rendezvous with [ParseRendezvous]:

@@ -90,9 +90,7 @@ func startServer(dir string, change func(*embed.Config)) (*embed.Etcd, error) {
 func client(t *testing.T) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cluster()}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -101,9 +99,7 @@ func client(t *testing.T) *clientv3.Client {
 func contents(t *testing.T, job string) map[string]string {
 	t.Helper()
 	res, err := client(t).Get(t.Context(), "cairn/"+url.PathEscape(job)+"/", clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	out := map[string]string{}
 	for _, kv := range res.Kvs {
 		out[string(kv.Key)] = string(kv.Value)

@@ -44,7 +44,7 @@ type session struct {
 	wg            sync.WaitGroup // of the keepers
 
 	busy  chan struct{}    // has room while the fields below are not in use
-	lease clientv3.LeaseID // zero: none
+	lease clientv3.LeaseID // zero: no lease
 	lost  chan struct{}    // closed when the lease has ended
 
 	hadSlot    bool  // this process has, or had, a slot

@@ -44,9 +44,7 @@ func endLease(t *testing.T, key string) int64 {
 		t.Fatalf("Get(%q) = %v, %v; want one", key, res, err)
 	}
 	gone, err := c.Revoke(t.Context(), clientv3.LeaseID(res.Kvs[0].Lease))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return gone.Header.Revision
 }
 
@@ -59,9 +57,7 @@ func TestSlotIsTakenAgain(t *testing.T) {
 			zero := at(job, 2)
 			zero.Hold, zero.TTL = hold, time.Second // so it is noticed soon
 			sit(t, zero)
-			if err := zero.Announce(soon(t), "127.0.0.1:1"); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, zero.Announce(soon(t), "127.0.0.1:1"))
 			keys := []string{slotKey(job, 0), keyOf(job, fmt.Sprintf("meeting/%016d", 1))}
 			if hold {
 				zero.Close()
@@ -123,7 +119,7 @@ func TestProcessesThatDisagreeAboutTheSize(t *testing.T) {
 	defer other.Close()
 	_, _, err := other.Slot(soon(t))
 	if !errors.Is(err, etcd.ErrSize) || !strings.Contains(err.Error(), "others meet as 3 ranks, this process as one of 4") {
-		t.Errorf("Slot of a process of 4 among those of 3 = %v; want an error with both", err)
+		t.Errorf("Slot of a process of 4 among processes of 3 = %v; want an error with both", err)
 	}
 }
 

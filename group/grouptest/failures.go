@@ -284,9 +284,9 @@ type mishap struct {
 }
 
 var (
-	withLocal  = []string{"ReduceScatter", "AllReduce", "Each"}
-	withReduce = []string{"ReduceScatter", "AllReduce"}
-	withResult = []string{"ReduceScatter", "AllReduce", "Broadcast"}
+	withLocal  = []string{"Assign", "Decide", "Each"}
+	withReduce = []string{"Assign", "Decide"}
+	withResult = []string{"Assign", "Decide", "Broadcast"}
 )
 
 func atLocal(h *hooks, fail func(int) error) {
@@ -330,11 +330,11 @@ var mishaps = []mishap{
 	{name: "result decode panic", steps: withResult, at: atDecodeResult, fail: panics, targets: []error{group.ErrPanic}, keeps: true},
 	{name: "result decode cancelled", steps: withResult, at: atDecodeResult, fail: ends, targets: []error{context.Canceled}, first: true},
 	{
-		name: "too many results", steps: []string{"ReduceScatter"}, root: true, targets: []error{group.ErrInvalid},
+		name: "too many results", steps: []string{"Assign"}, root: true, targets: []error{group.ErrInvalid},
 		at: func(h *hooks, _ func(int) error) { h.extra = 1 },
 	},
 	{
-		name: "too few results", steps: []string{"ReduceScatter"}, root: true, targets: []error{group.ErrInvalid},
+		name: "too few results", steps: []string{"Assign"}, root: true, targets: []error{group.ErrInvalid},
 		at: func(h *hooks, _ func(int) error) { h.extra = -1 },
 	},
 }

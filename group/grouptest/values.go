@@ -414,14 +414,14 @@ func onMe(g group.Group, hook func(int) error) func(int) error {
 type stepFunc func(ctx context.Context, g group.Group, h hooks) error
 
 var stepFuncs = map[string]stepFunc{
-	"ReduceScatter": reduceScatter,
-	"AllReduce":     allReduce,
-	"Each":          each,
-	"Broadcast":     broadcast,
+	"Assign":    assign,
+	"Decide":    decide,
+	"Each":      each,
+	"Broadcast": broadcast,
 }
 
-func reduceScatter(ctx context.Context, g group.Group, h hooks) error {
-	got, err := group.ReduceScatter(ctx, g, stepName,
+func assign(ctx context.Context, g group.Group, h hooks) error {
+	got, err := group.Assign(ctx, g, stepName,
 		codec(h.encodeLocal, h.decodeLocal), codec(h.encodeResult, onMe(g, h.decodeResult)), h.localFunc(g),
 		func(ctx context.Context, ranks []int) ([]int, error) {
 			if !slices.Equal(ranks, ascending(g.Size())) {
@@ -432,8 +432,8 @@ func reduceScatter(ctx context.Context, g group.Group, h hooks) error {
 	return value(got, g.Rank(), err)
 }
 
-func allReduce(ctx context.Context, g group.Group, h hooks) error {
-	got, err := group.AllReduce(ctx, g, stepName,
+func decide(ctx context.Context, g group.Group, h hooks) error {
+	got, err := group.Decide(ctx, g, stepName,
 		codec(h.encodeLocal, h.decodeLocal), codec(h.encodeResult, onMe(g, h.decodeResult)), h.localFunc(g),
 		func(ctx context.Context, ranks []int) (int, error) {
 			if !slices.Equal(ranks, ascending(g.Size())) {

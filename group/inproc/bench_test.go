@@ -42,7 +42,7 @@ func BenchmarkReduceScatter1KB(b *testing.B) {
 	for _, n := range []int{64, 1024} {
 		b.Run(fmt.Sprintf("ranks=%d", n), func(b *testing.B) {
 			bench(b, n, func(ctx context.Context, g group.Group, v []byte) error {
-				_, err := group.ReduceScatter(ctx, g, "plan", group.Bytes{}, group.Bytes{},
+				_, err := group.Assign(ctx, g, "plan", group.Bytes{}, group.Bytes{},
 					func(context.Context) ([]byte, error) { return v, nil },
 					func(_ context.Context, vs [][]byte) ([][]byte, error) { return vs, nil })
 				return err

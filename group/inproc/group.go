@@ -1,6 +1,6 @@
 // Package inproc makes groups whose ranks are goroutines of one process. It
-// copies no bytes: what one rank hands in is what the others get, so results
-// are shared and read-only. The contract is that of [group.Group].
+// copies no bytes: the ranks receive the slices that a rank passed in, so results
+// are shared and read-only. The contract is in the comment of [group.Group].
 package inproc
 
 import (

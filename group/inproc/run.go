@@ -38,7 +38,7 @@ func Run(ctx context.Context, n int, fn func(ctx context.Context, g group.Group)
 	return join(errs)
 }
 
-// join joins the ranks' errors, those of one text as one.
+// join joins the ranks' errors, errors of one text as one.
 func join(errs []error) error {
 	var joined []error
 	byText := make(map[string]*group.Error)

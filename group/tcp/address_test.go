@@ -87,14 +87,10 @@ func TestListenByName(t *testing.T) {
 // ranks of other hosts reach it, if rank 0 goes by a name.
 func TestPlaceBesideRank0(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer ln.Close()
 	conn, err := net.Dial("tcp", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer conn.Close()
 	for _, c := range []struct{ addr, secret, want string }{
 		{"127.0.0.1:7", "s", "127.0.0.1:0"},
@@ -112,11 +108,10 @@ func TestPlaceBesideRank0(t *testing.T) {
 // An address that is in use is waited for, but not for long; a socket that a
 // process left behind is not in use.
 func TestAddressesInUse(t *testing.T) {
+	t.Parallel()
 	cfg := Config{Secret: testSecret, lookup: hostnames}
 	old, err := cfg.listen(limited(t), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := cfg.listen(ctx, old.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
@@ -130,9 +125,7 @@ func TestAddressesInUse(t *testing.T) {
 	ln.Close()
 	path := filepath.Join(t.TempDir(), "s")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	if ln, err = cfg.listen(limited(t), unixPrefix+path); err != nil {

@@ -80,7 +80,8 @@ func TestBacklogCountsOnlyUnreceivedMessages(t *testing.T) {
 
 // A rank that sends without end what no call receives is named, with the reason.
 func TestRankThatSendsWithoutEnd(t *testing.T) {
-	b, a := patiently(t)
+	t.Parallel()
+	b, a := pair(t, pairConfig(t))
 	b.host.mail.most.lanes = 10
 	var err error
 	for tag := 0; err == nil; tag++ {

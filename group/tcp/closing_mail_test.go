@@ -13,8 +13,9 @@ import (
 // What was sent arrives, also if the rank closes while others of its
 // goroutines are about to send.
 func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
+	t.Parallel()
 	for range 3 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		var wg sync.WaitGroup
 		for i := range 6 {
 			wg.Go(func() {
@@ -44,8 +45,9 @@ func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 
 // A message that is not sent any more is an error, not one that is lost.
 func TestSendThatOverlapsClose(t *testing.T) {
+	t.Parallel()
 	for range 5 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		sent := make(chan int)
 		go func() {
 			tag := 0
@@ -68,11 +70,12 @@ func TestSendThatOverlapsClose(t *testing.T) {
 	}
 }
 
-// A rank that closes has left for all other ranks, also for those that send to it at
-// that moment and learn of it late.
+// All other ranks report that a rank that closes has left, also ranks that send to it at
+// that moment.
 func TestRankThatClosesIsNotLost(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity, cfg.Timeout = 6, 1, 20*time.Second
+	cfg.Size, cfg.Arity = 6, 1
 	gs := several(t, cfg)
 	last := cfg.Size - 1
 	var wg sync.WaitGroup
@@ -94,9 +97,10 @@ func TestRankThatClosesIsNotLost(t *testing.T) {
 	wg.Wait()
 }
 
-// A rank that closes after another one was lost does not wait for what it has sent,
-// whatever state its connections are in: no call can receive that any more.
+// A rank that closes after another one was lost does not wait for its messages,
+// whatever state its connections are in: no call can receive them any more.
 func TestCloseAfterADeathDoesNotWait(t *testing.T) {
+	t.Parallel()
 	for claim, connected := range map[string]bool{"connected": true, "about to be": false} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -107,17 +111,13 @@ func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 			gs := several(t, cfg)
 			t.Cleanup(wires.release) // before the groups are closed
 			if connected {
-				if err := gs[0].Send(limited(t), 2, 0, nil); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, gs[0].Send(limited(t), 2, 0, nil))
 				if _, err := gs[2].Recv(limited(t), 0, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
 			wires.begin()
-			if err := gs[0].Send(limited(t), 2, 0, []byte("x")); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, gs[0].Send(limited(t), 2, 0, []byte("x")))
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)

@@ -11,9 +11,10 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// Ranks that close right after their last call do not spoil it for those that
-// have yet to learn how it ended, whatever other connections there are.
+// Ranks that close right after their last call do not make it fail for ranks that
+// have not received its outcome yet, whatever other connections there are.
 func TestClosingAfterTheLastCall(t *testing.T) {
+	t.Parallel()
 	const n = 5
 	for range 15 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -24,8 +24,8 @@ import (
 // SecretVariable is the environment variable with the job's secret.
 const SecretVariable = "CAIRN_SECRET"
 
-// MaxJob bounds the bytes of a job's name.
-const MaxJob = 256
+// maxJob bounds the bytes of a job's name.
+const maxJob = 256
 
 // Config describes how a process joins a group.
 type Config struct {
@@ -37,7 +37,7 @@ type Config struct {
 	// Rank and Size are this process's rank and the number of ranks. If Size is zero,
 	// both come from the rendezvous.
 	Rank, Size int
-	// Job is a name that all ranks of a job share, of at most [MaxJob] bytes.
+	// Job is a name that all ranks of a job share, of at most 256 bytes.
 	// Ranks of other jobs are refused.
 	Job string
 	// Secret must be the same on all ranks of the job. Both ends of a connection prove
@@ -76,9 +76,9 @@ type Config struct {
 
 	// lookup resolves names; tests set it.
 	lookup func(ctx context.Context, name string) ([]string, error)
-	// parting, search and quiet replace partingTime, searchTime and quietTime if they are
-	// not zero; tests set them.
-	parting, search, quiet time.Duration
+	// parting, search, quiet and interval replace partingTime, searchTime, quietTime and
+	// rollInterval if they are not zero; tests set them.
+	parting, search, quiet, interval time.Duration
 }
 
 func (c *Config) quietTime() time.Duration { return cmp.Or(c.quiet, quietTime) }
@@ -93,6 +93,11 @@ func (c *Config) partingTime() time.Duration {
 // it, and how long it tries again if rank 0 refuses it.
 func (c *Config) searchTime() time.Duration {
 	return cmp.Or(c.search, max(c.Timeout, 20*time.Second))
+}
+
+// rollInterval is how long rank 0 of a group of size ranks waits between two roll calls.
+func (c *Config) rollInterval(size int) time.Duration {
+	return cmp.Or(c.interval, time.Second+time.Duration(size)*time.Second/4000)
 }
 
 // maxArity bounds the arity that rank 0 may set for all ranks.
@@ -154,8 +159,8 @@ func (c *Config) check() error {
 // CheckJob returns an error that wraps [group.ErrInvalid] if the name of a job is too
 // long.
 func CheckJob(name string) error {
-	if len(name) > MaxJob {
-		return fmt.Errorf("job name of %d bytes, more than %d: %w", len(name), MaxJob, group.ErrInvalid)
+	if len(name) > maxJob {
+		return fmt.Errorf("job name of %d bytes, more than %d: %w", len(name), maxJob, group.ErrInvalid)
 	}
 	return nil
 }
@@ -181,14 +186,14 @@ func (c *Config) checkRank(rank, size int) error {
 // configuration does not authenticate connections: any program could join.
 var ErrOpen = errors.New("connections are not authenticated")
 
-// MaxAddress bounds the bytes of an address.
-const MaxAddress = 512
+// maxAddress bounds the bytes of an address.
+const maxAddress = 512
 
 // CheckAddress returns an error that wraps [group.ErrInvalid] unless addr can be an
 // address: not empty, not too long, without control characters. It is for
 // implementations of [Rendezvous].
 func CheckAddress(addr string) error {
-	if addr == "" || len(addr) > MaxAddress || !utf8.ValidString(addr) || strings.ContainsFunc(addr, unicode.IsControl) {
+	if addr == "" || len(addr) > maxAddress || !utf8.ValidString(addr) || strings.ContainsFunc(addr, unicode.IsControl) {
 		return fmt.Errorf("a text of %d bytes is not an address: %w", len(addr), group.ErrInvalid)
 	}
 	return nil

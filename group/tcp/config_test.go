@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
 func TestInvalidConfigurations(t *testing.T) {
@@ -16,9 +17,9 @@ func TestInvalidConfigurations(t *testing.T) {
 		"Arity":       func(c *tcp.Config) { c.Arity = -1 },
 		"MaxMessage":  func(c *tcp.Config) { c.MaxMessage = -1 },
 		"MaxSize":     func(c *tcp.Config) { c.MaxSize = -1 },
-		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", tcp.MaxJob+1) },
+		"job name":    func(c *tcp.Config) { c.Job = strings.Repeat("x", 257) },
 	} {
-		c := byFile(t, 1)(0)
+		c := tcptest.ByFile(t, 1)(0)
 		change(&c)
 		if _, err := tcp.Join(t.Context(), c); !errors.Is(err, group.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("Join = %v; want an invalid %s", err, field)
@@ -105,7 +106,7 @@ func TestCheckAddress(t *testing.T) {
 			t.Errorf("CheckAddress(%q) = %v", addr, err)
 		}
 	}
-	for _, addr := range []string{"", "a:1\n", "a\x00:1", "\xff:1", strings.Repeat("x", tcp.MaxAddress+1)} {
+	for _, addr := range []string{"", "a:1\n", "a\x00:1", "\xff:1", strings.Repeat("x", 513)} {
 		if err := tcp.CheckAddress(addr); !errors.Is(err, group.ErrInvalid) {
 			t.Errorf("CheckAddress(%q) = %v; want an invalid argument", addr, err)
 		}

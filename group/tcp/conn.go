@@ -72,7 +72,7 @@ func (f *conn) readHead() (frame, int, error) {
 	}
 	l, err := decodeFrame(b)
 	if err != nil {
-		return frame{}, 0, err
+		return frame{}, 0, fmt.Errorf("%w: %w", errFrame, err)
 	}
 	head := len(b) - len(l.body)
 	l.body = nil // the next read overwrites these bytes
@@ -210,7 +210,7 @@ func decodeHello(b []byte) (hello, error) {
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
-	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > MaxJob || len(h.addr) > MaxAddress {
+	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > maxJob || len(h.addr) > maxAddress {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
 	return h, nil

@@ -2,12 +2,9 @@ package tcp
 
 import (
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // heldConn counts itself until it is closed.
@@ -21,7 +18,7 @@ type heldConn struct {
 	shut bool    // guarded by mu
 }
 
-// crowd counts the connections that ranks hold, by what they are for.
+// crowd counts the connections that ranks hold, by purpose.
 type crowd struct {
 	mu   sync.Mutex
 	now  map[int]map[purpose]int // guarded by mu
@@ -80,9 +77,10 @@ func (h *heldConn) Close() error {
 // while ranks meet and afterwards, and calls at most arity ranks at once. Ranks that
 // register with rank 0 disconnect, and the number of pending connections is bounded.
 func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
+	t.Parallel()
 	const size, arity = 200, 4
 	cfg := crowdConfig(t, size)
-	cfg.Arity, cfg.Timeout = arity, 20*time.Second
+	cfg.Arity = arity
 	c := &crowd{now: make(map[int]map[purpose]int), most: make(map[purpose]int)}
 	js := make([]*joining, size)
 	for i := range js {
@@ -110,35 +108,36 @@ func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
 	t.Logf("at most: %v (1 to meet, 2 links, 4 calls)", c.most)
 }
 
-// TestJoinSendsALongListOfAddresses has a list of addresses that is too long to
-// travel with a call. Ranks send it down as a value, before they have it.
+// A list of addresses that is too long to travel with a call is sent as a value, between
+// ranks that do not have the list yet.
 func TestJoinSendsALongListOfAddresses(t *testing.T) {
-	const size, longest = 660, 100
-	dir, err := os.MkdirTemp("", "cairn-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	dir = filepath.Join(dir, strings.Repeat("x", max(1, longest-len(dir)-len("/000-12345678.sock")-1)))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	const size = 4
 	cfg := crowdConfig(t, size)
-	cfg.Meet, cfg.Rendezvous, cfg.Listen = nil, "file://"+filepath.Join(t.TempDir(), "meeting"), unixPrefix+dir
-	cfg.Arity, cfg.Timeout = 8, 20*time.Second
+	cfg.Arity = 1 // each rank sends the list on to the next one
+	h := leader(t, cfg)
 	js := make([]*joining, size)
-	for r := range js {
+	for r := 1; r < size; r++ {
 		js[r] = joinLater(t, cfg, r)
 	}
+	h.registered(t, size-1)
+	slots := h.meeting.succeed(h.addr, cfg.Arity)
+	for _, s := range slots {
+		h.setAddress(s.rank, s.addr)
+	}
+	h.begin(terms{session: h.meeting.session, arity: cfg.Arity, timeout: h.cfg.Timeout})
+	h.announcer().spread(limited(t), roll{notice: noticeMet}, slots)
+	long := strings.Repeat("x", 70<<10)
+	h.setAddress(size-1, long)
+	js[0] = &joining{done: make(chan struct{}), group: &Group{Group: h.node.World(), host: h}}
+	js[0].err = h.share(limited(t))
+	close(js[0].done)
 	meets(t, js...)
-	sum := 0
-	for _, j := range js {
-		sum += len(j.group.Addr())
-	}
-	if sum < 64<<10 {
-		t.Errorf("the addresses have %d bytes; want more than travel with a call", sum)
-	}
-	if got, want := js[size-1].group.host.address(size/2), js[size/2].group.Addr(); got != want {
-		t.Errorf("the last rank has address %q of rank %d; want %q", got, size/2, want)
+	for r, j := range js {
+		h := j.group.host
+		if h.address(size-1) != long || h.address(1) != js[1].group.host.addr {
+			t.Errorf("rank %d has %d bytes for the address of the last rank and %q for rank 1; want %d and %q",
+				r, len(h.address(size-1)), h.address(1), len(long), js[1].group.host.addr)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 // If a link carries nothing in one direction any more, its two ends still
 // notice, and no rank waits for the end of its context.
 func TestLinksThatLoseOneDirection(t *testing.T) {
+	t.Parallel()
 	const size = 3
 	for _, mute := range []int{0, 1} {
 		t.Run(fmt.Sprintf("rank %d is not heard", mute), func(t *testing.T) {

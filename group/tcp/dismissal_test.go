@@ -25,9 +25,7 @@ func names(t *testing.T, err error, ranks ...int) {
 func follower(t *testing.T, cfg Config, rank int) *host {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	h := newHost(cfg, rank, cfg.Size)
 	t.Cleanup(h.close)
 	return h
@@ -35,33 +33,24 @@ func follower(t *testing.T, cfg Config, rank int) *host {
 
 // A rank that registers while rank 0 gives up receives the dismissal too.
 func TestDismissalOfARankThatRegisters(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 3)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)
 	one := follower(t, cfg, 1)
 	f, err := one.dialAs(limited(t), toMeet, 0, h.addr, one.process)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer f.Close()
-	if err := one.startListening(limited(t), "127.0.0.1:0", f.Conn); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, one.startListening(limited(t), "127.0.0.1:0", f.Conn))
 	ended, cancel := context.WithCancel(limited(t))
 	cancel()
 	dismissed := make(chan error, 1)
 	go func() { dismissed <- h.dismiss(ended, nil) }()
-	if err := f.WriteFrame([]byte(one.addr)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.WriteFrame([]byte(one.addr)))
 	b, err := f.readFrame(maxNotice)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	tm, err := decodeTerms(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	one.wait.begin(tm, h.addr)
 	f.Close()
 	until(t, "the rank hears that the meeting is over", func() bool {
@@ -91,6 +80,7 @@ func (o *once) Find(ctx context.Context) (string, error) {
 // If rank 0 ends without a message, the other ranks give up by themselves, and name
 // rank 0 and the ranks that were missing.
 func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
+	t.Parallel()
 	for claim, meet := range map[string]func(path, addr string) Rendezvous{
 		"by a file": func(path, _ string) Rendezvous { return &File{Path: path} },
 		"by the environment": func(_, addr string) Rendezvous {
@@ -102,7 +92,7 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
 			cfg := crowdConfig(t, 4)
-			cfg.search = 50 * time.Millisecond
+			cfg.search, cfg.interval = 50*time.Millisecond, soon
 			h := leader(t, cfg)
 			cfg.Meet = meet(strings.TrimPrefix(cfg.Rendezvous, "file://"), h.addr)
 			one := joinLater(t, cfg, 1)
@@ -117,9 +107,10 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 	}
 }
 
-// A rank whose context ends names the ranks that are missing at that time, and if
-// none is known to be, the rank whose time was up.
+// A rank whose context ends names the ranks that are missing at that time. If no rank is
+// known to be missing, it names the rank whose context has ended.
 func TestErrorsNameTheMissingRanks(t *testing.T) {
+	t.Parallel()
 	gone := errors.New("of no use")
 	for claim, c := range map[string]struct {
 		meanwhile func(h *host, one *joining)
@@ -152,17 +143,16 @@ func TestErrorsNameTheMissingRanks(t *testing.T) {
 }
 
 // If the context of rank 0 ends while it calls the roll, all ranks name the one
-// that does not answer, and not those that rank 0 could not call because of it.
+// that does not answer, and not ranks that rank 0 could not call because of it.
 func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 4)
 	cfg.Arity, cfg.parting = 1, time.Minute
 	h := leader(t, cfg)
 	js := []*joining{joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
 	h.registered(t, 2)
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer mute.Close()
 	if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
 		t.Fatal(err)
@@ -187,6 +177,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 // If all ranks have come when the context of rank 0 ends, all ranks return an error
 // that names the end of that context.
 func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 2)
 	cfg.parting = time.Minute
 	h := leader(t, cfg)
@@ -199,5 +190,16 @@ func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
 	names(t, one.err, 0)
 	if !errors.Is(one.err, context.Canceled) || errors.Is(one.err, errMissing) {
 		t.Errorf("Join = %v; want %v and no missing rank", one.err, context.Canceled)
+	}
+}
+
+// noError ends the test if err is not nil.
+func noError(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

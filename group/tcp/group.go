@@ -1,7 +1,7 @@
 // Package tcp makes groups of processes, on one host or many, over TCP or unix
 // sockets. It implements how ranks meet, authenticate and stay connected; package
-// tree implements the collectives. The contract is that of [group.Group] and
-// [group.Messenger]; the protocol is below.
+// tree implements the collectives. The contract is in the comments of [group.Group]
+// and [group.Messenger]; the protocol is below.
 //
 // # Meeting
 //
@@ -111,9 +111,6 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (group.Group, error) {
 // Backend returns "tcp".
 func (g *Group) Backend() string { return "tcp" }
 
-// Addr returns the address at which this rank listens.
-func (g *Group) Addr() string { return g.host.addr }
-
 // Leave is [tree.Group.Leave]. If the group is the one that [Join] returned,
 // messages that this rank has sent arrive before the other ranks are notified, and
 // this rank can send no more messages.
@@ -206,5 +203,5 @@ func (v values) Recv(ctx context.Context, from int) ([]byte, error) {
 // Release takes back a message that Recv returned.
 func (values) Release(b []byte) { recycle(b) }
 
-// Close drops the values that were not received, and those that arrive later.
+// Close drops the values that were not received, and values that arrive later.
 func (v values) Close() { v.mail.discard(v.group) }

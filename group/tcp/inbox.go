@@ -227,7 +227,7 @@ func (m *mail) limit(l lane) int {
 // isDropped reports whether messages of a lane are dropped. The lock is held.
 func (m *mail) isDropped(l lane) bool { return l.tag == valueTag && m.dropped[l.group] }
 
-// discard drops the values of a group: those that wait and those that arrive later.
+// discard drops the values of a group, including values that arrive later.
 func (m *mail) discard(group [16]byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

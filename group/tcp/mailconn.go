@@ -107,7 +107,7 @@ func (w *mailConn) queueQuit() {
 // dialled and not used for the idle timeout.
 func (w *mailConn) write(f *conn) {
 	cfg := &w.mail.host.cfg
-	beat := time.NewTicker(cfg.Timeout / 4)
+	beat := time.NewTicker(min(cfg.Timeout/4, cfg.IdleTimeout))
 	defer beat.Stop()
 	alive := (&frame{kind: frameAlive}).encode()
 	for {

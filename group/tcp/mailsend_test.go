@@ -12,20 +12,11 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// patiently is a pair whose ranks are not taken for gone when a test is slow.
-func patiently(t *testing.T) (a, b *Group) {
-	cfg := pairConfig(t)
-	cfg.Timeout = 20 * time.Second
-	return pair(t, cfg)
-}
-
 // narrow connects a to b for messages, over a connection that buffers few bytes, and
 // returns it.
 func narrow(t *testing.T, a, b *Group) *mailConn {
 	t.Helper()
-	if err := a.Send(limited(t), 1, 99, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, a.Send(limited(t), 1, 99, nil))
 	if _, err := b.Recv(limited(t), 0, 99); err != nil {
 		t.Fatal(err)
 	}
@@ -42,9 +33,7 @@ func narrow(t *testing.T, a, b *Group) *mailConn {
 		w.mu.Lock()
 		c := w.conn.Conn.(*net.TCPConn)
 		w.mu.Unlock()
-		if err := errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)))
 	}
 	return w
 }
@@ -82,7 +71,8 @@ func limited(t *testing.T) context.Context {
 // although the other end does not read, and its memory is not read any more: the
 // message is given up, and the connection serves the next.
 func TestSendEndsWhileItWrites(t *testing.T) {
-	a, b := patiently(t)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	w := narrow(t, a, b)
 	large := bytes.Repeat([]byte("x"), 3<<20)
 	for range 3 {
@@ -115,7 +105,8 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 // What is sent by other tags while one waits to be written is not lost when that
 // ends.
 func TestSendEndsAmongOthers(t *testing.T) {
-	a, b := patiently(t)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	narrow(t, a, b)
 	b.host.mail.mu.Lock()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,8 +137,9 @@ func TestSendEndsAmongOthers(t *testing.T) {
 // Calls that are in the middle of a message when the other rank goes say so, and
 // let go of their memory.
 func TestRankLossDuringMessage(t *testing.T) {
+	t.Parallel()
 	for range 5 {
-		a, b := patiently(t)
+		a, b := pair(t, pairConfig(t))
 		large, into := make([]byte, 3<<20), make([]byte, 3<<20)
 		errs := make(chan error, 2)
 		go func() { errs <- a.Send(limited(t), 1, 0, large) }()

@@ -3,7 +3,6 @@ package tcp
 import (
 	"slices"
 	"testing"
-	"time"
 )
 
 // connected returns the ranks that m has dialled.
@@ -21,16 +20,15 @@ func connected(m *mail) []int {
 // Of the connections that nothing needs the least recently used ones end, when
 // there are as many as are kept.
 func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Timeout = 6, 20*time.Second
+	cfg.Size = 6
 	gs := several(t, cfg)
 	m := gs[0].host.mail
 	m.keep = 3
 	send := func(to, tag int) {
 		t.Helper()
-		if err := gs[0].Send(limited(t), to, tag, []byte{byte(to)}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, gs[0].Send(limited(t), to, tag, []byte{byte(to)}))
 	}
 	recv := func(at, tag int) {
 		t.Helper()

@@ -56,11 +56,6 @@ func newMeeting(size int, s session) *meeting {
 	}
 }
 
-// interval is how long rank 0 waits between two roll calls.
-func (m *meeting) interval() time.Duration {
-	return time.Second + time.Duration(m.size)*time.Second/4000
-}
-
 // admit returns why a process may not take the slot of a rank, or nil if it may
 // register. The caller must call arrived after that.
 func (m *meeting) admit(rank int, process session) error {
@@ -274,7 +269,8 @@ func (m *meeting) missing(cause error, limit int) *group.Error {
 // call of the registered ranks, which also sends them the list of missing ranks.
 func (h *host) gather(ctx context.Context) error {
 	m := h.meeting
-	tick := time.NewTimer(m.interval())
+	interval := h.cfg.rollInterval(m.size)
+	tick := time.NewTimer(interval)
 	defer tick.Stop()
 	var absent []absence // from the last call
 	for m.size > 1 {
@@ -295,7 +291,7 @@ func (h *host) gather(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return h.dismiss(ctx, absent)
 		}
-		tick.Reset(m.interval())
+		tick.Reset(interval)
 	}
 	return nil
 }
@@ -304,7 +300,7 @@ func (h *host) gather(ctx context.Context) error {
 // names the missing ranks.
 const answerTime = time.Second
 
-// callRoll sends the missing ranks to the ranks of slots, and returns those that did
+// callRoll sends the missing ranks to the ranks of slots, and returns the ranks that did
 // not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
 // that only ranks that do not answer count as missing.
 func (h *host) callRoll(ctx context.Context, slots []slot) []absence {
@@ -361,7 +357,7 @@ func unanswered(absent []absence) (ranks []int) {
 
 // register receives the address of a rank and sends it the terms.
 func (h *host) register(f *conn, hi hello) error {
-	b, err := f.readFrame(MaxAddress)
+	b, err := f.readFrame(maxAddress)
 	if err != nil {
 		return err
 	}
@@ -386,7 +382,7 @@ func (h *host) terms(s slot) *terms {
 	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is registering
 	return &terms{
 		session: m.session, arity: h.cfg.Arity, timeout: h.cfg.Timeout,
-		again: 3 * m.interval(), above: s.above, missing: missing,
+		again: 3 * h.cfg.rollInterval(m.size), above: s.above, missing: missing,
 	}
 }
 

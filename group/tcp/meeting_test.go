@@ -65,18 +65,12 @@ func meets(t *testing.T, js ...*joining) {
 func leader(t *testing.T, cfg Config) *host {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	h := newHost(cfg, 0, cfg.Size)
 	t.Cleanup(h.close)
 	h.meeting = newMeeting(h.size, session{1})
-	if err := h.startListening(limited(t), "127.0.0.1:0", nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := cfg.Meet.Announce(limited(t), h.addr); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, h.startListening(limited(t), "127.0.0.1:0", nil))
+	noError(t, cfg.Meet.Announce(limited(t), h.addr))
 	return h
 }
 
@@ -93,13 +87,17 @@ func (h *host) registered(t *testing.T, n int) []slot {
 
 func crowdConfig(t *testing.T, size int) Config {
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity, cfg.Timeout = size, 2, 10*time.Second
+	cfg.Size, cfg.Arity = size, 2
 	return cfg
 }
+
+// soon is the interval of roll calls for tests that wait for them.
+const soon = 50 * time.Millisecond
 
 // A call of the roll reaches all ranks that are there and names all others, wherever
 // they are in the tree of calls.
 func TestRollCall(t *testing.T) {
+	t.Parallel()
 	const size = 12
 	cfg := crowdConfig(t, size)
 	h := leader(t, cfg)
@@ -138,8 +136,9 @@ func TestRollCall(t *testing.T) {
 }
 
 // A rank that accepts connections and says nothing loses its slot within the
-// timeout, and those that would have been called through it are called anyway.
+// timeout, and the ranks that it should have called are called anyway.
 func TestRollCallOfSilentRanks(t *testing.T) {
+	t.Parallel()
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -149,9 +148,7 @@ func TestRollCallOfSilentRanks(t *testing.T) {
 			joinLater(t, cfg, 2)
 			joinLater(t, cfg, 3)
 			mute, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			defer mute.Close()
 			h.registered(t, 2)
 			if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
@@ -171,7 +168,7 @@ func TestLongCalls(t *testing.T) {
 	const size = 3000
 	slots := make([]slot, size-1)
 	for i := range slots {
-		slots[i] = slot{rank: i + 1, addr: strings.Repeat("x", MaxAddress), above: strings.Repeat("y", 20)}
+		slots[i] = slot{rank: i + 1, addr: strings.Repeat("x", maxAddress), above: strings.Repeat("y", 20)}
 	}
 	here, there := net.Pipe()
 	defer here.Close()
@@ -187,9 +184,11 @@ func TestLongCalls(t *testing.T) {
 // Ranks that go while others wait can be replaced, and so can rank 0; a second
 // process of a rank that is there is refused.
 func TestSlotsAreFreed(t *testing.T) {
+	t.Parallel()
 	t.Run("of a rank", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 4)
+		cfg.interval = soon
 		js := []*joining{joinLater(t, cfg, 0), joinLater(t, cfg, 1), joinLater(t, cfg, 2)}
 		h := leaderOf(t, cfg)
 		h.await(t, 1)
@@ -208,6 +207,7 @@ func TestSlotsAreFreed(t *testing.T) {
 	t.Run("of rank 0", func(t *testing.T) {
 		t.Parallel()
 		cfg := crowdConfig(t, 3)
+		cfg.interval = soon
 		h := leader(t, cfg)
 		one := joinLater(t, cfg, 1)
 		h.registered(t, 1)
@@ -220,6 +220,7 @@ func TestSlotsAreFreed(t *testing.T) {
 func TestRanksThatMissTheAnnouncement(t *testing.T) {
 	t.Parallel()
 	cfg := crowdConfig(t, 2)
+	cfg.interval = soon
 	h := leader(t, cfg)
 	one := joinLater(t, cfg, 1)
 	h.registered(t, 1)
@@ -240,6 +241,7 @@ func TestRanksThatMissTheAnnouncement(t *testing.T) {
 
 // If a meeting ends before all ranks have come, the ranks that wait return at once.
 func TestDismissal(t *testing.T) {
+	t.Parallel()
 	cfg := crowdConfig(t, 9)
 	cfg.parting = time.Minute
 	var js []*joining
@@ -270,9 +272,7 @@ type visitor struct {
 func leaderOf(t *testing.T, cfg Config) *visitor {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
 	v := &visitor{cfg: cfg}
 	until(t, "rank 0 is there", func() bool {

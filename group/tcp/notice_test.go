@@ -101,7 +101,7 @@ func FuzzAbsent(f *testing.F) {
 
 // A notice that exceeds its bounds is refused.
 func TestNoticesAreBounded(t *testing.T) {
-	longAddress := strings.Repeat("a", MaxAddress+1)
+	longAddress := strings.Repeat("a", maxAddress+1)
 	long := sampleTerms()
 	long.above = longAddress
 	fast := sampleTerms()

@@ -51,6 +51,7 @@ func startRank(t *testing.T, port string, rank, size int) *tcptest.Process {
 
 // A process that is killed, and one that is stopped, is named by the others.
 func TestRankLossByProcessDeath(t *testing.T) {
+	t.Parallel()
 	for how, end := range map[string]func(*tcptest.Process, testing.TB){
 		"killed": (*tcptest.Process).Kill, "stopped": (*tcptest.Process).Stop,
 	} {

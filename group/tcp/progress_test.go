@@ -64,6 +64,7 @@ func waitLog(t *testing.T, cfg Config, want string) error {
 
 // A rank that waits says for which ranks, and at which address; so do its errors.
 func TestWaitingRanksSayForWhom(t *testing.T) {
+	t.Parallel()
 	secret := []byte("x")
 	env := func(addr string) *Env {
 		host, port, _ := net.SplitHostPort(addr)
@@ -81,7 +82,7 @@ func TestWaitingRanksSayForWhom(t *testing.T) {
 			`level=WARN msg="waiting for other ranks" rank=0 size=4 address=`+addr+` listen=`+addr+` missing="ranks 1-3" job=j waited=`)
 		check(t, err, addr)
 	})
-	t.Run("nobody listens", func(t *testing.T) {
+	t.Run("no process listens", func(t *testing.T) {
 		addr := freeAddr(t)
 		err := waitLog(t, Config{Meet: env(addr), Rank: 2, Size: 4, Secret: secret},
 			`msg="waiting for rank 0" rank=2 size=4 address=`+addr+` error="connect to rank 0 at `+addr)
@@ -112,9 +113,7 @@ func TestWaitingRanksSayForWhom(t *testing.T) {
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

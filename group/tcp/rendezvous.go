@@ -290,7 +290,7 @@ func (f *File) read() ([]byte, error) {
 		return nil, err
 	}
 	defer r.Close()
-	return io.ReadAll(io.LimitReader(r, MaxAddress+2))
+	return io.ReadAll(io.LimitReader(r, maxAddress+2))
 }
 
 // Close removes the file, if it still holds the address that this rank has written.

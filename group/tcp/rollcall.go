@@ -253,7 +253,7 @@ const (
 	// maxNotice bounds the length of a frame while ranks meet.
 	maxNotice = 64 << 10
 	// slotsInFrame is how many slots fit into one frame.
-	slotsInFrame = maxNotice / (2*MaxAddress + 16)
+	slotsInFrame = maxNotice / (2*maxAddress + 16)
 	// maxMissing bounds how many missing or absent ranks are listed in a call or an
 	// answer, maxHint how many are listed in the terms.
 	maxMissing = 4096
@@ -300,7 +300,7 @@ func decodeTerms(b []byte) (terms, error) {
 	if err := r.Done(); err != nil {
 		return t, fmt.Errorf("terms: %w", err)
 	}
-	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > MaxAddress {
+	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > maxAddress {
 		return t, fmt.Errorf("terms: arity %d, timeout %v, again after %v: %w", t.arity, t.timeout, t.again, wire.ErrMalformed)
 	}
 	return t, nil
@@ -382,7 +382,7 @@ func decodeSlots(b []byte, size int) ([]slot, error) {
 	var slots []slot
 	for r.Len() > 0 {
 		s := slot{rank: r.CountMax(maxRank), addr: r.String(), above: r.String()}
-		if s.rank < 1 || s.rank >= size || len(s.addr) > MaxAddress || len(s.above) > MaxAddress {
+		if s.rank < 1 || s.rank >= size || len(s.addr) > maxAddress || len(s.above) > maxAddress {
 			r.Fail("rank %d of %d, at an address of %d bytes", s.rank, size, len(s.addr))
 		}
 		slots = append(slots, s)

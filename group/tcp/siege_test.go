@@ -17,8 +17,8 @@ import (
 // More silent connections than a rank keeps pending do not prevent ranks from meeting,
 // or from connecting later.
 func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Timeout = 20 * time.Second
 	leader := joinLater(t, cfg, 0)
 	var addr string
 	until(t, "rank 0 has announced itself", func() bool {
@@ -33,7 +33,7 @@ func TestSilentConnectionsDoNotBlockRanks(t *testing.T) {
 			t.Fatalf("Join of rank %d = %v; want no error", r, j.err)
 		}
 	}
-	besiege(t, follower.group.Addr())
+	besiege(t, follower.group.host.addr)
 	if err := leader.group.Send(limited(t), 1, 0, []byte("x")); err != nil {
 		t.Fatalf("Send = %v", err)
 	}
@@ -48,9 +48,7 @@ func besiege(t *testing.T, addr string) {
 	network, address := split(addr)
 	for range 2 * maxUnproven {
 		c, err := net.Dial(network, address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		t.Cleanup(func() { c.Close() })
 	}
 }
@@ -68,8 +66,9 @@ func (p tarpit) CloseWrite() error { return p.Conn.(*net.TCPConn).CloseWrite() }
 // A connection that is not needed any more ends once the message that is on it
 // has come; the next comes by another one.
 func TestConnectionEndsAfterItsMessage(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Timeout = 3, 20*time.Second
+	cfg.Size = 3
 	cfg.Wrap = func(c net.Conn) net.Conn { return tarpit{c} }
 	gs := several(t, cfg)
 	m := gs[0].host.mail
@@ -121,10 +120,9 @@ func TestInterruptBeforeTheRead(t *testing.T) {
 
 // What is no socket is not removed to make room for one.
 func TestFileAtTheAddressOfASocketStays(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if ln, err := listenRetry(ctx, "unix", path); err == nil {
@@ -145,6 +143,7 @@ func TestRendezvousMustBeAFile(t *testing.T) {
 
 // A rank that is refused gives up, and the error of rank 0 has the reason.
 func TestJoinEndsAfterRefusals(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
 	cfg.search = 50 * time.Millisecond
 	h := leader(t, cfg)

@@ -17,11 +17,15 @@ import (
 
 var testSecret = []byte("known to the ranks")
 
+// patience is the timeout of ranks that no test wants to be taken for gone, even if the
+// machine is busy.
+const patience = time.Minute
+
 // pairConfig is rank 0's of two.
 func pairConfig(t *testing.T) Config {
 	return Config{
 		Rendezvous: "file://" + filepath.Join(t.TempDir(), "meet"), Size: 2,
-		Job: "pair", Secret: testSecret, Timeout: 3 * time.Second,
+		Job: "pair", Secret: testSecret, Timeout: patience,
 	}
 }
 
@@ -37,9 +41,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 	t.Helper()
 	cfg.Rank = 1
 	cfg, err := cfg.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	p := &impostor{host: newHost(cfg, 1, 2), t: t}
 	t.Cleanup(p.close)
 	until(t, "rank 0 lets another in", func() bool {
@@ -58,37 +60,47 @@ func (p *impostor) connect(purpose purpose) *conn {
 		p.t.Fatal(err)
 	}
 	p.t.Cleanup(func() { f.Close() })
+	go func() { // rank 0 closes quickly if the other end does
+		io.Copy(io.Discard, f.Conn)
+		f.Close()
+	}()
 	return f
 }
 
-// A rank 1 that behaves badly once it is let in is named, whatever it does.
+// A rank 1 that behaves badly once it is let in is named, whatever it does, with the reason.
 func TestRanksThatBehaveBadly(t *testing.T) {
+	t.Parallel()
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 1, 2, 3}
-	for claim, misbehave := range map[string]func(p *impostor){
-		"never connects": func(*impostor) {},
-		"is silent":      func(p *impostor) { p.connect(toLink) },
-		"hangs up":       func(p *impostor) { p.connect(toLink).Close() },
-		"sends garbage":  func(p *impostor) { p.connect(toLink).WriteFrame(bytes.Repeat([]byte{0xaa}, 100)) },
-		"sends a frame that is too long": func(p *impostor) {
-			p.connect(toLink).Conn.Write(huge)
-		},
-		"sends a frame of no bytes": func(p *impostor) { p.connect(toLink).Conn.Write(make([]byte, 4)) },
-		"sends messages that are none": func(p *impostor) {
+	mail := func(frame []byte) func(p *impostor) {
+		return func(p *impostor) {
 			p.connect(toLink)
-			p.connect(toMail).WriteFrame([]byte{byte(framePiece), 0})
+			p.connect(toMail).WriteFrame(frame)
+		}
+	}
+	for claim, c := range map[string]struct {
+		misbehave func(p *impostor)
+		reason    string
+	}{
+		"never connects":                 {func(*impostor) {}, silent},
+		"is silent":                      {func(p *impostor) { p.connect(toLink) }, silent},
+		"hangs up":                       {func(p *impostor) { p.connect(toLink).Close() }, "connection lost"},
+		"sends garbage":                  {func(p *impostor) { p.connect(toLink).WriteFrame(bytes.Repeat([]byte{0xaa}, 100)) }, "malformed"},
+		"sends a frame that is too long": {func(p *impostor) { p.connect(toLink).Conn.Write(huge) }, "connection lost"},
+		"sends a frame of no bytes":      {func(p *impostor) { p.connect(toLink).Conn.Write(make([]byte, 4)) }, "connection lost"},
+		"sends a frame that is cut off":  {mail([]byte{byte(framePiece), 0}), "malformed"},
+		"grants room for bytes that were not sent": {
+			mail(frameOf(frame{kind: frameGrant, n: 10})), "frame of kind 4",
 		},
-		"grants room for bytes that were not sent": func(p *impostor) {
-			p.connect(toLink)
-			p.connect(toMail).WriteFrame(frameOf(frame{kind: frameGrant, n: 10}))
-		},
-		"sends a message beyond the limit": func(p *impostor) {
-			p.connect(toLink)
-			l := frame{kind: framePiece, first: true, total: 1 << 40, body: []byte("x")}
-			p.connect(toMail).WriteFrame(frameOf(l))
+		"sends a message beyond the limit": {
+			mail(frameOf(frame{kind: framePiece, first: true, total: 1 << 40, body: []byte("x")})), "message of 1099511627776 bytes",
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
 			cfg := pairConfig(t)
+			if c.reason == silent {
+				cfg.Timeout = time.Second
+			}
 			joined := make(chan error, 1)
 			go func() {
 				g, err := Join(limited(t), cfg)
@@ -97,15 +109,18 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 				}
 				joined <- err
 			}()
-			misbehave(impersonate(t, cfg))
+			c.misbehave(impersonate(t, cfg))
 			err := <-joined
 			ge, ok := errors.AsType[*group.Error](err)
-			if !ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1}) {
-				t.Errorf("Join = %v; want an error that names rank 1 as gone", err)
+			if !ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1}) || !strings.Contains(err.Error(), c.reason) {
+				t.Errorf("Join = %v; want an error that names rank 1 as gone: %s", err, c.reason)
 			}
 		})
 	}
 }
+
+// silent is the reason if a rank sends nothing for the timeout.
+const silent = "silent for"
 
 // several joins the ranks of a configuration.
 func several(t *testing.T, cfg Config) []*Group {
@@ -142,9 +157,8 @@ func both(t *testing.T, a, b *Group) {
 
 // Connections of strangers are refused and change nothing.
 func TestStrangersAreRefused(t *testing.T) {
-	cfg := pairConfig(t)
-	cfg.Timeout = 10 * time.Second
-	a, b := pair(t, cfg)
+	t.Parallel()
+	a, b := pair(t, pairConfig(t))
 	h := a.host
 	for claim, c := range map[string]struct {
 		change func(*host, *hello)
@@ -172,9 +186,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		"silence": "", "another protocol": "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a long hello": magic + "\xff\xff" + strings.Repeat("x", 1<<16),
 	} {
 		c, err := net.Dial("tcp", h.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		defer c.Close()
 		io.WriteString(c, text)
 		if text != "" {
@@ -189,9 +201,7 @@ func TestStrangersAreRefused(t *testing.T) {
 func dialTime(t *testing.T, addr string, secret []byte, hi hello) error {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer c.Close()
 	return introduce(newConn(c), secret, hi)
 }
@@ -205,14 +215,13 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 	}
 	t.Setenv(SecretVariable, "now there is one")
 	g, err := Join(limited(t), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	g.Close()
 }
 
 // The error of every rank names the missing ranks, whichever context ends first.
 func TestJoinWithMissingRanks(t *testing.T) {
+	t.Parallel()
 	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
 		t.Run(claim, func(t *testing.T) {
 			t.Parallel()
@@ -235,16 +244,13 @@ func TestJoinWithMissingRanks(t *testing.T) {
 
 // A file that a dead rank 0 left behind does not keep ranks from meeting.
 func TestAnnounceOverwritesOldFile(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
 	old, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	old.Close()
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
-	if err := f.Announce(limited(t), old.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.Announce(limited(t), old.Addr().String()))
 	a, b := pair(t, cfg)
 	both(t, a, b)
 	if addr, err := f.Find(limited(t)); err == nil {
@@ -254,13 +260,12 @@ func TestAnnounceOverwritesOldFile(t *testing.T) {
 
 // Connections for messages end when they are idle and come back when needed.
 func TestIdleConnectionsEnd(t *testing.T) {
+	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Timeout, cfg.IdleTimeout = 2*time.Second, 10*time.Millisecond
+	cfg.IdleTimeout = 10 * time.Millisecond
 	a, b := pair(t, cfg)
 	for range 2 {
-		if err := a.Send(limited(t), 1, 0, []byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, a.Send(limited(t), 1, 0, []byte("x")))
 		a.host.mail.mu.Lock()
 		w := a.host.mail.dialled[1]
 		a.host.mail.mu.Unlock()

@@ -1,6 +1,7 @@
 package tcp_test
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -47,15 +48,12 @@ func byEnv(t *testing.T, n int) func(int) tcp.Config {
 	port := freePort(t)
 	return func(rank int) tcp.Config {
 		return tcp.Config{
-			Meet: env("127.0.0.1", port, rank, n), Job: t.Name(), Secret: secret, Arity: 2,
-			Timeout: 5 * time.Second, // one test waits for it
+			Meet: env("127.0.0.1", port, rank, n), Job: t.Name(), Secret: secret, Arity: 2, Timeout: time.Minute,
 		}
 	}
 }
 
-func byFile(t *testing.T, n int) func(int) tcp.Config { return tcptest.ByFile(t, n) }
-
-// bySocket is byFile of ranks that listen at unix sockets.
+// bySocket is [tcptest.ByFile] for ranks that listen at unix sockets.
 func bySocket(t *testing.T, n int) func(int) tcp.Config {
 	cfg, folder := tcptest.ByFile(t, n), "unix:"+t.TempDir()
 	return func(rank int) tcp.Config {
@@ -77,16 +75,17 @@ func open(cfg func(t *testing.T, n int) func(int) tcp.Config) grouptest.OpenFunc
 
 func leave(g group.Group) { g.(*tcp.Group).Leave(nil) }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets more tests run at once than the machine has processors: most of them wait.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil { // the command line replaces it
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestGroupByEnv(t *testing.T) {
 	t.Parallel()
 	grouptest.Run(t, open(byEnv), &grouptest.Options{Sizes: []int{1, 2, 5}, Real: true, Reuse: true, Leave: leave})
-}
-
-func TestGroupByFile(t *testing.T) {
-	t.Parallel()
-	grouptest.Run(t, open(byFile), &grouptest.Options{Sizes: []int{3}, Real: true, Reuse: true})
 }
 
 func TestGroupOverUnixSockets(t *testing.T) {
@@ -97,7 +96,8 @@ func TestGroupOverUnixSockets(t *testing.T) {
 // A job that has ended can meet again under its name, and one whose ranks could
 // not agree goes on.
 func TestMeetAgain(t *testing.T) {
-	for name, cfg := range map[string]func(int) tcp.Config{"env": byEnv(t, 3), "file": byFile(t, 3)} {
+	t.Parallel()
+	for name, cfg := range map[string]func(int) tcp.Config{"env": byEnv(t, 3), "file": tcptest.ByFile(t, 3)} {
 		for generation := range 3 {
 			t.Run(fmt.Sprintf("%s, generation %d", name, generation), func(t *testing.T) {
 				gs := tcptest.Meet(t, 3, func(r int) tcp.Config { c := cfg(r); c.Job = "again"; return c })

@@ -20,9 +20,7 @@ import (
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ranks"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -31,13 +29,9 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(leaf)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
@@ -56,7 +50,7 @@ func TestGroupOverTLS(t *testing.T) {
 	conf, _ := mutual(t)
 	open := func(t *testing.T, n int) []group.Group {
 		cfg := pairConfig(t)
-		cfg.Size, cfg.Timeout, cfg.TLS = n, 5*time.Second, conf // one test waits for it
+		cfg.Size, cfg.TLS = n, conf
 		gs := make([]group.Group, n)
 		for r, g := range several(t, cfg) {
 			gs[r] = g
@@ -72,29 +66,25 @@ func TestMutualTLS(t *testing.T) {
 	t.Setenv(SecretVariable, "")
 	cfg := pairConfig(t)
 	conf, pool := mutual(t)
-	cfg.Secret, cfg.Timeout, cfg.TLS = nil, 10*time.Second, conf
+	cfg.Secret, cfg.TLS = nil, conf
 	if !cfg.authenticates() {
 		t.Error("mutual TLS does not count as proof")
 	}
 	a, b := pair(t, cfg)
 	both(t, a, b)
-	if err := b.Send(limited(t), 0, 1, make([]byte, 3<<10)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.Send(limited(t), 0, 1, make([]byte, 3<<10)))
 	if got, err := a.Recv(limited(t), 1, 1); err != nil || len(got) != 3<<10 {
 		t.Fatalf("Recv = %d bytes, %v", len(got), err)
 	}
-	raw, err := net.Dial("tcp", a.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw, err := net.Dial("tcp", a.host.addr)
+	noError(t, err)
 	defer raw.Close()
 	c := tls.Client(raw, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
 	hi := hello{purpose: toLink, from: 1, size: 2, session: a.host.session, job: "pair"}
 	if err := introduce(newConn(c), nil, hi); err == nil {
 		t.Error("a rank without a certificate was let in")
 	}
-	if err := dialTime(t, a.Addr(), nil, hi); err == nil {
+	if err := dialTime(t, a.host.addr, nil, hi); err == nil {
 		t.Error("a rank without TLS was let in")
 	}
 	both(t, a, b)

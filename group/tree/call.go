@@ -25,7 +25,7 @@ type call struct {
 	call    group.Call
 	held    bool       // values are too large to travel with the call
 	holds   []bool     // the subtree of each rank below holds its values back
-	values  []labelled // those that are here
+	values  []labelled // values that have arrived
 	bytes   int        // of values
 	failing bool       // the rank above knows that the call fails
 

@@ -27,7 +27,7 @@ const (
 	kindLost                    // up: a rank is gone; down: the group is over
 )
 
-// id names a group in a tree: zero for that of all ranks, else derived from the
+// id names a group in a tree: zero for the group of all ranks, else derived from the
 // group that it was made of and the number of the call that made it.
 type id [16]byte
 

@@ -227,8 +227,8 @@ type Network interface {
 	Values(group [16]byte) Values
 }
 
-// Values carries the large values of the calls of one group between neighbours. The
-// contract is that of [group.Messenger] for one tag, except that a call need not
+// Values carries the large values of the calls of one group between neighbours. See
+// [group.Messenger] for the contract, with one tag, except that a call need not
 // notice that a rank is gone: its context ends then.
 type Values interface {
 	// Send sends the parts, one behind the other, as one message.

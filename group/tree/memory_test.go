@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/group/inproc"
@@ -12,8 +13,8 @@ import (
 
 // Memory is a [Network] in memory. It is for tests and simulations.
 type Memory struct {
-	// Wrap, if it is not nil, makes the connections that are used out of
-	// those that there are: from is the rank that dialled the rank to.
+	// Wrap, if it is not nil, replaces the two ends of a connection that the rank
+	// from has dialled to the rank to.
 	Wrap func(from, to int, dialled, accepted Conn) (Conn, Conn)
 
 	// WrapValues, if it is not nil, makes the values that a group uses.
@@ -93,11 +94,14 @@ func (v memoryValues) Recv(ctx context.Context, from int) ([]byte, error) {
 	return v.g.Recv(ctx, from, v.tag)
 }
 
-// Release overwrites the message, so that a test notices if it is still used.
+// Release overwrites the message, so that a test notices if it is still used. A loop over
+// the bytes takes very long with the race detector.
 func (v memoryValues) Release(b []byte) {
-	for i := range b {
-		b[i] = 0xdd
+	for some := range slices.Chunk(b, len(garbage)) {
+		copy(some, garbage)
 	}
 }
+
+var garbage = bytes.Repeat([]byte{0xdd}, 64<<10)
 
 func (v memoryValues) Close() {}

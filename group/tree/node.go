@@ -1,7 +1,7 @@
 // Package tree makes groups out of links between neighbours in a tree, so that
 // no rank holds a link to each of thousands. It knows nothing of what carries the
 // links: sockets, memory or a simulation, behind [Conn] and [Network]. The
-// contract is that of [group.Group]; the protocol is below.
+// contract is in the comment of [group.Group]; the protocol is below.
 //
 // # Shape
 //
@@ -276,8 +276,8 @@ func (o Options) withDefaults() Options {
 }
 
 const (
-	// maxInline bounds a value that travels with the call itself, maxMerged all
-	// those of a subtree. Larger ones wait until all ranks have come.
+	// maxInline bounds a value that travels with the call itself, maxMerged the sum
+	// of the values of a subtree. Larger values wait until all ranks have come.
 	maxInline = 64 << 10
 	maxMerged = 1 << 20
 	// maxPiece is the most of a value that one frame carries.

@@ -27,7 +27,7 @@ type busyGroup struct {
 	calls []busyCall
 }
 
-// busyCall is a call with values of that many bytes, of none for every third rank.
+// busyCall is a call with values of that number of bytes, empty for every third rank.
 type busyCall struct {
 	op    group.Op
 	root  int
@@ -50,7 +50,7 @@ func (c busyCall) value(rank int) []byte {
 	return filled[rank][:c.bytes]
 }
 
-// values returns what it has for all.
+// values returns the values for all ranks.
 func (c busyCall) values(size int) [][]byte {
 	vs := make([][]byte, size)
 	for r := range vs {
@@ -111,7 +111,7 @@ func (o overlap) run(t *testing.T) error {
 	return errors.Join(errs...)
 }
 
-// rank makes one rank's calls, those of different groups at once.
+// rank makes one rank's calls, on different groups at once.
 func (o overlap) rank(ctx context.Context, world group.Group) error {
 	gs := make([]group.Group, len(o.groups))
 	for i, b := range o.groups {

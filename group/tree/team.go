@@ -63,8 +63,8 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	return t
 }
 
-// inherit notes the ranks that are known to be gone: those of the group that
-// this one was made of, and those whose links have broken.
+// inherit notes the ranks that are known to be gone: ranks that are gone in the group
+// that this one was made of, and ranks whose links have broken.
 func (t *team) inherit() {
 	for a := t.parent; a != nil; a = a.parent {
 		if a.lost == nil {

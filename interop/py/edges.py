@@ -61,7 +61,7 @@ def sharded_state():
 
 @contextlib.contextmanager
 def group(folder):
-    """A process group of one rank, for those that have none."""
+    """A process group of one rank, for cases without one."""
     if dist.is_initialized():
         yield
         return
@@ -152,7 +152,7 @@ def late_fetch(path):
 
 @closed
 def overtaken(path):
-    """A save whose state is copied aside after that of a later one, which has most of the memory."""
+    """A save whose state is copied aside after the state of a later save, which has most of the memory."""
     cairn.torch.save({"x": torch.zeros(1)}, path)
     size = cairn.torch._job.job().arena.window * 11 // 20
     run, later = cairn.torch._save.Staging.run, threading.Event()
@@ -414,7 +414,7 @@ def mismatches(path):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that is made of another one, as those of libraries for quantization."""
+    """A tensor that is made of another one, as in libraries for quantization."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -555,7 +555,7 @@ def odd(path):
 def ranks_of(target, path, ranks=2, **more):
     """Runs ranks of a job until all have ended; returns what each has said, and None for one that was killed."""
     fork = multiprocessing.get_context("fork")
-    # as that of torchrun, no rank has it
+    # as under torchrun, no rank owns it
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=False)
     running = []
     for rank in range(ranks):
@@ -610,10 +610,10 @@ def state_of(step):
 
 
 def holds(path, step):
-    """Says whether a checkpoint is that of a step."""
+    """Checks that a checkpoint has the state of a step."""
     with cairn.open(path, framework="torch") as c:
         want = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step
-        return [] if c["step"] == step and torch.equal(c["x"].torch(), want) else [f"{path} is not that of step {step}"]
+        return [] if c["step"] == step and torch.equal(c["x"].torch(), want) else [f"{path} does not have the state of step {step}"]
 
 
 def raises(found, what, kinds, call):

@@ -84,7 +84,7 @@ def properties_differ(path, want):
 
 
 def rebuilt(path):
-    """Loads a checkpoint whose state nobody knows: the nested one that is in it."""
+    """Loads a checkpoint without a state: returns the nested state that it holds."""
     state = {}
     _load_state_dict(state, storage_reader=dcp.FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(),
                      no_dist=True)

@@ -182,7 +182,7 @@ def training(dtypes):
 
 
 class Own:
-    """A class that nobody else has."""
+    """A class that only this module has."""
 
     def __init__(self, x):
         self.x = x

@@ -8,7 +8,7 @@ import unittest
 
 
 def names(file, short):
-    """Returns the names of the tests in a file. short leaves out those that are slow."""
+    """Returns the names of the tests in a file. short leaves out slow tests."""
     return [t.id() for t in tests(load(file)) if not (short and getattr(getattr(t, t._testMethodName), "slow", False))]
 
 

@@ -50,7 +50,7 @@ func softmax(row []float32) {
 	}
 }
 
-// softmaxBack replaces d, the gradient of the softmax y, by that of its argument.
+// softmaxBack replaces d, the gradient of the softmax y, by the gradient of its argument.
 func softmaxBack(d, y []float32) {
 	dot := float32(0)
 	for i, v := range d {

@@ -68,7 +68,7 @@ func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp
 	})
 }
 
-// reducible returns an error if x needs a gradient and the reduction has none.
+// reducible returns an error if x needs a gradient and the reduction has no gradient.
 func (g *Graph) reducible(x *Var, op platform.ReduceOp, with []platform.ReduceOp) error {
 	if g.record && x.needs {
 		return hasGrad(op, with)
@@ -117,7 +117,7 @@ func toHolders(p *Pass, comm platform.TensorComm) (*tensor.Tensor, error) {
 // backward pass each rank gets the sum of the gradients of its part.
 //
 // If the parts follow each other in memory, as they do along dimension 0, and are of
-// equal size, no elements are copied besides those that are sent and received.
+// equal size, only elements that are sent or received are copied.
 func (g *Graph) AllGatherConcat(comm platform.TensorComm, x *Var, dim int, length int64) *Var {
 	c := cut{comm, resized(x.Shape(), dim, length), dim}
 	return g.communicate(comm, Op{
@@ -310,7 +310,7 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 // Redistribute returns this rank's share, in the layout to, of a tensor of the given global
 // shape, of which x is this rank's share in the layout from; see [platform.Redistribute].
 // from may be a [shard.Placed] layout with outstanding reductions, [shard.Partial]. The
-// ranks of the layouts are those of comm.
+// ranks of the layouts are ranks of comm.
 //
 // In the backward pass gradients return to where the elements came from, and are summed
 // where an element went to several ranks. Reductions other than "sum" and "avg" have no
@@ -439,7 +439,7 @@ func newShuffle(comm platform.TensorComm, s platform.Splits) shuffle {
 	return shuffle{comm, platform.Splits{In: slices.Clone(s.In), Out: slices.Clone(s.Out)}}
 }
 
-// result returns a tensor for the rows that come in exchange for those of x.
+// result returns a tensor for the rows that come in exchange for the rows of x.
 func (r shuffle) result(x *tensor.Tensor) (*tensor.Tensor, error) {
 	shape := slices.Clone(x.Shape())
 	if len(shape) == 0 {

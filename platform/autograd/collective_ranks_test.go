@@ -104,7 +104,7 @@ func TestAllGatherConcatOfSmallFloats(t *testing.T) {
 }
 
 // The gradient of the largest element is divided equally among the ranks that hold it, and
-// goes to those that hold a NaN if there is one.
+// goes to the ranks that hold a NaN if there is one.
 func TestGradientOfTheLargestGoesToItsHolders(t *testing.T) {
 	nan := float32(math.NaN())
 	values := [][]float32{{1, 2, 5, nan}, {1, 3, 5, 1}, {0, 3, 5, nan}}
@@ -128,7 +128,7 @@ func TestGradientOfTheLargestGoesToItsHolders(t *testing.T) {
 	}
 }
 
-// Reductions without a gradient work where none is needed.
+// Reductions that have no gradient work if no gradient is needed.
 func TestReductionsWithoutGradient(t *testing.T) {
 	ops := map[string]func(g *Graph, r rank, x *Var) *Var{
 		"all-reduce":     func(g *Graph, r rank, x *Var) *Var { return g.AllReduce(r, x, collective.Prod) },
@@ -169,7 +169,7 @@ func TestReductionsWithoutGradient(t *testing.T) {
 }
 
 // The gradient of an element goes to the rank that the element came from, also if other
-// ranks hold replicas, which share the work, and the dtype is not that of the gradient.
+// ranks hold replicas, which share the work, and the dtype differs from the dtype of the gradient.
 func TestRedistributeGradientGoesToTheSender(t *testing.T) {
 	const n = 200 << 10 // more than a rank sends alone
 	shape := []int64{n}
@@ -284,7 +284,7 @@ func TestCollectivesOverTCP(t *testing.T) {
 
 // Attention over a sequence that is cut into a part for each rank: an all-to-all hands
 // each rank some heads of the whole sequence, and another one hands it back its part of
-// all heads. The result and the gradients are those of one process.
+// all heads. The result and the gradients equal the result and the gradients of one process.
 func TestSequenceParallelAttention(t *testing.T) {
 	const n, time, heads, width = 2, 6, 4, 8
 	const part = time / n
@@ -293,9 +293,7 @@ func TestSequenceParallelAttention(t *testing.T) {
 	g := New(t.Context())
 	third := func(g *Graph, x *Var, i int64) *Var { return g.Narrow(x, len(x.Shape())-1, i*width, (i+1)*width) }
 	want := g.CausalAttention(third(g, whole, 0), third(g, whole, 1), third(g, whole, 2), heads)
-	if err := g.Backward(want, weights.Data()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(want, weights.Data()))
 	mustRanks(t, n, func(r rank) error {
 		lo := int64(r.Rank()) * part
 		x := Leaf(must(whole.Data().Slice(1, lo, lo+part, 1)).Clone())

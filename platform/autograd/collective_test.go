@@ -361,7 +361,7 @@ func TestCollectiveGradientsEqualFiniteDifferences(t *testing.T) {
 	}
 }
 
-// checkRanks compares the results of f with those of want, and the gradients of the sum of
+// checkRanks compares the results of f with the results of want, and the gradients of the sum of
 // all ranks' losses with finite differences. The loss of a rank is a random linear function
 // of the squares of f's result. An element of one rank changes, and all ranks compute their
 // losses.

@@ -27,7 +27,7 @@ const (
 	AfterCombine
 )
 
-// direction is that of a goroutine through a graph.
+// direction is the way of a goroutine through a graph.
 type direction uint8
 
 const (

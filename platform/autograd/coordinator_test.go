@@ -309,7 +309,7 @@ func (e *experts) grads() (out []*tensor.Tensor) {
 }
 
 // Two goroutines on each of two ranks use one communicator in the same order, and the
-// gradients have the same bits as those of one batch after the other.
+// gradients have the same bits as with one batch after the other.
 func TestCoordinatorOnRanks(t *testing.T) {
 	const layers, batches = 3, 4
 	mustRanks(t, 2, func(r rank) error {

@@ -115,7 +115,7 @@ var operators = []struct {
 		a, b, n := size(t), size(t), size(t)
 		return [][]int64{{a + b + a, n}}, func(g *Graph, in ...*Var) *Var {
 			parts := g.Split(in[0], a, b, a)
-			return g.Mul(parts[0], parts[2]) // nobody uses the second part
+			return g.Mul(parts[0], parts[2]) // the second part is not used
 		}
 	}},
 	{"cast", func(t *rapid.T) ([][]int64, Func) {
@@ -155,9 +155,7 @@ func drawShape(t *rapid.T, least, most int) []int64 {
 func drawIDs(t *rapid.T, shape []int64, below int64) *tensor.Tensor {
 	n := product(shape)
 	out, err := tensor.Of(shape, rapid.SliceOfN(rapid.Int64Range(0, below-1), n, n).Draw(t, "ids"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return out
 }
 
@@ -194,18 +192,12 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 	vars := make([]*Var, len(in))
 	for i, x := range in {
 		vars[i] = Leaf(x)
-		if err := vars[i].RequireGrad(true); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, vars[i].RequireGrad(true))
 	}
 	out := f(g, vars...)
-	if err := g.Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Err())
 	weights := drawValues(t, out.Shape())
-	if err := g.Backward(out, weights); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(out, weights))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}

@@ -12,13 +12,13 @@
 // # Errors
 //
 // An operator that fails returns a variable without data, and every operator that is
-// given one does nothing. The first error is that of [Graph.Err] and of
-// [Graph.Backward], so a model is written without checks between its operators.
+// given one does nothing. [Graph.Err] and [Graph.Backward] return
+// the first error, so a model is written without checks between its operators.
 //
 // # Ranks
 //
 // Operators on a [platform.TensorComm], such as [Graph.AllReduce], communicate with other
-// ranks. The gradients are those of the sum of the losses of all ranks, so a job whose
+// ranks. They are gradients of the sum of the losses of all ranks, so a job whose
 // loss is the mean over the ranks divides each rank's loss by their number.
 //
 // The ranks of a communicator must run its operators in the same order, and the backward
@@ -190,7 +190,7 @@ type shared struct {
 	now  int64
 	peak int64
 
-	comms []platform.TensorComm // those that operators have used
+	comms []platform.TensorComm // used by operators
 
 	random rand.PCG // the generator of Rand
 	seeded bool
@@ -270,7 +270,7 @@ type Op struct {
 	// not called if an operand has no data. Its random numbers come from [Graph.Rand].
 	Forward func() (out *tensor.Tensor, save []*tensor.Tensor, err error)
 	// Backward returns the gradients of the operands, float32 tensors of their shapes. It
-	// may leave out those that are not needed: nil stands for a gradient of zeros. The
+	// may leave out gradients that are not needed: nil stands for a gradient of zeros. The
 	// caller may change what it returns. A function that refers to a [Var] keeps its data
 	// in memory until the backward pass; Pass has the shapes of the operands.
 	Backward func(*Pass) ([]*tensor.Tensor, error)
@@ -372,8 +372,8 @@ func (g *Graph) backward(v *Var, seed *tensor.Tensor, floor int64) error {
 	return e.run()
 }
 
-// engine goes back through a graph, from the operators that ran last to those that ran
-// first. The order depends on nothing else, so sums have the same bits in every run.
+// engine goes back through a graph, from the operators that ran last to the operators
+// that ran first. The order depends on nothing else, so sums have the same bits in every run.
 type engine struct {
 	graph *Graph
 	floor int64 // operators up to this one belong to another backward pass

@@ -22,13 +22,9 @@ func leaf(t *testing.T, shape []int64, values ...float32) *Var {
 		}
 	}
 	x, err := tensor.Of(shape, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	v := Leaf(x)
-	if err := v.RequireGrad(true); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, v.RequireGrad(true))
 	return v
 }
 
@@ -36,9 +32,7 @@ func TestGradientsOfALeafAddUp(t *testing.T) {
 	x := leaf(t, []int64{2}, 1, 2)
 	for range 2 {
 		g := New(t.Context())
-		if err := g.Backward(g.Sum(g.Mul(x, x)), nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, g.Backward(g.Sum(g.Mul(x, x)), nil))
 	}
 	if d := cmp.Diff([]float32{4, 8}, floats(x.Grad())); d != "" {
 		t.Error(d)
@@ -74,9 +68,7 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 		t.Errorf("data of a result: %v", err)
 	}
 	ids, err := tensor.Of([]int64{1}, []int64{1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if err := Leaf(ids).RequireGrad(true); !errors.Is(err, ErrGrad) {
 		t.Errorf("of integers: %v", err)
 	}
@@ -85,14 +77,12 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 	}
 }
 
-// A wrong shape makes the graph fail; later operators do nothing, and the error is that of
-// the first.
+// A wrong shape makes the graph fail; later operators do nothing, and the error is the
+// first one.
 func TestFirstErrorStays(t *testing.T) {
 	a, b := leaf(t, []int64{2, 3}), leaf(t, []int64{2, 3})
 	ids, err := tensor.Of([]int64{1}, []int64{7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for name, f := range map[string]func(g *Graph) *Var{
 		"add":          func(g *Graph) *Var { return g.Add(a, leaf(t, []int64{2})) },
 		"mul":          func(g *Graph) *Var { return g.Mul(leaf(t, []int64{3}), a) },
@@ -122,9 +112,7 @@ func TestSecondWayBackIsRefused(t *testing.T) {
 	x := leaf(t, []int64{2})
 	g := New(t.Context())
 	y := g.Sum(g.Mul(x, x))
-	if err := g.Backward(y, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(y, nil))
 	if err := g.Backward(y, nil); !errors.Is(err, ErrUsed) {
 		t.Error(err)
 	}
@@ -191,9 +179,7 @@ func TestResultsDoNotDependOnProcessors(t *testing.T) {
 		x, w, b := leaf(t, []int64{300, 200}), leaf(t, []int64{200, 200}), leaf(t, []int64{200})
 		g := New(t.Context())
 		y := g.LayerNorm(g.GELU(g.Linear(x, w, b)), b, b)
-		if err := g.Backward(g.Sum(g.Mul(y, y)), nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, g.Backward(g.Sum(g.Mul(y, y)), nil))
 		return []*tensor.Tensor{y.Data(), x.Grad(), w.Grad(), b.Grad()}
 	}
 	many := step()
@@ -205,28 +191,20 @@ func TestResultsDoNotDependOnProcessors(t *testing.T) {
 	}
 }
 
-// Leaves may hold small floats: the result is that of their values in float32.
+// Leaves may hold small floats: the result is computed from their values in float32.
 func TestSmallFloatsAreStorage(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.BFloat16, tensor.Float16} {
 		x, w := leaf(t, []int64{4, 3}), leaf(t, []int64{2, 3})
 		small, err := tensor.Cast(w.Data(), d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		rounded, err := tensor.Cast(small, tensor.Float32)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		var grads [2]*tensor.Tensor
 		for i, data := range []*tensor.Tensor{small, rounded} {
 			v := Leaf(data)
-			if err := v.RequireGrad(true); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, v.RequireGrad(true))
 			g := New(t.Context())
-			if err := g.Backward(g.Sum(g.GELU(g.Linear(x, v, nil))), nil); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, g.Backward(g.Sum(g.GELU(g.Linear(x, v, nil))), nil))
 			grads[i] = v.Grad()
 		}
 		if grads[0].DType() != tensor.Float32 || !tensor.Equal(grads[0], grads[1]) {
@@ -268,9 +246,7 @@ func TestAfterWaitsForLaterOperators(t *testing.T) {
 			return []*tensor.Tensor{p.Grad}, nil
 		},
 	})
-	if err := g.Backward(g.Sum(last), nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(g.Sum(last), nil))
 	if d := cmp.Diff([]string{"right", "left", "after", "first"}, order); d != "" {
 		t.Error(d)
 	}
@@ -305,9 +281,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 		"attention of no sequence": func(g *Graph, x *Var) *Var { x = g.Reshape(x, 0, 3, 4); return g.CausalAttention(x, x, x, 2) },
 		"embedding": func(g *Graph, x *Var) *Var {
 			ids, err := tensor.Of([]int64{0}, none)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return g.Embedding(x, ids)
 		},
 	} {
@@ -315,9 +289,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 			x := empty(3, 0)
 			g := New(t.Context())
 			sum := g.Sum(f(g, x))
-			if err := g.Backward(sum, nil); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, g.Backward(sum, nil))
 			if v, err := sum.Item(); v != 0 || err != nil {
 				t.Errorf("the sum is %v, %v; want 0", v, err)
 			}
@@ -330,9 +302,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 
 func TestPlaceholdersAreNotComputedWith(t *testing.T) {
 	p, err := tensor.Placeholder(tensor.Float32, []int64{2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	g := New(t.Context())
 	sum := g.Sum(g.Add(leaf(t, []int64{2}), Leaf(p)))
 	if !errors.Is(g.Err(), tensor.ErrPlaceholder) {

@@ -34,8 +34,8 @@ func floats(t *tensor.Tensor) []float32 {
 	return v
 }
 
-// empty returns a float32 tensor of zeros. The shape is that of a tensor that exists, or
-// a product of such.
+// empty returns a float32 tensor of zeros. The shape is the shape of a tensor that
+// exists, or a product of such shapes.
 func empty(shape ...int64) *tensor.Tensor {
 	t, err := tensor.New(tensor.Float32, slices.Clone(shape))
 	if err != nil {

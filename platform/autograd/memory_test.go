@@ -23,7 +23,7 @@ const (
 	slack    = unit / 2
 )
 
-// usage is the memory of a deep model above what there was before.
+// usage is the memory that a deep model adds.
 type usage struct {
 	forward    int64 // when the forward pass is done
 	back       int64 // the most while the backward pass is under way
@@ -56,9 +56,7 @@ func measure(t *testing.T, g *Graph, segment func(g *Graph, x *Var) *Var, settle
 	settle()
 	u.forward = reachable() - before
 	u.kept, u.peak = g.KeptBytes()
-	if err := g.Backward(loss, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(loss, nil))
 	_, u.peak = g.KeptBytes()
 	u.grad = x.Grad()
 	return u
@@ -113,9 +111,7 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	const buffer = 2 * unit
 	s, file := newSwap(t, &SwapOptions{BufferBytes: buffer})
 	settle := func() {
-		if err := s.stream.Synchronize(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.stream.Synchronize(t.Context()))
 	}
 	swapped := measure(t, New(t.Context()).Keep(s), plain, settle)
 	within(t, "kept with swapping", swapped.peak, 0, 0)
@@ -148,9 +144,7 @@ func TestPolicyCountsAllThatIsKept(t *testing.T) {
 	if now, _ := g.KeptBytes(); now != (8*4+2*8*8)*4 { // the result and the weights
 		t.Errorf("%d bytes are kept", now)
 	}
-	if err := g.Backward(g.Sum(y), nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, g.Backward(g.Sum(y), nil))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
@@ -162,9 +156,7 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 	const n = 256
 	w, b := leaf(t, []int64{n, n}), leaf(t, []int64{n})
 	ids, err := tensor.New(tensor.Int64, []int64{n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for name, f := range map[string]func(g *Graph, x *Var) *Var{
 		"mul":       func(g *Graph, x *Var) *Var { return g.Mul(x, g.Scale(x, 2)) },
 		"matmul":    func(g *Graph, x *Var) *Var { return g.MatMul(x, g.Scale(x, 2)) },
@@ -190,13 +182,9 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 			before := reachable()
 			g := New(t.Context()).Keep(s)
 			loss := g.Sum(f(g, g.Scale(x, 0.5)))
-			if err := s.stream.Synchronize(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, s.stream.Synchronize(t.Context()))
 			within(t, "heap after the forward pass", reachable()-before, -slack, slack)
-			if err := g.Backward(loss, nil); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, g.Backward(loss, nil))
 		})
 	}
 }

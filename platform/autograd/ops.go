@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Add returns a + b. The shape of b is that of a or the end of it; b is then repeated.
+// Add returns a + b. b has the shape of a, or the end of this shape; b is then repeated.
 func (g *Graph) Add(a, b *Var) *Var {
 	return g.Apply(Op{
 		Name: "add", In: []*Var{a, b}, Aliases: true,
@@ -30,8 +30,8 @@ func (g *Graph) Add(a, b *Var) *Var {
 	})
 }
 
-// Mul returns the products of the elements of a and b. The shape of b is that of a or the
-// end of it; b is then repeated.
+// Mul returns the products of the elements of a and b. b has the shape of a, or the
+// end of this shape; b is then repeated.
 func (g *Graph) Mul(a, b *Var) *Var {
 	return g.Apply(Op{
 		Name: "mul", In: []*Var{a, b},
@@ -78,8 +78,8 @@ func elementwise(a, b *Var, f func(out, x, y []float32)) (*tensor.Tensor, error)
 	return out, nil
 }
 
-// repeat calls f with parts of equal length of out, x and y, whose length divides that of
-// the others.
+// repeat calls f with parts of equal length of out, x and y, whose length divides the
+// length of the others.
 func repeat(out, x, y []float32, f func(out, x, y []float32)) {
 	if len(y) == 0 {
 		return
@@ -267,7 +267,7 @@ func product(shape []int64) int {
 }
 
 // Embedding returns the rows of w, a matrix, that ids, int64 numbers, name. The shape is
-// that of ids and the length of a row.
+// the shape of ids, followed by the length of a row.
 func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
 	return g.Apply(Op{
 		Name: "embedding", In: []*Var{w},

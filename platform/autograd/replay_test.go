@@ -65,7 +65,7 @@ func TestSecondRunMustEqualTheFirst(t *testing.T) {
 			}
 			return g.GELU(x)
 		}, nil, "operator 1 is softmax(float32[2 2]), and was gelu(float32[2 2])"},
-		"another operator among those that are kept": {func(g *Graph, x *Var) *Var {
+		"another operator among the operators that are kept": {func(g *Graph, x *Var) *Var {
 			if again() {
 				return g.Softmax(x)
 			}
@@ -201,9 +201,7 @@ func TestPolicyIsAskedOnceForEachOperator(t *testing.T) {
 	}
 	grad := func(run func(g *Graph, x *Var) *Var) *tensor.Tensor {
 		g, x := New(t.Context()), leaf(t, []int64{3}, 1, -2, 3)
-		if err := g.Backward(g.Sum(run(g, x)), nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, g.Backward(g.Sum(run(g, x)), nil))
 		return x.Grad()
 	}
 	want := grad(func(g *Graph, x *Var) *Var { return f(g, x) })
@@ -239,9 +237,7 @@ func TestRandomNumbersAreReplayed(t *testing.T) {
 		g.Seed(5, 6)
 		y := checkpoint(g, g.Dropout(x, 0.1))
 		y = checkpoint(g, g.Dropout(y, 0.1))
-		if err := g.Backward(g.Sum(y), nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, g.Backward(g.Sum(y), nil))
 		return x.Grad(), g.Rand().Uint64()
 	}
 	want, next := run(func(g *Graph, x *Var) *Var { return f(g, x) })

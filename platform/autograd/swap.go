@@ -23,19 +23,19 @@ const swapPage = 4096
 
 // SwapOptions says how a [Swap] works. Nil is the same as the zero value.
 type SwapOptions struct {
-	// Stay says of a tensor whether it stays in memory. Nil: none does, except leaves and
+	// Stay says of a tensor whether it stays in memory. Nil: no tensor stays, except leaves and
 	// tensors of less than 4 KiB, which always stay.
 	Stay func(Saved) bool
-	// BufferBytes bounds the memory of tensors that wait to be written, and of those that
-	// are read before they are asked for. Zero: 64 MiB. A larger tensor is written alone.
+	// BufferBytes bounds the memory of tensors that wait to be written, and of tensors that
+	// are read before they are needed. Zero: 64 MiB. A larger tensor is written alone.
 	BufferBytes int64
 }
 
 // Swap is a [Keeper] that moves tensors to a file while the computation goes on. In the
-// backward pass it reads them before they are needed: when a tensor is asked for, the
-// reading of those that were kept before it begins. Memory that several operators of a graph
-// keep is written once. An error of the file is that of the graph or of [Graph.Backward], and of
-// every later use.
+// backward pass it reads them before they are needed: when a tensor is needed, Swap
+// starts to read the tensors that were kept before it. Memory that several operators of a graph
+// keep is written once. The graph or [Graph.Backward] returns an error of the file, and so
+// does every later use.
 //
 // One Swap is for any number of graphs. Its methods are safe for concurrent use.
 type Swap struct {
@@ -204,14 +204,14 @@ func (s *Swap) full(n int64) (first platform.Event, err error) {
 	return s.writing[0].done, s.err
 }
 
-// blockOf returns the block of the memory of a tensor, a new one if it has none.
+// blockOf returns the block of the memory of a tensor, a new one if there is no block yet.
 func (s *Swap) blockOf(v Saved) *block {
 	t := v.Tensor
 	data, contiguous := t.Bytes()
 	var key memory
 	if contiguous {
 		key = memory{reflect.ValueOf(data).Pointer(), t.NumBytes(), v.graph}
-		// If the first tensor is gone, its memory may be that of another one now.
+		// If the first tensor is gone, its memory may belong to another one now.
 		if b := s.known[key]; b != nil && b.origin.Value() != nil {
 			return b
 		}

@@ -66,8 +66,8 @@ func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
 	return k
 }
 
-// AllToAllParts sends the tensors src[r] to each rank r, and receives those of dst[r]
-// from it. Both ranks list as many tensors, with the same dtypes and numbers of
+// AllToAllParts sends the tensors src[r] to each rank r, and receives the tensors dst[r]
+// from it. Both ranks list the same number of tensors, with the same dtypes and numbers of
 // elements. The tensors may be views of any strides. They are sent together, in
 // messages of some MiB. One that is contiguous is not copied, and neither are long runs of
 // src if the group is a [group.PartSender].
@@ -111,7 +111,7 @@ func checkRows(dst, src *tensor.Tensor) (int64, error) {
 		return 0, err
 	}
 	if dst.Dims() == 0 || src.Dims() == 0 {
-		return 0, fmt.Errorf("rows of %v from those of %v: %w", dst, src, tensor.ErrShape)
+		return 0, fmt.Errorf("rows of %v from rows of %v: %w", dst, src, tensor.ErrShape)
 	}
 	d, err := tensor.NumElements(dst.Shape()[1:])
 	if err != nil {
@@ -119,7 +119,7 @@ func checkRows(dst, src *tensor.Tensor) (int64, error) {
 	}
 	s, err := tensor.NumElements(src.Shape()[1:])
 	if err == nil && d != s {
-		err = fmt.Errorf("rows of %v from those of %v: %w", dst, src, tensor.ErrShape)
+		err = fmt.Errorf("rows of %v from rows of %v: %w", dst, src, tensor.ErrShape)
 	}
 	return s, err
 }

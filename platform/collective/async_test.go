@@ -94,13 +94,9 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 		gs := inproc.New(2)
 		var sent atomic.Int64
 		c, err := collective.NewWith(&fuse{Group: gs[0], blow: func() { sent.Add(1) }}, &collective.Options{InFlight: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		other, err := collective.New(gs[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		works := make([]*collective.Work, 5)
@@ -113,9 +109,7 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 			if got := sent.Load() - int64(done); got != int64(done+2) {
 				t.Errorf("%d calls done, %d have begun; want %d", done, got, done+2)
 			}
-			if err := other.AllReduce(t.Context(), of(1.0), collective.Sum); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, other.AllReduce(t.Context(), of(1.0), collective.Sum))
 		}
 		synctest.Wait()
 		cancel()

@@ -67,20 +67,14 @@ func BenchmarkBroadcast(b *testing.B) {
 
 func BenchmarkAllGather(b *testing.B) {
 	measure(b, 16<<20, tensor.Float32, func(ctx context.Context, c *collective.Comm, x *tensor.Tensor) error {
-		part, err := x.Slice(0, 0, x.NumElements()/int64(c.Size()), 1)
-		if err != nil {
-			return err
-		}
+		part := must(x.Slice(0, 0, x.NumElements()/int64(c.Size()), 1))
 		return c.AllGather(ctx, x, part.Clone())
 	})
 }
 
 func BenchmarkReduceScatter(b *testing.B) {
 	measure(b, 16<<20, tensor.Float32, func(ctx context.Context, c *collective.Comm, x *tensor.Tensor) error {
-		part, err := tensor.New(x.DType(), []int64{x.NumElements() / int64(c.Size())})
-		if err != nil {
-			return err
-		}
+		part := must(tensor.New(x.DType(), []int64{x.NumElements() / int64(c.Size())}))
 		return c.ReduceScatter(ctx, part, x, collective.Sum)
 	})
 }

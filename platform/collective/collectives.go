@@ -8,8 +8,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// AllReduce replaces the elements of t by the reduction of those of all ranks. The
-// tensors of all ranks have equally many elements.
+// AllReduce replaces each element of t by its reduction over all ranks. The tensors of
+// all ranks have the same number of elements.
 func (c *Comm) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) error {
 	return c.do(ctx, c.allReduce(t, op))
 }
@@ -35,7 +35,7 @@ func (c *Comm) allReduce(t *tensor.Tensor, op Op) *task {
 	return k
 }
 
-// Broadcast replaces the elements of t on all ranks by those of rank root.
+// Broadcast replaces the elements of t on all ranks by the elements on rank root.
 func (c *Comm) Broadcast(ctx context.Context, t *tensor.Tensor, root int) error {
 	return c.do(ctx, c.broadcast(t, root))
 }

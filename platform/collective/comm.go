@@ -51,8 +51,8 @@ func init() {
 //     Later collective methods fail with ErrBroken; [Comm.Renew] makes a Comm that
 //     works. A call that needed nothing more of the rank may have completed on
 //     other ranks.
-//   - Calls may overlap: those of an Async method start at once, in the order of
-//     the calls, up to eight of them; further ones wait. Methods are safe for
+//   - Calls may overlap: calls of Async methods start at once, in their order, up
+//     to eight of them; further ones wait. Methods are safe for
 //     concurrent use, but the caller must ensure the same order on all ranks.
 //   - A tensor belongs to the call until the call is done. Tensors that are written
 //     to must not overlap other tensors of the same or another call, and must not
@@ -130,7 +130,7 @@ func (c *Comm) neighbours() []int {
 // at returns the rank at distance d, which is more than minus the size.
 func (c *Comm) at(d int) int { return (c.rank + d + c.size) % c.size }
 
-// Names of methods of [Comm] in a [group.Error], in addition to those of package group.
+// Names of methods of [Comm] in a [group.Error], in addition to the names in package group.
 const (
 	OpAllReduce     group.Op = "all-reduce"
 	OpReduceScatter group.Op = "reduce-scatter"

@@ -38,7 +38,7 @@ func parallel(n int, fn func(r int) error) results {
 	errs := make(results, n)
 	var wg sync.WaitGroup
 	for r := range n {
-		wg.Go(func() { errs[r] = fn(r) })
+		wg.Go(func() { errs[r] = group.Catch(func() error { return fn(r) }) }) // must panics
 	}
 	wg.Wait()
 	return errs
@@ -98,9 +98,7 @@ func bubble(t *testing.T, name string, fn func(t *testing.T)) {
 func zeros(t testing.TB, d tensor.DType, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	x, err := tensor.New(d, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return x
 }
 
@@ -132,9 +130,7 @@ func TestNewNeedsMessenger(t *testing.T) {
 		t.Errorf("New of a group without messages = %v; want errors.ErrUnsupported", err)
 	}
 	c, err := collective.New(group.Solo())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	x := of[float32](1, 2)
 	if err := c.AllReduce(t.Context(), x, collective.Avg); err != nil {
 		t.Error(err)

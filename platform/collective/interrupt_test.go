@@ -76,10 +76,7 @@ func checkNext(t *testing.T, cs []*collective.Comm) {
 		if err := calls["sum"](t.Context(), cs[r]); !errors.Is(err, collective.ErrBroken) {
 			return fmt.Errorf("the next call = %v; want collective.ErrBroken", err)
 		}
-		c, err := cs[r].Renew(t.Context())
-		if err != nil {
-			return err
-		}
+		c := must(cs[r].Renew(t.Context()))
 		return errors.Join(calls["of 9000"](t.Context(), c), calls["sum"](t.Context(), c))
 	}) {
 		if err != nil {
@@ -118,10 +115,7 @@ func interruptedAfter(t *testing.T, messages int, call func(context.Context, *co
 		if r == 0 {
 			mine, g = ctx, &fuse{Group: gs[0], left: int64(messages), blow: cancel}
 		}
-		c, err := collective.NewWith(g, slow)
-		if err != nil {
-			return err
-		}
+		c := must(collective.NewWith(g, slow))
 		if err := call(mine, c); err != nil {
 			return err
 		}
@@ -160,10 +154,7 @@ func TestGoneRankFailsCalls(t *testing.T) {
 			const n = 4
 			gs := inproc.New(n)
 			errs := parallel(n, func(r int) error {
-				c, err := collective.NewWith(gs[r], slow)
-				if err != nil {
-					return err
-				}
+				c := must(collective.NewWith(gs[r], slow))
 				if r == 2 {
 					time.Sleep(time.Second)
 					gs[r].Leave(errors.New("tired"))

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// The sum in assembly is that of a plain loop, at every length and address, and
+// The sum in assembly equals the sum of a plain loop, at every length and address, and
 // writes nowhere else.
 func TestSumFloat32(t *testing.T) {
 	for n := range 100 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -52,10 +51,7 @@ func TestLeaveAfterLastCall(t *testing.T) {
 			for _, ranks := range []int{2, 3, 5} {
 				what := fmt.Sprintf("%s of %d elements, %d ranks", name, n, ranks)
 				fn := func(ctx context.Context, g group.Group) error {
-					c, err := collective.New(g)
-					if err != nil {
-						return err
-					}
+					c := must(collective.New(g))
 					return act(ctx, c, n)
 				}
 				for range 10 {
@@ -74,11 +70,9 @@ func TestLeaveAfterLastCall(t *testing.T) {
 // Ranks that leave after a refused call do not hide its error from other ranks.
 func TestLeaveAfterRefusedCall(t *testing.T) {
 	fn := func(ctx context.Context, g group.Group) error {
-		c, err := collective.New(g)
-		if err != nil {
-			return err
-		}
+		c := must(collective.New(g))
 		x := must(tensor.New(tensor.Float32, []int64{4}))
+		var err error
 		if g.Rank() == 1 {
 			err = c.Broadcast(ctx, x, 0)
 		} else {
@@ -103,14 +97,9 @@ func TestLeaveAfterRefusedCall(t *testing.T) {
 // once.
 func overTCP(t *testing.T, n int, fn func(context.Context, group.Group) error) error {
 	t.Helper()
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for r, g := range tcptest.Meet(t, n, tcptest.ByFile(t, n)) {
-		wg.Go(func() {
-			defer g.Close()
-			errs[r] = fn(t.Context(), g)
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	gs := tcptest.Meet(t, n, tcptest.ByFile(t, n))
+	return errors.Join(parallel(n, func(r int) error {
+		defer gs[r].Close()
+		return fn(t.Context(), gs[r])
+	})...)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A local reduction is that of all ranks.
-func TestReduceIsThatOfRanks(t *testing.T) {
+// A local reduction has the result of a reduction over ranks.
+func TestReduceEqualsAllReduce(t *testing.T) {
 	for d := tensor.Invalid + 1; d.Valid(); d++ {
 		for _, op := range ops {
 			if op.Check(d) != nil || d == tensor.Bool {
@@ -31,16 +31,12 @@ func TestReduceIsThatOfRanks(t *testing.T) {
 				// In place, and of memory that has gaps or is not aligned.
 				first := terms[0].Clone()
 				first, err := tensor.FromBytes(d, []int64{21}, append(make([]byte, 1), first.Contents()...)[1:])
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				gaps, err := zeros(t, d, 42).Slice(0, 0, 42, 2)
 				if err == nil {
 					err = tensor.Copy(gaps, terms[n-1])
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				others := append([]*tensor.Tensor{first}, terms[1:]...)
 				if n > 1 {
 					others[n-1] = gaps
@@ -56,9 +52,7 @@ func TestReduceIsThatOfRanks(t *testing.T) {
 func TestReduceRefuses(t *testing.T) {
 	x := zeros(t, tensor.Float32, 4)
 	none, err := tensor.Placeholder(tensor.Float32, []int64{4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for name, c := range map[string]struct {
 		dst   *tensor.Tensor
 		op    collective.Op
@@ -81,8 +75,17 @@ func TestReduceRefuses(t *testing.T) {
 func expanded(t *testing.T) *tensor.Tensor {
 	t.Helper()
 	x, err := zeros(t, tensor.Float32, 1).Expand([]int64{4})
+	noError(t, err)
+	return x
+}
+
+// noError ends the test if err is not nil.
+func noError(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return x
 }

@@ -60,7 +60,7 @@ func checkTarget(t *tensor.Tensor) error {
 	return nil
 }
 
-// checkSource returns an error if there is no tensor, or none with memory.
+// checkSource returns an error if the tensor is nil or has no memory.
 func checkSource(t *tensor.Tensor) error {
 	if t == nil {
 		return fmt.Errorf("no tensor: %w", tensor.ErrShape)

@@ -114,13 +114,9 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 	}
 	good := shuffle([]int64{2, 2, 2}, nil)
 	expanded, err := of[int16](1).Expand([]int64{6})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	placeholder, err := tensor.Placeholder(tensor.Int16, []int64{6})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for name, c := range map[string]struct {
 		odd, others func(ctx context.Context, c *collective.Comm) error
 		want        error
@@ -192,10 +188,7 @@ func TestRefusedBroadcastWritesNothing(t *testing.T) {
 	bubble(t, "4 ranks", func(t *testing.T) {
 		gs := inproc.New(4)
 		errs := parallel(4, func(r int) error {
-			c, err := collective.New(gs[r])
-			if err != nil {
-				return err
-			}
+			c := must(collective.New(gs[r]))
 			n := int64(4)
 			if r == 3 {
 				n++

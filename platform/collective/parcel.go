@@ -66,7 +66,7 @@ func (c *Comm) recall(r route) {
 	}
 }
 
-// Recv replaces the elements of t by those of the next tensor that rank from
+// Recv replaces the elements of t by the elements of the next tensor that rank from
 // sends with this tag. A tensor of another dtype or number of elements is dropped, and
 // the error wraps [group.ErrDisagree]; the shape may differ.
 //
@@ -221,7 +221,7 @@ func (r route) failure(op group.Op, err error) error {
 // queues runs the calls of each route one after the other, in their order.
 type queues struct {
 	mu     sync.Mutex
-	lines  map[route][]chan struct{} // the call that runs, and those that wait; guarded by mu
+	lines  map[route][]chan struct{} // the call that runs, and calls that wait; guarded by mu
 	broken map[route]error           // routes that cannot be used any more; guarded by mu
 }
 

@@ -72,9 +72,7 @@ func unsigned(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	}
 	x = cast(t, x, tensor.Complex128)
 	values, err := tensor.Values[complex128](x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for i := range values {
 		values[i] += 0
 	}
@@ -109,10 +107,7 @@ func testReduceScatter(t *testing.T, n int, d tensor.DType, op collective.Op, o 
 		if err := c.ReduceScatter(t.Context(), dst, src, op); err != nil {
 			return err
 		}
-		want, err := all.Slice(0, rows*int64(c.Rank()), rows*int64(c.Rank()+1), 1)
-		if err != nil {
-			return err
-		}
+		want := must(all.Slice(0, rows*int64(c.Rank()), rows*int64(c.Rank()+1), 1))
 		if err := same("source", src, xs[c.Rank()]); err != nil {
 			return err
 		}
@@ -180,12 +175,8 @@ func TestSmallFloatsAreRoundedOnce(t *testing.T) {
 func fill(t testing.TB, x *tensor.Tensor, v float32) {
 	t.Helper()
 	one, err := reshape(t, of(v)).Expand(x.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tensor.Convert(x, one, tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, tensor.Convert(x, one, tensor.CastAny))
 }
 
 func TestMaxAndMinReturnNaN(t *testing.T) {
@@ -202,10 +193,7 @@ func TestMaxAndMinReturnNaN(t *testing.T) {
 						if err := c.AllReduce(t.Context(), x, op); err != nil {
 							return err
 						}
-						got, err := tensor.Values[float64](cast(t, x, tensor.Float64))
-						if err != nil {
-							return err
-						}
+						got := must(tensor.Values[float64](cast(t, x, tensor.Float64)))
 						if want := map[collective.Op]float64{collective.Max: 4, collective.Min: 3}[op]; !math.IsNaN(got[0]) || got[3] != want {
 							return fmt.Errorf("%v of %v = %v; want NaN first and %v last", op, d, got, want)
 						}
@@ -226,17 +214,11 @@ func TestBools(t *testing.T) {
 			} {
 				onRanks(t, 2, o, func(c *collective.Comm) error {
 					mem := [][]byte{{0, 2, 0, 4}, {0, 0, 1, 3}}[c.Rank()]
-					x, err := tensor.FromBytes(tensor.Bool, []int64{4}, mem)
-					if err != nil {
-						return err
-					}
+					x := must(tensor.FromBytes(tensor.Bool, []int64{4}, mem))
 					if err := c.AllReduce(t.Context(), x, op); err != nil {
 						return err
 					}
-					w, err := tensor.FromBytes(tensor.Bool, []int64{4}, want)
-					if err != nil {
-						return err
-					}
+					w := must(tensor.FromBytes(tensor.Bool, []int64{4}, want))
 					return same(op.String(), x, w)
 				})
 			}

@@ -188,8 +188,8 @@ func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 	return tensor.Copy(dst, result)
 }
 
-// kernel sets every element of d to the reduction of those of a and b, which
-// are as many, aligned, and may be d.
+// kernel sets every element of d to the reduction of the same element of a and of b.
+// The three have the same length, are aligned, and may be the same memory.
 type kernel func(d, a, b []byte)
 
 // kernels has, for each type of partial results, the kernels of all ops.

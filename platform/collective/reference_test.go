@@ -49,9 +49,7 @@ func numbers(t testing.TB, d tensor.DType, r, n int) *tensor.Tensor {
 func cast(t testing.TB, x *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	t.Helper()
 	out := zeros(t, d, x.Shape()...)
-	if err := tensor.Convert(out, x, tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tensor.Convert(out, x, tensor.CastAny))
 	return out
 }
 
@@ -82,14 +80,10 @@ func reduced(t testing.TB, op collective.Op, xs []*tensor.Tensor) *tensor.Tensor
 func fold[E tensor.Element](t testing.TB, op collective.Op, sum *tensor.Tensor, xs []*tensor.Tensor, step func(op collective.Op, a, b E, last int) E) {
 	t.Helper()
 	s, err := tensor.Values[E](sum)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for r, x := range xs {
 		v, err := tensor.Values[E](x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		last := 0
 		if r == len(xs)-1 {
 			last = len(xs)

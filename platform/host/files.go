@@ -26,7 +26,7 @@ type named struct {
 }
 
 // SaveTensors writes a safetensors file. The largest elements come first, so that
-// all lie at multiples of their size; those of one size are in the order of their
+// all lie at multiples of their size; elements of one size are in the order of their
 // names. A dtype that the format lacks is an error that wraps [tensor.ErrDType],
 // and nothing is written.
 func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Tensor], words map[string]string) error {

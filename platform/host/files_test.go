@@ -18,17 +18,11 @@ import (
 func counted(t testing.TB, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	flat, err := tensor.Arange(0, int32(n), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	x, err := tensor.FromBytes(tensor.Int32, shape, flat.Contents())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return x
 }
 
@@ -46,20 +40,16 @@ func (c *counter) ReadAt(p []byte, off int64) (int, error) {
 func save(t testing.TB, tensors map[string]*tensor.Tensor) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := host.New(nil).SaveTensors(&b, maps.All(tensors), nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, host.New(nil).SaveTensors(&b, maps.All(tensors), nil))
 	return b.Bytes()
 }
 
-// Any slice of any tensor is what it is in memory.
+// Any slice of any tensor in a file equals the slice in memory.
 func TestReadSliceMatchesTensor(t *testing.T) {
 	x := counted(t, 40, 3, 300, 7) // a row of the second dimension is larger than a small span
 	b := save(t, map[string]*tensor.Tensor{"x": x, "before": counted(t, 5)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	rapid.Check(t, func(t *rapid.T) {
 		var box tensor.Box
 		for _, n := range x.Shape() {
@@ -68,12 +58,10 @@ func TestReadSliceMatchesTensor(t *testing.T) {
 			box.Sizes = append(box.Sizes, rapid.Int64Range(0, n-o).Draw(t, "size"))
 		}
 		want, err := x.Narrow(box)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		got, err := platform.ReadSlice(f, "x", box)
 		if err != nil || !tensor.Equal(got, want) {
-			t.Fatalf("slice %v = %v, %v; want that of the tensor", box, got, err)
+			t.Fatalf("slice %v = %v, %v; want the slice of the tensor", box, got, err)
 		}
 	})
 }
@@ -85,9 +73,7 @@ func TestReadSliceReadsLittle(t *testing.T) {
 	b := save(t, map[string]*tensor.Tensor{"x": x})
 	r := &counter{ReaderAt: bytes.NewReader(b)}
 	f, err := host.New(nil).OpenTensors(r, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, c := range []struct {
 		box  tensor.Box
 		most int64
@@ -105,9 +91,7 @@ func TestReadSliceReadsLittle(t *testing.T) {
 
 func TestSaveTensorsRefuses(t *testing.T) {
 	complexes, err := tensor.New(tensor.Complex64, []int64{2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var b bytes.Buffer
 	for claim, x := range map[string]*tensor.Tensor{"a dtype that the format lacks": complexes, "no tensor": nil} {
 		err := host.New(nil).SaveTensors(&b, maps.All(map[string]*tensor.Tensor{"x": x}), nil)
@@ -131,9 +115,7 @@ func TestSaveTensorsRefuses(t *testing.T) {
 func TestTruncatedFilesAreErrors(t *testing.T) {
 	b := save(t, map[string]*tensor.Tensor{"x": counted(t, 1<<20)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b[:len(b)-1]), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if x, err := platform.ReadTensor(f, "x"); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("ReadTensor beyond the end = %v, %v; want io.ErrUnexpectedEOF", x, err)
 	}
@@ -157,4 +139,15 @@ func FuzzOpenTensors(f *testing.F) {
 			t.Fatalf("what was read cannot be saved: %v", err)
 		}
 	})
+}
+
+// noError ends the test if err is not nil.
+func noError(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

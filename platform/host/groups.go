@@ -105,7 +105,7 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 // Wrap returns a group of the platform over one that was made from its world by other
 // means, such as [group.Group.Sub]. The platform does not remember it until it is
 // adopted. Then Lookup finds it; New and Split find it only if all members have adopted
-// groups whose methods ID() [16]byte return the same value, as those of package tcp do.
+// groups whose methods ID() [16]byte return the same value, as groups of package tcp do.
 //
 // The ranks must be in the world; otherwise, and for a nil group, the error wraps
 // [group.ErrInvalid].
@@ -235,7 +235,7 @@ func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
 	return nil, &group.Error{Op: op, Ranks: []int{p.world.Rank()}, Err: err}
 }
 
-// Names of methods in errors, in addition to those of package group.
+// Names of methods in errors, in addition to the names in package group.
 const (
 	opNew     group.Op = "new group"
 	opSplit   group.Op = "split"
@@ -259,7 +259,7 @@ type proposal struct {
 // verdict is what the ranks have agreed on.
 type verdict struct {
 	// Odd is the first rank that listed others than rank 0, if any. Then Op is
-	// rank 0's, and Calls are those of both.
+	// rank 0's, and Calls has the calls of both.
 	Odd   int
 	Op    group.Op
 	Calls [2]string
@@ -273,7 +273,7 @@ type verdict struct {
 // agree compares the lists of all ranks of parent and finds the groups that can be
 // reused. An invalid list of any rank is an error on all of them.
 func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts [][]int) (verdict, error) {
-	v, err := group.AllReduce(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
+	v, err := group.Decide(ctx, parent.inner, string(op), group.JSON[proposal](), group.JSON[verdict](),
 		func(context.Context) (proposal, error) { return p.propose(op, parent, parts) },
 		func(_ context.Context, all []proposal) (verdict, error) { return decide(parent, parts, all) })
 	switch {

@@ -1,7 +1,7 @@
 // Package host is the platform of CPU memory: the ranks of any [group.Group],
 // tensors of package tensor, collectives of package collective, safetensors
 // files, Go's own profiles. It does not depend on devices or on how the ranks of the
-// group communicate. The contract is that of [platform.Platform] and of the
+// group communicate. The contract is in the comments of [platform.Platform] and of the
 // capabilities that [Platform] implements.
 package host
 
@@ -48,7 +48,7 @@ func Factory() platform.Factory {
 	return platform.Factory{Name: Name, New: func(world group.Group) (platform.Platform, error) { return New(world), nil }}
 }
 
-// New returns the platform whose ranks are those of world; nil is [group.Solo].
+// New returns the platform of the ranks of world; nil is [group.Solo].
 // From then on world belongs to the platform, and [Platform.Close] leaves it.
 func New(world group.Group) *Platform {
 	if world == nil {
@@ -203,7 +203,7 @@ type identity [16]byte
 // worldID is the identity of the platform's world.
 var worldID = identity{15: 1}
 
-// TensorComm returns the tensor collectives of g, those of package collective.
+// TensorComm returns the tensor collectives of g, a [collective.Comm].
 func (p *Platform) TensorComm(g platform.Group) (platform.TensorComm, error) {
 	own, err := p.use(opTensors, g)
 	if err != nil {

@@ -12,9 +12,7 @@ import (
 
 func TestOpenByName(t *testing.T) {
 	p, err := platform.Open(strings.ToUpper(host.Name), inproc.New(3)[2], host.Factory())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if p.Name() != host.Name || p.World().Rank() != 2 || p.World().Size() != 3 {
 		t.Errorf("Open = %s, rank %d of %d; want rank 2 of 3", p.Name(), p.World().Rank(), p.World().Size())
 	}

@@ -13,9 +13,7 @@ import (
 
 func TestRegionsAreInTheTrace(t *testing.T) {
 	var b bytes.Buffer
-	if err := trace.Start(&b); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, trace.Start(&b))
 	ctx, end := platform.Region(t.Context(), host.New(nil), "outer-region")
 	_, endInner := platform.Region(ctx, host.New(nil), "inner-region")
 	endInner()
@@ -44,9 +42,7 @@ func TestRegionsLabelProfiles(t *testing.T) {
 func goroutineLabels(t *testing.T) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
 	var out []string
 	for line := range strings.Lines(b.String()) {
 		if strings.HasPrefix(line, "# labels:") {

@@ -25,9 +25,7 @@ import (
 func newStager(t *testing.T) platform.Stager {
 	t.Helper()
 	s, err := host.New(nil).NewStager(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -51,13 +49,9 @@ func TestStagerNeedsMemory(t *testing.T) {
 func TestStagerKeepsShardedTensors(t *testing.T) {
 	s := newStager(t)
 	w, err := shard.Zeros[uint8](shard.Rows(2), []int64{4, 8}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	staged, release, err := s.Stage(t.Context(), []any{w, plan.Whole(w.Local())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer release()
 	got := staged.([]any)[0].(plan.Checkpointable)
 	if !slices.Equal(got.GlobalShape(), w.GlobalShape()) || !reflect.DeepEqual(got.Boxes(), w.Boxes()) || got.DType() != tensor.Uint8 {
@@ -70,7 +64,7 @@ func TestStagerKeepsShardedTensors(t *testing.T) {
 	part.Memory()[0] = 9
 	whole, err := staged.([]any)[1].(plan.Checkpointable).Part(0)
 	if err != nil || whole.Memory()[0] != 9 || w.Local().Memory()[0] != 0 {
-		t.Errorf("Part(0) = %v, %v; want the memory of the other copy, and not that of the tensor", whole, err)
+		t.Errorf("Part(0) = %v, %v; want the memory of the other copy, and not the memory of the tensor", whole, err)
 	}
 	if _, err := got.Part(1); err == nil {
 		t.Error("Part(1) of one part = nil; want an error")
@@ -86,9 +80,7 @@ func TestStagerCopiesValues(t *testing.T) {
 		map[string]any{"a": []any{nil, []byte{1}}}, map[string]int(nil), []string(nil), none, (*shard.Tensor)(nil), nil, 1 + 2i, true,
 	}
 	staged, release, err := s.Stage(t.Context(), tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer release()
 	if got := staged.([]any); !reflect.DeepEqual(got, tree) {
 		t.Errorf("staged %#v; want %#v", got, tree)

@@ -23,9 +23,7 @@ func sub(t *testing.T, ps []platform.Platform, ranks ...int) []group.Group {
 		wg.Go(func() { out[r], errs[r] = p.World().(*host.Group).Unwrap().Sub(t.Context(), ranks) })
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(errs...))
 	return out
 }
 
@@ -43,9 +41,7 @@ func TestWrap(t *testing.T) {
 	made := sub(t, ps, 0, 2)
 	for i, r := range []int{0, 2} {
 		g, err := adopt(ps[r], made[r])
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if got, err := g.GlobalRank(1); got != 2 || g.Rank() != i || err != nil {
 			t.Errorf("rank %d is %d, and the second of [0 2] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
 		}
@@ -67,9 +63,7 @@ func TestWrapKeepsTheOrder(t *testing.T) {
 	made := sub(t, ps, 2, 0)
 	for i, r := range []int{2, 0} {
 		g, err := adopt(ps[r], made[r])
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if got, err := g.GlobalRank(0); got != 2 || g.Rank() != i || err != nil {
 			t.Errorf("rank %d is %d, and the first of [2 0] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
 		}

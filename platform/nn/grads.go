@@ -39,11 +39,11 @@ const (
 // [shard.Placed] layout that replicates it.
 //
 // It is a collective call of all ranks that the meshes of comms join, with the same
-// parameters in the same order. It fails on all of these ranks or on none: if the
-// parameters differ, the error wraps [group.ErrDisagree]; if those of a rank cannot be
-// reduced, no gradient was changed. After an interruption, which wraps
+// parameters in the same order. It fails on all of these ranks or on no rank: if
+// the parameters differ, the error wraps [group.ErrDisagree]; if the gradients of a rank
+// cannot be reduced, no gradient was changed. After an interruption, which wraps
 // [collective.ErrBroken], gradients are undefined. comms is nil on all ranks, if no
-// parameter has replicas, or on none.
+// parameter has replicas, or on no rank.
 func ReduceGrads(ctx context.Context, params iter.Seq2[string, *Param], comms *Comms) error {
 	rounds, call, err := reductions(params, comms)
 	if err := comms.agree(ctx, opReduce, call, err); err != nil || len(rounds) == 0 {
@@ -156,7 +156,7 @@ type ClipOptions struct {
 // It is a collective call of all ranks that the meshes of comms join, with the same
 // arguments and the same parameters in the same order. It fails on all of these ranks or
 // on none, as ReduceGrads does, and a call that fails leaves the gradients as they are.
-// comms is nil on all ranks, if no parameter is cut, or on none.
+// comms is nil on all ranks if no parameter is cut, otherwise on no rank.
 func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms *Comms, maxNorm, p float64, opts *ClipOptions) (float64, error) {
 	n := normOf(p)
 	finite := opts != nil && opts.Finite

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -28,12 +29,20 @@ func onRanks(ctx context.Context, n int, f func(ctx context.Context, p platform.
 	for r, g := range inproc.New(n) {
 		wg.Go(func() {
 			p := host.New(g)
-			errs[r] = f(ctx, p)
+			errs[r] = group.Catch(func() error { return f(ctx, p) })
 			_ = p.Close(context.WithoutCancel(ctx), p.World()) // lets the others end if this one failed
 		})
 	}
 	wg.Wait()
 	return errs
+}
+
+// must returns v. An error panics, which onRanks and staying return as an error.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // drawMesh returns a mesh of n ranks in any order.
@@ -256,27 +265,16 @@ func TestClipGradNormEqualsUnsharded(t *testing.T) {
 		by := min(1, maxNorm/(want+1e-6))
 		norms := make([]float64, c.ranks)
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms, err := Connect(ctx, pf, c.meshes...)
-			if err != nil {
-				return err
-			}
+			comms := must(Connect(ctx, pf, c.meshes...))
 			rank := pf.World().Rank()
-			params, err := c.params(rank)
-			if err != nil {
-				return err
-			}
-			if norms[rank], err = ClipGradNorm(ctx, params, comms, maxNorm, p, &ClipOptions{Finite: true}); err != nil {
-				return err
-			}
+			params := must(c.params(rank))
+			norms[rank] = must(ClipGradNorm(ctx, params, comms, maxNorm, p, &ClipOptions{Finite: true}))
 			i := -1
 			for name, p := range params {
 				if i++; p.Var().Grad() == nil {
 					continue
 				}
-				share, err := c.share(i, rank, c.grads[i])
-				if err != nil {
-					return err
-				}
+				share := must(c.share(i, rank, c.grads[i]))
 				got, before := floats(rt, p.Var().Grad()), floats(rt, share)
 				for k := range got {
 					if !near(float64(got[k]), float64(before[k])*by) {
@@ -303,15 +301,9 @@ func TestReduceGradsSumsReplicas(t *testing.T) {
 		c := drawGrads(rt)
 		without := rapid.IntRange(0, c.ranks-1).Draw(rt, "rank without gradients")
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms, err := Connect(ctx, pf, c.meshes...)
-			if err != nil {
-				return err
-			}
+			comms := must(Connect(ctx, pf, c.meshes...))
 			rank := pf.World().Rank()
-			params, err := c.params(rank)
-			if err != nil {
-				return err
-			}
+			params := must(c.params(rank))
 			for _, p := range params {
 				if rank == without {
 					p.Var().SetGrad(nil)
@@ -327,10 +319,7 @@ func TestReduceGradsSumsReplicas(t *testing.T) {
 				if i++; c.grads[i] == nil || p.Local().NumElements() == 0 {
 					continue
 				}
-				share, err := c.share(i, rank, c.grads[i])
-				if err != nil {
-					return err
-				}
+				share := must(c.share(i, rank, c.grads[i]))
 				got, want := make([]float32, share.NumElements()), floats(rt, times(rt, share, c.replicas(rt, i, rank, without)))
 				if g := p.Var().Grad(); g != nil {
 					got = floats(rt, g)
@@ -355,9 +344,7 @@ func (c gradCase) replicas(t testingT, i, rank, without int) float32 {
 	t.Helper()
 	boxes := func(r int) []shard.Part {
 		parts, err := c.layouts[i].Parts(c.shapes[i], r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return parts
 	}
 	sum := float32(0)
@@ -391,20 +378,12 @@ func TestClipGradNormOnOneMesh(t *testing.T) {
 	for _, p := range []float64{0, 1, 2, 3.5, math.Inf(1), math.Inf(-1)} {
 		norms := make([]float64, c.ranks)
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms, err := Connect(ctx, pf, mesh)
-			if err != nil {
-				return err
-			}
-			params, err := c.params(pf.World().Rank())
-			if err != nil {
-				return err
-			}
-			norms[pf.World().Rank()], err = ClipGradNorm(ctx, params, comms, 1, p, nil)
-			return err
+			comms := must(Connect(ctx, pf, mesh))
+			params := must(c.params(pf.World().Rank()))
+			norms[pf.World().Rank()] = must(ClipGradNorm(ctx, params, comms, 1, p, nil))
+			return nil
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if want := c.naive(p); !near(norm, want) {
 				t.Errorf("%g-norm %g on rank %d, want %g", p, norm, r, want)
@@ -420,22 +399,17 @@ func clip(t *testing.T, n int, have map[int]float32, p float64, finite bool) (no
 	norms, grads = make([]float64, n), make([][]float32, n)
 	layout := shard.Rows(n)
 	errs = onRanks(t.Context(), n, func(ctx context.Context, pf platform.Platform) error {
-		comms, err := Connect(ctx, pf, layout.Mesh)
-		if err != nil {
-			return err
-		}
+		comms := must(Connect(ctx, pf, layout.Mesh))
 		rank := pf.World().Rank()
 		w := param(t, counted(t, int64(n)))
 		if err := w.SetLayout(layout, rank); err != nil {
 			return err
 		}
 		if v, ok := have[rank]; ok {
-			g, err := tensor.Of([]int64{1}, []float32{v})
-			if err != nil {
-				return err
-			}
+			g := must(tensor.Of([]int64{1}, []float32{v}))
 			w.Var().SetGrad(g)
 		}
+		var err error
 		norms[rank], err = ClipGradNorm(ctx, inOrder(map[string]*Param{"w": w}), comms, 1, p, &ClipOptions{Finite: finite})
 		if w.Var().Grad() != nil {
 			grads[rank] = floats(t, w.Var().Grad())
@@ -465,9 +439,7 @@ func TestClipGradNormWithRanksWithoutGradients(t *testing.T) {
 		{map[int]float32{0: float32(inf)}, -1, inf},
 	} {
 		norms, grads, errs := clip(t, 3, c.have, c.p, false)
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if _, ok := c.have[r]; norm != c.want || ok != (grads[r] != nil) {
 				t.Errorf("%g-norm of %v is %g on rank %d, want %g", c.p, c.have, norm, r, c.want)
@@ -502,13 +474,9 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 	w := param(t, counted(t, 2))
 	whole := counted(t, 2, 2)
 	column, err := whole.Slice(1, 0, 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	strided, err := tensor.StridedSlice(whole, []int64{0, 1}, []int64{2, 2}, []int64{1, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	other := param(t, counted(t, 2, 1))
 	w.Var().SetGrad(counted(t, 2))
 	other.Var().SetGrad(column)
@@ -532,9 +500,7 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 
 func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	half, err := tensor.New(tensor.Float16, []int64{4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, c := range []struct {
 		name       string
 		layout     shard.Layout
@@ -554,9 +520,7 @@ func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	} {
 		p := param(t, counted(t, 4))
 		if c.layout != nil {
-			if err := p.SetLayout(c.layout, c.rank); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, p.SetLayout(c.layout, c.rank))
 		}
 		p.Var().SetGrad(c.grad)
 		if _, err := ClipGradNorm(t.Context(), inOrder(map[string]*Param{"w": p}), nil, c.maxNorm, c.p, nil); err == nil || c.want != nil && !errors.Is(err, c.want) {
@@ -575,9 +539,7 @@ func TestReduceGradsRefusesWhatItCannotReduce(t *testing.T) {
 		"boxes without a mesh": {shard.Boxes(map[int]tensor.Box{0: tensor.Whole([]int64{4})}), errors.ErrUnsupported},
 	} {
 		p := param(t, counted(t, 4))
-		if err := p.SetLayout(c.layout, 0); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.SetLayout(c.layout, 0))
 		if err := ReduceGrads(t.Context(), inOrder(map[string]*Param{"w": p}), nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -610,10 +572,7 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 	sizes := make([][2]int, 7)
 	sums := make([][2]float32, 7)
 	errs := onRanks(t.Context(), 7, func(ctx context.Context, pf platform.Platform) error {
-		comms, err := Connect(ctx, pf, mesh)
-		if err != nil {
-			return err
-		}
+		comms := must(Connect(ctx, pf, mesh))
 		rank := pf.World().Rank()
 		if _, err := comms.Line(shard.Mesh{Shape: []int{7}}, 0); !errors.Is(err, shard.ErrLayout) {
 			return fmt.Errorf("another mesh: %v", err)
@@ -637,17 +596,12 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 				return err
 			}
 			sizes[rank][dim] = c.Size()
-			v, err := tensor.Values[float32](t)
-			if err != nil {
-				return err
-			}
+			v := must(tensor.Values[float32](t))
 			sums[rank][dim] = v[0]
 		}
 		return nil
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(errs...))
 	wantSizes := [][2]int{{}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}}
 	wantSums := [][2]float32{{}, {5, 9}, {7, 9}, {9, 12}, {5, 12}, {7, 12}, {9, 9}}
 	if d := cmp.Diff(wantSizes, sizes) + cmp.Diff(wantSums, sums); d != "" {

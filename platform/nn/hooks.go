@@ -19,13 +19,13 @@ type PreHook func(m *Module, g *autograd.Graph, in []*autograd.Var) ([]*autograd
 type BackwardPreHook func(m *Module, out *tensor.Tensor) (*tensor.Tensor, error)
 
 // BackwardHook runs in the backward pass after all operators of a module, when its
-// parameters have their gradients. in are the gradients of the inputs, nil for those that
-// have none, and out is that of the output. It must not change them or use them later. It
-// returns other gradients of the inputs, which stay as they are, or nil to leave them; a
-// nil element leaves that of one input.
+// parameters have their gradients. in are the gradients of the inputs, nil if an input has no
+// gradient, and out is the gradient of the output. The hook must not change them or use
+// them later. It returns new gradients of the inputs, or nil to leave all of them; a nil
+// element leaves the gradient of one input.
 type BackwardHook func(m *Module, in []*tensor.Tensor, out *tensor.Tensor) ([]*tensor.Tensor, error)
 
-// Place says where a hook goes among those of its kind.
+// Place says where a hook goes among the hooks of its kind.
 type Place bool
 
 // The places.
@@ -171,7 +171,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 		case t == nil:
 			continue
 		case grads[i] == nil:
-			return fmt.Errorf("a gradient of input %d, which has none: %w", i, autograd.ErrGrad)
+			return fmt.Errorf("a gradient for input %d, which needs no gradient: %w", i, autograd.ErrGrad)
 		}
 		if err := sameGrad(grads[i], t); err != nil {
 			return err

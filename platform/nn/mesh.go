@@ -15,12 +15,12 @@ import (
 type Comms struct {
 	byLine map[string]platform.TensorComm
 	rank   int
-	// joined is of all ranks that the meshes join with this one: those of its meshes, of
-	// their meshes and so on. It is nil if the rank is in no mesh.
+	// joined is of all ranks that the meshes join with this one: the ranks of its meshes,
+	// of their meshes and so on. It is nil if the rank is in no mesh.
 	joined platform.TensorComm
 }
 
-// Connect makes the groups of all dimensions of the meshes, whose ranks are those of the
+// Connect makes the groups of all dimensions of the meshes, whose ranks are ranks of the
 // world of p. It is a collective call of the world, with the same meshes on all ranks;
 // other ones are an error on all ranks that wraps [group.ErrDisagree].
 //
@@ -174,8 +174,8 @@ func (s spread) dims(cut bool) []int {
 	return out
 }
 
-// spreadOf returns how the ranks share p. A parameter without a layout is that of a rank
-// alone.
+// spreadOf returns how the ranks share p. A parameter without a layout belongs to
+// one rank alone.
 func spreadOf(p *Param) (spread, error) {
 	if p.sharded == nil {
 		return spread{}, nil

@@ -44,20 +44,14 @@ func gathered(ctx context.Context, p *Param, mesh shard.Mesh, comms *Comms) (*te
 // its ranks.
 func TestGatherInMeshOrder(t *testing.T) {
 	check := func(ctx context.Context, pf platform.Platform, mesh shard.Mesh) error {
-		comms, err := Connect(ctx, pf, mesh)
-		if err != nil {
-			return err
-		}
+		comms := must(Connect(ctx, pf, mesh))
 		whole := counted(t, int64(4*mesh.Size()), 2)
 		p := param(t, whole)
 		layout := shard.Placed{Mesh: mesh, Placements: slices.Repeat([]shard.Placement{shard.Shard(0)}, len(mesh.Shape))}
 		if err := p.SetLayout(layout, pf.World().Rank()); err != nil {
 			return err
 		}
-		got, err := gathered(ctx, p, mesh, comms)
-		if err != nil {
-			return err
-		}
+		got := must(gathered(ctx, p, mesh, comms))
 		if !tensor.Equal(got, whole) {
 			return fmt.Errorf("%v gathers %v", mesh, floats(t, got))
 		}
@@ -100,19 +94,13 @@ func TestLinesAreNumberedInMeshOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mesh := drawMesh(rt, rapid.IntRange(1, 8).Draw(rt, "ranks"))
 		errs := onRanks(t.Context(), mesh.Size(), func(ctx context.Context, pf platform.Platform) error {
-			comms, err := Connect(ctx, pf, mesh)
-			if err != nil {
-				return err
-			}
+			comms := must(Connect(ctx, pf, mesh))
 			at := pf.World().Rank()
 			if mesh.Ranks != nil {
 				at = slices.Index(mesh.Ranks, at)
 			}
 			for dim, n := range slices.Backward(mesh.Shape) {
-				comm, err := comms.Line(mesh, dim)
-				if err != nil {
-					return err
-				}
+				comm := must(comms.Line(mesh, dim))
 				if comm.Rank() != at%n || comm.Size() != n {
 					return fmt.Errorf("dimension %d of %v: rank %d of %d, want %d of %d", dim, mesh, comm.Rank(), comm.Size(), at%n, n)
 				}
@@ -138,14 +126,8 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 		each := func(layout shard.Layout, init Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 			t.Helper()
 			errs := onRanks(t.Context(), 4, func(ctx context.Context, p platform.Platform) error {
-				m, err := cutModel(init, layout, p.World().Rank())
-				if err != nil {
-					return err
-				}
-				g, err := platform.Comm(p.World())
-				if err != nil {
-					return err
-				}
+				m := must(cutModel(init, layout, p.World().Rank()))
+				g := must(platform.Comm(p.World()))
 				return f(ctx, m, g)
 			})
 			if err := errors.Join(errs...); err != nil {
@@ -161,10 +143,7 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 			if _, err := cairn.Load(ctx, store, cairn.State{"model": m}, &cairn.LoadOptions{Group: g}); err != nil {
 				return err
 			}
-			want, err := cutModel(counting, over(1, 3, 2, 0), g.Rank())
-			if err != nil {
-				return err
-			}
+			want := must(cutModel(counting, over(1, 3, 2, 0), g.Rank()))
 			for name, p := range want.Params() {
 				if got := m.Param(name).Local(); !tensor.Equal(got, p.Local()) {
 					return fmt.Errorf("%s is %v, want %v", name, floats(t, got), floats(t, p.Local()))
@@ -173,14 +152,10 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 			return nil
 		})
 		state, _, err := cairn.LoadNew(t.Context(), store, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		whole := model(counting)
 		got, err := platform.Tensors(state)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		for param, p := range whole.Params() {
 			if !tensor.Equal(got["model."+param], p.Local()) {
 				t.Errorf("%s: %s is %v", name, param, got["model."+param])

@@ -63,7 +63,7 @@ type named[T any] struct {
 }
 
 // New returns a module without parameters. The forward function takes them by
-// [Module.Param] when it runs, so that it sees those that were replaced.
+// [Module.Param] when it runs, so that it sees replaced parameters.
 func New(kind Kind, forward autograd.Func) *Module { return &Module{kind: kind, forward: forward} }
 
 // Kind returns what the module is.
@@ -230,7 +230,7 @@ func (m *Module) InitParams(stage int, init func(name string, p *Param) error) e
 }
 
 // names yields all parameters by all their full names, in the order of [Module.Modules].
-// A parameter comes once for each name, and so do those of a module that has several.
+// A parameter comes once for each of its names, and for each name of its module.
 func (m *Module) names() iter.Seq2[string, *Param] {
 	return func(yield func(string, *Param) bool) { m.walkNames("", yield) }
 }

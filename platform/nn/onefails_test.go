@@ -27,7 +27,7 @@ func staying(ctx context.Context, n int, f func(ctx context.Context, p platform.
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for r, g := range inproc.New(n) {
-		wg.Go(func() { errs[r] = f(ctx, host.New(g)) })
+		wg.Go(func() { errs[r] = group.Catch(func() error { return f(ctx, host.New(g)) }) })
 	}
 	wg.Wait()
 	return errs
@@ -53,17 +53,11 @@ func spoiled(t *testing.T) map[string]struct {
 	clip  bool // an argument of ClipGradNorm only
 } {
 	half, err := tensor.New(tensor.Float16, []int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	expanded, err := counted(t, 1).Expand([]int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	none, err := Meta([]int64{4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	without := func(layout shard.Layout, rank int) func(c *gradCall) {
 		return func(c *gradCall) {
 			p := param(t, counted(t, 4, 4))
@@ -127,24 +121,18 @@ func TestGradientCallsFailOnAllRanks(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
 							rank := pf.World().Rank()
-							call, err := newGradCall(ctx, t, pf, grid)
-							if err != nil {
-								return err
-							}
+							call := must(newGradCall(ctx, t, pf, grid))
 							if rank == bad {
 								c.spoil(call)
 							}
-							err = call.run(op)
+							err := call.run(op)
 							if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 								return fmt.Errorf("error %v; want %v with %q", err, c.want, c.says)
 							}
 							if errors.Is(err, collective.ErrBroken) {
 								return nil
 							}
-							fresh, err := freshParams(t, grid, rank)
-							if err != nil {
-								return err
-							}
+							fresh := must(freshParams(t, grid, rank))
 							for n, p := range fresh {
 								if rank != bad && !tensor.Equal(p.leaf.Grad(), call.params[n].leaf.Grad()) {
 									return fmt.Errorf("the gradient of %s is %v", n, floats(t, call.params[n].leaf.Grad()))
@@ -209,14 +197,8 @@ func TestReduceGradsInterruptedBetweenDimensions(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			mesh := shard.Mesh{Shape: []int{2, 2}}
 			errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
-				comms, err := Connect(ctx, pf, mesh)
-				if err != nil {
-					return err
-				}
-				params, err := freshParams(t, mesh, pf.World().Rank())
-				if err != nil {
-					return err
-				}
+				comms := must(Connect(ctx, pf, mesh))
+				params := must(freshParams(t, mesh, pf.World().Rank()))
 				delete(params, "flat")
 				call := &gradCall{ctx: ctx, params: params, maxNorm: 1, p: 2, comms: comms}
 				ctx, cancel := context.WithCancel(ctx)
@@ -245,14 +227,8 @@ func TestGradientCallsOverABrokenLine(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			mesh := shard.Mesh{Shape: []int{2, 2}}
 			errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
-				call, err := newGradCall(ctx, t, pf, mesh)
-				if err != nil {
-					return err
-				}
-				comm, err := call.comms.Line(mesh, 0)
-				if err != nil {
-					return err
-				}
+				call := must(newGradCall(ctx, t, pf, mesh))
+				comm := must(call.comms.Line(mesh, 0))
 				if pf.World().Rank()%2 == 0 {
 					ended, end := context.WithCancel(ctx)
 					end()
@@ -261,7 +237,7 @@ func TestGradientCallsOverABrokenLine(t *testing.T) {
 					}
 				}
 				before := call.params["flat"].leaf.Grad().Clone()
-				err = call.run(op)
+				err := call.run(op)
 				if op == "clip" && !tensor.Equal(before, call.params["flat"].leaf.Grad()) {
 					return errors.New("the gradient has changed")
 				}
@@ -297,16 +273,13 @@ func (e *ending) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op platfo
 func TestClipGradNormRefusesInfinityOfOneRank(t *testing.T) {
 	mesh := shard.Mesh{Shape: []int{3}}
 	errs := staying(t.Context(), 3, func(ctx context.Context, pf platform.Platform) error {
-		comms, err := Connect(ctx, pf, mesh)
-		if err != nil {
-			return err
-		}
+		comms := must(Connect(ctx, pf, mesh))
 		p := param(t, counted(t, 2))
 		p.leaf.SetGrad(counted(t, 2))
 		if pf.World().Rank() == 1 {
 			floats(t, p.leaf.Grad())[0] = float32(math.Inf(1))
 		}
-		_, err = ClipGradNorm(ctx, inOrder(map[string]*Param{"own": p}), comms, 1, 2, &ClipOptions{Finite: true})
+		_, err := ClipGradNorm(ctx, inOrder(map[string]*Param{"own": p}), comms, 1, 2, &ClipOptions{Finite: true})
 		if floats(t, p.leaf.Grad())[1] != 2 {
 			return errors.New("the gradient has changed")
 		}

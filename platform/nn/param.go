@@ -16,7 +16,7 @@ type Param struct {
 	view    func(*autograd.Graph) *autograd.Var
 }
 
-// NewParam returns a parameter that holds t itself, not a copy. Its error is that of
+// NewParam returns a parameter that holds t itself, not a copy. It returns the errors of
 // [autograd.Var.RequireGrad].
 func NewParam(t *tensor.Tensor, requiresGrad bool) (*Param, error) {
 	p := &Param{leaf: autograd.Leaf(t)}

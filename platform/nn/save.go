@@ -12,7 +12,7 @@ import (
 // Save saves the parameters of m, under the names of [Module.State], as the checkpoint at
 // the root of store. Each rank of opts.Group holds its share. With the format of package
 // hf, one rank makes a file that Hugging Face's tools load; the format of package
-// torchdcp is that of PyTorch. Errors are those of [cairn.Save]; a module with an error,
+// torchdcp is PyTorch's own. It returns the errors of [cairn.Save]; a module with an error,
 // [Module.Err], fails the save on all ranks.
 //
 // To save a module together with an optimizer or a step, use it as a value of a
@@ -31,11 +31,11 @@ func Save(ctx context.Context, store blob.Store, m *Module, opts *cairn.SaveOpti
 
 // Load fills the parameters of m from the checkpoint at the root of store, in whatever
 // layout it was saved. Parameters that are placeholders get memory first, so the module
-// may be one of [Meta]. Errors are those of [cairn.Load]; a module with an error fails the
+// may be one of [Meta]. It returns the errors of [cairn.Load]; a module with an error fails the
 // load on all ranks.
 //
-// opts.Rename leads to names that have a prefix: those of a module that was saved as the
-// value "model" of a [cairn.State] begin with "model.".
+// opts.Rename leads to names that have a prefix: the names in a module that was saved as
+// the value "model" of a [cairn.State] begin with "model.".
 func Load(ctx context.Context, store blob.Store, m *Module, opts *cairn.LoadOptions) (*cairn.LoadReport, error) {
 	var o cairn.LoadOptions
 	if opts != nil {

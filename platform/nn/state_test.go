@@ -47,19 +47,11 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 	run := func(n int, layout shard.Layout, init func() Init, f func(ctx context.Context, m *Module, o cairn.SaveOptions) error) {
 		t.Helper()
 		errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
-			m, err := cutModel(init(), layout, p.World().Rank())
-			if err != nil {
-				return err
-			}
-			g, err := platform.Comm(p.World())
-			if err != nil {
-				return err
-			}
+			m := must(cutModel(init(), layout, p.World().Rank()))
+			g := must(platform.Comm(p.World()))
 			return f(ctx, m, cairn.SaveOptions{Group: g})
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(errs...))
 	}
 	run(2, shard.Rows(2), normal, func(ctx context.Context, m *Module, o cairn.SaveOptions) error {
 		_, err := cairn.Save(ctx, store, cairn.State{"model": m, "step": 3}, &o)
@@ -74,10 +66,7 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 		if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: o.Group}); err != nil {
 			return err
 		}
-		want, err := cutModel(normal(), shard.FlatEven(3), o.Group.Rank())
-		if err != nil {
-			return err
-		}
+		want := must(cutModel(normal(), shard.FlatEven(3), o.Group.Rank()))
 		for name, p := range want.Params() {
 			if got := m.Param(name).Local(); !tensor.Equal(got, p.Local()) {
 				t.Errorf("rank %d: %s is %v", o.Group.Rank(), name, floats(t, got))
@@ -105,9 +94,7 @@ func twice(t testingT, values *tensor.Tensor) *Module {
 func TestStateHasAllNames(t *testing.T) {
 	m := twice(t, counted(t, 3))
 	s, err := m.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	names := slices.Sorted(maps.Keys(s))
 	if want := []string{"first.w", "second.w", "tied"}; !slices.Equal(names, want) {
 		t.Errorf("State has %q; want %q", names, want)
@@ -129,9 +116,7 @@ func TestStateHasAllNames(t *testing.T) {
 // One name of a tied parameter is enough for LoadState, several must be equal.
 func TestLoadStateOfTiedParameters(t *testing.T) {
 	half, err := tensor.Cast(counted(t, 3), tensor.Float16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	other := counted(t, 3)
 	floats(t, other)[2] = 7
 	for name, c := range map[string]struct {
@@ -148,9 +133,7 @@ func TestLoadStateOfTiedParameters(t *testing.T) {
 		"no name":              {map[string]any{"third.w": counted(t, 3)}, fs.ErrNotExist},
 	} {
 		zeros, err := Zeros([]int64{3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		m := twice(t, zeros)
 		if err := m.LoadState(c.state); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v; want %v", name, err, c.want)
@@ -181,9 +164,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 		} {
 			t.Run(format+", "+name, func(t *testing.T) {
 				store, err := file.Open(t.TempDir(), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				each := func(n int, layout func(n int) shard.Layout, init func() Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 					t.Helper()
 					errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
@@ -194,15 +175,10 @@ func TestModuleToFilesAndBack(t *testing.T) {
 								return err
 							}
 						}
-						g, err := platform.Comm(p.World())
-						if err != nil {
-							return err
-						}
+						g := must(platform.Comm(p.World()))
 						return f(ctx, m, g)
 					})
-					if err := errors.Join(errs...); err != nil {
-						t.Fatal(err)
-					}
+					noError(t, errors.Join(errs...))
 				}
 				each(c.saving, c.from, normal, func(ctx context.Context, m *Module, g group.Group) error {
 					_, err := Save(ctx, store, m, &cairn.SaveOptions{Group: g, Format: f})
@@ -227,13 +203,9 @@ func TestModuleToFilesAndBack(t *testing.T) {
 					return nil
 				})
 				state, _, err := cairn.LoadNew(t.Context(), store, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				whole, err := platform.Tensors(state)
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				if names := slices.Sorted(maps.Keys(whole)); len(names) != len(modelParams)+1 || !tensor.Equal(whole["head.weight"], whole["emb.weight"]) {
 					t.Errorf("the checkpoint has %q", names)
 				}
@@ -242,14 +214,12 @@ func TestModuleToFilesAndBack(t *testing.T) {
 	}
 }
 
-// A checkpoint that has one name of a tied weight, as those of Hugging Face do, fills it.
+// A checkpoint that has one name of a tied weight, as files of Hugging Face do, fills it.
 func TestLoadOfOneNameOfATiedWeight(t *testing.T) {
 	for _, left := range []string{"emb.weight", "head.weight"} {
 		store := new(mem.Store)
 		s, err := model(normal()).State()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		delete(s, left)
 		if _, err := cairn.Save(t.Context(), store, s, nil); err != nil {
 			t.Fatal(err)
@@ -289,10 +259,7 @@ func TestSaveOfABrokenModuleFailsOnAllRanks(t *testing.T) {
 				case 2:
 					m = nil
 				}
-				g, err := platform.Comm(p.World())
-				if err != nil {
-					return err
-				}
+				g := must(platform.Comm(p.World()))
 				return call(ctx, m, g)
 			})
 			for r, err := range errs {

@@ -84,7 +84,7 @@ func testFiles(e *env) {
 	} {
 		got, err := platform.ReadSlice(f, "turned", b)
 		if err != nil || !tensor.Equal(got, must(turned.Narrow(b))) {
-			e.Errorf("slice %v = %v, %v; want that of the tensor", b, got, err)
+			e.Errorf("slice %v = %v, %v; want the slice of the tensor", b, got, err)
 		}
 	}
 }

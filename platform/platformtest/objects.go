@@ -217,7 +217,7 @@ func testComm(e *env) {
 		if err != nil {
 			return err
 		}
-		got, err := group.AllReduce(r, g, "last", group.JSON[int](), group.JSON[int](),
+		got, err := group.Decide(r, g, "last", group.JSON[int](), group.JSON[int](),
 			func(context.Context) (int, error) { return g.Rank(), nil },
 			func(_ context.Context, all []int) (int, error) { return all[len(all)-1], nil })
 		return errors.Join(err, check(got == e.size()-1 && g.Size() == e.size(), "a step = %d", got))

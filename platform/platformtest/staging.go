@@ -92,7 +92,7 @@ func checkStaged(e *env, got, want map[string]any, ts map[string]*tensor.Tensor)
 	}
 	for name, t := range ts {
 		if !tensor.Equal(copies[name], t) {
-			e.Errorf("%s is not what it was when it was staged", name)
+			e.Errorf("%s differs from the tensor that was staged", name)
 		}
 	}
 	if got["again"] != got["own"] {

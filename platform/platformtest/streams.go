@@ -200,7 +200,7 @@ func testEvents(e *env) {
 	})
 }
 
-// Work that fails ends the stream, and those that wait for it.
+// Work that fails ends the stream, and the streams that wait for it.
 func testStreamErrors(e *env) {
 	for name, c := range map[string]struct {
 		fn   func(context.Context) error

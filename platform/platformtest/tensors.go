@@ -42,7 +42,7 @@ type tensorRank struct {
 }
 
 // tensors runs fn on every rank of a platform that has tensor collectives, and returns
-// their errors, nil if it has none.
+// their errors, or nil.
 func (e *env) tensors(fn func(r tensorRank) error) []error {
 	if _, ok := capability[platform.TensorComms](e); !ok {
 		return nil
