@@ -2,7 +2,6 @@ package cairn_test
 
 import (
 	"fmt"
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -14,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 const module = "github.com/cairn-ckpt/cairn"

@@ -1,7 +1,6 @@
 package cairn_test
 
 import (
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Every package says in one place what it is.

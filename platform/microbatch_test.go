@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -14,9 +15,9 @@ import (
 func grid(t *testing.T, rows, cols int64) *tensor.Tensor {
 	t.Helper()
 	flat, err := tensor.Arange(0, rows*cols, 1)
-	noError(t, err)
+	must.Do(t, err)
 	g, err := tensor.FromBytes(tensor.Int64, []int64{rows, cols}, flat.Contents())
-	noError(t, err)
+	must.Do(t, err)
 	return g
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -59,16 +60,16 @@ func drawTerms(t *rapid.T, ranks int) *termsJob {
 	if j.result, err = tensor.New(d, shape); err == nil {
 		err = collective.Reduce(j.result, op, j.terms...)
 	}
-	noError(t, err)
+	must.Do(t, err)
 	return j
 }
 
 // numbers returns a tensor of small integers.
 func numbers(t fataler, d tensor.DType, shape []int64, seed int) *tensor.Tensor {
 	out, err := tensor.New(tensor.Int64, shape)
-	noError(t, err)
+	must.Do(t, err)
 	v, err := tensor.Values[int64](out)
-	noError(t, err)
+	must.Do(t, err)
 	for i := range v {
 		v[i] = int64((i*7+seed*3)%5) - 1
 	}
@@ -130,7 +131,7 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 		}
 		return nil
 	})
-	noError(t, err)
+	must.Do(t, err)
 }
 
 // Whatever the layouts and the reduction, each rank has what cutting the reduced tensor

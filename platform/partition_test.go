@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 )
 
@@ -68,7 +69,7 @@ func TestPartitionCoversTheWorld(t *testing.T) {
 		}
 		size := n * step * blocks
 		parts, err := platform.Partition(ranks, size)
-		noError(t, err)
+		must.Do(t, err)
 		all := slices.Sorted(slices.Values(slices.Concat(parts...)))
 		for i, r := range all {
 			if i != r || len(all) != size {

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
@@ -98,7 +99,7 @@ func drawJob(t *rapid.T, ranks int) *job {
 // random returns a tensor of bytes that depend on its shape.
 func random(t fataler, d tensor.DType, shape []int64) *tensor.Tensor {
 	out, err := tensor.New(d, shape)
-	noError(t, err)
+	must.Do(t, err)
 	mem, _ := out.Bytes()
 	r := rand.New(rand.NewPCG(uint64(len(mem)), 7))
 	for i := range mem {
@@ -322,7 +323,7 @@ func (j *job) check(t fataler, comms []platform.TensorComm) {
 		}
 		return nil
 	})
-	noError(t, err)
+	must.Do(t, err)
 	var sum platform.Traffic
 	for _, n := range traffic {
 		sum.Sent, sum.Received = sum.Sent+n.Sent, sum.Received+n.Received
@@ -380,7 +381,7 @@ func TestRedistributeRefuses(t *testing.T) {
 	shape := []int64{4, 6}
 	of := func(d tensor.DType, l shard.Layout, rank int) *shard.Tensor {
 		x, err := shard.Empty(l, d, shape, rank)
-		noError(t, err)
+		must.Do(t, err)
 		return x
 	}
 	good := func(rank int) platform.Move {
@@ -392,9 +393,9 @@ func TestRedistributeRefuses(t *testing.T) {
 		return []platform.Move{m}
 	}
 	around := func(local *tensor.Tensor, err error) *shard.Tensor {
-		noError(t, err)
+		must.Do(t, err)
 		x, err := shard.New(shard.Columns(3), shape, 1, local)
-		noError(t, err)
+		must.Do(t, err)
 		return x
 	}
 	gap := shard.Flat{Intervals: [][2]int64{{0, 8}, {9, 12}, {12, 24}}}
@@ -533,15 +534,4 @@ type quitter struct {
 func (q quitter) AllToAllParts(ctx context.Context, dst, src [][]*tensor.Tensor) error {
 	q.quit()
 	return q.TensorComm.AllToAllParts(ctx, dst, src)
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -17,7 +18,7 @@ func TestIsTensorAndStorageSize(t *testing.T) {
 		t.Errorf("StorageSize of 12 int64 = %d, %v; want 96", n, err)
 	}
 	wide, err := scalar(1).Expand([]int64{5})
-	noError(t, err)
+	must.Do(t, err)
 	if n, err := platform.StorageSize(wide); n != 40 || err != nil {
 		t.Errorf("StorageSize of an expanded tensor = %d, %v; want 40", n, err)
 	}
@@ -30,15 +31,15 @@ func TestIsTensorAndStorageSize(t *testing.T) {
 
 func TestWriteNumpy(t *testing.T) {
 	turned, err := grid(t, 2, 3).Transpose(0, 1)
-	noError(t, err)
+	must.Do(t, err)
 	var b bytes.Buffer
-	noError(t, platform.WriteNumpy(&b, turned))
+	must.Do(t, platform.WriteNumpy(&b, turned))
 	head, body := b.Bytes()[:b.Len()-48], b.Bytes()[b.Len()-48:]
 	if !bytes.HasPrefix(head, []byte("\x93NUMPY")) || !bytes.Contains(head, []byte("(3, 2)")) || !bytes.Equal(body, turned.Contents()) {
 		t.Errorf("WriteNumpy = %q; want a header of (3, 2) and the elements in order", b.Bytes())
 	}
 	half, err := tensor.Cast(turned, tensor.BFloat16)
-	noError(t, err)
+	must.Do(t, err)
 	if err := platform.WriteNumpy(io.Discard, half); !errors.Is(err, tensor.ErrDType) || !strings.Contains(err.Error(), "numpy") {
 		t.Errorf("WriteNumpy(bfloat16) = %v; want ErrDType", err)
 	}

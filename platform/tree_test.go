@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -78,7 +79,7 @@ var compare = cmp.Options{text, cmp.AllowUnexported(record{}), cmp.Comparer(func
 func TestMapTensorsKeepsTheTree(t *testing.T) {
 	in := forest(1)
 	got, err := platform.MapTensors(in, double)
-	noError(t, err)
+	must.Do(t, err)
 	if d := cmp.Diff(any(forest(2)), got, compare); d != "" {
 		t.Errorf("MapTensors: -want +got\n%s", d)
 	}
@@ -104,7 +105,7 @@ type opaque struct {
 // Tensors that are hidden in a leaf are not left out without an error.
 func TestHiddenTensorsAreRefused(t *testing.T) {
 	share, err := shard.Empty(shard.Rows(2), tensor.Float32, []int64{4}, 1)
-	noError(t, err)
+	must.Do(t, err)
 	hidden := opaque{&record{W: scalar(1)}}
 	type mixed struct {
 		W *tensor.Tensor
@@ -214,7 +215,7 @@ func TestMapLeavesRefuses(t *testing.T) {
 
 func TestTensorsHaveTheirNames(t *testing.T) {
 	got, err := platform.Tensors(forest(1))
-	noError(t, err)
+	must.Do(t, err)
 	want := []string{
 		"byInt.3", "dict.7", "list.0", "object.Args.0", "object.Kwargs.x", "record.Layers.0", "record.Next.W", "record.Pair.0",
 		"record.W", "set.Items.0", "tuple.0", "tuple.1.0", "typed.0", "w",
@@ -237,7 +238,7 @@ func TestMapTensorsOfOddTrees(t *testing.T) {
 		t.Errorf("a pair that holds itself = %v; want ErrValue", err)
 	}
 	x, err := tensor.New(tensor.Float32, []int64{2})
-	noError(t, err)
+	must.Do(t, err)
 	got, err := platform.MapTensors(map[float64]any{math.NaN(): x, 1: x}, same)
 	if m, ok := got.(map[float64]any); err != nil || !ok || len(m) != 2 {
 		t.Errorf("a map with a NaN = %v, %v; want both keys", got, err)

@@ -3,6 +3,8 @@ package tensor
 import (
 	"fmt"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func BenchmarkConvert(b *testing.B) {
@@ -12,18 +14,18 @@ func BenchmarkConvert(b *testing.B) {
 		{BFloat16, Float16}, {Float16, BFloat16}, {Float64, Float32}, {Float64, BFloat16},
 		{Int64, Int32}, {Int64, Float16}, {Float32, Int64}, {Bool, Float32},
 	} {
-		src := must(New(c.from, []int64{1024, 4096}))
+		src := must.Value(New(c.from, []int64{1024, 4096}))
 		for i, mem := 0, src.Contents(); i < len(mem); i++ {
 			mem[i] = byte(i * 167 >> 3)
 		}
 		if c.from == Float32 {
-			ramp := must(Values[float32](src))
+			ramp := must.Value(Values[float32](src))
 			for i := range ramp {
 				ramp[i] = float32(i%1000)/500 - 1
 			}
 		}
-		dst := must(New(c.to, []int64{1024, 4096}))
-		turned := must(must(New(c.to, []int64{4096, 1024})).Transpose(0, 1))
+		dst := must.Value(New(c.to, []int64{1024, 4096}))
+		turned := must.Value(must.Value(New(c.to, []int64{4096, 1024})).Transpose(0, 1))
 		b.Run(fmt.Sprintf("%v-%v", c.from, c.to), func(b *testing.B) { benchConvert(b, dst, src) })
 		b.Run(fmt.Sprintf("%v-%v/transposed", c.from, c.to), func(b *testing.B) { benchConvert(b, turned, src) })
 	}

@@ -12,12 +12,14 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // convert returns src's elements as dtype d.
 func convert(t testing.TB, src *Tensor, d DType) *Tensor {
 	t.Helper()
-	dst := must(New(d, src.Shape()))
+	dst := must.Value(New(d, src.Shape()))
 	if err := Convert(dst, src, CastAny); err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +31,7 @@ func convert(t testing.TB, src *Tensor, d DType) *Tensor {
 func checkAgainstReference(t *testing.T, from, to DType, p []byte) {
 	t.Helper()
 	n := int64(len(p) / from.Size())
-	got := convert(t, must(FromBytes(from, []int64{n}, p)), to).Contents()
+	got := convert(t, must.Value(FromBytes(from, []int64{n}, p)), to).Contents()
 	for len(p) > 0 {
 		in, out := p[:from.Size()], got[:to.Size()]
 		p, got = p[from.Size():], got[to.Size():]
@@ -119,7 +121,7 @@ func TestConvertDoesNotDependOnLayout(t *testing.T) {
 		to := rapid.SampledFrom([]DType{Float32, Float16, Float8E5M2, Bool, Int32, Complex128}).Draw(t, "to")
 		shape := drawSizes(t)
 		dst, src := drawLayout(t, to, shape), drawLayout(t, from, shape)
-		flat := must(New(to, shape))
+		flat := must.Value(New(to, shape))
 		if err := Convert(flat, src.Clone(), CastAny); err != nil {
 			t.Fatal(err)
 		}
@@ -136,12 +138,12 @@ func TestConvertDoesNotDependOnLayout(t *testing.T) {
 
 // Views larger than what is staged at a time come out whole.
 func TestConvertOfLargeViews(t *testing.T) {
-	base := must(New(Int32, []int64{3, 50_001}))
-	values := must(Values[int32](base))
+	base := must.Value(New(Int32, []int64{3, 50_001}))
+	values := must.Value(Values[int32](base))
 	for i := range values {
 		values[i] = int32(i)
 	}
-	src := must(base.Transpose(0, 1))
+	src := must.Value(base.Transpose(0, 1))
 	dst := convert(t, src, Int64)
 	if want := convert(t, src.Clone(), Int64); !Equal(dst, want) {
 		t.Error("a transposed source gives other values than its copy")
@@ -151,8 +153,8 @@ func TestConvertOfLargeViews(t *testing.T) {
 func TestEqualDTypesAreCopiedBitByBit(t *testing.T) {
 	p := []byte{0, 1, 2, 0xff}
 	for _, policy := range []CastPolicy{CastInRange, CastAny, CastWiden, CastNone} {
-		src := must(FromBytes(Bool, []int64{4}, p))
-		dst := must(New(Bool, []int64{4}))
+		src := must.Value(FromBytes(Bool, []int64{4}, p))
+		dst := must.Value(New(Bool, []int64{4}))
 		if err := Convert(dst, src, policy); err != nil || !bytes.Equal(dst.data, p) {
 			t.Errorf("Convert(bool, bool, %d) = %v, %v; want %v", policy, dst.data, err, p)
 		}
@@ -187,7 +189,7 @@ func TestForbiddenCasts(t *testing.T) {
 		{CastNone, Float16, Float32, ErrCast},
 		{CastPolicy(9), Float16, Float32, ErrCast},
 	} {
-		dst, src := must(New(c.to, []int64{2})), must(New(c.from, []int64{2}))
+		dst, src := must.Value(New(c.to, []int64{2})), must.Value(New(c.from, []int64{2}))
 		if err := Convert(dst, src, c.policy); !errors.Is(err, c.want) {
 			t.Errorf("Convert(%v, %v, %d): %v; want %v", c.to, c.from, c.policy, err, c.want)
 		}
@@ -212,13 +214,13 @@ func TestIntegersOutOfRange(t *testing.T) {
 		{BFloat16, math.MinInt64, math.MaxInt64}, {Float32, math.MinInt64, math.MaxInt64}, {Complex64, math.MinInt64, math.MaxInt64},
 	} {
 		for _, v := range []int64{0, 1, c.low, c.low - 1, c.high, c.high + 1, -1, -129, 128, 300, 1 << 20, math.MinInt64, math.MaxInt64} {
-			src := must(Of([]int64{3}, []int64{1, v, 0}))
+			src := must.Value(Of([]int64{3}, []int64{1, v, 0}))
 			for _, from := range []DType{Int64, Int32, Int16} {
-				small := must(Cast(src, from))
-				if !Equal(must(Cast(small, Int64)), src) {
+				small := must.Value(Cast(src, from))
+				if !Equal(must.Value(Cast(small, Int64)), src) {
 					continue // this type does not have the number
 				}
-				dst := must(New(c.to, []int64{3}))
+				dst := must.Value(New(c.to, []int64{3}))
 				err := Convert(dst, small, CastInRange)
 				if in := c.low <= v && v <= c.high; in != (err == nil) || !in && !errors.Is(err, ErrCast) {
 					t.Errorf("Convert(%v, %v, CastInRange) of %d = %v; it is in the range: %v", c.to, from, v, err, in)
@@ -226,10 +228,10 @@ func TestIntegersOutOfRange(t *testing.T) {
 				if err != nil && !strings.Contains(err.Error(), fmt.Sprint(v)) {
 					t.Errorf("the error does not name %d: %v", v, err)
 				}
-				if want := must(Cast(small, c.to)); err == nil && !Equal(dst, want) {
+				if want := must.Value(Cast(small, c.to)); err == nil && !Equal(dst, want) {
 					t.Errorf("Convert(%v, %v, CastInRange) of %d: %x; want %x", c.to, from, v, dst.data, want.data)
 				}
-				if err := Convert(dst.Lossy(), small, CastInRange); err != nil || !Equal(dst, must(Cast(small, c.to))) {
+				if err := Convert(dst.Lossy(), small, CastInRange); err != nil || !Equal(dst, must.Value(Cast(small, c.to))) {
 					t.Errorf("Convert of %v %d to a lossy %v = %v, %x", from, v, c.to, err, dst.data)
 				}
 			}
@@ -240,10 +242,10 @@ func TestIntegersOutOfRange(t *testing.T) {
 // The one element that is out of range is not among the first that are staged, and not in a row
 // with its neighbours.
 func TestOutOfRangeInAView(t *testing.T) {
-	x := must(New(Uint64, []int64{300, 500}))
-	must(Values[uint64](x))[299*500+77] = math.MaxUint64
-	view := must(x.Transpose(0, 1))
-	dst := must(New(Int64, view.Shape()))
+	x := must.Value(New(Uint64, []int64{300, 500}))
+	must.Value(Values[uint64](x))[299*500+77] = math.MaxUint64
+	view := must.Value(x.Transpose(0, 1))
+	dst := must.Value(New(Int64, view.Shape()))
 	if err := Convert(dst, view, CastInRange); !errors.Is(err, ErrCast) || !strings.Contains(err.Error(), "18446744073709551615") {
 		t.Errorf("Convert = %v; want %v with the number", err, ErrCast)
 	}
@@ -255,7 +257,7 @@ func TestOutOfRangeInAView(t *testing.T) {
 func TestNamesOfCastPolicies(t *testing.T) {
 	for _, p := range []CastPolicy{CastInRange, CastAny, CastWiden, CastNone} {
 		var got CastPolicy = 9
-		if err := got.UnmarshalText(must(p.MarshalText())); err != nil || got != p {
+		if err := got.UnmarshalText(must.Value(p.MarshalText())); err != nil || got != p {
 			t.Errorf("UnmarshalText(%q) = %v, %v", p, got, err)
 		}
 	}
@@ -277,11 +279,11 @@ func TestCastValues(t *testing.T) {
 		{"floats stop at the range", f64(300, -300, inf, -inf, nan), Int8, Int64, []int64{127, -128, 127, -128, 0}},
 		{"nothing is below zero unsigned", f64(-1, -0.5, 256, inf), Uint8, Int64, []int64{0, 0, 255, 255}},
 		{"floats stop at the range of int64", f64(math.Ldexp(1, 63), -math.Ldexp(1, 70)), Int64, Int64, []int64{math.MaxInt64, math.MinInt64}},
-		{"integers wrap", must(Of([]int64{3}, []int64{300, -1, 1 << 40})), Uint8, Int64, []int64{44, 255, 0}},
+		{"integers wrap", must.Value(Of([]int64{3}, []int64{300, -1, 1 << 40})), Uint8, Int64, []int64{44, 255, 0}},
 		{"all but zero is true", f64(0.1, nan, 0, math.Copysign(0, -1)), Bool, Int64, []int64{1, 1, 0, 0}},
-		{"a bool is one at most", must(FromBytes(Bool, []int64{3}, []byte{0, 1, 7})), Int64, Int64, []int64{0, 1, 1}},
-		{"imaginary parts go", must(Of([]int64{2}, []complex64{3 + 4i, -1i})), Float64, Float64, []float64{3, 0}},
-		{"imaginary parts make true", must(Of([]int64{2}, []complex64{-1i, 0})), Bool, Int64, []int64{1, 0}},
+		{"a bool is one at most", must.Value(FromBytes(Bool, []int64{3}, []byte{0, 1, 7})), Int64, Int64, []int64{0, 1, 1}},
+		{"imaginary parts go", must.Value(Of([]int64{2}, []complex64{3 + 4i, -1i})), Float64, Float64, []float64{3, 0}},
+		{"imaginary parts make true", must.Value(Of([]int64{2}, []complex64{-1i, 0})), Bool, Int64, []int64{1, 0}},
 		{"real becomes complex", f64(2.5), Complex64, Complex128, []complex128{2.5}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -292,11 +294,11 @@ func TestCastValues(t *testing.T) {
 			var values any
 			switch c.back {
 			case Int64:
-				values = must(Values[int64](got))
+				values = must.Value(Values[int64](got))
 			case Float64:
-				values = must(Values[float64](got))
+				values = must.Value(Values[float64](got))
 			case Complex128:
-				values = must(Values[complex128](got))
+				values = must.Value(Values[complex128](got))
 			}
 			if fmt.Sprint(values) != fmt.Sprint(c.want) {
 				t.Errorf("= %v; want %v", values, c.want)
@@ -306,5 +308,5 @@ func TestCastValues(t *testing.T) {
 }
 
 func f64(values ...float64) *Tensor {
-	return must(Of([]int64{int64(len(values))}, values))
+	return must.Value(Of([]int64{int64(len(values))}, values))
 }

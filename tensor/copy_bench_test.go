@@ -3,18 +3,20 @@ package tensor
 import (
 	"fmt"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func BenchmarkCopy(b *testing.B) {
 	for _, d := range []DType{Uint8, BFloat16, Float32, Float64, Complex128} {
 		n := int64(64<<20) / int64(d.Size()) / 4096
-		flat := must(New(d, []int64{n, 4096}))
-		dst := must(New(d, []int64{n, 4096}))
-		turned := must(must(New(d, []int64{4096, n})).Transpose(0, 1))
-		wide := must(New(d, []int64{n, 4100}))
-		cut := must(wide.Slice(1, 2, 4098, 1))
-		every := must(must(New(d, []int64{n, 8192})).Slice(1, 0, 8192, 2))
-		narrow := must(must(must(New(d, []int64{n * 1024, 6})).Slice(1, 1, 5, 1)).Slice(0, 0, n*1024, 1))
+		flat := must.Value(New(d, []int64{n, 4096}))
+		dst := must.Value(New(d, []int64{n, 4096}))
+		turned := must.Value(must.Value(New(d, []int64{4096, n})).Transpose(0, 1))
+		wide := must.Value(New(d, []int64{n, 4100}))
+		cut := must.Value(wide.Slice(1, 2, 4098, 1))
+		every := must.Value(must.Value(New(d, []int64{n, 8192})).Slice(1, 0, 8192, 2))
+		narrow := must.Value(must.Value(must.Value(New(d, []int64{n * 1024, 6})).Slice(1, 1, 5, 1)).Slice(0, 0, n*1024, 1))
 		for _, c := range []struct {
 			name     string
 			dst, src *Tensor
@@ -24,7 +26,7 @@ func BenchmarkCopy(b *testing.B) {
 			{"transposed", dst, turned},
 			{"intoTransposed", turned, flat},
 			{"everySecond", dst, every},
-			{"runsOf4", must(FromBytes(d, narrow.Shape(), dst.Contents())), narrow},
+			{"runsOf4", must.Value(FromBytes(d, narrow.Shape(), dst.Contents())), narrow},
 		} {
 			touch(c.src)
 			b.Run(fmt.Sprintf("%s/%v", c.name, d), func(b *testing.B) {

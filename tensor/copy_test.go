@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // drawSizes draws a shape whose sizes lie around the sizes of a tile, and which is
@@ -41,7 +43,7 @@ func drawLayout(t *rapid.T, d DType, shape []int64) *Tensor {
 	shift := rapid.SampledFrom([]int{0, 0, 0, 1, 4}).Draw(t, "shift")
 	data := make([]byte, shift+int(at+end)*d.Size())
 	fillNoise(data, rapid.Uint64().Draw(t, "noise"))
-	return must(FromStrided(d, shape, strides, at, data[shift:]))
+	return must.Value(FromStrided(d, shape, strides, at, data[shift:]))
 }
 
 // setEach is Copy, an element at a time.
@@ -85,8 +87,8 @@ func TestCopySetsEachElementAndNothingElse(t *testing.T) {
 }
 
 func TestCopyFromExpanded(t *testing.T) {
-	src := must(must(FromBytes(Uint8, []int64{3, 1}, []byte{1, 2, 3})).Expand([]int64{2, 3, 2}))
-	dst := must(New(Uint8, []int64{2, 3, 2}))
+	src := must.Value(must.Value(FromBytes(Uint8, []int64{3, 1}, []byte{1, 2, 3})).Expand([]int64{2, 3, 2}))
+	dst := must.Value(New(Uint8, []int64{2, 3, 2}))
 	if err := Copy(dst, src); err != nil {
 		t.Fatal(err)
 	}
@@ -96,16 +98,16 @@ func TestCopyFromExpanded(t *testing.T) {
 }
 
 func TestCopyRefuses(t *testing.T) {
-	x := must(New(Float32, []int64{2, 3}))
+	x := must.Value(New(Float32, []int64{2, 3}))
 	for _, c := range []struct {
 		name     string
 		dst, src *Tensor
 		want     error
 	}{
-		{"other shape", x, must(New(Float32, []int64{3, 2})), ErrShape},
-		{"other dimensions", x, must(New(Float32, []int64{6})), ErrShape},
-		{"other dtype", x, must(New(Int32, []int64{2, 3})), ErrDType},
-		{"expanded destination", must(must(New(Float32, []int64{3})).Expand([]int64{2, 3})), x, ErrLayout},
+		{"other shape", x, must.Value(New(Float32, []int64{3, 2})), ErrShape},
+		{"other dimensions", x, must.Value(New(Float32, []int64{6})), ErrShape},
+		{"other dtype", x, must.Value(New(Int32, []int64{2, 3})), ErrDType},
+		{"expanded destination", must.Value(must.Value(New(Float32, []int64{3})).Expand([]int64{2, 3})), x, ErrLayout},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := Copy(c.dst, c.src); !errors.Is(err, c.want) {
@@ -124,9 +126,9 @@ func TestCopyRefuses(t *testing.T) {
 // The fewer the loops, the longer the runs: what is one stretch on both sides is
 // one loop, in whatever order the dimensions stand.
 func TestAxesMerge(t *testing.T) {
-	flat := must(New(Float32, []int64{4, 5, 6}))
+	flat := must.Value(New(Float32, []int64{4, 5, 6}))
 	turned := func(x *Tensor) *Tensor { return permute(x, 2, 0, 1) }
-	rows := must(must(New(Float32, []int64{4, 8, 6})).Slice(1, 1, 6, 1))
+	rows := must.Value(must.Value(New(Float32, []int64{4, 8, 6})).Slice(1, 1, 6, 1))
 	for _, c := range []struct {
 		name     string
 		dst, src *Tensor
@@ -135,9 +137,9 @@ func TestAxesMerge(t *testing.T) {
 		{"contiguous", flat, flat, []axis{{120, 1, 1}}},
 		{"both turned alike", turned(flat), turned(flat), []axis{{120, 1, 1}}},
 		{"rows cut", flat, rows, []axis{{4, 30, 48}, {30, 1, 1}}},
-		{"one side turned", must(New(Float32, []int64{6, 4, 5})), turned(flat), []axis{{6, 20, 1}, {20, 1, 6}}},
-		{"repeated", flat, must(must(New(Float32, []int64{1})).Expand([]int64{4, 5, 6})), []axis{{120, 1, 0}}},
-		{"scalar", must(New(Float32, nil)), must(New(Float32, nil)), nil},
+		{"one side turned", must.Value(New(Float32, []int64{6, 4, 5})), turned(flat), []axis{{6, 20, 1}, {20, 1, 6}}},
+		{"repeated", flat, must.Value(must.Value(New(Float32, []int64{1})).Expand([]int64{4, 5, 6})), []axis{{120, 1, 0}}},
+		{"scalar", must.Value(New(Float32, nil)), must.Value(New(Float32, nil)), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := axesOf(c.dst, c.src); fmt.Sprint(got) != fmt.Sprint(c.want) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // checkElement sees that values pass through a tensor without a copy.
@@ -41,7 +43,7 @@ func TestElements(t *testing.T) {
 }
 
 func TestElementsAreLittleEndian(t *testing.T) {
-	x := must(Of([]int64{2}, []uint16{0x0102, 0x0304}))
+	x := must.Value(Of([]int64{2}, []uint16{0x0102, 0x0304}))
 	if want := []byte{2, 1, 4, 3}; !bytes.Equal(x.Contents(), want) {
 		t.Errorf("Contents() = %v; want %v", x.Contents(), want)
 	}
@@ -57,21 +59,21 @@ func TestOfRefusesOtherLengths(t *testing.T) {
 }
 
 func TestValuesRefuses(t *testing.T) {
-	x := must(New(Float32, []int64{2, 3}))
+	x := must.Value(New(Float32, []int64{2, 3}))
 	if _, err := Values[int32](x); !errors.Is(err, ErrDType) {
 		t.Errorf("Values[int32] of float32: %v; want %v", err, ErrDType)
 	}
-	if _, err := Values[float32](must(x.Transpose(0, 1))); !errors.Is(err, ErrLayout) {
+	if _, err := Values[float32](must.Value(x.Transpose(0, 1))); !errors.Is(err, ErrLayout) {
 		t.Errorf("Values of a transposed tensor: %v; want %v", err, ErrLayout)
 	}
-	odd := must(FromBytes(Float32, []int64{1}, make([]byte, 64)[1:5]))
+	odd := must.Value(FromBytes(Float32, []int64{1}, make([]byte, 64)[1:5]))
 	if _, err := Values[float32](odd); !errors.Is(err, ErrLayout) {
 		t.Errorf("Values at an odd address: %v; want %v", err, ErrLayout)
 	}
 	if _, err := Values[float32](odd.Clone()); err != nil {
 		t.Errorf("Values of a clone: %v", err)
 	}
-	strange := must(FromBytes(Bool, []int64{2}, []byte{1, 2}))
+	strange := must.Value(FromBytes(Bool, []int64{2}, []byte{1, 2}))
 	if _, err := Values[bool](strange); !errors.Is(err, ErrLayout) {
 		t.Errorf("Values of a bool that is two: %v; want %v", err, ErrLayout)
 	}

@@ -7,12 +7,14 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // counted returns a tensor of the shape with the elements 0, 1, 2 and so on.
 func counted(shape ...int64) *Tensor {
-	n := must(NumElements(shape))
-	return must(FromBytes(Int64, shape, must(Arange(0, n, 1)).Contents()))
+	n := must.Value(NumElements(shape))
+	return must.Value(FromBytes(Int64, shape, must.Value(Arange(0, n, 1)).Contents()))
 }
 
 // However a tensor is cut, its parts joined are the tensor again.
@@ -23,13 +25,13 @@ func TestCatJoinsWhatChunkCuts(t *testing.T) {
 		parts := rapid.IntRange(1, 7).Draw(t, "parts")
 		whole := counted(shape...)
 		if len(shape) > 1 && rapid.Bool().Draw(t, "strided") {
-			whole = must(whole.Transpose(0, 1))
+			whole = must.Value(whole.Transpose(0, 1))
 		}
 		cut := make([]*Tensor, parts)
 		for i := range cut {
-			cut[i] = must(Chunk(whole, dim, parts, i))
+			cut[i] = must.Value(Chunk(whole, dim, parts, i))
 		}
-		if got := must(Cat(dim, cut...)); !Equal(got, whole) {
+		if got := must.Value(Cat(dim, cut...)); !Equal(got, whole) {
 			t.Fatalf("Cat of %d parts of %v along %d differs", parts, whole, dim)
 		}
 	})
@@ -48,14 +50,14 @@ func TestChunkSizes(t *testing.T) {
 	} {
 		var got []int64
 		for i := range c.parts {
-			got = append(got, must(Chunk(counted(c.n), 0, c.parts, i)).Shape()[0])
+			got = append(got, must.Value(Chunk(counted(c.n), 0, c.parts, i)).Shape()[0])
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%d in %d parts = %v; want %v", c.n, c.parts, got, c.want)
 		}
 	}
-	huge := must(must(New(Int8, nil)).Expand([]int64{math.MaxInt64}))
-	if got := must(Chunk(huge, 0, 4, 3)).Shape()[0]; got != math.MaxInt64/4 {
+	huge := must.Value(must.Value(New(Int8, nil)).Expand([]int64{math.MaxInt64}))
+	if got := must.Value(Chunk(huge, 0, 4, 3)).Shape()[0]; got != math.MaxInt64/4 {
 		t.Errorf("last of 4 parts of MaxInt64 = %d; want %d", got, int64(math.MaxInt64/4))
 	}
 }
@@ -69,7 +71,7 @@ func TestChunkRefuses(t *testing.T) {
 }
 
 func TestCatRefuses(t *testing.T) {
-	huge := must(must(New(Int64, nil)).Expand([]int64{1 << 59}))
+	huge := must.Value(must.Value(New(Int64, nil)).Expand([]int64{1 << 59}))
 	for claim, c := range map[string]struct {
 		dim  int
 		ts   []*Tensor
@@ -79,7 +81,7 @@ func TestCatRefuses(t *testing.T) {
 		"no such dimension":  {1, []*Tensor{counted(2)}, ErrShape},
 		"another size":       {0, []*Tensor{counted(2, 3), counted(2, 2)}, ErrShape},
 		"fewer dimensions":   {1, []*Tensor{counted(2, 3), counted(2)}, ErrShape},
-		"another dtype":      {0, []*Tensor{counted(2), must(New(Int32, []int64{2}))}, ErrDType},
+		"another dtype":      {0, []*Tensor{counted(2), must.Value(New(Int32, []int64{2}))}, ErrDType},
 		"more than there is": {0, []*Tensor{huge, huge, huge}, ErrShape},
 	} {
 		if got, err := Cat(c.dim, c.ts...); !errors.Is(err, c.want) {
@@ -89,8 +91,8 @@ func TestCatRefuses(t *testing.T) {
 }
 
 func TestStridedSlice(t *testing.T) {
-	got := must(StridedSlice(counted(4, 6), []int64{1, 0}, []int64{4, 6}, []int64{2, 3}))
-	v := must(Values[int64](got.Clone()))
+	got := must.Value(StridedSlice(counted(4, 6), []int64{1, 0}, []int64{4, 6}, []int64{2, 3}))
+	v := must.Value(Values[int64](got.Clone()))
 	if want := []int64{6, 9, 18, 21}; !slices.Equal(v, want) || !slices.Equal(got.Shape(), []int64{2, 2}) {
 		t.Errorf("StridedSlice = %v %v; want %v", got, v, want)
 	}
@@ -133,7 +135,7 @@ func TestStridedSliceAsPython(t *testing.T) {
 			t.Errorf("[%d:%d:%d]: %v", c.begin, c.end, c.step, err)
 			continue
 		}
-		if v := must(Values[int64](got.Clone())); !slices.Equal(v, c.want) {
+		if v := must.Value(Values[int64](got.Clone())); !slices.Equal(v, c.want) {
 			t.Errorf("[%d:%d:%d] = %v; want %v", c.begin, c.end, c.step, v, c.want)
 		}
 	}
@@ -146,7 +148,7 @@ func TestStridedSliceEqualsALoop(t *testing.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 3).Draw(t, "shape")
 		x := counted(shape...)
 		if rapid.Bool().Draw(t, "turned") && len(shape) > 1 {
-			x = must(x.Transpose(0, len(shape)-1))
+			x = must.Value(x.Transpose(0, len(shape)-1))
 		}
 		var begin, end, step []int64
 		indices := make([][]int64, len(shape)) // of each dimension
@@ -167,7 +169,7 @@ func TestStridedSliceEqualsALoop(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []int64{}
-		all := must(Values[int64](x.Clone()))
+		all := must.Value(Values[int64](x.Clone()))
 		var walk func(d int, at int64)
 		walk = func(d int, at int64) {
 			if d == len(shape) {
@@ -179,11 +181,11 @@ func TestStridedSliceEqualsALoop(t *testing.T) {
 			}
 		}
 		walk(0, 0)
-		if v := must(Values[int64](got.Clone())); !slices.Equal(v, want) {
+		if v := must.Value(Values[int64](got.Clone())); !slices.Equal(v, want) {
 			t.Fatalf("%v[%v:%v:%v] = %v; want %v", x, begin, end, step, v, want)
 		}
-		copyElements(got, must(Full(Int64, got.Shape(), int64(-1))))
-		if shared := slices.Contains(must(Values[int64](x.Clone())), -1); shared == backwards && got.NumElements() > 0 {
+		copyElements(got, must.Value(Full(Int64, got.Shape(), int64(-1))))
+		if shared := slices.Contains(must.Value(Values[int64](x.Clone())), -1); shared == backwards && got.NumElements() > 0 {
 			t.Fatalf("a slice with the steps %v shares memory: %v", step, shared)
 		}
 	})
@@ -211,7 +213,7 @@ func pythonLoop(begin, end, step, n int64) (out []int64) {
 }
 
 func TestStridedSliceOfAPlaceholder(t *testing.T) {
-	x := must(Placeholder(Float32, []int64{4, 3}))
+	x := must.Value(Placeholder(Float32, []int64{4, 3}))
 	got, err := StridedSlice(x, []int64{-1}, []int64{-5}, []int64{-2})
 	if err != nil || !got.IsPlaceholder() || !slices.Equal(got.Shape(), []int64{2, 3}) {
 		t.Errorf("StridedSlice = %v, %v; want a placeholder", got, err)

@@ -5,21 +5,23 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestFull(t *testing.T) {
-	got := must(Full(BFloat16, []int64{2, 3}, 1.5))
-	back := must(Values[float32](must(Cast(got, Float32))))
+	got := must.Value(Full(BFloat16, []int64{2, 3}, 1.5))
+	back := must.Value(Values[float32](must.Value(Cast(got, Float32))))
 	if want := []float32{1.5, 1.5, 1.5, 1.5, 1.5, 1.5}; got.DType() != BFloat16 || !slices.Equal(back, want) {
 		t.Errorf("Full(bfloat16, 2x3, 1.5) = %v %v; want %v", got, back, want)
 	}
-	if v := must(Values[int64](must(Full(Int64, nil, int64(math.MaxInt64))))); v[0] != math.MaxInt64 {
+	if v := must.Value(Values[int64](must.Value(Full(Int64, nil, int64(math.MaxInt64))))); v[0] != math.MaxInt64 {
 		t.Errorf("Full(int64, scalar, MaxInt64) = %d", v[0])
 	}
 	if mem, ok := got.Bytes(); !ok || len(mem) != 12 {
 		t.Errorf("Full has %d bytes of its own, contiguous %v; want 12", len(mem), ok)
 	}
-	if e := must(Full(Float32, []int64{0, 4}, true)); e.NumElements() != 0 {
+	if e := must.Value(Full(Float32, []int64{0, 4}, true)); e.NumElements() != 0 {
 		t.Errorf("Full of nothing has %d elements", e.NumElements())
 	}
 }
@@ -42,7 +44,7 @@ func checkRange[E Number](t *testing.T, start, end, step E, want ...E) {
 		t.Errorf("Arange(%v, %v, %v) = %v", start, end, step, err)
 		return
 	}
-	if v := must(Values[E](got)); !slices.Equal(v, want) {
+	if v := must.Value(Values[E](got)); !slices.Equal(v, want) {
 		t.Errorf("Arange(%v, %v, %v) = %v; want %v", start, end, step, v, want)
 	}
 }

@@ -4,16 +4,18 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestPlaceholderHasNoMemory(t *testing.T) {
 	shape := []int64{1 << 20, 1 << 20}
-	p := must(Placeholder(BFloat16, shape))
+	p := must.Value(Placeholder(BFloat16, shape))
 	if p.DType() != BFloat16 || !slices.Equal(p.Shape(), shape) || len(p.data) != 2 {
 		t.Errorf("Placeholder = %v over %d bytes; want the shape over one element", p, len(p.data))
 	}
-	part := must(p.Narrow(Box{Offsets: []int64{5, 5}, Sizes: []int64{2, 2}}))
-	if err := Copy(part, must(New(BFloat16, []int64{2, 2}))); !errors.Is(err, ErrPlaceholder) {
+	part := must.Value(p.Narrow(Box{Offsets: []int64{5, 5}, Sizes: []int64{2, 2}}))
+	if err := Copy(part, must.Value(New(BFloat16, []int64{2, 2}))); !errors.Is(err, ErrPlaceholder) {
 		t.Errorf("Copy into a placeholder = %v; want ErrPlaceholder", err)
 	}
 	if _, err := Placeholder(Invalid, nil); !errors.Is(err, ErrDType) {
@@ -26,9 +28,9 @@ func TestPlaceholderHasNoMemory(t *testing.T) {
 
 func TestMaterializeGivesPlaceholderMemory(t *testing.T) {
 	for _, shape := range [][]int64{nil, {1}, {1, 1}, {2, 3}} {
-		p := must(Placeholder(Float32, shape))
-		before := must(p.Narrow(Whole(shape)))
-		src := must(Full(Float32, shape, float32(7)))
+		p := must.Value(Placeholder(Float32, shape))
+		before := must.Value(p.Narrow(Whole(shape)))
+		src := must.Value(Full(Float32, shape, float32(7)))
 		if !p.IsPlaceholder() || !before.IsPlaceholder() {
 			t.Errorf("%v: IsPlaceholder = %v, of a view %v; want true", shape, p.IsPlaceholder(), before.IsPlaceholder())
 		}
@@ -38,7 +40,7 @@ func TestMaterializeGivesPlaceholderMemory(t *testing.T) {
 		if err := Convert(p, src, CastAny); !errors.Is(err, ErrPlaceholder) {
 			t.Errorf("%v: Convert = %v; want ErrPlaceholder", shape, err)
 		}
-		if err := p.Materialize(); err != nil || p.IsPlaceholder() || !Equal(p, must(New(Float32, shape))) {
+		if err := p.Materialize(); err != nil || p.IsPlaceholder() || !Equal(p, must.Value(New(Float32, shape))) {
 			t.Fatalf("%v: Materialize = %v, placeholder %v", shape, err, p.IsPlaceholder())
 		}
 		if err := errors.Join(Copy(p, src), p.Materialize()); err != nil || !Equal(p, src) {
@@ -51,7 +53,7 @@ func TestMaterializeGivesPlaceholderMemory(t *testing.T) {
 }
 
 func TestEmptyTensorIsNotPlaceholder(t *testing.T) {
-	if p := must(Placeholder(Int8, []int64{3, 0})); p.IsPlaceholder() {
+	if p := must.Value(Placeholder(Int8, []int64{3, 0})); p.IsPlaceholder() {
 		t.Error("IsPlaceholder = true; want false")
 	}
 }

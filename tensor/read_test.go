@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Any interval of bytes reads as the same interval of the contents.
@@ -24,9 +26,9 @@ func TestReadAtMatchesContents(t *testing.T) {
 }
 
 func TestReadAtOfEveryInterval(t *testing.T) {
-	base := must(New(Float32, []int64{3, 2, 2}))
+	base := must.Value(New(Float32, []int64{3, 2, 2}))
 	fillNoise(base.data, 1)
-	for _, x := range []*Tensor{base, permute(base, 2, 0, 1), must(base.Slice(2, 0, 1, 1))} {
+	for _, x := range []*Tensor{base, permute(base, 2, 0, 1), must.Value(base.Slice(2, 0, 1, 1))} {
 		want := x.Clone().data
 		for off := range len(want) + 1 {
 			for end := off; end <= len(want); end++ {
@@ -40,8 +42,8 @@ func TestReadAtOfEveryInterval(t *testing.T) {
 }
 
 func TestReadAtChecksBounds(t *testing.T) {
-	flat := must(New(Float32, []int64{2, 3}))
-	for _, x := range []*Tensor{flat, must(flat.Transpose(0, 1)), must(New(Float32, []int64{0}))} {
+	flat := must.Value(New(Float32, []int64{2, 3}))
+	for _, x := range []*Tensor{flat, must.Value(flat.Transpose(0, 1)), must.Value(New(Float32, []int64{0}))} {
 		n := x.NumBytes()
 		for _, c := range []struct {
 			off int64
@@ -59,7 +61,7 @@ func TestReadAtChecksBounds(t *testing.T) {
 }
 
 func TestReadAtOfHugeExpandedTensor(t *testing.T) {
-	x := must(must(FromBytes(Uint16, []int64{1}, []byte{1, 2})).Expand([]int64{1 << 50}))
+	x := must.Value(must.Value(FromBytes(Uint16, []int64{1}, []byte{1, 2})).Expand([]int64{1 << 50}))
 	p := make([]byte, 5)
 	if err := x.ReadAt(p, 1<<50+1); err != nil || !bytes.Equal(p, []byte{2, 1, 2, 1, 2}) {
 		t.Errorf("ReadAt = %v, %v; want 2 1 2 1 2", p, err)
@@ -67,8 +69,8 @@ func TestReadAtOfHugeExpandedTensor(t *testing.T) {
 }
 
 func TestCloneCopies(t *testing.T) {
-	x := must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))
-	for _, v := range []*Tensor{x, must(x.Transpose(0, 1))} {
+	x := must.Value(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))
+	for _, v := range []*Tensor{x, must.Value(x.Transpose(0, 1))} {
 		c := v.Clone()
 		if !Equal(c, v) || !c.Contiguous() {
 			t.Errorf("Clone of %v with strides %v: %v", v, v.Strides(), c.Contents())
@@ -81,18 +83,18 @@ func TestCloneCopies(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	x := must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))
+	x := must.Value(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))
 	for _, c := range []struct {
 		name string
 		y    *Tensor
 		want bool
 	}{
 		{"itself", x, true},
-		{"another layout", must(must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 3, 2, 4})).Transpose(0, 1)), true},
-		{"its transpose", must(x.Transpose(0, 1)), false},
-		{"another dtype", must(FromBytes(Int8, []int64{2, 2}, x.data)), false},
-		{"another shape", must(FromBytes(Uint8, []int64{4}, x.data)), false},
-		{"another byte", must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 5})), false},
+		{"another layout", must.Value(must.Value(FromBytes(Uint8, []int64{2, 2}, []byte{1, 3, 2, 4})).Transpose(0, 1)), true},
+		{"its transpose", must.Value(x.Transpose(0, 1)), false},
+		{"another dtype", must.Value(FromBytes(Int8, []int64{2, 2}, x.data)), false},
+		{"another shape", must.Value(FromBytes(Uint8, []int64{4}, x.data)), false},
+		{"another byte", must.Value(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 5})), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if Equal(x, c.y) != c.want || Equal(c.y, x) != c.want {
@@ -103,9 +105,9 @@ func TestEqual(t *testing.T) {
 }
 
 func TestEqualComparesBits(t *testing.T) {
-	nan := must(Of([]int64{1}, []float64{math.NaN()}))
-	zero := must(Of([]int64{1}, []float64{0}))
-	minus := must(Of([]int64{1}, []float64{math.Copysign(0, -1)}))
+	nan := must.Value(Of([]int64{1}, []float64{math.NaN()}))
+	zero := must.Value(Of([]int64{1}, []float64{0}))
+	minus := must.Value(Of([]int64{1}, []float64{math.Copysign(0, -1)}))
 	if !Equal(nan, nan) || Equal(zero, minus) {
 		t.Errorf("NaN equals itself: %v, zero equals minus zero: %v; want true, false", Equal(nan, nan), Equal(zero, minus))
 	}
@@ -114,8 +116,8 @@ func TestEqualComparesBits(t *testing.T) {
 // A difference is found wherever it is, also behind the first stretch that
 // Equal gathers.
 func TestEqualOfLargeViews(t *testing.T) {
-	a := must(must(New(Uint16, []int64{700, 300})).Transpose(0, 1))
-	b := must(New(Uint16, []int64{300, 700}))
+	a := must.Value(must.Value(New(Uint16, []int64{700, 300})).Transpose(0, 1))
+	b := must.Value(New(Uint16, []int64{300, 700}))
 	if !Equal(a, b) {
 		t.Fatal("two tensors of zeros differ")
 	}

@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var smallFloats = []DType{Float16, BFloat16, Float8E4M3FN, Float8E4M3FNUZ, Float8E5M2, Float8E5M2FNUZ, Float8E8M0FNU}
@@ -15,10 +17,10 @@ func TestSmallFloatsSurviveFloat32(t *testing.T) {
 	for _, d := range smallFloats {
 		t.Run(d.String(), func(t *testing.T) {
 			all := everyElement(d)
-			src := must(FromBytes(d, []int64{int64(len(all) / d.Size())}, all))
+			src := must.Value(FromBytes(d, []int64{int64(len(all) / d.Size())}, all))
 			wide := convert(t, src, Float32)
 			back := convert(t, wide, d)
-			for i, v := range must(Values[float32](wide)) {
+			for i, v := range must.Value(Values[float32](wide)) {
 				in, out := src.element(int64(i)), back.element(int64(i))
 				want := refSmallValue(d, i)
 				if math.IsNaN(want) {
@@ -156,7 +158,7 @@ func TestSmallFloatExtremes(t *testing.T) {
 // A NaN keeps its sign and becomes quiet, if the target has signs and quiet NaNs.
 func TestNaNsBecomeQuiet(t *testing.T) {
 	signalling := []uint32{0x7f800001, 0xff800001, 0x7fbfffff}
-	src := must(FromBytes(Float32, []int64{3}, bytesOf(signalling)))
+	src := must.Value(FromBytes(Float32, []int64{3}, bytesOf(signalling)))
 	for d, want := range map[DType][3]uint16{
 		Float16:      {0x7e00, 0xfe00, 0x7fff},
 		BFloat16:     {0x7fc0, 0xffc0, 0x7fff},

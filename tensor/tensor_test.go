@@ -7,19 +7,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// must returns v: the calls it is used on have arguments that are known to be
-// good.
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 func TestNew(t *testing.T) {
-	x := must(New(Int16, []int64{2, 3}))
+	x := must.Value(New(Int16, []int64{2, 3}))
 	if x.DType() != Int16 || x.Dims() != 2 || x.NumElements() != 6 || x.NumBytes() != 12 || !x.Contiguous() {
 		t.Errorf("New(int16, 2x3) = %v of %d elements, %d bytes", x, x.NumElements(), x.NumBytes())
 	}
@@ -58,8 +51,8 @@ func TestNewRefuses(t *testing.T) {
 
 func TestShapeIsCopied(t *testing.T) {
 	shape := []int64{2, 3}
-	x := must(New(Uint8, shape))
-	y := must(FromStrided(Uint8, shape, shape, 0, make([]byte, 9)))
+	x := must.Value(New(Uint8, shape))
+	y := must.Value(FromStrided(Uint8, shape, shape, 0, make([]byte, 9)))
 	shape[0] = 99
 	if x.Shape()[0] != 2 || y.Shape()[0] != 2 || y.Strides()[0] != 2 {
 		t.Errorf("shapes %v, %v and strides %v follow the caller's slice", x.Shape(), y.Shape(), y.Strides())
@@ -68,7 +61,7 @@ func TestShapeIsCopied(t *testing.T) {
 
 func TestFromBytesSharesMemory(t *testing.T) {
 	data := make([]byte, 8, 16)
-	x := must(FromBytes(Uint16, []int64{4}, data))
+	x := must.Value(FromBytes(Uint16, []int64{4}, data))
 	data[2] = 7
 	if mem, ok := x.Bytes(); !ok || mem[2] != 7 || len(mem) != 8 || cap(mem) != 8 {
 		t.Errorf("Bytes() = %v of capacity %d, %v; want the memory of data and no more", mem, cap(mem), ok)
@@ -144,7 +137,7 @@ func TestContiguous(t *testing.T) {
 		{"repeated", []int64{4}, []int64{0}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := must(FromStrided(Uint8, c.shape, c.strides, 0, data))
+			x := must.Value(FromStrided(Uint8, c.shape, c.strides, 0, data))
 			if _, ok := x.Bytes(); x.Contiguous() != c.want || ok != c.want {
 				t.Errorf("%v with strides %v: Contiguous %v, Bytes %v; want %v", x, c.strides, x.Contiguous(), ok, c.want)
 			}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestIsFloatIsByName(t *testing.T) {
@@ -17,14 +19,14 @@ func TestIsFloatIsByName(t *testing.T) {
 }
 
 func TestCast(t *testing.T) {
-	src := must(Of([]int64{3}, []float32{1.75, -2, 3}))
+	src := must.Value(Of([]int64{3}, []float32{1.75, -2, 3}))
 	for name, want := range map[string][]float64{"f32": {1.75, -2, 3}, "f16": {1.75, -2, 3}, "i64": {1, -2, 3}, "int32": {1, -2, 3}} {
-		got := must(Cast(src, must(LookupDType(name))))
-		if v := must(Values[float64](must(Cast(got, Float64)))); !slices.Equal(v, want) {
+		got := must.Value(Cast(src, must.Value(LookupDType(name))))
+		if v := must.Value(Values[float64](must.Value(Cast(got, Float64)))); !slices.Equal(v, want) {
 			t.Errorf("Cast to %s = %v; want %v", name, v, want)
 		}
 	}
-	if must(Cast(src, Float32)) != src {
+	if must.Value(Cast(src, Float32)) != src {
 		t.Error("Cast to the same dtype made a copy; want the tensor itself")
 	}
 	if _, err := Cast(src, Invalid); !errors.Is(err, ErrDType) {
@@ -33,12 +35,12 @@ func TestCast(t *testing.T) {
 }
 
 func TestCastFloatLeavesOthers(t *testing.T) {
-	floats, ints := must(New(Float32, []int64{2})), must(New(Int64, []int64{2}))
-	if got := must(CastFloat(floats, BFloat16)); got.DType() != BFloat16 {
+	floats, ints := must.Value(New(Float32, []int64{2})), must.Value(New(Int64, []int64{2}))
+	if got := must.Value(CastFloat(floats, BFloat16)); got.DType() != BFloat16 {
 		t.Errorf("CastFloat(float32) = %v; want bfloat16", got)
 	}
-	for _, other := range []*Tensor{ints, must(New(Bool, nil)), must(New(Complex64, nil))} {
-		if got := must(CastFloat(other, BFloat16)); got != other {
+	for _, other := range []*Tensor{ints, must.Value(New(Bool, nil)), must.Value(New(Complex64, nil))} {
+		if got := must.Value(CastFloat(other, BFloat16)); got != other {
 			t.Errorf("CastFloat(%v) = %v; want it as it was", other, got)
 		}
 	}
@@ -46,7 +48,7 @@ func TestCastFloatLeavesOthers(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	sizes := []int{2, 0, 3}
-	got := must(Shape(sizes))
+	got := must.Value(Shape(sizes))
 	sizes[0] = 9
 	if !slices.Equal(got, []int64{2, 0, 3}) {
 		t.Errorf("Shape = %v; want [2 0 3]", got)

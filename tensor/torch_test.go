@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // torchCasts returns the lines of testdata/float8-torch-2.14.txt that begin with
@@ -56,7 +58,7 @@ func TestFloat8AsInPyTorch(t *testing.T) {
 	}
 	for _, line := range lines {
 		t.Run(line[0], func(t *testing.T) {
-			to := must(LookupDType(line[0]))
+			to := must.Value(LookupDType(line[0]))
 			steps := parseSteps(t, line[1:])
 			var bits []uint32
 			for _, s := range steps {
@@ -65,7 +67,7 @@ func TestFloat8AsInPyTorch(t *testing.T) {
 			for hi := range uint32(1 << 16) {
 				bits = append(bits, hi<<16, hi<<16|1, hi<<16|0xffff)
 			}
-			got := convert(t, must(FromBytes(Float32, []int64{int64(len(bits))}, bytesOf(bits))), to).Contents()
+			got := convert(t, must.Value(FromBytes(Float32, []int64{int64(len(bits))}, bytesOf(bits))), to).Contents()
 			for i, b := range bits {
 				at, ok := slices.BinarySearchFunc(steps, b, func(s torchStep, b uint32) int { return int(int64(s.bits) - int64(b)) })
 				if !ok {
@@ -104,7 +106,7 @@ func torchInputs(d DType) []byte {
 // convertAll returns all the elements of one dtype as another.
 func convertAll(from, to DType) []byte {
 	p := everyElement(from)
-	return must(Cast(must(FromBytes(from, []int64{int64(len(p) / from.Size())}, p)), to)).Contents()
+	return must.Value(Cast(must.Value(FromBytes(from, []int64{int64(len(p) / from.Size())}, p)), to)).Contents()
 }
 
 func TestOtherTypesToFloat8AsInPyTorch(t *testing.T) {
@@ -113,9 +115,9 @@ func TestOtherTypesToFloat8AsInPyTorch(t *testing.T) {
 		t.Fatalf("%d pairs are recorded; want %d", len(lines), 9*5+5*4)
 	}
 	for _, line := range lines {
-		from, to := must(LookupDType(line[0])), must(LookupDType(line[1]))
+		from, to := must.Value(LookupDType(line[0])), must.Value(LookupDType(line[1]))
 		p := torchInputs(from)
-		got := convert(t, must(FromBytes(from, []int64{int64(len(p) / from.Size())}, p)), to)
+		got := convert(t, must.Value(FromBytes(from, []int64{int64(len(p) / from.Size())}, p)), to)
 		if sum := sha256.Sum256(got.Contents()); hex.EncodeToString(sum[:16]) != line[2] {
 			t.Errorf("%v to %v differs from PyTorch's", from, to)
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // model is a view said in the plainest way: which element of a base stands at
@@ -50,7 +52,7 @@ func (m model) contents(base []byte, size int) []byte {
 // drawTensor draws a contiguous tensor whose bytes look like noise.
 func drawTensor(t *rapid.T, shape []int64) *Tensor {
 	d := rapid.SampledFrom(DTypes()).Draw(t, "dtype")
-	x := must(New(d, shape))
+	x := must.Value(New(d, shape))
 	fillNoise(x.data, rapid.Uint64().Draw(t, "noise"))
 	return x
 }
@@ -72,7 +74,7 @@ func drawStep(t *rapid.T, x *Tensor, m model) (*Tensor, model) {
 	switch rapid.SampledFrom(kinds).Draw(t, "kind") {
 	case "narrow":
 		b := drawBox(t, m.shape)
-		return must(x.Narrow(b)), m.remap(b.Sizes, func(i []int64) []int64 { return add(b.Offsets, i) })
+		return must.Value(x.Narrow(b)), m.remap(b.Sizes, func(i []int64) []int64 { return add(b.Offsets, i) })
 	case "slice":
 		dim := rapid.IntRange(0, dims-1).Draw(t, "dim")
 		start := rapid.Int64Range(0, m.shape[dim]).Draw(t, "start")
@@ -80,7 +82,7 @@ func drawStep(t *rapid.T, x *Tensor, m model) (*Tensor, model) {
 		step := rapid.SampledFrom([]int64{1, 2, 3, math.MaxInt64}).Draw(t, "step")
 		shape := slices.Clone(m.shape)
 		shape[dim] = int64(math.Ceil(float64(end-start) / float64(step)))
-		return must(x.Slice(dim, start, end, step)), m.remap(shape, func(i []int64) []int64 {
+		return must.Value(x.Slice(dim, start, end, step)), m.remap(shape, func(i []int64) []int64 {
 			i = slices.Clone(i)
 			i[dim] = start + i[dim]*step
 			return i
@@ -92,7 +94,7 @@ func drawStep(t *rapid.T, x *Tensor, m model) (*Tensor, model) {
 			i[a], i[b] = i[b], i[a]
 			return i
 		}
-		return must(x.Transpose(a, b)), m.remap(swap(m.shape), swap)
+		return must.Value(x.Transpose(a, b)), m.remap(swap(m.shape), swap)
 	case "permute":
 		order := drawOrder(t, dims)
 		shape := make([]int64, dims)
@@ -115,7 +117,7 @@ func drawStep(t *rapid.T, x *Tensor, m model) (*Tensor, model) {
 		}
 		shape = append(shape, n)
 	}
-	return must(x.Expand(shape)), m.remap(shape, func(i []int64) []int64 {
+	return must.Value(x.Expand(shape)), m.remap(shape, func(i []int64) []int64 {
 		i = slices.Clone(i[front:])
 		for d, n := range m.shape {
 			if n == 1 {
@@ -191,7 +193,7 @@ func TestViewsSelectTheRightElements(t *testing.T) {
 }
 
 func TestViewsRefuse(t *testing.T) {
-	x := must(New(Float32, []int64{2, 3, 1}))
+	x := must.Value(New(Float32, []int64{2, 3, 1}))
 	for _, c := range []struct {
 		name string
 		view func() (*Tensor, error)
@@ -219,16 +221,16 @@ func TestViewsRefuse(t *testing.T) {
 }
 
 func TestSliceOfOneIndexKeepsStride(t *testing.T) {
-	x := must(New(Uint8, []int64{5, 7}))
-	if got := must(x.Slice(0, 3, 5, math.MaxInt64)); got.Strides()[0] != 7 || got.NumElements() != 7 {
+	x := must.Value(New(Uint8, []int64{5, 7}))
+	if got := must.Value(x.Slice(0, 3, 5, math.MaxInt64)); got.Strides()[0] != 7 || got.NumElements() != 7 {
 		t.Errorf("Slice by steps of 2^63-1 = %v with strides %v; want [1 7] with strides [7 1]", got, got.Strides())
 	}
 }
 
 func TestViewsShareMemory(t *testing.T) {
-	x := must(New(Uint8, []int64{4, 4}))
-	part := must(must(x.Narrow(box([]int64{1, 2}, []int64{2, 2}))).Transpose(0, 1))
-	if err := Copy(part, must(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))); err != nil {
+	x := must.Value(New(Uint8, []int64{4, 4}))
+	part := must.Value(must.Value(x.Narrow(box([]int64{1, 2}, []int64{2, 2}))).Transpose(0, 1))
+	if err := Copy(part, must.Value(FromBytes(Uint8, []int64{2, 2}, []byte{1, 2, 3, 4}))); err != nil {
 		t.Fatal(err)
 	}
 	want := []byte{0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 2, 4, 0, 0, 0, 0}

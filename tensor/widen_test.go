@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // What each dtype widens to, besides itself.
@@ -59,7 +61,7 @@ func TestCanWidenIfAndOnlyIfEveryValueIsKept(t *testing.T) {
 			continue
 		}
 		all := everyElement(from)
-		src := must(FromBytes(from, []int64{int64(len(all) / from.Size())}, all))
+		src := must.Value(FromBytes(from, []int64{int64(len(all) / from.Size())}, all))
 		for _, to := range DTypes() {
 			if kept := keepsAll(src, convert(t, src, to)); kept != CanWiden(from, to) {
 				t.Errorf("CanWiden(%v, %v) = %v, but every value is kept: %v", from, to, CanWiden(from, to), kept)
@@ -87,7 +89,7 @@ func keepsAll(a, b *Tensor) bool {
 func TestWideningIsUndone(t *testing.T) {
 	for _, from := range DTypes() {
 		all := sampleBits(from)
-		src := must(FromBytes(from, []int64{int64(len(all) / from.Size())}, all))
+		src := must.Value(FromBytes(from, []int64{int64(len(all) / from.Size())}, all))
 		for _, to := range DTypes() {
 			if !CanWiden(from, to) {
 				continue

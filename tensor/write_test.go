@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestWriteToWritesTheContents(t *testing.T) {
 	whole := counted(300, 700) // more than a piece
-	for _, x := range []*Tensor{whole, must(whole.Transpose(0, 1)), must(Placeholder(Int8, []int64{3})), must(New(Float32, []int64{0, 2}))} {
+	for _, x := range []*Tensor{whole, must.Value(whole.Transpose(0, 1)), must.Value(Placeholder(Int8, []int64{3})), must.Value(New(Float32, []int64{0, 2}))} {
 		var b bytes.Buffer
 		n, err := x.WriteTo(&b)
 		if err != nil || n != x.NumBytes() || !bytes.Equal(b.Bytes(), x.Contents()) {
@@ -19,7 +21,7 @@ func TestWriteToWritesTheContents(t *testing.T) {
 }
 
 func TestWriteToStopsAtAnError(t *testing.T) {
-	x := must(counted(300, 700).Transpose(0, 1))
+	x := must.Value(counted(300, 700).Transpose(0, 1))
 	r, w := io.Pipe()
 	r.CloseWithError(io.ErrClosedPipe)
 	if n, err := x.WriteTo(w); n != 0 || !errors.Is(err, io.ErrClosedPipe) {

@@ -2,11 +2,12 @@ package saver
 
 import (
 	"errors"
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestDescriptors(t *testing.T) {

@@ -17,9 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob/file"

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -3,12 +3,13 @@ package upload
 import (
 	"context"
 	"errors"
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"path/filepath"
 	"runtime"
 	"syscall"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // A folder in the local run that the user may not read, such as lost+found, is not in the

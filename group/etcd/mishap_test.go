@@ -12,13 +12,14 @@ import (
 	"github.com/cairn-ckpt/cairn/group/etcd"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // nowhere returns an address at which no process listens.
 func nowhere(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	defer ln.Close()
 	return ln.Addr().String()
 }
@@ -27,7 +28,7 @@ func nowhere(t *testing.T) string {
 func silent(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln.Addr().String()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group/etcd"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // securedCluster starts an etcd that is reached over TLS and lets only a user in who
@@ -25,14 +26,14 @@ func securedCluster(t *testing.T) (endpoint, ca string) {
 		cfg.ClientAutoTLS, cfg.SelfSignedCertValidity = true, 1
 		cfg.BcryptCost = 4 // quick
 	})
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(server.Close)
 	endpoint = server.Clients[0].Addr().String()
 	ca = filepath.Join(dir, "fixtures", "client", "cert.pem")
 	r, err := etcd.Parse(fmt.Sprintf("etcds://%s/x?ca=%s", endpoint, url.QueryEscape(ca)))
-	noError(t, err)
+	must.Do(t, err)
 	c, err := clientv3.New(clientv3.Config{Endpoints: r.Endpoints, TLS: r.TLS})
-	noError(t, err)
+	must.Do(t, err)
 	defer c.Close()
 	allow(t, c, "root", "of all", "")
 	allow(t, c, "rank", "hush", "cairn/")
@@ -53,7 +54,7 @@ func allow(t *testing.T, c *clientv3.Client, user, password, prefix string) {
 	}
 	_, err3 := c.UserAdd(ctx, user, password)
 	_, err4 := c.UserGrantRole(ctx, user, user)
-	noError(t, errors.Join(err1, err2, err3, err4))
+	must.Do(t, errors.Join(err1, err2, err3, err4))
 }
 
 func TestTLSAndPassword(t *testing.T) {
@@ -64,13 +65,13 @@ func TestTLSAndPassword(t *testing.T) {
 	var cfgs []tcp.Config
 	for range 2 {
 		r, err := etcd.Parse(address("rank:hush"))
-		noError(t, err)
+		must.Do(t, err)
 		r.Getenv = noEnv
 		cfgs = append(cfgs, config(r))
 	}
 	meet(t, cfgs...)
 	r, err := etcd.Parse(address("rank:guess"))
-	noError(t, err)
+	must.Do(t, err)
 	r.Getenv = noEnv
 	defer r.Close()
 	if _, _, err := r.Slot(soon(t)); err == nil || !strings.Contains(err.Error(), "authentication failed") || strings.Contains(err.Error(), "guess") {
@@ -89,16 +90,5 @@ func TestRendezvousWithClientOfTheProgram(t *testing.T) {
 	meet(t, cfgs...)
 	if _, err := c.Get(t.Context(), "x"); err != nil {
 		t.Errorf("Get with the client after the ranks have met = %v", err)
-	}
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

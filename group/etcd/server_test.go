@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // server is the tests' etcd. It starts with the first test that needs it: its goroutines
@@ -90,7 +92,7 @@ func startServer(dir string, change func(*embed.Config)) (*embed.Etcd, error) {
 func client(t *testing.T) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cluster()}, Logger: zap.NewNop()})
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -99,7 +101,7 @@ func client(t *testing.T) *clientv3.Client {
 func contents(t *testing.T, job string) map[string]string {
 	t.Helper()
 	res, err := client(t).Get(t.Context(), "cairn/"+url.PathEscape(job)+"/", clientv3.WithPrefix())
-	noError(t, err)
+	must.Do(t, err)
 	out := map[string]string{}
 	for _, kv := range res.Kvs {
 		out[string(kv.Key)] = string(kv.Value)

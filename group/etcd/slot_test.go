@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/etcd"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // keyOf returns a key of a job in the first generation.
@@ -44,7 +45,7 @@ func endLease(t *testing.T, key string) int64 {
 		t.Fatalf("Get(%q) = %v, %v; want one", key, res, err)
 	}
 	gone, err := c.Revoke(t.Context(), clientv3.LeaseID(res.Kvs[0].Lease))
-	noError(t, err)
+	must.Do(t, err)
 	return gone.Header.Revision
 }
 
@@ -57,7 +58,7 @@ func TestSlotIsTakenAgain(t *testing.T) {
 			zero := at(job, 2)
 			zero.Hold, zero.TTL = hold, time.Second // so it is noticed soon
 			sit(t, zero)
-			noError(t, zero.Announce(soon(t), "127.0.0.1:1"))
+			must.Do(t, zero.Announce(soon(t), "127.0.0.1:1"))
 			keys := []string{slotKey(job, 0), keyOf(job, fmt.Sprintf("meeting/%016d", 1))}
 			if hold {
 				zero.Close()

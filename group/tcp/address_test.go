@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // hostnames resolves names as a cluster might.
@@ -87,10 +88,10 @@ func TestListenByName(t *testing.T) {
 // ranks of other hosts reach it, if rank 0 goes by a name.
 func TestPlaceBesideRank0(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	defer ln.Close()
 	conn, err := net.Dial("tcp", ln.Addr().String())
-	noError(t, err)
+	must.Do(t, err)
 	defer conn.Close()
 	for _, c := range []struct{ addr, secret, want string }{
 		{"127.0.0.1:7", "s", "127.0.0.1:0"},
@@ -111,7 +112,7 @@ func TestAddressesInUse(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Secret: testSecret, lookup: hostnames}
 	old, err := cfg.listen(limited(t), "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := cfg.listen(ctx, old.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
@@ -125,7 +126,7 @@ func TestAddressesInUse(t *testing.T) {
 	ln.Close()
 	path := filepath.Join(t.TempDir(), "s")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	noError(t, err)
+	must.Do(t, err)
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	if ln, err = cfg.listen(limited(t), unixPrefix+path); err != nil {

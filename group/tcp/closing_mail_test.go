@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // What was sent arrives, also if the rank closes while others of its
@@ -111,13 +112,13 @@ func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 			gs := several(t, cfg)
 			t.Cleanup(wires.release) // before the groups are closed
 			if connected {
-				noError(t, gs[0].Send(limited(t), 2, 0, nil))
+				must.Do(t, gs[0].Send(limited(t), 2, 0, nil))
 				if _, err := gs[2].Recv(limited(t), 0, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
 			wires.begin()
-			noError(t, gs[0].Send(limited(t), 2, 0, []byte("x")))
+			must.Do(t, gs[0].Send(limited(t), 2, 0, []byte("x")))
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)

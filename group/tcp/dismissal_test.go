@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // names checks that err is of Join and names those ranks.
@@ -25,7 +26,7 @@ func names(t *testing.T, err error, ranks ...int) {
 func follower(t *testing.T, cfg Config, rank int) *host {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	noError(t, err)
+	must.Do(t, err)
 	h := newHost(cfg, rank, cfg.Size)
 	t.Cleanup(h.close)
 	return h
@@ -39,18 +40,18 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 	h := leader(t, cfg)
 	one := follower(t, cfg, 1)
 	f, err := one.dialAs(limited(t), toMeet, 0, h.addr, one.process)
-	noError(t, err)
+	must.Do(t, err)
 	defer f.Close()
-	noError(t, one.startListening(limited(t), "127.0.0.1:0", f.Conn))
+	must.Do(t, one.startListening(limited(t), "127.0.0.1:0", f.Conn))
 	ended, cancel := context.WithCancel(limited(t))
 	cancel()
 	dismissed := make(chan error, 1)
 	go func() { dismissed <- h.dismiss(ended, nil) }()
-	noError(t, f.WriteFrame([]byte(one.addr)))
+	must.Do(t, f.WriteFrame([]byte(one.addr)))
 	b, err := f.readFrame(maxNotice)
-	noError(t, err)
+	must.Do(t, err)
 	tm, err := decodeTerms(b)
-	noError(t, err)
+	must.Do(t, err)
 	one.wait.begin(tm, h.addr)
 	f.Close()
 	until(t, "the rank hears that the meeting is over", func() bool {
@@ -152,7 +153,7 @@ func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
 	js := []*joining{joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
 	h.registered(t, 2)
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	defer mute.Close()
 	if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
 		t.Fatal(err)
@@ -190,16 +191,5 @@ func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
 	names(t, one.err, 0)
 	if !errors.Is(one.err, context.Canceled) || errors.Is(one.err, errMissing) {
 		t.Errorf("Join = %v; want %v and no missing rank", one.err, context.Canceled)
-	}
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // narrow connects a to b for messages, over a connection that buffers few bytes, and
 // returns it.
 func narrow(t *testing.T, a, b *Group) *mailConn {
 	t.Helper()
-	noError(t, a.Send(limited(t), 1, 99, nil))
+	must.Do(t, a.Send(limited(t), 1, 99, nil))
 	if _, err := b.Recv(limited(t), 0, 99); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +34,7 @@ func narrow(t *testing.T, a, b *Group) *mailConn {
 		w.mu.Lock()
 		c := w.conn.Conn.(*net.TCPConn)
 		w.mu.Unlock()
-		noError(t, errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)))
+		must.Do(t, errors.Join(c.SetWriteBuffer(64<<10), c.SetReadBuffer(64<<10)))
 	}
 	return w
 }

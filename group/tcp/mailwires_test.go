@@ -3,6 +3,8 @@ package tcp
 import (
 	"slices"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // connected returns the ranks that m has dialled.
@@ -28,7 +30,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	m.keep = 3
 	send := func(to, tag int) {
 		t.Helper()
-		noError(t, gs[0].Send(limited(t), to, tag, []byte{byte(to)}))
+		must.Do(t, gs[0].Send(limited(t), to, tag, []byte{byte(to)}))
 	}
 	recv := func(at, tag int) {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // joining is a rank that is about to join.
@@ -65,12 +66,12 @@ func meets(t *testing.T, js ...*joining) {
 func leader(t *testing.T, cfg Config) *host {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	noError(t, err)
+	must.Do(t, err)
 	h := newHost(cfg, 0, cfg.Size)
 	t.Cleanup(h.close)
 	h.meeting = newMeeting(h.size, session{1})
-	noError(t, h.startListening(limited(t), "127.0.0.1:0", nil))
-	noError(t, cfg.Meet.Announce(limited(t), h.addr))
+	must.Do(t, h.startListening(limited(t), "127.0.0.1:0", nil))
+	must.Do(t, cfg.Meet.Announce(limited(t), h.addr))
 	return h
 }
 
@@ -148,7 +149,7 @@ func TestRollCallOfSilentRanks(t *testing.T) {
 			joinLater(t, cfg, 2)
 			joinLater(t, cfg, 3)
 			mute, err := net.Listen("tcp", "127.0.0.1:0")
-			noError(t, err)
+			must.Do(t, err)
 			defer mute.Close()
 			h.registered(t, 2)
 			if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
@@ -272,7 +273,7 @@ type visitor struct {
 func leaderOf(t *testing.T, cfg Config) *visitor {
 	t.Helper()
 	cfg, err := cfg.withDefaults()
-	noError(t, err)
+	must.Do(t, err)
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
 	v := &visitor{cfg: cfg}
 	until(t, "rank 0 is there", func() bool {

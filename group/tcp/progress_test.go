@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // logged is a log that a test can wait for.
@@ -113,7 +115,7 @@ func TestWaitingRanksSayForWhom(t *testing.T) {
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

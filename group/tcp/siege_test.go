@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // More silent connections than a rank keeps pending do not prevent ranks from meeting,
@@ -48,7 +49,7 @@ func besiege(t *testing.T, addr string) {
 	network, address := split(addr)
 	for range 2 * maxUnproven {
 		c, err := net.Dial(network, address)
-		noError(t, err)
+		must.Do(t, err)
 		t.Cleanup(func() { c.Close() })
 	}
 }
@@ -122,7 +123,7 @@ func TestInterruptBeforeTheRead(t *testing.T) {
 func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "f")
-	noError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if ln, err := listenRetry(ctx, "unix", path); err == nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var testSecret = []byte("known to the ranks")
@@ -41,7 +42,7 @@ func impersonate(t *testing.T, cfg Config) *impostor {
 	t.Helper()
 	cfg.Rank = 1
 	cfg, err := cfg.withDefaults()
-	noError(t, err)
+	must.Do(t, err)
 	p := &impostor{host: newHost(cfg, 1, 2), t: t}
 	t.Cleanup(p.close)
 	until(t, "rank 0 lets another in", func() bool {
@@ -186,7 +187,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		"silence": "", "another protocol": "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a long hello": magic + "\xff\xff" + strings.Repeat("x", 1<<16),
 	} {
 		c, err := net.Dial("tcp", h.addr)
-		noError(t, err)
+		must.Do(t, err)
 		defer c.Close()
 		io.WriteString(c, text)
 		if text != "" {
@@ -201,7 +202,7 @@ func TestStrangersAreRefused(t *testing.T) {
 func dialTime(t *testing.T, addr string, secret []byte, hi hello) error {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
-	noError(t, err)
+	must.Do(t, err)
 	defer c.Close()
 	return introduce(newConn(c), secret, hi)
 }
@@ -215,7 +216,7 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 	}
 	t.Setenv(SecretVariable, "now there is one")
 	g, err := Join(limited(t), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	g.Close()
 }
 
@@ -247,10 +248,10 @@ func TestAnnounceOverwritesOldFile(t *testing.T) {
 	t.Parallel()
 	cfg := pairConfig(t)
 	old, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
+	must.Do(t, err)
 	old.Close()
 	f := &File{Path: strings.TrimPrefix(cfg.Rendezvous, "file://")}
-	noError(t, f.Announce(limited(t), old.Addr().String()))
+	must.Do(t, f.Announce(limited(t), old.Addr().String()))
 	a, b := pair(t, cfg)
 	both(t, a, b)
 	if addr, err := f.Find(limited(t)); err == nil {
@@ -265,7 +266,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	cfg.IdleTimeout = 10 * time.Millisecond
 	a, b := pair(t, cfg)
 	for range 2 {
-		noError(t, a.Send(limited(t), 1, 0, []byte("x")))
+		must.Do(t, a.Send(limited(t), 1, 0, []byte("x")))
 		a.host.mail.mu.Lock()
 		w := a.host.mail.dialled[1]
 		a.host.mail.mu.Unlock()

@@ -14,13 +14,14 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/grouptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // certificate makes one that is its own authority.
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	noError(t, err)
+	must.Do(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ranks"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -29,9 +30,9 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	noError(t, err)
+	must.Do(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	noError(t, err)
+	must.Do(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(leaf)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
@@ -72,12 +73,12 @@ func TestMutualTLS(t *testing.T) {
 	}
 	a, b := pair(t, cfg)
 	both(t, a, b)
-	noError(t, b.Send(limited(t), 0, 1, make([]byte, 3<<10)))
+	must.Do(t, b.Send(limited(t), 0, 1, make([]byte, 3<<10)))
 	if got, err := a.Recv(limited(t), 1, 1); err != nil || len(got) != 3<<10 {
 		t.Fatalf("Recv = %d bytes, %v", len(got), err)
 	}
 	raw, err := net.Dial("tcp", a.host.addr)
-	noError(t, err)
+	must.Do(t, err)
 	defer raw.Close()
 	c := tls.Client(raw, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
 	hi := hello{purpose: toLink, from: 1, size: 2, session: a.host.session, job: "pair"}

@@ -1,9 +1,10 @@
 package crc32c
 
 import (
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"syscall"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // No byte before or after the slice is read: it lies between two pages that

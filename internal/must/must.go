@@ -27,3 +27,12 @@ func Get[T any](v T, err error) func(t TB) T {
 		return v
 	}
 }
+
+// Value returns v. It panics with an error that is not nil, which ends the test: it is for
+// functions that have no test at hand, such as the functions of ranks.
+func Value[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -1,10 +1,11 @@
 package safetensors
 
 import (
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // The files were written by PyTorch 2.14 with safetensors 0.8: saved whole,

@@ -10,8 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // good returns a file of two tensors.

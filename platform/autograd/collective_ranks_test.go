@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -83,7 +84,7 @@ func TestAllGatherConcatDoesNotCopyRows(t *testing.T) {
 func TestAllGatherConcatOfSmallFloats(t *testing.T) {
 	mustRanks(t, 2, func(r rank) error {
 		x := randomLeaf(uint64(r.Rank()), 2, 3)
-		small := must(tensor.Cast(x.Data(), tensor.BFloat16))
+		small := must.Value(tensor.Cast(x.Data(), tensor.BFloat16))
 		if err := x.SetData(small); err != nil {
 			return err
 		}
@@ -92,7 +93,7 @@ func TestAllGatherConcatOfSmallFloats(t *testing.T) {
 		if err := g.Backward(g.Sum(g.Mul(y, y)), nil); err != nil {
 			return err
 		}
-		want := must(tensor.Cast(small, tensor.Float32))
+		want := must.Value(tensor.Cast(small, tensor.Float32))
 		for i := range floats(want) {
 			floats(want)[i] *= 4 // two ranks, and the derivative of the square
 		}
@@ -293,10 +294,10 @@ func TestSequenceParallelAttention(t *testing.T) {
 	g := New(t.Context())
 	third := func(g *Graph, x *Var, i int64) *Var { return g.Narrow(x, len(x.Shape())-1, i*width, (i+1)*width) }
 	want := g.CausalAttention(third(g, whole, 0), third(g, whole, 1), third(g, whole, 2), heads)
-	noError(t, g.Backward(want, weights.Data()))
+	must.Do(t, g.Backward(want, weights.Data()))
 	mustRanks(t, n, func(r rank) error {
 		lo := int64(r.Rank()) * part
-		x := Leaf(must(whole.Data().Slice(1, lo, lo+part, 1)).Clone())
+		x := Leaf(must.Value(whole.Data().Slice(1, lo, lo+part, 1)).Clone())
 		x.needs = true
 		g := New(r)
 		// The parts of the width that belong to a rank come first, for the all-to-all.
@@ -311,11 +312,11 @@ func TestSequenceParallelAttention(t *testing.T) {
 		if err := g.Err(); err != nil {
 			return err
 		}
-		if err := g.Backward(y, must(weights.Data().Slice(1, lo, lo+part, 1)).Clone()); err != nil {
+		if err := g.Backward(y, must.Value(weights.Data().Slice(1, lo, lo+part, 1)).Clone()); err != nil {
 			return err
 		}
-		return errors.Join(differ(y.Data(), must(want.Data().Slice(1, lo, lo+part, 1)), 1e-5),
-			differ(x.Grad(), must(whole.Grad().Slice(1, lo, lo+part, 1)), 1e-5))
+		return errors.Join(differ(y.Data(), must.Value(want.Data().Slice(1, lo, lo+part, 1)), 1e-5),
+			differ(x.Grad(), must.Value(whole.Grad().Slice(1, lo, lo+part, 1)), 1e-5))
 	})
 }
 
@@ -348,7 +349,7 @@ func TestAsyncAllToAllOverlapsInTheBackwardPass(t *testing.T) {
 		if seen == nil || seen != p.Reverse() {
 			return errors.New("the exchange of the gradients was not started before the operator between")
 		}
-		return errors.Join(seen.Wait(r), differ(x.Grad(), must(tensor.Full(tensor.Float32, []int64{2, 3}, float32(2))), 0))
+		return errors.Join(seen.Wait(r), differ(x.Grad(), must.Value(tensor.Full(tensor.Float32, []int64{2, 3}, float32(2))), 0))
 	})
 }
 

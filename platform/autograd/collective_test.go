@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -91,7 +92,7 @@ var collectives = []struct {
 		return shapes, func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.AllGatherConcat(comm, x, dim, s[dim])
 			}, func(in []*tensor.Tensor, _ int) *tensor.Tensor {
-				return must(tensor.Cat(dim, in...))
+				return must.Value(tensor.Cat(dim, in...))
 			}
 	}},
 	{"all-reduce", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
@@ -108,7 +109,7 @@ var collectives = []struct {
 		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.ReduceScatter(comm, x, dim, op)
 			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
-				return must(tensor.Chunk(reduced(in, op), dim, n, rank)).Clone()
+				return must.Value(tensor.Chunk(reduced(in, op), dim, n, rank)).Clone()
 			}
 	}},
 	{"gather what was scattered", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
@@ -146,7 +147,7 @@ var collectives = []struct {
 		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.Redistribute(comm, x, s, from, to)
 			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
-				return must(tensor.Chunk(reduced(in, collective.Sum), dim, n, rank)).Clone()
+				return must.Value(tensor.Chunk(reduced(in, collective.Sum), dim, n, rank)).Clone()
 			}
 	}},
 	{"all-to-all", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
@@ -154,7 +155,7 @@ var collectives = []struct {
 		return same(n, []int64{b, int64(n) * a}), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.AllToAll(comm, x, a, int64(n), b)
 			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
-				return view(must(tensor.Cat(0, shuffled(in, rank, nil)...)), a, int64(n), b)
+				return view(must.Value(tensor.Cat(0, shuffled(in, rank, nil)...)), a, int64(n), b)
 			}
 	}},
 	{"all-to-all with splits", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
@@ -162,14 +163,14 @@ var collectives = []struct {
 		return shapes, func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.AllToAllSplits(comm, x, splits[comm.Rank()])
 			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
-				return must(tensor.Cat(0, shuffled(in, rank, splits)...))
+				return must.Value(tensor.Cat(0, shuffled(in, rank, splits)...))
 			}
 	}},
 	{"all-to-all without splits", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
 		return same(n, []int64{int64(n) * size(t), 2}), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.AllToAllSplits(comm, x, platform.Splits{})
 			}, func(in []*tensor.Tensor, rank int) *tensor.Tensor {
-				return view(must(tensor.Cat(0, shuffled(in, rank, nil)...)), in[0].Shape()...)
+				return view(must.Value(tensor.Cat(0, shuffled(in, rank, nil)...)), in[0].Shape()...)
 			}
 	}},
 	{"async all-to-all", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
@@ -268,13 +269,6 @@ func localShapes(t *rapid.T, l shard.Layout, shape []int64, n int) [][]int64 {
 	return out
 }
 
-func must(t *tensor.Tensor, err error) *tensor.Tensor {
-	if err != nil {
-		panic(err)
-	}
-	return t
-}
-
 // reduced returns the reduction of tensors of one shape.
 func reduced(in []*tensor.Tensor, op platform.ReduceOp) *tensor.Tensor {
 	out := in[0].Clone()
@@ -297,14 +291,14 @@ func shuffled(in []*tensor.Tensor, rank int, splits []platform.Splits) (parts []
 	for r, t := range in {
 		if splits == nil {
 			n := int64(len(in))
-			parts = append(parts, must(tensor.Chunk(view(t, n, t.NumElements()/n), 0, len(in), rank)))
+			parts = append(parts, must.Value(tensor.Chunk(view(t, n, t.NumElements()/n), 0, len(in), rank)))
 			continue
 		}
 		lo := int64(0)
 		for _, n := range splits[r].In[:rank] {
 			lo += n
 		}
-		parts = append(parts, must(t.Slice(0, lo, lo+splits[r].In[rank], 1)))
+		parts = append(parts, must.Value(t.Slice(0, lo, lo+splits[r].In[rank], 1)))
 	}
 	return parts
 }

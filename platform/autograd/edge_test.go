@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -105,7 +106,7 @@ func TestOperatorsOnAllShapes(t *testing.T) {
 			}
 		}
 		placeholder, err := tensor.Placeholder(tensor.Float32, []int64{4, 4})
-		noError(t, err)
+		must.Do(t, err)
 		for _, x := range []*Var{nil, {}, Leaf(nil), {data: placeholder, needs: true}} {
 			g := New(t.Context())
 			op(g, x)
@@ -135,7 +136,7 @@ func forms(t *testing.T, x *tensor.Tensor) map[string]*tensor.Tensor {
 	out := map[string]*tensor.Tensor{}
 	for _, d := range []tensor.DType{tensor.BFloat16, tensor.Float16} {
 		c, err := tensor.Cast(x, d)
-		noError(t, err)
+		must.Do(t, err)
 		out[d.String()] = c
 	}
 	if x.Dims() < 2 {
@@ -143,7 +144,7 @@ func forms(t *testing.T, x *tensor.Tensor) map[string]*tensor.Tensor {
 	}
 	for name, y := range map[string]*tensor.Tensor{"strided float32": x, "strided bfloat16": out["bfloat16"]} {
 		a, err := y.Transpose(0, 1)
-		noError(t, err)
+		must.Do(t, err)
 		if out[name], err = a.Clone().Transpose(0, 1); err != nil {
 			t.Fatal(err)
 		}
@@ -156,13 +157,13 @@ func forms(t *testing.T, x *tensor.Tensor) map[string]*tensor.Tensor {
 func outcome(t *testing.T, op func(*Graph, *Var) *Var, x *tensor.Tensor) (out, grad []float32, err error) {
 	t.Helper()
 	v := Leaf(x)
-	noError(t, v.RequireGrad(true))
+	must.Do(t, v.RequireGrad(true))
 	g := New(t.Context())
 	y := op(g, v)
 	if g.Err() != nil {
 		return nil, nil, g.Err()
 	}
-	noError(t, g.Backward(g.Sum(g.Mul(y, y)), nil))
+	must.Do(t, g.Backward(g.Sum(g.Mul(y, y)), nil))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
@@ -179,14 +180,14 @@ func TestBackwardPassesThroughPartsOfASplit(t *testing.T) {
 	before := append([]float32(nil), floats(x.Grad())...)
 	g := New(t.Context())
 	for i, part := range g.Split(x, 1, 2) {
-		noError(t, g.Backward(g.Sum(g.Scale(part, float32(i+1))), nil))
+		must.Do(t, g.Backward(g.Sum(g.Scale(part, float32(i+1))), nil))
 	}
 	if d := cmp.Diff([]float32{before[0] + 1, before[1] + 2, before[2] + 2}, floats(x.Grad())); d != "" {
 		t.Error(d)
 	}
 	g = New(t.Context())
 	parts := g.Split(g.GELU(x), 1, 2)
-	noError(t, g.Backward(g.Sum(parts[0]), nil))
+	must.Do(t, g.Backward(g.Sum(parts[0]), nil))
 	if err := g.Backward(g.Sum(parts[1]), nil); !errors.Is(err, ErrUsed) {
 		t.Errorf("the second backward pass through what comes before the split: %v", err)
 	}
@@ -200,11 +201,11 @@ func TestGradientsAreAddedToThoseThatWereSet(t *testing.T) {
 		return g.Backward(g.Sum(g.Mul(x, x)), nil)
 	}
 	every, err := tensor.Of([]int64{4}, []float32{10, 0, 20, 0})
-	noError(t, err)
+	must.Do(t, err)
 	second, err := every.Slice(0, 0, 4, 2)
-	noError(t, err)
+	must.Do(t, err)
 	x.SetGrad(second)
-	noError(t, square())
+	must.Do(t, square())
 	if d := cmp.Diff([]float32{12, 24}, floats(x.Grad())); d != "" {
 		t.Error(d)
 	}
@@ -238,7 +239,7 @@ func TestSyncInsideNestedCheckpoints(t *testing.T) {
 			build(second)
 			return second.Err()
 		}, func() error { return first.Backward(loss, nil) })
-		noError(t, err)
+		must.Do(t, err)
 	})
 }
 
@@ -250,12 +251,12 @@ func TestSwapDoesNotMistakeGraphs(t *testing.T) {
 	w := &Var{data: page(3), needs: true}
 	abandoned := New(t.Context()).Keep(s)
 	kept := abandoned.Mul(w, Leaf(input))
-	noError(t, s.stream.Synchronize(t.Context()))
+	must.Do(t, s.stream.Synchronize(t.Context()))
 	for i := range floats(input) {
 		floats(input)[i] = 2
 	}
 	g := New(t.Context()).Keep(s)
-	noError(t, g.Backward(g.Sum(g.Mul(w, Leaf(input))), nil))
+	must.Do(t, g.Backward(g.Sum(g.Mul(w, Leaf(input))), nil))
 	if got := floats(w.Grad())[0]; got != 2 {
 		t.Errorf("the gradient is %v; want 2", got)
 	}

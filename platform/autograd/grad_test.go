@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -155,7 +156,7 @@ func drawShape(t *rapid.T, least, most int) []int64 {
 func drawIDs(t *rapid.T, shape []int64, below int64) *tensor.Tensor {
 	n := product(shape)
 	out, err := tensor.Of(shape, rapid.SliceOfN(rapid.Int64Range(0, below-1), n, n).Draw(t, "ids"))
-	noError(t, err)
+	must.Do(t, err)
 	return out
 }
 
@@ -192,12 +193,12 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 	vars := make([]*Var, len(in))
 	for i, x := range in {
 		vars[i] = Leaf(x)
-		noError(t, vars[i].RequireGrad(true))
+		must.Do(t, vars[i].RequireGrad(true))
 	}
 	out := f(g, vars...)
-	noError(t, g.Err())
+	must.Do(t, g.Err())
 	weights := drawValues(t, out.Shape())
-	noError(t, g.Backward(out, weights))
+	must.Do(t, g.Backward(out, weights))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}

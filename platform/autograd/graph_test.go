@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -22,9 +23,9 @@ func leaf(t *testing.T, shape []int64, values ...float32) *Var {
 		}
 	}
 	x, err := tensor.Of(shape, values)
-	noError(t, err)
+	must.Do(t, err)
 	v := Leaf(x)
-	noError(t, v.RequireGrad(true))
+	must.Do(t, v.RequireGrad(true))
 	return v
 }
 
@@ -32,7 +33,7 @@ func TestGradientsOfALeafAddUp(t *testing.T) {
 	x := leaf(t, []int64{2}, 1, 2)
 	for range 2 {
 		g := New(t.Context())
-		noError(t, g.Backward(g.Sum(g.Mul(x, x)), nil))
+		must.Do(t, g.Backward(g.Sum(g.Mul(x, x)), nil))
 	}
 	if d := cmp.Diff([]float32{4, 8}, floats(x.Grad())); d != "" {
 		t.Error(d)
@@ -68,7 +69,7 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 		t.Errorf("data of a result: %v", err)
 	}
 	ids, err := tensor.Of([]int64{1}, []int64{1})
-	noError(t, err)
+	must.Do(t, err)
 	if err := Leaf(ids).RequireGrad(true); !errors.Is(err, ErrGrad) {
 		t.Errorf("of integers: %v", err)
 	}
@@ -82,7 +83,7 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 func TestFirstErrorStays(t *testing.T) {
 	a, b := leaf(t, []int64{2, 3}), leaf(t, []int64{2, 3})
 	ids, err := tensor.Of([]int64{1}, []int64{7})
-	noError(t, err)
+	must.Do(t, err)
 	for name, f := range map[string]func(g *Graph) *Var{
 		"add":          func(g *Graph) *Var { return g.Add(a, leaf(t, []int64{2})) },
 		"mul":          func(g *Graph) *Var { return g.Mul(leaf(t, []int64{3}), a) },
@@ -112,7 +113,7 @@ func TestSecondWayBackIsRefused(t *testing.T) {
 	x := leaf(t, []int64{2})
 	g := New(t.Context())
 	y := g.Sum(g.Mul(x, x))
-	noError(t, g.Backward(y, nil))
+	must.Do(t, g.Backward(y, nil))
 	if err := g.Backward(y, nil); !errors.Is(err, ErrUsed) {
 		t.Error(err)
 	}
@@ -179,7 +180,7 @@ func TestResultsDoNotDependOnProcessors(t *testing.T) {
 		x, w, b := leaf(t, []int64{300, 200}), leaf(t, []int64{200, 200}), leaf(t, []int64{200})
 		g := New(t.Context())
 		y := g.LayerNorm(g.GELU(g.Linear(x, w, b)), b, b)
-		noError(t, g.Backward(g.Sum(g.Mul(y, y)), nil))
+		must.Do(t, g.Backward(g.Sum(g.Mul(y, y)), nil))
 		return []*tensor.Tensor{y.Data(), x.Grad(), w.Grad(), b.Grad()}
 	}
 	many := step()
@@ -196,15 +197,15 @@ func TestSmallFloatsAreStorage(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.BFloat16, tensor.Float16} {
 		x, w := leaf(t, []int64{4, 3}), leaf(t, []int64{2, 3})
 		small, err := tensor.Cast(w.Data(), d)
-		noError(t, err)
+		must.Do(t, err)
 		rounded, err := tensor.Cast(small, tensor.Float32)
-		noError(t, err)
+		must.Do(t, err)
 		var grads [2]*tensor.Tensor
 		for i, data := range []*tensor.Tensor{small, rounded} {
 			v := Leaf(data)
-			noError(t, v.RequireGrad(true))
+			must.Do(t, v.RequireGrad(true))
 			g := New(t.Context())
-			noError(t, g.Backward(g.Sum(g.GELU(g.Linear(x, v, nil))), nil))
+			must.Do(t, g.Backward(g.Sum(g.GELU(g.Linear(x, v, nil))), nil))
 			grads[i] = v.Grad()
 		}
 		if grads[0].DType() != tensor.Float32 || !tensor.Equal(grads[0], grads[1]) {
@@ -246,7 +247,7 @@ func TestAfterWaitsForLaterOperators(t *testing.T) {
 			return []*tensor.Tensor{p.Grad}, nil
 		},
 	})
-	noError(t, g.Backward(g.Sum(last), nil))
+	must.Do(t, g.Backward(g.Sum(last), nil))
 	if d := cmp.Diff([]string{"right", "left", "after", "first"}, order); d != "" {
 		t.Error(d)
 	}
@@ -281,7 +282,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 		"attention of no sequence": func(g *Graph, x *Var) *Var { x = g.Reshape(x, 0, 3, 4); return g.CausalAttention(x, x, x, 2) },
 		"embedding": func(g *Graph, x *Var) *Var {
 			ids, err := tensor.Of([]int64{0}, none)
-			noError(t, err)
+			must.Do(t, err)
 			return g.Embedding(x, ids)
 		},
 	} {
@@ -289,7 +290,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 			x := empty(3, 0)
 			g := New(t.Context())
 			sum := g.Sum(f(g, x))
-			noError(t, g.Backward(sum, nil))
+			must.Do(t, g.Backward(sum, nil))
 			if v, err := sum.Item(); v != 0 || err != nil {
 				t.Errorf("the sum is %v, %v; want 0", v, err)
 			}
@@ -302,7 +303,7 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 
 func TestPlaceholdersAreNotComputedWith(t *testing.T) {
 	p, err := tensor.Placeholder(tensor.Float32, []int64{2})
-	noError(t, err)
+	must.Do(t, err)
 	g := New(t.Context())
 	sum := g.Sum(g.Add(leaf(t, []int64{2}), Leaf(p)))
 	if !errors.Is(g.Err(), tensor.ErrPlaceholder) {

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -56,7 +57,7 @@ func measure(t *testing.T, g *Graph, segment func(g *Graph, x *Var) *Var, settle
 	settle()
 	u.forward = reachable() - before
 	u.kept, u.peak = g.KeptBytes()
-	noError(t, g.Backward(loss, nil))
+	must.Do(t, g.Backward(loss, nil))
 	_, u.peak = g.KeptBytes()
 	u.grad = x.Grad()
 	return u
@@ -111,7 +112,7 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	const buffer = 2 * unit
 	s, file := newSwap(t, &SwapOptions{BufferBytes: buffer})
 	settle := func() {
-		noError(t, s.stream.Synchronize(t.Context()))
+		must.Do(t, s.stream.Synchronize(t.Context()))
 	}
 	swapped := measure(t, New(t.Context()).Keep(s), plain, settle)
 	within(t, "kept with swapping", swapped.peak, 0, 0)
@@ -144,7 +145,7 @@ func TestPolicyCountsAllThatIsKept(t *testing.T) {
 	if now, _ := g.KeptBytes(); now != (8*4+2*8*8)*4 { // the result and the weights
 		t.Errorf("%d bytes are kept", now)
 	}
-	noError(t, g.Backward(g.Sum(y), nil))
+	must.Do(t, g.Backward(g.Sum(y), nil))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
@@ -156,7 +157,7 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 	const n = 256
 	w, b := leaf(t, []int64{n, n}), leaf(t, []int64{n})
 	ids, err := tensor.New(tensor.Int64, []int64{n})
-	noError(t, err)
+	must.Do(t, err)
 	for name, f := range map[string]func(g *Graph, x *Var) *Var{
 		"mul":       func(g *Graph, x *Var) *Var { return g.Mul(x, g.Scale(x, 2)) },
 		"matmul":    func(g *Graph, x *Var) *Var { return g.MatMul(x, g.Scale(x, 2)) },
@@ -182,9 +183,9 @@ func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 			before := reachable()
 			g := New(t.Context()).Keep(s)
 			loss := g.Sum(f(g, g.Scale(x, 0.5)))
-			noError(t, s.stream.Synchronize(t.Context()))
+			must.Do(t, s.stream.Synchronize(t.Context()))
 			within(t, "heap after the forward pass", reachable()-before, -slack, slack)
-			noError(t, g.Backward(loss, nil))
+			must.Do(t, g.Backward(loss, nil))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -23,7 +24,7 @@ import (
 func newSwap(t *testing.T, opts *SwapOptions) (*Swap, *slowFile) {
 	t.Helper()
 	s, err := NewSwap(t.Context(), host.New(nil), t.TempDir(), opts)
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -72,7 +73,7 @@ func (f *slowFile) Close() error { return f.file.Close() }
 // check compares the pages that were written and read so far.
 func (f *slowFile) check(t *testing.T, s *Swap, writes, reads []int64) {
 	t.Helper()
-	noError(t, s.stream.Synchronize(t.Context()))
+	must.Do(t, s.stream.Synchronize(t.Context()))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if d := cmp.Diff(map[string][]int64{"writes": writes, "reads": reads}, map[string][]int64{"writes": f.writes, "reads": f.reads}); d != "" {
@@ -111,7 +112,7 @@ func mustKeep(t *testing.T, s *Swap, x *tensor.Tensor) Kept {
 func mustGet(t *testing.T, k Kept, want float32) {
 	t.Helper()
 	x, err := k.Get(t.Context())
-	noError(t, err)
+	must.Do(t, err)
 	if !tensor.Equal(x, page(want)) {
 		t.Errorf("the tensor is not what was kept: it begins with %v; want %v", floats(x)[0], want)
 	}
@@ -137,7 +138,7 @@ func gradients(t testing.TB, shape []int64, wrap func(Func) Func, keep func(*Gra
 			floats(x)[j] = float32((j*7919+i*31)%1000)/1000 - 0.3
 		}
 		vars[i] = Leaf(x)
-		noError(t, vars[i].RequireGrad(true))
+		must.Do(t, vars[i].RequireGrad(true))
 	}
 	g := keep(New(t.Context()))
 	f := wrap(transformer)
@@ -146,7 +147,7 @@ func gradients(t testing.TB, shape []int64, wrap func(Func) Func, keep func(*Gra
 		y = f(g, y, vars[1], vars[2], vars[3])
 	}
 	loss := g.Sum(g.Mul(y, y))
-	noError(t, g.Backward(loss, nil))
+	must.Do(t, g.Backward(loss, nil))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
 	}
@@ -196,7 +197,7 @@ func TestSwapWritesSharedMemoryOnce(t *testing.T) {
 	mustGet(t, other, 4)
 	for _, k := range []Kept{c, b, a} {
 		y, err := k.Get(t.Context())
-		noError(t, err)
+		must.Do(t, err)
 		want := x
 		if k == b {
 			want = wide
@@ -220,7 +221,7 @@ func TestOperatorsShareASwappedTensor(t *testing.T) {
 		t.Fatal(g.Err())
 	}
 	f.check(t, s, []int64{0}, nil)
-	noError(t, g.Backward(g.Sum(z), nil))
+	must.Do(t, g.Backward(g.Sum(z), nil))
 	f.check(t, s, []int64{0}, []int64{0})
 }
 
@@ -250,7 +251,7 @@ func TestSwapWaitsForAWriteThatHasBegun(t *testing.T) {
 		return await(gate)
 	}
 	k := mustKeep(t, s, page(1))
-	noError(t, await(begun))
+	must.Do(t, await(begun))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := k.Get(ended); !errors.Is(err, context.Canceled) {
@@ -269,7 +270,7 @@ func TestOperandsComeBackLastFirst(t *testing.T) {
 	x := leaf(t, []int64{32, 32})
 	y := g.Sum(g.Mul(g.Scale(x, 2), g.Scale(x, 3)))
 	f.check(t, s, []int64{0, 1}, nil)
-	noError(t, g.Backward(y, nil))
+	must.Do(t, g.Backward(y, nil))
 	f.check(t, s, []int64{0, 1}, []int64{1, 0})
 }
 
@@ -280,7 +281,7 @@ func TestSwapDoesNotMistakeMemory(t *testing.T) {
 	for i := range 200 {
 		kept = append(kept, mustKeep(t, s, page(float32(i))))
 		if i%20 == 0 {
-			noError(t, s.stream.Synchronize(t.Context()))
+			must.Do(t, s.stream.Synchronize(t.Context()))
 			runtime.GC()
 		}
 	}
@@ -348,8 +349,8 @@ func TestSwapOverlapsWithComputation(t *testing.T) {
 	y := step(g, x, nil, func() error { return nil })
 	z := step(g, y, func() { close(forward) }, func() error { return await(reading) })
 	loss := g.Sum(z)
-	noError(t, s.stream.Synchronize(t.Context()))
-	noError(t, g.Backward(loss, nil))
+	must.Do(t, s.stream.Synchronize(t.Context()))
+	must.Do(t, g.Backward(loss, nil))
 	f.check(t, s, []int64{0, 4}, []int64{4, 0})
 }
 
@@ -363,7 +364,7 @@ func TestSwapGivesUpWritesThatAreNotNeeded(t *testing.T) {
 	mustGet(t, second, 2)
 	close(gate)
 	mustGet(t, first, 1) // after its write, if that has begun
-	noError(t, s.stream.Synchronize(t.Context()))
+	must.Do(t, s.stream.Synchronize(t.Context()))
 	if n := len(f.writes); n > 1 || len(f.reads) != 0 {
 		t.Errorf("%d tensors were written and %d read", n, len(f.reads))
 	}
@@ -381,7 +382,7 @@ func TestSwapWritesWhatIsStillKept(t *testing.T) {
 		return await(gate)
 	}
 	blocker := mustKeep(t, s, page(0))
-	noError(t, await(begun))
+	must.Do(t, await(begun))
 	x := page(1)
 	first := mustKeep(t, s, x)
 	mustGet(t, first, 1)
@@ -434,7 +435,7 @@ func TestSwapLeavesSomeTensors(t *testing.T) {
 	if now, _ := g.KeptBytes(); now != (64*64+31*33)*4 {
 		t.Errorf("%d bytes are in memory", now) // the product, which gelu keeps, and small
 	}
-	noError(t, g.Backward(loss, nil))
+	must.Do(t, g.Backward(loss, nil))
 }
 
 // Tensors that are not contiguous come back contiguous.
@@ -442,7 +443,7 @@ func TestSwapOfStridedTensors(t *testing.T) {
 	s, _ := newSwap(t, nil)
 	base := leaf(t, []int64{64, 48}).Data()
 	turned, err := base.Transpose(0, 1)
-	noError(t, err)
+	must.Do(t, err)
 	a, b := mustKeep(t, s, base), mustKeep(t, s, turned)
 	for k, want := range map[Kept]*tensor.Tensor{a: base, b: turned} {
 		if got, err := k.Get(t.Context()); err != nil || !tensor.Equal(got, want) {
@@ -501,7 +502,7 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 		s, f := newSwap(t, nil)
 		f.onRead = func() error { return io.ErrUnexpectedEOF }
 		g, y := build(s)
-		noError(t, s.stream.Synchronize(t.Context()))
+		must.Do(t, s.stream.Synchronize(t.Context()))
 		if err := g.Backward(y, nil); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("Backward = %v; want the error of the file", err)
 		}
@@ -513,7 +514,7 @@ func TestSwapErrorsAreTheGraphs(t *testing.T) {
 func TestSwapFile(t *testing.T) {
 	dir := t.TempDir()
 	s, err := NewSwap(t.Context(), host.New(nil), dir, nil)
-	noError(t, err)
+	must.Do(t, err)
 	defer s.Close()
 	if runtime.GOOS != "windows" {
 		if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 0 {
@@ -525,13 +526,13 @@ func TestSwapFile(t *testing.T) {
 		for i := range kept {
 			kept[i] = mustKeep(t, s, page(float32(i)))
 		}
-		noError(t, s.stream.Synchronize(t.Context()))
+		must.Do(t, s.stream.Synchronize(t.Context()))
 		for i := range kept {
 			mustGet(t, kept[i], float32(i))
 			kept[i].Release()
 			kept[i].Release() // does nothing
 		}
-		noError(t, s.stream.Synchronize(t.Context()))
+		must.Do(t, s.stream.Synchronize(t.Context()))
 	}
 	if info, err := s.file.(*os.File).Stat(); err != nil || info.Size() != 10*swapPage {
 		t.Errorf("the file has %v, %v; want ten pages", info, err)
@@ -562,16 +563,5 @@ func TestSwapForgetsGraphsThatAreGivenUp(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("%d tensors are still there", left)
 		}
-	}
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

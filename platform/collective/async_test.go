@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -94,9 +95,9 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 		gs := inproc.New(2)
 		var sent atomic.Int64
 		c, err := collective.NewWith(&fuse{Group: gs[0], blow: func() { sent.Add(1) }}, &collective.Options{InFlight: 2})
-		noError(t, err)
+		must.Do(t, err)
 		other, err := collective.New(gs[1])
-		noError(t, err)
+		must.Do(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		works := make([]*collective.Work, 5)
@@ -109,7 +110,7 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 			if got := sent.Load() - int64(done); got != int64(done+2) {
 				t.Errorf("%d calls done, %d have begun; want %d", done, got, done+2)
 			}
-			noError(t, other.AllReduce(t.Context(), of(1.0), collective.Sum))
+			must.Do(t, other.AllReduce(t.Context(), of(1.0), collective.Sum))
 		}
 		synctest.Wait()
 		cancel()

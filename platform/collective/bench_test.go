@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -67,14 +68,14 @@ func BenchmarkBroadcast(b *testing.B) {
 
 func BenchmarkAllGather(b *testing.B) {
 	measure(b, 16<<20, tensor.Float32, func(ctx context.Context, c *collective.Comm, x *tensor.Tensor) error {
-		part := must(x.Slice(0, 0, x.NumElements()/int64(c.Size()), 1))
+		part := must.Value(x.Slice(0, 0, x.NumElements()/int64(c.Size()), 1))
 		return c.AllGather(ctx, x, part.Clone())
 	})
 }
 
 func BenchmarkReduceScatter(b *testing.B) {
 	measure(b, 16<<20, tensor.Float32, func(ctx context.Context, c *collective.Comm, x *tensor.Tensor) error {
-		part := must(tensor.New(x.DType(), []int64{x.NumElements() / int64(c.Size())}))
+		part := must.Value(tensor.New(x.DType(), []int64{x.NumElements() / int64(c.Size())}))
 		return c.ReduceScatter(ctx, part, x, collective.Sum)
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -98,7 +99,7 @@ func bubble(t *testing.T, name string, fn func(t *testing.T)) {
 func zeros(t testing.TB, d tensor.DType, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	x, err := tensor.New(d, shape)
-	noError(t, err)
+	must.Do(t, err)
 	return x
 }
 
@@ -130,7 +131,7 @@ func TestNewNeedsMessenger(t *testing.T) {
 		t.Errorf("New of a group without messages = %v; want errors.ErrUnsupported", err)
 	}
 	c, err := collective.New(group.Solo())
-	noError(t, err)
+	must.Do(t, err)
 	x := of[float32](1, 2)
 	if err := c.AllReduce(t.Context(), x, collective.Avg); err != nil {
 		t.Error(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 )
 
@@ -76,7 +77,7 @@ func checkNext(t *testing.T, cs []*collective.Comm) {
 		if err := calls["sum"](t.Context(), cs[r]); !errors.Is(err, collective.ErrBroken) {
 			return fmt.Errorf("the next call = %v; want collective.ErrBroken", err)
 		}
-		c := must(cs[r].Renew(t.Context()))
+		c := must.Value(cs[r].Renew(t.Context()))
 		return errors.Join(calls["of 9000"](t.Context(), c), calls["sum"](t.Context(), c))
 	}) {
 		if err != nil {
@@ -115,7 +116,7 @@ func interruptedAfter(t *testing.T, messages int, call func(context.Context, *co
 		if r == 0 {
 			mine, g = ctx, &fuse{Group: gs[0], left: int64(messages), blow: cancel}
 		}
-		c := must(collective.NewWith(g, slow))
+		c := must.Value(collective.NewWith(g, slow))
 		if err := call(mine, c); err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func TestGoneRankFailsCalls(t *testing.T) {
 			const n = 4
 			gs := inproc.New(n)
 			errs := parallel(n, func(r int) error {
-				c := must(collective.NewWith(gs[r], slow))
+				c := must.Value(collective.NewWith(gs[r], slow))
 				if r == 2 {
 					time.Sleep(time.Second)
 					gs[r].Leave(errors.New("tired"))

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -16,17 +17,17 @@ import (
 // lastActs are calls that a program may end with.
 var lastActs = map[string]func(ctx context.Context, c *collective.Comm, n int64) error{
 	"all-reduce": func(ctx context.Context, c *collective.Comm, n int64) error {
-		return c.AllReduce(ctx, must(tensor.New(tensor.Float32, []int64{n})), collective.Sum)
+		return c.AllReduce(ctx, must.Value(tensor.New(tensor.Float32, []int64{n})), collective.Sum)
 	},
 	"broadcast": func(ctx context.Context, c *collective.Comm, n int64) error {
-		return c.Broadcast(ctx, must(tensor.New(tensor.Float32, []int64{n})), 0)
+		return c.Broadcast(ctx, must.Value(tensor.New(tensor.Float32, []int64{n})), 0)
 	},
 	"all-to-all": func(ctx context.Context, c *collective.Comm, n int64) error {
 		size := []int64{int64(c.Size()), n}
-		return c.AllToAll(ctx, must(tensor.New(tensor.Float32, size)), must(tensor.New(tensor.Float32, size)), collective.Splits{})
+		return c.AllToAll(ctx, must.Value(tensor.New(tensor.Float32, size)), must.Value(tensor.New(tensor.Float32, size)), collective.Splits{})
 	},
 	"a message": func(ctx context.Context, c *collective.Comm, n int64) error {
-		t := must(tensor.New(tensor.Float32, []int64{n}))
+		t := must.Value(tensor.New(tensor.Float32, []int64{n}))
 		switch c.Rank() {
 		case 0:
 			return c.Send(ctx, t, 1, 0)
@@ -37,13 +38,6 @@ var lastActs = map[string]func(ctx context.Context, c *collective.Comm, n int64)
 	},
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 // A rank that is done may leave: the others need nothing more of it.
 func TestLeaveAfterLastCall(t *testing.T) {
 	for name, act := range lastActs {
@@ -51,7 +45,7 @@ func TestLeaveAfterLastCall(t *testing.T) {
 			for _, ranks := range []int{2, 3, 5} {
 				what := fmt.Sprintf("%s of %d elements, %d ranks", name, n, ranks)
 				fn := func(ctx context.Context, g group.Group) error {
-					c := must(collective.New(g))
+					c := must.Value(collective.New(g))
 					return act(ctx, c, n)
 				}
 				for range 10 {
@@ -70,8 +64,8 @@ func TestLeaveAfterLastCall(t *testing.T) {
 // Ranks that leave after a refused call do not hide its error from other ranks.
 func TestLeaveAfterRefusedCall(t *testing.T) {
 	fn := func(ctx context.Context, g group.Group) error {
-		c := must(collective.New(g))
-		x := must(tensor.New(tensor.Float32, []int64{4}))
+		c := must.Value(collective.New(g))
+		x := must.Value(tensor.New(tensor.Float32, []int64{4}))
 		var err error
 		if g.Rank() == 1 {
 			err = c.Broadcast(ctx, x, 0)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -31,12 +32,12 @@ func TestReduceEqualsAllReduce(t *testing.T) {
 				// In place, and of memory that has gaps or is not aligned.
 				first := terms[0].Clone()
 				first, err := tensor.FromBytes(d, []int64{21}, append(make([]byte, 1), first.Contents()...)[1:])
-				noError(t, err)
+				must.Do(t, err)
 				gaps, err := zeros(t, d, 42).Slice(0, 0, 42, 2)
 				if err == nil {
 					err = tensor.Copy(gaps, terms[n-1])
 				}
-				noError(t, err)
+				must.Do(t, err)
 				others := append([]*tensor.Tensor{first}, terms[1:]...)
 				if n > 1 {
 					others[n-1] = gaps
@@ -52,7 +53,7 @@ func TestReduceEqualsAllReduce(t *testing.T) {
 func TestReduceRefuses(t *testing.T) {
 	x := zeros(t, tensor.Float32, 4)
 	none, err := tensor.Placeholder(tensor.Float32, []int64{4})
-	noError(t, err)
+	must.Do(t, err)
 	for name, c := range map[string]struct {
 		dst   *tensor.Tensor
 		op    collective.Op
@@ -75,17 +76,6 @@ func TestReduceRefuses(t *testing.T) {
 func expanded(t *testing.T) *tensor.Tensor {
 	t.Helper()
 	x, err := zeros(t, tensor.Float32, 1).Expand([]int64{4})
-	noError(t, err)
+	must.Do(t, err)
 	return x
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

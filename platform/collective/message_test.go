@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -134,7 +135,7 @@ func TestRecvCancelled(t *testing.T) {
 			t.Error(err)
 		}
 		// The header of a tensor whose elements never come.
-		noError(t, cs[0].Group().(group.Messenger).Send(t.Context(), 1, 1<<28, []byte{byte(tensor.Uint8), 0x80, 0x80, 0x80, 0x04}))
+		must.Do(t, cs[0].Group().(group.Messenger).Send(t.Context(), 1, 1<<28, []byte{byte(tensor.Uint8), 0x80, 0x80, 0x80, 0x04}))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
 		big := zeros(t, tensor.Uint8, 8<<20)
@@ -155,7 +156,7 @@ func TestRecvDetectsForeignMessage(t *testing.T) {
 		m := cs[0].Group().(group.Messenger)
 		head := []byte{byte(tensor.Uint8), 0x80, 0x80, 0x80, 0x04} // 8 MiB of uint8
 		for _, b := range [][]byte{head, make([]byte, 100)} {
-			noError(t, m.Send(t.Context(), 1, group.CollectiveTags, b))
+			must.Do(t, m.Send(t.Context(), 1, group.CollectiveTags, b))
 		}
 		big := zeros(t, tensor.Uint8, 8<<20)
 		err := cs[1].Recv(t.Context(), big, 0, 0)
@@ -172,7 +173,7 @@ func TestBadMessages(t *testing.T) {
 	bubble(t, "bad", func(t *testing.T) {
 		cs := comms(t, 2, nil)
 		expanded, err := of(1.0).Expand([]int64{6})
-		noError(t, err)
+		must.Do(t, err)
 		for name, c := range map[string]struct{ got, want error }{
 			"rank":     {cs[0].Send(t.Context(), of(1.0), 2, 0), group.ErrInvalid},
 			"tag":      {cs[0].Send(t.Context(), of(1.0), 1, collective.MaxTag+1), group.ErrInvalid},
@@ -193,7 +194,7 @@ func TestMessagesOfGoneRank(t *testing.T) {
 	bubble(t, "gone", func(t *testing.T) {
 		gs := inproc.New(2)
 		c, err := collective.New(gs[0])
-		noError(t, err)
+		must.Do(t, err)
 		w := c.IRecv(t.Context(), of(1.0), 1, 0)
 		gs[1].Leave(nil)
 		for _, err := range []error{w.Wait(t.Context()), c.Send(t.Context(), of(1.0), 1, 0)} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -114,9 +115,9 @@ func TestBadArgumentsFailEverywhere(t *testing.T) {
 	}
 	good := shuffle([]int64{2, 2, 2}, nil)
 	expanded, err := of[int16](1).Expand([]int64{6})
-	noError(t, err)
+	must.Do(t, err)
 	placeholder, err := tensor.Placeholder(tensor.Int16, []int64{6})
-	noError(t, err)
+	must.Do(t, err)
 	for name, c := range map[string]struct {
 		odd, others func(ctx context.Context, c *collective.Comm) error
 		want        error
@@ -188,12 +189,12 @@ func TestRefusedBroadcastWritesNothing(t *testing.T) {
 	bubble(t, "4 ranks", func(t *testing.T) {
 		gs := inproc.New(4)
 		errs := parallel(4, func(r int) error {
-			c := must(collective.New(gs[r]))
+			c := must.Value(collective.New(gs[r]))
 			n := int64(4)
 			if r == 3 {
 				n++
 			}
-			x := must(tensor.Full(tensor.Float32, []int64{n}, float32(r+1)))
+			x := must.Value(tensor.Full(tensor.Float32, []int64{n}, float32(r+1)))
 			was := x.Clone()
 			if err := c.Broadcast(t.Context(), x, 0); !errors.Is(err, group.ErrDisagree) {
 				return fmt.Errorf("Broadcast = %v; want ErrDisagree", err)

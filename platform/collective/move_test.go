@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -46,7 +47,7 @@ func TestAllGather(t *testing.T) {
 							return err
 						}
 						for r := range n {
-							part := must(dst.Slice(0, int64(r)*67, int64(r+1)*67, 1))
+							part := must.Value(dst.Slice(0, int64(r)*67, int64(r+1)*67, 1))
 							if err := same(fmt.Sprintf("part %d of %v", r, d), part, numbers(t, d, r, 67)); err != nil {
 								return err
 							}
@@ -206,7 +207,7 @@ func labels(from, to int, n int64) []int64 {
 func reshape(t testing.TB, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	y, err := tensor.FromBytes(x.DType(), shape, x.Contents())
-	noError(t, err)
+	must.Do(t, err)
 	return y
 }
 
@@ -215,9 +216,9 @@ func reshape(t testing.TB, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
 func transposed(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	t.Helper()
 	turned, err := x.Transpose(0, 1)
-	noError(t, err)
+	must.Do(t, err)
 	back, err := turned.Clone().Transpose(0, 1)
-	noError(t, err)
+	must.Do(t, err)
 	return back
 }
 
@@ -278,7 +279,7 @@ func TestUnalignedMemory(t *testing.T) {
 		bubble(t, name, func(t *testing.T) {
 			onRanks(t, 3, o, func(c *collective.Comm) error {
 				mem := make([]byte, 401)[1:]
-				x := must(tensor.FromBytes(tensor.Float32, []int64{100}, mem))
+				x := must.Value(tensor.FromBytes(tensor.Float32, []int64{100}, mem))
 				fill(t, x, 2)
 				want := zeros(t, tensor.Float32, 100)
 				fill(t, want, 6)

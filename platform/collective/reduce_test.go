@@ -6,6 +6,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -72,7 +73,7 @@ func unsigned(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	}
 	x = cast(t, x, tensor.Complex128)
 	values, err := tensor.Values[complex128](x)
-	noError(t, err)
+	must.Do(t, err)
 	for i := range values {
 		values[i] += 0
 	}
@@ -107,7 +108,7 @@ func testReduceScatter(t *testing.T, n int, d tensor.DType, op collective.Op, o 
 		if err := c.ReduceScatter(t.Context(), dst, src, op); err != nil {
 			return err
 		}
-		want := must(all.Slice(0, rows*int64(c.Rank()), rows*int64(c.Rank()+1), 1))
+		want := must.Value(all.Slice(0, rows*int64(c.Rank()), rows*int64(c.Rank()+1), 1))
 		if err := same("source", src, xs[c.Rank()]); err != nil {
 			return err
 		}
@@ -175,8 +176,8 @@ func TestSmallFloatsAreRoundedOnce(t *testing.T) {
 func fill(t testing.TB, x *tensor.Tensor, v float32) {
 	t.Helper()
 	one, err := reshape(t, of(v)).Expand(x.Shape())
-	noError(t, err)
-	noError(t, tensor.Convert(x, one, tensor.CastAny))
+	must.Do(t, err)
+	must.Do(t, tensor.Convert(x, one, tensor.CastAny))
 }
 
 func TestMaxAndMinReturnNaN(t *testing.T) {
@@ -193,7 +194,7 @@ func TestMaxAndMinReturnNaN(t *testing.T) {
 						if err := c.AllReduce(t.Context(), x, op); err != nil {
 							return err
 						}
-						got := must(tensor.Values[float64](cast(t, x, tensor.Float64)))
+						got := must.Value(tensor.Values[float64](cast(t, x, tensor.Float64)))
 						if want := map[collective.Op]float64{collective.Max: 4, collective.Min: 3}[op]; !math.IsNaN(got[0]) || got[3] != want {
 							return fmt.Errorf("%v of %v = %v; want NaN first and %v last", op, d, got, want)
 						}
@@ -214,11 +215,11 @@ func TestBools(t *testing.T) {
 			} {
 				onRanks(t, 2, o, func(c *collective.Comm) error {
 					mem := [][]byte{{0, 2, 0, 4}, {0, 0, 1, 3}}[c.Rank()]
-					x := must(tensor.FromBytes(tensor.Bool, []int64{4}, mem))
+					x := must.Value(tensor.FromBytes(tensor.Bool, []int64{4}, mem))
 					if err := c.AllReduce(t.Context(), x, op); err != nil {
 						return err
 					}
-					w := must(tensor.FromBytes(tensor.Bool, []int64{4}, want))
+					w := must.Value(tensor.FromBytes(tensor.Bool, []int64{4}, want))
 					return same(op.String(), x, w)
 				})
 			}

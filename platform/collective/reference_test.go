@@ -3,6 +3,7 @@ package collective_test
 import (
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -49,7 +50,7 @@ func numbers(t testing.TB, d tensor.DType, r, n int) *tensor.Tensor {
 func cast(t testing.TB, x *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	t.Helper()
 	out := zeros(t, d, x.Shape()...)
-	noError(t, tensor.Convert(out, x, tensor.CastAny))
+	must.Do(t, tensor.Convert(out, x, tensor.CastAny))
 	return out
 }
 
@@ -80,10 +81,10 @@ func reduced(t testing.TB, op collective.Op, xs []*tensor.Tensor) *tensor.Tensor
 func fold[E tensor.Element](t testing.TB, op collective.Op, sum *tensor.Tensor, xs []*tensor.Tensor, step func(op collective.Op, a, b E, last int) E) {
 	t.Helper()
 	s, err := tensor.Values[E](sum)
-	noError(t, err)
+	must.Do(t, err)
 	for r, x := range xs {
 		v, err := tensor.Values[E](x)
-		noError(t, err)
+		must.Do(t, err)
 		last := 0
 		if r == len(xs)-1 {
 			last = len(xs)

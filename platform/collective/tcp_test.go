@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -122,21 +123,21 @@ func TestAllToAllPartsInPlace(t *testing.T) {
 	}
 	for _, cols := range []int64{2 * collective.ShortestRun / 4, 8} { // of both ranks
 		for r, err := range parallel(n, func(r int) error {
-			c := must(collective.NewWith(groups[r], &collective.Options{Piece: 64 << 10}))
+			c := must.Value(collective.NewWith(groups[r], &collective.Options{Piece: 64 << 10}))
 			dst := zeros(t, tensor.Float32, n*rows*cols/2)
-			whole := must(matrix(t, r, rows, cols))
+			whole := must.Value(matrix(t, r, rows, cols))
 			out, in := make([][]*tensor.Tensor, n), make([][]*tensor.Tensor, n)
 			for to := range int64(n) {
-				half := must(whole.Slice(1, to*cols/2, (to+1)*cols/2, 1))
-				part := must(dst.Slice(0, to*rows*cols/2, (to+1)*rows*cols/2, 1))
+				half := must.Value(whole.Slice(1, to*cols/2, (to+1)*cols/2, 1))
+				part := must.Value(dst.Slice(0, to*rows*cols/2, (to+1)*rows*cols/2, 1))
 				out[to], in[to] = []*tensor.Tensor{half}, []*tensor.Tensor{part}
 			}
 			if err := c.AllToAllParts(t.Context(), in, out); err != nil {
 				return err
 			}
 			for from := range int64(n) {
-				all := must(matrix(t, int(from), rows, cols))
-				want := must(all.Slice(1, int64(r)*cols/2, int64(r+1)*cols/2, 1))
+				all := must.Value(matrix(t, int(from), rows, cols))
+				want := must.Value(all.Slice(1, int64(r)*cols/2, int64(r+1)*cols/2, 1))
 				if got := in[from][0].Contents(); !bytes.Equal(got, want.Contents()) {
 					return fmt.Errorf("other elements from rank %d than it has sent", from)
 				}

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -18,11 +19,11 @@ import (
 func counted(t testing.TB, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	n, err := tensor.NumElements(shape)
-	noError(t, err)
+	must.Do(t, err)
 	flat, err := tensor.Arange(0, int32(n), 1)
-	noError(t, err)
+	must.Do(t, err)
 	x, err := tensor.FromBytes(tensor.Int32, shape, flat.Contents())
-	noError(t, err)
+	must.Do(t, err)
 	return x
 }
 
@@ -40,7 +41,7 @@ func (c *counter) ReadAt(p []byte, off int64) (int, error) {
 func save(t testing.TB, tensors map[string]*tensor.Tensor) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	noError(t, host.New(nil).SaveTensors(&b, maps.All(tensors), nil))
+	must.Do(t, host.New(nil).SaveTensors(&b, maps.All(tensors), nil))
 	return b.Bytes()
 }
 
@@ -49,7 +50,7 @@ func TestReadSliceMatchesTensor(t *testing.T) {
 	x := counted(t, 40, 3, 300, 7) // a row of the second dimension is larger than a small span
 	b := save(t, map[string]*tensor.Tensor{"x": x, "before": counted(t, 5)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b), int64(len(b)))
-	noError(t, err)
+	must.Do(t, err)
 	rapid.Check(t, func(t *rapid.T) {
 		var box tensor.Box
 		for _, n := range x.Shape() {
@@ -58,7 +59,7 @@ func TestReadSliceMatchesTensor(t *testing.T) {
 			box.Sizes = append(box.Sizes, rapid.Int64Range(0, n-o).Draw(t, "size"))
 		}
 		want, err := x.Narrow(box)
-		noError(t, err)
+		must.Do(t, err)
 		got, err := platform.ReadSlice(f, "x", box)
 		if err != nil || !tensor.Equal(got, want) {
 			t.Fatalf("slice %v = %v, %v; want the slice of the tensor", box, got, err)
@@ -73,7 +74,7 @@ func TestReadSliceReadsLittle(t *testing.T) {
 	b := save(t, map[string]*tensor.Tensor{"x": x})
 	r := &counter{ReaderAt: bytes.NewReader(b)}
 	f, err := host.New(nil).OpenTensors(r, int64(len(b)))
-	noError(t, err)
+	must.Do(t, err)
 	for _, c := range []struct {
 		box  tensor.Box
 		most int64
@@ -91,7 +92,7 @@ func TestReadSliceReadsLittle(t *testing.T) {
 
 func TestSaveTensorsRefuses(t *testing.T) {
 	complexes, err := tensor.New(tensor.Complex64, []int64{2})
-	noError(t, err)
+	must.Do(t, err)
 	var b bytes.Buffer
 	for claim, x := range map[string]*tensor.Tensor{"a dtype that the format lacks": complexes, "no tensor": nil} {
 		err := host.New(nil).SaveTensors(&b, maps.All(map[string]*tensor.Tensor{"x": x}), nil)
@@ -115,7 +116,7 @@ func TestSaveTensorsRefuses(t *testing.T) {
 func TestTruncatedFilesAreErrors(t *testing.T) {
 	b := save(t, map[string]*tensor.Tensor{"x": counted(t, 1<<20)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b[:len(b)-1]), int64(len(b)))
-	noError(t, err)
+	must.Do(t, err)
 	if x, err := platform.ReadTensor(f, "x"); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("ReadTensor beyond the end = %v, %v; want io.ErrUnexpectedEOF", x, err)
 	}
@@ -139,15 +140,4 @@ func FuzzOpenTensors(f *testing.F) {
 			t.Fatalf("what was read cannot be saved: %v", err)
 		}
 	})
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

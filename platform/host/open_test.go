@@ -6,13 +6,14 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 )
 
 func TestOpenByName(t *testing.T) {
 	p, err := platform.Open(strings.ToUpper(host.Name), inproc.New(3)[2], host.Factory())
-	noError(t, err)
+	must.Do(t, err)
 	if p.Name() != host.Name || p.World().Rank() != 2 || p.World().Size() != 3 {
 		t.Errorf("Open = %s, rank %d of %d; want rank 2 of 3", p.Name(), p.World().Rank(), p.World().Size())
 	}

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 )
 
 func TestRegionsAreInTheTrace(t *testing.T) {
 	var b bytes.Buffer
-	noError(t, trace.Start(&b))
+	must.Do(t, trace.Start(&b))
 	ctx, end := platform.Region(t.Context(), host.New(nil), "outer-region")
 	_, endInner := platform.Region(ctx, host.New(nil), "inner-region")
 	endInner()
@@ -42,7 +43,7 @@ func TestRegionsLabelProfiles(t *testing.T) {
 func goroutineLabels(t *testing.T) string {
 	t.Helper()
 	var b bytes.Buffer
-	noError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
+	must.Do(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
 	var out []string
 	for line := range strings.Lines(b.String()) {
 		if strings.HasPrefix(line, "# labels:") {

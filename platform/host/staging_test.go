@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -25,7 +26,7 @@ import (
 func newStager(t *testing.T) platform.Stager {
 	t.Helper()
 	s, err := host.New(nil).NewStager(1 << 20)
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -49,9 +50,9 @@ func TestStagerNeedsMemory(t *testing.T) {
 func TestStagerKeepsShardedTensors(t *testing.T) {
 	s := newStager(t)
 	w, err := shard.Zeros[uint8](shard.Rows(2), []int64{4, 8}, 1)
-	noError(t, err)
+	must.Do(t, err)
 	staged, release, err := s.Stage(t.Context(), []any{w, plan.Whole(w.Local())})
-	noError(t, err)
+	must.Do(t, err)
 	defer release()
 	got := staged.([]any)[0].(plan.Checkpointable)
 	if !slices.Equal(got.GlobalShape(), w.GlobalShape()) || !reflect.DeepEqual(got.Boxes(), w.Boxes()) || got.DType() != tensor.Uint8 {
@@ -80,7 +81,7 @@ func TestStagerCopiesValues(t *testing.T) {
 		map[string]any{"a": []any{nil, []byte{1}}}, map[string]int(nil), []string(nil), none, (*shard.Tensor)(nil), nil, 1 + 2i, true,
 	}
 	staged, release, err := s.Stage(t.Context(), tree)
-	noError(t, err)
+	must.Do(t, err)
 	defer release()
 	if got := staged.([]any); !reflect.DeepEqual(got, tree) {
 		t.Errorf("staged %#v; want %#v", got, tree)

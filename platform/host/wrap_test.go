@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 )
@@ -23,7 +24,7 @@ func sub(t *testing.T, ps []platform.Platform, ranks ...int) []group.Group {
 		wg.Go(func() { out[r], errs[r] = p.World().(*host.Group).Unwrap().Sub(t.Context(), ranks) })
 	}
 	wg.Wait()
-	noError(t, errors.Join(errs...))
+	must.Do(t, errors.Join(errs...))
 	return out
 }
 
@@ -41,7 +42,7 @@ func TestWrap(t *testing.T) {
 	made := sub(t, ps, 0, 2)
 	for i, r := range []int{0, 2} {
 		g, err := adopt(ps[r], made[r])
-		noError(t, err)
+		must.Do(t, err)
 		if got, err := g.GlobalRank(1); got != 2 || g.Rank() != i || err != nil {
 			t.Errorf("rank %d is %d, and the second of [0 2] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
 		}
@@ -63,7 +64,7 @@ func TestWrapKeepsTheOrder(t *testing.T) {
 	made := sub(t, ps, 2, 0)
 	for i, r := range []int{2, 0} {
 		g, err := adopt(ps[r], made[r])
-		noError(t, err)
+		must.Do(t, err)
 		if got, err := g.GlobalRank(0); got != 2 || g.Rank() != i || err != nil {
 			t.Errorf("rank %d is %d, and the first of [2 0] %d, %v; want %d and 2", r, g.Rank(), got, err, i)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -35,14 +36,6 @@ func onRanks(ctx context.Context, n int, f func(ctx context.Context, p platform.
 	}
 	wg.Wait()
 	return errs
-}
-
-// must returns v. An error panics, which onRanks and staying return as an error.
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // drawMesh returns a mesh of n ranks in any order.
@@ -265,16 +258,16 @@ func TestClipGradNormEqualsUnsharded(t *testing.T) {
 		by := min(1, maxNorm/(want+1e-6))
 		norms := make([]float64, c.ranks)
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms := must(Connect(ctx, pf, c.meshes...))
+			comms := must.Value(Connect(ctx, pf, c.meshes...))
 			rank := pf.World().Rank()
-			params := must(c.params(rank))
-			norms[rank] = must(ClipGradNorm(ctx, params, comms, maxNorm, p, &ClipOptions{Finite: true}))
+			params := must.Value(c.params(rank))
+			norms[rank] = must.Value(ClipGradNorm(ctx, params, comms, maxNorm, p, &ClipOptions{Finite: true}))
 			i := -1
 			for name, p := range params {
 				if i++; p.Var().Grad() == nil {
 					continue
 				}
-				share := must(c.share(i, rank, c.grads[i]))
+				share := must.Value(c.share(i, rank, c.grads[i]))
 				got, before := floats(rt, p.Var().Grad()), floats(rt, share)
 				for k := range got {
 					if !near(float64(got[k]), float64(before[k])*by) {
@@ -301,9 +294,9 @@ func TestReduceGradsSumsReplicas(t *testing.T) {
 		c := drawGrads(rt)
 		without := rapid.IntRange(0, c.ranks-1).Draw(rt, "rank without gradients")
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms := must(Connect(ctx, pf, c.meshes...))
+			comms := must.Value(Connect(ctx, pf, c.meshes...))
 			rank := pf.World().Rank()
-			params := must(c.params(rank))
+			params := must.Value(c.params(rank))
 			for _, p := range params {
 				if rank == without {
 					p.Var().SetGrad(nil)
@@ -319,7 +312,7 @@ func TestReduceGradsSumsReplicas(t *testing.T) {
 				if i++; c.grads[i] == nil || p.Local().NumElements() == 0 {
 					continue
 				}
-				share := must(c.share(i, rank, c.grads[i]))
+				share := must.Value(c.share(i, rank, c.grads[i]))
 				got, want := make([]float32, share.NumElements()), floats(rt, times(rt, share, c.replicas(rt, i, rank, without)))
 				if g := p.Var().Grad(); g != nil {
 					got = floats(rt, g)
@@ -344,7 +337,7 @@ func (c gradCase) replicas(t testingT, i, rank, without int) float32 {
 	t.Helper()
 	boxes := func(r int) []shard.Part {
 		parts, err := c.layouts[i].Parts(c.shapes[i], r)
-		noError(t, err)
+		must.Do(t, err)
 		return parts
 	}
 	sum := float32(0)
@@ -378,12 +371,12 @@ func TestClipGradNormOnOneMesh(t *testing.T) {
 	for _, p := range []float64{0, 1, 2, 3.5, math.Inf(1), math.Inf(-1)} {
 		norms := make([]float64, c.ranks)
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {
-			comms := must(Connect(ctx, pf, mesh))
-			params := must(c.params(pf.World().Rank()))
-			norms[pf.World().Rank()] = must(ClipGradNorm(ctx, params, comms, 1, p, nil))
+			comms := must.Value(Connect(ctx, pf, mesh))
+			params := must.Value(c.params(pf.World().Rank()))
+			norms[pf.World().Rank()] = must.Value(ClipGradNorm(ctx, params, comms, 1, p, nil))
 			return nil
 		})
-		noError(t, errors.Join(errs...))
+		must.Do(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if want := c.naive(p); !near(norm, want) {
 				t.Errorf("%g-norm %g on rank %d, want %g", p, norm, r, want)
@@ -399,14 +392,14 @@ func clip(t *testing.T, n int, have map[int]float32, p float64, finite bool) (no
 	norms, grads = make([]float64, n), make([][]float32, n)
 	layout := shard.Rows(n)
 	errs = onRanks(t.Context(), n, func(ctx context.Context, pf platform.Platform) error {
-		comms := must(Connect(ctx, pf, layout.Mesh))
+		comms := must.Value(Connect(ctx, pf, layout.Mesh))
 		rank := pf.World().Rank()
 		w := param(t, counted(t, int64(n)))
 		if err := w.SetLayout(layout, rank); err != nil {
 			return err
 		}
 		if v, ok := have[rank]; ok {
-			g := must(tensor.Of([]int64{1}, []float32{v}))
+			g := must.Value(tensor.Of([]int64{1}, []float32{v}))
 			w.Var().SetGrad(g)
 		}
 		var err error
@@ -439,7 +432,7 @@ func TestClipGradNormWithRanksWithoutGradients(t *testing.T) {
 		{map[int]float32{0: float32(inf)}, -1, inf},
 	} {
 		norms, grads, errs := clip(t, 3, c.have, c.p, false)
-		noError(t, errors.Join(errs...))
+		must.Do(t, errors.Join(errs...))
 		for r, norm := range norms {
 			if _, ok := c.have[r]; norm != c.want || ok != (grads[r] != nil) {
 				t.Errorf("%g-norm of %v is %g on rank %d, want %g", c.p, c.have, norm, r, c.want)
@@ -474,9 +467,9 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 	w := param(t, counted(t, 2))
 	whole := counted(t, 2, 2)
 	column, err := whole.Slice(1, 0, 1, 1)
-	noError(t, err)
+	must.Do(t, err)
 	strided, err := tensor.StridedSlice(whole, []int64{0, 1}, []int64{2, 2}, []int64{1, 1})
-	noError(t, err)
+	must.Do(t, err)
 	other := param(t, counted(t, 2, 1))
 	w.Var().SetGrad(counted(t, 2))
 	other.Var().SetGrad(column)
@@ -500,7 +493,7 @@ func TestClipGradNormScalesInPlace(t *testing.T) {
 
 func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	half, err := tensor.New(tensor.Float16, []int64{4})
-	noError(t, err)
+	must.Do(t, err)
 	for _, c := range []struct {
 		name       string
 		layout     shard.Layout
@@ -520,7 +513,7 @@ func TestClipGradNormRefusesWhatItCannotCompute(t *testing.T) {
 	} {
 		p := param(t, counted(t, 4))
 		if c.layout != nil {
-			noError(t, p.SetLayout(c.layout, c.rank))
+			must.Do(t, p.SetLayout(c.layout, c.rank))
 		}
 		p.Var().SetGrad(c.grad)
 		if _, err := ClipGradNorm(t.Context(), inOrder(map[string]*Param{"w": p}), nil, c.maxNorm, c.p, nil); err == nil || c.want != nil && !errors.Is(err, c.want) {
@@ -539,7 +532,7 @@ func TestReduceGradsRefusesWhatItCannotReduce(t *testing.T) {
 		"boxes without a mesh": {shard.Boxes(map[int]tensor.Box{0: tensor.Whole([]int64{4})}), errors.ErrUnsupported},
 	} {
 		p := param(t, counted(t, 4))
-		noError(t, p.SetLayout(c.layout, 0))
+		must.Do(t, p.SetLayout(c.layout, 0))
 		if err := ReduceGrads(t.Context(), inOrder(map[string]*Param{"w": p}), nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -572,7 +565,7 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 	sizes := make([][2]int, 7)
 	sums := make([][2]float32, 7)
 	errs := onRanks(t.Context(), 7, func(ctx context.Context, pf platform.Platform) error {
-		comms := must(Connect(ctx, pf, mesh))
+		comms := must.Value(Connect(ctx, pf, mesh))
 		rank := pf.World().Rank()
 		if _, err := comms.Line(shard.Mesh{Shape: []int{7}}, 0); !errors.Is(err, shard.ErrLayout) {
 			return fmt.Errorf("another mesh: %v", err)
@@ -596,12 +589,12 @@ func TestConnectFindsTheLinesOfAMesh(t *testing.T) {
 				return err
 			}
 			sizes[rank][dim] = c.Size()
-			v := must(tensor.Values[float32](t))
+			v := must.Value(tensor.Values[float32](t))
 			sums[rank][dim] = v[0]
 		}
 		return nil
 	})
-	noError(t, errors.Join(errs...))
+	must.Do(t, errors.Join(errs...))
 	wantSizes := [][2]int{{}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}, {2, 3}}
 	wantSums := [][2]float32{{}, {5, 9}, {7, 9}, {9, 12}, {5, 12}, {7, 12}, {9, 9}}
 	if d := cmp.Diff(wantSizes, sizes) + cmp.Diff(wantSums, sums); d != "" {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -14,7 +15,7 @@ import (
 func input(t testingT, shape ...int64) *autograd.Var {
 	t.Helper()
 	x := autograd.Leaf(counted(t, shape...))
-	noError(t, x.RequireGrad(true))
+	must.Do(t, x.RequireGrad(true))
 	return x
 }
 
@@ -86,7 +87,7 @@ func TestBackwardPreHookReplacesTheGradientOfTheOutput(t *testing.T) {
 		return nil, nil
 	})
 	g := autograd.New(t.Context())
-	noError(t, g.Backward(g.Scale(m.Call(g, x, y), 2), nil))
+	must.Do(t, g.Backward(g.Scale(m.Call(g, x, y), 2), nil))
 	if d := cmp.Diff([]float32{2, 20}, seen); d != "" {
 		t.Error(d)
 	}
@@ -113,7 +114,7 @@ func TestBackwardHookSeesAndReplacesGradients(t *testing.T) {
 		return []*tensor.Tensor{times(t, in[0], 100), nil}, nil
 	})
 	g := autograd.New(t.Context())
-	noError(t, g.Backward(g.Scale(m.Call(g, x, y), 2), nil))
+	must.Do(t, g.Backward(g.Scale(m.Call(g, x, y), 2), nil))
 	if calls != 1 || grad(t, x) != 600 || y.Grad() != nil {
 		t.Errorf("%d calls, gradients %v and %v", calls, grad(t, x), y.Grad())
 	}
@@ -167,7 +168,7 @@ func TestHooksRunInOrder(t *testing.T) {
 	}
 	removes["a"]()
 	g := autograd.New(t.Context())
-	noError(t, g.Backward(m.Call(g, input(t), input(t)), nil))
+	must.Do(t, g.Backward(m.Call(g, input(t), input(t)), nil))
 	want := []string{"forward d", "forward c", "forward b"}
 	for _, when := range []string{"before", "after"} {
 		for _, name := range []string{"d", "c", "a", "b"} {
@@ -244,7 +245,7 @@ func TestHooksReplaceInsideCheckpoints(t *testing.T) {
 			o.Wrap(Checkpointed(autograd.SaveOps("mul", "entry", "exit")))
 		}
 		g := autograd.New(t.Context())
-		noError(t, g.Backward(o.Call(g, x), nil))
+		must.Do(t, g.Backward(o.Call(g, x), nil))
 		return grad(t, x), grad(t, m.Param("w").Var())
 	}
 	for _, wrap := range []bool{false, true} {
@@ -285,7 +286,7 @@ func TestGradientsOfHooksStay(t *testing.T) {
 		g := autograd.New(t.Context())
 		passed := g.Reshape(x, 2)
 		y := g.Scale(m.Call(g, g.Reshape(passed, 1, 2)), 3)
-		noError(t, g.Backward(g.Sum(g.Add(g.Add(y, g.Reshape(other, 2)), g.Scale(passed, 5))), nil))
+		must.Do(t, g.Backward(g.Sum(g.Add(g.Add(y, g.Reshape(other, 2)), g.Scale(passed, 5))), nil))
 		if d := cmp.Diff([]float32{1, 2}, floats(t, mine)); d != "" {
 			t.Errorf("what the hook returned has changed: %s", d)
 		}
@@ -303,7 +304,7 @@ func TestGradientsOfHooksStay(t *testing.T) {
 func view(t testingT, x *tensor.Tensor, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	y, err := tensor.Of(shape, floats(t, x))
-	noError(t, err)
+	must.Do(t, err)
 	return y
 }
 
@@ -318,7 +319,7 @@ func TestGradientOfABackwardPreHookStays(t *testing.T) {
 	x := input(t, 1, 2)
 	g := autograd.New(t.Context())
 	y := g.Scale(m.Call(g, x), 3)
-	noError(t, g.Backward(g.Sum(g.Add(y, g.Reshape(other, 2))), nil))
+	must.Do(t, g.Backward(g.Sum(g.Add(y, g.Reshape(other, 2))), nil))
 	if d := cmp.Diff([][]float32{{1, 2}, {3, 4}}, [][]float32{floats(t, mine), floats(t, x.Grad())}); d != "" {
 		t.Error(d)
 	}
@@ -345,7 +346,7 @@ func TestErrorsOfHooks(t *testing.T) {
 	bad := errors.New("bad")
 	one := counted(t)
 	half, err := tensor.Cast(one, tensor.Float16)
-	noError(t, err)
+	must.Do(t, err)
 	for _, c := range []struct {
 		name string
 		add  func(m *Module)

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -44,14 +45,14 @@ func gathered(ctx context.Context, p *Param, mesh shard.Mesh, comms *Comms) (*te
 // its ranks.
 func TestGatherInMeshOrder(t *testing.T) {
 	check := func(ctx context.Context, pf platform.Platform, mesh shard.Mesh) error {
-		comms := must(Connect(ctx, pf, mesh))
+		comms := must.Value(Connect(ctx, pf, mesh))
 		whole := counted(t, int64(4*mesh.Size()), 2)
 		p := param(t, whole)
 		layout := shard.Placed{Mesh: mesh, Placements: slices.Repeat([]shard.Placement{shard.Shard(0)}, len(mesh.Shape))}
 		if err := p.SetLayout(layout, pf.World().Rank()); err != nil {
 			return err
 		}
-		got := must(gathered(ctx, p, mesh, comms))
+		got := must.Value(gathered(ctx, p, mesh, comms))
 		if !tensor.Equal(got, whole) {
 			return fmt.Errorf("%v gathers %v", mesh, floats(t, got))
 		}
@@ -94,13 +95,13 @@ func TestLinesAreNumberedInMeshOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mesh := drawMesh(rt, rapid.IntRange(1, 8).Draw(rt, "ranks"))
 		errs := onRanks(t.Context(), mesh.Size(), func(ctx context.Context, pf platform.Platform) error {
-			comms := must(Connect(ctx, pf, mesh))
+			comms := must.Value(Connect(ctx, pf, mesh))
 			at := pf.World().Rank()
 			if mesh.Ranks != nil {
 				at = slices.Index(mesh.Ranks, at)
 			}
 			for dim, n := range slices.Backward(mesh.Shape) {
-				comm := must(comms.Line(mesh, dim))
+				comm := must.Value(comms.Line(mesh, dim))
 				if comm.Rank() != at%n || comm.Size() != n {
 					return fmt.Errorf("dimension %d of %v: rank %d of %d, want %d of %d", dim, mesh, comm.Rank(), comm.Size(), at%n, n)
 				}
@@ -126,8 +127,8 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 		each := func(layout shard.Layout, init Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 			t.Helper()
 			errs := onRanks(t.Context(), 4, func(ctx context.Context, p platform.Platform) error {
-				m := must(cutModel(init, layout, p.World().Rank()))
-				g := must(platform.Comm(p.World()))
+				m := must.Value(cutModel(init, layout, p.World().Rank()))
+				g := must.Value(platform.Comm(p.World()))
 				return f(ctx, m, g)
 			})
 			if err := errors.Join(errs...); err != nil {
@@ -143,7 +144,7 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 			if _, err := cairn.Load(ctx, store, cairn.State{"model": m}, &cairn.LoadOptions{Group: g}); err != nil {
 				return err
 			}
-			want := must(cutModel(counting, over(1, 3, 2, 0), g.Rank()))
+			want := must.Value(cutModel(counting, over(1, 3, 2, 0), g.Rank()))
 			for name, p := range want.Params() {
 				if got := m.Param(name).Local(); !tensor.Equal(got, p.Local()) {
 					return fmt.Errorf("%s is %v, want %v", name, floats(t, got), floats(t, p.Local()))
@@ -152,10 +153,10 @@ func TestModuleOfAPermutedMeshIsSavedAndLoaded(t *testing.T) {
 			return nil
 		})
 		state, _, err := cairn.LoadNew(t.Context(), store, nil)
-		noError(t, err)
+		must.Do(t, err)
 		whole := model(counting)
 		got, err := platform.Tensors(state)
-		noError(t, err)
+		must.Do(t, err)
 		for param, p := range whole.Params() {
 			if !tensor.Equal(got["model."+param], p.Local()) {
 				t.Errorf("%s: %s is %v", name, param, got["model."+param])

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -49,7 +50,7 @@ func normal() Init { return Normal(0.5, rand.New(rand.NewPCG(1, 2))) }
 func ids(t testingT, v ...int64) *autograd.Var {
 	t.Helper()
 	x, err := tensor.Of([]int64{int64(len(v))}, v)
-	noError(t, err)
+	must.Do(t, err)
 	return autograd.Leaf(x)
 }
 
@@ -151,7 +152,7 @@ func TestReplaceTakesEffect(t *testing.T) {
 	m := model(normal())
 	old := m.Param("emb.weight")
 	p := param(t, counted(t, 5, 4))
-	noError(t, m.Replace("self.emb.weight", p))
+	must.Do(t, m.Replace("self.emb.weight", p))
 	if m.Param("emb.weight") != p || m.Param("head.weight") != old {
 		t.Error("the wrong parameters were replaced")
 	}
@@ -222,7 +223,7 @@ func TestInitParamsVisitsAll(t *testing.T) {
 		}
 		return p.Load(counted(t, p.LocalShape()...))
 	})
-	noError(t, err)
+	must.Do(t, err)
 	if d := cmp.Diff(modelParams, names); d != "" {
 		t.Error(d)
 	}
@@ -244,7 +245,7 @@ func TestInitParamsVisitsAll(t *testing.T) {
 
 func TestStateHasSharesAndTensors(t *testing.T) {
 	m := model(normal())
-	noError(t, m.Param("blocks.0.up.weight").SetLayout(shard.Rows(2), 0))
+	must.Do(t, m.Param("blocks.0.up.weight").SetLayout(shard.Rows(2), 0))
 	s, err := m.State()
 	if err != nil || len(s) != len(modelParams)+1 {
 		t.Fatal(len(s), err)
@@ -269,11 +270,11 @@ func TestStateHasSharesAndTensors(t *testing.T) {
 func TestLoadStateCopies(t *testing.T) {
 	from, to := model(normal()), model(Meta)
 	for _, m := range []*Module{from, to} {
-		noError(t, m.Param("emb.weight").SetLayout(shard.Rows(2), 1))
+		must.Do(t, m.Param("emb.weight").SetLayout(shard.Rows(2), 1))
 	}
 	s, err := from.State()
-	noError(t, err)
-	noError(t, to.LoadState(s))
+	must.Do(t, err)
+	must.Do(t, to.LoadState(s))
 	for name, p := range from.Params() {
 		if got := to.Param(name).Local(); !tensor.Equal(got, p.Local()) || got == p.Local() {
 			t.Errorf("%s is not a copy", name)
@@ -292,7 +293,7 @@ func TestLoadStateCopies(t *testing.T) {
 // gradients runs a step and returns the gradients by name.
 func gradients(t testingT, g *autograd.Graph, m *Module) map[string][]float32 {
 	t.Helper()
-	noError(t, g.Backward(g.CrossEntropy(m.Call(g, ids(t, 1, 4, 1)), ids(t, 0, 2, 3).Data()), nil))
+	must.Do(t, g.Backward(g.CrossEntropy(m.Call(g, ids(t, 1, 4, 1)), ids(t, 0, 2, 3).Data()), nil))
 	out := map[string][]float32{}
 	for name, p := range m.Params() {
 		out[name] = floats(t, p.Var().Grad())

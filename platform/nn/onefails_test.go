@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -53,11 +54,11 @@ func spoiled(t *testing.T) map[string]struct {
 	clip  bool // an argument of ClipGradNorm only
 } {
 	half, err := tensor.New(tensor.Float16, []int64{4, 4})
-	noError(t, err)
+	must.Do(t, err)
 	expanded, err := counted(t, 1).Expand([]int64{4, 4})
-	noError(t, err)
+	must.Do(t, err)
 	none, err := Meta([]int64{4, 4})
-	noError(t, err)
+	must.Do(t, err)
 	without := func(layout shard.Layout, rank int) func(c *gradCall) {
 		return func(c *gradCall) {
 			p := param(t, counted(t, 4, 4))
@@ -121,7 +122,7 @@ func TestGradientCallsFailOnAllRanks(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
 							rank := pf.World().Rank()
-							call := must(newGradCall(ctx, t, pf, grid))
+							call := must.Value(newGradCall(ctx, t, pf, grid))
 							if rank == bad {
 								c.spoil(call)
 							}
@@ -132,7 +133,7 @@ func TestGradientCallsFailOnAllRanks(t *testing.T) {
 							if errors.Is(err, collective.ErrBroken) {
 								return nil
 							}
-							fresh := must(freshParams(t, grid, rank))
+							fresh := must.Value(freshParams(t, grid, rank))
 							for n, p := range fresh {
 								if rank != bad && !tensor.Equal(p.leaf.Grad(), call.params[n].leaf.Grad()) {
 									return fmt.Errorf("the gradient of %s is %v", n, floats(t, call.params[n].leaf.Grad()))
@@ -197,8 +198,8 @@ func TestReduceGradsInterruptedBetweenDimensions(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			mesh := shard.Mesh{Shape: []int{2, 2}}
 			errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
-				comms := must(Connect(ctx, pf, mesh))
-				params := must(freshParams(t, mesh, pf.World().Rank()))
+				comms := must.Value(Connect(ctx, pf, mesh))
+				params := must.Value(freshParams(t, mesh, pf.World().Rank()))
 				delete(params, "flat")
 				call := &gradCall{ctx: ctx, params: params, maxNorm: 1, p: 2, comms: comms}
 				ctx, cancel := context.WithCancel(ctx)
@@ -227,8 +228,8 @@ func TestGradientCallsOverABrokenLine(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			mesh := shard.Mesh{Shape: []int{2, 2}}
 			errs := staying(t.Context(), 4, func(ctx context.Context, pf platform.Platform) error {
-				call := must(newGradCall(ctx, t, pf, mesh))
-				comm := must(call.comms.Line(mesh, 0))
+				call := must.Value(newGradCall(ctx, t, pf, mesh))
+				comm := must.Value(call.comms.Line(mesh, 0))
 				if pf.World().Rank()%2 == 0 {
 					ended, end := context.WithCancel(ctx)
 					end()
@@ -273,7 +274,7 @@ func (e *ending) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op platfo
 func TestClipGradNormRefusesInfinityOfOneRank(t *testing.T) {
 	mesh := shard.Mesh{Shape: []int{3}}
 	errs := staying(t.Context(), 3, func(ctx context.Context, pf platform.Platform) error {
-		comms := must(Connect(ctx, pf, mesh))
+		comms := must.Value(Connect(ctx, pf, mesh))
 		p := param(t, counted(t, 2))
 		p.leaf.SetGrad(counted(t, 2))
 		if pf.World().Rank() == 1 {

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -26,7 +27,7 @@ type testingT interface {
 func floats(t testingT, x *tensor.Tensor) []float32 {
 	t.Helper()
 	v, err := tensor.Values[float32](x)
-	noError(t, err)
+	must.Do(t, err)
 	return v
 }
 
@@ -34,7 +35,7 @@ func floats(t testingT, x *tensor.Tensor) []float32 {
 func counted(t testingT, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	x, err := tensor.New(tensor.Float32, shape)
-	noError(t, err)
+	must.Do(t, err)
 	for i := range floats(t, x) {
 		floats(t, x)[i] = float32(i + 1)
 	}
@@ -44,7 +45,7 @@ func counted(t testingT, shape ...int64) *tensor.Tensor {
 func param(t testingT, x *tensor.Tensor) *Param {
 	t.Helper()
 	p, err := NewParam(x, true)
-	noError(t, err)
+	must.Do(t, err)
 	return p
 }
 
@@ -64,7 +65,7 @@ func TestNewParamHoldsTheTensor(t *testing.T) {
 
 func TestNewParamRefusesWhatHasNoGradient(t *testing.T) {
 	ids, err := tensor.New(tensor.Int64, []int64{2})
-	noError(t, err)
+	must.Do(t, err)
 	if _, err := NewParam(ids, true); !errors.Is(err, autograd.ErrGrad) {
 		t.Error(err)
 	}
@@ -78,9 +79,9 @@ func TestNewParamRefusesWhatHasNoGradient(t *testing.T) {
 
 func TestZeroIsOfZeros(t *testing.T) {
 	p, err := ZeroParam(tensor.BFloat16, []int64{3}, true)
-	noError(t, err)
+	must.Do(t, err)
 	want, err := tensor.New(tensor.BFloat16, []int64{3})
-	noError(t, err)
+	must.Do(t, err)
 	if !tensor.Equal(p.Local(), want) || p.ElementSize() != 2 || !p.Var().RequiresGrad() {
 		t.Errorf("%v of %d bytes", p.Local(), p.ElementSize())
 	}
@@ -92,7 +93,7 @@ func TestZeroIsOfZeros(t *testing.T) {
 func TestSetLayoutCutsTheShare(t *testing.T) {
 	p := param(t, counted(t, 3, 2))
 	p.Var().SetGrad(counted(t, 3, 2))
-	noError(t, p.SetLayout(shard.Columns(2), 1))
+	must.Do(t, p.SetLayout(shard.Columns(2), 1))
 	if d := cmp.Diff([]float32{2, 4, 6}, floats(t, p.Local())); d != "" {
 		t.Error(d)
 	}
@@ -186,16 +187,16 @@ func drawLayout(t *rapid.T, dims int) (shard.Layout, int) {
 
 func TestSetLocalRebinds(t *testing.T) {
 	p := param(t, counted(t, 4))
-	noError(t, p.SetLayout(shard.Rows(2), 1))
+	must.Do(t, p.SetLayout(shard.Rows(2), 1))
 	p.Var().SetGrad(counted(t, 2))
 	small, err := tensor.New(tensor.Float16, []int64{2})
-	noError(t, err)
-	noError(t, p.SetLocal(small))
+	must.Do(t, err)
+	must.Do(t, p.SetLocal(small))
 	if p.Local() != small || p.Sharded().Local() != small || p.Var().Grad() == nil || !slices.Equal(p.Shape(), []int64{4}) {
 		t.Errorf("%v, %v", p.Local(), p.Sharded().Local())
 	}
 	ids, err := tensor.New(tensor.Int64, []int64{2})
-	noError(t, err)
+	must.Do(t, err)
 	for _, c := range []struct {
 		name string
 		t    *tensor.Tensor
@@ -209,11 +210,11 @@ func TestSetLocalRebinds(t *testing.T) {
 
 func TestLoadCopiesAndCasts(t *testing.T) {
 	p, err := ZeroParam(tensor.Float32, []int64{3}, true)
-	noError(t, err)
+	must.Do(t, err)
 	memory := p.Local()
 	half, err := tensor.Cast(counted(t, 3), tensor.Float16)
-	noError(t, err)
-	noError(t, p.Load(half))
+	must.Do(t, err)
+	must.Do(t, p.Load(half))
 	if d := cmp.Diff([]float32{1, 2, 3}, floats(t, p.Local())); d != "" || p.Local() != memory {
 		t.Error(d)
 	}
@@ -224,13 +225,13 @@ func TestLoadCopiesAndCasts(t *testing.T) {
 
 func TestLoadGivesMemoryToAPlaceholder(t *testing.T) {
 	like, err := Meta([]int64{4})
-	noError(t, err)
+	must.Do(t, err)
 	p := param(t, like)
-	noError(t, p.SetLayout(shard.Rows(2), 1))
+	must.Do(t, p.SetLayout(shard.Rows(2), 1))
 	if !p.Local().IsPlaceholder() || !slices.Equal(p.LocalShape(), []int64{2}) {
 		t.Fatalf("%v is no placeholder of a share", p.Local())
 	}
-	noError(t, p.Load(counted(t, 2)))
+	must.Do(t, p.Load(counted(t, 2)))
 	if d := cmp.Diff([]float32{1, 2}, floats(t, p.Sharded().Local())); d != "" {
 		t.Error(d)
 	}
@@ -243,7 +244,7 @@ func TestValueIsTheLeafOrTheView(t *testing.T) {
 		t.Error("the value is not the leaf")
 	}
 	p.SetView(func(g *autograd.Graph) *autograd.Var { return g.Scale(p.Var(), 3) })
-	noError(t, g.Backward(g.Sum(p.Value(g)), nil))
+	must.Do(t, g.Backward(g.Sum(p.Value(g)), nil))
 	if d := cmp.Diff([]float32{3, 3}, floats(t, p.Var().Grad())); d != "" {
 		t.Error(d)
 	}
@@ -253,16 +254,5 @@ func TestValueIsTheLeafOrTheView(t *testing.T) {
 	}
 	if p = nil; p.Value(g) != nil {
 		t.Error("a nil parameter has a value")
-	}
-}
-
-// noError ends the test if err is not nil.
-func noError(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -47,11 +48,11 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 	run := func(n int, layout shard.Layout, init func() Init, f func(ctx context.Context, m *Module, o cairn.SaveOptions) error) {
 		t.Helper()
 		errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
-			m := must(cutModel(init(), layout, p.World().Rank()))
-			g := must(platform.Comm(p.World()))
+			m := must.Value(cutModel(init(), layout, p.World().Rank()))
+			g := must.Value(platform.Comm(p.World()))
 			return f(ctx, m, cairn.SaveOptions{Group: g})
 		})
-		noError(t, errors.Join(errs...))
+		must.Do(t, errors.Join(errs...))
 	}
 	run(2, shard.Rows(2), normal, func(ctx context.Context, m *Module, o cairn.SaveOptions) error {
 		_, err := cairn.Save(ctx, store, cairn.State{"model": m, "step": 3}, &o)
@@ -66,7 +67,7 @@ func TestModuleIsSavedAndLoadedInAnotherLayout(t *testing.T) {
 		if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: o.Group}); err != nil {
 			return err
 		}
-		want := must(cutModel(normal(), shard.FlatEven(3), o.Group.Rank()))
+		want := must.Value(cutModel(normal(), shard.FlatEven(3), o.Group.Rank()))
 		for name, p := range want.Params() {
 			if got := m.Param(name).Local(); !tensor.Equal(got, p.Local()) {
 				t.Errorf("rank %d: %s is %v", o.Group.Rank(), name, floats(t, got))
@@ -94,7 +95,7 @@ func twice(t testingT, values *tensor.Tensor) *Module {
 func TestStateHasAllNames(t *testing.T) {
 	m := twice(t, counted(t, 3))
 	s, err := m.State()
-	noError(t, err)
+	must.Do(t, err)
 	names := slices.Sorted(maps.Keys(s))
 	if want := []string{"first.w", "second.w", "tied"}; !slices.Equal(names, want) {
 		t.Errorf("State has %q; want %q", names, want)
@@ -116,7 +117,7 @@ func TestStateHasAllNames(t *testing.T) {
 // One name of a tied parameter is enough for LoadState, several must be equal.
 func TestLoadStateOfTiedParameters(t *testing.T) {
 	half, err := tensor.Cast(counted(t, 3), tensor.Float16)
-	noError(t, err)
+	must.Do(t, err)
 	other := counted(t, 3)
 	floats(t, other)[2] = 7
 	for name, c := range map[string]struct {
@@ -133,7 +134,7 @@ func TestLoadStateOfTiedParameters(t *testing.T) {
 		"no name":              {map[string]any{"third.w": counted(t, 3)}, fs.ErrNotExist},
 	} {
 		zeros, err := Zeros([]int64{3})
-		noError(t, err)
+		must.Do(t, err)
 		m := twice(t, zeros)
 		if err := m.LoadState(c.state); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v; want %v", name, err, c.want)
@@ -164,7 +165,7 @@ func TestModuleToFilesAndBack(t *testing.T) {
 		} {
 			t.Run(format+", "+name, func(t *testing.T) {
 				store, err := file.Open(t.TempDir(), nil)
-				noError(t, err)
+				must.Do(t, err)
 				each := func(n int, layout func(n int) shard.Layout, init func() Init, f func(ctx context.Context, m *Module, g group.Group) error) {
 					t.Helper()
 					errs := onRanks(t.Context(), n, func(ctx context.Context, p platform.Platform) error {
@@ -175,10 +176,10 @@ func TestModuleToFilesAndBack(t *testing.T) {
 								return err
 							}
 						}
-						g := must(platform.Comm(p.World()))
+						g := must.Value(platform.Comm(p.World()))
 						return f(ctx, m, g)
 					})
-					noError(t, errors.Join(errs...))
+					must.Do(t, errors.Join(errs...))
 				}
 				each(c.saving, c.from, normal, func(ctx context.Context, m *Module, g group.Group) error {
 					_, err := Save(ctx, store, m, &cairn.SaveOptions{Group: g, Format: f})
@@ -203,9 +204,9 @@ func TestModuleToFilesAndBack(t *testing.T) {
 					return nil
 				})
 				state, _, err := cairn.LoadNew(t.Context(), store, nil)
-				noError(t, err)
+				must.Do(t, err)
 				whole, err := platform.Tensors(state)
-				noError(t, err)
+				must.Do(t, err)
 				if names := slices.Sorted(maps.Keys(whole)); len(names) != len(modelParams)+1 || !tensor.Equal(whole["head.weight"], whole["emb.weight"]) {
 					t.Errorf("the checkpoint has %q", names)
 				}
@@ -219,7 +220,7 @@ func TestLoadOfOneNameOfATiedWeight(t *testing.T) {
 	for _, left := range []string{"emb.weight", "head.weight"} {
 		store := new(mem.Store)
 		s, err := model(normal()).State()
-		noError(t, err)
+		must.Do(t, err)
 		delete(s, left)
 		if _, err := cairn.Save(t.Context(), store, s, nil); err != nil {
 			t.Fatal(err)
@@ -259,7 +260,7 @@ func TestSaveOfABrokenModuleFailsOnAllRanks(t *testing.T) {
 				case 2:
 					m = nil
 				}
-				g := must(platform.Comm(p.World()))
+				g := must.Value(platform.Comm(p.World()))
 				return call(ctx, m, g)
 			})
 			for r, err := range errs {

@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // updateGolden rewrites the golden files instead of comparing with them.

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // readers are the command lines that read a checkpoint: CK is its path, OUT is a new
@@ -32,19 +34,19 @@ var situations = []struct {
 	except map[string]int
 }{
 	{name: "whole", make: func(*testing.T, string) {}, code: 0},
-	{name: "no such path", make: func(t *testing.T, dir string) { must(t, os.RemoveAll(dir)) }, code: 3},
+	{name: "no such path", make: func(t *testing.T, dir string) { must.Do(t, os.RemoveAll(dir)) }, code: 3},
 	{name: "an empty folder", make: func(t *testing.T, dir string) {
-		must(t, os.RemoveAll(dir))
-		must(t, os.Mkdir(dir, 0o777))
+		must.Do(t, os.RemoveAll(dir))
+		must.Do(t, os.Mkdir(dir, 0o777))
 	}, code: 3, except: map[string]int{"clean CK --dry-run": 0}}, // nothing is left there
 	{name: "a text file", make: func(t *testing.T, dir string) {
-		must(t, os.RemoveAll(dir))
-		must(t, os.WriteFile(dir, []byte("hello\n"), 0o666))
+		must.Do(t, os.RemoveAll(dir))
+		must.Do(t, os.WriteFile(dir, []byte("hello\n"), 0o666))
 	}, code: 3},
 	{name: "an unknown store", make: nil, code: 2},
 	{name: "a newer version", make: newer, code: 6},
 	{
-		name: "no record", make: func(t *testing.T, dir string) { must(t, os.Remove(filepath.Join(dir, recordName))) },
+		name: "no record", make: func(t *testing.T, dir string) { must.Do(t, os.Remove(filepath.Join(dir, recordName))) },
 		code: 4, except: map[string]int{"repair CK --dry-run": 0, "clean CK --dry-run": 0},
 	},
 	{
@@ -56,7 +58,7 @@ var situations = []struct {
 		code: 5, except: map[string]int{"repair CK --dry-run": 0, "clean CK --dry-run": 0},
 	},
 	{
-		name: "a lost index", make: func(t *testing.T, dir string) { must(t, os.Remove(only(t, dir, "*-index.cairn"))) },
+		name: "a lost index", make: func(t *testing.T, dir string) { must.Do(t, os.Remove(only(t, dir, "*-index.cairn"))) },
 		code: 5, except: map[string]int{"repair CK --dry-run": 0, "clean CK --dry-run": 0},
 	},
 	{name: "damaged data", make: func(t *testing.T, dir string) {
@@ -67,7 +69,7 @@ var situations = []struct {
 	}, code: 5, except: zero(describers)},
 	{name: "lost data", make: func(t *testing.T, dir string) {
 		for _, f := range files(t, dir, "*.safetensors") {
-			must(t, os.Remove(f))
+			must.Do(t, os.Remove(f))
 		}
 	}, code: 5, except: with(zero(describers), "repair CK --dry-run", 4)},
 }
@@ -85,13 +87,6 @@ func zero(lines []string) map[string]int {
 	return m
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func files(t *testing.T, dir, glob string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, glob))
@@ -107,29 +102,29 @@ func only(t *testing.T, dir, glob string) string { return files(t, dir, glob)[0]
 func damage(t *testing.T, name string, at int) {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	must(t, err)
+	must.Do(t, err)
 	if at < 0 {
 		at = max(0, len(b)+at)
 	}
 	b[at] ^= 1
-	must(t, os.WriteFile(name, b, 0o666))
+	must.Do(t, os.WriteFile(name, b, 0o666))
 }
 
 // newer changes the version of a record to one that does not exist yet.
 func newer(t *testing.T, dir string) {
 	name := filepath.Join(dir, recordName)
 	b, err := os.ReadFile(name)
-	must(t, err)
+	must.Do(t, err)
 	var f struct {
 		Record json.RawMessage `json:"record"`
 	}
-	must(t, json.Unmarshal(b, &f))
+	must.Do(t, json.Unmarshal(b, &f))
 	record := bytes.Replace(f.Record, []byte(`"version": 1,`), []byte(`"version": 1000,`), 1)
 	if bytes.Equal(record, f.Record) {
 		t.Fatalf("no version in %s", record)
 	}
 	crc := crc32.Checksum(record, crc32.MakeTable(crc32.Castagnoli))
-	must(t, os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
+	must.Do(t, os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
 }
 
 // Every command that reads a checkpoint ends with the same exit code in the same
@@ -148,7 +143,7 @@ func TestExitCodeOfEveryCommand(t *testing.T) {
 			ck, out := "nosuch://store", filepath.Join(dir, fmt.Sprintf("out-%d-%d", i, j))
 			if s.make != nil {
 				ck = filepath.Join(dir, fmt.Sprintf("ck-%d-%d", i, j))
-				must(t, os.CopyFS(ck, os.DirFS(good)))
+				must.Do(t, os.CopyFS(ck, os.DirFS(good)))
 				s.make(t, ck)
 			}
 			want, excepted := s.except[line]

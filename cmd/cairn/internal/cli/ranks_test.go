@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
@@ -15,13 +16,13 @@ func TestMissingRanksAreNamed(t *testing.T) {
 	for _, format := range []string{formats.TorchDCP, formats.Hyper} {
 		dir := t.TempDir()
 		store, err := file.Open(dir, nil)
-		must(t, err)
+		must.Do(t, err)
 		f, err := formats.ByName(format, nil)
-		must(t, err)
+		must.Do(t, err)
 		_, err = cairn.Save(t.Context(), store, cairn.State{"n": 1}, &cairn.SaveOptions{
 			Format: f, RankLocal: &cairn.RankLocal{Rank: 1, Size: 2, SaveID: "x"},
 		})
-		must(t, err)
+		must.Do(t, err)
 		for _, cmd := range []string{"inspect", "verify"} {
 			var out, errOut bytes.Buffer
 			code := Main(t.Context(), []string{cmd, dir}, &out, &errOut)
