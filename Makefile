@@ -4,7 +4,7 @@
 GO      ?= go
 BIN     ?= bin
 # For a package. Its tests take seconds, or a few minutes on a busy machine.
-TIMEOUT ?= 20m
+TIMEOUT ?= 40m
 # The race detector needs a C compiler; Go knows whether there is one.
 RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.

@@ -60,7 +60,7 @@ s = Saver(ceiling=1 << 20, log=sys.argv[2])
 join(s)
 for n in (2, 10):
     report = save(s, step(n), {"w": ("uint8", [3], bytes([n] * 3))}, {"note": "n%d" % n}, step=n)
-    assert report["traffic"]["requests"] > 0, report
+    assert report.traffic.requests > 0, report
 s.close()
 assert cairn.latest(run) == step(10), cairn.latest(run)
 c = cairn.open(cairn.latest(run), framework="memory")

@@ -58,13 +58,14 @@ type event struct {
 	Package string
 	Test    string
 	Output  string
+
+	passed bool // the test has printed it and passed
 }
 
 // report prints the results of packages as they arrive.
 type report struct {
 	out io.Writer
-	// outputs has what a package has printed, without the tests that are over and have
-	// not failed.
+	// outputs has what a package has printed.
 	outputs map[string][]event
 	skipped []skip
 	passed  int
@@ -108,13 +109,13 @@ func (r *report) receive(e event) {
 		if e.Action == "fail" {
 			return
 		}
-		text := ""
-		r.outputs[e.Package] = slices.DeleteFunc(r.outputs[e.Package], func(o event) bool {
-			if o.Test == e.Test {
-				text += o.Output
+		text, outputs := "", r.outputs[e.Package]
+		for i := range outputs {
+			if outputs[i].Test == e.Test {
+				text += outputs[i].Output
+				outputs[i].passed = true
 			}
-			return o.Test == e.Test
-		})
+		}
 		if e.Action == "pass" {
 			r.passed++
 		} else {
@@ -126,19 +127,39 @@ func (r *report) receive(e event) {
 // noise matches the lines about the order of tests.
 var noise = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
 
-// printPackage prints the result of a package: its last line, and if it has failed all
-// that it has printed, but not what tests have that passed.
+// printPackage prints the result of a package: its last line, and the output of a package
+// that has failed. Tests that passed are left out, unless a failed test has no output: go
+// test takes the output of a test for that of another one if a server in the process prints
+// a line without an end.
 func (r *report) printPackage(result event) {
 	outputs := r.outputs[result.Package]
 	delete(r.outputs, result.Package)
+	all := silent(outputs)
 	if result.Action != "fail" && len(outputs) > 0 {
-		outputs = outputs[len(outputs)-1:]
+		outputs, all = outputs[len(outputs)-1:], true
 	}
 	for _, o := range outputs {
-		if !noise.MatchString(o.Output) {
+		if (all || !o.passed) && !noise.MatchString(o.Output) {
 			fmt.Fprint(r.out, o.Output)
 		}
 	}
+}
+
+// silent reports whether a failed test without failed parts has printed nothing.
+func silent(outputs []event) bool {
+	for _, f := range outputs {
+		if !strings.HasPrefix(strings.TrimLeft(f.Output, " "), "--- FAIL: ") {
+			continue
+		}
+		said := func(o event) bool {
+			own := o.Test == f.Test && o.Output != f.Output || strings.HasPrefix(o.Test, f.Test+"/") && !o.passed
+			return own && !noise.MatchString(o.Output)
+		}
+		if !slices.ContainsFunc(outputs, said) {
+			return true
+		}
+	}
+	return false
 }
 
 // place matches the position of the call of Skip.

@@ -31,6 +31,14 @@ func TestReportOfEvents(t *testing.T) {
 {"Action":"output","Package":"m/b","Test":"TestUnfinished","Output":"panic: out of time\n"}
 {"Action":"output","Package":"m/b","Output":"FAIL\tm/b\t0.2s\n"}
 {"Action":"fail","Package":"m/b"}
+{"Action":"output","Package":"m/d","Test":"TestGood","Output":"    d_test.go:7: chatter\n"}
+{"Action":"output","Package":"m/d","Test":"TestGood","Output":"    d_test.go:9: the reason of TestBad\n"}
+{"Action":"pass","Package":"m/d","Test":"TestGood"}
+{"Action":"output","Package":"m/d","Test":"TestBad","Output":"=== RUN   TestBad\n"}
+{"Action":"output","Package":"m/d","Test":"TestBad","Output":"--- FAIL: TestBad (0.00s)\n"}
+{"Action":"fail","Package":"m/d","Test":"TestBad"}
+{"Action":"output","Package":"m/d","Output":"FAIL\tm/d\t0.2s\n"}
+{"Action":"fail","Package":"m/d"}
 {"Action":"build-output","ImportPath":"m/c","Output":"c.go:1: no such thing\n"}
 {"Action":"output","Package":"m/c","Output":"FAIL\tm/c [build failed]\n"}
 {"Action":"fail","Package":"m/c","FailedBuild":"m/c"}
@@ -40,6 +48,10 @@ func TestReportOfEvents(t *testing.T) {
 --- FAIL: TestBad (0.00s)
 panic: out of time
 FAIL	m/b	0.2s
+    d_test.go:7: chatter
+    d_test.go:9: the reason of TestBad
+--- FAIL: TestBad (0.00s)
+FAIL	m/d	0.2s
 c.go:1: no such thing
 FAIL	m/c [build failed]
 Skipped tests: 2
