@@ -273,10 +273,7 @@ func TestSaveAsyncCopiesSharedMemoryOnce(t *testing.T) {
 			half := must.Get(base.Slice(0, n/4, 3*n/4, 1))(t)
 			odd := must.Get(base.Slice(0, 1, n, 2))(t)
 			want := map[string][]byte{"base": base.Clone().Contents(), "half": half.Clone().Contents(), "odd": odd.Clone().Contents()}
-			p, err := cairn.SaveAsync(t.Context(), store, cairn.State{"base": base, "tied": base, "half": half, "odd": odd}, &cairn.AsyncOptions{Stager: s})
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(cairn.SaveAsync(t.Context(), store, cairn.State{"base": base, "tied": base, "half": half, "odd": odd}, &cairn.AsyncOptions{Stager: s}))(t)
 			overwrite(base)
 			must.Get(p.Wait(t.Context()))(t)
 			if u := s.Usage(); u.Peak > n+8192 {

@@ -206,10 +206,7 @@ func TestTiersInOnePlace(t *testing.T) {
 		remote, bucket, open := newGate(t)
 		var saves []*cairn.Pending
 		for seed := range byte(3) {
-			p, err := cairn.SaveAsync(t.Context(), local, cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{Stager: s, Remote: remote("a")})
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(cairn.SaveAsync(t.Context(), local, cairn.State{"w": numbered(t, 50_000, seed)}, &cairn.AsyncOptions{Stager: s, Remote: remote("a")}))(t)
 			saves = append(saves, p)
 		}
 		must.Get(saves[0].Wait(t.Context()))(t)

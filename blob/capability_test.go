@@ -8,6 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // gapped is a store with a capability.
@@ -56,14 +57,8 @@ func TestErrorText(t *testing.T) {
 // OpenKnown with a version opens that version or returns ErrChanged.
 func TestOpenKnownVersion(t *testing.T) {
 	inner := new(mem.Store)
-	sub, err := blob.NewSub(inner, "folder")
-	if err != nil {
-		t.Fatal(err)
-	}
-	old, err := blob.WriteAll(t.Context(), sub, "a", []byte("old"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sub := must.Get(blob.NewSub(inner, "folder"))(t)
+	old := must.Get(blob.WriteAll(t.Context(), sub, "a", []byte("old"), nil))(t)
 	for _, o := range []blob.Info{{Name: "a", Size: 3}, old} {
 		r, err := blob.OpenKnown(t.Context(), sub, o)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // write records a whole write.
@@ -34,10 +35,7 @@ func TestExtentsRefuseBadWrites(t *testing.T) {
 		"PieceTooLong":        {&blob.CreateOptions{Piece: 4096}, 4096, 4097},
 		"ShortPieceNotAtSize": {&blob.CreateOptions{Piece: 4096, Size: 9000}, 4096, 100},
 	} {
-		s, err := blob.NewExtents(c.opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(blob.NewExtents(c.opts))(t)
 		if c.opts == nil {
 			write(s, 5, 5)
 		}
@@ -48,13 +46,8 @@ func TestExtentsRefuseBadWrites(t *testing.T) {
 }
 
 func TestExtentsAcceptAFailedWriteAgain(t *testing.T) {
-	s, err := blob.NewExtents(&blob.CreateOptions{Piece: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Begin(4096, 10); err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.NewExtents(&blob.CreateOptions{Piece: 4096}))(t)
+	must.Do(t, s.Begin(4096, 10))
 	if err := s.Begin(4096, 10); !errors.Is(err, blob.ErrRange) {
 		t.Errorf("Begin of a range under way = %v; want ErrRange", err)
 	}
@@ -77,10 +70,7 @@ func TestExtentsAcceptAFailedWriteAgain(t *testing.T) {
 func TestExtentsAgreeWithAFlagPerByte(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.Int64Range(0, 40).Draw(t, "size")
-		s, err := blob.NewExtents(&blob.CreateOptions{Size: size})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(blob.NewExtents(&blob.CreateOptions{Size: size}))(t)
 		var m [64]bool
 		for range rapid.IntRange(0, 30).Draw(t, "writes") {
 			off, n := rapid.Int64Range(0, 40).Draw(t, "off"), rapid.IntRange(0, 12).Draw(t, "n")
@@ -127,9 +117,7 @@ func TestExtentsMergeRangesInAnyOrder(t *testing.T) {
 	s := new(blob.Extents)
 	const n = 2000
 	for i := range int64(n) {
-		if err := write(s, i*7919%n*3, 3); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, write(s, i*7919%n*3, 3))
 	}
 	if size, err := s.Size(); size != 3*n || err != nil {
 		t.Errorf("Size = %d, %v; want %d", size, err, 3*n)

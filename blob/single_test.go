@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func names(t *testing.T, s blob.Store, prefix string) []string {
@@ -71,9 +72,7 @@ func TestSingleWritesItsObject(t *testing.T) {
 	if _, err := blob.WriteAll(ctx, s, "a", []byte("1"), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Remove(ctx, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Remove(ctx, "a"))
 	if _, err := m.Stat(ctx, "a"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after Remove: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // sub returns the folder dir of a store, beside which there are other objects.
@@ -22,10 +23,7 @@ func sub(t *testing.T, s blob.Store, dir string) blob.Store {
 			t.Fatal(err)
 		}
 	}
-	out, err := blob.NewSub(s, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(blob.NewSub(s, dir))(t)
 	return out
 }
 
@@ -35,29 +33,20 @@ func TestSubKeepsTheContract(t *testing.T) {
 	})
 	t.Run("file", func(t *testing.T) {
 		blobtest.Run(t, func(t *testing.T) blob.Store {
-			s, err := file.Open(t.TempDir(), &file.Options{NoSync: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 			return sub(t, s, "run")
 		})
 	})
 }
 
 func TestSubHasTheLocksAndTempsOfItsFolder(t *testing.T) {
-	f, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(file.Open(t.TempDir(), nil))(t)
 	s := sub(t, f, "run")
 	if _, err := blob.WriteAll(t.Context(), s, "x", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
 	locker, _ := blob.As[blob.Locker](s)
-	held, err := locker.TryLock(t.Context(), "save-1", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := must.Get(locker.TryLock(t.Context(), "save-1", nil))(t)
 	defer held.Release()
 	locks, err := locker.Locks(t.Context(), "")
 	if err != nil || len(locks) != 1 || locks[0].Name != "save-1" {
@@ -66,10 +55,7 @@ func TestSubHasTheLocksAndTempsOfItsFolder(t *testing.T) {
 	if outer, err := f.Locks(t.Context(), "run"); err != nil || len(outer) != 1 || outer[0].Name != "run/save-1" {
 		t.Errorf("Locks of the store = %v, %v; want run/save-1", outer, err)
 	}
-	w, err := s.Create(t.Context(), "y", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Create(t.Context(), "y", nil))(t)
 	defer w.Abort()
 	sweeper, _ := blob.As[blob.Sweeper](s)
 	temps, err := sweeper.Temps(t.Context(), "")
@@ -94,10 +80,7 @@ func TestSubOfNothing(t *testing.T) {
 }
 
 func TestFolders(t *testing.T) {
-	f, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(file.Open(t.TempDir(), nil))(t)
 	for name, s := range map[string]blob.Store{"mem": new(mem.Store), "file": f, "sub": sub(t, new(mem.Store), "run")} {
 		for _, o := range []string{"a", "b/x", "b/y/z", "b-c/x", "b0/x/y"} {
 			if _, err := blob.WriteAll(t.Context(), s, o, []byte(o), nil); err != nil {
@@ -136,10 +119,7 @@ func TestAddressesOfObjects(t *testing.T) {
 	} else if _, single := folder.(*blob.Single); single {
 		t.Error("OpenFolder(one.pt) is a single object")
 	}
-	folder, err := blob.OpenAddress(t.Context(), "objects://x/folder.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(blob.OpenAddress(t.Context(), "objects://x/folder.pt"))(t)
 	if _, err := folder.Stat(t.Context(), "x"); err != nil {
 		t.Errorf("Stat(x) of OpenAddress(folder.pt) = %v; want nil", err)
 	}

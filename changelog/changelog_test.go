@@ -15,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var update = flag.Bool("update", false, "write CHANGELOG.md")
@@ -33,10 +35,7 @@ const maxChangeLine = 80
 func TestEntriesHaveTheirForm(t *testing.T) {
 	files := entries(t, "*")
 	for _, name := range files {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(name))(t)
 		for _, p := range changeProblems(filepath.Base(name), b) {
 			t.Errorf("%s: %s (see changelog/TEMPLATE)", name, p)
 		}
@@ -59,14 +58,9 @@ func TestChangelogIsUpToDate(t *testing.T) {
 		want.WriteString(release(t, folder))
 	}
 	if *update {
-		if err := os.WriteFile(file, []byte(want.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(want.String()), 0o644))
 	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(os.ReadFile(file))(t)
 	if d := cmp.Diff(want.String(), string(got)); d != "" {
 		t.Errorf("CHANGELOG.md is out of date (make changelog): -entries +file\n%s", d)
 	}
@@ -78,10 +72,7 @@ func TestChangelogIsUpToDate(t *testing.T) {
 // releases returns the folders of releases, the newest first.
 func releases(t *testing.T) []string {
 	t.Helper()
-	all, err := os.ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(os.ReadDir("."))(t)
 	var out []string
 	for _, d := range all {
 		switch {
@@ -109,10 +100,7 @@ func release(t *testing.T, folder string) string {
 	t.Helper()
 	byKind := map[string]string{}
 	for _, name := range entries(t, folder) {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(name))(t)
 		head, text, _ := strings.Cut(string(b), "\n")
 		kind, _, _ := strings.Cut(head, ":")
 		byKind[kind] += "\n### " + head + "\n" + text
@@ -127,10 +115,7 @@ func release(t *testing.T, folder string) string {
 // entries returns the files of a folder's entries, in order.
 func entries(t *testing.T, folder string) []string {
 	t.Helper()
-	files, err := filepath.Glob(folder + "/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(folder + "/*"))(t)
 	return slices.DeleteFunc(files, func(name string) bool { return filepath.Base(name) == ".gitkeep" })
 }
 

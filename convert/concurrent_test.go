@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -141,24 +142,13 @@ func holdLock(path string) {
 
 func TestKilledProcessHoldsNoLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe)
 	cmd.Env = append(os.Environ(), lockEnv+"="+path)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
 	defer in.Close()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line != "locked\n" {
 		t.Errorf("the other process printed %q, %v", line, err)
@@ -167,9 +157,7 @@ func TestKilledProcessHoldsNoLock(t *testing.T) {
 	if err := p.Lock(); !errors.Is(err, convert.ErrBusy) {
 		t.Errorf("Lock = %v; want %v", err, convert.ErrBusy)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
 		t.Error("the other process ended by itself")
 	}

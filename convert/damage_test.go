@@ -33,9 +33,7 @@ func damaged(t *testing.T, format string) *mem.Store {
 		t.Fatal(err)
 	}
 	loc := e.Tensor.Locs[0]
-	if err := fault.Damage(t.Context(), s, loc.File, func(b []byte) []byte { b[loc.Offset+loc.Length/2] ^= 8; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, loc.File, func(b []byte) []byte { b[loc.Offset+loc.Length/2] ^= 8; return b }))
 	return s
 }
 
@@ -99,9 +97,7 @@ func TestErrorNamesTheDamagedTensor(t *testing.T) {
 		t.Fatal(err)
 	}
 	loc := e.Tensor.Locs[0]
-	if err := fault.Damage(t.Context(), src, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 8; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), src, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 8; return b }))
 	_, err = run(t.Context(), c, nil, toNative(new(mem.Store), false))
 	if !errors.Is(err, storage.ErrCorrupt) || strings.Count(err.Error(), `"layer.`) != 1 || !strings.Contains(err.Error(), `"layer.7.w"`) {
 		t.Errorf("Run = %v; want one name, that of layer.7.w", err)

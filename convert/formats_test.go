@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -48,10 +49,7 @@ func without(ds map[string]inspect.Digest, names []string) map[string]inspect.Di
 // objects that the format refuses.
 func TestConvertFixturesToEveryFormat(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "*/*") {
-		src, err := file.Open(c.Dir, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		src := must.Get(file.Open(c.Dir, nil))(t)
 		want := digests(t, src)
 		for _, to := range formats.Names() {
 			t.Run(c.Name+" to "+to, func(t *testing.T) {

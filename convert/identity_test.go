@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -63,9 +64,7 @@ func flip(t *testing.T, s blob.Store, fqn string) {
 		t.Fatal(err)
 	}
 	loc := e.Tensor.Locs[0]
-	if err := fault.Damage(t.Context(), s, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 8; return b }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fault.Damage(t.Context(), s, loc.File, func(b []byte) []byte { b[loc.Offset] ^= 8; return b }))
 }
 
 // begun converts src until the second file, and returns the store with the first.
@@ -117,15 +116,10 @@ func TestChangedSourceRestartsConversion(t *testing.T) {
 // ago.
 func fileSource(t *testing.T, dir string, from blob.Store) blob.Store {
 	t.Helper()
-	s, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(dir, nil))(t)
 	copyTo(t, s, from)
 	for _, n := range storagetest.Names(t, s) {
-		if err := os.Chtimes(filepath.Join(dir, n), longAgo, longAgo); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chtimes(filepath.Join(dir, n), longAgo, longAgo))
 	}
 	return s
 }
@@ -137,13 +131,8 @@ func TestFingerprintIdentifiesSource(t *testing.T) {
 	at, link := filepath.Join(dir, "a"), filepath.Join(dir, "link")
 	original := inFormat(t, formats.HF)
 	src := fileSource(t, at, original)
-	if err := os.Symlink("a", link); err != nil {
-		t.Fatal(err)
-	}
-	linked, err := file.Open(link, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("a", link))
+	linked := must.Get(file.Open(link, nil))(t)
 	t.Run("the same", func(t *testing.T) { wantKept(t, src, begun(t, src), 1) })
 	t.Run("through a link", func(t *testing.T) { wantKept(t, linked, begun(t, src), 1) })
 	t.Run("at another place", func(t *testing.T) {
@@ -151,14 +140,9 @@ func TestFingerprintIdentifiesSource(t *testing.T) {
 		if err := os.Rename(at, other); err != nil { // the very same files
 			t.Fatal(err)
 		}
-		moved, err := file.Open(other, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		moved := must.Get(file.Open(other, nil))(t)
 		wantKept(t, moved, dst, 0)
-		if err := os.Rename(other, at); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(other, at))
 	})
 	t.Run("replaced", func(t *testing.T) {
 		dst := begun(t, src)

@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -28,10 +29,7 @@ func dict(pairs ...any) *value.Dict {
 // called by numbers, and there is some text among those.
 func optimizer(t *testing.T) map[string]any {
 	t.Helper()
-	x, err := tensor.Of([]int64{2}, []float32{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{2}, []float32{1, 2}))(t)
 	moments := map[string]any{"exp_avg": x, "step": int64(3)}
 	groups := []any{map[string]any{"lr": 0.5, "params": []any{int64(2), int64(10)}}}
 	return map[string]any{"state": dict(int64(2), moments, int64(10), moments, "name", "adam"), "param_groups": groups}
@@ -40,10 +38,7 @@ func optimizer(t *testing.T) map[string]any {
 // pickled returns a store with a file of torch.save.
 func pickled(t *testing.T, v any) *mem.Store {
 	t.Helper()
-	b, err := torchsave.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(torchsave.Marshal(v))(t)
 	s := new(mem.Store)
 	if _, err := blob.WriteAll(t.Context(), s, "model.pt", b, nil); err != nil {
 		t.Fatal(err)
@@ -54,19 +49,10 @@ func pickled(t *testing.T, v any) *mem.Store {
 // unpickled returns what the file of torch.save in s holds.
 func unpickled(t *testing.T, s blob.Store) any {
 	t.Helper()
-	b, err := blob.ReadAll(t.Context(), s, "model.pt", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), s, "model.pt", 1<<20))(t)
 	read := func(_ context.Context, p []byte, off int64) error { copy(p, b[off:]); return nil }
-	f, err := torchsave.Open(t.Context(), read, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := torchsave.Materialise(t.Context(), f.Root, read, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(torchsave.Open(t.Context(), read, int64(len(b))))(t)
+	v := must.Get(torchsave.Materialise(t.Context(), f.Root, read, 1<<20))(t)
 	return v
 }
 

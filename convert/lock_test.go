@@ -9,15 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
 func TestLockExcludesSecondConversion(t *testing.T) {
 	dir := t.TempDir()
 	a, b := &Place{Path: filepath.Join(dir, "x")}, &Place{Path: filepath.Join(dir, "x") + "/"}
-	if err := errors.Join(a.Lock(), a.Lock()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Lock(), a.Lock()))
 	write(t, filepath.Join(a.Staging(), "a"), "of the first")
 	for call, fn := range map[string]func() error{"Lock": b.Lock, "Prepare": b.Prepare, "Discard": b.Discard, "Publish": b.Publish} {
 		if err := fn(); !errors.Is(err, ErrBusy) {
@@ -27,15 +26,11 @@ func TestLockExcludesSecondConversion(t *testing.T) {
 	if err := b.Check(); err != nil {
 		t.Errorf("Check = %v; want that it needs no lock", err)
 	}
-	if err := a.Publish(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Publish())
 	if err := b.Lock(); !errors.Is(err, ErrBusy) {
 		t.Errorf("Lock after Publish = %v; want %v until Unlock", err, ErrBusy)
 	}
-	if err := errors.Join(a.Unlock(), a.Unlock(), b.Lock(), b.Unlock()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Unlock(), a.Unlock(), b.Lock(), b.Unlock()))
 	if d := cmp.Diff(map[string]string{"x/a": "of the first"}, tree(t, dir)); d != "" {
 		t.Errorf("afterwards: -want +got\n%s", d)
 	}
@@ -78,9 +73,7 @@ func TestLockUnderContention(t *testing.T) {
 func TestUnlockRemovesFoldersOfLock(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "new", "folder", "x")}
-	if err := errors.Join(p.Lock(), p.Unlock()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(p.Lock(), p.Unlock()))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("there is %v, %v; want nothing", left, err)
 	}

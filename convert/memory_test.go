@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -52,10 +53,7 @@ func TestMemoryForEachTensor(t *testing.T) {
 
 func store(t *testing.T, dir string) *file.Store {
 	t.Helper()
-	s, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(dir, nil))(t)
 	return s
 }
 
@@ -67,9 +65,7 @@ func saveMany(t *testing.T, s *file.Store, n int) {
 		state[fmt.Sprintf("model.layers.%d.block.%d.weight", i/100, i%100)] = storagetest.Filled(t, tensor.Float32, []int64{4}, byte(i))
 	}
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state))
 }
 
 // watched is a writer that records the memory in use when it is called.

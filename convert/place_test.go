@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -80,9 +81,7 @@ func TestPublishAddsToFolderWithoutCheckpoint(t *testing.T) {
 func TestPublishKeepsDanglingLink(t *testing.T) {
 	dir := t.TempDir()
 	p := &Place{Path: filepath.Join(dir, "x"), Overwrite: true, Look: checkpointFiles}
-	if err := os.Symlink("nowhere", p.Path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("nowhere", p.Path))
 	if err := p.Check(); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Check = %v; want %v", err, ErrOccupied)
 	}
@@ -166,9 +165,7 @@ func TestPublishKilledWhileReplacing(t *testing.T) {
 			for _, name := range []string{"c", "config.json", "deep/er/notes"} {
 				write(t, filepath.Join(p.Path, name), "old")
 			}
-			if err := os.Symlink("config.json", filepath.Join(p.Path, "link")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink("config.json", filepath.Join(p.Path, "link")))
 			stage(t, p)
 			steps := 0
 			p.step = func(name string) error {
@@ -239,13 +236,8 @@ func TestPublishCopiesWithoutLinks(t *testing.T) {
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	write(t, from, "text")
-	fi, err := os.Stat(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := copyFile(from, to, fi); err != nil {
-		t.Fatal(err)
-	}
+	fi := must.Get(os.Stat(from))(t)
+	must.Do(t, copyFile(from, to, fi))
 	if err := copyFile(from, to, fi); !errors.Is(err, os.ErrExist) {
 		t.Errorf("copyFile onto a file = %v; want %v", err, os.ErrExist)
 	}
@@ -262,9 +254,7 @@ func TestPublishDoesNotReplaceANewerCheckpoint(t *testing.T) {
 		if !first {
 			write(t, filepath.Join(p.Path, "c"), "old")
 		}
-		if err := p.Prepare(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Prepare())
 		stage(t, p)
 		write(t, filepath.Join(p.Path, "c"), "a newer one")
 		if err := p.Publish(); !errors.Is(err, storage.ErrChanged) {
@@ -274,9 +264,7 @@ func TestPublishDoesNotReplaceANewerCheckpoint(t *testing.T) {
 			t.Errorf("afterwards there is %v; want the newer one", got)
 		}
 		again := &Place{Path: p.Path, Overwrite: true, Look: checkpointFiles}
-		if err := again.Prepare(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, again.Prepare())
 		stage(t, again)
 		if err := again.Publish(); err != nil {
 			t.Errorf("Publish of the same conversion, started again = %v", err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -21,13 +22,9 @@ func TestPlannerDataIsConverted(t *testing.T) {
 	src := new(mem.Store)
 	sv := storagetest.NewSaving(nativeAt(src), storagetest.Storage("x", 1, 1), 1)
 	state := plan.State{"m": map[string]any{"w": storagetest.Filled(t, tensor.Float32, []int64{3}, 1)}}
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{state}), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{state}), sv.Write(t.Context())))
 	sv.Metadata.PlannerData = json.RawMessage(`{"note":1}`)
-	if err := sv.Finish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sv.Finish(t.Context()))
 	for _, to := range formats.Names() {
 		for _, skip := range []bool{false, true} {
 			var warned []error

@@ -38,10 +38,7 @@ func TestConvertKeepsProperties(t *testing.T) {
 	}}
 	for _, from := range []string{formats.Native, formats.TorchDCP, formats.Hyper} {
 		src := new(mem.Store)
-		f, err := formats.ByName(from, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(formats.ByName(from, nil))(t)
 		if _, err := cairn.Save(t.Context(), src, state, &cairn.SaveOptions{Format: f}); err != nil {
 			t.Fatalf("%s: %v", from, err)
 		}

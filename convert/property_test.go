@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -111,10 +112,7 @@ func expected(t *testing.T, src *mem.Store, o *convert.Options) map[string]*tens
 	if err != nil {
 		t.Fatal(err)
 	}
-	rename, err := convert.ParseRename(o.Rename)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rename := must.Get(convert.ParseRename(o.Rename))(t)
 	out := map[string]*tensor.Tensor{}
 	for name, v := range state {
 		x := v.(*tensor.Tensor)

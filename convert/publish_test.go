@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -31,9 +32,7 @@ func tree(t *testing.T, dir string) map[string]string {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)))
 }
 
 // stage writes a new checkpoint of two files, or one, into the staging directory of p.
@@ -81,16 +80,12 @@ func TestPublishIsAtomic(t *testing.T) {
 			p := &Place{Path: filepath.Join(dir, "x"), File: c.file, Overwrite: true, Look: checkpointFiles}
 			switch {
 			case c.old == "x/":
-				if err := os.Mkdir(p.Path, 0o777); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Mkdir(p.Path, 0o777))
 			case c.old != "":
 				write(t, filepath.Join(dir, c.old), "old")
 			}
 			stage(t, p)
-			if err := p.Publish(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.Publish())
 			if got := tree(t, dir); !equalTrees(got, c.want) {
 				t.Errorf("afterwards there is %v; want %v", got, c.want)
 			}
@@ -131,18 +126,12 @@ func TestPrepareKeepsBegunConversion(t *testing.T) {
 	p := &Place{Path: filepath.Join(dir, "x")}
 	write(t, filepath.Join(p.Staging(), recordName), "{}")
 	write(t, filepath.Join(p.Staging(), resultsPrefix, "f"), "done")
-	if err := errors.Join(p.Prepare(), p.Discard()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(p.Prepare(), p.Discard()))
 	if got := tree(t, p.Staging()); len(got) != 2 {
 		t.Errorf("there is %v; want what was begun", got)
 	}
-	if err := os.RemoveAll(filepath.Join(p.Staging(), resultsPrefix)); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Discard(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(p.Staging(), resultsPrefix)))
+	must.Do(t, p.Discard())
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("there is %v, %v; want nothing", left, err)
 	}

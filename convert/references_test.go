@@ -21,10 +21,7 @@ import (
 
 func floats(t *testing.T, v ...float32) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of([]int64{int64(len(v))}, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{int64(len(v))}, v))(t)
 	return x
 }
 
@@ -93,10 +90,7 @@ func TestConvertedObjectsCompareAsEqual(t *testing.T) {
 // model.
 func trainer(t *testing.T) blob.Store {
 	t.Helper()
-	b, err := os.ReadFile("../storage/torchfile/testdata/trainer.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../storage/torchfile/testdata/trainer.pt"))(t)
 	s := new(mem.Store)
 	if _, err := blob.WriteAll(t.Context(), s, "trainer.pt", b, nil); err != nil {
 		t.Fatal(err)
@@ -133,10 +127,7 @@ func TestTensorsOfSkippedObjectsAreConverted(t *testing.T) {
 
 // Weights that share a storage still share it, even if they are renamed.
 func TestTiedWeightsStayTied(t *testing.T) {
-	b, err := os.ReadFile("../storage/torchfile/testdata/tied.pt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../storage/torchfile/testdata/tied.pt"))(t)
 	src := new(mem.Store)
 	if _, err := blob.WriteAll(t.Context(), src, "model.pt", b, nil); err != nil {
 		t.Fatal(err)

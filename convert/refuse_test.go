@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -100,10 +101,7 @@ func TestTypesThatTheTargetLacksAreRefusedByName(t *testing.T) {
 
 func TestNumbersOutOfRangeAreRefusedByName(t *testing.T) {
 	s := &mem.Store{Name: "source"}
-	n, err := tensor.Of([]int64{4}, []int64{1, -7, 300, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.Of([]int64{4}, []int64{1, -7, 300, 2}))(t)
 	save(t, s, plan.State{"n": n, "x": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)})
 	for name, c := range map[string]struct {
 		rule string
@@ -137,10 +135,7 @@ func TestNumbersOutOfRangeAreRefusedByName(t *testing.T) {
 }
 
 func TestCheckWritesNothing(t *testing.T) {
-	job, err := convert.Plan(t.Context(), open(t, odd(t)), &convert.Options{Merge: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := must.Get(convert.Plan(t.Context(), open(t, odd(t)), &convert.Options{Merge: true}))(t)
 	for format, want := range map[string]error{formats.Native: nil, formats.Torch: storage.ErrNotRepresentable} {
 		dst := &mem.Store{Name: "target"}
 		to := toFormat(format, dst)

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -73,10 +74,7 @@ func goesOn(t *testing.T, src blob.Store, format string, rule fault.Rule, want m
 		t.Fatal("a crash was not noticed")
 	}
 	finished := noted(t, inner)
-	job, err := convert.Plan(t.Context(), open(t, src), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := must.Get(convert.Plan(t.Context(), open(t, src), o))(t)
 	n, begun, err := convert.Begun(t.Context(), job, toFormat(format, inner))
 	if err != nil || n != len(finished) || n > 0 && !begun {
 		t.Errorf("Begun = %d, %v, %v; want %d files", n, begun, err, len(finished))
@@ -164,15 +162,10 @@ func TestOtherOptionsRestartConversion(t *testing.T) {
 func TestConvertDetectsChangedSource(t *testing.T) {
 	src := saved(t, 2)
 	c := open(t, src)
-	job, err := convert.Plan(t.Context(), c, &convert.Options{Source: src})
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := must.Get(convert.Plan(t.Context(), c, &convert.Options{Source: src}))(t)
 	for _, n := range storagetest.Names(t, src) {
 		if isData(n) {
-			if err := fault.Damage(t.Context(), src, n, func(b []byte) []byte { return b }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fault.Damage(t.Context(), src, n, func(b []byte) []byte { return b }))
 		}
 	}
 	dst := &mem.Store{Name: "target"}
@@ -186,10 +179,7 @@ func TestConvertDetectsChangedSource(t *testing.T) {
 
 func TestConvertReturnsCancellation(t *testing.T) {
 	src := saved(t, 3)
-	job, err := convert.Plan(t.Context(), open(t, src), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := must.Get(convert.Plan(t.Context(), open(t, src), nil))(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	cancel(why)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -61,10 +62,7 @@ func TestWholeTensorsAreBalanced(t *testing.T) {
 		state[fmt.Sprintf("t%02d", i)] = storagetest.Filled(t, tensor.Uint8, []int64{int64(100 + 37*i%90)}, byte(i))
 	}
 	save(t, src, state)
-	job, err := convert.Plan(t.Context(), open(t, src), &convert.Options{WorldSize: 3, Placements: []string{"*=S(5)"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := must.Get(convert.Plan(t.Context(), open(t, src), &convert.Options{WorldSize: 3, Placements: []string{"*=S(5)"}}))(t)
 	sum := job.Summary()
 	for r, n := range sum.RankBytes {
 		if mean := sum.Bytes / 3; n < mean-100 || n > mean+100 {

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Special files are not opened, and the error names their kind.
 func TestSpecialTargetsAreRefused(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "x")
-	if err := syscall.Mkfifo(fifo, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(fifo, 0o666))
 	for path, want := range map[string]string{fifo: "is a FIFO", "/dev/null": "is a device"} {
 		for _, overwrite := range []bool{false, true} {
 			p := &Place{Path: path, File: "x.pt", Overwrite: overwrite, Look: func(string) ([]string, error) {

@@ -76,18 +76,13 @@ func saved(t testing.TB, ranks int) *mem.Store {
 
 func save(t testing.TB, s blob.Store, states ...plan.State) {
 	t.Helper()
-	if err := storagetest.Save(context.Background(), nativeAt(s), storagetest.Storage("20260314t150926-00000001", 42, len(states)), states...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(context.Background(), nativeAt(s), storagetest.Storage("20260314t150926-00000001", 42, len(states)), states...))
 }
 
 // open opens the checkpoint of any format in s until the test ends.
 func open(t testing.TB, s blob.Store) storage.Checkpoint {
 	t.Helper()
-	c, err := formats.Open(context.Background(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(formats.Open(context.Background(), s, nil))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -113,10 +108,7 @@ func toNative(s blob.Store, staged bool) *convert.Target {
 func converted(t testing.TB, src blob.Store, o *convert.Options) (*mem.Store, *convert.Report) {
 	t.Helper()
 	dst := &mem.Store{Name: "target"}
-	rep, err := run(context.Background(), open(t, src), o, toNative(dst, true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(run(context.Background(), open(t, src), o, toNative(dst, true)))(t)
 	return dst, rep
 }
 
@@ -133,20 +125,14 @@ func digests(t testing.TB, s blob.Store) map[string]inspect.Digest {
 	t.Helper()
 	c := opened(t, s)
 	md := must.Get(c.Metadata(t.Context()))(t)
-	out, err := inspect.Digests(context.Background(), c, inspect.Select(md), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(inspect.Digests(context.Background(), c, inspect.Select(md), nil))(t)
 	return out
 }
 
 // chunks returns the chunks of each tensor, as text.
 func chunks(t testing.TB, s blob.Store) map[string]string {
 	t.Helper()
-	md, err := open(t, s).Metadata(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	md := must.Get(open(t, s).Metadata(context.Background()))(t)
 	out := map[string]string{}
 	for _, e := range md.Entries {
 		if e.Tensor != nil {

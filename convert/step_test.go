@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -25,10 +26,7 @@ func storageOf(t *testing.T, src blob.Store, to string, o convert.Options) meta.
 	c := open(t, src)
 	o.Merge, o.SkipObjects = formats.WholeTensors(to), true
 	dst := new(mem.Store)
-	rep, err := run(context.Background(), c, &o, toFormat(to, dst))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rep := must.Get(run(context.Background(), c, &o, toFormat(to, dst)))(t)
 	d := open(t, dst)
 	out := d.Storage()
 	if formats.Records(to) {
@@ -65,9 +63,7 @@ func TestStepOfAConversion(t *testing.T) {
 			}
 			st := storagetest.Storage("20260314t150926-00000001", 0, 1)
 			st.Step = c.recorded
-			if err := storagetest.Save(t.Context(), nativeAt(src), st, state); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, storagetest.Save(t.Context(), nativeAt(src), st, state))
 			for _, to := range []string{formats.Native, formats.HF} {
 				if d := cmp.Diff(c.want, storageOf(t, src, to, c.o).Step); d != "" {
 					t.Errorf("to %s: -want +got\n%s", to, d)
@@ -79,9 +75,7 @@ func TestStepOfAConversion(t *testing.T) {
 			dcp := new(mem.Store)
 			at := nativeAt(dcp)
 			at.Writer = func() storage.Writer { return storagetest.NewWriter(torchdcp.Format{}, dcp, storage.WriteOptions{}) }
-			if err := storagetest.Save(t.Context(), at, st, state); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, storagetest.Save(t.Context(), at, st, state))
 			if d := cmp.Diff(c.want, storageOf(t, dcp, formats.Native, c.o).Step); d != "" {
 				t.Errorf("from torchdcp: -want +got\n%s", d)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -28,24 +29,16 @@ func saveRows(t testing.TB, s blob.Store, x *tensor.Tensor) {
 	for r := range states {
 		states[r] = plan.State{"x": storagetest.Cut(t, storagetest.Along(1, 3), x, r)}
 	}
-	if err := storagetest.Save(context.Background(), p, storagetest.Storage("20260314t150926-00000001", 1, 3), states...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(context.Background(), p, storagetest.Storage("20260314t150926-00000001", 1, 3), states...))
 }
 
 // planned opens the checkpoint in s and plans its conversion to whole tensors.
 func planned(t testing.TB, s blob.Store, o Options) *Job {
 	t.Helper()
-	c, err := native.Format{}.Open(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(native.Format{}.Open(context.Background(), s))(t)
 	t.Cleanup(func() { c.Close() })
 	o.Merge = true
-	j, err := Plan(context.Background(), c, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(Plan(context.Background(), c, &o))(t)
 	return j
 }
 
@@ -141,23 +134,15 @@ func TestBuffersStayWithinMemory(t *testing.T) {
 		state[fmt.Sprintf("small.%04d", i)] = storagetest.Filled(t, tensor.Float32, []int64{256}, byte(i))
 	}
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state))
 	for claim, o := range map[string]Options{
 		"as it is": {}, "over ranks": {WorldSize: 8}, "cast": {DType: []string{"bfloat16"}, Merge: true},
 	} {
 		t.Run(claim, func(t *testing.T) {
-			c, err := native.Format{}.Open(t.Context(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(native.Format{}.Open(t.Context(), s))(t)
 			defer c.Close()
 			o.Memory, o.Parallel = minMemory, 16 // more than there is memory for
-			j, err := Plan(t.Context(), c, &o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			j := must.Get(Plan(t.Context(), c, &o))(t)
 			work.ResetPeak()
 			before := work.Stats().Lent
 			dst := &mem.Store{Name: "target"}
@@ -187,9 +172,7 @@ func TestBatches(t *testing.T) {
 		state[fmt.Sprintf("t%03d", i)] = storagetest.Filled(t, d, []int64{int64(i), 50}, byte(i))
 	}
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("20260314t150926-00000001", 1, 1), state))
 	j := planned(t, s, Options{Memory: minMemory})
 	src := newSource(t.Context(), j)
 	src.ahead = aheadPool(2 * minUnit)

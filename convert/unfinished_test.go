@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // The owner of an unfinished conversion is alive, dead or unknown.
@@ -19,14 +20,9 @@ func TestUnfinishedConversions(t *testing.T) {
 	}
 	dir := t.TempDir()
 	running := &Place{Path: filepath.Join(dir, "running")}
-	if err := running.Lock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, running.Lock())
 	defer running.Unlock()
-	lock, err := os.ReadFile(running.lockPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(os.ReadFile(running.lockPath()))(t)
 	for name, text := range map[string]*string{
 		"running": nil, "stopped": nil, "killed": ptr(string(lock)), "elsewhere": ptr(`{"tag":"x","host":"other","pid":1}`), "old": ptr(""),
 	} {
@@ -39,10 +35,7 @@ func TestUnfinishedConversions(t *testing.T) {
 	write(t, (&Place{Path: filepath.Join(dir, "lock only")}).lockPath(), string(lock))
 	write(t, filepath.Join(dir, "x.cairn-convert", "a"), "of another program")
 
-	found, err := FindUnfinished(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(FindUnfinished(dir))(t)
 	got := map[string]string{}
 	for _, u := range found {
 		got[filepath.Base(u.Path)] = u.Owner.String()
@@ -92,9 +85,7 @@ func TestDropUndoesPublish(t *testing.T) {
 			if err := p.Publish(); !errors.Is(err, killed) {
 				t.Fatal(err)
 			}
-			if err := (&Place{Path: p.Path}).Drop(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, (&Place{Path: p.Path}).Drop())
 			if d := cmp.Diff(map[string]string{c.old: "old"}, tree(t, dir)); d != "" {
 				t.Errorf("after Drop: -want +got\n%s", d)
 			}

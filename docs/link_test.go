@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var (
@@ -47,10 +49,7 @@ func prose(t *testing.T, page string) string {
 
 func readPage(t *testing.T, page string) string {
 	t.Helper()
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(page))(t)
 	return string(b)
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // packages are the folders of the packages that platform.md and the words of
@@ -33,10 +35,7 @@ var (
 // The page has each method of hyper_parallel's platform once, with its name here and
 // a test.
 func TestPlatformPageHasEveryMethod(t *testing.T) {
-	list, err := os.ReadFile("testdata/platform-methods.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(os.ReadFile("testdata/platform-methods.txt"))(t)
 	want := slices.Sorted(strings.FieldsSeq(string(list)))
 	var got []string
 	for _, m := range platformRows(t) {
@@ -92,10 +91,7 @@ func platformRows(t *testing.T) [][]string {
 // functions returns the names of the functions of a file.
 func functions(t *testing.T, file string) map[string]bool {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution))(t)
 	out := map[string]bool{}
 	for _, d := range f.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
@@ -109,19 +105,13 @@ func functions(t *testing.T, file string) map[string]bool {
 // "Type.Name" for methods and fields.
 func exported(t *testing.T, folder string) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(folder, "*.go")))(t)
 	out := map[string]bool{}
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution))(t)
 		ast.FileExports(f)
 		for _, d := range f.Decls {
 			declare(out, d)

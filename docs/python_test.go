@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var (
@@ -59,10 +61,7 @@ func pythonNames(t *testing.T, folder string) map[string]bool {
 			out[m[1]] = true
 		}
 	}
-	modules, err := filepath.Glob(filepath.Join(folder, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	modules := must.Get(filepath.Glob(filepath.Join(folder, "*")))(t)
 	for _, m := range modules {
 		out[strings.TrimSuffix(filepath.Base(m), ".py")] = true
 	}
@@ -72,10 +71,7 @@ func pythonNames(t *testing.T, folder string) map[string]bool {
 // pythonSignatures returns the parameters of the functions of a package, as text.
 func pythonSignatures(t *testing.T, pattern string) map[string]string {
 	t.Helper()
-	files, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(pattern))(t)
 	out := map[string]string{}
 	for _, file := range files {
 		for _, m := range pythonDef.FindAllStringSubmatch(readPage(t, file), -1) {

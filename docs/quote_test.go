@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var update = flag.Bool("update", false, "write the quoted code into the pages")
@@ -129,10 +131,7 @@ func pages(t *testing.T) []string {
 	t.Helper()
 	var out []string
 	for _, pattern := range []string{"../*.md", "../python/*.md", "*.md", "*/*.md"} {
-		m, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(filepath.Glob(pattern))(t)
 		out = append(out, m...)
 	}
 	return out

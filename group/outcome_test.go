@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
@@ -38,10 +39,7 @@ func TestFailuresCross(t *testing.T) {
 	if _, ok := valueOf(msg); ok {
 		t.Error("valueOf took failures for a value")
 	}
-	got, err := failuresOf(msg, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(failuresOf(msg, 8))(t)
 	if d := cmp.Diff(want, got, ignoreLocal); d != "" {
 		t.Errorf("failures differ (-want +got):\n%s", d)
 	}
@@ -64,10 +62,7 @@ func TestManyFailuresShareABudget(t *testing.T) {
 }
 
 func TestMalformedFailures(t *testing.T) {
-	one, err := NewRemoteError(errors.New("x")).MarshalBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	one := must.Get(NewRemoteError(errors.New("x")).MarshalBinary())(t)
 	entry := func(rank byte) []byte { return append([]byte{rank}, one...) }
 	for name, msg := range map[string][]byte{
 		"empty":              nil,

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // cross sends err to another rank.
@@ -24,9 +26,7 @@ func cross(t *testing.T, err error) *RemoteError {
 		t.Fatal(mErr)
 	}
 	got := new(RemoteError)
-	if err := got.UnmarshalBinary(b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, got.UnmarshalBinary(b))
 	return got
 }
 

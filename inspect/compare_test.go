@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -24,10 +25,7 @@ func side(m *memory) inspect.Side { return inspect.Side{Content: m, Metadata: m.
 
 func compare(t testing.TB, a, b *memory, o *inspect.CompareOptions) *inspect.Comparison {
 	t.Helper()
-	c, err := inspect.Compare(t.Context(), side(a), side(b), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(inspect.Compare(t.Context(), side(a), side(b), o))(t)
 	return c
 }
 
@@ -194,10 +192,7 @@ func modelCompare(x, y []complex128, rtol, atol float64) (differing int64, first
 
 func TestCompareMatchesNaiveModel(t *testing.T) {
 	complexes := func(x *tensor.Tensor) []complex128 {
-		v, err := tensor.Values[complex128](to(t, tensor.Complex128, x))
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(tensor.Values[complex128](to(t, tensor.Complex128, x)))(t)
 		return v
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -239,10 +234,7 @@ func TestCompareIsIndependentOfWorkers(t *testing.T) {
 	inspect.SmallSlabs(t)
 	x := large(t, tensor.Float32, 1_500_000)
 	y := x.Clone()
-	v, err := tensor.Values[float32](y)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(tensor.Values[float32](y))(t)
 	for i := 200_000; i < len(v); i += 50_000 {
 		v[i]++
 	}
@@ -300,10 +292,7 @@ func TestCompareAcrossCodecs(t *testing.T) {
 		{"and differ by them", odd{"pickle", []byte{1}}, odd{"pickle", []byte{2}}, "different"},
 		{"or by codec", odd{"pickle", []byte{1}}, odd{value.Raw, []byte{1}}, "different"},
 	} {
-		got, err := inspect.Compare(t.Context(), inspect.Side{Content: c.a, Metadata: e}, inspect.Side{Content: c.b, Metadata: e}, &inspect.CompareOptions{All: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(inspect.Compare(t.Context(), inspect.Side{Content: c.a, Metadata: e}, inspect.Side{Content: c.b, Metadata: e}, &inspect.CompareOptions{All: true}))(t)
 		if got.Items[0].Status != c.want {
 			t.Errorf("%s: %s; want %s", c.claim, got.Items[0].Status, c.want)
 		}
@@ -367,10 +356,7 @@ func TestCompareCheckpoints(t *testing.T) {
 		t.Errorf("Compare of one state cut in two ways = %+v, %v", got, err)
 	}
 	w = w.Clone()
-	v, err := tensor.Values[float32](w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(tensor.Values[float32](w))(t)
 	v[30] = 100
 	c, mdc := open(t, save(t, columns(2), 2, w))
 	got, err = inspect.Compare(t.Context(), inspect.Side{Content: a, Metadata: mda}, inspect.Side{Content: c, Metadata: mdc}, nil)

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -54,10 +55,7 @@ func TestDigestsAreIndependentOfSharding(t *testing.T) {
 			inspect.SetDigestBytes(t, buffer)
 			c, md := open(t, s)
 			var moved atomic.Int64
-			got, err := inspect.Digests(t.Context(), c, inspect.Select(md), func(n int64) { moved.Add(n) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(inspect.Digests(t.Context(), c, inspect.Select(md), func(n int64) { moved.Add(n) }))(t)
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("%s, buffer of %d: -want +got\n%s", name, buffer, d)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -142,10 +143,7 @@ func TestCompareTensorsInsideObjects(t *testing.T) {
 		"one refers to other elements":           {referring(1, 2), holding(1, 3), nil, false, "o[0]"},
 		"what is referred to cannot be compared": {lost, lost, nil, false, "unread o"},
 	} {
-		got, err := inspect.Compare(t.Context(), c.a.side(), c.b.side(), &inspect.CompareOptions{Keep: c.keep})
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(inspect.Compare(t.Context(), c.a.side(), c.b.side(), &inspect.CompareOptions{Keep: c.keep}))(t)
 		text := fmt.Sprintf("identical=%d", got.Identical)
 		for _, u := range got.Unread {
 			text = "unread " + u.FQN

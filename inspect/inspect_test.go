@@ -26,18 +26,12 @@ var (
 // counting returns a tensor of the float32 values 1, 2, 3 and so on.
 func counting(t testing.TB, shape ...int64) *tensor.Tensor {
 	t.Helper()
-	n, err := tensor.NumElements(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumElements(shape))(t)
 	v := make([]float32, n)
 	for i := range v {
 		v[i] = float32(i + 1)
 	}
-	x, err := tensor.Of(shape, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of(shape, v))(t)
 	return x
 }
 
@@ -96,10 +90,7 @@ func columns(n int) shard.Layout {
 // open opens the checkpoint in a store until the test ends.
 func open(t testing.TB, s blob.Store) (*cairn.Checkpoint, *meta.Metadata) {
 	t.Helper()
-	c, err := cairn.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), s))(t)
 	t.Cleanup(func() { c.Close() })
 	md := must.Get(c.Metadata(t.Context()))(t)
 	return c, md

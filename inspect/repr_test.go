@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -67,10 +68,7 @@ func TestReprOfPlainValues(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := value.Decode(codec, data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(value.Decode(codec, data))(t)
 		if got := inspect.Repr(v, 1000); got != c.want {
 			t.Errorf("Repr(%v) = %s; want %s", c.v, got, c.want)
 		}
@@ -98,10 +96,7 @@ func TestReprOfPlainValues(t *testing.T) {
 // testdata/repr.py made testdata/repr.jsonl with Python 3.14, PyTorch 2.14 and
 // numpy 2.4. Every object also passes through the native encoding.
 func TestReprEqualsPythons(t *testing.T) {
-	f, err := os.Open("testdata/repr.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("testdata/repr.jsonl"))(t)
 	defer f.Close()
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
@@ -110,9 +105,7 @@ func TestReprEqualsPythons(t *testing.T) {
 			Protocol   int
 			Pickle     []byte
 		}
-		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(lines.Bytes(), &row))
 		v, err := pickle.Decode(row.Pickle, nil)
 		if err != nil {
 			t.Errorf("protocol %d, %s: %v", row.Protocol, row.Repr, err)
@@ -133,9 +126,7 @@ func TestReprEqualsPythons(t *testing.T) {
 			t.Errorf("protocol %d: TypeName(%s) = %s; want %s", row.Protocol, row.Repr, got, row.Type)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lines.Err())
 }
 
 // maxShown is the length of the reprs in expected.json, in characters.
@@ -177,10 +168,7 @@ func objectsIn(t *testing.T, dir string) []shown {
 	}
 	var out []shown
 	for _, name := range files {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(os.ReadFile(name))(t)
 		for _, p := range pickles(data) {
 			v, _, err := pickle.DecodePrefix(p, nil)
 			switch {
@@ -228,10 +216,7 @@ func pairs(kv ...any) []value.Pair {
 }
 
 func TestReprOfPythonTypes(t *testing.T) {
-	x, err := tensor.New(tensor.Float32, []int64{2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Float32, []int64{2, 3}))(t)
 	one, two := int64(1), int64(2)
 	for _, c := range []struct {
 		v          any
@@ -420,10 +405,7 @@ func TestElementFormatRoundTrip(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom(tensor.DTypes()[:tensor.Float8E8M0FNU]).Draw(rt, "dtype")
 		bits := rapid.SliceOfN(rapid.Byte(), d.Size(), d.Size()).Draw(rt, "bits")
-		x, err := tensor.FromBytes(d, nil, bits)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.FromBytes(d, nil, bits))(t)
 		text := texts(x)
 		f, err := strconv.ParseFloat(text, 64)
 		if err != nil {
@@ -445,10 +427,7 @@ func TestFilter(t *testing.T) {
 		{[]string{"a.*", "c"}, []string{"*.b"}, "a.w c"},
 		{nil, []string{"*"}, ""},
 	} {
-		f, err := inspect.NewFilter(c.in, c.out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(inspect.NewFilter(c.in, c.out))(t)
 		var got []string
 		for _, n := range []string{"a.w", "a.b", "c"} {
 			if f.Keep(n) {
@@ -472,10 +451,7 @@ func TestFilter(t *testing.T) {
 
 func TestFilterReportsUnusedPatterns(t *testing.T) {
 	for _, c := range [][2][]string{{{"a", "x"}, nil}, {nil, {"a", "x"}}} {
-		f, err := inspect.NewFilter(c[0], c[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(inspect.NewFilter(c[0], c[1]))(t)
 		f.Keep("a")
 		if err := f.Check(); !errors.Is(err, plan.ErrMissing) || !strings.Contains(err.Error(), `"x"`) {
 			t.Errorf("Check = %v; want %v with x", err, plan.ErrMissing)

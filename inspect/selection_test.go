@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -198,14 +199,9 @@ func TestSelectionsSkipGaps(t *testing.T) {
 		{"::3, :131072:2", 3 << 17, 0, 2, 0, 3, 1 << 16, 3},
 	} {
 		m.read.Store(0)
-		s, err := inspect.ParseSelection(c.index, []int64{rows, cols})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(inspect.ParseSelection(c.index, []int64{rows, cols}))(t)
 		var got []byte
-		if err := s.Stream(t.Context(), m, &md.Entries[0], tensor.Int64, func(p []byte) error { got = append(got, p...); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Stream(t.Context(), m, &md.Entries[0], tensor.Int64, func(p []byte) error { got = append(got, p...); return nil }))
 		var want []int64
 		for r := range c.perTurn {
 			for i := range c.perRow {
@@ -226,14 +222,9 @@ func TestSelectionsConvert(t *testing.T) {
 	m := holding(map[string]*tensor.Tensor{"x": x})
 	md := m.metadata()
 	for index, want := range map[string][]byte{":": {1, 254, 127}, "::-2": {127, 1}} {
-		s, err := inspect.ParseSelection(index, x.Shape())
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(inspect.ParseSelection(index, x.Shape()))(t)
 		var got []byte
-		if err := s.Stream(t.Context(), m, &md.Entries[0], tensor.Int8, func(p []byte) error { got = append(got, p...); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Stream(t.Context(), m, &md.Entries[0], tensor.Int8, func(p []byte) error { got = append(got, p...); return nil }))
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("[%s]: -want +got\n%s", index, d)
 		}

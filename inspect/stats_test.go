@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -77,32 +78,21 @@ func of[E tensor.Element](t testing.TB, v []E, shape ...int64) *tensor.Tensor {
 	if shape == nil {
 		shape = []int64{int64(len(v))}
 	}
-	x, err := tensor.Of(shape, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of(shape, v))(t)
 	return x
 }
 
 // to returns x in another dtype.
 func to(t testing.TB, d tensor.DType, x *tensor.Tensor) *tensor.Tensor {
 	t.Helper()
-	out, err := tensor.New(d, x.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tensor.Convert(out, x, tensor.CastAny); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(tensor.New(d, x.Shape()))(t)
+	must.Do(t, tensor.Convert(out, x, tensor.CastAny))
 	return out
 }
 
 func statsOf(t testing.TB, m *memory, o *inspect.StatsOptions) *inspect.StatsReport {
 	t.Helper()
-	r, err := inspect.Stats(t.Context(), m, inspect.Select(m.metadata()), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(inspect.Stats(t.Context(), m, inspect.Select(m.metadata()), o))(t)
 	return r
 }
 
@@ -159,20 +149,14 @@ func near(largest float64) cmp.Options {
 func asFloats(t testing.TB, x *tensor.Tensor) []float64 {
 	t.Helper()
 	if d := x.DType(); d == tensor.Complex64 || d == tensor.Complex128 {
-		c, err := tensor.Values[complex128](to(t, tensor.Complex128, x))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(tensor.Values[complex128](to(t, tensor.Complex128, x)))(t)
 		out := make([]float64, len(c))
 		for i := range c {
 			out[i] = math.Hypot(real(c[i]), imag(c[i]))
 		}
 		return out
 	}
-	v, err := tensor.Values[float64](to(t, tensor.Float64, x))
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(tensor.Values[float64](to(t, tensor.Float64, x)))(t)
 	return v
 }
 
@@ -180,35 +164,20 @@ func asFloats(t testing.TB, x *tensor.Tensor) []float64 {
 func drawTensor(t testing.TB, rt *rapid.T, label string) *tensor.Tensor {
 	d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, label+" dtype")
 	shape := rapid.SliceOfN(rapid.Int64Range(0, 9), 0, 4).Draw(rt, label+" shape")
-	n, err := tensor.NumBytes(d, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(tensor.NumBytes(d, shape))(t)
 	bits := rapid.SliceOfN(rapid.Byte(), int(n), int(n)).Draw(rt, label+" bits")
 	if rapid.Bool().Draw(rt, label+" tame") { // magnitudes whose squares are finite
-		tame, err := tensor.FromBytes(tensor.Int8, []int64{int64(len(bits))}, bits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		part, err := tame.Slice(0, 0, n/int64(d.Size()), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tame := must.Get(tensor.FromBytes(tensor.Int8, []int64{int64(len(bits))}, bits))(t)
+		part := must.Get(tame.Slice(0, 0, n/int64(d.Size()), 1))(t)
 		return reshaped(t, to(t, d, part), shape)
 	}
-	x, err := tensor.FromBytes(d, shape, bits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.FromBytes(d, shape, bits))(t)
 	return x
 }
 
 func reshaped(t testing.TB, x *tensor.Tensor, shape []int64) *tensor.Tensor {
 	t.Helper()
-	out, err := tensor.FromBytes(x.DType(), shape, x.Contents())
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(tensor.FromBytes(x.DType(), shape, x.Contents()))(t)
 	return out
 }
 
@@ -525,10 +494,7 @@ func TestStatsOfCheckpoint(t *testing.T) {
 			return inspect.Stats(t.Context(), c, inspect.Select(md), nil)
 		},
 	} {
-		got, err := s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(s())(t)
 		if want == nil {
 			want = got
 		}

@@ -6,15 +6,13 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // A tensor with two names counts once, and compares and digests like two.
 func TestTiedTensors(t *testing.T) {
-	x, err := tensor.Of([]int64{3}, []float32{1, 2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{3}, []float32{1, 2, 3}))(t)
 	var sides [2]inspect.Side
 	var digests [2]string
 	for i, state := range []cairn.State{{"embed": x, "head": x}, {"embed": x, "head": x.Clone()}} {
@@ -24,10 +22,7 @@ func TestTiedTensors(t *testing.T) {
 		}
 		c, md := open(t, s)
 		sides[i] = inspect.Side{Metadata: md, Content: c}
-		d, err := inspect.Digests(t.Context(), c, inspect.Select(md), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(inspect.Digests(t.Context(), c, inspect.Select(md), nil))(t)
 		digests[i] = inspect.Combine(d)
 	}
 	if digests[0] != digests[1] {
@@ -48,10 +43,7 @@ func TestTiedTensors(t *testing.T) {
 			t.Errorf("head is tied to %q", tied)
 		}
 	}
-	cmp, err := inspect.Compare(t.Context(), sides[0], sides[1], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmp := must.Get(inspect.Compare(t.Context(), sides[0], sides[1], nil))(t)
 	for _, it := range cmp.Items {
 		if it.Status != inspect.StatusIdentical {
 			t.Errorf("%s is %s; want identical", it.FQN, it.Status)

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -22,10 +23,7 @@ func phase(name string, start, end int, bytes int64) meta.Phase {
 
 func newTimeline(t testing.TB, tl meta.Timeline) *inspect.Timeline {
 	t.Helper()
-	got, err := inspect.NewTimeline(meta.Storage{SaveID: "id", Step: new(int64(7)), Timeline: tl})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(inspect.NewTimeline(meta.Storage{SaveID: "id", Step: new(int64(7)), Timeline: tl}))(t)
 	return got
 }
 
@@ -126,10 +124,7 @@ func TestTypicalRanksAreDifferent(t *testing.T) {
 		for r := range tl {
 			tl[r] = []meta.Phase{phase("write", 0, rapid.IntRange(0, 3).Draw(t, "seconds"), 0)}
 		}
-		x, err := inspect.NewTimeline(meta.Storage{Timeline: tl})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(inspect.NewTimeline(meta.Storage{Timeline: tl}))(t)
 		seen := map[int]bool{}
 		for _, r := range x.Typical(most) {
 			seen[r.Rank] = true
@@ -147,9 +142,7 @@ func TestTraceEventsDoNotOverlap(t *testing.T) {
 		{phase("plan", 0, 1, 0), phase("write", 2, 3, 1)},
 	})
 	var b bytes.Buffer
-	if err := tl.WriteTrace(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tl.WriteTrace(&b))
 	var got struct {
 		Events []struct {
 			Name     string
@@ -158,9 +151,7 @@ func TestTraceEventsDoNotOverlap(t *testing.T) {
 			PID, TID int
 		} `json:"traceEvents"`
 	}
-	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(b.Bytes(), &got))
 	ends, count := map[[2]int]int64{}, 0
 	for _, e := range got.Events {
 		if e.Ph != "X" {

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 //go:embed py/*.py
@@ -84,17 +86,9 @@ func (p *python) run(t *testing.T, modules ...string) {
 	p.cmd = p.command(context.Background(), append([]string{filepath.Join("py", "worker.py")}, modules...)...)
 	p.cmd.WaitDelay = 5 * time.Second // for ranks that outlive the worker
 	p.cmd.Stderr = p.noise
-	in, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(p.cmd.StdinPipe())(t)
+	out := must.Get(p.cmd.StdoutPipe())(t)
+	must.Do(t, p.cmd.Start())
 	p.in = in
 	go p.listen(out)
 }
@@ -143,9 +137,7 @@ func (p *python) command(ctx context.Context, words ...string) *exec.Cmd {
 
 func copyScripts(t *testing.T, dir string) {
 	t.Helper()
-	if err := os.CopyFS(dir, scripts); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, scripts))
 }
 
 // copyPackage copies the Python package and its tests with PyTorch beside the scripts, and the
@@ -153,32 +145,16 @@ func copyScripts(t *testing.T, dir string) {
 func copyPackage(t *testing.T, dir, program string) {
 	t.Helper()
 	into := filepath.Join(dir, "py", "cairn")
-	if err := os.CopyFS(into, os.DirFS(filepath.Join(pythonDir, "cairn"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(into, os.DirFS(filepath.Join(pythonDir, "cairn"))))
 	for name, from := range map[string]string{"with_torch": withTorch, "examples": filepath.Join(pythonDir, "examples")} {
-		if err := os.CopyFS(filepath.Join(dir, "py", name), os.DirFS(from)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.CopyFS(filepath.Join(dir, "py", name), os.DirFS(from)))
 	}
-	config, err := os.ReadFile(filepath.Join(pythonDir, "pyproject.toml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "py", "pyproject.toml"), config, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(os.ReadFile(filepath.Join(pythonDir, "pyproject.toml")))(t)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "py", "pyproject.toml"), config, 0o644))
+	b := must.Get(os.ReadFile(program))(t)
 	bin := filepath.Join(into, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(bin, "cairn"), b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(bin, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(bin, "cairn"), b, 0o755))
 }
 
 // listen passes on what the worker answers, and ends with it.

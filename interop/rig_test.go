@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -39,10 +40,7 @@ type rig struct {
 
 func newRig(t *testing.T, py *python, program string) *rig {
 	t.Helper()
-	folder, err := os.MkdirTemp(py.dir, "case-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(os.MkdirTemp(py.dir, "case-"))(t)
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	return &rig{T: t, py: py, program: program, folder: filepath.Base(folder)}
 }

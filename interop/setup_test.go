@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // fakePython answers what setup asks an interpreter. The files in its folder say how: torch
@@ -76,10 +78,7 @@ func TestSetup(t *testing.T) {
 // content, after "=".
 func fakeMachine(t *testing.T, files string) (fake, cache string) {
 	t.Helper()
-	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	fake, cache = filepath.Join(root, "fake"), filepath.Join(root, "cache")
 	kept := filepath.Join(cache, "venv", "bin", "python")
 	contents := map[string]string{filepath.Join(fake, "python"): fakePython, filepath.Join(fake, "failures"): "0"}
@@ -92,12 +91,8 @@ func fakeMachine(t *testing.T, files string) (fake, cache string) {
 		contents[filepath.Join(fake, name)] = content
 	}
 	for name, content := range contents {
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(content), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must.Do(t, os.WriteFile(name, []byte(content), 0o755))
 	}
 	return fake, cache
 }
@@ -108,10 +103,7 @@ func setUp(t *testing.T, fake, cache, variables string) (out, said string, err e
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	setup, err := filepath.Abs("setup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	setup := must.Get(filepath.Abs("setup"))(t)
 	cmd := exec.CommandContext(ctx, "bash", setup)
 	cmd.Dir = filepath.Dir(fake)
 	cmd.Env = append(os.Environ(), "FAKE="+fake, "CAIRN_INTEROP_PYTHON="+filepath.Join(fake, "python"), "CAIRN_INTEROP_CACHE="+cache,

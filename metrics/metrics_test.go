@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/metrics"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -35,10 +36,7 @@ type job struct {
 
 func newJob(t *testing.T) *job {
 	t.Helper()
-	s, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(cairn.NewStager(&cairn.StagerOptions{Ceiling: 1 << 20}))(t)
 	t.Cleanup(func() {
 		if err := s.Close(t.Context()); err != nil && t.Context().Err() == nil {
 			t.Error(err)
@@ -103,9 +101,7 @@ func value(m *dto.Metric) float64 {
 func TestMetricsCountSavesAndLoads(t *testing.T) {
 	j := newJob(t)
 	store := new(mem.Store)
-	if err := j.save(store, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.save(store, 7))
 	if _, err := cairn.Load(t.Context(), store, j.state(), &cairn.LoadOptions{Observer: j.observer()}); err != nil {
 		t.Fatal(err)
 	}
@@ -251,9 +247,7 @@ func (j *job) series() int {
 
 func TestMetricsFollowTheConventions(t *testing.T) {
 	j := newJob(t)
-	if err := j.save(new(mem.Store), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.save(new(mem.Store), 1))
 	problems, err := testutil.CollectAndLint(j.Metrics)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("problems: %v, %v", problems, err)

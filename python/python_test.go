@@ -16,6 +16,7 @@ import (
 	"time"
 
 	_ "github.com/cairn-ckpt/cairn/background/saver" // a result is not cached if the saver has changed
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // TestPackage runs python/tests with the program of this repository.
@@ -36,14 +37,9 @@ func TestPackage(t *testing.T) {
 			t.Fatalf("go build -tags %s: %v\n%s", tags, err, out)
 		}
 	}
-	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	here := must.Get(os.Getwd())(t)
 	// What a test has listed is part of the key under which its result is cached.
-	if err := filepath.WalkDir(".", func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, filepath.WalkDir(".", func(_ string, _ fs.DirEntry, err error) error { return err }))
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-X", "faulthandler", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s", "tests", "-v")

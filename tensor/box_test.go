@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func box(offsets, sizes []int64) Box { return Box{Offsets: offsets, Sizes: sizes} }
@@ -132,24 +134,16 @@ func TestFlatBoxesHeadSlabsTail(t *testing.T) {
 func TestFlatBoxesCoverExactlyOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 5).Draw(t, "shape")
-		n, err := NumElements(shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(NumElements(shape))(t)
 		lo := rapid.Int64Range(0, n).Draw(t, "lo")
 		hi := rapid.Int64Range(lo, n).Draw(t, "hi")
-		boxes, err := FlatBoxes(shape, lo, hi)
-		if err != nil {
-			t.Fatal(err)
-		}
+		boxes := must.Get(FlatBoxes(shape, lo, hi))(t)
 		if limit := max(2*len(shape)-1, 1); len(boxes) > limit {
 			t.Errorf("FlatBoxes(%v, %d, %d) = %d boxes; want at most %d", shape, lo, hi, len(boxes), limit)
 		}
 		next := lo
 		for _, b := range boxes {
-			if err := b.Check(shape); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, b.Check(shape))
 			eachIndex(b.Sizes, func(i []int64) {
 				at := int64(0)
 				for d, n := range shape {

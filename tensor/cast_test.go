@@ -20,9 +20,7 @@ import (
 func convert(t testing.TB, src *Tensor, d DType) *Tensor {
 	t.Helper()
 	dst := must.Value(New(d, src.Shape()))
-	if err := Convert(dst, src, CastAny); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Convert(dst, src, CastAny))
 	return dst
 }
 
@@ -122,14 +120,10 @@ func TestConvertDoesNotDependOnLayout(t *testing.T) {
 		shape := drawSizes(t)
 		dst, src := drawLayout(t, to, shape), drawLayout(t, from, shape)
 		flat := must.Value(New(to, shape))
-		if err := Convert(flat, src.Clone(), CastAny); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Convert(flat, src.Clone(), CastAny))
 		want := bytes.Clone(dst.data)
 		setEach(dst, flat, want)
-		if err := Convert(dst, src, CastAny); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Convert(dst, src, CastAny))
 		if !bytes.Equal(dst.data, want) {
 			t.Errorf("Convert of %v, strides %v to %v, strides %v: wrong bytes", src, src.strides, dst, dst.strides)
 		}

@@ -71,9 +71,7 @@ func TestCopySetsEachElementAndNothingElse(t *testing.T) {
 		want := bytes.Clone(dst.data)
 		setEach(dst, src, want)
 		before := bytes.Clone(src.data)
-		if err := Copy(dst, src); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Copy(dst, src))
 		if !bytes.Equal(dst.data, want) {
 			t.Errorf("Copy of %v, strides %v to %v: wrong bytes", dst, src.strides, dst.strides)
 		}
@@ -89,9 +87,7 @@ func TestCopySetsEachElementAndNothingElse(t *testing.T) {
 func TestCopyFromExpanded(t *testing.T) {
 	src := must.Value(must.Value(FromBytes(Uint8, []int64{3, 1}, []byte{1, 2, 3})).Expand([]int64{2, 3, 2}))
 	dst := must.Value(New(Uint8, []int64{2, 3, 2}))
-	if err := Copy(dst, src); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Copy(dst, src))
 	if want := []byte{1, 1, 2, 2, 3, 3, 1, 1, 2, 2, 3, 3}; !bytes.Equal(dst.data, want) {
 		t.Errorf("= %v; want %v", dst.data, want)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestNumpyHeader(t *testing.T) {
@@ -18,10 +20,7 @@ func TestNumpyHeader(t *testing.T) {
 		{Complex128, []int64{3, 0}, false, "{'descr': '<c16', 'fortran_order': False, 'shape': (3, 0), }"},
 		{BFloat16, []int64{3}, true, "{'descr': '|V2', 'fortran_order': False, 'shape': (3,), }"},
 	} {
-		h, err := NumpyHeader(c.d, c.shape, c.void)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(NumpyHeader(c.d, c.shape, c.void))(t)
 		text, ok := strings.CutPrefix(string(h), "\x93NUMPY\x01\x00")
 		if got := strings.TrimRight(text[2:], " \n"); !ok || len(h)%64 != 0 || got != c.want || int(text[0])+int(text[1])<<8 != len(text)-2 || text[len(text)-1] != '\n' {
 			t.Errorf("NumpyHeader(%v, %v) = %q; want %s", c.d, c.shape, h, c.want)

@@ -18,10 +18,7 @@ import (
 // word, without it. testdata/float8.py made the file and explains it.
 func torchCasts(t *testing.T, word string) [][]string {
 	t.Helper()
-	b, err := os.ReadFile("testdata/float8-torch-2.14.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("testdata/float8-torch-2.14.txt"))(t)
 	var out [][]string
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); f[0] == word {

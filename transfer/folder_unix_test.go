@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -18,36 +19,21 @@ import (
 // arrive as the files that they lead to.
 func TestCopyOfAFolder(t *testing.T) {
 	dir, behind := t.TempDir(), t.TempDir()
-	src, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	src := must.Get(file.Open(dir, nil))(t)
 	save(t, src, formats.Native, "save1", 64, 1)
 	for name, text := range map[string]string{
 		"config.json": "{}", "folder/notes.txt": "x", "save0-r00000-0.safetensors": "a leftover",
 	} {
 		storagetest.Put(t, src, name, []byte(text))
 	}
-	if err := os.WriteFile(filepath.Join(behind, "target"), []byte("behind a link"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(behind, "target"), []byte("behind a link"), 0o666))
 	for link, target := range map[string]string{"linked.txt": filepath.Join(behind, "target"), "dangling": filepath.Join(behind, "nothing"), "folder2": behind} {
-		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, filepath.Join(dir, link)))
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o666))
 	out := filepath.Join(t.TempDir(), "a", "b")
-	dst, err := file.Open(out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rep, err := Copy(t.Context(), src, dst, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dst := must.Get(file.Open(out, nil))(t)
+	rep := must.Get(Copy(t.Context(), src, dst, nil))(t)
 	wantSeed(t, dst, 1)
 	names := storagetest.Names(t, dst)
 	for name, want := range map[string]bool{

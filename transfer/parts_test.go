@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -30,14 +31,8 @@ type rankPart struct {
 // also returns the data files of both.
 func divided(t *testing.T, src blob.Store) (ranks [2]rankPart, data []storage.File) {
 	t.Helper()
-	format, err := formats.Detect(t.Context(), src)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := formats.Open(t.Context(), src, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	format := must.Get(formats.Detect(t.Context(), src))(t)
+	c := must.Get(formats.Open(t.Context(), src, nil))(t)
 	defer c.Close()
 	for i := range ranks {
 		ranks[i] = rankPart{Saved{Format: format, SaveID: c.Storage().SaveID}, new(mem.Store)}
@@ -175,10 +170,7 @@ func TestPartsDoNotReplaceANewerCopy(t *testing.T) {
 // versions either.
 func TestPartsDoNotReplaceAnotherReplacement(t *testing.T) {
 	dir := t.TempDir()
-	folder, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(file.Open(dir, nil))(t)
 	for _, dst := range []blob.Store{new(mem.Store), folder} {
 		var srcs []*mem.Store
 		for i := range 3 {
@@ -189,9 +181,7 @@ func TestPartsDoNotReplaceAnotherReplacement(t *testing.T) {
 			t.Fatal(err)
 		}
 		if dst == folder { // times of files may be coarse
-			if err := os.Chtimes(filepath.Join(dir, "cairn.json"), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chtimes(filepath.Join(dir, "cairn.json"), time.Time{}, time.Now().Add(-time.Hour)))
 		}
 		ranks, data := divided(t, srcs[1])
 		_, err := copyParts(t.Context(), dst, ranks, data, &Options{Overwrite: true}, func() {

@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -18,28 +19,17 @@ import (
 // newRun returns the run in a new folder.
 func newRun(t *testing.T) blob.Store {
 	t.Helper()
-	root, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(file.Open(t.TempDir(), nil))(t)
 	return root
 }
 
 // saveIn saves a checkpoint in a folder of a run.
 func saveIn(t *testing.T, run blob.Store, folder, form, id string, step int64, seed byte) blob.Store {
 	t.Helper()
-	s, err := blob.NewSub(run, folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := formats.ByName(form, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.NewSub(run, folder))(t)
+	f := must.Get(formats.ByName(form, nil))(t)
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(f, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage(id, step, 1), state(t, 64, seed)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage(id, step, 1), state(t, 64, seed)))
 	return s
 }
 
@@ -77,10 +67,7 @@ func TestSync(t *testing.T) {
 		t.Errorf("Sync: %v\n%s", err, d)
 	}
 	for folder, seed := range map[string]byte{"step-1": 99, "step-2": 20, "step-3": 30, "step-9": 90} {
-		s, err := blob.NewSub(dst, folder)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(blob.NewSub(dst, folder))(t)
 		wantSeed(t, s, seed)
 	}
 	all, err = Sync(t.Context(), src, dst, nil)

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -48,14 +49,9 @@ func save(t testing.TB, s blob.Store, form, id string, elements int64, seed byte
 	t.Helper()
 	o := forms[form]
 	name, _, _ := strings.Cut(form, ",")
-	f, err := formats.ByName(name, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(formats.ByName(name, &o))(t)
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(f, s, storage.WriteOptions{}) }}
-	if err := storagetest.Save(t.Context(), p, storagetest.Storage(id, 1, 1), state(t, elements, seed)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage(id, 1, 1), state(t, elements, seed)))
 }
 
 // seedOf returns the seed of the checkpoint in s, after it has verified and loaded it.
@@ -97,19 +93,10 @@ func wantSeed(t *testing.T, s blob.Store, want byte) {
 func TestCopyOfFixtures(t *testing.T) {
 	for _, f := range storagetest.Fixtures(t, "*/*") {
 		t.Run(f.Name, func(t *testing.T) {
-			src, err := file.OpenPath(f.Dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			src := must.Get(file.OpenPath(f.Dir))(t)
 			dst := new(mem.Store)
-			rep, err := Copy(t.Context(), src, dst, &Options{Full: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c, err := formats.Open(t.Context(), dst, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			rep := must.Get(Copy(t.Context(), src, dst, &Options{Full: true}))(t)
+			c := must.Get(formats.Open(t.Context(), dst, nil))(t)
 			defer c.Close()
 			storagetest.CheckItems(t, c, f.Items)
 			again, err := Copy(t.Context(), src, dst, nil)
@@ -258,10 +245,7 @@ func TestCopyContinuesBesideFilesOfOtherFormats(t *testing.T) {
 	src, dst := new(mem.Store), new(mem.Store)
 	save(t, src, formats.Native, "save2", 64, 20)
 	save(t, src, formats.Torch, "other", 64, 30)
-	b, err := blob.ReadAll(t.Context(), src, "model.pt", 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(blob.ReadAll(t.Context(), src, "model.pt", 1<<20))(t)
 	storagetest.Put(t, dst, "model.pt", b)
 	if _, err := Copy(t.Context(), src, dst, &Options{Overwrite: true}); err != nil {
 		t.Fatal(err)
@@ -406,16 +390,10 @@ func TestCopyEndsWithItsContext(t *testing.T) {
 
 func TestCopyOfOneFile(t *testing.T) {
 	dir := t.TempDir()
-	in, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(file.Open(dir, nil))(t)
 	save(t, in, formats.Torch, "save1", 64, 1)
 	storagetest.Put(t, in, "other.txt", []byte("not copied"))
-	src, err := file.OpenPath(filepath.Join(dir, "model.pt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	src := must.Get(file.OpenPath(filepath.Join(dir, "model.pt")))(t)
 	dst := new(mem.Store)
 	storagetest.Put(t, dst, "x.txt", []byte("stays"))
 	if _, err := Copy(t.Context(), src, dst, &Options{As: "copy.pt", Full: true}); err != nil {
@@ -440,10 +418,7 @@ func TestCopyOfOneFile(t *testing.T) {
 func TestCopyHoldsALock(t *testing.T) {
 	src := new(mem.Store)
 	save(t, src, formats.Native, "save1", 64, 1)
-	dst, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dst := must.Get(file.Open(t.TempDir(), nil))(t)
 	h := &wrapped{hooked{Store: dst}}
 	h.create = func(name string) {
 		if name == "cairn.json" { // the store is locked for the commit

@@ -6,36 +6,26 @@ import (
 	"errors"
 	"os"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMapFileWithoutName(t *testing.T) {
-	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
-	if err := f.Truncate(1 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(1<<20))
 	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
 		t.Errorf("MapFile of a file with a name = %v; want ErrArena", err)
 	}
-	if err := os.Remove(f.Name()); err != nil {
-		t.Fatal(err)
-	}
-	mem, err := MapFile(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(f.Name()))
+	mem := must.Get(MapFile(f))(t)
 	defer Unmap(mem)
 	mem[5] = 77
 	got := make([]byte, 1)
 	if _, err := f.ReadAt(got, 5); err != nil || got[0] != 77 {
 		t.Errorf("the file has %v, %v; want 77", got, err)
 	}
-	if err := f.Truncate(5000); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(5000))
 	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
 		t.Errorf("MapFile of 5000 bytes = %v; want ErrArena", err)
 	}

@@ -6,29 +6,20 @@ import (
 	"errors"
 	"os"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMapFileRefusesFilesThatCanShrink(t *testing.T) {
-	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
-	if err := f.Truncate(1 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(1<<20))
 	if _, err := MapFile(f); !errors.Is(err, ErrArena) {
 		t.Errorf("MapFile of a plain file = %v; want ErrArena", err)
 	}
-	a, err := NewShared(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(NewShared(1 << 20))(t)
 	defer a.Close()
-	mem, err := MapFile(a.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem := must.Get(MapFile(a.File()))(t)
 	defer Unmap(mem)
 	a.mem[5] = 77
 	if mem[5] != 77 {

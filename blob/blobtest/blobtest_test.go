@@ -9,6 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // mutantEnv names the mutant that a copy of this test runs the suite on.
@@ -31,10 +32,7 @@ func TestSuite(t *testing.T) {
 // TestSuiteDetectsMutants tests that a store that breaks a claim fails the subtest of
 // that claim.
 func TestSuiteDetectsMutants(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	for claim := range mutants {
 		cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestSuite$/^"+claim+"$")
 		cmd.Env = append(os.Environ(), mutantEnv+"="+claim, "GORACE=atexit_sleep_ms=0")

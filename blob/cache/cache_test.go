@@ -21,6 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // small are options with which small objects are cached too.
@@ -28,10 +29,7 @@ func small(dir string) Options { return Options{Dir: dir, block: 4096, small: -1
 
 func newCache(t *testing.T, s blob.Store, o Options) *Store {
 	t.Helper()
-	c, err := New(s, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(New(s, o))(t)
 	return c
 }
 
@@ -129,10 +127,7 @@ func TestEveryRangeOnceFromTheStore(t *testing.T) {
 			o.block = block
 			for range 3 { // as three processes would
 				s := newCache(t, inner, o)
-				r, err := s.Open(t.Context(), "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must.Get(s.Open(t.Context(), "a"))(t)
 				var wanted int64
 				for range 50 {
 					off := rng.IntN(size)
@@ -158,24 +153,16 @@ func TestEveryRangeOnceFromTheStore(t *testing.T) {
 // the version; Open makes one anyway.
 func TestRequestsOfWarmReads(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
-	inner, err := openService(t.TempDir(), log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := must.Get(openService(t.TempDir(), log))(t)
 	data := random(1, 200_000)
 	put(t, inner, "a", data)
 	dir := t.TempDir()
 	for i, want := range []string{"read 65536\nread 65536\nread 65536\nread 3392\n", "stat 0\n"} {
 		s := newCache(t, inner, Options{Dir: dir, block: 64 << 10})
-		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: int64(len(data))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: int64(len(data))}))(t)
 		got := make([]byte, len(data))
 		for off := 0; off < len(data); off += 64 << 10 {
-			if err := r.ReadAt(t.Context(), got[off:min(off+64<<10, len(data))], int64(off)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.ReadAt(t.Context(), got[off:min(off+64<<10, len(data))], int64(off)))
 		}
 		r.Close()
 		b, err := os.ReadFile(log)
@@ -192,10 +179,7 @@ func TestObjectsThatAreReplaced(t *testing.T) {
 	old, fresh := random(1, 20_000), random(2, 20_000)
 	put(t, s, "a", old)
 	readAll(t, s, "a", old)
-	open, err := s.Open(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	open := must.Get(s.Open(t.Context(), "a"))(t)
 	defer open.Close()
 	put(t, s, "a", fresh)
 	readAll(t, s, "a", fresh)
@@ -203,10 +187,7 @@ func TestObjectsThatAreReplaced(t *testing.T) {
 	if err := open.ReadAt(t.Context(), p, 0); err == nil && !bytes.Equal(p, old) {
 		t.Error("a reader of the old object has read something else")
 	}
-	known, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 20_000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	known := must.Get(s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 20_000}))(t)
 	defer known.Close()
 	if err := known.ReadAt(t.Context(), p, 0); err != nil || !bytes.Equal(p, fresh) {
 		t.Errorf("OpenKnown and ReadAt of a replaced object = %v; want the new bytes", err)
@@ -221,36 +202,22 @@ func TestObjectsThatAreReplaced(t *testing.T) {
 
 // An object that is replaced between two reads of a reader is never mixed with the old one.
 func TestNoMixtureOfVersions(t *testing.T) {
-	inner, err := openService(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := must.Get(openService(t.TempDir(), ""))(t)
 	old, fresh := random(1, 8192), random(2, 8192)
 	put(t, inner, "a", old)
 	dir := t.TempDir()
 	s := newCache(t, inner, small(dir))
-	first, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 8192})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 8192}))(t)
 	defer first.Close()
 	p := make([]byte, 4096)
-	if err := first.ReadAt(t.Context(), p, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.ReadAt(t.Context(), p, 0))
 	// second asks for the version and takes a block from the cache. The other block comes
 	// from a newer object.
 	second := &reader{s: s, name: "a", asking: make(chan struct{}, 1)}
 	time.Sleep(50 * time.Millisecond) // so that the times of the files differ
-	stat, err := inner.stat(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must.Get(inner.stat(t.Context(), "a"))(t)
 	put(t, inner, "a", fresh)
-	r, err := inner.open(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(inner.open(t.Context(), "a"))(t)
 	defer r.Close()
 	second.inner, second.versioned, second.version = r, r, stat.Version
 	if err := second.ReadAt(t.Context(), p, 0); err != nil || !bytes.Equal(p, old[:4096]) {
@@ -267,10 +234,7 @@ func TestNoMixtureOfVersions(t *testing.T) {
 // blockFiles returns the paths of the blocks.
 func blockFiles(t *testing.T, dir string) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, format, blocksDir, "*", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := must.Get(filepath.Glob(filepath.Join(dir, format, blocksDir, "*", "*")))(t)
 	return paths
 }
 
@@ -314,9 +278,7 @@ func TestDamage(t *testing.T) {
 		cases[fmt.Sprint("cut to ", n)] = good[:n]
 	}
 	for name, b := range cases {
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, b, 0o600))
 		inner.read()
 		readAll(t, s, "a", data)
 		now, err := os.ReadFile(path)
@@ -330,13 +292,8 @@ func TestDamage(t *testing.T) {
 	// A read that does not touch the damage need not find it, but returns the right bytes.
 	b := bytes.Clone(good)
 	b[0] ^= 1
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Open(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, b, 0o600))
+	r := must.Get(s.Open(t.Context(), "a"))(t)
 	defer r.Close()
 	p := make([]byte, 100)
 	if err := r.ReadAt(t.Context(), p, pageBytes+10); err != nil || !bytes.Equal(p, data[pageBytes+10:pageBytes+110]) {
@@ -368,10 +325,7 @@ func usedBytes(dir string) int64 {
 // under the lock of the bound, because files come and go while it walks.
 func watch(t *testing.T, dir string) func() int64 {
 	t.Helper()
-	f, err := openFolder(dir, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(openFolder(dir, 1))(t)
 	used := func() int64 {
 		unlock, err := f.lockUsage(t.Context())
 		if err != nil {
@@ -467,9 +421,7 @@ func TestFolderThatIsRemoved(t *testing.T) {
 		if n := inner.read(); n != 0 {
 			t.Errorf("%d bytes were read again", n)
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.RemoveAll(dir))
 	}
 }
 
@@ -505,32 +457,23 @@ func TestFoldersThatCannotBeUsed(t *testing.T) {
 		}
 	}
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, nil, 0o600))
 	readable(t, path, func(*Store) {})
 	readable(t, filepath.Join(path, "below"), func(*Store) {})
 	replace := func(sub string) func(s *Store) {
 		return func(s *Store) {
-			if err := errors.Join(os.RemoveAll(filepath.Join(s.folder.dir, sub)), os.WriteFile(filepath.Join(s.folder.dir, sub), nil, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.RemoveAll(filepath.Join(s.folder.dir, sub)), os.WriteFile(filepath.Join(s.folder.dir, sub), nil, 0o600)))
 		}
 	}
 	readable(t, t.TempDir(), replace(blocksDir))
 	readable(t, t.TempDir(), replace(locksDir))
 	readable(t, t.TempDir(), func(s *Store) {
-		if err := os.Mkdir(filepath.Join(s.folder.dir, usageName), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(s.folder.dir, usageName), 0o700))
 	})
 }
 
 func TestOptionsThatAreRefused(t *testing.T) {
-	files, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(file.Open(t.TempDir(), nil))(t)
 	if s, err := New(struct{ blob.Store }{files}, small(t.TempDir())); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("New of a store without versions = %v, %v", s, err)
 	}
@@ -560,10 +503,7 @@ func TestCapabilities(t *testing.T) {
 // block takes the lock of a block, as another process does that downloads it.
 func block(t *testing.T, s *Store, name string, size, n int64) blob.HeldLock {
 	t.Helper()
-	lock, err := s.folder.tryLock(t.Context(), newBlockID(s.host, blob.JoinAddress(s.String(), name), size, s.opts.block, n))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(s.folder.tryLock(t.Context(), newBlockID(s.host, blob.JoinAddress(s.String(), name), size, s.opts.block, n)))(t)
 	return lock
 }
 
@@ -575,10 +515,7 @@ func TestWaits(t *testing.T) {
 	lock := block(t, s, "a", 10_000, 1)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errRefused)
 	defer cancel()
-	r, err := s.Open(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.Open(t.Context(), "a"))(t)
 	defer r.Close()
 	if err := r.ReadAt(ctx, make([]byte, 10_000), 0); !errors.Is(err, errRefused) {
 		t.Errorf("a read that waits for another process = %v; want the cause of its context", err)
@@ -591,9 +528,7 @@ func TestWaits(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- r.ReadAt(t.Context(), make([]byte, 10_000), 0) }()
 	time.Sleep(10 * time.Millisecond)
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lock.Release())
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func init() {
@@ -82,10 +83,7 @@ type host struct{ service, log, cache string }
 
 func newHost(t *testing.T) *host {
 	h := &host{t.TempDir(), filepath.Join(t.TempDir(), "log"), t.TempDir()}
-	s, err := openService(h.service, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(openService(h.service, ""))(t)
 	for i := range childObjects {
 		put(t, s, fmt.Sprint(i), random(uint64(i), childBytes))
 	}
@@ -95,17 +93,12 @@ func newHost(t *testing.T) *host {
 // start starts a process that reads.
 func (h *host) start(t *testing.T, bound int64, seed uint64) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe, h.service, h.log, h.cache, fmt.Sprint(bound), fmt.Sprint(seed))
 	cmd.Env = append(os.Environ(), childEnv+"=read", "GORACE=atexit_sleep_ms=0")
 	out := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	return cmd, out
 }
 
@@ -173,9 +166,7 @@ func leftovers(t *testing.T, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, format, "*", "*", blob.Reserved+"*"))
 	more, err2 := filepath.Glob(filepath.Join(dir, format, "*", blob.Reserved+"*"))
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, err2))
 	return append(paths, more...)
 }
 
@@ -224,10 +215,7 @@ func TestKilledProcesses(t *testing.T) {
 		t.Errorf("%d processes were killed, the cache had up to %d bytes; want some, and at most %d", killed, n, bound)
 	}
 	// The next removal finds what the dead have left.
-	f, err := openFolder(h.cache, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(openFolder(h.cache, 1))(t)
 	if total, err := f.makeRoom(t.Context(), 0); err != nil || total != 0 || usedBytes(h.cache) != 0 {
 		t.Errorf("makeRoom = %d, %v, %d bytes are left; want 0", total, err, usedBytes(h.cache))
 	}
@@ -246,10 +234,7 @@ func TestStoppedProcess(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Fatal(err)
 	}
-	inner, err := openService(h.service, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := must.Get(openService(h.service, ""))(t)
 	s := newCache(t, inner, Options{Dir: h.cache, block: childBlock, patience: 10 * time.Millisecond})
 	for i := range childObjects {
 		readAll(t, s, fmt.Sprint(i), random(uint64(i), childBytes))
@@ -334,10 +319,7 @@ func unwritable(args []string) error {
 }
 
 func TestUnwritableDisk(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe, t.TempDir())
 	cmd.Env = append(os.Environ(), childEnv+"=unwritable", "GORACE=atexit_sleep_ms=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -348,10 +330,7 @@ func TestUnwritableDisk(t *testing.T) {
 // TestFullDisk is one in which files cannot become as large as a block, which the system
 // reports at the same places as a full disk.
 func TestFullDisk(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe, t.TempDir())
 	cmd.Env = append(os.Environ(), childEnv+"=limited", "GORACE=atexit_sleep_ms=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -361,20 +340,14 @@ func TestFullDisk(t *testing.T) {
 
 func TestOtherUsers(t *testing.T) {
 	open := t.TempDir()
-	if err := os.Chmod(open, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(open, 0o777))
 	other := "/"
 	if os.Geteuid() == 0 {
 		other = t.TempDir()
-		if err := os.Chown(other, 12345, 12345); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chown(other, 12345, 12345))
 	}
 	below := t.TempDir() // all users could write to it when one of them made the folder in it
-	if err := errors.Join(os.Mkdir(filepath.Join(below, format), 0o700), os.Chmod(filepath.Join(below, format), 0o777)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(filepath.Join(below, format), 0o700), os.Chmod(filepath.Join(below, format), 0o777)))
 	for _, dir := range []string{open, other, below} {
 		if s, err := New(new(mem.Store), Options{Dir: dir}); !errors.Is(err, errOwner) || s != nil {
 			t.Errorf("New with a folder that others can change = %v, %v; want errOwner", s, err)

@@ -8,21 +8,16 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // TestRunInS3 saves a run by addresses and finds its newest checkpoint.
 func TestRunInS3(t *testing.T) {
 	run := place()
-	x, err := tensor.Of([]int64{4}, []float32{1, 2, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{4}, []float32{1, 2, 3, 4}))(t)
 	for _, step := range []int64{2, 10, 9} {
-		s, err := cairn.OpenStore(blob.JoinAddress(run, fmt.Sprintf("step %d", step)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(cairn.OpenStore(blob.JoinAddress(run, fmt.Sprintf("step %d", step))))(t)
 		if _, err := cairn.Save(t.Context(), s, cairn.State{"x": x}, &cairn.SaveOptions{Step: &step}); err != nil {
 			t.Fatal(err)
 		}
@@ -31,10 +26,7 @@ func TestRunInS3(t *testing.T) {
 	if err != nil || f.Path != blob.JoinAddress(run, "step 10") || len(f.Skipped) > 0 {
 		t.Fatalf("Latest = %+v, %v; want step 10", f, err)
 	}
-	c, err := cairn.OpenPath(t.Context(), f.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.OpenPath(t.Context(), f.Path))(t)
 	defer c.Close()
 	if got, err := c.ReadTensor(t.Context(), "x"); err != nil || !slices.Equal(got.Shape(), x.Shape()) {
 		t.Errorf("ReadTensor = %v, %v; want x", got, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/azure"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 const azureEnv = "AZURE_STORAGE_CONNECTION_STRING"
@@ -40,10 +41,7 @@ func startAzure(t *testing.T) string {
 // openAzure returns a folder that nothing else uses.
 func openAzure(t *testing.T, bucket string) *remote.Store {
 	t.Helper()
-	s, err := azure.Open(t.Context(), fmt.Sprintf("azblob://%s/%d/x", bucket, folders.Add(1)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(azure.Open(t.Context(), fmt.Sprintf("azblob://%s/%d/x", bucket, folders.Add(1)), nil))(t)
 	return s
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -102,10 +103,7 @@ var badInputs = []badInput{
 }
 
 func refused(t *testing.T) string {
-	address, err := freeAddress()
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := must.Get(freeAddress())(t)
 	return "http://" + address
 }
 
@@ -194,10 +192,7 @@ func testBadInput(t *testing.T, c badInput) {
 
 func number(t *testing.T, n int) cairn.State {
 	t.Helper()
-	w, err := tensor.Of([]int64{100_000}, bytes.Repeat([]byte{byte(n)}, 100_000))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(tensor.Of([]int64{100_000}, bytes.Repeat([]byte{byte(n)}, 100_000)))(t)
 	return cairn.State{"n": n, "w": w}
 }
 

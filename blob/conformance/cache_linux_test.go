@@ -18,15 +18,13 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 func TestS3ThroughACache(t *testing.T) {
 	blobtest.Run(t, func(t *testing.T) blob.Store {
-		s, err := cache.New(openS3(t, nil), cache.Options{Dir: t.TempDir()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(cache.New(openS3(t, nil), cache.Options{Dir: t.TempDir()}))(t)
 		return s
 	}, versitygwGaps...)
 }
@@ -81,10 +79,7 @@ func saveTensors(t *testing.T, s blob.Store, n int) int64 {
 		for j := range values {
 			values[j] = float32(i*1000 + j%997)
 		}
-		x, err := tensor.Of([]int64{size}, values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.Of([]int64{size}, values))(t)
 		state[fmt.Sprint("layer", i)] = x
 	}
 	if _, err := cairn.Save(t.Context(), s, state, &cairn.SaveOptions{FilesPerRank: 2}); err != nil {
@@ -98,10 +93,7 @@ func saveTensors(t *testing.T, s blob.Store, n int) int64 {
 func TestProcessesShareADownload(t *testing.T) {
 	program, m := buildCairn(t), startMeter(t)
 	address := fmt.Sprintf("s3://bucket/%d/x", folders.Add(1))
-	s, err := blob.OpenAddress(t.Context(), address+"?endpoint="+endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.OpenAddress(t.Context(), address+"?endpoint="+endpoint))(t)
 	total := saveTensors(t, s, 5)
 	env := append(os.Environ(), "AWS_ENDPOINT_URL_S3="+m.URL(), cache.DirEnv+"="+t.TempDir(), cache.BytesEnv+"=1GiB")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -110,9 +102,7 @@ func TestProcessesShareADownload(t *testing.T) {
 		cmd := exec.CommandContext(ctx, program, "digest", address, "--json")
 		out := new(bytes.Buffer)
 		cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = env, out, out, 10*time.Second
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Start())
 		return cmd, out
 	}
 	alone, want := start(append(os.Environ(), "AWS_ENDPOINT_URL_S3="+endpoint))
@@ -170,25 +160,13 @@ assert c["layer3"][:].cast("B").cast("f")[998] == 3001, c["layer3"][:]`, address
 // TestRequestsThroughACache counts the requests of a load of one tensor.
 func TestRequestsThroughACache(t *testing.T) {
 	address := place()
-	s, err := blob.OpenAddress(t.Context(), address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.OpenAddress(t.Context(), address))(t)
 	saveTensors(t, s, 2)
 	t.Setenv(cache.DirEnv, t.TempDir())
 	for _, what := range []string{"empty", "full"} {
-		s, err := cairn.OpenStore(address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := tensor.New(tensor.Float32, []int64{3 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := cairn.Load(t.Context(), s, cairn.State{"layer1": x}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(cairn.OpenStore(address))(t)
+		x := must.Get(tensor.New(tensor.Float32, []int64{3 << 20}))(t)
+		r := must.Get(cairn.Load(t.Context(), s, cairn.State{"layer1": x}, nil))(t)
 		t.Logf("with a cache that is %s: %+v", what, *r.Traffic)
 		// The tensor lies in two or three blocks. The index is too small to be kept.
 		most, read := int64(6), int64(12<<20)

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -22,16 +23,10 @@ import (
 // folder.
 func saveNew(t *testing.T, bytes int64) blob.Store {
 	t.Helper()
-	s, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(t.TempDir(), nil))(t)
 	state := cairn.State{}
 	for i := range 4 {
-		x, err := tensor.New(tensor.Uint8, []int64{bytes / 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(tensor.New(tensor.Uint8, []int64{bytes / 4}))(t)
 		p, _ := x.Bytes()
 		for j := range p {
 			p[j] = byte(i + j*7 + j>>8)
@@ -92,10 +87,7 @@ func testCopyWith(t *testing.T, first, second *remote.Store) {
 	if d, u := first.Traffic().Sub(before), second.Traffic(); d.Received > 1<<20 || u.Sent > 1<<20 || u.Received > 1<<20 {
 		t.Errorf("a copy within the service moved %+v and %+v", d, u)
 	}
-	back, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	back := must.Get(file.Open(t.TempDir(), nil))(t)
 	if got := copyOK(t, second, back, &transfer.Options{Full: true}); got.Bytes != rep.Bytes || got.Verified == nil {
 		t.Errorf("the copy back: %+v; want %d bytes", got, rep.Bytes)
 	}
@@ -140,10 +132,7 @@ func TestCopyToS3IsInterrupted(t *testing.T) {
 // TestCopyThroughFaults copies to a server and back, through a proxy that disturbs one
 // request of five.
 func TestCopyThroughFaults(t *testing.T) {
-	p, err := newProxy(endpoint, 0.2, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(newProxy(endpoint, 0.2, 7))(t)
 	defer p.Close()
 	address := strings.Replace(place(), endpoint, p.URL(), 1)
 	s, err := s3.Open(t.Context(), address, &remote.Options{Policy: remote.Policy{
@@ -154,10 +143,7 @@ func TestCopyThroughFaults(t *testing.T) {
 	}
 	src := saveNew(t, 40<<20)
 	copyOK(t, src, s, nil)
-	back, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	back := must.Get(file.Open(t.TempDir(), nil))(t)
 	copyOK(t, s, back, &transfer.Options{Full: true})
 	if s.Traffic().Retries == 0 {
 		t.Errorf("no retries, with the faults %v", p.Counts())
@@ -166,14 +152,8 @@ func TestCopyThroughFaults(t *testing.T) {
 
 // TestSyncWithS3 copies what one side lacks, both ways.
 func TestSyncWithS3(t *testing.T) {
-	x, err := tensor.Of([]int64{4}, []float32{1, 2, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder, err := file.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{4}, []float32{1, 2, 3, 4}))(t)
+	folder := must.Get(file.Open(t.TempDir(), nil))(t)
 	var local blob.Store = folder
 	run := openS3(t, nil)
 	for _, step := range []int64{1, 2, 10} {
@@ -186,10 +166,7 @@ func TestSyncWithS3(t *testing.T) {
 		}
 	}
 	sync := func(src, dst blob.Store) string {
-		all, err := transfer.Sync(t.Context(), src, dst, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(transfer.Sync(t.Context(), src, dst, nil))(t)
 		var out []string
 		for _, s := range all {
 			out = append(out, s.Folder+" "+s.State)

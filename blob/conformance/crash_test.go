@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -69,9 +70,7 @@ func dieAt(t *testing.T, n int64, late bool) (died bool, uploads int) {
 		_, err = cairn.Save(ctx, s, state, nil)
 		return err
 	}
-	if err := save(good, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, save(good, 1))
 	p := startProxy(t, 0, 0)
 	p.CutAt, p.CutLate = n, late
 	s, err := s3.Open(ctx, good.String()+"?endpoint="+p.URL(), &remote.Options{Policy: remote.Policy{Attempts: 1, Hedge: -1}})
@@ -198,9 +197,7 @@ func TestS3Plain(t *testing.T) {
 		t.Fatal("the driver has no plain requests")
 	}
 	data, got := noise(1<<20), make([]byte, 1<<20)
-	if err := plain.PlainPut(t.Context(), prefix+"x", data); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plain.PlainPut(t.Context(), prefix+"x", data))
 	if err := plain.PlainGet(t.Context(), prefix+"x", got); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("PlainGet = %v, or other bytes", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/doctor"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func results(r *doctor.Report) map[string]doctor.Check {
@@ -46,10 +47,7 @@ const racy = "atomic replacement"
 // testDoctor examines a server that keeps all promises, except for what the check but may
 // find, and wants nothing left behind.
 func testDoctor(t *testing.T, s *remote.Store, but string, o doctor.Options) {
-	r, err := doctor.Examine(t.Context(), s, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(doctor.Examine(t.Context(), s, &o))(t)
 	for _, c := range r.Checks {
 		if c.Result != doctor.OK && c.Name != but {
 			t.Errorf("%+v", c)
@@ -140,20 +138,11 @@ var lies = map[string]struct {
 func TestDoctorFindsLies(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
-			p, err := newProxy(endpoint, 0, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := must.Get(newProxy(endpoint, 0, 1))(t)
 			defer p.Close()
 			p.Answer = lie.answer
-			s, err := s3.Open(t.Context(), strings.Replace(place(), endpoint, p.URL(), 1), &remote.Options{Policy: remote.Policy{Attempts: 2, Pause: time.Millisecond}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := doctor.Examine(t.Context(), s, &doctor.Options{Quick: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(s3.Open(t.Context(), strings.Replace(place(), endpoint, p.URL(), 1), &remote.Options{Policy: remote.Policy{Attempts: 2, Pause: time.Millisecond}}))(t)
+			r := must.Get(doctor.Examine(t.Context(), s, &doctor.Options{Quick: true}))(t)
 			c := results(r)[name]
 			safe := lie.result == doctor.Warning && results(r)[racy].Result == doctor.OK
 			if c.Result != lie.result || c.Follows == "" || r.Safe != safe {
@@ -167,14 +156,8 @@ func TestDoctorFindsLies(t *testing.T) {
 func TestDoctorWithWrongCredentials(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "nobody")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "nothing-secret")
-	s, err := blob.OpenAddress(t.Context(), place())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := doctor.Examine(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.OpenAddress(t.Context(), place()))(t)
+	r := must.Get(doctor.Examine(t.Context(), s, nil))(t)
 	c := results(r)["create"]
 	if r.Safe || c.Result != doctor.Failed || !strings.Contains(c.Text, "AWS_ACCESS_KEY_ID") || strings.Contains(fmt.Sprint(r), "nothing-secret") {
 		t.Errorf("%+v", r)

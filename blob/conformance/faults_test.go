@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -26,10 +27,7 @@ var quick = remote.Policy{
 
 func startProxy(t *testing.T, rate float64, seed uint64, change ...func(*proxy)) *proxy {
 	t.Helper()
-	p, err := newProxy(endpoint, rate, seed, change...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(newProxy(endpoint, rate, seed, change...))(t)
 	t.Cleanup(func() { p.Close() })
 	return p
 }

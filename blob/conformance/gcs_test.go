@@ -21,6 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/gcs"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // startGCS runs a server for a test and returns its bucket.
@@ -42,10 +43,7 @@ func startGCS(t *testing.T) string {
 // openGCS returns a folder that nothing else uses.
 func openGCS(t *testing.T, bucket string) *remote.Store {
 	t.Helper()
-	s, err := gcs.Open(t.Context(), fmt.Sprintf("gs://%s/%d/x", bucket, folders.Add(1)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(gcs.Open(t.Context(), fmt.Sprintf("gs://%s/%d/x", bucket, folders.Add(1)), nil))(t)
 	return s
 }
 
@@ -73,10 +71,7 @@ func TestServiceGCS(t *testing.T) {
 // object of its parts, and the condition when it copies. So only the requests are tested.
 func TestGCSComposesWithCondition(t *testing.T) {
 	bucket := startGCS(t)
-	target, err := url.Parse(os.Getenv("STORAGE_EMULATOR_HOST"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := must.Get(url.Parse(os.Getenv("STORAGE_EMULATOR_HOST")))(t)
 	var mu sync.Mutex
 	seen := map[string]int{} // composed objects; guarded by mu
 	proxy := httputil.NewSingleHostReverseProxy(target)

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/transfer"
@@ -76,10 +77,7 @@ func wantNumber(t *testing.T, s blob.Store, n int) {
 // clean removes all leftovers that may be removed, of any age, and returns how many.
 func clean(t *testing.T, s blob.Store) int {
 	t.Helper()
-	removed, err := formats.Clean(t.Context(), s, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	removed := must.Get(formats.Clean(t.Context(), s, 0))(t)
 	return len(removed)
 }
 
@@ -90,9 +88,7 @@ func TestS3LateRecord(t *testing.T) {
 		"save": func(t *testing.T, s *remote.Store) error { return saveNumber(t, s, 2) },
 		"copy": func(t *testing.T, s *remote.Store) error {
 			src := openS3(t, nil)
-			if err := saveNumber(t, src, 2); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, saveNumber(t, src, 2))
 			_, err := transfer.Copy(t.Context(), src, s, &transfer.Options{Overwrite: true})
 			return err
 		},
@@ -104,9 +100,7 @@ func TestS3LateRecord(t *testing.T) {
 					p, down := startLate(t, "/cairn.json", http.StatusServiceUnavailable, "SlowDown")
 					s, direct := openThrough(t, p)
 					if replaces {
-						if err := saveNumber(t, direct, 1); err != nil {
-							t.Fatal(err)
-						}
+						must.Do(t, saveNumber(t, direct, 1))
 					}
 					err := save(t, s)
 					if !errors.Is(err, cairn.ErrUncertain) {
@@ -125,9 +119,7 @@ func TestS3LateRecord(t *testing.T) {
 					}
 					down.Store(false)
 					if next {
-						if err := saveNumber(t, s, 3); err != nil {
-							t.Fatal(err)
-						}
+						must.Do(t, saveNumber(t, s, 3))
 						land(t, p, http.StatusPreconditionFailed)
 						wantNumber(t, direct, 3)
 					} else {
@@ -156,9 +148,7 @@ func TestS3LateRecord(t *testing.T) {
 func TestS3LateDataFile(t *testing.T) {
 	p, _ := startLate(t, ".safetensors", http.StatusServiceUnavailable, "SlowDown")
 	s, direct := openThrough(t, p)
-	if err := saveNumber(t, direct, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, saveNumber(t, direct, 1))
 	if err := saveNumber(t, s, 2); err == nil || errors.Is(err, cairn.ErrUncertain) {
 		t.Errorf("the save = %v; want an error, and not ErrUncertain", err)
 	}
@@ -190,10 +180,7 @@ func TestS3LateLock(t *testing.T) {
 
 	p, _ = startLate(t, "lock-b", http.StatusServiceUnavailable, "SlowDown")
 	s, direct = openThrough(t, p)
-	l, err := direct.TryLock(t.Context(), "b", []byte("note"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(direct.TryLock(t.Context(), "b", []byte("note")))(t)
 	if _, err := s.TryLock(t.Context(), "b", nil); !errors.Is(err, blob.ErrLocked) { // its PUT is kept, and refused later
 		t.Logf("TryLock = %v", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -126,10 +127,7 @@ func (l *lister) serveLists(t *testing.T, list func(w http.ResponseWriter, r *ht
 		list(w, r)
 	}))
 	t.Cleanup(server.Close)
-	s, err := l.open(t, server.URL, &remote.Options{Policy: remote.Policy{Attempts: 2, Pause: time.Millisecond}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(l.open(t, server.URL, &remote.Options{Policy: remote.Policy{Attempts: 2, Pause: time.Millisecond}}))(t)
 	return s, n
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -19,9 +20,7 @@ import (
 func requests(t *testing.T, s blob.Store, fn func() error) int64 {
 	t.Helper()
 	since := blob.Since(s)
-	if err := fn(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fn())
 	return since().Requests
 }
 
@@ -62,10 +61,7 @@ func TestRequestsOfSavesAndLoads(t *testing.T) {
 			}()
 		}
 		for range ranks {
-			r, err := <-results, <-errs
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(<-results, <-errs)(t)
 			if r.Traffic == nil {
 				t.Fatal("the report of a save does not count requests")
 			}
@@ -124,10 +120,7 @@ func TestFilesThatAreNotThere(t *testing.T) {
 	for _, what := range []string{"missing", "shorter"} {
 		for _, suffix := range []string{"-index.cairn", ".safetensors"} {
 			s := openS3(t, nil)
-			x, err := tensor.New(tensor.Float32, []int64{1000})
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(tensor.New(tensor.Float32, []int64{1000}))(t)
 			if _, err := cairn.Save(t.Context(), s, cairn.State{"x": x}, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -180,17 +173,11 @@ func damage(t *testing.T, s blob.Store, suffix string, shorter bool) {
 // replaced by one of the same size, later reads fail instead of mixing the two.
 func TestFileThatIsReplaced(t *testing.T) {
 	s := openS3(t, nil)
-	x, err := tensor.New(tensor.Float32, []int64{1000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.New(tensor.Float32, []int64{1000}))(t)
 	if _, err := cairn.Save(t.Context(), s, cairn.State{"x": x, "y": x}, nil); err != nil {
 		t.Fatal(err)
 	}
-	c, err := cairn.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), s))(t)
 	defer c.Close()
 	if _, err := c.ReadTensor(t.Context(), "x"); err != nil {
 		t.Fatal(err)
@@ -200,10 +187,7 @@ func TestFileThatIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(info.Name, ".safetensors") {
-			b, err := blob.ReadAll(t.Context(), s, info.Name, 1<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(blob.ReadAll(t.Context(), s, info.Name, 1<<20))(t)
 			b[8] = ' ' // in the header, which the native format does not read again
 			b[9]++
 			if _, err := blob.WriteAll(t.Context(), s, info.Name, b, nil); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // serveEnv names the folder of a server that this process is to be.
@@ -103,10 +104,7 @@ func place() string {
 
 func openS3(t *testing.T, o *remote.Options) *remote.Store {
 	t.Helper()
-	s, err := s3.Open(t.Context(), place(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(s3.Open(t.Context(), place(), o))(t)
 	return s
 }
 

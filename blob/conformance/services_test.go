@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // What follows is tested with each service.
@@ -56,10 +57,7 @@ func testOneWriterWins(t *testing.T, s *remote.Store, rounds, size int, o blob.C
 		opts, want := o, fs.ErrExist
 		opts.IfAbsent = round == 0
 		if round > 0 {
-			info, err := s.Stat(t.Context(), "x")
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := must.Get(s.Stat(t.Context(), "x"))(t)
 			opts.IfVersion, want = info.Version, blob.ErrChanged
 		}
 		var won atomic.Int64
@@ -94,10 +92,7 @@ func testParts(t *testing.T, s *remote.Store, piece int, requests func(parts int
 		before := s.Traffic()
 		data := noise(size)
 		name := fmt.Sprintf("a/of-%d", size)
-		w, err := s.Create(t.Context(), name, &blob.CreateOptions{Piece: int64(piece), Size: int64(size), IfAbsent: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(s.Create(t.Context(), name, &blob.CreateOptions{Piece: int64(piece), Size: int64(size), IfAbsent: true}))(t)
 		defer w.Abort()
 		var wg sync.WaitGroup
 		for off := 0; off < size; off += piece {
@@ -108,10 +103,7 @@ func testParts(t *testing.T, s *remote.Store, piece int, requests func(parts int
 			})
 		}
 		wg.Wait()
-		info, err := w.Commit(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(w.Commit(t.Context()))(t)
 		if n, want := s.Traffic().Sub(before).Requests, requests(parts); n != int64(want) {
 			t.Errorf("an object of %d parts took %d requests; want %d", parts, n, want)
 		}
@@ -159,10 +151,7 @@ func testDeadWriters(t *testing.T, s *remote.Store, piece int) {
 	if temps[0].Size != int64(2*piece) {
 		t.Errorf("the upload has %d bytes; want those of its two parts, %d", temps[0].Size, 2*piece)
 	}
-	run, err := blob.NewSub(s, "run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := must.Get(blob.NewSub(s, "run"))(t)
 	for _, c := range []struct {
 		s    blob.Store
 		dir  string
@@ -194,10 +183,7 @@ func testCopy(t *testing.T, s *remote.Store, bucket string, piece int) {
 	t.Helper()
 	service, prefix := s.Service()
 	for _, data := range [][]byte{nil, noise(100_000)} {
-		info, err := blob.WriteAll(t.Context(), s, "from", data, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(blob.WriteAll(t.Context(), s, "from", data, nil))(t)
 		from := remote.Source{Bucket: bucket, Key: prefix + "from", Version: info.Version, Size: info.Size}
 		name := fmt.Sprintf("to/%d", len(data))
 		o, err := service.Copy(t.Context(), from, prefix+name, remote.Condition{IfAbsent: true, Writer: "me"})
@@ -213,10 +199,7 @@ func testCopy(t *testing.T, s *remote.Store, bucket string, piece int) {
 		}
 	}
 	data := noise(2*piece + 1)
-	info, err := blob.WriteAll(t.Context(), s, "large", data, &blob.CreateOptions{Piece: int64(piece)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(blob.WriteAll(t.Context(), s, "large", data, &blob.CreateOptions{Piece: int64(piece)}))(t)
 	if copied, err := s.CopyFrom(t.Context(), s, info, "to/large"); err != nil || copied.Size != info.Size {
 		t.Fatalf("CopyFrom = %+v, %v; want %d bytes", copied, err, info.Size)
 	}

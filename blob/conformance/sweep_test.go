@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -63,9 +64,7 @@ func TestS3UploadThatWasEnded(t *testing.T) {
 	}
 	defer w.Abort()
 	data := noise(piece)
-	if err := w.WriteAt(t.Context(), data, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteAt(t.Context(), data, 0))
 	if n, err := s.SweepTemp(t.Context(), "", 0); n != 1 || err != nil {
 		t.Fatalf("SweepTemp = %d, %v", n, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 )
 
@@ -83,10 +84,7 @@ func wantStep(t *testing.T, address string, step int64) {
 // Saver processes save to S3 by its address.
 func TestSaverProcessSavesToS3(t *testing.T) {
 	address := place()
-	store, err := cairn.OpenStore(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(cairn.OpenStore(address))(t)
 	saveInBackground(t, 3, func(int64) (blob.Store, *cairn.AsyncOptions) { return store, new(cairn.AsyncOptions) },
 		func(step int64, p *cairn.Pending) error {
 			r, err := p.Wait(t.Context())
@@ -154,9 +152,7 @@ func TestTiersInS3(t *testing.T) {
 	if s, err := cairn.OpenNearest(t.Context(), dir, url); err != nil || s.String() != dir {
 		t.Errorf("OpenNearest = %v, %v; want %s", s, err, dir)
 	}
-	if err := os.RemoveAll(local); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(local))
 	if f, err := cairn.Latest(t.Context(), local, &cairn.LatestOptions{Remote: remote}); err != nil || f.Path != url {
 		t.Errorf("Latest without the local run = %+v, %v; want %s", f, err, url)
 	}
@@ -186,10 +182,7 @@ func TestTiersLateRecord(t *testing.T) {
 		return nil
 	})
 	wantStep(t, local, 0)
-	direct, err := blob.OpenAddress(t.Context(), folder+endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	direct := must.Get(blob.OpenAddress(t.Context(), folder+endpoint))(t)
 	if n := clean(t, direct); n > 0 {
 		t.Errorf("clean removed %d files while the upload was uncertain", n)
 	}

@@ -23,16 +23,14 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func examine(t *testing.T, s blob.Store, o *doctor.Options) *doctor.Report {
 	t.Helper()
-	r, err := doctor.Examine(t.Context(), s, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(doctor.Examine(t.Context(), s, o))(t)
 	return r
 }
 
@@ -68,10 +66,7 @@ func TestHealthyStores(t *testing.T) {
 	wantEmpty(t, m)
 
 	dir := filepath.Join(t.TempDir(), "new")
-	f, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(file.Open(dir, nil))(t)
 	r = examine(t, f, &doctor.Options{Folder: dir, Quick: true})
 	if !r.Safe || len(r.Rates) != 0 {
 		t.Errorf("file: %+v", r)

@@ -7,6 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestFlipAndTruncateReads(t *testing.T) {
@@ -18,10 +19,7 @@ func TestFlipAndTruncateReads(t *testing.T) {
 		"hell":       fault.Truncate(99),
 	} {
 		s := fault.New(seeded(t), fault.Rule{On: fault.Read, Do: do})
-		r, err := s.Open(t.Context(), "x")
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(s.Open(t.Context(), "x"))(t)
 		defer r.Close()
 		p := make([]byte, len(want))
 		if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != want {
@@ -48,10 +46,7 @@ func TestFlipWrites(t *testing.T) {
 func TestTruncateWrites(t *testing.T) {
 	inner := new(mem.Store)
 	s := fault.New(inner, fault.Rule{On: fault.Write, Do: fault.Truncate(3)})
-	w, err := s.Create(t.Context(), "x", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Create(t.Context(), "x", nil))(t)
 	if err := w.WriteAt(t.Context(), []byte("hello"), 0); err != nil {
 		t.Errorf("WriteAt = %v; want nil", err)
 	}
@@ -65,10 +60,7 @@ func TestTruncatedObject(t *testing.T) {
 	if info, err := s.Stat(t.Context(), "x"); err != nil || info.Size != 3 {
 		t.Errorf("Stat = %+v, %v; want 3 bytes", info, err)
 	}
-	r, err := s.Open(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.Open(t.Context(), "x"))(t)
 	defer r.Close()
 	if r.Size() != 3 {
 		t.Errorf("Size = %d; want 3", r.Size())

@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -156,14 +157,8 @@ func TestAllOperationsFailAfterACrash(t *testing.T) {
 	inner := seeded(t)
 	s := fault.New(inner, fault.Rule{On: fault.Remove, Do: fault.Crash()})
 	ctx := t.Context()
-	w, err := s.Create(ctx, "y", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Open(ctx, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Create(ctx, "y", nil))(t)
+	r := must.Get(s.Open(ctx, "x"))(t)
 	defer r.Close()
 	if err := s.Remove(ctx, "x"); !errors.Is(err, fault.ErrCrashed) || !s.Crashed() {
 		t.Errorf("Remove = %v, Crashed = %v; want ErrCrashed", err, s.Crashed())
@@ -245,10 +240,7 @@ func writeTwo(ctx context.Context, s blob.Store) error {
 
 func TestCrashLeavesTheTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
-	inner, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := must.Get(file.Open(dir, nil))(t)
 	s := fault.New(inner, fault.Rule{On: fault.Commit, Do: fault.Crash()})
 	if _, err := blob.WriteAll(t.Context(), s, "x", []byte("hi"), nil); !errors.Is(err, fault.ErrCrashed) {
 		t.Errorf("WriteAll = %v; want ErrCrashed", err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func init() {
@@ -30,10 +31,7 @@ func init() {
 // child runs a copy of this test and returns what it printed.
 func child(t *testing.T, what, dir string, attr *syscall.SysProcAttr) (string, error) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe, dir)
 	cmd.Env = append(os.Environ(), childEnv+"="+what, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = attr

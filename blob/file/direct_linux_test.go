@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // hasDirect reports whether the file system of dir takes O_DIRECT at all.
@@ -78,10 +79,7 @@ func TestRefusedDirectFallsBack(t *testing.T) {
 	const piece = 256 << 10
 	data := randomBytes(8*piece + 99)
 	for _, errno := range []error{unix.EINVAL, unix.EOPNOTSUPP} {
-		s, err := Open(t.TempDir(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(Open(t.TempDir(), nil))(t)
 		tried := 0
 		s.hook = func(step string) error {
 			if step != "direct" {
@@ -106,9 +104,7 @@ func wantBytes(t *testing.T, s *Store, want []byte) {
 	t.Helper()
 	for _, cold := range []bool{false, true} { // from the cache, and from the disk
 		if cold {
-			if err := s.Cool(t.Context(), "x"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Cool(t.Context(), "x"))
 		}
 		got, err := blob.ReadAll(t.Context(), s, "x", 1<<30)
 		if err != nil || !bytes.Equal(got, want) {
@@ -124,15 +120,9 @@ func count(steps []string, step string) int {
 // TestCommitByLink tests the fallback for file systems without renameat2.
 func TestCommitByLink(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(dir, nil))(t)
 	for _, want := range []error{nil, fs.ErrExist} {
-		bw, err := s.Create(t.Context(), "x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		bw := must.Get(s.Create(t.Context(), "x", nil))(t)
 		w := bw.(*writer)
 		if err := w.linkOnce("x"); !errors.Is(err, want) {
 			t.Errorf("linkOnce = %v; want %v", err, want)

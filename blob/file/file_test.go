@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestStore(t *testing.T) {
@@ -31,10 +32,7 @@ func TestStore(t *testing.T) {
 
 func openStore(t *testing.T, dir string, opts *file.Options) *file.Store {
 	t.Helper()
-	s, err := file.Open(dir, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(file.Open(dir, opts))(t)
 	return s
 }
 
@@ -88,9 +86,7 @@ func TestObjectIsOneFile(t *testing.T) {
 	if diff := cmp.Diff([]string{"a/", "a/b/", "a/b/c"}, tree(t, dir)); diff != "" {
 		t.Errorf("tree, -want +got:\n%s", diff)
 	}
-	if err := s.Remove(t.Context(), "a/b/c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Remove(t.Context(), "a/b/c"))
 	if left := tree(t, dir); len(left) > 0 {
 		t.Errorf("after Remove there is %q; want nothing", left)
 	}
@@ -127,9 +123,7 @@ func TestStoreOutlivesItsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := openStore(t, dir, nil)
 	put(t, s, "a/x")
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(dir))
 	if names := listed(t, s, ""); len(names) > 0 {
 		t.Errorf("List = %q; want nothing", names)
 	}
@@ -138,9 +132,7 @@ func TestStoreOutlivesItsDirectory(t *testing.T) {
 
 func TestOpenRefusesAFile(t *testing.T) {
 	f := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(f, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(f, nil, 0o666))
 	if s, err := file.Open(f, nil); !errors.Is(err, syscall.ENOTDIR) || s != nil {
 		t.Errorf("Open of a file = %v, %v; want ENOTDIR", s, err)
 	}
@@ -151,9 +143,7 @@ func TestOpenRefusesAFile(t *testing.T) {
 
 func TestDirectoryBelowAFile(t *testing.T) {
 	f := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(f, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(f, nil, 0o666))
 	s := openStore(t, filepath.Join(f, "store"), nil)
 	_, err := blob.WriteAll(t.Context(), s, "x", nil, nil)
 	if !errors.Is(err, syscall.ENOTDIR) || errors.Is(err, fs.ErrNotExist) {
@@ -184,14 +174,9 @@ func TestReadOfATruncatedFile(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "x")
-	r, err := s.Open(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.Open(t.Context(), "x"))(t)
 	defer r.Close()
-	if err := os.Truncate(filepath.Join(dir, "x"), 2); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(filepath.Join(dir, "x"), 2))
 	if err := r.ReadAt(t.Context(), make([]byte, 4), 0); err == nil {
 		t.Error("ReadAt of a file cut short = nil; want an error")
 	}
@@ -201,15 +186,11 @@ func TestCommitReplacesAnEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	for _, ifAbsent := range []bool{false, true} {
-		if err := os.Mkdir(filepath.Join(dir, "x"), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, "x"), 0o777))
 		if _, err := blob.WriteAll(t.Context(), s, "x", nil, &blob.CreateOptions{IfAbsent: ifAbsent}); err != nil {
 			t.Errorf("WriteAll over an empty directory, IfAbsent %v = %v; want nil", ifAbsent, err)
 		}
-		if err := s.Remove(t.Context(), "x"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Remove(t.Context(), "x"))
 	}
 }
 
@@ -217,26 +198,17 @@ func TestSweepTempKeepsFilesOfLivingAndRecentWriters(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "a/x")
-	w, err := s.Create(t.Context(), "a/y", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Create(t.Context(), "a/y", nil))(t)
 	defer w.Abort()
-	if err := w.WriteAt(t.Context(), []byte("hello"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteAt(t.Context(), []byte("hello"), 0))
 	old := time.Now().Add(-2 * time.Hour)
 	for _, f := range []struct {
 		name string
 		at   time.Time
 	}{{"dead/" + blob.Reserved + "1", old}, {blob.Reserved + "2", old}, {blob.Reserved + "young", time.Now()}, {"a/cairn-tmp-mine", old}} {
 		path := filepath.Join(dir, f.name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(os.WriteFile(path, []byte("rest"), 0o666), os.Chtimes(path, f.at, f.at)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		must.Do(t, errors.Join(os.WriteFile(path, []byte("rest"), 0o666), os.Chtimes(path, f.at, f.at)))
 	}
 	for _, d := range []string{"", "dead", "a"} {
 		want := map[string]int{"": 1, "dead": 1}[d]

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // linked returns a store with links of all kinds into a directory outside, and
@@ -22,15 +23,11 @@ func linked(t *testing.T) (*file.Store, string) {
 	dir, outside := t.TempDir(), t.TempDir()
 	s := openStore(t, dir, nil)
 	put(t, s, "real/x")
-	if err := os.WriteFile(filepath.Join(outside, "target"), []byte("outside"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(outside, "target"), []byte("outside"), 0o666))
 	for name, target := range map[string]string{
 		"file": filepath.Join(outside, "target"), "dir": outside, "inner": "real", "dangling": "nowhere", "loop": "loop",
 	} {
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	return s, outside
 }
@@ -95,9 +92,7 @@ func TestRemoveRemovesTheLink(t *testing.T) {
 func TestLinkToTheStore(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(dir, link))
 	s := openStore(t, link, nil)
 	put(t, s, "a/x")
 	if diff := cmp.Diff([]string{"a/x"}, listed(t, s, "")); diff != "" {
@@ -113,13 +108,9 @@ func TestForeignFiles(t *testing.T) {
 	s := openStore(t, dir, nil)
 	put(t, s, "a/x")
 	for _, name := range []string{".DS_Store", "a/b\\c", "a/tab\t", blob.Reserved + "x", "a/" + blob.Reserved + "y"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o666))
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "empty", blob.Reserved+"dir"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "empty", blob.Reserved+"dir"), 0o777))
 	if diff := cmp.Diff([]string{".DS_Store", "a/x"}, listed(t, s, "")); diff != "" {
 		t.Errorf("List, -want +got:\n%s", diff)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func init() { children["lock"] = lockAndDie }
@@ -48,9 +49,7 @@ func TestLocksShowWhetherTheOwnerIsAlive(t *testing.T) {
 	if names := listed(t, s, ""); len(names) > 0 {
 		t.Errorf("List = %q; want that a lock is no object", names)
 	}
-	if err := l.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Release())
 	if left := tree(t, dir); len(left) > 0 {
 		t.Errorf("after Release there is %q; want the folder that was made for it gone too", left)
 	}
@@ -87,12 +86,8 @@ func TestLockRefusesOtherFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			victim := filepath.Join(dir, "victim")
-			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Mkdir(filepath.Join(dir, "store"), 0o700)); err != nil {
-				t.Fatal(err)
-			}
-			if err := make(filepath.Join(dir, "store", blob.Reserved+"lock-x")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Mkdir(filepath.Join(dir, "store"), 0o700)))
+			must.Do(t, make(filepath.Join(dir, "store", blob.Reserved+"lock-x")))
 			s := openStore(t, filepath.Join(dir, "store"), nil)
 			if l, err := s.TryLock(t.Context(), "x", []byte("note")); err == nil {
 				l.Release()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // coldFile makes an object of n random bytes that is not in the page cache, and
@@ -27,9 +28,7 @@ func coldFile(t *testing.T, opts *Options, n int) (s *Store, r blob.Reader, data
 	if _, err := blob.WriteAll(t.Context(), s, "x", data, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Cool(t.Context(), "x"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Cool(t.Context(), "x"))
 	if r, err = s.Open(t.Context(), "x"); err != nil {
 		t.Fatal(err)
 	}
@@ -64,9 +63,7 @@ func TestLargeReadTakesCachedBytesFromTheCache(t *testing.T) {
 	if d.Cached(0, n) {
 		t.Fatal("Cached = true for an object that was dropped from the cache; want false")
 	}
-	if err := r.ReadAt(t.Context(), make([]byte, n), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.ReadAt(t.Context(), make([]byte, n), 0))
 	if !d.Cached(0, n) {
 		t.Error("Cached = false after ReadAt; want true")
 	}
@@ -115,9 +112,7 @@ func TestReadDirectFallsBackToTheCache(t *testing.T) {
 
 func TestReadDirectOfAFileCutShort(t *testing.T) {
 	s, r, _ := coldFile(t, nil, 64<<10)
-	if err := os.Truncate(filepath.Join(s.dir, "x"), 10<<10); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(filepath.Join(s.dir, "x"), 10<<10))
 	_, err := r.(blob.DirectReader).ReadDirect(t.Context(), blob.AlignedBytes(80<<10), 0, 64<<10)
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("ReadDirect = %v; want io.ErrUnexpectedEOF", err)

@@ -11,15 +11,13 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // largeStore returns a store with the large object a/large.
 func largeStore(t *testing.T) (*Store, []byte) {
 	t.Helper()
-	s, err := Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(t.TempDir(), nil))(t)
 	content := bytes.Repeat([]byte("content."), (largeFile+(8<<20))/8)
 	if _, err := blob.WriteAll(t.Context(), s, "a/large", content, &blob.CreateOptions{Piece: 8 << 20}); err != nil {
 		t.Fatal(err)
@@ -30,10 +28,7 @@ func largeStore(t *testing.T) (*Store, []byte) {
 // openBelow returns the files below dir that this process has open.
 func openBelow(t *testing.T, dir string) []string {
 	t.Helper()
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	fds := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	var out []string
 	for _, fd := range fds {
 		if to, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); strings.HasPrefix(to, dir) {
@@ -47,9 +42,7 @@ func openBelow(t *testing.T, dir string) []string {
 // file stays open.
 func TestRemoveOfLargeObject(t *testing.T) {
 	s, _ := largeStore(t)
-	if err := s.Remove(t.Context(), "a/large"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Remove(t.Context(), "a/large"))
 	if names, err := os.ReadDir(s.Dir()); err != nil || len(names) != 0 {
 		t.Errorf("the folder holds %v, %v; want nothing", names, err)
 	}
@@ -100,18 +93,13 @@ func TestDeferReclaim(t *testing.T) {
 // A removed file is truncated in steps if no reader has it open.
 func TestFreeInSteps(t *testing.T) {
 	s, content := largeStore(t)
-	dir, err := os.OpenRoot(s.Dir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.OpenRoot(s.Dir()))(t)
 	defer dir.Close()
 	old := keepLarge(dir, "a/large")
 	if old == nil {
 		t.Fatal("keepLarge = nil")
 	}
-	if err := dir.Remove("a/large"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, dir.Remove("a/large"))
 	if !onlyOpen(old.File) {
 		t.Skip("the file system has no leases")
 	}
@@ -139,23 +127,15 @@ func TestRemoveKeepsWhatReadersHave(t *testing.T) {
 			got := func() []byte { return nil }
 			switch how {
 			case "reader":
-				r, err := s.Open(t.Context(), "a/large")
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must.Get(s.Open(t.Context(), "a/large"))(t)
 				defer r.Close()
 				got = func() []byte {
 					p := make([]byte, r.Size())
-					if err := r.ReadAt(t.Context(), p, 0); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, r.ReadAt(t.Context(), p, 0))
 					return p
 				}
 			case "mapping":
-				f, err := os.Open(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				f := must.Get(os.Open(path))(t)
 				m, err := syscall.Mmap(int(f.Fd()), 0, len(content), syscall.PROT_READ, syscall.MAP_SHARED)
 				f.Close()
 				if err != nil {
@@ -169,16 +149,11 @@ func TestRemoveKeepsWhatReadersHave(t *testing.T) {
 					t.Skip(err)
 				}
 				got = func() []byte {
-					b, err := os.ReadFile(link)
-					if err != nil {
-						t.Fatal(err)
-					}
+					b := must.Get(os.ReadFile(link))(t)
 					return b
 				}
 			}
-			if err := s.Remove(t.Context(), "a/large"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Remove(t.Context(), "a/large"))
 			freeing.flush(t.Context())
 			if !bytes.Equal(got(), content) {
 				t.Errorf("the %s has other bytes after Remove", how)
@@ -192,9 +167,7 @@ func TestFullDiskFreesBlocks(t *testing.T) {
 	for _, step := range []string{"reserve", "write"} {
 		t.Run(step, func(t *testing.T) {
 			s, _ := largeStore(t)
-			if err := s.Remove(t.Context(), "a/large"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Remove(t.Context(), "a/large"))
 			var full atomic.Bool
 			full.Store(true)
 			s.hook = func(now string) error {

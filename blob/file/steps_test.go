@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // watched returns a store in dir with a hook that notes each step and fails
@@ -61,9 +62,7 @@ func TestDirectoriesAreSyncedAgainAfterRemoval(t *testing.T) {
 		if _, err := blob.WriteAll(t.Context(), s, "a/x", nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Remove(t.Context(), "a/x"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Remove(t.Context(), "a/x"))
 		if !strings.Contains(strings.Join(*steps, ","), "syncdir /store,syncdir ,publish") {
 			t.Errorf("steps = %q; want the way to a/ synced", *steps)
 		}
@@ -93,9 +92,7 @@ func TestEveryStepMayFail(t *testing.T) {
 // were fewer steps.
 func failStep(t *testing.T, name string, n int, errno syscall.Errno) bool {
 	dir := filepath.Join(t.TempDir(), "store")
-	if err := errors.Join(os.Mkdir(dir, 0o777), os.WriteFile(filepath.Join(dir, "x"), []byte("old"), 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(dir, 0o777), os.WriteFile(filepath.Join(dir, "x"), []byte("old"), 0o666)))
 	s, steps := watched(t, dir, nil, n, errno)
 	data := blob.AlignedBytes(2<<20 + 5)
 	_, err := blob.WriteAll(t.Context(), s, name, data, &blob.CreateOptions{Piece: 1 << 20})
@@ -124,10 +121,7 @@ func failStep(t *testing.T, name string, n int, errno syscall.Errno) bool {
 
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
-	es, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	es := must.Get(os.ReadDir(dir))(t)
 	names := []string{}
 	for _, e := range es {
 		names = append(names, e.Name())

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // powerless runs fn on a thread without the rights that let root ignore the
@@ -29,9 +30,7 @@ func powerless(t *testing.T, fn func()) {
 		}
 		done <- err
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-done)
 }
 
 func TestReadOnlyDirectory(t *testing.T) {
@@ -39,9 +38,7 @@ func TestReadOnlyDirectory(t *testing.T) {
 	s := openStore(t, dir, nil)
 	put(t, s, "a/x")
 	for _, d := range []string{filepath.Join(dir, "a"), dir} {
-		if err := os.Chmod(d, 0o555); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(d, 0o555))
 		defer os.Chmod(d, 0o777)
 	}
 	powerless(t, func() {
@@ -72,9 +69,7 @@ func TestUnreadable(t *testing.T) {
 	put(t, s, "a/x")
 	put(t, s, "b")
 	for _, p := range []string{"a", "b"} {
-		if err := os.Chmod(filepath.Join(dir, p), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(filepath.Join(dir, p), 0))
 		defer os.Chmod(filepath.Join(dir, p), 0o777)
 	}
 	powerless(t, func() {
@@ -97,9 +92,7 @@ func TestUnreadable(t *testing.T) {
 func TestPipeIsNoObject(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
-	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666))
 	if _, err := s.Open(t.Context(), "pipe"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Open of a pipe = %v; want fs.ErrNotExist, at once", err)
 	}
@@ -127,10 +120,7 @@ func TestCool(t *testing.T) {
 
 func TestSweepTempKeepsOldFilesOfLivingWriters(t *testing.T) {
 	dir := t.TempDir()
-	w, err := openStore(t, dir, nil).Create(t.Context(), "x", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(openStore(t, dir, nil).Create(t.Context(), "x", nil))(t)
 	defer w.Abort()
 	s := openStore(t, dir, nil) // another store, as in another process
 	if n, err := s.SweepTemp(t.Context(), "", -time.Hour); n != 0 || err != nil {

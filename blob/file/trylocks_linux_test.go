@@ -6,6 +6,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // beside runs functions again and again, each in a goroutine, until fn returns.
@@ -32,14 +34,8 @@ func beside(t *testing.T, fn func(), each ...func(ctx context.Context) error) {
 // temporary file at that moment. Otherwise its locks and temporary files would have no tag,
 // and other processes could not tell that it is dead.
 func TestTryLocksWhileOthersSweep(t *testing.T) {
-	s, err := Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	root, err := os.OpenRoot(s.Dir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(t.TempDir(), nil))(t)
+	root := must.Get(os.OpenRoot(s.Dir()))(t)
 	defer root.Close()
 	tag := hostTag(root)
 	if tag == "" {
@@ -85,18 +81,13 @@ func TestTryLocksWithoutAFile(t *testing.T) {
 	var roots [2]*os.Root
 	for i := range roots {
 		dir := t.TempDir()
-		root, err := os.OpenRoot(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Get(os.OpenRoot(dir))(t)
 		defer root.Close()
 		if hostTag(root) == "" {
 			t.Skip("locks do not work here")
 		}
 		if roots[i] = root; i == 0 {
-			if err := os.Remove(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Remove(dir))
 		}
 	}
 	forget(roots[1])
@@ -110,10 +101,7 @@ func TestTryLocksWithoutAFile(t *testing.T) {
 
 // A temporary file that others look at before it is locked is not left behind.
 func TestCreateWhileOthersLook(t *testing.T) {
-	s, err := Open(t.TempDir(), &Options{NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(t.TempDir(), &Options{NoSync: true}))(t)
 	list := func(ctx context.Context) error {
 		_, err := s.Temps(ctx, "")
 		return err

@@ -9,14 +9,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestListNamesTheFolderThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, nil)
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "closed"), 0), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(filepath.Join(dir, "closed"), 0), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
 	var listed, outer error
 	done := make(chan struct{})
 	go func() {

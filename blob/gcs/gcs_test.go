@@ -19,14 +19,12 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestAddresses(t *testing.T) {
 	t.Setenv(emulatorEnv, "127.0.0.1:1")
-	s, err := Open(t.Context(), "gs://my.bucket_1/a%20b/c/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(t.Context(), "gs://my.bucket_1/a%20b/c/", nil))(t)
 	if v, prefix := s.Service(); v.(*service).bucket != "my.bucket_1" || prefix != "a b/c/" {
 		t.Errorf("Open = %+v, %q; want my.bucket_1 and a b/c/", v, prefix)
 	}
@@ -44,9 +42,7 @@ func TestBadCredentials(t *testing.T) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
 	for _, content := range []string{"", `{"type": "service_account", "private_key": "secret"`} {
 		if content != "" {
-			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(content), 0o600))
 		}
 		_, err := Open(t.Context(), "gs://bucket/x", nil)
 		if err == nil || !strings.Contains(err.Error(), hintCredentials) || strings.Contains(err.Error(), "secret") {
@@ -62,9 +58,7 @@ func TestMalformedKeyFailsAtOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key.json")
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
 	key := `{"type": "service_account", "client_email": "me@x", "private_key_id": "1", "private_key": "hush", "token_uri": "http://127.0.0.1:1/token"}`
-	if err := os.WriteFile(file, []byte(key), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(key), 0o600))
 	s, err := Open(t.Context(), "gs://bucket/x", nil)
 	if err == nil {
 		_, err = s.Stat(t.Context(), "y")
@@ -99,9 +93,7 @@ func TestAuthorized(t *testing.T) {
 	defer server.Close()
 	tokens := oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "abc", TokenType: "Bearer"})
 	c := &client{http: &http.Client{Transport: &authorizer{http.DefaultTransport, tokens, "payer"}}, base: server.URL}
-	if err := c.call(t.Context(), http.MethodDelete, objectPath("b", "a/b c"), nil, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.call(t.Context(), http.MethodDelete, objectPath("b", "a/b c"), nil, nil, nil))
 	if got.Get("Authorization") != "Bearer abc" || got.Get("X-Goog-User-Project") != "payer" {
 		t.Errorf("the request has %v", got)
 	}
@@ -151,10 +143,7 @@ func TestListAsksForTheKind(t *testing.T) {
 	}))
 	defer server.Close()
 	t.Setenv(emulatorEnv, server.URL)
-	s, err := Open(t.Context(), "gs://bucket/run", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(t.Context(), "gs://bucket/run", nil))(t)
 	v, _ := s.Service()
 	objects, next, err := v.List(t.Context(), "run/", "")
 	if err != nil || next != "more" || len(objects) != 1 || objects[0].Key != "x" || objects[0].Size != 3 || objects[0].Version != "9" {

@@ -7,6 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestStore(t *testing.T) {
@@ -16,10 +17,7 @@ func TestStore(t *testing.T) {
 // TestHugeSizeTakesNoMemory: what is announced is not allocated.
 func TestHugeSizeTakesNoMemory(t *testing.T) {
 	s := new(mem.Store)
-	w, err := s.Create(t.Context(), "x", &blob.CreateOptions{Size: 1 << 62})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Create(t.Context(), "x", &blob.CreateOptions{Size: 1 << 62}))(t)
 	if err := w.WriteAt(t.Context(), []byte("end"), 1<<62-3); err != nil {
 		t.Errorf("WriteAt(1<<62-3) = %v; want nil", err)
 	}
@@ -37,15 +35,10 @@ func TestReadersKeepOldBytes(t *testing.T) {
 		}
 	}
 	put("old")
-	r, err := s.Open(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.Open(t.Context(), "x"))(t)
 	defer r.Close()
 	put("new")
-	if err := s.Remove(t.Context(), "x"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Remove(t.Context(), "x"))
 	p := make([]byte, 3)
 	if err := r.ReadAt(t.Context(), p, 0); err != nil || string(p) != "old" {
 		t.Errorf("ReadAt = %q, %v; want old", p, err)

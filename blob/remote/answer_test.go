@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestKinds(t *testing.T) {
@@ -62,10 +64,7 @@ func TestTransport(t *testing.T) {
 		if c.expected {
 			ctx = Expect(ctx, "List")
 		}
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://x/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://x/", nil))(t)
 		a, err := tr.RoundTrip(r)
 		if e, ok := errors.AsType[*Error](err); (err != nil) != c.fails || c.fails && (!ok || !e.Retry || e.Hint == "") {
 			t.Errorf("%+v: %v", c, err)

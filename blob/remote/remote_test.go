@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // scripted is a service whose requests are functions of a test. It has the objects that
@@ -75,10 +76,7 @@ func (s *scripted) Put(ctx context.Context, key string, body []byte, _ uint32, c
 
 func newStore(t *testing.T, s Service, o *Options) *Store {
 	t.Helper()
-	store, err := New(s, "x", "test://x", o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(New(s, "x", "test://x", o))(t)
 	return store
 }
 
@@ -150,9 +148,7 @@ func TestRetryUnreachableLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &scripted{}
 		s := newStore(t, v, nil)
-		if err := write(t, s, "a", nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, write(t, s, "a", nil))
 		before, times := failing(7, &Error{Err: errReset, Retry: true, Unreachable: true})
 		v.before = before
 		if err := write(t, s, "b", nil); err != nil || len(*times) != 8 {
@@ -179,9 +175,7 @@ func TestRetryPauses(t *testing.T) {
 		// The service asks for more.
 		before, times = failing(1, &Error{Err: errReset, Retry: true, After: 20 * time.Second})
 		s = newStore(t, &scripted{before: before}, nil)
-		if err := write(t, s, "a", nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, write(t, s, "a", nil))
 		if pause := (*times)[1].Sub((*times)[0]); pause != 20*time.Second {
 			t.Errorf("the pause is %v; want the 20s of the service", pause)
 		}
@@ -355,10 +349,7 @@ func TestHedge(t *testing.T) {
 			return len(p), Object{Size: 1000, Version: "1"}, nil
 		}}
 		s := newStore(t, v, &Options{Policy: Policy{Idle: time.Hour}})
-		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000}))(t)
 		for i := range int64(60) {
 			p := make([]byte, 10)
 			begin := time.Now()
@@ -392,17 +383,12 @@ func TestHedgesAreFew(t *testing.T) {
 			}
 		}}
 		s := newStore(t, v, nil)
-		r, err := s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(s.OpenKnown(t.Context(), blob.Info{Name: "a", Size: 1000}))(t)
 		for i := range 200 {
 			if i == 100 {
 				wait = 10 * time.Second
 			}
-			if err := r.ReadAt(t.Context(), make([]byte, 10), 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.ReadAt(t.Context(), make([]byte, 10), 0))
 		}
 		if n := s.Traffic(); n.Hedges == 0 || n.Hedges*20 > n.Requests {
 			t.Errorf("traffic = %+v; want some hedges, at most one of twenty", n)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -39,10 +40,7 @@ func build(t *testing.T) *program {
 func (p *program) start(ctx context.Context, t *testing.T, args ...string) (cmd *exec.Cmd, lines *bufio.Scanner) {
 	t.Helper()
 	cmd = exec.CommandContext(ctx, p.cairn, slices.Concat([]string{"run", "-n", fmt.Sprint(ranks), "--", p.background, "-run", p.run}, args)...)
-	logged, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	logged := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	t.Cleanup(func() {
 		if b, _ := os.ReadFile(logged.Name()); t.Failed() {
 			t.Logf("%v:\n%s", args, b)
@@ -137,10 +135,7 @@ func checkLast(t *testing.T, run string, steps int64) {
 	if err != nil || found.Step == nil || *found.Step != steps-1 {
 		t.Fatalf("Latest = %+v, %v; want step %d", found, err, steps-1)
 	}
-	store, err := cairn.OpenStore(found.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(cairn.OpenStore(found.Path))(t)
 	state, _, err := cairn.LoadNew(t.Context(), store, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -148,10 +143,7 @@ func checkLast(t *testing.T, run string, steps int64) {
 	if state["step"] != steps-1 {
 		t.Errorf("step = %v; want %d", state["step"], steps-1)
 	}
-	weights, err := tensor.Values[float32](state["weights"].(*tensor.Tensor))
-	if err != nil {
-		t.Fatal(err)
-	}
+	weights := must.Get(tensor.Values[float32](state["weights"].(*tensor.Tensor)))(t)
 	if i := slices.IndexFunc(weights, func(w float32) bool { return w != float32(steps) }); i >= 0 {
 		t.Errorf("weight %d is %v; want %d", i, weights[i], steps)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -63,19 +64,14 @@ func onRanks(t *testing.T, n int, f func(ctx context.Context, p platform.Platfor
 // that operators kept for them.
 func gradients(t *testing.T, c config) (map[string]*tensor.Tensor, int64) {
 	t.Helper()
-	j, err := newJob(t.Context(), host.New(group.Solo()), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(newJob(t.Context(), host.New(group.Solo()), c))(t)
 	defer func() {
 		if err := j.close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}()
 	g := autograd.New(t.Context())
-	if err := backward(t.Context(), j, g); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, backward(t.Context(), j, g))
 	out := map[string]*tensor.Tensor{}
 	for name, p := range j.model.Params() {
 		out[name] = p.Var().Grad()
@@ -339,9 +335,7 @@ func TestDemo(t *testing.T) {
 		t.Skip("savers are processes on Linux only")
 	}
 	plot := filepath.Join(t.TempDir(), "train.svg")
-	if err := runDemo(t.Context(), 18, plot); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, runDemo(t.Context(), 18, plot))
 	if b, err := os.ReadFile(plot); err != nil || len(b) == 0 {
 		t.Errorf("the plot has %d bytes: %v", len(b), err)
 	}

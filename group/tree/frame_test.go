@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
@@ -83,9 +84,7 @@ func FuzzNode(f *testing.F) {
 		n := New(0, 4, memoryEnd{m, 0}, Options{Arity: 2})
 		defer n.Close()
 		mine, theirs := Pipe(1)
-		if err := n.Accept(1, mine); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.Accept(1, mine))
 		called := make(chan error, 1)
 		if enter {
 			go func() {

@@ -6,15 +6,15 @@ import (
 	"errors"
 	"io"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestFramesOnAStream(t *testing.T) {
 	var s bytes.Buffer
 	w := &FrameWriter{W: &s}
 	for _, f := range []string{"a", "b", "headbody"} {
-		if err := w.WriteFrame([]byte(f)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteFrame([]byte(f)))
 	}
 	if got, want := s.String(), "\x01\x00\x00\x00a\x01\x00\x00\x00b\x08\x00\x00\x00headbody"; got != want {
 		t.Errorf("stream %q; want %q", got, want)
@@ -70,9 +70,7 @@ func FuzzReadFrame(f *testing.F) {
 			if len(b) == 0 || len(b) > 64 {
 				t.Fatalf("ReadFrame = %d bytes", len(b))
 			}
-			if err := w.WriteFrame(b); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, w.WriteFrame(b))
 		}
 		if !bytes.HasPrefix(stream, again.Bytes()) {
 			t.Errorf("read %x as frames that are written as %x", stream, again.Bytes())

@@ -100,10 +100,7 @@ func TestDequantisedInParts(t *testing.T) {
 		return storage.NewReader(Format{Dequantize: true}.Open, m, storage.ReadOptions{})
 	}
 	l := storagetest.NewLoading(p, 1)
-	part, err := shard.Empty(shard.Boxes(map[int]tensor.Box{0: {Offsets: []int64{100, 0}, Sizes: []int64{10, cols}}}), tensor.Float32, want.Shape(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: {Offsets: []int64{100, 0}, Sizes: []int64{10, cols}}}), tensor.Float32, want.Shape(), 0))(t)
 	must.Do(t, l.Plan(t.Context(), []plan.State{{"w": part}}))
 	before := len(m.Ops())
 	must.Do(t, l.Read(t.Context()))

@@ -216,9 +216,7 @@ var errOnPurpose = errors.New("went wrong on purpose")
 func TestAbortFindsTheFilesOfOtherRanks(t *testing.T) {
 	s := new(mem.Store)
 	sv := storagetest.NewSaving(at(s, nil), storagetest.Storage("x", 1, 2), 2)
-	if err := errors.Join(sv.Plan(t.Context(), []plan.State{letters(t, 2), {"z": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}}), sv.Write(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{letters(t, 2), {"z": storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}}), sv.Write(t.Context())))
 	self := must.Get(json.Marshal(saved{SaveID: "another"}))(t)
 	const other = "shard-00003-model-00001-of-00001.safetensors"
 	put(t, s, other, map[string]string{keySave: string(self)})

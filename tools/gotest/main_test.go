@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestReportOfEvents(t *testing.T) {
@@ -59,9 +61,7 @@ Skipped tests: 2
 `
 	var out bytes.Buffer
 	r := newReport(&out)
-	if err := r.read(strings.NewReader(events)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.read(strings.NewReader(events)))
 	r.printSkipped()
 	if out.String() != want {
 		t.Errorf("the report is\n%s\nwant\n%s", &out, want)
@@ -97,9 +97,7 @@ func TestExitCodeOfModules(t *testing.T) {
 				"go.mod":    "module m\n",
 				"x_test.go": "package m\n\nimport \"testing\"\n\n" + c.body + "\n",
 			} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 			}
 			var out bytes.Buffer
 			r := newReport(&out)

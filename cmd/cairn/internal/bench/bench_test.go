@@ -1,13 +1,14 @@
 package bench
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
+)
 
 func TestIOBench(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
-		r, err := IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8<<20 + 5000, Ranks: ranks, Repeat: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(IO(t.Context(), IOOptions{Dir: t.TempDir(), Bytes: 8<<20 + 5000, Ranks: ranks, Repeat: 1}))(t)
 		for name, v := range map[string]float64{
 			"floor_save": r.FloorSave, "save": r.Save, "save_ratio": r.SaveRatio,
 			"floor_load_cold": r.FloorLoadCold, "load_cold": r.LoadCold, "load_cold_ratio": r.LoadColdRatio,
@@ -40,10 +41,7 @@ func TestTransformerHasTheSizeThatIsAskedFor(t *testing.T) {
 }
 
 func TestReshardBench(t *testing.T) {
-	r, err := Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 40 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 40 << 20}))(t)
 	for _, c := range r.Cases {
 		if c.Needed != r.Bytes {
 			t.Errorf("%s: needed %d; the state has %d bytes", c.Case, c.Needed, r.Bytes)
@@ -56,10 +54,7 @@ func TestReshardBench(t *testing.T) {
 }
 
 func TestOpenBench(t *testing.T) {
-	r, err := OpenBench(t.Context(), OpenOptions{Dir: t.TempDir(), Chunks: 10_000, Repeat: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(OpenBench(t.Context(), OpenOptions{Dir: t.TempDir(), Chunks: 10_000, Repeat: 1}))(t)
 	if r.Chunks != 10_000 || r.Tensors != 100 || r.IndexBytes < 40_000 || r.Seconds <= 0 {
 		t.Errorf("OpenBench = %+v; want 10,000 chunks of 100 tensors", r)
 	}
@@ -93,10 +88,7 @@ func TestConvertBench(t *testing.T) {
 }
 
 func TestPlanBench(t *testing.T) {
-	r, err := Plan(t.Context(), PlanOptions{Ranks: 16, Tensors: 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(Plan(t.Context(), PlanOptions{Ranks: 16, Tensors: 20}))(t)
 	if r.Items != 320 || r.IndexBytes == 0 || len(r.Phases) != 4 || r.RepeatSeconds <= 0 {
 		t.Errorf("Plan = %+v; want 320 items, an index, four phases and a repeat", r)
 	}

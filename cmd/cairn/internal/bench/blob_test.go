@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/remote"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // memory is a service in memory. blob/conformance tests drivers against servers.
@@ -112,14 +113,8 @@ func (u *memoryUpload) Abort(context.Context) error { return nil }
 
 func TestBlob(t *testing.T) {
 	v := &memory{objects: map[string][]byte{"run/mine": nil}, most: map[string]int{}}
-	s, err := remote.New(v, "run", "mem://run", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := Blob(t.Context(), BlobOptions{Store: s, Bytes: 20 << 20, Streams: []int{1, 3}, Repeat: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(remote.New(v, "run", "mem://run", nil))(t)
+	r := must.Get(Blob(t.Context(), BlobOptions{Store: s, Bytes: 20 << 20, Streams: []int{1, 3}, Repeat: 2}))(t)
 	if len(r.Rows) != 2 || r.Rows[0].Streams != 1 || r.Rows[1].Streams != 3 || r.Address != "mem://run" || r.Repeat != 2 {
 		t.Errorf("the result is %+v", r)
 	}

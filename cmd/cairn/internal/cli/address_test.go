@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // cairnOK runs a command that must succeed, and returns what it printed.
@@ -57,10 +58,7 @@ func TestCommandsTakeURLs(t *testing.T) {
 // TestCleanOfURL removes what a save has left in a store that has no locks.
 func TestCleanOfURL(t *testing.T) {
 	cairnOK(t, "demo --dir mem://left/run/step-1 --size 64KiB --ranks 1 --quiet")
-	s, err := blob.OpenAddress(t.Context(), "mem://left/run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(blob.OpenAddress(t.Context(), "mem://left/run"))(t)
 	const name = "step-2/20261115t101500-00c0ffe1-r00000-0.safetensors"
 	if _, err := blob.WriteAll(t.Context(), s, name, []byte("leftover"), nil); err != nil {
 		t.Fatal(err)

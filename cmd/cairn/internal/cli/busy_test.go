@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -20,13 +21,9 @@ func TestSecondConversionIsRefused(t *testing.T) {
 	src, dst := filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "x")
 	header := `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
 	b := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"ab"...)
-	if err := os.WriteFile(src, b, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(src, b, 0o666))
 	first := &convert.Place{Path: dst}
-	if err := first.Lock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.Lock())
 	var out, errOut bytes.Buffer
 	args := []string{"convert", src, dst, "--to", "hf", "--quiet"}
 	want := "cairn convert: " + dst + ": another conversion to it is running\nhint: wait for it to end, or give DST another path\n"
@@ -36,9 +33,7 @@ func TestSecondConversionIsRefused(t *testing.T) {
 	if got := Main(t.Context(), append(args, "--dry-run"), &out, &errOut); got != exitOK {
 		t.Errorf("--dry-run: exit code %d: %s", got, &errOut)
 	}
-	if err := first.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.Unlock())
 	if got := Main(t.Context(), args, &out, &errOut); got != exitOK {
 		t.Errorf("afterwards: exit code %d: %s", got, &errOut)
 	}
@@ -48,10 +43,7 @@ func TestSecondConversionIsRefused(t *testing.T) {
 func TestSaveUnderWay(t *testing.T) {
 	run := t.TempDir()
 	dir := filepath.Join(run, "step-1")
-	store, err := file.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(file.Open(dir, nil))(t)
 	lock, err := publish.LockSave(t.Context(), store, "native", "20261115t101500-00c0ffee")
 	if err != nil || lock == nil {
 		t.Skipf("no locks here: %v", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -98,10 +99,7 @@ func TestNester(t *testing.T) {
 		var b bytes.Buffer
 		w := bufio.NewWriter(&b)
 		n := &nester{w: w, shape: c.shape, at: make([]int64, len(c.shape)), json: c.json}
-		total, err := tensor.NumElements(c.shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		total := must.Get(tensor.NumElements(c.shape))(t)
 		for i := range total {
 			n.element(fmt.Append(nil, i))
 		}
@@ -114,10 +112,7 @@ func TestNester(t *testing.T) {
 }
 
 func TestElementsAsJSON(t *testing.T) {
-	x, err := tensor.Of([]int64{1}, []complex64{1 - 2i})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(tensor.Of([]int64{1}, []complex64{1 - 2i}))(t)
 	b, _ := x.Bytes()
 	for d, want := range map[tensor.DType]string{tensor.Complex64: "[1.0, -2.0]", tensor.Bool: "false", tensor.Int32: "1065353216"} {
 		if got := string(elementText(d, true)(nil, b[:d.Size()])); got != want {

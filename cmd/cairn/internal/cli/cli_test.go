@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -235,9 +236,7 @@ func TestHintAtCheckpointsBelow(t *testing.T) {
 	dir := t.TempDir() + "/a[1]*?"
 	for _, name := range []string{"step-2/model.safetensors", "step-10/model.safetensors.index.json", "step-9/.metadata", "step-1/cairn.json", "logs/notes.txt"} {
 		name = filepath.Join(dir, filepath.FromSlash(name))
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, nil, 0o666)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, nil, 0o666)))
 	}
 	if got, want := placeHint(t.Context(), dir), "4 checkpoints below it; the last is "+quoteArg(dir+"/step-10"); got != want {
 		t.Errorf("placeHint = %q; want %q", got, want)

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Weights of 8-bit floats are multiplied by their scales.
@@ -19,9 +21,7 @@ func TestDequantizedWeights(t *testing.T) {
 	b = append(b, 0x38, 0x40)                            // 1 and 2
 	b = binary.LittleEndian.AppendUint32(b, 0x3f00_0000) // 0.5
 	src := filepath.Join(dir, "model.safetensors")
-	if err := os.WriteFile(src, b, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(src, b, 0o666))
 	for _, cmd := range []string{"convert", "merge"} {
 		dst := filepath.Join(dir, cmd)
 		var out, errOut bytes.Buffer

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // The commands that have an output file write into a FIFO or a device, also
@@ -22,21 +24,14 @@ func TestOutputIntoDevicesAndFIFOs(t *testing.T) {
 		t.Fatalf("exit code %d", got)
 	}
 	fifo, link, null, full := filepath.Join(dir, "fifo"), filepath.Join(dir, "link"), filepath.Join(dir, "null"), filepath.Join(dir, "full")
-	if err := unix.Mkfifo(fifo, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(fifo, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o666))
+	must.Do(t, os.Symlink(fifo, link))
 	for _, args := range []string{"table mem://special -o ", "cat mem://special model.norm.weight --raw ", "cat mem://special model.norm.weight --dtype float32 --npy "} {
 		regular := filepath.Join(dir, "regular")
 		if got := Main(t.Context(), strings.Fields(args+regular), io.Discard, io.Discard); got != 0 {
 			t.Fatalf("cairn %s: exit code %d", args+regular, got)
 		}
-		want, err := os.ReadFile(regular)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(os.ReadFile(regular))(t)
 		for _, to := range []string{fifo, link} {
 			read := make(chan []byte, 1)
 			go func() {
@@ -94,16 +89,11 @@ func stays(t *testing.T, path string, want os.FileMode) {
 // reader that takes nothing.
 func TestFIFOIsInterrupted(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := unix.Mkfifo(fifo, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o666))
 	for _, hasReader := range []bool{false, true} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		if hasReader {
-			r, err := os.OpenFile(fifo, os.O_RDONLY|unix.O_NONBLOCK, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(os.OpenFile(fifo, os.O_RDONLY|unix.O_NONBLOCK, 0))(t)
 			defer r.Close()
 		}
 		done := make(chan error, 1)

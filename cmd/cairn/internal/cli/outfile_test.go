@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // say returns a function that writes text and then returns err.
@@ -20,10 +22,7 @@ func say(text string, err error) func(io.Writer) error {
 // holds checks that a folder has only the files with these contents.
 func holds(t *testing.T, dir string, want map[string]string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(dir))(t)
 	if len(entries) != len(want) {
 		t.Errorf("%v; want %d files", entries, len(want))
 	}
@@ -37,12 +36,8 @@ func holds(t *testing.T, dir string, want map[string]string) {
 func TestOutputFileIsAtomic(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "f")
-	if err := writeTo(t.Context(), name, say("old", nil)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(name, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, writeTo(t.Context(), name, say("old", nil)))
+	must.Do(t, os.Chmod(name, 0o640))
 	if err := writeTo(t.Context(), name, say("new", errors.New("disk full"))); err == nil {
 		t.Error("no error")
 	}
@@ -63,9 +58,7 @@ func TestOutputFileIsAtomic(t *testing.T) {
 func TestOutputBehindLink(t *testing.T) {
 	dir := t.TempDir()
 	behind := filepath.Join(dir, "behind")
-	if err := os.Mkdir(behind, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(behind, 0o777))
 	link := filepath.Join(dir, "link")
 	if err := os.Symlink(filepath.Join("behind", "f"), link); err != nil {
 		t.Skip(err)
@@ -73,9 +66,7 @@ func TestOutputBehindLink(t *testing.T) {
 	if err := writeTo(t.Context(), link, say("x", nil)); !errors.Is(err, errDangling) {
 		t.Errorf("a link to nothing: %v; want %v", err, errDangling)
 	}
-	if err := os.WriteFile(filepath.Join(behind, "f"), []byte("old"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(behind, "f"), []byte("old"), 0o666))
 	if err := writeTo(t.Context(), link, say("new", nil)); err != nil {
 		t.Error(err)
 	}
@@ -107,10 +98,7 @@ func TestOutputFileMustNotReplaceCheckpoint(t *testing.T) {
 	}
 	for src, outs := range map[string][]string{ck: {data[0], link, filepath.Join(ck, recordName), recordLink}, st: {st}} {
 		for _, out := range outs {
-			before, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := must.Get(os.ReadFile(out))(t)
 			for _, args := range []string{"table " + src + " -o " + out, "cat " + src + " model.norm.weight --raw " + out} {
 				var text strings.Builder
 				got := Main(t.Context(), strings.Fields(args), io.Discard, &text)

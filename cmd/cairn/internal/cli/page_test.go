@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 //go:generate go test -run TestPageIsUpToDate . -update
@@ -37,14 +38,9 @@ func TestPageIsUpToDate(t *testing.T) {
 	want := page(newRootCmd())
 	name := filepath.Join("..", "..", "..", "..", "docs", "cli.md")
 	if *update {
-		if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, []byte(want), 0o644))
 	}
-	got, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(os.ReadFile(name))(t)
 	if d := cmp.Diff(string(got), want); d != "" {
 		t.Errorf("docs/cli.md is out of date; run go generate ./cmd/cairn/internal/cli: -is +should be\n%s", d)
 	}

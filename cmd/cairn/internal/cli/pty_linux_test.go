@@ -19,6 +19,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -31,21 +32,14 @@ func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func()
 		t.Skipf("no terminals here: %v", err)
 	}
 	defer master.Close()
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN))(t)
+	must.Do(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
 	}
 	defer tty.Close()
-	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: uint16(columns)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: uint16(columns)}))
 	var b lockedBuffer
 	done := make(chan struct{})
 	go func() {
@@ -182,16 +176,10 @@ func longNames(t *testing.T) (a, b, damaged string) {
 			for j := range v {
 				v[j] = float32(j)*1.2345678e-5 + delta*float32(i)
 			}
-			w, err := tensor.Of([]int64{8, 8}, v)
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := must.Get(tensor.Of([]int64{8, 8}, v))(t)
 			state[fmt.Sprintf(name, i)] = w
 		}
-		store, err := file.Open(path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		store := must.Get(file.Open(path, nil))(t)
 		if _, err := cairn.Save(t.Context(), store, state, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -200,14 +188,9 @@ func longNames(t *testing.T) (a, b, damaged string) {
 	if err != nil || len(data) != 1 {
 		t.Fatalf("data files %v, %v", data, err)
 	}
-	bytes, err := os.ReadFile(data[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	bytes := must.Get(os.ReadFile(data[0]))(t)
 	bytes[len(bytes)-1] ^= 1
-	if err := os.WriteFile(data[0], bytes, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(data[0], bytes, 0o666))
 	return a, b, damaged
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 var (
@@ -46,15 +48,9 @@ func quotingTexts(t *testing.T) map[string]string {
 	out := map[string]string{}
 	root := filepath.Join("..", "..", "..", "..")
 	for _, pattern := range []string{"*.md", "Makefile", "docs/*.md", "docs/*/*.md", "changelog/*/*.md"} {
-		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		names := must.Get(filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern))))(t)
 		for _, n := range names {
-			b, err := os.ReadFile(n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(os.ReadFile(n))(t)
 			out[n] = string(b)
 		}
 	}

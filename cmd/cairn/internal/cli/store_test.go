@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestPathsAndFileURLs(t *testing.T) {
@@ -31,10 +32,7 @@ func TestPathsAndFileURLs(t *testing.T) {
 
 func TestMemStoresAreSharedByName(t *testing.T) {
 	open := func(address string) blob.Store {
-		s, err := blob.OpenAddress(t.Context(), address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(blob.OpenAddress(t.Context(), address))(t)
 		return s
 	}
 	a, same, other := open("mem://a"), open("mem://a"), open("mem://b")
@@ -64,9 +62,7 @@ func TestUnknownSchemeListsKnownOnes(t *testing.T) {
 func TestStoreOfSingleFile(t *testing.T) {
 	dir := t.TempDir()
 	for _, n := range []string{"f", "g"} {
-		if err := os.WriteFile(filepath.Join(dir, n), []byte(n), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, n), []byte(n), 0o666))
 	}
 	t.Chdir(dir)
 	for _, address := range []string{filepath.Join(dir, "f"), "f", "./f"} {

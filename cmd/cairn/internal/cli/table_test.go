@@ -15,6 +15,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -53,10 +54,7 @@ func TestTable(t *testing.T) {
 	if err != nil || n != 5 {
 		t.Fatalf("writeTable = %d, %v; want 5 rows", n, err)
 	}
-	got, err := parquet.Read[chunkRow](bytes.NewReader(b.Bytes()), int64(b.Len()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(parquet.Read[chunkRow](bytes.NewReader(b.Bytes()), int64(b.Len())))(t)
 	want := []chunkRow{
 		{FQN: "n", Kind: "object", Codec: new("json"), Length: 3, NumBytes: 3},
 		{
@@ -90,10 +88,7 @@ func TestTableSchema(t *testing.T) {
 	if _, err := writeTable(t.Context(), &b, "runs/1", tabled()); err != nil {
 		t.Fatal(err)
 	}
-	f, err := parquet.OpenFile(bytes.NewReader(b.Bytes()), int64(b.Len()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(parquet.OpenFile(bytes.NewReader(b.Bytes()), int64(b.Len())))(t)
 	for _, want := range []string{"group shape (LIST)", "group offsets (LIST)", "optional binary dtype (STRING)", "optional int64 tensor_nbytes", "required int64 length"} {
 		if s := f.Schema().String(); !strings.Contains(s, want) {
 			t.Errorf("schema lacks %q:\n%s", want, s)
@@ -140,25 +135,14 @@ func TestTableOfDCP(t *testing.T) {
 	saved, moved, out := filepath.Join(dir, "saved"), filepath.Join(dir, "moved"), filepath.Join(dir, "t.parquet")
 	run("demo", "--dir", "mem://dcp-table", "--size", "64KiB", "--ranks", "1")
 	run("convert", "mem://dcp-table", saved, "--to", "dcp", "--world-size", "2")
-	if err := os.Rename(saved, moved); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(saved, moved))
 	run("table", moved, "-o", out)
-	b, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := parquet.OpenFile(bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(out))(t)
+	f := must.Get(parquet.OpenFile(bytes.NewReader(b), int64(len(b))))(t)
 	if got, _ := f.Lookup("cairn.path"); got != moved {
 		t.Errorf("cairn.path = %q; want %q", got, moved)
 	}
-	rows, err := parquet.Read[chunkRow](bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := must.Get(parquet.Read[chunkRow](bytes.NewReader(b), int64(len(b))))(t)
 	var chunks, tensors int64
 	for _, r := range rows {
 		if r.Kind != inspect.KindTensor {

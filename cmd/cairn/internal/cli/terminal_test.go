@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // full is a disk with room for a number of bytes.
@@ -86,10 +88,7 @@ w
 
 // Only terminals have a width, so that output to a pipe is never cut.
 func TestTerminalWidth(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Create(filepath.Join(t.TempDir(), "f")))(t)
 	defer f.Close()
 	if got := terminalWidth(&sink{w: f}) + terminalWidth(new(bytes.Buffer)); got != 0 {
 		t.Errorf("width of a file and a buffer = %d; want 0", got)
@@ -99,9 +98,7 @@ func TestTerminalWidth(t *testing.T) {
 func TestNameOfTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "cairn")
-	if err := os.WriteFile(exe, nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(exe, nil, 0o755))
 	found := func(string) (string, error) { return exe, nil }
 	other := func(string) (string, error) { return dir, nil }
 	none := func(string) (string, error) { return "", fs.ErrNotExist }

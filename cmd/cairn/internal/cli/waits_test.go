@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // A request that is repeated for seconds is announced without --verbose, but not each time.
@@ -24,9 +25,7 @@ func TestRetriesAreAnnounced(t *testing.T) {
 	} {
 		r := slog.NewRecord(start.Add(c.at), slog.LevelWarn, "request is repeated", 0)
 		r.AddAttrs(slog.String("key", "run/x"), slog.Any("error", errors.New("no\nanswer")), slog.Duration("elapsed", c.elapsed))
-		if err := h.Handle(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Handle(t.Context(), r))
 	}
 	slog.New(h).LogAttrs(context.Background(), slog.LevelWarn, "something else", slog.String("key", "x"))
 	want := []string{"waiting for 4s, request is repeated: run/x: no; answer", "waiting for 15s, request is repeated: run/x: no; answer"}

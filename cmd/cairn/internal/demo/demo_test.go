@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -116,10 +117,7 @@ func checkReport(t *testing.T, rep *demo.Report) {
 // ends with, and nothing else.
 func checkCheckpoint(t *testing.T, s blob.Store, rep *demo.Report) {
 	t.Helper()
-	c, err := cairn.Open(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(cairn.Open(t.Context(), s))(t)
 	defer c.Close()
 	if c.Info().SaveID != rep.Overwrite.SaveID || *c.Info().Step != rep.Overwrite.Step {
 		t.Errorf("the checkpoint is %+v; want that of %+v", c.Info(), rep.Overwrite)
@@ -152,10 +150,7 @@ func (s *second) End(step string, r *demo.Report) {
 func TestDemoOnDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	open := func() *file.Store {
-		s, err := file.Open(dir, &file.Options{NoSync: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(file.Open(dir, &file.Options{NoSync: true}))(t)
 		return s
 	}
 	c := demo.Config{Store: open(), Bytes: demo.MinBytes, Ranks: 3, LoadRanks: 2}
@@ -171,16 +166,10 @@ func TestDemoOnDisk(t *testing.T) {
 		}
 	}}
 	for range 2 { // the second demo replaces the checkpoint of the first, and the lock is free again
-		rep, err := demo.Run(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(demo.Run(t.Context(), c))(t)
 		checkCheckpoint(t, c.Store, rep)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(dir))(t)
 	if i := slices.IndexFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), blob.Reserved) }); i >= 0 {
 		t.Errorf("%s is left over", entries[i].Name())
 	}

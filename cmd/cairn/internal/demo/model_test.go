@@ -3,6 +3,8 @@ package demo
 import (
 	"errors"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestMeshOf(t *testing.T) {
@@ -16,9 +18,7 @@ func TestMeshOf(t *testing.T) {
 // A part that was not loaded is found.
 func TestCompare(t *testing.T) {
 	m := newModel(MinBytes, 4, 3)
-	if err := m.train(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.train(t.Context(), 1))
 	for rank := range 3 {
 		_, parts, err := m.empty(rank)
 		if err != nil {

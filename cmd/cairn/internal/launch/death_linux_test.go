@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func init() {
@@ -65,22 +66,15 @@ func TestKilledRankIsNamed(t *testing.T) {
 func TestRanksDieWithLauncher(t *testing.T) {
 	cmd := exec.CommandContext(limited(t), os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"=launcher")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	in := bufio.NewReader(out)
 	for range 3 {
 		if line, err := in.ReadString('\n'); line != "ready\n" {
 			t.Fatalf("read %q, %v; want that a rank is ready", line, err)
 		}
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	// The pipe ends when the last rank has.
 	if rest, err := in.ReadString('\n'); rest != "" || err == nil {
 		t.Errorf("read %q, %v; want nothing more", rest, err)

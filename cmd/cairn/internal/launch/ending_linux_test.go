@@ -4,15 +4,15 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // A process that is ending stays so, also at the moment in which it is waited for.
 func TestIsEndingWhileWaited(t *testing.T) {
 	for range 50 {
 		cmd := exec.Command(os.Args[0], "-test.run=^$")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Start())
 		waited := make(chan error)
 		go func() { waited <- cmd.Wait() }()
 		seen, over := false, false

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // roleVariable says what a process of this test binary is to do, as a rank.
@@ -94,10 +95,7 @@ func forever(string) {
 // self returns the configuration of a job of this test binary.
 func self(t *testing.T, n int, role string) (launch.Config, *bytes.Buffer, *bytes.Buffer) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Get(os.Executable())(t)
 	var out, errs bytes.Buffer
 	return launch.Config{
 		N: n, Command: []string{exe}, Env: []string{roleVariable + "=" + role, "GORACE=atexit_sleep_ms=0"},
@@ -142,10 +140,7 @@ func TestRandomPortAndSecret(t *testing.T) {
 	for _, unix := range []bool{false, false, true} {
 		c, out, _ := self(t, 1, "environment")
 		c.Unix, c.Prefix = unix, false
-		rep, err := launch.Run(limited(t), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(launch.Run(limited(t), c))(t)
 		port, secret := field(out, "MASTER_PORT"), field(out, "CAIRN_SECRET")
 		if seen[secret] || len(secret) < 20 || port != fmt.Sprint(rep.MasterPort) {
 			t.Errorf("port %s, secret %q: want that of the report, and a new one", port, secret)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // logDir returns a folder with files, and their names afterwards.
@@ -17,15 +18,10 @@ func logDir(t *testing.T, files ...string) (string, func() []string) {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("earlier"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte("earlier"), 0o666))
 	}
 	return dir, func() (names []string) {
-		there, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		there := must.Get(os.ReadDir(dir))(t)
 		for _, e := range there {
 			names = append(names, e.Name())
 		}
