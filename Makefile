@@ -1,5 +1,5 @@
-# Everything here is one go command or a few. A Go toolchain is all that is
-# needed; make is a convenience. "make help" lists the targets.
+# "make help" lists the targets. "make build", "make demo" and the Go tests need only Go.
+# Linters of Python and the site need Python and the network too.
 
 GO      ?= go
 BIN     ?= bin

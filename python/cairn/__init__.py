@@ -8,8 +8,8 @@
 
 ``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and ``cairn.transformers`` are
 plugins for Lightning and the Trainer of Hugging Face. A process of the program ``cairn``, which this package
-contains, does the work; CAIRN_BINARY names another program. ``python -m cairn`` runs its commands. All errors
-are a :class:`CairnError`. Importing this module imports neither torch nor numpy.
+contains, does the work; CAIRN_BINARY names another program. ``python -m cairn`` runs its commands. Errors of
+saves and loads are a :class:`CairnError`. Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
