@@ -59,10 +59,10 @@ func findPython() (path, version string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	check := exec.Command(path, "-c", "import os, sys; print(*sys.version_info[:3], sep='.'); os.memfd_create; sys.exit(sys.version_info < (3, 10))")
+	check := exec.Command(path, "-c", "import sys; print(*sys.version_info[:3], sep='.'); sys.exit(sys.version_info < (3, 10))")
 	out, err := check.Output()
 	if err != nil {
-		return "", "", fmt.Errorf("%s is Python %s; want 3.10 or later with memfd_create", path, bytes.TrimSpace(out))
+		return "", "", fmt.Errorf("%s is Python %s; want 3.10 or later", path, bytes.TrimSpace(out))
 	}
 	return path, string(bytes.TrimSpace(out)), nil
 }

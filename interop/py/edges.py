@@ -613,7 +613,8 @@ def holds(path, step):
     """Checks that a checkpoint has the state of a step."""
     with cairn.open(path, framework="torch") as c:
         want = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024) + step
-        return [] if c["step"] == step and torch.equal(c["x"].torch(), want) else [f"{path} does not have the state of step {step}"]
+        same = c["step"] == step and torch.equal(c["x"].torch(), want)
+        return [] if same else [f"{path} does not have the state of step {step}"]
 
 
 def raises(found, what, kinds, call):

@@ -17,11 +17,13 @@ import functools
 import json
 import mmap
 import os
+import platform
 import re
 import shutil
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -142,6 +144,27 @@ def _round(n: int) -> int:
     return max(64, (n + 63) // 64 * 64)  # no bytes have a place too
 
 
+def memory_file() -> int | None:
+    """Returns a file in memory that can be sealed, or None on systems that have no such files.
+
+    Pythons that were built for an old C library lack os.memfd_create, as those of conda and uv do. The system has it.
+    """
+    if sys.platform != "linux":
+        return None
+    name, flags = b"cairn", 1 | 2  # MFD_CLOEXEC, MFD_ALLOW_SEALING
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name.decode(), flags)
+    if hasattr(_libc, "memfd_create"):
+        fd = _libc.memfd_create(name, flags)
+    elif call := {"x86_64": 319, "aarch64": 279}.get(platform.machine()):
+        fd = _libc.syscall(call, name, flags)
+    else:
+        raise SaverError(f"this Python and the C library of this system ({platform.machine()}) lack memfd_create")
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(fd)
+
+
 class Arena:
     """Shared memory with a ceiling. It takes memory of the system on first use, and keeps it."""
 
@@ -149,12 +172,12 @@ class Arena:
         self.size = max(ceiling // PAGE * PAGE, 1 << 20)
         window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
         self.window = self.size - window
-        self._in_memory = hasattr(os, "memfd_create")
-        if self._in_memory:
-            self.fd = os.memfd_create("cairn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        else:  # a file without a name, which no other process can open
-            self.fd, path = tempfile.mkstemp(prefix="cairn-")
+        fd = memory_file()
+        self._in_memory = fd is not None
+        if fd is None:  # a file without a name, which no other process can open
+            fd, path = tempfile.mkstemp(prefix="cairn-")
             os.unlink(path)
+        self.fd = fd
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
         if self._in_memory:
@@ -217,8 +240,8 @@ class Arena:
         with self._writing:  # another thread may have backed a part of it, and use it
             at = lo
             for a, b in [*self.backed, (hi, hi)]:
-                for start in range(at, min(a, hi), _ZEROS):
-                    os.pwrite(self.fd, bytes(min(_ZEROS, min(a, hi) - start)), start)
+                while at < min(a, hi):  # a disk that is nearly full takes a part, and then nothing
+                    at += os.pwrite(self.fd, bytes(min(_ZEROS, min(a, hi) - at)), at)
                 at = max(at, b)
             self._note(lo, hi)
 
@@ -318,11 +341,15 @@ class Reply:
             # An error of a function of the caller came before the answer, and counts.
             self.body, self.error, self._settled = body, self.error or error, True
             calls, self._calls = self._calls, []
-        try:
-            for call in calls:
+        failed = None
+        for call in calls:
+            try:
                 call()
-        finally:
-            self._done.set()
+            except BaseException as e:  # the others are called too
+                failed = failed or e
+        self._done.set()
+        if failed is not None:
+            raise failed
 
     def done(self) -> bool:
         return self._done.is_set()
@@ -486,6 +513,9 @@ class Saver:
                 self._answer(None, from_message(body["error"]))
             return
         over = kind in ("saved", "uploaded", "loaded", "described", "failed")
+        # Before the reply is taken from those that wait: a body that cannot be read fails all of them.
+        error = from_message(body["error"]) if body.get("error") else None
+        outcome = _REPORTS[kind](body.get("report") or {}) if kind in _REPORTS and error is None else body
         with self._lock:
             reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
             upload = None
@@ -496,13 +526,12 @@ class Saver:
             return
         if reply is None:
             return
-        if body.get("error"):
-            error = from_message(body["error"])
+        if error is not None:
             reply.settle(error=error)
             if upload is not None:  # of a save that failed
-                upload.settle(error=error)
+                upload.settle(error=reply.error)
         elif over:
-            reply.settle(_REPORTS[kind](body.get("report") or {}) if kind in _REPORTS else body)
+            reply.settle(outcome)
         elif (on := reply.on) is not None:
             try:
                 on(kind, body)

@@ -114,11 +114,11 @@ class UploadReport:
 
     save_id: str = ""
     bytes: int = 0
-    """Bytes that all ranks uploaded."""
+    """Bytes of the data files, of all ranks."""
     rank_bytes: int = 0
-    """Bytes that this rank uploaded."""
+    """Bytes that this rank uploaded, the index included."""
     files: int = 0
-    """Files that all ranks uploaded."""
+    """Data files, of all ranks."""
     seconds: float = 0.0
     direct: bool = False
     """The local disk had no room, so the save went to the remote store at once."""

@@ -20,7 +20,8 @@ from unittest import mock
 
 import cairn
 from cairn import _saver as saver
-from cairn._saver import Arena, Saver
+from cairn._saver import Arena, Reply, Saver
+from cairn.errors import SaverError
 from saving import checkpoint, join, save
 
 LIMIT = 120
@@ -149,14 +150,59 @@ class Memory(unittest.TestCase):
         self.assertEqual(len(view), 10)
 
 
-class MemoryInFiles(Memory):
-    """The same on a system without memfd_create."""
+@unittest.skipUnless(sys.platform == "linux", "only Linux has memfd_create")
+class MemoryOfTheCLibrary(Memory):
+    """The same with a Python that lacks memfd_create, on a system that has it."""
 
     def setUp(self):
         with mock.patch.object(os, "memfd_create"):
             del os.memfd_create
             super().setUp()
+        self.assertTrue(self.arena._in_memory)
+
+
+class Answers(unittest.TestCase):
+    def test_an_answer_that_cannot_be_read_fails_what_waits(self):
+        for body in ({"report": {"phases": [None]}}, {"error": {"text": "x", "codes": 5}}):
+            with self.subTest(body):
+                s = Saver.__new__(Saver)
+                s._lock, s._order, s._ended = threading.Lock(), [], None
+                reply, upload = Reply(), Reply()
+                s._waiting = {("generation", 1): reply, ("upload", 1): upload}
+                with self.assertRaises((AttributeError, TypeError)):
+                    s._receive("failed" if "error" in body else "saved", {"generation": 1, **body})
+                s._fail(SaverError("the conversation has failed"))  # as the thread that reads does
+                for r in reply, upload:
+                    with self.assertRaisesRegex(SaverError, "conversation"):
+                        r.result(0)
+
+    def test_a_function_that_fails_does_not_keep_the_others(self):
+        reply, called = Reply(), []
+        reply.then(lambda: 1 / 0)
+        reply.then(lambda: called.append(1))
+        with self.assertRaises(ZeroDivisionError):
+            reply.settle(1)
+        self.assertEqual((called, reply.result(0)), ([1], 1))
+
+
+class MemoryInFiles(Memory):
+    """The same on a system without memory files."""
+
+    def setUp(self):
+        with mock.patch("cairn._saver.memory_file", return_value=None):
+            super().setUp()
         self.assertFalse(self.arena._in_memory)
+
+    def test_a_disk_that_takes_only_a_part(self):
+        write, taken = os.pwrite, []
+
+        def some(fd, data, at):
+            taken.append(write(fd, data[:10_000], at))
+            return taken[-1]
+
+        with mock.patch.object(os, "pwrite", some):
+            self.arena.back(0, 1 << 18)
+        self.assertEqual(sum(taken), 1 << 18)
 
     def test_threads_do_not_clear_what_others_use(self):
         def work(i):

@@ -29,17 +29,18 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
     """A future of a save. It cannot be cancelled: the other ranks save too.
 
     Functions of add_done_callback run in a thread of their own, in the order in which they were added. They may wait
-    for other outcomes. If one raises an error, the error is logged (logger "cairn"), and the next function runs.
+    for other outcomes. If one raises an error, the error is logged (logger "cairn"), and the next function runs. The
+    end of the process waits for functions that have begun.
     """
 
     def __init__(self, what: str, seen: list[BaseException]) -> None:
         super().__init__()
         self._what, self._seen = what, seen
+        self._pid = os.getpid()
         self._calls: list[Callable[[Any], object]] = []
         self._calls_lock = threading.Lock()
-        self._called = False  # _calls are about to run, or have run
+        self._caller: threading.Thread | None = None  # waits for the outcome, and runs _calls
         self.set_running_or_notify_cancel()  # so that cancel returns False
-        super().add_done_callback(lambda _: self._call_all())
 
     def result(self, timeout: float | None = None) -> _T:
         """Waits for the outcome and returns it, or raises the error. TimeoutError: not within timeout seconds."""
@@ -53,6 +54,8 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the outcome and returns the error, or None. TimeoutError: not within timeout seconds."""
+        if self._pid != os.getpid() and not self.done():
+            raise errors.SaverError(f"{self._what} belongs to the process that forked this one", ())
         try:
             error = super().exception(timeout)
         except concurrent.futures.TimeoutError:  # not TimeoutError before Python 3.11
@@ -64,32 +67,34 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Calls fn with this future when it is done, in another thread, or at once if it is done already."""
         with self._calls_lock:
-            if not self._called:
+            if self._caller is None and not self.done():
+                # Not the thread that settles the outcome, which reads the messages of the saver process: a function
+                # that waits for cairn would wait for ever there. If no thread can be started, this raises.
+                caller = threading.Thread(target=self._call_all, name="cairn-callback", daemon=True)
+                caller.start()
+                self._caller = caller
+                unseen.callers[caller] = self
+            if self._caller is not None:
                 self._calls.append(fn)
                 return
         self._call(fn)
 
     def _call_all(self) -> None:
-        # The thread that settles an outcome reads the messages of the saver process: a function that waits for cairn
-        # would wait for ever there.
-        with self._calls_lock:
-            self._called, calls, self._calls = True, self._calls, []
-        if not calls:
-            return
-
-        def run() -> None:
-            for fn in calls:
-                self._call(fn)
-
-        try:
-            threading.Thread(target=run, name="cairn-callback", daemon=False).start()
-        except RuntimeError:  # the interpreter is ending, and starts nothing more
-            run()
+        super().exception()  # waits; the error counts as unseen
+        while True:
+            with self._calls_lock:
+                if not self._calls:
+                    if self._caller is not None:
+                        unseen.callers.pop(self._caller, None)
+                    self._caller = None
+                    return
+                fn = self._calls.pop(0)
+            self._call(fn)
 
     def _call(self, fn: Callable[[Any], object]) -> None:
         try:
             fn(self)
-        except Exception:
+        except BaseException:
             _log.exception("a function of add_done_callback has failed, for %r", self)
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> None:
@@ -184,7 +189,9 @@ class _Unseen:
         """Forgets all saves: the child of a fork has none."""
         self._lock = threading.Lock()
         self._under_way: set[Reply] = set()
-        self._errors: list[tuple[str, BaseException]] = []
+        # Each with the list of errors of its save that callers have seen: saves may fail with one error.
+        self._errors: list[tuple[list[BaseException], str, BaseException]] = []
+        self.callers: dict[threading.Thread, Outcome[Any]] = {}  # threads of functions of add_done_callback
 
     def watch(self, handle: Handle) -> None:
         """Keeps the errors of a save until a caller has asked for them."""
@@ -198,16 +205,17 @@ class _Unseen:
         with self._lock:
             self._under_way.discard(reply)
             # The upload of a save that failed has the error of the save.
-            if reply.error is not None and not any(e is reply.error for e in [*seen, *(e for _, e in self._errors)]):
-                self._errors.append((f"{what} has failed, and result() of its handle was not called: {reply.error}",
-                                     reply.error))
+            known = [*seen, *(e for s, _, e in self._errors if s is seen)]
+            if reply.error is not None and not any(e is reply.error for e in known):
+                self._errors.append((seen, f"{what} has failed, and result() of its handle was not called: "
+                                     f"{reply.error}", reply.error))
 
     def drop(self, seen: list[BaseException], error: BaseException) -> None:
         """Notes that a caller has seen an error. seen has the errors of one save that callers have seen."""
         with self._lock:
             if not any(e is error for e in seen):
                 seen.append(error)
-            self._errors = [(text, e) for text, e in self._errors if e is not error]
+            self._errors = [row for row in self._errors if row[0] is not seen or row[2] is not error]
 
     def report(self) -> None:
         """Warns of each error, once."""
@@ -215,7 +223,7 @@ class _Unseen:
             with self._lock:
                 if not self._errors:
                     return
-                text, _ = self._errors.pop(0)
+                _, text, _ = self._errors.pop(0)
             warnings.warn(text, errors.SaveWarning, stacklevel=errors.outside())  # or raise it, and keep the others
 
     def at_exit(self) -> None:
@@ -225,9 +233,18 @@ class _Unseen:
             last = list(self._under_way)
         for reply in last:
             reply.wait(max(0, end - time.monotonic()))
-        self.report()
+        for caller, outcome in list(self.callers.items()):
+            if outcome.done():
+                caller.join()
+        while self._errors:
+            try:
+                self.report()
+            except errors.SaveWarning as w:  # a filter makes it an error, and no call follows that could raise it
+                _log.error("%s", w)
 
 
 unseen = _Unseen()
+# Python shows a text once for each line of code; a job may save to one path again and again. Filters of the user count.
+warnings.simplefilter("always", errors.SaveWarning, append=True)
 atexit.register(unseen.at_exit)
 os.register_at_fork(after_in_child=unseen.clear)

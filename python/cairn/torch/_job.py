@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -36,7 +37,7 @@ class Job:
     def __init__(self, rank: int, size: int) -> None:
         self.pid = os.getpid()
         self.rank, self.size = rank, size
-        if not hasattr(os, "memfd_create"):
+        if sys.platform != "linux":
             raise errors.SaverError("cairn.torch needs Linux. Here cairn.open(path, framework='torch') reads "
                                     "checkpoints, and the command cairn converts them", ())
         self.arena = Arena(default_ceiling())

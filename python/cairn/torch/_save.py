@@ -15,6 +15,7 @@ import secrets
 import struct
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -688,51 +689,59 @@ class Staging:
         return True
 
     def run(self) -> None:
-        start = time.monotonic_ns()
-        with self.lock:
-            if self.ended:
-                return
-            self.running = True
-            reserved = {unit: at for at, unit in self.held}
         try:
-            for some in self._backed([(u, at) for u in self.state.units if (at := reserved.get(u, u.at)) is not None]):
-                self.copy(some)
-            pending: list[tuple[_Unit, int]] = []
-            for unit in self.state.units:
-                if unit in reserved or unit.at is not None:
-                    continue
-                at = self.job.memory.alloc(unit.size)
-                while at is None and not self.released.issuperset(unit.items()):
-                    self.copy(pending)
-                    pending = []
-                    if self.ended:
-                        raise self.handle._reply.error or errors.CairnError(
-                            "the save ended before the state was staged")
-                    with self.job.arena.room:
-                        self.job.arena.room.wait(0.1)
-                    at = self.job.memory.alloc(unit.size)
-                if at is None:
-                    continue  # the saver process has fetched it, or does not need it
-                with self.lock:
-                    self.held.append((at, unit))
-                pending.append((unit, at))
-            self.copy(pending)
-            with self.fetching:  # from here on, fetches read staged units
-                self.complete = True
-            self.stop()
-            self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
-            self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
-                            stage_bytes=sum(b.nbytes for u in self.state.units for b in u.blobs))
-            self.handle.staged._settle()
+            if self._copy_all():
+                self.handle.staged._settle()
         except BaseException as e:
             self.begun.clear()
             # The shared memory is in use until the saver process has answered, by this error or by the end of the
             # process.
             self.error = self.handle._reply.error = e
+            if self.handle._upload is not None:
+                self.handle._upload.error = e
+            traceback.clear_frames(e.__traceback__)  # they keep the tensors
             self.abandon(e)
             self.handle.staged._settle(error=e)
         finally:
             self.stop()
+
+    def _copy_all(self) -> bool:
+        """Copies the state aside and tells the saver process. False: the save was over before."""
+        start = time.monotonic_ns()
+        with self.lock:
+            if self.ended:
+                return False
+            self.running = True
+            reserved = {unit: at for at, unit in self.held}
+        for some in self._backed([(u, at) for u in self.state.units if (at := reserved.get(u, u.at)) is not None]):
+            self.copy(some)
+        pending: list[tuple[_Unit, int]] = []
+        for unit in self.state.units:
+            if unit in reserved or unit.at is not None:
+                continue
+            at = self.job.memory.alloc(unit.size)
+            while at is None and not self.released.issuperset(unit.items()):
+                self.copy(pending)
+                pending = []
+                if self.ended:
+                    raise self.handle._reply.error or errors.CairnError(
+                        "the save ended before the state was staged")
+                with self.job.arena.room:
+                    self.job.arena.room.wait(0.1)
+                at = self.job.memory.alloc(unit.size)
+            if at is None:
+                continue  # the saver process has fetched it, or does not need it
+            with self.lock:
+                self.held.append((at, unit))
+            pending.append((unit, at))
+        self.copy(pending)
+        with self.fetching:  # from here on, fetches read staged units
+            self.complete = True
+        self.stop()
+        self.begun.clear()  # a worker that is forked later could not destroy an event, and would abort
+        self.saver.send("staged", generation=self.generation, all=True, stage_ns=time.monotonic_ns() - start,
+                        stage_bytes=sum(b.nbytes for u in self.state.units for b in u.blobs))
+        return True
 
     def _backed(self, units: list[tuple[_Unit, int]]) -> Iterator[list[tuple[_Unit, int]]]:
         """Yields units whose places have memory. While the caller uses some, others get theirs."""

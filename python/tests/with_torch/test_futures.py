@@ -2,6 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import os
+import subprocess
+import sys
 import threading
 import unittest.mock
 
@@ -49,6 +52,45 @@ class Futures(Case):
             self.assertFalse(future.running())
             self.assertFalse(future.cancel())
             self.assertIsNone(future.exception(0))
+
+    def test_saves_that_fail_with_one_error_are_all_reported(self):
+        handle, go = self.held()
+        other = cairn.torch.async_save({"x": noise((3,))}, self.path(), step=8, overlap=True)
+        saver = cairn.torch._job.job().saver
+        saver.process.kill()
+        saver.process.wait(LIMIT)
+        go.set()
+        self.assertIsInstance(handle.exception(LIMIT), cairn.SaverError)
+        concurrent.futures.wait([other], LIMIT)
+        with self.assertWarnsRegex(cairn.SaveWarning, "the save to .* has failed"):
+            cairn.torch.close()
+
+    def test_a_copy_that_fails_fails_the_upload_too(self):
+        with unittest.mock.patch.object(cairn.torch._save, "copy_units", side_effect=MemoryError("no room")):
+            handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), remote=self.path("remote"))
+            for future in (handle, handle.staged, handle.uploaded):
+                self.assertIsInstance(future.exception(LIMIT), MemoryError)
+
+    def test_a_fork_does_not_wait(self):
+        handle, go = self.held()
+        if (child := os.fork()) == 0:
+            try:
+                handle.result()
+            except cairn.SaverError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
+        go.set()
+        handle.result(LIMIT)
+
+    def test_the_end_of_the_process_waits_for_functions(self):
+        script = (
+            "import cairn.torch, sys, time, torch\n"
+            "def late(f):\n    time.sleep(0.5)\n    print('called', f.result().step, flush=True)\n"
+            f"cairn.torch.async_save({{'x': torch.zeros(3)}}, {self.path()!r}, step=3).add_done_callback(late)\n")
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stdout), (0, "called 3\n"), done.stderr)
 
     def test_wait_and_as_completed(self):
         handle, go = self.held()

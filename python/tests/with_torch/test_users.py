@@ -51,7 +51,7 @@ class Unseen(Case):
 
     def test_the_next_save_raises_if_it_shall(self):
         self.fails(overlap=True)
-        cairn.torch._handle.unseen._errors.append(("another one", ValueError()))
+        cairn.torch._handle.unseen._errors.append(([], "another one", ValueError()))
         with warnings.catch_warnings():
             warnings.simplefilter("error", cairn.SaveWarning)
             for text in ("has failed", "another one"):
