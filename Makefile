@@ -18,12 +18,14 @@ NEED_TORCH ?=
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The packages whose tests run without the race detector in "make test": packages with large
-# libraries, which would take as long again to compile, and packages without goroutines of
-# their own. "make race" runs them all with it.
+# libraries, which would take as long again to compile, packages without goroutines of
+# their own, and programs, whose libraries are tested with it. "make race" runs all of them.
 CLOUD = blob/azure blob/conformance blob/gcs blob/s3 group/etcd metrics
 PURE  = changelog docs docs/examples internal/extent internal/must internal/pickle internal/safetensors internal/size \
 	internal/wire meta shard storage/formats tensor tools/gotest tools/shape value
-PLAIN = $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD) $(PURE))
+PROGRAMS = cmd/cairn cmd/cairn/internal/bench cmd/cairn/internal/cli cmd/cairn/internal/demo \
+	examples/background examples/train interop python
+PLAIN = $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD) $(PURE) $(PROGRAMS))
 # The other packages, and those that compile without the clients of object storage.
 OTHER = $(filter-out $(PLAIN),$(shell $(GO) list ./...))
 LIGHT = $(filter-out $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD)),$(shell $(GO) list ./...))
@@ -68,11 +70,11 @@ test-torch: torch
 
 test-go:
 	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OTHER)
-	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OTHER)
 
 test-plain:
 	$(GO) vet $(PLAIN)
+	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	GO=$(GO) $(GO) run ./tools/gotest -- -vet=off -timeout $(TIMEOUT) $(PLAIN)
 
 race: ## run the tests of all packages with the race detector

@@ -52,7 +52,7 @@ const defaultBufferBytes = 1 << 30
 type ReadOptions struct {
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
 	// from the store. A rank may use 1 MiB even if the bound is lower. Bytes that
-	// are read directly into the state do not count. Zero: DefaultBufferBytes.
+	// are read directly into the state do not count. Zero: 1 GiB.
 	BufferBytes int64
 	// Parallel is the number of reads at the same time. Zero: the number of
 	// processors that Go uses, but at least 4, or 16 if the store is a blob.GapReader.

@@ -31,7 +31,7 @@ type WriteOptions struct {
 	FilesPerRank int
 	// BufferBytes bounds the host memory that a rank uses for bytes on their way
 	// to the store. A rank may use 512 KiB even if the bound is lower. Zero:
-	// DefaultBufferBytes.
+	// 1 GiB.
 	BufferBytes int64
 	// FailIfExists refuses to replace a checkpoint, including one that appears
 	// while this one is written.

@@ -10,7 +10,7 @@ import unittest.mock
 
 import cairn
 import cairn.torch
-from device import Case, noise
+from device import ENV, Case, noise
 
 LIMIT = 100
 
@@ -86,10 +86,11 @@ class Futures(Case):
 
     def test_the_end_of_the_process_waits_for_functions(self):
         script = (
-            "import cairn.torch, sys, time, torch\n"
+            "import cairn.torch, time, torch\n"
             "def late(f):\n    time.sleep(0.5)\n    print('called', f.result().step, flush=True)\n"
-            f"cairn.torch.async_save({{'x': torch.zeros(3)}}, {self.path()!r}, step=3).add_done_callback(late)\n")
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT)
+            f"handle = cairn.torch.async_save({{'x': torch.zeros(3)}}, {self.path()!r}, step=3)\n"
+            "handle.add_done_callback(late)\nhandle.result()\n")
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT, env=ENV)
         self.assertEqual((done.returncode, done.stdout), (0, "called 3\n"), done.stderr)
 
     def test_wait_and_as_completed(self):
