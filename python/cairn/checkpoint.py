@@ -228,10 +228,10 @@ def _allocate(kind: str, dtype: str, sizes: list[int],
 class Tensor:
     """A tensor of a checkpoint, with ``name``, ``dtype`` and ``shape``. An index or a method reads it.
 
-    >>> c = cairn.open("run/step-100")
-    >>> c["model.weight"]
+    >>> w = cairn.open("run/step-100")["model.weight"]
+    >>> w
     <model.weight: float32[4, 2]>
-    >>> c["model.weight"][1:3, :].tolist()       # reads exactly these elements; [:] reads all
+    >>> w[1:3, :].tolist()       # reads exactly these elements; [:] reads all
     [[2.0, 3.0], [4.0, 5.0]]
     """
 
