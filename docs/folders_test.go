@@ -63,7 +63,7 @@ func folderRows(t *testing.T) map[string]int {
 	return rows
 }
 
-// rowOf returns the row of a package: its own, or that of a folder around it.
+// rowOf returns the row of a package, or of the nearest folder around it that has one.
 func rowOf(rows map[string]int, pkg string) (int, bool) {
 	for ; ; pkg = path.Dir(pkg) {
 		if i, ok := rows[pkg]; ok {

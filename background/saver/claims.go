@@ -40,7 +40,7 @@ func (c *claims) add(n claim) error {
 	return nil
 }
 
-// addAll claims all intervals of a load, or returns an error.
+// addAll claims all intervals of a load. If one is in use, it claims no interval.
 func (c *claims) addAll(all []claim) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

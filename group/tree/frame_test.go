@@ -83,7 +83,7 @@ func FuzzNode(f *testing.F) {
 		m := &Memory{values: inproc.New(4), tags: make(map[id]int)}
 		n := New(0, 4, memoryEnd{m, 0}, Options{Arity: 2})
 		defer n.Close()
-		mine, theirs := Pipe(1)
+		mine, theirs := newPipe(1)
 		must.Do(t, n.Accept(1, mine))
 		called := make(chan error, 1)
 		if enter {

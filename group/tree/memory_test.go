@@ -52,7 +52,7 @@ func (e memoryEnd) Dial(_ context.Context, rank int) (Conn, error) {
 	if rank < 0 || rank >= len(e.m.nodes) {
 		return nil, fmt.Errorf("dial rank %d of %d: %w", rank, len(e.m.nodes), io.ErrClosedPipe)
 	}
-	a, b := Pipe(4)
+	a, b := newPipe(4)
 	if e.m.Wrap != nil {
 		a, b = e.m.Wrap(e.rank, rank, a, b)
 	}

@@ -28,8 +28,8 @@ func Get[T any](v T, err error) func(t TB) T {
 	}
 }
 
-// Value returns v. It panics with an error that is not nil, which ends the test: it is for
-// functions that have no test at hand, such as the functions of ranks.
+// Value returns v, and panics if err is not nil. It is for functions that have no test at
+// hand, such as the functions of ranks.
 func Value[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

@@ -147,7 +147,8 @@ def _round(n: int) -> int:
 def memory_file() -> int | None:
     """Returns a file in memory that can be sealed, or None on systems that have no such files.
 
-    Pythons that were built for an old C library lack os.memfd_create, as those of conda and uv do. The system has it.
+    A Python that was built for an old C library lacks os.memfd_create, even if the system has it. Conda and uv have
+    distributed such Pythons.
     """
     if sys.platform != "linux":
         return None
@@ -513,7 +514,7 @@ class Saver:
                 self._answer(None, from_message(body["error"]))
             return
         over = kind in ("saved", "uploaded", "loaded", "described", "failed")
-        # Before the reply is taken from those that wait: a body that cannot be read fails all of them.
+        # An error here fails all waiting replies, so this one must still be among them.
         error = from_message(body["error"]) if body.get("error") else None
         outcome = _REPORTS[kind](body.get("report") or {}) if kind in _REPORTS and error is None else body
         with self._lock:

@@ -28,7 +28,7 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
     that memoryviews lack, such as bfloat16, is bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
     """
-    _saver.address_of(path)  # of None and the like
+    _saver.address_of(path)  # raises for None and for paths that are not UTF-8
     return Checkpoint(os.fsdecode(path), framework, format, format_options)
 
 

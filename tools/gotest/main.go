@@ -128,9 +128,9 @@ func (r *report) receive(e event) {
 var noise = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
 
 // printPackage prints the result of a package: its last line, and the output of a package
-// that has failed. Tests that passed are left out, unless a failed test has no output: go
-// test takes the output of a test for that of another one if a server in the process prints
-// a line without an end.
+// that has failed. Tests that passed are left out, unless a failed test has no output: if a
+// server in the process prints a line without an end, go test assigns the lines that follow
+// to the wrong test.
 func (r *report) printPackage(result event) {
 	outputs := r.outputs[result.Package]
 	delete(r.outputs, result.Package)
