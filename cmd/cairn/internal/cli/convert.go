@@ -43,6 +43,7 @@ type conversionFlags struct {
 	maxShard                      sizeFlag
 	mesh                          string
 	dryRun, overwrite, dequantize bool
+	recipe                        recipeFlags
 	step                          int64
 	tags                          []string
 	// merge writes whole tensors and makes the source's format the default.
@@ -61,6 +62,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.Rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
 	fl.StringArrayVar(&f.DType, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
 	castFlag(cmd, &f.Cast)
+	f.recipe.add(cmd, "convert")
 	fl.IntVar(&f.shards, "shards", 0, "number of data files, `N`, of each rank")
 	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
 	fl.Var((*sizeFlag)(&f.Memory), "memory", "bound of the buffers")
@@ -154,6 +156,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	c, err := f.open(ctx, store, from)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
+	}
+	if c, err = f.recipe.open(cmd, store, c); err != nil {
+		return err
 	}
 	defer c.Close()
 	for _, note := range c.Storage().Notes {

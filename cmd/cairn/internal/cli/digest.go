@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -20,15 +21,17 @@ type digestList struct {
 
 func newDigestCmd() *cobra.Command {
 	var f nameFlags
+	var r recipeFlags
 	cmd := newCommand("digest", wantArgs(1, -1), completeNames(-1), func(cmd *cobra.Command, args []string) error {
-		return runDigest(cmd, args, &f)
+		return runDigest(cmd, r.context(cmd), args, &f)
 	})
 	f.add(cmd)
+	r.add(cmd, "read")
 	return cmd
 }
 
-func runDigest(cmd *cobra.Command, args []string, f *nameFlags) error {
-	return f.withEntries(cmd.Context(), args, func(c *cairn.Checkpoint, _ *meta.Metadata, entries []*meta.Entry) error {
+func runDigest(cmd *cobra.Command, ctx context.Context, args []string, f *nameFlags) error {
+	return f.withEntries(ctx, args, func(c *cairn.Checkpoint, _ *meta.Metadata, entries []*meta.Entry) error {
 		var total int64
 		for _, e := range entries {
 			total += e.NumBytes()
