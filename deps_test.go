@@ -97,7 +97,7 @@ var layers = []struct{ name, imports string }{
 	{"inspect", "meta plan storage tensor value"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
-	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
+	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
