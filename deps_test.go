@@ -82,19 +82,18 @@ var layers = []struct{ name, imports string }{
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 
-	{"transfer", "blob internal/crc32c internal/work storage storage/formats storage/publish"},
-
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
-	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
+	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
 	{"background/saver", "blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
 	{".", "blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
 
 	// What stands on it.
-	{"inspect", "meta plan storage tensor value"},
+	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage tensor value"},
