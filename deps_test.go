@@ -99,14 +99,14 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
 	{"blob/azure", "blob blob/cache blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/cache blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli"},
+	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli group/etcd"},
 	{"group/etcd", "group group/tcp"},
 	{"metrics", ". group/tcp protocol"},
 

@@ -75,8 +75,8 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, progress f
 	return byName, nil
 }
 
-// DigestsTogether is Digests by several ranks, which divide the entries by their bytes. All
-// ranks of g call it, with the same entries. Rank 0 returns the digests of all entries, and
+// DigestsTogether is Digests by several ranks, which divide the entries by their bytes. If g
+// is nil, this process is the only rank. All ranks of g call it, with the same entries. Rank 0 returns the digests of all entries, and
 // the other ranks return nil. planned and progress, if not nil, receive the bytes of this
 // rank only: planned all of them, before the first is read.
 func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []*meta.Entry, planned, progress func(bytes int64)) (map[string]Digest, error) {
@@ -87,6 +87,14 @@ func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []
 		if e.Tensor != nil {
 			fmt.Fprintln(h, e.Tensor.DType, e.Tensor.Shape)
 		}
+	}
+	if g == nil || g.Size() == 1 {
+		var all int64
+		for _, n := range sizes {
+			all += n
+		}
+		orIgnore(planned)(all)
+		return Digests(ctx, src, entries, progress)
 	}
 	err := group.Agree(ctx, g, "compare", h.Sum(nil), func([]byte) error {
 		return fmt.Errorf("%w: it sees other names, types or shapes than rank 0", plan.ErrMismatch)

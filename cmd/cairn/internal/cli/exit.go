@@ -133,6 +133,9 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	} else if ctx.Err() != nil {
 		f = failure{Error: "interrupted", Kind: "interrupted", Code: exitInterrupted}
 	}
+	if _, silent := errors.AsType[*silentError](err); silent {
+		return f.Code
+	}
 	// An error that cannot be printed still has its code.
 	if o.json {
 		_ = o.encode(o.err, f)
