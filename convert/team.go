@@ -11,7 +11,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/internal/work"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -53,7 +52,7 @@ func (r *run) meet(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	err = group.Agree(ctx, r.group, "compare", mine, func([]byte) error {
-		return fmt.Errorf("%w: it plans another conversion than rank 0: it sees other files in the source, or has other options, or another version of cairn", plan.ErrMismatch)
+		return fmt.Errorf("%w: it plans another conversion than rank 0: it sees other files in the source, or has other options, or another version of cairn", group.ErrDiffers)
 	})
 	if err != nil {
 		return nil, err
@@ -116,7 +115,7 @@ func (j *journal) see(ctx context.Context) error {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", plan.ErrMismatch, j.store)
+			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", group.ErrDiffers, j.store)
 		}
 		select {
 		case <-ctx.Done():
@@ -167,7 +166,7 @@ func (r *run) divide(ctx context.Context) error {
 		return err
 	}
 	if err := group.Agree(ctx, r.group, "divide", d.digest(), func([]byte) error {
-		return fmt.Errorf("%w: it would write other files than rank 0", plan.ErrMismatch)
+		return fmt.Errorf("%w: it would write other files than rank 0", group.ErrDiffers)
 	}); err != nil {
 		return err
 	}

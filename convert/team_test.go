@@ -258,8 +258,8 @@ func TestRanksSeeTheSame(t *testing.T) {
 			}
 			_, errs := asJob(t, 3, c.src, convert.Options{}, c.to)
 			for r, err := range errs {
-				if !slices.Equal(group.Ranks(err), []int{c.rank}) || !errors.Is(err, plan.ErrMismatch) {
-					t.Errorf("rank %d: %v; want ErrMismatch on rank %d", r, err, c.rank)
+				if !slices.Equal(group.Ranks(err), []int{c.rank}) || !errors.Is(err, group.ErrDiffers) {
+					t.Errorf("rank %d: %v; want ErrDiffers on rank %d", r, err, c.rank)
 				}
 			}
 		})

@@ -17,7 +17,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -97,7 +96,7 @@ func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []
 		return Digests(ctx, src, entries, progress)
 	}
 	err := group.Agree(ctx, g, "compare", h.Sum(nil), func([]byte) error {
-		return fmt.Errorf("%w: it sees other names, types or shapes than rank 0", plan.ErrMismatch)
+		return fmt.Errorf("%w: it sees other names, types or shapes than rank 0", group.ErrDiffers)
 	})
 	if err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/work"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -79,7 +78,7 @@ func (v *RankVerify) divide(parts bool) (mine map[string]bool, bytes int64) {
 	return mine, bytes
 }
 
-// SameCheckpoint returns an error that wraps plan.ErrMismatch, and names the ranks that see
+// SameCheckpoint returns an error that wraps group.ErrDiffers, and names the ranks that see
 // another checkpoint than rank 0. All ranks of g call it.
 func SameCheckpoint(ctx context.Context, g group.Group, c storage.Checkpoint) error {
 	h := sha256.New()
@@ -88,6 +87,6 @@ func SameCheckpoint(ctx context.Context, g group.Group, c storage.Checkpoint) er
 		fmt.Fprintf(h, "%q %d %d\n", f.Name, f.Size, f.CRC32C)
 	}
 	return group.Agree(ctx, g, "compare", h.Sum(nil), func([]byte) error {
-		return fmt.Errorf("%w: it sees another checkpoint than rank 0", plan.ErrMismatch)
+		return fmt.Errorf("%w: it sees another checkpoint than rank 0", group.ErrDiffers)
 	})
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -140,7 +139,7 @@ func TestRanksVerifyTheSame(t *testing.T) {
 		}
 		return err
 	})
-	if !errors.Is(err, plan.ErrMismatch) {
-		t.Errorf("Verify = %v; want ErrMismatch", err)
+	if !errors.Is(err, group.ErrDiffers) {
+		t.Errorf("Verify = %v; want ErrDiffers", err)
 	}
 }

@@ -23,7 +23,7 @@ func (j *job) together(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	err := group.Agree(ctx, g, "compare", j.digest(), func([]byte) error {
-		return fmt.Errorf("%w: it sees other files in %s than rank 0", plan.ErrMismatch, j.src)
+		return fmt.Errorf("%w: it sees other files in %s than rank 0", group.ErrDiffers, j.src)
 	})
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (j *job) seeLock(ctx context.Context) error {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", plan.ErrMismatch, j.dst)
+			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", group.ErrDiffers, j.dst)
 		}
 		select {
 		case <-ctx.Done():

@@ -16,7 +16,6 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -161,8 +160,8 @@ func TestRanksSeeTheSame(t *testing.T) {
 	} {
 		_, errs := asJob(t, 3, c[0], c[1], Options{})
 		for r, err := range errs {
-			if !slices.Equal(group.Ranks(err), []int{1}) || !errors.Is(err, plan.ErrMismatch) {
-				t.Errorf("%s: rank %d: %v; want ErrMismatch on rank 1", claim, r, err)
+			if !slices.Equal(group.Ranks(err), []int{1}) || !errors.Is(err, group.ErrDiffers) {
+				t.Errorf("%s: rank %d: %v; want ErrDiffers on rank 1", claim, r, err)
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -63,7 +64,7 @@ var exits = []exit{
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
-		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast},
+		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast, group.ErrDiffers},
 	},
 	{
 		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', for which 1 means differences.",

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
@@ -121,7 +120,7 @@ func sameArguments(cmd *cobra.Command, args []string, g group.Group) error {
 	})
 	mine := strings.Join(line, " ")
 	return group.Agree(cmd.Context(), g, "compare", []byte(mine), func(zero []byte) error {
-		return fmt.Errorf("%w: it was started as '%s', and rank 0 as '%s'", cairn.ErrMismatch, mine, zero)
+		return fmt.Errorf("%w: it was started as '%s', and rank 0 as '%s'", group.ErrDiffers, mine, zero)
 	})
 }
 
