@@ -106,8 +106,8 @@ var layers = []struct{ name, imports string }{
 	{"blob/azure", "blob blob/cache blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/cache blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli group/etcd"},
 	{"group/etcd", "group group/tcp"},
+	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli group/etcd"},
 	{"metrics", ". group/tcp protocol"},
 
 	// Documentation that runs and tests against PyTorch. But for two programs they are

@@ -51,7 +51,9 @@ func TestScripts(t *testing.T) {
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			files, err := filepath.Abs(filepath.Join("..", "..", "storage", "torchfile", "testdata"))
 			e.Setenv("TORCHFILES", files)
-			return err
+			docs, docsErr := filepath.Abs(filepath.Join("..", "..", "docs"))
+			e.Setenv("DOCS", docs)
+			return errors.Join(err, docsErr)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,
