@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -273,7 +274,14 @@ func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPla
 // nil, receives the bytes that were read since its last call; they add up to
 // TotalBytes.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	rep, err := c.c.Verify(ctx, progress)
+	return c.VerifyTogether(ctx, nil, nil, progress)
+}
+
+// VerifyTogether is Verify by several ranks, each of which reads a part of the files. All
+// ranks of g call it, and all of them return the same report. planned and progress, if not
+// nil, receive the bytes of this rank only: planned all of them, before the first is read.
+func (c *Checkpoint) VerifyTogether(ctx context.Context, g group.Group, planned, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := protocol.Verify(ctx, protocol.RankVerify{Group: g, Checkpoint: c.c, Planned: planned, Progress: progress})
 	if err == nil && len(rep.Problems) > 0 {
 		p, name := rep.Problems[0], ""
 		if p.FQN != "" {

@@ -87,33 +87,32 @@ var layers = []struct{ name, imports string }{
 	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 	{"storage/view", "blob meta plan recipe recipe/remap storage tensor"},
 
-	{"transfer", "blob internal/crc32c internal/work storage storage/formats storage/publish"},
-
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
-	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
+	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
 	{"background/saver", "blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
 	{".", "blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
 
 	// What stands on it.
-	{"inspect", "meta plan storage tensor value"},
+	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
-	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage storage/view tensor value"},
+	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe storage storage/formats storage/hf storage/native storage/publish storage/view tensor transfer value"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe storage storage/formats storage/hf storage/native storage/publish storage/view tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
 	{"blob/azure", "blob blob/cache blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/cache blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
+	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli group/etcd"},
 	{"metrics", ". group/tcp protocol"},
 
 	// Documentation that runs and tests against PyTorch. But for two programs they are

@@ -1,8 +1,11 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -41,6 +44,39 @@ type Checkpoint interface {
 	// bytes that were read since the last call.
 	Verify(ctx context.Context, progress func(bytes int64)) (*VerifyReport, error)
 	Close() error
+}
+
+// PartVerifier is a capability of checkpoints that several processes can verify together.
+type PartVerifier interface {
+	// VerifyPart is Verify of the files for which mine returns true, and of what they
+	// hold. rest is set in one of the processes, which also checks what is in no file; the
+	// first of Files must be one of its files. JoinReports of the reports of all processes
+	// is the report of Verify.
+	VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*VerifyReport, error)
+}
+
+// JoinReports returns the report of a checkpoint that was verified in parts.
+func JoinReports(parts []*VerifyReport) *VerifyReport {
+	out := &VerifyReport{Problems: []VerifyProblem{}}
+	for _, p := range parts {
+		out.Files += p.Files
+		out.Chunks += p.Chunks
+		out.Bytes += p.Bytes
+		out.Unsummed += p.Unsummed
+		out.Problems = append(out.Problems, p.Problems...)
+		if out.Notes == nil {
+			out.Notes = p.Notes
+		}
+	}
+	SortProblems(out.Problems)
+	return out
+}
+
+// SortProblems sorts problems by file, name and text.
+func SortProblems(all []VerifyProblem) {
+	slices.SortFunc(all, func(a, b VerifyProblem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
+	})
 }
 
 // defaultBufferBytes is the host memory that a rank uses for bytes on their way to
