@@ -74,7 +74,7 @@ func TestJobsInS3(t *testing.T) {
 	}
 }
 
-// If a rank of a job fails, its files and the files of the other ranks do not stay in S3.
+// A job whose plan fails on all ranks leaves nothing in S3.
 func TestFailedJobInS3(t *testing.T) {
 	program := buildCairn(t)
 	src := filepath.Join(t.TempDir(), "src")
