@@ -30,6 +30,8 @@ const (
 	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
+	// TorchRanked is torch_checkpointing of PyTorch. It is only read.
+	TorchRanked = "torch_checkpointing"
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -61,15 +63,17 @@ var list = []struct {
 	name    string
 	whole   bool // it holds whole tensors of one rank only
 	records bool // it records the step and the tags
+	reads   bool // it is only read
 	make    func(o *Options) storage.Format
 }{
-	{Native, false, true, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
-	{TorchDCP, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
-	{HF, true, true, func(o *Options) storage.Format {
+	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{TorchDCP, false, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{HF, true, true, false, func(o *Options) storage.Format {
 		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
 	}},
-	{Torch, true, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
-	{Hyper, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
+	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
 }
 
 // number returns the number of a format in list, or -1.
@@ -82,6 +86,11 @@ func Names() []string {
 		out[i] = f.name
 	}
 	return out
+}
+
+// Written returns the names of the formats that are written.
+func Written() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].reads })
 }
 
 // ByName returns the format of that name. The error wraps ErrUnknown if there is

@@ -254,7 +254,8 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 	if err != nil {
 		return nil, err
 	}
-	files, lost, err := openFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
+	names := slices.Compact(slices.Sorted(maps.Values(idx.WeightMap)))
+	files, lost, err := openFiles(ctx, names, func(ctx context.Context, name string) (*file, error) { return openFile(ctx, store, name) })
 	if err != nil {
 		return nil, err
 	}
@@ -273,10 +274,10 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 
 // openFiles opens files, in parallel. It returns the files that can be read, in the
 // order of the names, and the files that are missing or damaged.
-func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.LostFiles, error) {
+func openFiles(ctx context.Context, names []string, open func(ctx context.Context, name string) (*file, error)) ([]*file, reading.LostFiles, error) {
 	out, bad := make([]*file, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
-		f, err := openFile(ctx, store, names[i])
+		f, err := open(ctx, names[i])
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			bad[i] = reading.Damaged(names[i], "the file is missing")
