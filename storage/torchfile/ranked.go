@@ -246,7 +246,7 @@ func openKind(ctx context.Context, store blob.Store, name, kind string) (*file, 
 	if err != nil {
 		return nil, err
 	}
-	f := &file{name, int64(len(data)), &torchsave.File{Root: data, PickleEnd: int64(len(data)), Unsummed: int64(len(data))}}
+	f := &file{name: name, size: int64(len(data)), File: &torchsave.File{Root: data, PickleEnd: int64(len(data)), Unsummed: int64(len(data))}}
 	switch kind {
 	case kindJSON:
 		if f.Root, err = decodeJSON(data); err != nil {
@@ -283,7 +283,7 @@ func openTensors(ctx context.Context, store blob.Store, name string) (*file, err
 			DType: d, Shape: e.Shape, Strides: tensor.RowMajor(e.Shape), Offset: h.Size + e.Begin, End: h.Size + e.End, StorageKey: e.Name,
 		}
 	}
-	return &file{name, r.Size(), &torchsave.File{Root: root, Unsummed: r.Size() - h.Size}}, nil
+	return &file{name: name, size: r.Size(), File: &torchsave.File{Root: root, Unsummed: r.Size() - h.Size}}, nil
 }
 
 // decodeJSON decodes JSON into the types of package value.

@@ -65,7 +65,7 @@ type chunk struct {
 
 // location is a tensor of a file.
 type location struct {
-	file string
+	file *file
 	*torchsave.Tensor
 }
 
@@ -156,14 +156,14 @@ func (b *builder) sharded(fqn string, s *sharded) *meta.Tensor {
 	first := s.chunks[0].Tensor
 	out := &meta.Tensor{Properties: meta.Properties{DType: first.DType, RequiresGrad: first.RequiresGrad}, Shape: s.shape}
 	for _, c := range s.chunks {
-		b.where[fqn] = append(b.where[fqn], location{c.file.name, c.Tensor})
+		b.where[fqn] = append(b.where[fqn], location{c.file, c.Tensor})
 		id := [2]string{c.file.name, c.StorageKey}
 		if of := b.sharers[id]; len(of) == 0 || of[len(of)-1] != fqn {
 			b.sharers[id] = append(of, fqn)
 		}
 		out.Chunks = append(out.Chunks, c.box)
 		out.Locs = append(out.Locs, meta.Location{
-			File: c.file.name, Offset: c.Offset, Length: c.Span(), Detail: &meta.Detail{Key: viewKey(c.Tensor)},
+			File: c.file.name, Offset: c.file.offset + c.Offset, Length: c.Span(), Detail: &meta.Detail{Key: viewKey(c.Tensor)},
 		})
 	}
 	return out
@@ -196,7 +196,7 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
-	out.Loc = meta.Location{File: f.name, Offset: f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
+	out.Loc = meta.Location{File: f.name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
@@ -222,7 +222,7 @@ func (b *builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place,
 	if i >= len(at) {
 		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
-	return reading.Place{Region: RegionOf(at[i].file, 0, at[i].Tensor)}, nil
+	return reading.Place{Region: RegionOf(at[i].file.name, at[i].file.offset, at[i].Tensor)}, nil
 }
 
 // RegionOf returns the region of t in the file with that name. The file of torch.save
