@@ -129,7 +129,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return err
 	}
-	from, err := formats.Detect(ctx, store)
+	store, from, err := formats.Locate(ctx, store)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
