@@ -54,7 +54,7 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 		return store, "", err
 	}
 	if format, err = Detect(ctx, at); err != nil {
-		return store, "", fmt.Errorf("%s names this folder: %w", name, err)
+		return store, "", fmt.Errorf("%s names %s: %w", name, at, err)
 	}
 	return at, format, nil
 }
