@@ -45,32 +45,13 @@ func asDTensor(v any) *dtensor {
 	return d
 }
 
-// attributes returns the attributes of an object, or of the state of an object. A state
-// with slots is a tuple of both.
+// attributes returns the attributes of an object, or of the state of one.
 func attributes(v any) map[string]any {
-	if o, ok := v.(*value.Object); ok {
-		v = o.State
-	}
-	out := map[string]any{}
-	parts, ok := v.(value.Tuple)
+	o, ok := v.(*value.Object)
 	if !ok {
-		parts = value.Tuple{v}
+		o = &value.Object{State: v}
 	}
-	for _, p := range parts {
-		switch p := p.(type) {
-		case map[string]any:
-			for k, x := range p {
-				out[k] = x
-			}
-		case *value.Dict:
-			for _, pair := range p.Pairs {
-				if k, ok := pair.Key.(string); ok {
-					out[k] = pair.Value
-				}
-			}
-		}
-	}
-	return out
+	return o.Attributes()
 }
 
 // setShape sets the shape of the whole tensor: of its TensorMeta, or of the arguments
