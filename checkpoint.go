@@ -30,17 +30,19 @@ type Checkpoint struct {
 }
 
 // Open opens the checkpoint at the root of store, in any format of package
-// storage/formats. It reads the record and the end of the index of a native
+// storage/formats. If the root is the folder of a run with a file of its training program
+// that names the newest checkpoint, such as Megatron's latest_checkpointed_iteration.txt,
+// Open opens that checkpoint. It reads the record and the end of the index of a native
 // checkpoint, and all metadata of a checkpoint in any other format.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	if store == nil {
 		return nil, wrap("open", store, errNoStore)
 	}
-	c, err := formats.Open(ctx, store, nil)
+	c, at, err := formats.OpenLocated(ctx, store, nil)
 	if err != nil {
 		return nil, wrap("open", store, err)
 	}
-	return NewCheckpoint(store, c), nil
+	return NewCheckpoint(at, c), nil
 }
 
 // OpenPath is Open for an address: the path of a folder or of a single file, or a URL; see

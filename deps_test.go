@@ -80,7 +80,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/publish tensor value"},
-	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/publish storage/reading tensor value"},
+	{"storage/torchfile", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/publish storage/reading tensor value"},
 	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},

@@ -169,10 +169,11 @@ func (j *job) lockID() string {
 
 // plan lists the files of the source.
 func (j *job) plan(ctx context.Context) error {
-	format, err := formats.Detect(ctx, j.src)
+	src, format, err := formats.Locate(ctx, j.src)
 	if err != nil {
-		return publish.Explain(ctx, j.src, err)
+		return publish.Explain(ctx, src, err)
 	}
+	j.src = src
 	all, err := list(ctx, j.src) // before the checkpoint is opened, so that a later change is noticed
 	if err != nil {
 		return err

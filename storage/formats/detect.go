@@ -39,6 +39,7 @@ var rules = []struct {
 	{Hyper, hyper.Recognize, false},
 	{TorchDCP, torchdcp.Recognize, true},
 	{Hyper, hyper.Recognize, true},
+	{TorchRanked, torchfile.RecognizeRanked, false},
 	{HF, hf.Recognize, false},
 	{HF, hf.Recognize, true},
 	{Torch, torchfile.Recognize, false},
@@ -219,6 +220,12 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			describes, holds := r.recognize(name)
 			return describes && !r.data || holds && r.data
 		})
+		if found && r.format == TorchRanked { // other programs have such files, too
+			var err error
+			if found, err = torchfile.IsRanked(ctx, store, names); err != nil {
+				return "", err
+			}
+		}
 		if found {
 			return r.format, nil
 		}
@@ -230,6 +237,9 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 	}
 	if len(names) == 1 {
 		return byContent(ctx, store, names[0])
+	}
+	if ok, err := torchfile.IsRanked(ctx, store, names); ok || err != nil {
+		return TorchRanked, err
 	}
 	if slices.ContainsFunc(names, isTorchFile) {
 		if _, err := torchfile.Find(ctx, store); err != nil {

@@ -30,6 +30,8 @@ const (
 	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
+	// TorchRanked is torch_checkpointing of PyTorch. It is only read.
+	TorchRanked = "torch_checkpointing"
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -61,15 +63,17 @@ var list = []struct {
 	name    string
 	whole   bool // it holds whole tensors of one rank only
 	records bool // it records the step and the tags
+	reads   bool // it is only read
 	make    func(o *Options) storage.Format
 }{
-	{Native, false, true, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
-	{TorchDCP, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
-	{HF, true, true, func(o *Options) storage.Format {
+	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{TorchDCP, false, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{HF, true, true, false, func(o *Options) storage.Format {
 		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
 	}},
-	{Torch, true, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
-	{Hyper, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
+	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
 }
 
 // number returns the number of a format in list, or -1.
@@ -84,6 +88,11 @@ func Names() []string {
 	return out
 }
 
+// Written returns the names of the formats that are written.
+func Written() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].reads })
+}
+
 // ByName returns the format of that name. The error wraps ErrUnknown if there is
 // no such format.
 func ByName(name string, o *Options) (storage.Format, error) {
@@ -96,33 +105,40 @@ func ByName(name string, o *Options) (storage.Format, error) {
 	return nil, fmt.Errorf("%w %q; known are %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
-// Open detects the format of the checkpoint at the root of store and opens it.
-// The error wraps storage.ErrNotFound if the store holds no checkpoint of any
+// Open detects the format of the checkpoint at the root of store, or in the folder that
+// Locate finds, and opens it. The error wraps storage.ErrNotFound if the store holds no checkpoint of any
 // format, storage.ErrIncomplete if it holds only a part of one, and storage.ErrUnderWay
 // if a living process is about to write one.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	c, err := open(ctx, store, o)
-	if err != nil {
-		return nil, publish.Explain(ctx, store, err)
-	}
-	return c, nil
+	c, _, err := OpenLocated(ctx, store, o)
+	return c, err
 }
 
-func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+// OpenLocated is Open, and also returns the store whose root holds the checkpoint.
+func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
+	c, at, err := open(ctx, store, o)
+	if err != nil {
+		return nil, nil, publish.Explain(ctx, at, err)
+	}
+	return c, at, nil
+}
+
+func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
 	c, err := native.Format{}.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
-		return c, err
+		return c, store, err
 	}
-	name, err := Detect(ctx, store)
+	at, name, err := Locate(ctx, store)
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
 	f, err := ByName(name, o)
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
-	return f.Open(ctx, store)
+	c, err = f.Open(ctx, at)
+	return c, at, err
 }
 
 // Records reports whether checkpoints of the named format record their step and

@@ -37,9 +37,9 @@ type builder struct {
 	entries []meta.Entry
 	files   []storage.File
 	opened  map[string]*file
-	// where is the place of each tensor, and values are the values that are not
-	// inline, both by name.
-	where  map[string]location
+	// where are the places of the chunks of each tensor, and values are the values that
+	// are not inline, both by name.
+	where  map[string][]location
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
@@ -50,9 +50,22 @@ type builder struct {
 	sharers map[[2]string][]string
 }
 
+// sharded is a tensor in chunks of one dtype, which several files may hold.
+type sharded struct {
+	shape  []int64
+	chunks []chunk // at least one
+}
+
+// chunk is a box of a sharded tensor: a tensor in a file.
+type chunk struct {
+	box  tensor.Box
+	file *file
+	*torchsave.Tensor
+}
+
 // location is a tensor of a file.
 type location struct {
-	file string
+	file *file
 	*torchsave.Tensor
 }
 
@@ -64,7 +77,7 @@ type encodedValue struct {
 
 func newBuilder(store blob.Store) *builder {
 	return &builder{
-		store: store, again: maxAgain, opened: map[string]*file{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		store: store, again: maxAgain, opened: map[string]*file{}, where: map[string][]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
@@ -72,33 +85,48 @@ func newBuilder(store blob.Store) *builder {
 // add adds the content of a file: its leaves, and the tensors inside of leaves that
 // are values.
 func (b *builder) add(f *file) error {
-	leaves, err := flatten(f.Root)
+	leaves, err := flatten(nil, f)
 	if err != nil {
-		return fmt.Errorf("%s: %w", f.name, err)
+		return err
 	}
+	b.addFile(f)
+	return b.addLeaves(b.names.give(f.name, leaves))
+}
+
+// addFile adds a file to the files of the source.
+func (b *builder) addFile(f *file) {
 	b.opened[f.name] = f
 	b.files = append(b.files, storage.File{Name: f.name, Size: f.size, Unsummed: true})
-	named := b.names.give(f.name, leaves)
+}
+
+// addLeaves adds leaves, and the tensors inside of leaves that are values.
+func (b *builder) addLeaves(named []namedLeaf) error {
+	var values []namedLeaf
 	for _, l := range named {
-		if t, ok := l.value.(*torchsave.Tensor); ok {
-			b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: b.tensor(l.fqn, f, t)})
+		var t *meta.Tensor
+		switch v := l.value.(type) {
+		case *torchsave.Tensor:
+			t = b.tensor(l.fqn, l.file, v)
+		case *sharded:
+			t = b.sharded(l.fqn, v)
+		default:
+			values = append(values, l)
+			continue
 		}
+		b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: t})
 	}
 	var in namedLeaf // the value whose tensors are being replaced
 	inside := value.Replacer{Again: b.again, With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
-		return value.Ref{FQN: b.inside(f, in, at, t)}, nil
+		return value.Ref{FQN: b.inside(in, at, t)}, nil
 	})}
-	for _, in = range named {
-		if _, ok := in.value.(*torchsave.Tensor); ok {
-			continue
-		}
+	for _, in = range values {
 		v, err := inside.Replace(in.value)
 		if err != nil {
-			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", in.file.name, in.fqn, err)
 		}
 		e := meta.Entry{FQN: in.fqn, Path: in.path}
-		if e.Bytes, err = b.value(in.fqn, f, v); err != nil {
-			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
+		if e.Bytes, err = b.value(in.fqn, in.file, v); err != nil {
+			return fmt.Errorf("%s: %q: %w", in.file.name, in.fqn, err)
 		}
 		b.entries = append(b.entries, e)
 	}
@@ -108,27 +136,37 @@ func (b *builder) add(f *file) error {
 
 // inside adds a tensor that is inside of a value and returns its name: the name of
 // the value and the steps to the tensor.
-func (b *builder) inside(f *file, in namedLeaf, at []string, t *torchsave.Tensor) string {
+func (b *builder) inside(in namedLeaf, at []string, t *torchsave.Tensor) string {
 	path := slices.Clone(in.path)
 	for _, s := range at {
 		path = append(path, meta.Key(s))
 	}
 	fqn := b.names.unused(strings.Join(append([]string{in.fqn}, at...), "."))
-	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, f, t)})
+	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, in.file, t)})
 	return fqn
 }
 
+// tensor adds a tensor that is whole in one file.
 func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor {
-	b.where[fqn] = location{f.name, t}
-	id := [2]string{f.name, t.StorageKey}
-	b.sharers[id] = append(b.sharers[id], fqn)
-	return &meta.Tensor{
-		Properties: meta.Properties{DType: t.DType, RequiresGrad: t.RequiresGrad}, Shape: t.Shape,
-		Chunks: []tensor.Box{tensor.Whole(t.Shape)},
-		Locs: []meta.Location{{
-			File: f.name, Offset: t.Offset, Length: t.Span(), Detail: &meta.Detail{Key: viewKey(t)},
-		}},
+	return b.sharded(fqn, &sharded{shape: t.Shape, chunks: []chunk{{tensor.Whole(t.Shape), f, t}}})
+}
+
+// sharded adds a tensor in chunks.
+func (b *builder) sharded(fqn string, s *sharded) *meta.Tensor {
+	first := s.chunks[0].Tensor
+	out := &meta.Tensor{Properties: meta.Properties{DType: first.DType, RequiresGrad: first.RequiresGrad}, Shape: s.shape}
+	for _, c := range s.chunks {
+		b.where[fqn] = append(b.where[fqn], location{c.file, c.Tensor})
+		id := [2]string{c.file.name, c.StorageKey}
+		if of := b.sharers[id]; len(of) == 0 || of[len(of)-1] != fqn {
+			b.sharers[id] = append(of, fqn)
+		}
+		out.Chunks = append(out.Chunks, c.box)
+		out.Locs = append(out.Locs, meta.Location{
+			File: c.file.name, Offset: c.file.offset + c.Offset, Length: c.Span(), Detail: &meta.Detail{Key: viewKey(c.Tensor)},
+		})
 	}
+	return out
 }
 
 // viewKey returns the key of a tensor's storage and, if its elements are not
@@ -158,7 +196,7 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
-	out.Loc = meta.Location{File: f.name, Offset: f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
+	out.Loc = meta.Location{File: f.name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
@@ -179,12 +217,12 @@ func (b *builder) source(version string) *reading.Source {
 }
 
 // chunk is reading.Source.Place.
-func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Place, error) {
-	t, ok := b.where[e.FQN]
-	if !ok {
-		return reading.Place{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
+func (b *builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
+	at := b.where[e.FQN]
+	if i >= len(at) {
+		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
-	return reading.Place{Region: RegionOf(t.file, 0, t.Tensor)}, nil
+	return reading.Place{Region: RegionOf(at[i].file.name, at[i].file.offset, at[i].Tensor)}, nil
 }
 
 // RegionOf returns the region of t in the file with that name. The file of torch.save
@@ -252,33 +290,44 @@ const maxLeaves = 1 << 22
 // leaf is one value of a file, with its path.
 type leaf struct {
 	path  meta.Path
-	value any
+	value any // a *torchsave.Tensor, a *sharded, or a value that is no tensor
+	file  *file
 }
 
-// flatten opens the dicts and lists of a value, as PyTorch does before it saves a
-// checkpoint. A dict whose keys are strings and integers is opened, unless it is
+// flatten opens the dicts and lists of the value of a file, as PyTorch does before it
+// saves a checkpoint. If at is not empty, it is the path of the root. A dict whose keys are strings and integers is opened, unless it is
 // empty: an empty dict is a leaf, because a program that loads the state may want it,
 // as optimizers without state do. A list is opened only if a tensor or such a dict is
 // somewhere inside. All other values are leaves. Leaves are in a fixed order. A root
-// that is a tuple counts as a list, so that its tensors have names.
-func flatten(root any) ([]leaf, error) {
-	f := &flattener{holds: map[any]bool{}}
-	if pairs, ok := asDict(root); ok {
-		err := f.dict(nil, pairs)
-		return f.out, err
+// that is a tuple counts as a list if at is empty, so that its tensors have names.
+func flatten(at meta.Path, from *file) ([]leaf, error) {
+	f := &flattener{file: from, holds: map[any]bool{}}
+	root := from.Root
+	pairs, ok := asDict(root)
+	var err error
+	switch {
+	case len(at) > 0:
+		err = f.visit(at, root)
+	case ok:
+		err = f.dict(nil, pairs)
+	default:
+		name := rootValue
+		switch t := root.(type) {
+		case *torchsave.Tensor:
+			name = rootTensor
+		case value.Tuple:
+			root = []any(t) // several states in one file
+		}
+		err = f.visit(meta.Path{meta.Key(name)}, root)
 	}
-	name := rootValue
-	switch t := root.(type) {
-	case *torchsave.Tensor:
-		name = rootTensor
-	case value.Tuple:
-		root = []any(t) // several states in one file
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from.name, err)
 	}
-	err := f.visit(meta.Path{meta.Key(name)}, root)
-	return f.out, err
+	return f.out, nil
 }
 
 type flattener struct {
+	file  *file
 	out   []leaf
 	nodes int
 	holds map[any]bool // whether a list is opened, by the address of its first element
@@ -302,7 +351,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 		}
 		return nil
 	}
-	f.out = append(f.out, leaf{at, v})
+	f.out = append(f.out, leaf{at, v, f.file})
 	return nil
 }
 

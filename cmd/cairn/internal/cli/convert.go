@@ -82,7 +82,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
 	hideDefault(fl, "step")
-	completeFlag(cmd, choices(formats.Names()...), "to")
+	completeFlag(cmd, choices(formats.Written()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")
 	completeFlag(cmd, completeFlagNames, "select", "exclude")
 	return cmd
@@ -138,7 +138,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 	if err != nil {
 		return err
 	}
-	from, err := formats.Detect(ctx, store)
+	store, from, err := formats.Locate(ctx, store)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
