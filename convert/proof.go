@@ -2,18 +2,23 @@ package convert
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
-	"hash"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/zeebo/blake3"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/view"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // proof is what a conversion through a recipe collects to show that its result is right:
@@ -88,7 +93,7 @@ type provenStream struct {
 	index meta.Index
 	size  int64
 	at    int64 // the bytes that the digest has
-	hash  hash.Hash
+	hash  *blake3.Hasher
 }
 
 // stream returns a stream that also computes the digest.
@@ -96,7 +101,7 @@ func (p *proof) stream(s plan.Stream, it *plan.WriteItem) plan.Stream {
 	if p == nil {
 		return s
 	}
-	return &provenStream{Stream: s, proof: p, index: it.Index(), size: it.NumBytes(), hash: sha256.New()}
+	return &provenStream{Stream: s, proof: p, index: it.Index(), size: it.NumBytes(), hash: blake3.New()}
 }
 
 // ReadAt implements plan.Stream. Writers read from front to back; one that begins again
@@ -129,7 +134,9 @@ type ItemDigest struct {
 	Name string `json:"name"`
 	// Offset is the position of a chunk. Nil: the whole tensor.
 	Offset []int64 `json:"offset,omitempty"`
-	SHA256 string  `json:"sha256"`
+	// BLAKE3 is the digest of the contiguous little-endian bytes, the last dimension
+	// fastest, in hexadecimal.
+	BLAKE3 string `json:"blake3"`
 }
 
 // report returns the digests of all items. Tensors under several names are written once,
@@ -163,7 +170,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 			if e == nil || e.src.Tensor == nil || it.Digest == nil {
 				continue
 			}
-			d := ItemDigest{Name: it.Index.FQN, SHA256: hex.EncodeToString(it.Digest)}
+			d := ItemDigest{Name: it.Index.FQN, BLAKE3: hex.EncodeToString(it.Digest)}
 			if len(e.boxes) > max(1, e.copies) {
 				d.Offset = it.Index.Offset
 			}
@@ -191,6 +198,61 @@ func (r *run) check(ctx context.Context) error {
 		if err := v.Check(ctx); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// checkPiece is the size of the parts that CheckDigests reads.
+const checkPiece = 8 << 20
+
+// CheckDigests reads the tensors of c and compares them with their digests. The error wraps
+// storage.ErrCorrupt if one differs or is missing. progress, if not nil, receives the
+// bytes that were read since its last call, from several goroutines at once.
+func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDigest, progress func(bytes int64)) error {
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return err
+	}
+	s := &source{src: c, md: md, opts: storage.ReadOptions{BufferBytes: 2 * checkPiece, Parallel: 2}, slots: semaphore.NewWeighted(1 << 20)}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for _, d := range digests {
+		e, ok := md.Find(d.Name)
+		if !ok || e.Tensor == nil {
+			return fmt.Errorf("%w: the manifest has %q, the checkpoint does not", storage.ErrCorrupt, d.Name)
+		}
+		box := tensor.Whole(e.Tensor.Shape)
+		if d.Offset != nil {
+			i, ok := e.Tensor.FindChunk(d.Offset, 0)
+			if !ok {
+				return fmt.Errorf("%w: %q has no chunk at %v, the manifest has", storage.ErrCorrupt, d.Name, d.Offset)
+			}
+			box = e.Tensor.Chunks[i]
+		}
+		g.Go(func() error { return plan.Named(d.Name, s.checkDigest(ctx, e, box, d.BLAKE3, progress)) })
+	}
+	return g.Wait()
+}
+
+// checkDigest compares a box of a tensor with its digest.
+func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box, want string, progress func(int64)) error {
+	entry := newEntry(e, &plan.Info{FQN: e.FQN, Properties: e.Tensor.Properties, Shape: e.Tensor.Shape})
+	c := newContent(s, &entry, box)
+	h := blake3.New()
+	buf := make([]byte, min(checkPiece, c.size))
+	for off := int64(0); off < c.size; {
+		p := buf[:min(int64(len(buf)), c.size-off)]
+		if err := c.fill(ctx, p, off); err != nil {
+			return err
+		}
+		h.Write(p)
+		off += int64(len(p))
+		if progress != nil {
+			progress(int64(len(p)))
+		}
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+		return fmt.Errorf("%w: its digest is %s, the manifest has %s", storage.ErrCorrupt, got, want)
 	}
 	return nil
 }

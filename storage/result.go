@@ -43,7 +43,7 @@ type WriteResult struct {
 	// Loc is where the bytes are. What a writer adds by SetStorageData reaches Finish,
 	// and the reader finds it in the metadata.
 	Loc meta.Location
-	// Digest identifies the content of a tensor, if a caller has computed it: the SHA-256 of
+	// Digest identifies the content of a tensor, if a caller has computed it: a hash of
 	// its contiguous bytes. Nil: unknown. Writers do not use it.
 	Digest []byte
 }

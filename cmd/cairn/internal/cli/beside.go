@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
@@ -237,4 +239,32 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 		}
 	}
 	return nil
+}
+
+// maxManifest bounds the size of a manifest.
+const maxManifest = 1 << 30
+
+// verifyManifest compares a checkpoint with its manifest.
+func verifyManifest(cmd *cobra.Command, address string) error {
+	ctx := cmd.Context()
+	store, err := openStore(ctx, checkpointAddress(ctx, address))
+	if err != nil {
+		return err
+	}
+	text, err := blob.ReadAll(ctx, store, manifestName, maxManifest)
+	if err != nil {
+		return withHint(fmt.Errorf("%s: %w", address, err), "'cairn convert --recipe' writes a manifest")
+	}
+	var m manifest
+	if err := json.Unmarshal(text, &m); err != nil {
+		return fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, manifestName, err)
+	}
+	c, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return outputOf(cmd).withProgress("manifest", m.Bytes, func(moved func(int64)) error {
+		return convert.CheckDigests(ctx, c, m.Digests, moved)
+	})
 }
