@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "CorruptError", "ExistsError",
-    "GoneError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase",
-    "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError",
-    "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "convert", "latest",
-    "open",
+    "GoneError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError",
+    "Phase", "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError",
+    "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError",
+    "convert", "latest", "open",
 ]
 
 

@@ -19,9 +19,9 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: st
             overwrite: bool = False, **variables: Any) -> ConvertReport:
     """Writes a checkpoint again: in another format or, with a recipe, in the form of another framework.
 
-    >>> report = cairn.convert("run/step-100", "weights.safetensors", dtype="bfloat16")
+    >>> report = cairn.convert("run/step-100", "weights.pt", dtype="bfloat16")
     >>> report.tensors, report.format
-    (2, 'hf')
+    (2, 'torch')
 
     recipe is a name of ``cairn recipes``, such as "hf-to-titan/llama"; without the family ("hf-to-titan") if
     the configuration of the model names it; "auto"; or the path of a file. reverse uses it backwards. config

@@ -45,7 +45,7 @@ def name_of(recipe: str | os.PathLike[str]) -> str:
 
 
 def contents(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with what JSON has. A configuration of transformers may have dtypes and infinities too."""
+    """Returns a configuration without what JSON lacks: transformers may have dtypes and infinities in it."""
     try:
         text = json.dumps(dict(config), default=str)
     except (TypeError, ValueError) as e:  # keys that are tuples, or a dict that contains itself

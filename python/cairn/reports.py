@@ -16,8 +16,8 @@ from typing import Any
 __all__ = ["ConvertReport", "LoadReport", "Phase", "SaveReport", "Traffic", "UploadReport"]
 
 
-# Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the message lacks has its
-# default. Fields that a newer program adds are ignored.
+# Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the
+# message lacks has its default. Fields that a newer program adds are ignored.
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,9 @@ class OwnRecipe(Case):
     def test_open(self):
         (self.src / "config.json").write_text('{"rows": 4}')
         (self.folder / "config.json").write_text('{"rows": 4}')
-        for options in ({}, {"config": {"rows": 4}}, {"config": self.folder}, {"config": str(self.folder / "config.json")},
-                        {"variables": {"rows": 4}}, {"variables": {"rows": "4"}, "config": {"rows": 5}}):
+        for options in ({}, {"config": {"rows": 4}}, {"config": self.folder},
+                        {"config": str(self.folder / "config.json")}, {"variables": {"rows": 4}},
+                        {"variables": {"rows": "4"}, "config": {"rows": 5}}):
             with self.subTest(options=options):
                 c = self.open(self.src, recipe=self.recipe, **options)
                 self.assertEqual(c.shapes(), {"left.weight": (4, 3), "right.weight": (4, 3), "scale": (2,)})

@@ -27,10 +27,10 @@ from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True, rename: Rename = None,
-         format: str | None = None, format_options: dict[str, Any] | None = None, allow_pickle: bool = False,
-         cast: str = "in-range", alone: bool = False, recipe: str | os.PathLike[str] | None = None,
-         config: _recipe.Config = None, reverse: bool = False,
+def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
+         rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
+         allow_pickle: bool = False, cast: str = "in-range", alone: bool = False,
+         recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
          variables: Mapping[str, Any] | None = None) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
