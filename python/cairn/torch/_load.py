@@ -119,15 +119,12 @@ class _Load:
 
     def run(self, state: Mapping[Any, Any] | torch.nn.Module) -> LoadReport:
         """Loads the state."""
-        if not isinstance(state, torch.nn.Module):
-            return self._run(state)
-        weights = state.state_dict()
-        report = self._run(weights, whole=True)
-        state.load_state_dict(weights)
-        return report
+        if isinstance(state, torch.nn.Module):
+            return self._run(state.state_dict(), state)
+        return self._run(state)
 
-    def _run(self, state: Mapping[Any, Any], whole: bool = False) -> LoadReport:
-        """Loads a dict, which with whole is the state of one module."""
+    def _run(self, state: Mapping[Any, Any], module: torch.nn.Module | None = None) -> LoadReport:
+        """Loads a dict, which may be the state of a module."""
         check(state)
         if not state:
             warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
@@ -152,7 +149,7 @@ class _Load:
             names.distinct(wanted)
         if self.strict:
             self._check(owners, set(wanted.values()), there)
-            if whole and not callable(self.rename):
+            if module is not None and not callable(self.rename):
                 self._refuse_extra(there(""), set(wanted.values()), "the module")
         for leaf in leaves:
             held = parts(leaf)
@@ -182,10 +179,11 @@ class _Load:
             if k in owners:
                 if k in rest:
                     rest[k].add_to(v)
-                with torch.inference_mode(loading.inference or torch.is_inference_mode_enabled()):
-                    owners[k].load_state_dict(v)
+                loading.give(owners[k], v)
             elif v is not state[k]:
                 Leaf(str(k), None, v, state, k).replace(v)
+        if module is not None:
+            loading.give(module, state)
         lacks = set(report.missing)
         return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
 
@@ -309,6 +307,11 @@ class Loading:
         """Adds a value. take is called with it by the thread that calls run, after all tensors are filled."""
         self.wants.append({"name": name})
         self.targets.append(take)
+
+    def give(self, owner: Any, state: Mapping[Any, Any]) -> None:
+        """Gives an object the dict that was loaded for it."""
+        with torch.inference_mode(self.inference or torch.is_inference_mode_enabled()):
+            owner.load_state_dict(state)
 
     def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
             save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None) -> LoadReport:

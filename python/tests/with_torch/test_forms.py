@@ -127,6 +127,12 @@ class Forms(Case):
         self.check(model)
         self.assertEqual((report.missing, report.bytes), ((), sum(t.nbytes for t in self.hf.values())))
 
+    def test_a_module_made_for_inference(self):
+        with torch.inference_mode():
+            model = Titan().to(DEVICE)
+        cairn.torch.load(model, self.path(), recipe=RECIPE)
+        self.check(model)
+
     def test_the_ways_to_name_a_state(self):
         for state, rename in ((lambda m: m.state_dict(), None), (lambda m: {"model": m}, {"model.": ""}),
                               (lambda m: {"model": m.state_dict()}, {"model.": ""}),
