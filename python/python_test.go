@@ -17,6 +17,7 @@ import (
 
 	_ "github.com/cairn-ckpt/cairn/background/saver" // a result is not cached if the saver has changed
 	"github.com/cairn-ckpt/cairn/internal/must"
+	_ "github.com/cairn-ckpt/cairn/storage/view" // or recipes
 )
 
 // TestPackage runs python/tests with the program of this repository.

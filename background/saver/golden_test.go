@@ -95,6 +95,9 @@ var messages = map[string]any{
 	"piece":       pieceBody{Load: 3, Item: 0},
 	"piece-value": pieceBody{Load: 3, Item: 2, Codec: "json", Data: []byte(`100`)},
 	"describe":    describeBody{Load: 4, source: source{Store: "/checkpoints/step-100"}},
+	"describe-recipe": describeBody{Load: 5, source: source{Store: "/models/llama", Recipe: &Recipe{
+		Name: "hf-to-titan/llama", Config: map[string]any{"num_attention_heads": 32}, Set: map[string]any{"tied": false}, Check: true,
+	}}},
 	"described": describedBody{
 		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
 		Writer: "trainer 1.0", WorldSize: 4, Tags: map[string]string{"run": "12"}, Notes: []string{"the format has no checksums"}, Missing: []string{"model.b"},

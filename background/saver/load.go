@@ -2,6 +2,7 @@ package saver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -205,7 +206,10 @@ func (o *opened) CheckFiles(context.Context) error                 { return o.ch
 // checkpoint opens a checkpoint. A trainer divides a large load into several, so those
 // that are under way at the same time share one. Each calls done at its end.
 func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done func(), err error) {
-	key := src.Store + "\x00" + src.Format + "\x00" + string(src.FormatOptions)
+	key, err := src.key()
+	if err != nil {
+		return nil, nil, err
+	}
 	s.mu.Lock()
 	o := s.opened[key]
 	if o == nil {
@@ -239,10 +243,19 @@ func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done f
 	return o, done, nil
 }
 
+// key returns a text that is equal for equal sources.
+func (src *source) key() (string, error) {
+	text, err := json.Marshal(src)
+	return string(text), err
+}
+
 // open opens a checkpoint and describes it. It is closed again, but can be read.
 func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 		return formats.Open(ctx, store, nil)
+	}
+	if src.Recipe != nil && s.OpenAs == nil {
+		return nil, nil, fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
 	}
 	if src.Format != "" {
 		f, err := decodeFormat(src.Format, src.FormatOptions)
@@ -262,6 +275,9 @@ func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
 		if _, missing := os.Lstat(src.Store); errors.Is(missing, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %s does not exist", storage.ErrNotFound, src.Store)
 		}
+	}
+	if err == nil && src.Recipe != nil {
+		c, err = s.OpenAs(s.ctx, store, c, src.Recipe)
 	}
 	if err != nil {
 		return nil, nil, err

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
@@ -285,6 +287,7 @@ func TestLoadFailures(t *testing.T) {
 		"an unknown format":        {source{Store: folder, Format: "tar"}, []wantBody{fine}, []error{formats.ErrUnknown}},
 		"an unknown option":        {source{Store: folder, Format: "native", FormatOptions: json.RawMessage(`{"x":1}`)}, []wantBody{fine}, []error{storage.ErrOptions}},
 		"options without a format": {source{Store: folder, FormatOptions: json.RawMessage(`{"file_bytes":1}`)}, []wantBody{fine}, []error{storage.ErrOptions}},
+		"a recipe, without OpenAs": {source{Store: folder, Recipe: &Recipe{Name: "auto"}}, []wantBody{fine}, []error{storage.ErrOptions}},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			tr := newLoader(t)
@@ -430,6 +433,64 @@ func TestLoadsShareACheckpoint(t *testing.T) {
 	}
 	if len(s.opened) != 0 {
 		t.Errorf("%d checkpoints are kept", len(s.opened))
+	}
+}
+
+// renamed is a checkpoint with other contents.
+type renamed struct {
+	storage.Checkpoint
+	md *meta.Metadata
+}
+
+func (r *renamed) Metadata(context.Context) (*meta.Metadata, error) { return r.md, nil }
+
+// OpenAs shows a checkpoint in another form. Loads share a checkpoint if the recipe is the
+// same.
+func TestLoadsThroughARecipe(t *testing.T) {
+	folder := writeCheckpoint(t, native.Format{}, 1)
+	var got []Recipe
+	other := &meta.Metadata{}
+	refused := errors.New("no such recipe")
+	s := &server{ctx: t.Context(), opened: map[string]*opened{}}
+	s.OpenStore = file.OpenPath
+	s.OpenAs = func(_ context.Context, store blob.Store, c storage.Checkpoint, r *Recipe) (storage.Checkpoint, error) {
+		got = append(got, *r)
+		if r.Name == "none" {
+			return nil, errors.Join(refused, c.Close())
+		}
+		return &renamed{c, other}, nil
+	}
+	want := []Recipe{{Name: "a"}, {Name: "a", Set: map[string]any{"heads": 2.}}, {Name: "a", Config: "config.json", Reverse: true, Check: true}}
+	var open []*opened
+	for _, r := range slices.Concat(want, want) {
+		c, done, err := s.checkpoint(t.Context(), &source{Store: folder, Recipe: &r})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+		open = append(open, c)
+		if c.md != other {
+			t.Errorf("%v: the checkpoint is not in its other form", r)
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("OpenAs: -want +got\n%s", d)
+	}
+	for i := range want {
+		if open[i] != open[i+len(want)] || open[i] == open[(i+1)%len(want)] {
+			t.Errorf("%v: equal sources share a checkpoint: %t", want[i], open[i] == open[i+len(want)])
+		}
+	}
+	if _, _, err := s.checkpoint(t.Context(), &source{Store: folder, Recipe: &Recipe{Name: "none"}}); !errors.Is(err, refused) {
+		t.Errorf("the error is %v; want the error of OpenAs", err)
+	}
+	c, done, err := s.checkpoint(t.Context(), &source{Store: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	if c.md == other {
+		t.Error("without a recipe, the checkpoint is in another form")
 	}
 }
 

@@ -310,6 +310,23 @@ type source struct {
 	Store         string          `json:"store"`
 	Format        string          `json:"format,omitempty"` // empty: it is detected
 	FormatOptions json.RawMessage `json:"format_options,omitempty"`
+	Recipe        *Recipe         `json:"recipe,omitempty"` // nil: the checkpoint as it is
+}
+
+// Recipe names a recipe, which shows a checkpoint in another form.
+type Recipe struct {
+	// Name is the name of a recipe, or the path of a file.
+	Name string `json:"name"`
+	// Reverse uses the recipe backwards.
+	Reverse bool `json:"reverse,omitempty"`
+	// Config is the path of the model's config.json, as a string, or its contents, as a
+	// map. Nil: config.json of the checkpoint, if it has one.
+	Config any `json:"config,omitempty"`
+	// Set are values of variables of the recipe.
+	Set map[string]any `json:"set,omitempty"`
+	// Check reads and checks what the recipe assumes of the contents: that padding is zero,
+	// and that copies of a tensor are equal. One rank of a job is enough.
+	Check bool `json:"check,omitempty"`
 }
 
 // loadBody asks for parts of a checkpoint.

@@ -52,6 +52,10 @@ type ServeOptions struct {
 	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
 	// blob.OpenAddress.
 	OpenStore func(address string) (blob.Store, error)
+	// OpenAs returns the form of c, a checkpoint at the root of store, that a recipe
+	// describes. It closes c if it returns an error. Nil: loads through a recipe fail,
+	// because this package knows no recipes.
+	OpenAs func(ctx context.Context, store blob.Store, c storage.Checkpoint, r *Recipe) (storage.Checkpoint, error)
 
 	// openFolder opens the store of a save without a request, because the saver handles no
 	// other message meanwhile. Nil: OpenStore.

@@ -38,17 +38,19 @@ from cairn.errors import (
     UnderWayError,
     VersionError,
 )
-from cairn.reports import LoadReport, Phase, SaveReport, Traffic, UploadReport
+from cairn.reports import ConvertReport, LoadReport, Phase, SaveReport, Traffic, UploadReport
 from cairn.version import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
+    from cairn._convert import convert
     from cairn.checkpoint import Checkpoint, Tensor, latest, open
 
 __all__ = [
-    "CairnError", "CastError", "ChangedError", "Checkpoint", "CorruptError", "ExistsError", "GoneError",
-    "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError", "Phase",
-    "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError", "StateError",
-    "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "latest", "open",
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "CorruptError", "ExistsError",
+    "GoneError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError",
+    "Phase", "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError",
+    "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError",
+    "convert", "latest", "open",
 ]
 
 
@@ -62,6 +64,10 @@ def __getattr__(name: str) -> object:
         from cairn import checkpoint
 
         return getattr(checkpoint, name)
+    if name == "convert":
+        from cairn import _convert
+
+        return _convert.convert
     if name == "values":
         import importlib
 

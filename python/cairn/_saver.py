@@ -567,9 +567,11 @@ class Saver:
     # Reading.
 
     def describe(self, store: str, format: str | None = None,
-                 format_options: dict[str, Any] | None = None) -> dict[str, Any]:
+                 format_options: dict[str, Any] | None = None,
+                 recipe: dict[str, Any] | None = None) -> dict[str, Any]:
         """Returns what a checkpoint holds: the body of the message "described"."""
-        reply = self.begin(("load", self.number()), Reply(), "describe", **_source(store, format, format_options))
+        reply = self.begin(("load", self.number()), Reply(), "describe",
+                           **_source(store, format, format_options, recipe))
         try:
             return reply.result()
         except NotFoundError as e:
@@ -580,19 +582,19 @@ class Saver:
 
     def load(self, store: str, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None], *,
              format: str | None = None, format_options: dict[str, Any] | None = None, allow_missing: bool = False,
-             save_id: str = "", cast: str = "in-range") -> LoadReport:
+             save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None) -> LoadReport:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
         its bytes, ``nbytes``. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
         The report has the names that the checkpoint lacks, if allow_missing is set. ChangedError:
-        save_id is not empty, and the checkpoint has another one. cast is one of CASTS.
+        save_id is not empty, and the checkpoint has another one. cast is one of CASTS, recipe a field of messages.
         """
         if cast not in CASTS:
             raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
         begun = time.monotonic()
-        source = {**_source(store, format, format_options), "cast": cast}
+        source = {**_source(store, format, format_options, recipe), "cast": cast}
         under_way: list[Reply] = []
         batch: list[tuple[int, dict[str, Any], int | None]] = []
         # Memory that is used again is faster than new memory, so a load takes little new memory.
@@ -731,18 +733,23 @@ def _hang_up(sock: socket.socket) -> None:
 def _hinted(error: NotFoundError, store: str) -> NotFoundError:
     """Returns the error, with a hint if the path may be the folder of a run."""
     path = address_of(store)
+    if "storage.notfound" not in error.codes:  # another file is missing
+        return error
     if "://" in path or not os.path.isdir(path) or not any(entry.is_dir() for entry in os.scandir(path)):
         return error
     hint = f"If it is the folder of a run, cairn.latest({store!r}) returns its newest checkpoint"
     return NotFoundError(f"{error}. {hint}", error.codes)
 
 
-def _source(store: str, format: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+def _source(store: str, format: str | None, options: dict[str, Any] | None,
+            recipe: dict[str, Any] | None) -> dict[str, Any]:
     out: dict[str, Any] = {"store": address_of(store)}
     if format:
         out["format"] = format
     if options:
         out["format_options"] = options
+    if recipe:
+        out["recipe"] = recipe
     return out
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import base64
 import difflib
-import json
 import math
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cairn import _saver, errors, values
+from cairn import _command, _recipe, _saver, errors, values
 from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 
 
 def open(path: str | os.PathLike[str], *, framework: str | None = None, format: str | None = None,
-         format_options: dict[str, Any] | None = None) -> Checkpoint:
+         format_options: dict[str, Any] | None = None, recipe: str | os.PathLike[str] | None = None,
+         config: _recipe.Config = None, reverse: bool = False,
+         variables: Mapping[str, Any] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
     >>> with cairn.open("run/step-100") as c:
@@ -27,9 +27,18 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
     they are numpy arrays if numpy is installed, and memoryviews otherwise. A memoryview of a type
     that memoryviews lack, such as bfloat16, is bytes in one dimension. Nothing is unpickled. format and
     format_options are needed only if the format cannot be detected or has options for reading.
+
+    recipe shows the checkpoint in another form, for example a folder of Hugging Face with the names and shapes
+    of torchtitan::
+
+        c = cairn.open("Llama-3.1-8B", recipe="hf-to-titan/llama")
+        c["layers.0.attention.qkv_linear.wq.weight"][:128]        # reads the rows that they are made of
+
+    config, reverse and variables are described at :func:`cairn.convert`.
     """
     _saver.address_of(path)  # raises for None and for paths that are not UTF-8
-    return Checkpoint(os.fsdecode(path), framework, format, format_options)
+    return Checkpoint(os.fsdecode(path), framework, format, format_options,
+                      _recipe.message(recipe, config, reverse, variables))
 
 
 class Checkpoint(Mapping[str, Any]):
@@ -49,13 +58,14 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(self, path: str, framework: str | None = None, format: str | None = None,
-                 format_options: dict[str, Any] | None = None):
+                 format_options: dict[str, Any] | None = None, recipe: dict[str, Any] | None = None):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
         self._store = _saver.address_of(path)  # the working directory may change
-        self._source: dict[str, Any] = {"format": format, "format_options": format_options}
-        d = _saver.shared().describe(self._store, format, format_options)
+        self._source: dict[str, Any] = {"format": format, "format_options": format_options, "recipe": recipe}
+        checked = {**recipe, "check": True} if recipe else None  # once, not for each read
+        d = _saver.shared().describe(self._store, format, format_options, checked)
         self.format: str = d.get("format", "")
         self.step: int | None = d.get("step")
         self.save_id: str = d.get("save_id", "")
@@ -279,12 +289,6 @@ class Tensor:
         return got[tuple(slice(None) if a is None else a for a in after)]
 
 
-_KINDS: dict[str, type[errors.CairnError]] = {
-    "incomplete": errors.UnderWayError, "corrupt": errors.CorruptError, "version": errors.VersionError,
-    "usage": errors.OptionsError, "uncertain": errors.UncertainError,
-}
-
-
 def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | None = None,
            remote: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the newest complete checkpoint in a folder of checkpoints, or None if it has none.
@@ -307,22 +311,15 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     address = _saver.address_of(run)
     if os.path.isfile(address):
         raise errors.OptionsError(f"{address} is a file: a run is a folder of checkpoints", ("storage.options",))
-    program = _saver.binary()
-    command = [program, "latest", "--json"]
+    flags = []
     if wait:
-        command.append("--wait")
+        flags.append("--wait")
         if timeout is not None:
-            command.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
+            flags.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     if remote is not None:
-        command.append(f"--remote={_saver.address_of(remote)}")
-    done = subprocess.run([*command, "--", address], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        flags.append(f"--remote={_saver.address_of(remote)}")
     try:
-        answer = json.loads(done.stdout if done.returncode == 0 else done.stderr)
-    except ValueError:  # the program was killed, or is another one
-        raise errors.CairnError(f"{program} latest has not answered; exit code {done.returncode} "
-                                f"{done.stderr.strip()}".rstrip()) from None
-    if done.returncode == 0:
-        return answer["path"]
-    if answer["kind"] == "not-found":
+        path: str = _command.run("latest", flags, address)["path"]
+    except errors.NotFoundError:
         return None
-    raise _KINDS.get(answer["kind"], errors.CairnError)(answer["error"])
+    return path

@@ -75,9 +75,9 @@ def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection
                                ("plan.missing", "plan.mismatch"))
 
 
-def unexpected(extra: Collection[str], key: str) -> errors.MismatchError:
-    """Returns the error for names of a checkpoint that the state's module lacks."""
-    return errors.MismatchError(f"the checkpoint has {len(extra)} names that {key!r} of the state lacks: "
+def unexpected(extra: Collection[str], owner: str) -> errors.MismatchError:
+    """Returns the error for names of a checkpoint that their owner, a module or an optimizer, lacks."""
+    return errors.MismatchError(f"the checkpoint has {len(extra)} names that {owner} lacks: "
                                 f"{_some(extra)}. "
                                 "load(…, strict=False) leaves them out", ("plan.mismatch",))
 

@@ -1,4 +1,4 @@
-"""The reports of saves, loads and uploads: bytes, files and times.
+"""The reports of saves, loads, uploads and conversions: bytes, files and times.
 
     >>> report = SaveReport(step=100, bytes=2_000_000_000, write_seconds=0.8)
     >>> f"{report.bytes / report.write_seconds / 1e9:.1f} GB/s"
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LoadReport", "Phase", "SaveReport", "Traffic", "UploadReport"]
+__all__ = ["ConvertReport", "LoadReport", "Phase", "SaveReport", "Traffic", "UploadReport"]
 
 
-# Each class reads the JSON of a message of the saver process with from_message. A field that the message lacks has its
-# default. Fields that a newer program adds are ignored.
+# Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the
+# message lacks has its default. Fields that a newer program adds are ignored.
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,39 @@ class LoadReport:
                    tuple(name for r in rows for name in r.missing),
                    sum(r.bytes for r in rows), sum(r.bytes_read for r in rows), sum(r.requests for r in rows), seconds,
                    Traffic.total(traffic) if traffic else None)
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """A conversion that is complete.
+
+    >>> ConvertReport(format="hf", tensors=291, bytes=16_060_522_496, seconds=8.0).kept_files
+    0
+    """
+
+    format: str = ""
+    """The format of the result."""
+    save_id: str = ""
+    step: int | None = None
+    tensors: int = 0
+    values: int = 0
+    bytes: int = 0
+    """Bytes of the tensors and values."""
+    skipped: tuple[str, ...] = ()
+    """Values that the format cannot hold."""
+    files: int = 0
+    """Data files."""
+    file_bytes: int = 0
+    """Bytes of the data files."""
+    kept_files: int = 0
+    """Data files that an interrupted conversion had finished."""
+    seconds: float = 0.0
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> ConvertReport:
+        return cls(m.get("to") or "", m.get("save_id") or "", m.get("step"), _number(m, "tensors"),
+                   _number(m, "objects"), _number(m, "nbytes"), tuple(m.get("skipped") or ()), _number(m, "files"),
+                   _number(m, "file_bytes"), _number(m, "kept_files"), float(m.get("seconds") or 0))
 
 
 def _number(m: Mapping[str, Any], name: str) -> int:

@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import cairn
+import cairn._convert
 import cairn.checkpoint
 import cairn.reports
 import saving
@@ -30,7 +31,7 @@ class Docstrings(unittest.TestCase):
             "model.bias": ("float32", (4,), bytes(16)),
         }, {"step": 100}, step=100)
         self.addCleanup(close)
-        for module in (cairn, cairn.checkpoint, cairn.reports):
+        for module in (cairn, cairn._convert, cairn.checkpoint, cairn.reports):
             with self.subTest(module.__name__):
                 self.assertEqual(docstrings.failures(module, {"cairn": cairn}), "")
 

@@ -26,6 +26,8 @@ type Options struct {
 	// Config is the path of the model's config.json, or of its folder. Empty: config.json
 	// of the source, if it has one.
 	Config string
+	// ConfigValues are the contents of config.json, in place of a file.
+	ConfigValues map[string]any
 	// Set are values of variables. Texts such as "32" and "true" stand for what they say.
 	Set map[string]any
 }
@@ -46,9 +48,12 @@ func OpenAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 }
 
 func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Options) (storage.Checkpoint, error) {
-	config, err := readConfig(ctx, store, o.Config)
-	if err != nil {
-		return nil, err
+	config := o.ConfigValues
+	if config == nil {
+		var err error
+		if config, err = readConfig(ctx, store, o.Config); err != nil {
+			return nil, err
+		}
 	}
 	md, err := src.Metadata(ctx)
 	if err != nil {

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cairn import errors, names, values
+from cairn import _recipe, errors, names, values
 from cairn._boxes import PIECE, cut
 from cairn._saver import Saver, address_of
 from cairn.names import Rename
@@ -27,9 +27,11 @@ from cairn.torch._job import Job, agree, job
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool = True, rename: Rename = None,
-         format: str | None = None, format_options: dict[str, Any] | None = None, allow_pickle: bool = False,
-         cast: str = "in-range", alone: bool = False) -> LoadReport:
+def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
+         rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
+         allow_pickle: bool = False, cast: str = "in-range", alone: bool = False,
+         recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
+         variables: Mapping[str, Any] | None = None) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     >>> report = cairn.torch.save({"w": torch.ones(3), "step": 7}, "run/step-7")
@@ -58,11 +60,22 @@ def load(state: Mapping[Any, Any], path: str | os.PathLike[str], *, strict: bool
     "widen" conversions that keep every value; "none" no conversion.
 
     With alone, only this rank loads, and does not wait for the others.
+
+    A state may also be a module, which is loaded with the names of its own state_dict. With recipe, the names
+    and shapes are those into which a recipe changes the checkpoint, and each rank reads only the elements of
+    its part::
+
+        cairn.torch.load(model, "Llama-3.1-8B", recipe="hf-to-titan/llama")
+        cairn.torch.load({"model": model}, "Llama-3.1-8B", recipe="hf-to-titan/llama", rename={"model.": ""})
+
+    recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
     error, report = None, LoadReport()
     try:
-        report = _Load(job(alone), address_of(path), strict, rename, format, format_options, allow_pickle,
-                       cast).run(state)
+        chosen = _recipe.message(recipe, config, reverse, variables)
+        j = job(alone)
+        report = _Load(j, address_of(path), strict, rename, format, format_options, allow_pickle, cast, chosen,
+                       alone or j.rank == 0).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
     if not alone:
@@ -79,15 +92,19 @@ class _Load:
     """A load, and its options."""
 
     def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
-                 options: dict[str, Any] | None, allow_pickle: bool, cast: str):
+                 options: dict[str, Any] | None, allow_pickle: bool, cast: str, recipe: dict[str, Any] | None,
+                 checks: bool):
         self.job, self.path, self.strict, self.rename = j, path, strict, rename
         self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
+        self.recipe = recipe
+        self.checks = recipe is not None and checks  # one rank checks what the recipe assumes
 
     @functools.cached_property
     def entries(self) -> dict[str, dict[str, Any]]:
         """What the checkpoint has, by name."""
-        return {e["name"]: e for e in self.job.own().describe(self.path, self.format, self.options).get("entries")
-                or []}
+        recipe = {**self.recipe, "check": True} if self.recipe and self.checks else self.recipe
+        described = self.job.own().describe(self.path, self.format, self.options, recipe)
+        return {e["name"]: e for e in described.get("entries") or []}
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -100,11 +117,19 @@ class _Load:
         return list(itertools.takewhile(lambda name: name.startswith(prefix),
                                         itertools.islice(self.names, start, None)))
 
-    def run(self, state: Mapping[Any, Any]) -> LoadReport:
+    def run(self, state: Mapping[Any, Any] | torch.nn.Module) -> LoadReport:
         """Loads the state."""
+        if isinstance(state, torch.nn.Module):
+            return self._run(state.state_dict(), state)
+        return self._run(state)
+
+    def _run(self, state: Mapping[Any, Any], module: torch.nn.Module | None = None) -> LoadReport:
+        """Loads a dict, which may be the state of a module."""
         check(state)
         if not state:
             warnings.warn("the state is empty: nothing is loaded", stacklevel=errors.outside())
+        if self.checks:
+            _ = self.entries
         there = names.renamer(self.rename, self.names if self.rename == "wrappers" else ())
         # Modules and optimizers give copies of their dicts, so values that were replaced in the copies go back to them.
         owners = {k: v for k, v in state.items() if is_stateful(v)}
@@ -124,6 +149,8 @@ class _Load:
             names.distinct(wanted)
         if self.strict:
             self._check(owners, set(wanted.values()), there)
+            if module is not None and not callable(self.rename):
+                self._refuse_extra(there(""), set(wanted.values()), "the module")
         for leaf in leaves:
             held = parts(leaf)
             if held is None:
@@ -137,7 +164,8 @@ class _Load:
             if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
-            report = loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast)
+            report = loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast,
+                                 recipe=self.recipe)
         except errors.NotFoundError:
             _ = self.entries  # its error has a hint
             raise
@@ -151,10 +179,11 @@ class _Load:
             if k in owners:
                 if k in rest:
                     rest[k].add_to(v)
-                with torch.inference_mode(loading.inference or torch.is_inference_mode_enabled()):
-                    owners[k].load_state_dict(v)
+                loading.give(owners[k], v)
             elif v is not state[k]:
                 Leaf(str(k), None, v, state, k).replace(v)
+        if module is not None:
+            loading.give(module, state)
         lacks = set(report.missing)
         return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
 
@@ -202,9 +231,13 @@ class _Load:
             start = f"{k}." if isinstance(v, torch.nn.Module) else f"{k}.state."
             if callable(self.rename) or not (start := there(start)):
                 continue  # names of other things are not told apart
-            extra = [name for name in self.below(start) if name not in wanted]
-            if extra and wanted.issubset(self.names):  # otherwise missing names are the better reason
-                raise names.unexpected(extra, str(k))
+            self._refuse_extra(start, wanted, f"{str(k)!r} of the state")
+
+    def _refuse_extra(self, start: str, wanted: set[str], owner: str) -> None:
+        """Refuses a checkpoint with names that begin with start and that their owner does not have."""
+        extra = [name for name in self.below(start) if name not in wanted]
+        if extra and wanted.issubset(self.names):  # otherwise missing names are the better reason
+            raise names.unexpected(extra, owner)
 
 
 def _is_torch(v: Any) -> bool:
@@ -275,8 +308,13 @@ class Loading:
         self.wants.append({"name": name})
         self.targets.append(take)
 
+    def give(self, owner: Any, state: Mapping[Any, Any]) -> None:
+        """Gives an object the dict that was loaded for it."""
+        with torch.inference_mode(self.inference or torch.is_inference_mode_enabled()):
+            owner.load_state_dict(state)
+
     def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
-            save_id: str = "", cast: str = "in-range") -> LoadReport:
+            save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None) -> LoadReport:
         """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
         ChangedError: save_id is not empty, and the checkpoint has another one.
@@ -312,7 +350,7 @@ class Loading:
 
         try:
             report = saver.load(path, self.wants, piece, format=format, format_options=options,
-                                allow_missing=allow_missing, save_id=save_id, cast=cast)
+                                allow_missing=allow_missing, save_id=save_id, cast=cast, recipe=recipe)
         finally:
             begun.clear()  # a worker that is forked later could not destroy an event, and would abort
         for t, flat in self.late:

@@ -21,7 +21,9 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
 func TestMain(m *testing.M) {
@@ -48,6 +50,11 @@ func TestExitCodes(t *testing.T) {
 		cairn.ErrVersion:        6,
 		cairn.ErrMismatch:       7,
 		cairn.ErrUnexpected:     7,
+		recipe.ErrUnknown:       2,
+		recipe.ErrSyntax:        2,
+		recipe.ErrVariable:      2,
+		recipe.ErrIncomplete:    7,
+		view.ErrCheck:           7,
 		context.Canceled:        1, // it is the ended context that counts
 		cornered(t, "both"):     5,
 		withHint(errNested, ""): 4,

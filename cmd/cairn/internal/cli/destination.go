@@ -143,6 +143,9 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	case f.merge:
 		return formats.Native, nil
 	}
+	if to := f.recipe.format(from); to != "" {
+		return to, nil
+	}
 	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Written(), ", "))
 }
 

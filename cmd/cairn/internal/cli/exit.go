@@ -15,6 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -40,7 +42,7 @@ var exits = []exit{
 	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
 	{
 		code: 2, name: "usage", meaning: "The command line is wrong.",
-		errs: []error{errUsage, blob.ErrAddress, inspect.ErrPattern},
+		errs: []error{errUsage, blob.ErrAddress, inspect.ErrPattern, recipe.ErrUnknown, recipe.ErrSyntax, recipe.ErrVariable},
 	},
 	{
 		code: 6, name: "version", meaning: "This program cannot read that version of the format.",
@@ -64,7 +66,7 @@ var exits = []exit{
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
-		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast, group.ErrDiffers},
+		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast, group.ErrDiffers, recipe.ErrIncomplete, view.ErrCheck},
 	},
 	{
 		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', for which 1 means differences.",
@@ -120,12 +122,14 @@ type failure struct {
 	Kind  string `json:"kind"`
 	Code  int    `json:"code"`
 	Hint  string `json:"hint,omitempty"`
+	// Codes are the codes that the error has in messages of saver processes.
+	Codes []string `json:"codes,omitempty"`
 }
 
 // fail reports err on stderr and returns the exit code.
 func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	e := exitOf(err)
-	f := failure{Error: oneLine(message(cmd, err)), Kind: e.name, Code: e.code, Hint: e.hint}
+	f := failure{Error: oneLine(message(cmd, err)), Kind: e.name, Code: e.code, Hint: e.hint, Codes: group.NewRemoteError(err).Codes}
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
@@ -56,6 +57,26 @@ func (f *recipeFlags) open(cmd *cobra.Command, store blob.Store, c storage.Check
 	}
 	v, err := view.OpenAs(cmd.Context(), store, c, o)
 	return v, explainRecipe(err)
+}
+
+// format returns the format that the result of a shipped recipe usually has, if the source
+// has the format from. Empty: there is no recipe, or it is a file.
+func (f *recipeFlags) format(from string) string {
+	n, shipped := recipe.ParseName(f.Recipe)
+	toHF := n.To == "hf"
+	if f.Reverse {
+		toHF = n.From == "hf"
+	}
+	switch {
+	case f.Recipe == "auto":
+		toHF = from != formats.HF
+	case !shipped:
+		return ""
+	}
+	if toHF {
+		return formats.HF
+	}
+	return formats.TorchDCP
 }
 
 // explainRecipe adds a hint to an error about a recipe.

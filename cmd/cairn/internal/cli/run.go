@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
@@ -330,11 +329,4 @@ func (d *deadlineWriter) Write(b []byte) (int, error) {
 	case <-time.After(writeTimeout):
 		return 0, fmt.Errorf("print: %w", os.ErrDeadlineExceeded)
 	}
-}
-
-// newSaverCmd returns the command that a trainer starts as its saver process.
-func newSaverCmd() *cobra.Command {
-	cmd := newCommand("saver", wantArgs(0, 1), cobra.NoFileCompletions, func(*cobra.Command, []string) error { return saver.Run(nil) })
-	cmd.Hidden = true
-	return cmd
 }

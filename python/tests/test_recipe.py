@@ -1,0 +1,238 @@
+"""Checkpoints in another form: open and convert through recipes of cairn and of a file."""
+
+import json
+import os
+import pathlib
+import random
+import struct
+import tempfile
+import unittest
+
+import cairn
+from cairn import _saver as saver
+
+SPLIT = """\
+about = "A fused matrix and its two halves"
+sides = ["fused", "split"]
+
+[variables]
+rows = "config.rows"
+
+[[rule]]
+fused = "up.weight [rows + rows, 3]"
+split = ["left.weight [rows, 3]", "right.weight [rows, 3]"]
+
+[[rule]]
+fused = "norm"
+split = "scale"
+"""
+
+
+def safetensors(path, tensors):
+    """Writes tensors, {name: (shape, floats)}, as float32."""
+    header, data = {}, b""
+    for name, (shape, floats) in tensors.items():
+        raw = struct.pack(f"<{len(floats)}f", *floats)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def flat(c, name):
+    """Returns all elements of a tensor."""
+    return list(c[name][:].cast("B").cast("f"))
+
+
+def tearDownModule():
+    if saver._shared is not None:
+        saver._shared.close()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.src = self.folder / "src"
+        self.src.mkdir()
+
+    def open(self, path, **options):
+        c = cairn.open(path, framework="memory", **options)
+        self.addCleanup(c.close)
+        return c
+
+
+class OwnRecipe(Case):
+    """A recipe that a user has written."""
+
+    def setUp(self):
+        super().setUp()
+        self.up = [float(i) for i in range(24)]
+        safetensors(self.src / "model.safetensors", {"up.weight": ([8, 3], self.up), "norm": ([2], [1.5, 2.5])})
+        self.recipe = self.folder / "split.toml"
+        self.recipe.write_text(SPLIT)
+
+    def test_open(self):
+        (self.src / "config.json").write_text('{"rows": 4}')
+        (self.folder / "config.json").write_text('{"rows": 4}')
+        for options in ({}, {"config": {"rows": 4}}, {"config": self.folder},
+                        {"config": str(self.folder / "config.json")}, {"variables": {"rows": 4}},
+                        {"variables": {"rows": "4"}, "config": {"rows": 5}}):
+            with self.subTest(options=options):
+                c = self.open(self.src, recipe=self.recipe, **options)
+                self.assertEqual(c.shapes(), {"left.weight": (4, 3), "right.weight": (4, 3), "scale": (2,)})
+                self.assertEqual(c["right.weight"][1:3, 1:].tolist(), [[16.0, 17.0], [19.0, 20.0]])
+                self.assertEqual({n: bytes(t.cast("B")) for n, t in c.load("left").items()},
+                                 {"left.weight": struct.pack("<12f", *self.up[:12])})
+
+    def test_backwards(self):
+        place = self.folder / "split"
+        report = cairn.convert(self.src, place, self.recipe, format="native", rows=4)
+        self.assertEqual((report.format, report.tensors, report.values, report.bytes, report.skipped),
+                         ("native", 3, 0, 104, ()))
+        self.assertEqual(list(self.open(place)), ["left.weight", "right.weight", "scale"])
+        c = self.open(place, recipe=self.recipe, reverse=True, variables={"rows": 4})
+        self.assertEqual(c.shapes(), {"norm": (2,), "up.weight": (8, 3)})
+        self.assertEqual(flat(c, "up.weight"), self.up)
+        again = self.folder / "again.safetensors"
+        self.assertEqual(cairn.convert(place, again, self.recipe, reverse=True, config={"rows": 4}).format, "hf")
+        self.assertEqual(flat(self.open(again), "up.weight"), self.up)
+
+    def test_a_relative_path_of_a_recipe(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        self.open(self.src)  # the saver process is there, with its own working directory
+        os.chdir(self.folder)
+        c = self.open("src", recipe="split.toml", variables={"rows": 4})
+        os.chdir("/")
+        self.assertEqual(flat(c, "left.weight"), self.up[:12])
+        os.chdir(self.folder)
+        cairn.convert("src", "dst", "split.toml", rows=4, format="hf")
+        self.assertEqual(list(self.open("dst")), ["left.weight", "right.weight", "scale"])
+
+    def test_what_is_wrong_with_a_recipe(self):
+        broken = self.folder / "broken.toml"
+        broken.write_text(SPLIT + "\n[[rule]]\nfused = 3\n")
+        partial = self.folder / "partial.toml"
+        partial.write_text(SPLIT[:SPLIT.rindex("[[rule]]")])
+        fine = {"recipe": self.recipe}
+        for error, text, options in (
+            (cairn.OptionsError, "unknown recipe", {"recipe": self.folder / "nothing.toml"}),
+            (cairn.OptionsError, "unknown recipe.*known are .*hf-to-titan/llama", {"recipe": "hf-to-titan/no_such"}),
+            (cairn.OptionsError, "family", {"recipe": "auto"}),
+            (cairn.OptionsError, "broken.toml.*line", {"recipe": broken}),
+            (cairn.OptionsError, "no variable colour; it has .*rows", {**fine, "variables": {"rows": 4, "colour": 1}}),
+            (cairn.OptionsError, "the variable rows.*nan", {**fine, "variables": {"rows": float("nan")}}),
+            (cairn.OptionsError, "JSON", {**fine, "config": {(1, 2): 3}}),
+            (cairn.MismatchError, "up.weight", {**fine, "variables": {"rows": 5}}),
+            (cairn.MismatchError, "norm", {"recipe": partial, "variables": {"rows": 4}}),
+            (FileNotFoundError, "nowhere", {**fine, "config": "/nowhere/config.json"}),
+        ):
+            with self.subTest(text=text):
+                with self.assertRaisesRegex(error, text) as opened:
+                    cairn.open(self.src, **options)
+                variables = options.pop("variables", {})
+                place = self.folder / "never"
+                with self.assertRaisesRegex(error, text) as converted:
+                    cairn.convert(self.src, place, **options, format="native", **variables)
+                self.assertEqual(type(opened.exception), type(converted.exception))
+                self.assertEqual(opened.exception.codes, converted.exception.codes)
+                self.assertFalse(place.exists())
+
+    def test_options_of_a_recipe_need_one(self):
+        for options in ({"config": {}}, {"reverse": True}, {"variables": {"rows": 4}}):
+            with self.subTest(options=options), self.assertRaisesRegex(cairn.OptionsError, "name it"):
+                cairn.open(self.src, **options)
+        with self.assertRaisesRegex(cairn.OptionsError, "name it"):
+            cairn.convert(self.src, self.folder / "dst", format="native", over_write=True)
+
+    def test_configurations_of_transformers(self):
+        """They may have objects and infinities, which JSON lacks, where no recipe looks."""
+        c = self.open(self.src, recipe=self.recipe,
+                      config={"rows": 4, "dtype": object(), "limit": float("inf"), "id2label": {0: "a"}})
+        self.assertEqual(len(c), 3)
+
+    def test_convert_without_a_recipe(self):
+        place = self.folder / "plain.safetensors"
+        report = cairn.convert(self.src, place, dtype="bfloat16")
+        self.assertEqual((report.format, report.tensors, report.bytes, report.files), ("hf", 2, 52, 1))
+        self.assertEqual(self.open(place)["norm"].dtype, "bfloat16")
+        with self.assertRaises(cairn.ExistsError):
+            cairn.convert(self.src, place)
+        cairn.convert(self.src, place, overwrite=True)
+        self.assertEqual(self.open(place)["norm"].dtype, "float32")
+        with self.assertRaises(cairn.OptionsError):
+            cairn.convert(self.src, self.folder / "x", format="zip")
+        with self.assertRaises(cairn.NotFoundError):
+            cairn.convert(self.folder / "nothing", self.folder / "x", format="native")
+
+    def test_a_recipe_that_the_contents_contradict(self):
+        recipe = self.folder / "tied.toml"
+        recipe.write_text('about = "A tied tensor"\nsides = ["two", "one"]\n[[rule]]\ntie = true\n'
+                          'two = ["a", "b"]\none = "x"\n')
+        for b, error in (([1.0, 2.0], None), ([1.0, 3.0], "copies|differ")):
+            safetensors(self.src / "model.safetensors", {"a": ([2], [1.0, 2.0]), "b": ([2], b)})
+            with self.subTest(b=b):
+                if error is None:
+                    self.assertEqual(flat(self.open(self.src, recipe=recipe), "x"), [1.0, 2.0])
+                    continue
+                with self.assertRaisesRegex(cairn.MismatchError, error) as raised:
+                    cairn.open(self.src, recipe=recipe)
+                self.assertIn("recipe.check", raised.exception.codes)
+
+
+class ShippedRecipe(Case):
+    """A small Qwen3 of Hugging Face in the form of torchtitan."""
+
+    CONFIG = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "head_dim": 2, "vocab_size": 6, "tie_word_embeddings": False}
+
+    def setUp(self):
+        super().setUp()
+        shapes = {"model.embed_tokens.weight": [6, 4], "lm_head.weight": [6, 4], "model.norm.weight": [4]}
+        for i in range(2):
+            layer = f"model.layers.{i}."
+            shapes |= {layer + "input_layernorm.weight": [4], layer + "post_attention_layernorm.weight": [4],
+                       layer + "self_attn.q_proj.weight": [4, 4], layer + "self_attn.k_proj.weight": [2, 4],
+                       layer + "self_attn.v_proj.weight": [2, 4], layer + "self_attn.o_proj.weight": [4, 4],
+                       layer + "self_attn.q_norm.weight": [2], layer + "self_attn.k_norm.weight": [2],
+                       layer + "mlp.gate_proj.weight": [5, 4], layer + "mlp.up_proj.weight": [5, 4],
+                       layer + "mlp.down_proj.weight": [4, 5]}
+        chance = random.Random(1)
+        self.tensors = {}
+        for name, shape in shapes.items():
+            count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+            self.tensors[name] = (shape, [float(chance.randrange(1000)) for _ in range(count)])
+        safetensors(self.src / "model.safetensors", self.tensors)
+        (self.src / "config.json").write_text(json.dumps(self.CONFIG))
+
+    def test_open(self):
+        for recipe in ("hf-to-titan/qwen3", "hf-to-titan"):
+            with self.subTest(recipe=recipe):
+                c = self.open(self.src, recipe=recipe)
+                self.assertEqual(len(c), len(self.tensors))
+                self.assertEqual(flat(c, "layers.1.feed_forward.w2.weight"),
+                                 self.tensors["model.layers.1.mlp.down_proj.weight"][1])
+                self.assertEqual(c["tok_embeddings.weight"][2].tolist(),
+                                 self.tensors["model.embed_tokens.weight"][1][8:12])
+
+    def test_there_and_back(self):
+        (self.src / "config.json").unlink()
+        there, back = self.folder / "titan", self.folder / "hf"
+        self.assertEqual(cairn.convert(self.src, there, "hf-to-titan/qwen3", config=self.CONFIG).format, "torchdcp")
+        self.assertIn("layers.0.attention_norm.weight", self.open(there))
+        self.assertEqual(cairn.convert(there, back, "titan-to-hf/qwen3", config=self.CONFIG).format, "hf")
+        c = self.open(back)
+        self.assertEqual(c.shapes(), {n: tuple(shape) for n, (shape, _) in self.tensors.items()})
+        for name, (_, floats) in self.tensors.items():
+            self.assertEqual(flat(c, name), floats, name)
+
+    def test_a_layer_too_few(self):
+        with self.assertRaisesRegex(cairn.MismatchError, "layers.2"):
+            cairn.open(self.src, recipe="hf-to-titan/qwen3", config={**self.CONFIG, "num_hidden_layers": 3})
+        with self.assertRaisesRegex(cairn.MismatchError, "layers.1"):
+            cairn.open(self.src, recipe="hf-to-titan/qwen3", variables={"layers": 1})
+
+
+if __name__ == "__main__":
+    unittest.main()
