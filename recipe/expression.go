@@ -25,6 +25,10 @@ type expression struct {
 const (
 	maxExpression = 1000 // characters
 	maxNodes      = 200
+	// maxValue bounds the value of an expression: the bytes of its texts and the number
+	// of its elements. Without it, a few variables could double a text many times.
+	maxValue = 1 << 16
+	maxDepth = 16 // of lists in lists
 )
 
 // functions are the functions of expressions. The environment has them.
@@ -132,11 +136,31 @@ func (x *expression) run(e *environment) (any, error) {
 		}
 		return nil, fmt.Errorf("%s: %w", x.text, plainError(err))
 	}
-	return plainValue(v)
+	if v, err = smallValue(v); err != nil {
+		err = fmt.Errorf("%s: %w", x.text, err)
+	}
+	return v, err
 }
+
+// smallValue is plainValue for values of a recipe, which are bounded.
+func smallValue(v any) (any, error) { return (&plainer{left: maxValue}).value(v, maxDepth) }
 
 // plainValue returns numbers without a fraction as int.
 func plainValue(v any) (any, error) {
+	return (&plainer{left: math.MaxInt}).value(v, math.MaxInt)
+}
+
+// plainer makes values of files plain.
+type plainer struct{ left int } // how large the rest of the value may be
+
+func (p *plainer) value(v any, depth int) (any, error) {
+	size := 1
+	if text, ok := v.(string); ok {
+		size += len(text)
+	}
+	if p.left -= size; p.left < 0 || depth < 0 {
+		return nil, errors.New("the value is too large")
+	}
 	switch v := v.(type) {
 	case nil, bool, string, int:
 		return v, nil
@@ -151,7 +175,7 @@ func plainValue(v any) (any, error) {
 		out := make([]any, len(v))
 		for i := range v {
 			var err error
-			if out[i], err = plainValue(v[i]); err != nil {
+			if out[i], err = p.value(v[i], depth-1); err != nil {
 				return nil, err
 			}
 		}
@@ -160,7 +184,7 @@ func plainValue(v any) (any, error) {
 		out := make(map[string]any, len(v))
 		for k, x := range v {
 			var err error
-			if out[k], err = plainValue(x); err != nil {
+			if out[k], err = p.value(x, depth-1); err != nil {
 				return nil, err
 			}
 		}
