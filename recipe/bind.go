@@ -139,6 +139,8 @@ type binder struct {
 	steps  int            // of work
 	prover remap.Prover
 	index  map[string]*meta.Entry
+	// captures are the captures in the names of both sides.
+	captures map[string]bool
 	// dropped are the parts of sources that layouts drop.
 	dropped map[string][]remap.Piece
 }
@@ -290,9 +292,13 @@ func (b *binder) lists() map[string][]string {
 // names of the source.
 func (b *binder) countCaptures() error {
 	lists := b.lists()
+	b.captures = map[string]bool{}
 	for _, r := range b.rules {
 		for side := range r.sides {
 			for _, t := range r.sides[side] {
+				for _, c := range t.names[0].captures() {
+					b.captures[c] = true
+				}
 				for _, c := range slices.Concat(t.names[0].captures(), t.layout.all()) {
 					if err := b.declared(c); err != nil {
 						return err
@@ -392,7 +398,7 @@ func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, 
 			continue
 		}
 		c := d.before[0]
-		if _, known := b.counts[c]; known || !b.isCapture(c) {
+		if _, known := b.counts[c]; known || !b.captures[c] {
 			continue
 		}
 		if err := b.match(p, lists, func(name string, _ []string) bool {
@@ -411,13 +417,6 @@ func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, 
 		}
 	}
 	return nil
-}
-
-// isCapture reports whether a word is a capture in a name of a rule.
-func (b *binder) isCapture(word string) bool {
-	return slices.ContainsFunc(b.rules, func(r *rule) bool {
-		return slices.Contains(r.captures(0), word) || slices.Contains(r.captures(1), word)
-	})
 }
 
 // rule applies one rule.

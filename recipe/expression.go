@@ -80,6 +80,9 @@ func (c *collector) Visit(node *ast.Node) {
 	}
 	switch n := (*node).(type) {
 	case *ast.IdentifierNode:
+		if n.Value == "$env" {
+			refuse(n.Value)
+		}
 		c.names = append(c.names, n.Value)
 	case *ast.BuiltinNode:
 		refuse(n.Name)

@@ -7,6 +7,7 @@
 package recipe
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -240,25 +241,35 @@ func keyLines(text []byte) (map[string]int, error) {
 	var parser unstable.Parser
 	parser.Reset(text)
 	table := ""
+	line, counted := 1, 0 // the line of text[counted]: keys come in order
+	lineOf := func(offset int) int {
+		line += bytes.Count(text[counted:max(offset, counted)], []byte("\n"))
+		counted = max(offset, counted)
+		return line
+	}
 	for parser.NextExpression() {
 		e := parser.Expression()
 		var keys []string
 		line := 0
 		for it := e.Key(); it.Next(); {
 			if n := it.Node(); line == 0 {
-				line = parser.Shape(n.Raw).Start.Line
+				line = lineOf(int(n.Raw.Offset))
 			}
 			keys = append(keys, string(it.Node().Data))
 		}
 		path := strings.Join(keys, ".")
+		top := keys[0] // of the document, if a table or a key has several steps
+		if table != "" && e.Kind == unstable.KeyValue {
+			top = table + "." + top
+		}
+		if _, ok := lines[top]; !ok {
+			lines[top] = line
+		}
 		switch e.Kind {
 		case unstable.ArrayTable:
 			table = fmt.Sprintf("%s.%d", path, counts[path])
 			counts[path]++
 			lines[table] = line
-			if _, ok := lines[path]; !ok {
-				lines[path] = line
-			}
 		case unstable.Table:
 			table = path
 			lines[table] = line
