@@ -87,7 +87,7 @@ type Options struct {
 
 const (
 	// maxNames bounds the number of names that the rules of a recipe stand for.
-	maxNames = 4 << 20
+	maxNames = 1 << 20
 	// maxSteps bounds the work of Bind: names that are compared with patterns, and pairs
 	// of parts of tensors.
 	maxSteps = 1 << 27
@@ -339,11 +339,11 @@ func (b *binder) declared(c string) error {
 		return nil
 	}
 	v, err := d.count.run(b.env)
-	if _, unknown := errors.AsType[*unknownError](err); unknown || err == nil && v == nil {
+	if u, unknown := errors.AsType[*unknownError](err); unknown && !u.broken() || err == nil && v == nil {
 		return nil // the names tell it
 	}
 	if err != nil {
-		return fmt.Errorf("captures, line %d: %w", d.line, err)
+		return fmt.Errorf("captures, line %d: %w", d.line, b.explain(err))
 	}
 	n, ok := v.(int)
 	if !ok || n < 0 || n > maxNames {
@@ -679,7 +679,7 @@ func (b *binder) instance(r *rule) error {
 
 // value applies a rule to a value that is not a tensor: it can only be renamed.
 func (b *binder) value(r *rule, from, to []held) error {
-	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 {
+	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 || r.cast[1-b.src].Valid() {
 		return fmt.Errorf("%w: %q is not a tensor, so it can only be renamed", ErrIncomplete, from[0].name)
 	}
 	if err := b.make(r, to[0].name); err != nil {
@@ -764,6 +764,9 @@ func (b *binder) given(s *sizes, axis string, fallback bool) error {
 	}
 	switch v := b.env.variable(axis).(type) {
 	case nil:
+		if u := (&unknownError{what: axis, why: b.env.why[axis]}); u.broken() {
+			return u
+		}
 	case int:
 		if v < 0 || v > maxSize {
 			return fmt.Errorf("%w: the size of %s is %d", ErrVariable, axis, v)
@@ -879,8 +882,10 @@ func (b *binder) dtype(r *rule, from []held) (tensor.DType, error) {
 	if !to.Valid() {
 		to = first.entry.Tensor.DType
 	}
-	if r.add != 0 && (!to.IsFloat() || !first.entry.Tensor.DType.IsFloat()) {
-		return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, first.name, first.entry.Tensor.DType)
+	for _, h := range from {
+		if d := h.entry.Tensor.DType; r.add != 0 && (!to.IsFloat() || !d.IsFloat()) {
+			return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, h.name, d)
+		}
 	}
 	return to, nil
 }

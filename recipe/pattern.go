@@ -108,7 +108,7 @@ func (p *pattern) fill(e *environment) (string, error) {
 		case string:
 			b.WriteString(v)
 		case nil:
-			return "", &unknownError{what: h.text}
+			return "", &unknownError{what: h.text, why: e.why[h.text]}
 		default:
 			return "", fmt.Errorf("{%s} of %q is %v, which is neither a number nor a text", h.text, p.text, v)
 		}
