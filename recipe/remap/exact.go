@@ -21,9 +21,9 @@ var (
 const (
 	// maxRanges bounds the number of ranges of a dimension, and the number of cells of a
 	// tensor, that a Prover looks at.
-	maxRanges = 1 << 22
+	maxRanges = 1 << 21
 	// maxWork bounds the number of steps of a Prover.
-	maxWork = 1 << 26
+	maxWork = 1 << 25
 )
 
 // Exact returns an error unless each element of a tensor of that shape is in exactly one
@@ -174,7 +174,11 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		set   int
 		enter bool
 	}
-	edges := make([]edge, 0, 2*len(sets)+1)
+	total := 0
+	for _, set := range sets {
+		total += 2 * len(set)
+	}
+	edges := make([]edge, 0, total)
 	for s, set := range sets {
 		for _, r := range set {
 			edges = append(edges, edge{r.at, s, true}, edge{r.at + r.n, s, false})
@@ -182,7 +186,9 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 	}
 	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.at, b.at) })
 	c := &classes{of: make([][]int, len(numbers))}
-	in := map[int]int{} // the sets of the current position: how many of their ranges are open
+	open := make([]int, len(sets)) // how many ranges of each set have the current position
+	var in []int                   // the sets with such ranges, ascending
+	var key []byte
 	byKey := map[string]bool{}
 	of := make([][]int, len(sets))
 	at := int64(0)
@@ -194,20 +200,15 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		if err := v.spend(1 + len(in)); err != nil {
 			return err
 		}
-		now := make([]int, 0, len(in))
-		for s := range in {
-			now = append(now, s)
-		}
-		slices.Sort(now)
-		var key []byte
-		for _, s := range now {
+		key = key[:0]
+		for _, s := range in {
 			key = binary.AppendUvarint(key, uint64(s))
 		}
 		if byKey[string(key)] {
 			return nil
 		}
 		byKey[string(key)] = true
-		for _, s := range now {
+		for _, s := range in {
 			of[s] = append(of[s], c.n)
 		}
 		c.n++
@@ -217,10 +218,16 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		if err := step(e.at); err != nil {
 			return nil, err
 		}
-		if e.enter {
-			in[e.set]++
-		} else if in[e.set]--; in[e.set] == 0 {
-			delete(in, e.set)
+		i, _ := slices.BinarySearch(in, e.set)
+		switch {
+		case !e.enter:
+			if open[e.set]--; open[e.set] == 0 {
+				in = slices.Delete(in, i, i+1)
+			}
+		default:
+			if open[e.set]++; open[e.set] == 1 {
+				in = slices.Insert(in, i, e.set)
+			}
 		}
 	}
 	for i, s := range numbers {
