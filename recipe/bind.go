@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,9 +87,14 @@ type Options struct {
 
 const (
 	// maxNames bounds the number of names that the rules of a recipe stand for.
-	maxNames = 4 << 20
-	// maxNamed bounds the number of names in an error.
+	maxNames = 1 << 20
+	// maxSteps bounds the work of Bind: names that are compared with patterns, and pairs
+	// of parts of tensors.
+	maxSteps = 1 << 27
+	// maxNamed bounds the number of names in an error, and maxNear the number of them for
+	// which it has the nearest patterns.
 	maxNamed = 10
+	maxNear  = 3
 )
 
 // Bind applies a recipe to the checkpoint that md describes, from the form of that name to
@@ -100,7 +106,7 @@ func Bind(r *Recipe, from string, md *meta.Metadata, o Options) (*Binding, error
 	if err != nil {
 		return nil, err
 	}
-	b := &binder{r: r, md: md, src: 0, used: map[string]int{}, made: map[string]int{}, counts: map[string]int{}}
+	b := &binder{r: r, md: md, src: 0, used: map[string]int{}, made: map[string]int{}, counts: map[string]int{}, dropped: map[string][]remap.Piece{}}
 	if reverse {
 		b.src = 1
 	}
@@ -108,7 +114,7 @@ func Bind(r *Recipe, from string, md *meta.Metadata, o Options) (*Binding, error
 	if err := md.CheckWhole(nil); err != nil {
 		return nil, err
 	}
-	if b.env, err = newEnvironment(r, &nameList{md: md}, o.Config, o.Set); err != nil {
+	if b.env, err = newEnvironment(r, &nameList{b: b}, o.Config, o.Set); err != nil {
 		return nil, err
 	}
 	if err := b.bind(); err != nil {
@@ -130,7 +136,48 @@ type binder struct {
 	made   map[string]int // names of the result: the line of the rule
 	counts map[string]int // the number of values of captures that are known
 	names  int            // that rules stand for
+	steps  int            // of work
+	prover remap.Prover
 	index  map[string]*meta.Entry
+	// captures are the captures in the names of both sides.
+	captures map[string]bool
+	// dropped are the parts of sources that layouts drop.
+	dropped map[string][]remap.Piece
+}
+
+// spend counts steps of work. The error wraps ErrIncomplete if there are too many.
+func (b *binder) spend(steps int) error {
+	if b.steps += steps; b.steps > maxSteps {
+		return fmt.Errorf("%w: the recipe takes more than %d steps: it has too many patterns for the %d names", ErrIncomplete, maxSteps, len(b.md.Entries))
+	}
+	return nil
+}
+
+// match calls fn for each name of the source that a pattern matches, with the texts of its
+// holes, until fn returns false. The names are in order.
+func (b *binder) match(p *pattern, lists map[string][]string, fn func(name string, holes []string) bool) error {
+	before, after := p.literals[0], p.literals[len(p.literals)-1]
+	all := b.md.Entries
+	first, _ := slices.BinarySearchFunc(all, before, func(e meta.Entry, s string) int { return strings.Compare(e.FQN, s) })
+	var re *regexp.Regexp
+	for i := first; i < len(all) && strings.HasPrefix(all[i].FQN, before); i++ {
+		if err := b.spend(1); err != nil {
+			return err
+		}
+		if !strings.HasSuffix(all[i].FQN, after) {
+			continue
+		}
+		if re == nil {
+			re = p.regexp(lists)
+		}
+		if err := b.spend(1 + len(all[i].FQN)*len(re.String())/256); err != nil {
+			return err
+		}
+		if m := re.FindStringSubmatch(all[i].FQN); m != nil && !fn(all[i].FQN, m[1:]) {
+			return nil
+		}
+	}
+	return nil
 }
 
 func (b *binder) bind() error {
@@ -207,19 +254,20 @@ func (b *binder) stack() error {
 			c.sides[side] = nil
 			for _, t := range r.sides[side] {
 				u := *t
-				for k, stacked := range on {
-					if !stacked || k.side != side {
+				// The first step of the name is the outermost axis.
+				for _, h := range slices.Backward(t.names[0].holes) {
+					if !on[key{side, h.capture}] {
 						continue
 					}
 					names := slices.Clone(u.names)
 					all := true
 					for i := range names {
 						var ok bool
-						names[i], ok = names[i].without(k.capture)
+						names[i], ok = names[i].without(h.capture)
 						all = all && ok
 					}
 					if all {
-						u.names, u.layout = names, u.layout.with(k.capture)
+						u.names, u.layout = names, u.layout.with(h.capture)
 					}
 				}
 				c.sides[side] = append(c.sides[side], &u)
@@ -245,9 +293,13 @@ func (b *binder) lists() map[string][]string {
 // names of the source.
 func (b *binder) countCaptures() error {
 	lists := b.lists()
+	b.captures = map[string]bool{}
 	for _, r := range b.rules {
 		for side := range r.sides {
 			for _, t := range r.sides[side] {
+				for _, c := range t.names[0].captures() {
+					b.captures[c] = true
+				}
 				for _, c := range slices.Concat(t.names[0].captures(), t.layout.all()) {
 					if err := b.declared(c); err != nil {
 						return err
@@ -261,6 +313,9 @@ func (b *binder) countCaptures() error {
 		for _, t := range r.sides[b.src] {
 			for _, p := range t.names {
 				if err := b.learnCaptures(p, lists, highest); err != nil {
+					return err
+				}
+				if err := b.learnStacked(p, t.layout, lists, highest); err != nil {
 					return err
 				}
 			}
@@ -285,11 +340,11 @@ func (b *binder) declared(c string) error {
 		return nil
 	}
 	v, err := d.count.run(b.env)
-	if _, unknown := errors.AsType[*unknownError](err); unknown || err == nil && v == nil {
+	if u, unknown := errors.AsType[*unknownError](err); unknown && !u.broken() || err == nil && v == nil {
 		return nil // the names tell it
 	}
 	if err != nil {
-		return fmt.Errorf("captures, line %d: %w", d.line, err)
+		return fmt.Errorf("captures, line %d: %w", d.line, b.explain(err))
 	}
 	n, ok := v.(int)
 	if !ok || n < 0 || n > maxNames {
@@ -308,17 +363,12 @@ func (b *binder) learnCaptures(p *pattern, lists map[string][]string, highest ma
 	if !need || slices.ContainsFunc(p.holes, func(h hole) bool { return h.wild }) {
 		return nil
 	}
-	re := p.regexp(lists)
-	for name := range b.index {
-		m := re.FindStringSubmatch(name)
-		if m == nil {
-			continue
-		}
+	return b.match(p, lists, func(_ string, texts []string) bool {
 		for i, h := range p.holes {
 			if len(h.captures) != 1 || lists[h.captures[0]] != nil {
 				continue
 			}
-			n, err := strconv.Atoi(m[i+1])
+			n, err := strconv.Atoi(texts[i])
 			if err != nil {
 				continue
 			}
@@ -335,6 +385,36 @@ func (b *binder) learnCaptures(p *pattern, lists map[string][]string, highest ma
 			if n >= 0 && n < maxNames {
 				highest[h.captures[0]] = max(highest[h.captures[0]], n+1)
 			}
+		}
+		return true
+	})
+}
+
+// learnStacked finds the number of values of captures in the shapes of the source, if a
+// dimension consists of one capture.
+func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, highest map[string]int) error {
+	for i := range l.dims {
+		d := &l.dims[i]
+		if i == l.rest || d.sum != nil || len(d.before) != 1 || len(d.after) > 0 {
+			continue
+		}
+		c := d.before[0]
+		if _, known := b.counts[c]; known || !b.captures[c] {
+			continue
+		}
+		if err := b.match(p, lists, func(name string, _ []string) bool {
+			t := b.index[name].Tensor
+			if t == nil || len(t.Shape) < len(l.dims)-1 {
+				return true
+			}
+			n := t.Shape[i]
+			if l.rest >= 0 && i > l.rest {
+				n = t.Shape[len(t.Shape)-len(l.dims)+i]
+			}
+			highest[c] = max(highest[c], int(min(n, maxNames)))
+			return true
+		}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -354,8 +434,13 @@ func (b *binder) rule(r *rule) error {
 	if wild := r.wild(); wild != "" {
 		return b.wildRule(r, wild)
 	}
-	if r.optional && !b.present(r) {
-		return nil
+	if r.optional {
+		if ok, err := b.present(r); err != nil || !ok {
+			return err
+		}
+	}
+	if r.drops(1 - b.src) {
+		return fmt.Errorf("%w: it drops elements of %s (%s), so it works only from %s to %s", ErrIncomplete, b.out.To, r.reason, b.out.To, b.out.From)
 	}
 	both := slices.DeleteFunc(r.captures(b.src), func(c string) bool { return !slices.Contains(r.captures(1-b.src), c) })
 	return b.each(r, both, func() error { return b.instance(r) })
@@ -378,55 +463,43 @@ func (r *rule) wild() string {
 }
 
 // present reports whether the source has any name of a rule.
-func (b *binder) present(r *rule) bool {
+func (b *binder) present(r *rule) (bool, error) {
 	lists := b.lists()
 	for _, t := range r.sides[b.src] {
 		for _, p := range t.names {
-			if len(p.holes) == 0 {
-				if b.index[p.text] != nil {
-					return true
-				}
-				continue
-			}
-			re := p.regexp(lists)
-			for name := range b.index {
-				if re.MatchString(name) {
-					return true
-				}
+			found := false
+			if err := b.match(p, lists, func(string, []string) bool {
+				found = true
+				return false
+			}); err != nil || found {
+				return found, err
 			}
 		}
 	}
-	return false
+	return false, nil
 }
 
 // wildRule applies a rule with a capture of any text to each name that matches and that no
 // rule before has used.
 func (b *binder) wildRule(r *rule, capture string) error {
-	if len(r.sides[0]) != 1 || len(r.sides[1]) != 1 || len(r.sides[0][0].names) != 1 || len(r.sides[1][0].names) != 1 {
-		return errors.New("a capture of any text needs one name on each side")
-	}
 	p := r.sides[b.src][0].names[0]
-	if len(p.holes) != 1 || !slices.Equal(r.captures(0), r.captures(1)) {
-		return errors.New("a capture of any text has to be the only capture, on both sides")
-	}
-	re := p.regexp(nil)
 	found := false
-	for i := range b.md.Entries {
-		name := b.md.Entries[i].FQN
-		m := re.FindStringSubmatch(name)
-		if _, used := b.used[name]; m == nil || used {
-			continue
+	var failed error
+	err := b.match(p, nil, func(name string, texts []string) bool {
+		if _, used := b.used[name]; used {
+			return true
 		}
 		found = true
-		b.env.captures = map[string]any{capture: m[1]}
-		ok, err := b.env.condition(r.when)
-		if err == nil && ok {
-			err = b.instance(r)
+		b.env.captures = map[string]any{capture: texts[0]}
+		var ok bool
+		if ok, failed = b.env.condition(r.when); failed == nil && ok {
+			failed = b.instance(r)
 		}
 		b.env.captures = nil
-		if err != nil {
-			return err
-		}
+		return failed == nil
+	})
+	if err = cmp.Or(failed, err); err != nil {
+		return err
 	}
 	if !found && !r.optional {
 		return fmt.Errorf("%w: no name matches %s", ErrIncomplete, p.text)
@@ -607,7 +680,7 @@ func (b *binder) instance(r *rule) error {
 
 // value applies a rule to a value that is not a tensor: it can only be renamed.
 func (b *binder) value(r *rule, from, to []held) error {
-	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 {
+	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 || r.cast[1-b.src].Valid() {
 		return fmt.Errorf("%w: %q is not a tensor, so it can only be renamed", ErrIncomplete, from[0].name)
 	}
 	if err := b.make(r, to[0].name); err != nil {
@@ -692,6 +765,9 @@ func (b *binder) given(s *sizes, axis string, fallback bool) error {
 	}
 	switch v := b.env.variable(axis).(type) {
 	case nil:
+		if u := (&unknownError{what: axis, why: b.env.why[axis]}); u.broken() {
+			return u
+		}
 	case int:
 		if v < 0 || v > maxSize {
 			return fmt.Errorf("%w: the size of %s is %d", ErrVariable, axis, v)
@@ -724,17 +800,18 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 	if err != nil {
 		return err
 	}
-	sources := from
-	if r.tied {
-		sources = from[:1]
-	}
-	for _, h := range from[len(sources):] { // copies of the first one
-		whole := wholePiece(h.shape)
-		if t := from[0].entry.Tensor; !slices.Equal(h.shape, t.Shape) || h.entry.Tensor.DType != t.DType {
-			return fmt.Errorf("%w: %q is %v of %v and %q is %v of %v, but they are copies of each other", ErrIncomplete, from[0].name, t.Shape, t.DType, h.name, h.shape, h.entry.Tensor.DType)
+	var sources []held
+	for _, h := range from {
+		if !h.copy {
+			sources = append(sources, h)
+			continue
 		}
-		b.out.Checks = append(b.out.Checks, Check{Source: h.name, Other: from[0].name, Map: whole, Rule: r.line})
-		b.out.Dropped = append(b.out.Dropped, Dropped{h.name, fmt.Sprintf("a copy of %s", from[0].name)})
+		first := original(h, from)
+		if t := first.entry.Tensor; !slices.Equal(h.shape, t.Shape) || h.entry.Tensor.DType != t.DType {
+			return fmt.Errorf("%w: %q is %v of %v and %q is %v of %v, but they are copies of each other", ErrIncomplete, first.name, t.Shape, t.DType, h.name, h.shape, h.entry.Tensor.DType)
+		}
+		b.out.Checks = append(b.out.Checks, Check{Source: h.name, Other: first.name, Map: wholePiece(h.shape), Rule: r.line})
+		b.out.Dropped = append(b.out.Dropped, Dropped{h.name, fmt.Sprintf("a copy of %s", first.name)})
 	}
 	target, at := make([]Tensor, len(to)), map[string]int{}
 	for i, h := range to {
@@ -748,7 +825,7 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 			target[i].Add = -r.add
 		}
 		if h.copy {
-			target[i].Same = to[0].name
+			target[i].Same = original(h, to).name
 		}
 		at[h.name] = i
 	}
@@ -756,6 +833,9 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		return err
 	}
 	parts := [2][]located{locate(r, b.src, sources), locate(r, 1-b.src, to)}
+	if err := b.spend(len(parts[0]) * len(parts[1])); err != nil {
+		return err
+	}
 	for _, f := range parts[0] {
 		for _, t := range parts[1] {
 			if f.number != t.number || !f.meets(t) {
@@ -764,6 +844,9 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 			piece, err := s.piece(t, f)
 			if err != nil {
 				return err
+			}
+			if piece.Volume() == 0 {
+				continue
 			}
 			target[at[t.held.name]].Parts = append(target[at[t.held.name]].Parts, Part{Source: f.held.name, Map: piece})
 		}
@@ -774,7 +857,7 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		for k := range t.Parts {
 			maps[k] = t.Parts[k].Map
 		}
-		if err := exact(t.Shape, maps); err != nil {
+		if err := b.prover.Exact(t.Shape, maps); err != nil {
 			return fmt.Errorf("%w: %q: %w", ErrIncomplete, t.Name, err)
 		}
 	}
@@ -782,12 +865,10 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 	return nil
 }
 
-// exact is remap.Exact, also for tensors without elements.
-func exact(shape []int64, pieces []remap.Piece) error {
-	if slices.Contains(shape, 0) {
-		return nil
-	}
-	return remap.Exact(shape, pieces)
+// original returns the tensor that h is a copy of.
+func original(h held, side []held) held {
+	i := slices.IndexFunc(side, func(o held) bool { return !o.copy && maps.Equal(o.at, h.at) })
+	return side[i] // the first tensor of a tied side is not optional, so it is there
 }
 
 // dtype returns the type of the elements of the result.
@@ -802,8 +883,10 @@ func (b *binder) dtype(r *rule, from []held) (tensor.DType, error) {
 	if !to.Valid() {
 		to = first.entry.Tensor.DType
 	}
-	if r.add != 0 && (!to.IsFloat() || !first.entry.Tensor.DType.IsFloat()) {
-		return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, first.name, first.entry.Tensor.DType)
+	for _, h := range from {
+		if d := h.entry.Tensor.DType; r.add != 0 && (!to.IsFloat() || !d.IsFloat()) {
+			return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, h.name, d)
+		}
 	}
 	return to, nil
 }
@@ -962,7 +1045,7 @@ func (s *sizes) sizeOf(axis string) int64 {
 // fillers adds the parts that have no counterpart: they are filled in the result, and
 // checked in the source.
 func (b *binder) fillers(r *rule, s *sizes, from, to []held, target []Tensor) error {
-	fill := func(h *held, do func(m remap.Piece)) error {
+	fill := func(h *held, do func(p lpart, m remap.Piece)) error {
 		for _, p := range h.term.layout.parts() {
 			if !p.fill {
 				continue
@@ -973,20 +1056,26 @@ func (b *binder) fillers(r *rule, s *sizes, from, to []held, target []Tensor) er
 				return err
 			}
 			if m.Volume() > 0 {
-				do(m)
+				do(p, m)
 			}
 		}
 		return nil
 	}
 	for i := range from {
-		if err := fill(&from[i], func(m remap.Piece) {
-			b.out.Checks = append(b.out.Checks, Check{Source: from[i].name, Map: m, Rule: r.line})
+		name := from[i].name
+		if err := fill(&from[i], func(p lpart, m remap.Piece) {
+			if p.drop {
+				b.dropped[name] = append(b.dropped[name], m)
+				b.out.Dropped = append(b.out.Dropped, Dropped{fmt.Sprintf("%s %v", name, m.FromBox()), r.reason})
+				return
+			}
+			b.out.Checks = append(b.out.Checks, Check{Source: name, Map: m, Rule: r.line})
 		}); err != nil {
 			return err
 		}
 	}
 	for i := range to {
-		if err := fill(&to[i], func(m remap.Piece) {
+		if err := fill(&to[i], func(_ lpart, m remap.Piece) {
 			target[i].Parts = append(target[i].Parts, Part{Map: m})
 		}); err != nil {
 			return err
@@ -1033,7 +1122,7 @@ func (b *binder) drop() error {
 			continue
 		}
 		match := func(name string) bool {
-			return slices.ContainsFunc(r.globs[b.src], func(g glob) bool { return g.re.MatchString(name) })
+			return slices.ContainsFunc(r.globs[b.src], func(g glob) bool { return g.match(name) })
 		}
 		if r.kind == fillRule {
 			if len(r.sides[b.src]) == 0 {
@@ -1046,9 +1135,18 @@ func (b *binder) drop() error {
 			}
 			continue
 		}
+		if err := b.spend(len(b.md.Entries)); err != nil {
+			return err
+		}
 		for i := range b.md.Entries {
 			name := b.md.Entries[i].FQN
-			if _, used := b.used[name]; !used && match(name) {
+			if _, used := b.used[name]; used {
+				continue
+			}
+			if err := b.spend(10 * max(1, len(r.globs[b.src]))); err != nil {
+				return err
+			}
+			if match(name) {
 				b.used[name] = r.line
 				b.out.Dropped = append(b.out.Dropped, Dropped{name, r.reason})
 			}
@@ -1069,8 +1167,12 @@ func (b *binder) unused() error {
 		return nil
 	}
 	var parts []string
-	for _, name := range names[:min(len(names), maxNamed)] {
-		parts = append(parts, fmt.Sprintf("%q (the nearest patterns: %s)", name, strings.Join(b.nearest(name), ", ")))
+	for i, name := range names[:min(len(names), maxNamed)] {
+		text := strconv.Quote(name)
+		if i < maxNear {
+			text += fmt.Sprintf(" (the nearest patterns: %s)", strings.Join(b.nearest(name), ", "))
+		}
+		parts = append(parts, text)
 	}
 	text := strings.Join(parts, "; ")
 	if n := len(names) - len(parts); n > 0 {
@@ -1126,8 +1228,11 @@ func (b *binder) proveSources() error {
 	if b.env.variable(checkPadding) == false {
 		b.out.Checks = slices.DeleteFunc(b.out.Checks, func(c Check) bool { return c.Other == "" })
 	}
+	for name, dropped := range b.dropped {
+		pieces[name] = append(pieces[name], dropped...)
+	}
 	for _, name := range slices.Sorted(maps.Keys(pieces)) {
-		if err := exact(b.index[name].Tensor.Shape, pieces[name]); err != nil {
+		if err := b.prover.Exact(b.index[name].Tensor.Shape, pieces[name]); err != nil {
 			return fmt.Errorf("%w: %q, used by the rule in line %d: %w", ErrIncomplete, name, b.used[name], err)
 		}
 	}
@@ -1136,7 +1241,7 @@ func (b *binder) proveSources() error {
 
 // nameList answers questions about the names of a checkpoint.
 type nameList struct {
-	md    *meta.Metadata
+	b     *binder
 	known map[string]int
 }
 
@@ -1149,9 +1254,13 @@ func (l *nameList) count(text string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	all := l.b.md.Entries
+	if err := l.b.spend(10 * len(all)); err != nil {
+		return 0, err
+	}
 	n := 0
-	for i := range l.md.Entries {
-		if g.re.MatchString(l.md.Entries[i].FQN) {
+	for i := range all {
+		if g.match(all[i].FQN) {
 			n++
 		}
 	}

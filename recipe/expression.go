@@ -25,6 +25,10 @@ type expression struct {
 const (
 	maxExpression = 1000 // characters
 	maxNodes      = 200
+	// maxValue bounds the value of an expression: the bytes of its texts and the number
+	// of its elements. Without it, a few variables could double a text many times.
+	maxValue = 1 << 16
+	maxDepth = 16 // of lists in lists
 )
 
 // functions are the functions of expressions. The environment has them.
@@ -76,6 +80,9 @@ func (c *collector) Visit(node *ast.Node) {
 	}
 	switch n := (*node).(type) {
 	case *ast.IdentifierNode:
+		if n.Value == "$env" {
+			refuse(n.Value)
+		}
 		c.names = append(c.names, n.Value)
 	case *ast.BuiltinNode:
 		refuse(n.Name)
@@ -101,6 +108,16 @@ type unknownError struct {
 	why  error // nil: nobody has set it
 }
 
+// broken reports whether the value has an error, so that it does not help to find the value
+// elsewhere.
+func (e *unknownError) broken() bool {
+	if e.why == nil {
+		return false
+	}
+	u, ok := errors.AsType[*unknownError](e.why)
+	return !ok || u.broken()
+}
+
 func (e *unknownError) Error() string {
 	text := fmt.Sprintf("the value of %s is not known", e.what)
 	if e.why != nil {
@@ -111,32 +128,51 @@ func (e *unknownError) Error() string {
 
 // run returns the value of the expression. It is nil if it is unknown.
 func (x *expression) run(e *environment) (any, error) {
-	env := map[string]any{configName: e.config}
-	for name, fn := range e.functions {
-		env[name] = fn
-	}
 	var unknown *unknownError
+	for _, name := range x.names { // before the captures are in e.scope
+		if _, captured := e.captures[name]; !captured && e.variable(name) == nil && unknown == nil {
+			unknown = &unknownError{what: name, why: e.why[name]}
+		}
+	}
 	for _, name := range x.names {
 		v, captured := e.captures[name]
 		if !captured {
 			v = e.variable(name)
 		}
-		if env[name] = v; v == nil && unknown == nil {
-			unknown = &unknownError{what: name, why: e.why[name]}
-		}
+		e.scope[name] = v
 	}
-	v, err := vm.Run(x.program, env)
+	v, err := vm.Run(x.program, e.scope)
 	if err != nil {
 		if unknown != nil {
 			return nil, unknown
 		}
 		return nil, fmt.Errorf("%s: %w", x.text, plainError(err))
 	}
-	return plainValue(v)
+	if v, err = smallValue(v); err != nil {
+		err = fmt.Errorf("%s: %w", x.text, err)
+	}
+	return v, err
 }
+
+// smallValue is plainValue for values of a recipe, which are bounded.
+func smallValue(v any) (any, error) { return (&plainer{left: maxValue}).value(v, maxDepth) }
 
 // plainValue returns numbers without a fraction as int.
 func plainValue(v any) (any, error) {
+	return (&plainer{left: math.MaxInt}).value(v, math.MaxInt)
+}
+
+// plainer makes values of files plain.
+type plainer struct{ left int } // how large the rest of the value may be
+
+func (p *plainer) value(v any, depth int) (any, error) {
+	size := 1
+	if text, ok := v.(string); ok {
+		size += len(text)
+	}
+	if p.left -= size; p.left < 0 || depth < 0 {
+		return nil, errors.New("the value is too large")
+	}
 	switch v := v.(type) {
 	case nil, bool, string, int:
 		return v, nil
@@ -151,7 +187,7 @@ func plainValue(v any) (any, error) {
 		out := make([]any, len(v))
 		for i := range v {
 			var err error
-			if out[i], err = plainValue(v[i]); err != nil {
+			if out[i], err = p.value(v[i], depth-1); err != nil {
 				return nil, err
 			}
 		}
@@ -160,7 +196,7 @@ func plainValue(v any) (any, error) {
 		out := make(map[string]any, len(v))
 		for k, x := range v {
 			var err error
-			if out[k], err = plainValue(x); err != nil {
+			if out[k], err = p.value(x, depth-1); err != nil {
 				return nil, err
 			}
 		}
@@ -174,11 +210,11 @@ const configName = "config"
 
 // environment has the values of variables while a recipe is bound to a checkpoint.
 type environment struct {
-	config    map[string]any
-	set       map[string]any // by the user
-	defs      map[string]*definition
-	captures  map[string]any // of the current instance of a rule
-	functions map[string]any
+	config   map[string]any
+	set      map[string]any // by the user
+	defs     map[string]*definition
+	captures map[string]any // of the current instance of a rule
+	scope    map[string]any // what a formula can use: functions, the configuration, names
 
 	values map[string]any   // of the variables that were evaluated; nil: unknown
 	why    map[string]error // why a variable is unknown
@@ -220,23 +256,40 @@ func newEnvironment(r *Recipe, names *nameList, config, set map[string]any) (*en
 			return nil, fmt.Errorf("%w: %s is not a variable of the recipe %s; it has %s", ErrVariable, name, r.Name, strings.Join(slices.Sorted(maps.Keys(e.defs)), ", "))
 		}
 	}
-	e.functions = map[string]any{
+	e.scope = map[string]any{
+		configName:  e.config,
 		"has":       func(g string) (bool, error) { n, err := names.count(g); return n > 0, err },
 		"number_of": names.count,
-		"div": func(a, b int) (int, error) {
-			if b == 0 || a%b != 0 {
-				return 0, fmt.Errorf("%d cannot be divided by %d", a, b)
-			}
-			return a / b, nil
-		},
-		"ceil_to": func(a, b int) (int, error) {
-			if b <= 0 || a < 0 || a > maxSize-b {
-				return 0, fmt.Errorf("%d cannot be rounded up to a multiple of %d", a, b)
-			}
-			return (a + b - 1) / b * b, nil
-		},
+		"div":       ofNumbers(divide),
+		"ceil_to":   ofNumbers(ceilTo),
 	}
 	return e, nil
+}
+
+// ofNumbers returns a function of expressions. Without it, an unknown value would be zero.
+func ofNumbers(fn func(a, b int) (int, error)) func(a, b any) (int, error) {
+	return func(a, b any) (int, error) {
+		m, ok := a.(int)
+		n, both := b.(int)
+		if !ok || !both {
+			return 0, fmt.Errorf("%v and %v are not whole numbers", a, b)
+		}
+		return fn(m, n)
+	}
+}
+
+func divide(a, b int) (int, error) {
+	if b == 0 || a%b != 0 {
+		return 0, fmt.Errorf("%d cannot be divided by %d", a, b)
+	}
+	return a / b, nil
+}
+
+func ceilTo(a, b int) (int, error) {
+	if b <= 0 || a < 0 || a > maxSize-b {
+		return 0, fmt.Errorf("%d cannot be rounded up to a multiple of %d", a, b)
+	}
+	return (a + b - 1) / b * b, nil
 }
 
 // variable returns the value of a variable, or nil if it is unknown.
@@ -282,7 +335,7 @@ func (e *environment) condition(x *expression) (bool, error) {
 	b, ok := v.(bool)
 	if !ok {
 		if v == nil {
-			return false, &unknownError{what: x.text}
+			return false, &unknownError{what: x.text, why: e.why[x.text]}
 		}
 		return false, fmt.Errorf("%s is %v, not true or false", x.text, v)
 	}

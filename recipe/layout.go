@@ -33,7 +33,8 @@ type dim struct {
 // summand is one term of a sum.
 type summand struct {
 	axes []string
-	fill bool // zeros, which no tensor of the other side has
+	fill bool // the other side does not have it: it is zero, unless drop is set
+	drop bool // any values, which get lost
 }
 
 const (
@@ -218,10 +219,10 @@ func parseSum(words []string) ([]summand, error) {
 func parseSummand(words []string) (summand, error) {
 	var s summand
 	if len(words) > 2 && words[1] == "(" && words[len(words)-1] == ")" {
-		if words[0] != "zeros" {
-			return s, fmt.Errorf("%s( has no meaning: write zeros(n)", words[0])
+		if words[0] != "zeros" && words[0] != "drop" {
+			return s, fmt.Errorf("%s( has no meaning: write zeros(n) or drop(n)", words[0])
 		}
-		s.fill = true
+		s.fill, s.drop = true, words[0] == "drop"
 		words = words[2 : len(words)-1]
 	}
 	if len(words) == 0 {
@@ -263,8 +264,8 @@ func (l *layout) sum() (d, n int) {
 // lpart is one part of a layout: term number term of the sum, or everything if there is
 // no sum.
 type lpart struct {
-	term int
-	fill bool
+	term       int
+	fill, drop bool // of the summand
 }
 
 // parts returns the parts of a tensor, in order.
@@ -275,7 +276,7 @@ func (l *layout) parts() []lpart {
 	}
 	out := make([]lpart, len(l.dims[d].sum))
 	for i, s := range l.dims[d].sum {
-		out[i] = lpart{i, s.fill}
+		out[i] = lpart{i, s.fill, s.drop}
 	}
 	return out
 }
@@ -333,7 +334,10 @@ func (l *layout) String() string {
 			var terms []string
 			for _, s := range d.sum {
 				t := strings.Join(s.axes, " ")
-				if s.fill {
+				switch {
+				case s.drop:
+					t = "drop(" + t + ")"
+				case s.fill:
 					t = "zeros(" + t + ")"
 				}
 				terms = append(terms, t)

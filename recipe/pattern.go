@@ -28,10 +28,16 @@ type hole struct {
 	captures []string
 }
 
-const maxHoles = 16
+const (
+	maxHoles   = 16
+	maxPattern = 1024 // characters
+)
 
 // parsePattern reads a name with holes. isVariable tells variables from captures.
 func parsePattern(text string, isVariable func(name string) bool) (*pattern, error) {
+	if len(text) > maxPattern {
+		return nil, fmt.Errorf("a name of more than %d characters", maxPattern)
+	}
 	p := &pattern{text: text}
 	rest := text
 	for {
@@ -102,7 +108,7 @@ func (p *pattern) fill(e *environment) (string, error) {
 		case string:
 			b.WriteString(v)
 		case nil:
-			return "", &unknownError{what: h.text}
+			return "", &unknownError{what: h.text, why: e.why[h.text]}
 		default:
 			return "", fmt.Errorf("{%s} of %q is %v, which is neither a number nor a text", h.text, p.text, v)
 		}
@@ -165,20 +171,37 @@ func nameShape(name string) string { return numbers.ReplaceAllString(name, "{}")
 
 // glob matches names: a star stands for any characters.
 type glob struct {
-	text string
-	re   *regexp.Regexp
+	parts []string // between the stars
 }
 
 func parseGlob(text string) (glob, error) {
 	if text == "" {
 		return glob{}, errors.New("a pattern is empty")
 	}
-	parts := strings.Split(text, "*")
-	for i := range parts {
-		parts[i] = regexp.QuoteMeta(parts[i])
+	if len(text) > maxPattern {
+		return glob{}, fmt.Errorf("a pattern of more than %d characters", maxPattern)
 	}
-	re, err := regexp.Compile(`(?s)\A` + strings.Join(parts, ".*") + `\z`)
-	return glob{text, re}, err
+	return glob{strings.Split(text, "*")}, nil
+}
+
+// match reports whether the glob matches all of a name.
+func (g glob) match(name string) bool {
+	last := len(g.parts) - 1
+	if last == 0 {
+		return name == g.parts[0]
+	}
+	rest, ok := strings.CutPrefix(name, g.parts[0])
+	if !ok {
+		return false
+	}
+	for _, part := range g.parts[1:last] { // the first place for each is as good as any
+		at := strings.Index(rest, part)
+		if at < 0 {
+			return false
+		}
+		rest = rest[at+len(part):]
+	}
+	return strings.HasSuffix(rest, g.parts[last])
 }
 
 // distance returns the number of characters to change to make a into b.

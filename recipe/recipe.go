@@ -7,6 +7,7 @@
 package recipe
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -33,8 +34,11 @@ var (
 )
 
 const (
-	maxText  = 1 << 20 // bytes of a recipe
-	maxRules = 4096
+	maxText      = 1 << 20 // bytes of a recipe
+	maxRules     = 4096
+	maxPatterns  = 16384 // names in all rules
+	maxVariables = 1024
+	maxList      = 4096 // characters of the values of a capture
 )
 
 // Recipe describes how two forms of the same weights correspond.
@@ -98,7 +102,7 @@ type rule struct {
 	cast [2]tensor.DType
 
 	globs  [2][]glob // drop: the names
-	reason string    // drop, fill
+	reason string    // drop, fill, and map if a layout drops elements
 	value  float64   // fill
 	dtype  tensor.DType
 }
@@ -157,8 +161,23 @@ func (r *Recipe) hasVariable(name string) bool {
 const checkPadding = "check_padding"
 
 type recipeParser struct {
-	r     *Recipe
-	lines map[string]int // of keys, by their path
+	r        *Recipe
+	lines    map[string]int // of keys, by their path
+	patterns int            // names in all rules
+}
+
+// line returns the line of a key, or of the nearest key above it that has one.
+func (p *recipeParser) line(path string) int {
+	for {
+		if line, ok := p.lines[path]; ok {
+			return line
+		}
+		dot := strings.LastIndexByte(path, '.')
+		if dot < 0 {
+			return 1
+		}
+		path = path[:dot]
+	}
 }
 
 // lineError is an error in one line of a recipe.
@@ -182,7 +201,7 @@ func (p *recipeParser) parse(text []byte) error {
 	known := []string{"about", "sides", "families", "variables", "defaults", "captures", "stack", "rule", "drop", "fill"}
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		if !slices.Contains(known, key) {
-			return lineError(p.lines[key], "unknown key %q; known are %s", key, strings.Join(known, ", "))
+			return lineError(p.line(key), "unknown key %q; known are %s", key, strings.Join(known, ", "))
 		}
 	}
 	if err := p.header(doc); err != nil {
@@ -222,25 +241,35 @@ func keyLines(text []byte) (map[string]int, error) {
 	var parser unstable.Parser
 	parser.Reset(text)
 	table := ""
+	line, counted := 1, 0 // the line of text[counted]: keys come in order
+	lineOf := func(offset int) int {
+		line += bytes.Count(text[counted:max(offset, counted)], []byte("\n"))
+		counted = max(offset, counted)
+		return line
+	}
 	for parser.NextExpression() {
 		e := parser.Expression()
 		var keys []string
 		line := 0
 		for it := e.Key(); it.Next(); {
 			if n := it.Node(); line == 0 {
-				line = parser.Shape(n.Raw).Start.Line
+				line = lineOf(int(n.Raw.Offset))
 			}
 			keys = append(keys, string(it.Node().Data))
 		}
 		path := strings.Join(keys, ".")
+		top := keys[0] // of the document, if a table or a key has several steps
+		if table != "" && e.Kind == unstable.KeyValue {
+			top = table + "." + top
+		}
+		if _, ok := lines[top]; !ok {
+			lines[top] = line
+		}
 		switch e.Kind {
 		case unstable.ArrayTable:
 			table = fmt.Sprintf("%s.%d", path, counts[path])
 			counts[path]++
 			lines[table] = line
-			if _, ok := lines[path]; !ok {
-				lines[path] = line
-			}
 		case unstable.Table:
 			table = path
 			lines[table] = line
@@ -258,22 +287,22 @@ func (p *recipeParser) header(doc map[string]any) error {
 	var ok bool
 	if about, has := doc["about"]; has {
 		if p.r.About, ok = about.(string); !ok {
-			return lineError(p.lines["about"], "about is not a text")
+			return lineError(p.line("about"), "about is not a text")
 		}
 	}
 	if families, has := doc["families"]; has {
 		var err error
 		if p.r.Families, err = textList(families); err != nil {
-			return lineError(p.lines["families"], "families: %w", err)
+			return lineError(p.line("families"), "families: %w", err)
 		}
 	}
 	sides, err := textList(doc["sides"])
 	if err != nil || len(sides) != 2 || sides[0] == sides[1] {
-		return lineError(max(1, p.lines["sides"]), `sides: want the names of the two forms, such as ["hf", "megatron"]`)
+		return lineError(p.line("sides"), `sides: want the names of the two forms, such as ["hf", "megatron"]`)
 	}
 	for i, s := range sides {
 		if !identifier.MatchString(s) || slices.Contains(ruleKeys, s) {
-			return lineError(p.lines["sides"], "sides: %q cannot be the name of a form", s)
+			return lineError(p.line("sides"), "sides: %q cannot be the name of a form", s)
 		}
 		p.r.Sides[i] = s
 	}
@@ -306,7 +335,7 @@ func (p *recipeParser) table(doc map[string]any, name string) (map[string]any, e
 	}
 	t, ok := v.(map[string]any)
 	if !ok {
-		return nil, lineError(p.lines[name], "%s is not a table", name)
+		return nil, lineError(p.line(name), "%s is not a table", name)
 	}
 	return t, nil
 }
@@ -318,18 +347,21 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(t)) {
-		line := p.lines[table+"."+name]
+		line := p.line(table + "." + name)
 		if !identifier.MatchString(name) || name == configName || slices.Contains(functions, name) {
 			return lineError(line, "%q cannot be the name of a variable", name)
 		}
 		if p.r.hasVariable(name) {
 			return lineError(line, "%s is defined twice", name)
 		}
+		if len(p.r.variables) == maxVariables {
+			return lineError(line, "more than %d variables", maxVariables)
+		}
 		d := &definition{name: name, line: line, fallback: table == "defaults"}
 		if text, ok := t[name].(string); ok {
 			d.expr, err = parseExpression(text)
 		} else {
-			d.value, err = plainValue(t[name])
+			d.value, err = smallValue(t[name])
 		}
 		if err != nil {
 			return lineError(line, "%s: %w", name, err)
@@ -345,7 +377,7 @@ func (p *recipeParser) captures(doc map[string]any) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(t)) {
-		line := p.lines["captures."+name]
+		line := p.line("captures." + name)
 		if !identifier.MatchString(name) || p.r.hasVariable(name) {
 			return lineError(line, "%q cannot be the name of a capture", name)
 		}
@@ -357,6 +389,8 @@ func (p *recipeParser) captures(doc map[string]any) error {
 			c.list, err = textList(v)
 			if err == nil && (len(c.list) == 0 || len(slices.Compact(slices.Sorted(slices.Values(c.list)))) != len(c.list)) {
 				err = errors.New("want a list of different texts")
+			} else if err == nil && len(strings.Join(c.list, "|")) > maxList {
+				err = fmt.Errorf("the texts have more than %d characters", maxList)
 			}
 		case int64:
 			c.count, err = parseExpression(fmt.Sprint(v))
@@ -380,10 +414,10 @@ func (p *recipeParser) stacks(doc map[string]any) error {
 		i := slices.Index(p.r.Sides[:], side)
 		of, ok := t[side].(map[string]any)
 		if i < 0 || !ok {
-			return lineError(p.lines["stack"]+p.lines["stack."+side], "stack: want a table for %s or %s", p.r.Sides[0], p.r.Sides[1])
+			return lineError(p.line("stack."+side), "stack: want a table for %s or %s", p.r.Sides[0], p.r.Sides[1])
 		}
 		for _, capture := range slices.Sorted(maps.Keys(of)) {
-			line := max(p.lines["stack."+side+"."+capture], p.lines["stack."+side])
+			line := p.line("stack." + side + "." + capture)
 			text, ok := of[capture].(string)
 			if b, isBool := of[capture].(bool); isBool {
 				text, ok = fmt.Sprint(b), true
@@ -406,7 +440,7 @@ var ruleKeys = []string{"when", "optional", "tie", "add", "cast", "reason", "val
 
 // keysOf are the keys that each table has.
 var keysOf = map[string][]string{
-	"rule": {"when", "optional", "tie", "add", "cast"},
+	"rule": {"when", "optional", "tie", "add", "cast", "reason"},
 	"drop": {"when", "reason"},
 	"fill": {"when", "reason", "value", "dtype"},
 }
@@ -419,16 +453,16 @@ func (p *recipeParser) rules(doc map[string]any, table string) error {
 	}
 	list, ok := v.([]any)
 	if !ok {
-		return lineError(p.lines[table], "%s: write [[%s]] before each one", table, table)
+		return lineError(p.line(table), "%s: write [[%s]] before each one", table, table)
 	}
 	for i := range list {
 		path := fmt.Sprintf("%s.%d", table, i)
 		t, ok := list[i].(map[string]any)
 		if !ok {
-			return lineError(p.lines[table], "%s is not a table", table)
+			return lineError(p.line(table), "%s is not a table", table)
 		}
 		if len(p.r.rules) == maxRules {
-			return lineError(p.lines[path], "more than %d rules", maxRules)
+			return lineError(p.line(path), "more than %d rules", maxRules)
 		}
 		r, err := p.rule(t, table, path)
 		if err != nil {
@@ -440,9 +474,9 @@ func (p *recipeParser) rules(doc map[string]any, table string) error {
 }
 
 func (p *recipeParser) rule(t map[string]any, table, path string) (*rule, error) {
-	r := &rule{line: p.lines[path], kind: map[string]kind{"rule": mapRule, "drop": dropRule, "fill": fillRule}[table]}
+	r := &rule{line: p.line(path), kind: map[string]kind{"rule": mapRule, "drop": dropRule, "fill": fillRule}[table]}
 	for _, key := range slices.Sorted(maps.Keys(t)) {
-		line := max(p.lines[path+"."+key], r.line)
+		line := p.line(path + "." + key)
 		if side := slices.Index(p.r.Sides[:], key); side >= 0 {
 			if err := p.side(r, side, t[key]); err != nil {
 				return nil, lineError(line, "%s: %w", key, err)
@@ -472,6 +506,9 @@ func (p *recipeParser) side(r *rule, side int, v any) error {
 		return errors.New("want a name")
 	}
 	for _, text := range texts {
+		if p.patterns += 1 + strings.Count(text, "|"); p.patterns > maxPatterns {
+			return fmt.Errorf("more than %d names in all rules", maxPatterns)
+		}
 		if r.kind == dropRule {
 			g, err := parseGlob(text)
 			if err != nil {
@@ -596,8 +633,8 @@ func (p *recipeParser) check(r *rule) error {
 			return errors.New("want one tensor, of one side")
 		}
 		t := slices.Concat(r.sides[0], r.sides[1])[0]
-		if !t.given || t.layout.rest >= 0 || t.optional || len(t.names) != 1 {
-			return errors.New("want a name with a layout")
+		if _, sums := t.layout.sum(); !t.given || sums > 0 || t.layout.rest >= 0 || t.optional || len(t.names) != 1 || r.wild() != "" {
+			return errors.New("want a name with a layout without sums")
 		}
 		if !r.dtype.Valid() {
 			return errors.New("want a dtype")
@@ -648,6 +685,12 @@ func (p *recipeParser) checkParts(r *rule) error {
 			return fmt.Errorf("part %d has the remaining dimensions ... only on one side: give both a layout", i+1)
 		}
 	}
+	if err := r.checkWild(); err != nil {
+		return err
+	}
+	if err := p.checkDropped(r); err != nil {
+		return err
+	}
 	for _, side := range r.sides {
 		for _, t := range side {
 			if len(t.names) > 1 && slices.ContainsFunc(t.names[1:], func(q *pattern) bool {
@@ -658,6 +701,43 @@ func (p *recipeParser) checkParts(r *rule) error {
 		}
 	}
 	return nil
+}
+
+// checkWild checks the rule of a capture that stands for any text.
+func (r *rule) checkWild() error {
+	wild := r.wild()
+	if wild == "" {
+		return nil
+	}
+	for _, side := range r.sides {
+		if len(side) != 1 || len(side[0].names) != 1 || len(side[0].names[0].holes) != 1 || !side[0].names[0].holes[0].wild || side[0].names[0].holes[0].capture != wild {
+			return fmt.Errorf("{%s*} stands for any text, so each side needs one name that has {%s*} once and no other capture", wild, wild)
+		}
+	}
+	return nil
+}
+
+// checkDropped checks that a rule has a reason if its layouts drop elements.
+func (p *recipeParser) checkDropped(r *rule) error {
+	a, b := r.drops(0), r.drops(1)
+	switch {
+	case a && b:
+		return errors.New("both sides have drop(), so the rule has no direction")
+	case (a || b) && strings.TrimSpace(r.reason) == "":
+		return errors.New("a rule that drops elements needs a reason")
+	case !a && !b && r.reason != "":
+		return errors.New("the rule drops nothing, so it needs no reason")
+	case (a || b) && r.tied:
+		return errors.New("tie: a layout cannot drop elements")
+	}
+	return nil
+}
+
+// drops reports whether a layout of a side drops elements.
+func (r *rule) drops(side int) bool {
+	return slices.ContainsFunc(r.sides[side], func(t *term) bool {
+		return slices.ContainsFunc(t.layout.parts(), func(p lpart) bool { return p.drop })
+	})
 }
 
 // rpart is one part of a side of a rule.

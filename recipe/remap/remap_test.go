@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/recipe/remap"
@@ -159,4 +160,128 @@ func randomPieces(r *rand.Rand) ([]remap.Piece, []int64) {
 		}})
 	}
 	return out, []int64{e, f, h}
+}
+
+// TestExactRandom compares Exact with a count of all elements, for random maps, most of
+// them wrong.
+func TestExactRandom(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	outcomes := map[bool]int{}
+	for range 3000 {
+		pieces, shape := randomPieces(r)
+		damage(r, pieces)
+		if r.IntN(4) == 0 {
+			pieces = append(pieces, pieces[r.IntN(len(pieces))])
+		} else if r.IntN(4) == 0 {
+			pieces = slices.Delete(pieces, 0, 1)
+		}
+		counts := map[[3]int64]int{}
+		want := true
+		for i := range pieces {
+			if pieces[i].Volume() == 0 {
+				continue
+			}
+			each(&pieces[i], func(to, _ []int64) {
+				for d, n := range shape {
+					want = want && to[d] >= 0 && to[d] < n
+				}
+				counts[key(to)]++
+			})
+		}
+		for _, n := range counts {
+			want = want && n == 1
+		}
+		all, err := tensor.NumElements(shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = want && int64(len(counts)) == all
+		if err := remap.Exact(shape, pieces); (err == nil) != want || err != nil && !errors.Is(err, remap.ErrInexact) {
+			// Steps that are in no order are refused, also if no element is there twice.
+			if want && errors.Is(err, remap.ErrInexact) && strings.Contains(err.Error(), "twice") {
+				continue
+			}
+			t.Fatalf("seed %d: %v of %v: %v, want exact %v", seed, pieces, shape, err, want)
+		}
+		outcomes[want]++
+	}
+	if outcomes[true] < 100 || outcomes[false] < 100 {
+		t.Errorf("seed %d: %v", seed, outcomes)
+	}
+}
+
+// damage changes one number of the pieces, or none.
+func damage(r *rand.Rand, pieces []remap.Piece) {
+	p := &pieces[r.IntN(len(pieces))]
+	p.Axes, p.To = slices.Clone(p.Axes), slices.Clone(p.To)
+	change := r.Int64N(3) - 1
+	switch at := r.IntN(len(p.Axes)); r.IntN(5) {
+	case 0:
+		p.To[r.IntN(len(p.To))] += change
+	case 1:
+		p.Axes[at].ToStep += change
+	case 2:
+		p.Axes[at].Size += change
+	case 3: // exchange two steps
+		other := r.IntN(len(p.Axes))
+		p.Axes[at].ToStep, p.Axes[other].ToStep = p.Axes[other].ToStep, p.Axes[at].ToStep
+	}
+}
+
+// TestExactBounds checks maps with numbers that overflow, of other dimensions, and of many
+// parts.
+func TestExactBounds(t *testing.T) {
+	one := func(a ...remap.Axis) []remap.Piece { return []remap.Piece{{To: []int64{0}, From: []int64{0}, Axes: a}} }
+	for name, c := range map[string]struct {
+		shape  []int64
+		pieces []remap.Piece
+		want   error
+	}{
+		"a step that overflows":        {[]int64{4}, one(remap.Axis{Size: 4, ToStep: 1 << 62}), remap.ErrInexact},
+		"a size that overflows":        {[]int64{4}, one(remap.Axis{Size: 1 << 62, ToStep: 1}, remap.Axis{Size: 4, ToStep: 1 << 62}), remap.ErrInexact},
+		"a negative size":              {[]int64{4}, one(remap.Axis{Size: -4, ToStep: 1}), remap.ErrInexact},
+		"a negative step":              {[]int64{4}, one(remap.Axis{Size: 4, ToStep: -1}), remap.ErrInexact},
+		"no step":                      {[]int64{4}, one(remap.Axis{Size: 4}), remap.ErrInexact},
+		"another dimension":            {[]int64{4}, one(remap.Axis{Size: 2, ToStep: 1}, remap.Axis{Size: 2, To: 1, ToStep: 1}), remap.ErrInexact},
+		"more dimensions":              {[]int64{4, 1}, one(remap.Axis{Size: 4, ToStep: 1}), remap.ErrInexact},
+		"a shape that overflows":       {[]int64{1 << 62, 4}, nil, tensor.ErrShape},
+		"no elements and no pieces":    {[]int64{0, 4}, nil, nil},
+		"no elements and an empty one": {[]int64{0}, one(remap.Axis{Size: 0, ToStep: 1}), nil},
+		"elements and an empty piece":  {[]int64{3}, append(one(remap.Axis{Size: 3, ToStep: 1}), one(remap.Axis{Size: 0, ToStep: 2}, remap.Axis{Size: 5, ToStep: 1})...), nil},
+		"a scalar":                     {[]int64{}, []remap.Piece{{}}, nil},
+		"a scalar twice":               {[]int64{}, []remap.Piece{{}, {}}, remap.ErrInexact},
+		"no scalar":                    {[]int64{}, nil, remap.ErrInexact},
+		"many cells":                   {[]int64{1 << 12, 1 << 12, 4}, fine(1 << 12), remap.ErrTooFine},
+	} {
+		if err := remap.Exact(c.shape, c.pieces); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// fine returns the pieces of n rows and n columns of matrices.
+func fine(n int64) []remap.Piece {
+	var out []remap.Piece
+	for i := range n {
+		out = append(out,
+			remap.Piece{To: []int64{i, 0, 0}, From: []int64{0}, Axes: []remap.Axis{{Size: n, To: 1, ToStep: 1, FromStep: 1}}},
+			remap.Piece{To: []int64{0, i, 1}, From: []int64{0}, Axes: []remap.Axis{{Size: n, To: 0, ToStep: 1, FromStep: 1}}})
+	}
+	return out
+}
+
+// TestProver checks that the work of several proofs together is bounded.
+func TestProver(t *testing.T) {
+	pieces := qkv(100, 2, 4, 5)
+	var v remap.Prover
+	if err := v.Exact([]int64{100 * 4 * 4, 5}, pieces); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Spend(remap.MaxWork - 1000); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Exact([]int64{100 * 4 * 4, 5}, pieces); !errors.Is(err, remap.ErrTooFine) {
+		t.Error(err)
+	}
 }

@@ -1,0 +1,253 @@
+package recipe_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/recipe/remap"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// shapes are the tensors of a checkpoint.
+type shapes map[string][]int64
+
+// metadata describes a checkpoint of float32.
+func (s shapes) metadata() *meta.Metadata {
+	md := &meta.Metadata{}
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		md.Entries = append(md.Entries, meta.Entry{FQN: name, Tensor: &meta.Tensor{Properties: meta.Properties{DType: tensor.Float32}, Shape: s[name]}})
+	}
+	return md
+}
+
+// without returns the tensors without these.
+func (s shapes) without(names ...string) shapes {
+	s = maps.Clone(s)
+	for _, n := range names {
+		delete(s, n)
+	}
+	return s
+}
+
+// with returns the tensors and one more.
+func (s shapes) with(name string, shape ...int64) shapes {
+	s = maps.Clone(s)
+	s[name] = shape
+	return s
+}
+
+// model is a recipe of layers with experts.
+const model = sides + `
+[variables]
+layers = "config.layers"
+experts = "config.experts"
+heads = "config.heads"
+hidden = "config.hidden"
+group = "div(heads, kv)"
+kv = "config.kv"
+[captures]
+i = "layers"
+e = "experts"
+[[rule]]
+a = "embed [vocab, hidden]"
+b = "tokens [vocab, hidden]"
+[[rule]]
+a = ["l.{i}.q [kv group d, hidden]", "l.{i}.k [kv d, hidden]", "l.{i}.v [kv d, hidden]"]
+b = "m.{i}.qkv [kv (group + 1 + 1) d, hidden]"
+[[rule]]
+a = "l.{i}.e.{e}.up [f, hidden]"
+b = "m.{i}.up [e, f, hidden]"
+`
+
+// modelShapes returns the tensors of side a.
+func modelShapes(layers, experts int) shapes {
+	s := shapes{"embed": {7, 5}}
+	for i := range layers {
+		s[fmt.Sprintf("l.%d.q", i)] = []int64{12, 5}
+		s[fmt.Sprintf("l.%d.k", i)] = []int64{6, 5}
+		s[fmt.Sprintf("l.%d.v", i)] = []int64{6, 5}
+		for e := range experts {
+			s[fmt.Sprintf("l.%d.e.%d.up", i, e)] = []int64{4, 5}
+		}
+	}
+	return s
+}
+
+func modelConfig() map[string]any {
+	return map[string]any{"layers": 12.0, "experts": 11.0, "heads": 4.0, "kv": 2.0, "hidden": 5.0}
+}
+
+// TestIncomplete checks that a checkpoint that does not fit is refused, with the name.
+func TestIncomplete(t *testing.T) {
+	all := modelShapes(12, 11)
+	const xy = "[[rule]]\na = 'x'\nb = 'y'\n"
+	for _, c := range []struct {
+		name, text string
+		from       shapes
+		config     map[string]any
+		set        map[string]any
+		is         error
+		want       string
+	}{
+		{"complete", model, all, modelConfig(), nil, nil, ""},
+		{"complete without the numbers", model, all, map[string]any{"heads": 4.0, "kv": 2.0}, nil, nil, ""},
+		{"a name that no rule uses", model, all.with("l.3.e.2.upp", 4, 5), modelConfig(), nil, recipe.ErrIncomplete, `no rule uses "l.3.e.2.upp" (the nearest patterns: l.{i}.e.{e}.up, l.{i}.q, l.{i}.k); add a rule, or a [[drop]] with a reason`},
+		{"names that no rule uses", model, modelShapes(13, 11), modelConfig(), nil, recipe.ErrIncomplete, `and 4 more; add a rule`},
+		{"a layer in the middle is missing", model, all.without("l.5.q", "l.5.k", "l.5.v"), modelConfig(), nil, recipe.ErrIncomplete, `the rule in line 16: the recipe does not fit the checkpoint: the checkpoint has no "l.5.q"`},
+		{"a layer in the middle is missing, without a configuration", model, all.without("l.5.q", "l.5.k", "l.5.v"), map[string]any{"heads": 4.0, "kv": 2.0}, nil, recipe.ErrIncomplete, `has no "l.5.q"`},
+		{"the last layer is missing", model, modelShapes(11, 11), modelConfig(), nil, recipe.ErrIncomplete, `has no "l.11.q"`},
+		{"an expert in the middle is missing", model, all.without("l.5.e.9.up"), modelConfig(), nil, recipe.ErrIncomplete, `the rule in line 19: the recipe does not fit the checkpoint: the checkpoint has no "l.5.e.9.up"`},
+		{"the last expert is missing", model, all.without("l.5.e.10.up"), modelConfig(), nil, recipe.ErrIncomplete, `has no "l.5.e.10.up"`},
+		{"the last expert of each layer is missing", model, modelShapes(12, 10), modelConfig(), nil, recipe.ErrIncomplete, `has no "l.0.e.10.up"`},
+		{"one part of one layer is missing", model, all.without("l.7.v"), modelConfig(), nil, recipe.ErrIncomplete, `has no "l.7.v"`},
+		{"a leading zero", model, all.without("l.7.v").with("l.07.v", 6, 5), modelConfig(), nil, recipe.ErrIncomplete, `has no "l.7.v"`},
+		{"a shape that contradicts the configuration", model, all.with("l.7.k", 8, 5), modelConfig(), nil, recipe.ErrIncomplete, `the rule in line 16: the recipe does not fit the checkpoint: "l.7.k" has the shape [8 5], the rule has the layout [kv d, hidden]: dimension 0: it has size 8, the rule wants 6 (kv d with kv=2, d=3)`},
+		{"another hidden size", model, all, map[string]any{"heads": 4.0, "kv": 2.0, "hidden": 6.0}, nil, recipe.ErrIncomplete, `"embed" has the shape [7 5], the rule has the layout [vocab, hidden]: dimension 1: it has size 5, the rule wants 6 (hidden with hidden=6)`},
+		{"dimensions", model, all.with("l.7.k", 6), modelConfig(), nil, recipe.ErrIncomplete, `"l.7.k" has the shape [6], the rule has the layout [kv d, hidden]: it has 1 dimensions`},
+		{"a variable that is not known", model, all, map[string]any{"kv": 2.0}, nil, nil, ""}, // shapes tell it
+		{"two variables that are not known", model, all, nil, nil, recipe.ErrVariable, `the value of kv is not known`},
+		{"how to set it", model, all, nil, nil, recipe.ErrVariable, `--set kv=VALUE, or give the model's config.json`},
+		{"division", model, all, map[string]any{"kv": 3.0, "heads": 4.0}, nil, recipe.ErrVariable, `the value of group is not known (line 8: div(heads, kv): 4 cannot be divided by 3`},
+		{"set", model, all, nil, map[string]any{"heads": 4, "kv": 2}, nil, ""},
+		{"set what is not a variable", model, all, nil, map[string]any{"head": 4}, recipe.ErrVariable, "head is not a variable of the recipe test; it has check_padding, experts, group"},
+		{"a size that is a text", model, all, modelConfig(), map[string]any{"hidden": "five"}, recipe.ErrVariable, "hidden is five, but it is the size of an axis"},
+		{"a size that is negative", model, all, modelConfig(), map[string]any{"hidden": -5}, recipe.ErrVariable, "the size of hidden is -5"},
+		{"a number of values that is negative", model, all, modelConfig(), map[string]any{"layers": -1}, recipe.ErrVariable, "captures, line 11: i has -1 values"},
+		{"a huge number of values", model, all, modelConfig(), map[string]any{"layers": 1 << 40}, recipe.ErrVariable, "captures, line 11: i has 1099511627776 values"},
+		{"a condition that is a number", sides + "[variables]\nn = 1\n[[rule]]\nwhen = 'n'\na = 'x'\nb = 'y'", shapes{"x": {1}}, nil, nil, nil, "the rule in line 4: n is 1, not true or false"},
+		{"a condition that is not known", sides + "[variables]\nn = 'config.tied'\n[[rule]]\nwhen = 'n'\na = 'x'\nb = 'y'", shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "the value of n is not known: set it with --set n=VALUE"},
+		{"a variable of itself", sides + "[variables]\nn = 'm'\nm = 'n + 1'\n[[rule]]\nwhen = 'n'\na = 'x'\nb = 'y'", shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "it depends on itself"},
+		{"a target is made twice", sides + "[[rule]]\na = 'x'\nb = 'y'\n[[rule]]\na = 'z'\nb = 'y'", shapes{"x": {1}, "z": {1}}, nil, nil, recipe.ErrIncomplete, `the rule in line 5: the recipe does not fit the checkpoint: the rule in line 2 makes "y" too`},
+		{"a target is filled twice", sides + xy + "[[fill]]\nb = 'y [1]'\ndtype = 'int8'\nreason = 'r'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, `the rule in line 5: the recipe does not fit the checkpoint: the rule in line 2 makes "y" too`},
+		{"a source is used twice", sides + xy + "[[rule]]\na = 'x'\nb = 'z'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, `the rule in line 5: the recipe does not fit the checkpoint: "x" is also used by the rule in line 2`},
+		{"a source twice in a rule", sides + "[[rule]]\na = ['x [n]', 'x [n]']\nb = 'y [n + n]'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, `"x" is also used by the rule in line 2`},
+		{"a target twice in a rule", sides + "[[rule]]\na = 'x [n + n]'\nb = ['y [n]', 'y [n]']", shapes{"x": {2}}, nil, nil, recipe.ErrIncomplete, `the rule in line 2 makes "y" too`},
+		{"equal names for two numbers", sides + "[[rule]]\na = 'x.{i}'\nb = 'y.{i % 2}'", shapes{"x.0": {1}, "x.1": {1}, "x.2": {1}}, nil, nil, recipe.ErrIncomplete, `makes "y.0" too`},
+		{"a negative number in a name", sides + "[[rule]]\na = 'x.{i}'\nb = 'y.{i - 1}'", shapes{"x.0": {1}}, nil, nil, nil, `{i - 1} of "y.{i - 1}" is -1`},
+		{"no tensors", sides + "[[drop]]\na = '*'\nreason = 'r'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "the result has no tensors"},
+		{"nothing matches", sides + "[[rule]]\na = 'm.{rest*}'\nb = '{rest*}'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "no name matches m.{rest*}"},
+		{"copies of other shapes", sides + "[[rule]]\ntie = true\na = ['x [n m]', 'z [n m]']\nb = 'y [n, m]'\n[variables]\nn = 2", shapes{"x": {2}, "z": {4}}, nil, nil, recipe.ErrIncomplete, `"z" has the shape [4], the rule has the layout [n m]: dimension 0: it has size 4, the rule wants 2`},
+		{"copies of different sizes", sides + "[[rule]]\ntie = true\na = ['x', 'z']\nb = 'y'", shapes{"x": {1}, "z": {2}}, nil, nil, recipe.ErrIncomplete, `its remaining dimensions are [2], but [1] in another tensor of the rule`},
+		{"a condition for a part of a stack", sides + "[captures]\ni = 4\n[stack]\nb = {i = true}\n[[rule]]\nwhen = 'i < 2'\na = 'x.{i}.w'\nb = 'y.{i}.w'\n[[rule]]\nwhen = 'i >= 2'\na = 'x.{i}.w'\nb = 'z.{i}.w'", shapes{"x.0.w": {1}, "x.1.w": {1}, "x.2.w": {1}, "x.3.w": {1}}, nil, nil, recipe.ErrIncomplete, `its condition "i < 2" holds only for some values of i, which are stacked in one tensor: number them instead`},
+		{"a name that is too long", sides + "[variables]\nn = '\"0123456789\" + \"0123456789\"'\nm = 'n+n+n+n+n+n+n+n+n+n+n+n+n+n+n+n'\nk = 'm+m+m+m+m+m+m+m+m+m+m+m+m+m+m+m'\n[[rule]]\na = 'x'\nb = 'y{k}'", shapes{"x": {1}}, nil, nil, meta.ErrInvalid, "a name has 1 to 4096 bytes, this one 5121"},
+		{"texts that double", doubling("'v%d + v%d'"), shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "the value is too large"},
+		{"lists that double", doubling("'[v%d, v%d]'"), shapes{"x": {1}}, nil, nil, nil, "which is neither a number nor a text"},
+		{"too many names", sides + "[captures]\ni = 100000\nj = 100000\n[[fill]]\nb = 'y.{i}.{j} [1]'\ndtype = 'int8'\nreason = 'r'\nwhen = 'i < 0'\n" + xy, shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "the rules stand for more than 1048576 names"},
+		{"a result that is too large", sides + "[variables]\nn = 1099511627776\nm = 1099511627776\n[[rule]]\na = 'x'\nb = 'y'\n[[fill]]\nb = 'z [n, m]'\ndtype = 'int8'\nreason = 'r'", shapes{"x": {1}}, nil, nil, tensor.ErrShape, `"z": `},
+		{"pieces that are too fine", sides + "[variables]\nn = 1099511627776\n[[rule]]\na = ['x [n]', 'y [n]']\nb = 'z [n (1 + 1)]'", shapes{"x": {1 << 40}, "y": {1 << 40}}, nil, nil, remap.ErrTooFine, `"z": the pieces are too fine`},
+		{"a slice backwards", sides + "[[rule]]\nreason = 'not used'\na = 'x [n]'\nb = 'y [n + drop(m)]'\n[variables]\nm = 2", shapes{"x": {3}}, nil, nil, recipe.ErrIncomplete, "it drops elements of b (not used), so it works only from b to a"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, err := recipe.Parse("test", []byte(c.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := recipe.Bind(r, "a", c.from.metadata(), recipe.Options{Config: c.config, Set: c.set})
+			if c.want == "" && c.is == nil {
+				if err != nil {
+					t.Fatal(err)
+				}
+				prove(t, c.from, b)
+				return
+			}
+			if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+// doubling returns a recipe with variables that are each made of two of the one before.
+func doubling(of string) string {
+	const n = 64
+	var b strings.Builder
+	b.WriteString(sides + "[variables]\nv0 = '\"x\"'\n")
+	for i := range n {
+		fmt.Fprintf(&b, "v%d = "+of+"\n", i+1, i, i)
+	}
+	fmt.Fprintf(&b, "[[rule]]\na = 'x'\nb = 'z{v%d}'\n", n)
+	return b.String()
+}
+
+// prove checks with the pieces that each element of the result and of the sources is
+// there once.
+func prove(t testing.TB, from shapes, b *recipe.Binding) {
+	t.Helper()
+	sources := map[string][]remap.Piece{}
+	for i := range b.Tensors {
+		x := &b.Tensors[i]
+		var pieces []remap.Piece
+		for _, p := range x.Parts {
+			pieces = append(pieces, p.Map)
+			if p.Source != "" && x.Same == "" {
+				sources[p.Source] = append(sources[p.Source], p.Map.Inverse())
+			}
+		}
+		if err := remap.Exact(x.Shape, pieces); err != nil {
+			t.Fatalf("%s: %v", x.Name, err)
+		}
+	}
+	for _, c := range b.Checks {
+		sources[c.Source] = append(sources[c.Source], c.Map)
+	}
+	for name, pieces := range sources {
+		if err := remap.Exact(from[name], pieces); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestTypes checks the rules for types of elements.
+func TestTypes(t *testing.T) {
+	md := shapes{"x": {2}, "y": {2}}.metadata()
+	md.Entries[1].Tensor.DType = tensor.BFloat16
+	bind := func(options string) (*recipe.Binding, error) {
+		r, err := recipe.Parse("test", []byte(sides+"[[rule]]\n"+options+"a = ['x [n]', 'y [n]']\nb = 'z [n + n]'"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return recipe.Bind(r, "a", md, recipe.Options{})
+	}
+	if _, err := bind(""); !errors.Is(err, recipe.ErrIncomplete) || !strings.Contains(err.Error(), `"x" is float32 and "y" is bfloat16: convert one of them first`) {
+		t.Error(err)
+	}
+	if b, err := bind("cast = {b = 'float16'}\n"); err != nil || b.Tensors[0].DType != tensor.Float16 {
+		t.Error(b, err)
+	}
+	md.Entries[1].Tensor.DType = tensor.Int64
+	if _, err := bind("add = 1\ncast = {b = 'float16'}\n"); !errors.Is(err, recipe.ErrIncomplete) || !strings.Contains(err.Error(), `"y" is int64: a constant can only be added to floating-point numbers`) {
+		t.Error(err)
+	}
+}
+
+// TestValues checks that values that are not tensors can be renamed and nothing else.
+func TestValues(t *testing.T) {
+	md := shapes{"x": {2}, "y": {2}}.metadata()
+	md.Entries[1].Tensor, md.Entries[1].Bytes = nil, &meta.Bytes{}
+	for text, want := range map[string]string{
+		"a = 'y'\nb = 'v'":                      "",
+		"a = 'y [n]'\nb = 'v [n]'":              `"y" is not a tensor, so it can only be renamed`,
+		"add = 1\na = 'y'\nb = 'v'":             `"y" is not a tensor`,
+		"cast = {b = 'int8'}\na = 'y'\nb = 'v'": `"y" is not a tensor`,
+		"tie = true\na = 'y'\nb = ['v', 'w']":   `"y" is not a tensor`,
+	} {
+		r, err := recipe.Parse("test", []byte(sides+"[[rule]]\na = 'x'\nb = 'x'\n[[rule]]\n"+text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := recipe.Bind(r, "a", md, recipe.Options{})
+		if want == "" {
+			if err != nil || len(b.Values) != 1 || b.Values[0] != (recipe.Value{Name: "v", Source: "y"}) {
+				t.Error(b, err)
+			}
+		} else if !errors.Is(err, recipe.ErrIncomplete) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
