@@ -43,6 +43,28 @@ type Checkpoint interface {
 	Close() error
 }
 
+// CopyChecker is a capability of checkpoints whose format may hold a tensor twice, such
+// as the weights of ZeRO 1 and 2: as fp32 in the partitions of the optimizer, and in the
+// precision of training in the state of the module. A format that finds the parts of a
+// tensor by rules proves by such a copy that it has found the right ones.
+type CopyChecker interface {
+	// CheckCopies compares each tensor that the checkpoint holds twice with its copy,
+	// and for which want returns true; nil wants all of them. The elements, cast to the
+	// dtype of the copy, must have the same bits as the copy, or be NaN in both. It reads
+	// both, in pieces. The report lists the tensors that differ, each with its first
+	// element that does; the error means that the comparison could not be made.
+	CheckCopies(ctx context.Context, want func(fqn string) bool, o ReadOptions) (*CopyReport, error)
+}
+
+// CopyReport is the result of CopyChecker.CheckCopies.
+type CopyReport struct {
+	// Tensors is the number of tensors that were compared. Zero: the checkpoint holds
+	// none of those that were wanted twice.
+	Tensors int
+	// Problems lists the tensors that differ from their copies. Empty: all are equal.
+	Problems []VerifyProblem
+}
+
 // defaultBufferBytes is the host memory that a rank uses for bytes on their way to
 // or from a store, if no option sets another bound.
 const defaultBufferBytes = 1 << 30

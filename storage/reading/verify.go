@@ -23,7 +23,8 @@ import (
 
 // Verify reads every byte of the checkpoint. It checks that the chunks cover their
 // tensors exactly and lie inside their files, that values can be decoded, and what
-// Source.Check checks, such as checksums. progress, if not nil, receives the number of
+// Source.Check checks, such as checksums, and that tensors equal their second copies, for
+// which it reads them again. progress, if not nil, receives the number of
 // bytes that were read since the last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	v := &verifier{
@@ -46,6 +47,9 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	err = work.Each(ctx, len(c.src.Files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, c.src.Files[i]) })
 	if err == nil && v.md != nil {
 		err = v.entries(ctx)
+	}
+	if err == nil && v.md != nil {
+		err = v.copies(ctx)
 	}
 	if err != nil {
 		return nil, c.explain(ctx, err)
@@ -231,6 +235,20 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// copies compares the tensors that the checkpoint holds twice. Damaged files, in which
+// everything may differ, have been reported already.
+func (v *verifier) copies(ctx context.Context) error {
+	if len(v.rep.Problems)+len(v.gone)+len(v.damaged) > 0 {
+		return nil
+	}
+	rep, err := v.c.CheckCopies(ctx, nil, storage.ReadOptions{})
+	if err != nil {
+		return err
+	}
+	v.rep.Problems = append(v.rep.Problems, rep.Problems...)
 	return nil
 }
 

@@ -110,14 +110,14 @@ func Describe(ctx context.Context, store blob.Store, name string, beside *meta.M
 	if err != nil {
 		return nil, err
 	}
-	b := newBuilder(store)
+	b := NewBuilder(store)
 	for i := range beside.Entries {
 		b.names.taken[beside.Entries[i].FQN] = true
 	}
-	if err := b.add(f); err != nil {
+	if err := b.Add(f, nil, f.Root); err != nil {
 		return nil, err
 	}
-	return b.source(f.version()), nil
+	return b.Source(f.version()), nil
 }
 
 // Recognize reports whether a file of that name at the root of a store describes a
@@ -180,22 +180,22 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 	return "", fmt.Errorf("%w: %s holds no file of torch.save", storage.ErrNotFound, store)
 }
 
-// file is one open file of torch.save.
-type file struct {
-	name string
-	size int64
+// File is an open file of torch.save. It is immutable.
+type File struct {
+	Name string
+	Size int64
 	*torchsave.File
 }
 
 // version names the format.
-func (f *file) version() string {
+func (f *File) version() string {
 	if f.Legacy {
 		return "torch.save legacy"
 	}
 	return "torch.save zip"
 }
 
-func openFile(ctx context.Context, store blob.Store, name string) (*file, error) {
+func openFile(ctx context.Context, store blob.Store, name string) (*File, error) {
 	_, err := store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
@@ -203,10 +203,10 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 	if err != nil {
 		return nil, err
 	}
-	f := &file{name: name}
+	f := &File{Name: name}
 	err = f.read(ctx, store, func(r blob.Reader) (err error) {
-		f.size = r.Size()
-		f.File, err = torchsave.Open(ctx, r.ReadAt, f.size)
+		f.Size = r.Size()
+		f.File, err = torchsave.Open(ctx, r.ReadAt, f.Size)
 		return err
 	})
 	return f, err
@@ -214,8 +214,8 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 
 // read opens the file for the time of a call. Errors about its bytes wrap the errors of
 // package storage and name the file.
-func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
-	r, err := store.Open(ctx, f.name)
+func (f *File) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
+	r, err := store.Open(ctx, f.Name)
 	if err != nil {
 		return err
 	}
@@ -226,11 +226,11 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 		if kind, _ := storage.OtherKind(ctx, r); kind != "" {
 			err = fmt.Errorf("%w: it is %s", err, kind)
 		}
-		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrNotFound, err)
+		return fmt.Errorf("%s: %w: %w", f.Name, storage.ErrNotFound, err)
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
-		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
+		return fmt.Errorf("%s: %w: %w", f.Name, storage.ErrVersion, err)
 	case errors.Is(err, torchsave.ErrMalformed):
-		return reading.Damaged(f.name, "%w", err)
+		return reading.Damaged(f.Name, "%w", err)
 	}
 	return err
 }
@@ -254,27 +254,27 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 	if err != nil {
 		return nil, err
 	}
-	files, lost, err := openFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
+	files, lost, err := OpenFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
 	if err != nil {
 		return nil, err
 	}
-	b := newBuilder(store)
+	b := NewBuilder(store)
 	b.names.file = func(fqn string) string { return idx.WeightMap[fqn] }
 	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
 	for _, f := range files {
-		if err := b.add(f); err != nil {
+		if err := b.Add(f, nil, f.Root); err != nil {
 			return nil, err
 		}
 	}
-	src := b.source("torch.save zip, sharded")
+	src := b.Source("torch.save zip, sharded")
 	src.Problems, err = lost.Note(src.Metadata, b.missing(name, idx, lost), name)
 	return src, err
 }
 
-// openFiles opens files, in parallel. It returns the files that can be read, in the
+// OpenFiles opens files, in parallel. It returns the files that can be read, in the
 // order of the names, and the files that are missing or damaged.
-func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, reading.LostFiles, error) {
-	out, bad := make([]*file, len(names)), make([]error, len(names))
+func OpenFiles(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error) {
+	out, bad := make([]*File, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
 		f, err := openFile(ctx, store, names[i])
 		switch {
@@ -299,7 +299,7 @@ func openFiles(ctx context.Context, store blob.Store, names []string) ([]*file, 
 			lost[names[i]] = err
 		}
 	}
-	return slices.DeleteFunc(out, func(f *file) bool { return f == nil }), lost, nil
+	return slices.DeleteFunc(out, func(f *File) bool { return f == nil }), lost, nil
 }
 
 func readIndex(ctx context.Context, store blob.Store, name string) (*index, int64, error) {
@@ -326,7 +326,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 }
 
 // missing returns the names of the index that are not in the files that it says.
-func (b *builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
+func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])

@@ -31,12 +31,14 @@ const maxAgain = 128 << 20
 // inlineMax is the size up to which a value stands in the metadata.
 const inlineMax = 64 << 10
 
-// builder makes one source of some files.
-type builder struct {
+// Builder describes a checkpoint whose bytes are in files of torch.save. Formats with
+// other files than this package use it to give names to what their files hold. It is not
+// safe for concurrent use.
+type Builder struct {
 	store   blob.Store
 	entries []meta.Entry
 	files   []storage.File
-	opened  map[string]*file
+	opened  map[string]*File
 	// where is the place of each tensor, and values are the values that are not
 	// inline, both by name.
 	where  map[string]location
@@ -50,10 +52,12 @@ type builder struct {
 	sharers map[[2]string][]string
 }
 
-// location is a tensor of a file.
+// location is where a tensor is: in one file, in parts of flat tensors, or nowhere,
+// because it is computed. Exactly one field is set.
 type location struct {
-	file string
-	*torchsave.Tensor
+	whole *torchsave.Tensor
+	flats []*torchsave.Tensor // by chunk
+	made  reading.Decoder
 }
 
 // encodedValue is a value in a codec of package value.
@@ -62,23 +66,38 @@ type encodedValue struct {
 	data  []byte
 }
 
-func newBuilder(store blob.Store) *builder {
-	return &builder{
-		store: store, again: maxAgain, opened: map[string]*file{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+// NewBuilder returns a builder for a checkpoint in store.
+func NewBuilder(store blob.Store) *Builder {
+	return &Builder{
+		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
 
-// add adds the content of a file: its leaves, and the tensors inside of leaves that
-// are values.
-func (b *builder) add(f *file) error {
-	leaves, err := flatten(f.Root)
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.name, err)
+// AddFile adds a file to the files of the checkpoint. Verify compares its checksums.
+func (b *Builder) AddFile(f *File) {
+	if b.opened[f.Name] != nil {
+		return
 	}
-	b.opened[f.name] = f
-	b.files = append(b.files, storage.File{Name: f.name, Size: f.size, Unsummed: true})
-	named := b.names.give(f.name, leaves)
+	b.opened[f.Name] = f
+	b.files = append(b.files, storage.File{Name: f.Name, Size: f.Size, Unsummed: true})
+}
+
+// AddOther adds a file to the files of the checkpoint that torch.save did not write, such
+// as one that names another.
+func (b *Builder) AddOther(name string, size int64) {
+	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
+}
+
+// Add adds v, a part of the content of a file, below a path: its leaves, and the tensors
+// inside of leaves that are values. Open describes the names, which begin with the path.
+func (b *Builder) Add(f *File, at meta.Path, v any) error {
+	leaves, err := flatten(at, v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.Name, err)
+	}
+	b.AddFile(f)
+	named := b.names.give(f.Name, leaves)
 	for _, l := range named {
 		if t, ok := l.value.(*torchsave.Tensor); ok {
 			b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: b.tensor(l.fqn, f, t)})
@@ -94,11 +113,11 @@ func (b *builder) add(f *file) error {
 		}
 		v, err := inside.Replace(in.value)
 		if err != nil {
-			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", f.Name, in.fqn, err)
 		}
 		e := meta.Entry{FQN: in.fqn, Path: in.path}
 		if e.Bytes, err = b.value(in.fqn, f, v); err != nil {
-			return fmt.Errorf("%s: %q: %w", f.name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", f.Name, in.fqn, err)
 		}
 		b.entries = append(b.entries, e)
 	}
@@ -108,7 +127,7 @@ func (b *builder) add(f *file) error {
 
 // inside adds a tensor that is inside of a value and returns its name: the name of
 // the value and the steps to the tensor.
-func (b *builder) inside(f *file, in namedLeaf, at []string, t *torchsave.Tensor) string {
+func (b *Builder) inside(f *File, in namedLeaf, at []string, t *torchsave.Tensor) string {
 	path := slices.Clone(in.path)
 	for _, s := range at {
 		path = append(path, meta.Key(s))
@@ -118,17 +137,105 @@ func (b *builder) inside(f *file, in namedLeaf, at []string, t *torchsave.Tensor
 	return fqn
 }
 
-func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor {
-	b.where[fqn] = location{f.name, t}
-	id := [2]string{f.name, t.StorageKey}
-	b.sharers[id] = append(b.sharers[id], fqn)
+func (b *Builder) tensor(fqn string, f *File, t *torchsave.Tensor) *meta.Tensor {
+	b.where[fqn] = location{whole: t}
+	b.share(fqn, f, t)
 	return &meta.Tensor{
 		Properties: meta.Properties{DType: t.DType, RequiresGrad: t.RequiresGrad}, Shape: t.Shape,
 		Chunks: []tensor.Box{tensor.Whole(t.Shape)},
 		Locs: []meta.Location{{
-			File: f.name, Offset: t.Offset, Length: t.Span(), Detail: &meta.Detail{Key: viewKey(t)},
+			File: f.Name, Offset: t.Offset, Length: t.Span(), Detail: &meta.Detail{Key: viewKey(t)},
 		}},
 	}
+}
+
+// share notes that a name needs the storage of t.
+func (b *Builder) share(fqn string, f *File, t *torchsave.Tensor) {
+	id := [2]string{f.Name, t.StorageKey}
+	if names := b.sharers[id]; len(names) == 0 || names[len(names)-1] != fqn {
+		b.sharers[id] = append(names, fqn)
+	}
+}
+
+// View returns the entry of a tensor of a file, under a name like that of the path. If
+// dtype is not the tensor's, readers convert its elements. key tells apart tensors at one
+// place that are not tied; empty: they are. The entry is part of the checkpoint only if
+// it is passed to Append.
+func (b *Builder) View(path meta.Path, dtype tensor.DType, key string, f *File, t *torchsave.Tensor) meta.Entry {
+	b.AddFile(f)
+	fqn := b.names.unused(path.FQN())
+	e := meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, f, t)}
+	e.Tensor.DType, e.Tensor.RequiresGrad = dtype, false
+	if key != "" {
+		e.Tensor.Locs[0].Detail = &meta.Detail{Key: viewKey(t) + "/" + key}
+	}
+	return e
+}
+
+// Part is the beginning of a chunk: the element From of Flat, a contiguous tensor of File.
+type Part struct {
+	File *File
+	Flat *torchsave.Tensor
+	From int64
+}
+
+// Gathered returns the entry of a tensor that lies in parts of flat tensors: the
+// elements of boxes[i] follow each other at parts[i], which must have that many. The
+// entry keeps both slices, and is part of the checkpoint only if it is passed to Append.
+func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, boxes []tensor.Box, parts []Part) meta.Entry {
+	fqn := b.names.unused(path.FQN())
+	t := &meta.Tensor{Properties: meta.Properties{DType: dtype}, Shape: shape, Chunks: boxes, Locs: make([]meta.Location, len(boxes))}
+	flats := make([]*torchsave.Tensor, len(boxes))
+	var key *meta.Detail
+	for i, p := range parts {
+		if i == 0 || p.Flat != parts[i-1].Flat {
+			b.AddFile(p.File)
+			b.share(fqn, p.File, p.Flat)
+			key = &meta.Detail{Key: p.Flat.StorageKey}
+		}
+		size := int64(p.Flat.DType.Size())
+		flats[i] = p.Flat
+		t.Locs[i] = meta.Location{File: p.File.Name, Offset: p.Flat.Offset + p.From*size, Length: boxes[i].Volume() * size, Detail: key}
+	}
+	b.where[fqn] = location{flats: flats}
+	return meta.Entry{FQN: fqn, Path: path, Tensor: t}
+}
+
+// Constant returns the entry of a tensor without dimensions, whose value is in the pickle
+// of a file. The entry is part of the checkpoint only if it is passed to Append.
+func (b *Builder) Constant(path meta.Path, dtype tensor.DType, f *File, v float64) meta.Entry {
+	b.AddFile(f)
+	fqn := b.names.unused(path.FQN())
+	b.where[fqn] = location{made: constant(v)}
+	loc := meta.Location{File: f.Name, Offset: f.PickleOffset, Detail: &meta.Detail{Key: fqn}}
+	return meta.Entry{FQN: fqn, Path: path, Tensor: &meta.Tensor{
+		Properties: meta.Properties{DType: dtype}, Shape: []int64{}, Chunks: []tensor.Box{tensor.Whole(nil)}, Locs: []meta.Location{loc},
+	}}
+}
+
+// Again returns an entry of the same tensor as e, under another name.
+func (b *Builder) Again(path meta.Path, e meta.Entry) meta.Entry {
+	fqn := b.names.unused(path.FQN())
+	b.where[fqn] = b.where[e.FQN]
+	return meta.Entry{FQN: fqn, Path: path, Tensor: e.Tensor}
+}
+
+// Append adds entries to the checkpoint.
+func (b *Builder) Append(es ...meta.Entry) { b.entries = append(b.entries, es...) }
+
+// constant is a number as the only element of a tensor.
+type constant float64
+
+// Cut returns the box.
+func (constant) Cut(box tensor.Box, _ int64) []tensor.Box { return []tensor.Box{box} }
+
+// Decode fills dst with the number. It reads nothing.
+func (c constant) Decode(_ context.Context, _ tensor.Box, dst *tensor.Tensor, _ int64) (int64, error) {
+	src, err := tensor.Of(nil, []float64{float64(c)})
+	if err != nil {
+		return 0, err
+	}
+	return 0, tensor.Convert(dst, src, tensor.CastInRange)
 }
 
 // viewKey returns the key of a tensor's storage and, if its elements are not
@@ -149,7 +256,7 @@ func viewKey(t *torchsave.Tensor) string {
 }
 
 // value encodes a value.
-func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
+func (b *Builder) value(fqn string, f *File, v any) (*meta.Bytes, error) {
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return nil, err
@@ -158,7 +265,7 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
-	out.Loc = meta.Location{File: f.name, Offset: f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
+	out.Loc = meta.Location{File: f.Name, Offset: f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
@@ -167,8 +274,8 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 	return out, nil
 }
 
-// source returns the source of what was added.
-func (b *builder) source(version string) *reading.Source {
+// Source returns the source of everything that was added.
+func (b *Builder) Source(version string) *reading.Source {
 	slices.SortFunc(b.entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	return &reading.Source{
 		Metadata: &meta.Metadata{
@@ -179,12 +286,21 @@ func (b *builder) source(version string) *reading.Source {
 }
 
 // chunk is reading.Source.Place.
-func (b *builder) chunk(_ context.Context, e *meta.Entry, _ int) (reading.Place, error) {
-	t, ok := b.where[e.FQN]
+func (b *Builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
+	at, ok := b.where[e.FQN]
 	if !ok {
 		return reading.Place{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
 	}
-	return reading.Place{Region: RegionOf(t.file, 0, t.Tensor)}, nil
+	loc := &e.Tensor.Locs[i]
+	switch {
+	case at.made != nil:
+		return reading.Place{Decoder: at.made}, nil
+	case at.whole != nil:
+		return reading.Place{Region: RegionOf(loc.File, 0, at.whole)}, nil
+	}
+	r := RegionOf(loc.File, 0, at.flats[i])
+	r.Offset, r.End, r.Strides = loc.Offset, loc.Offset+loc.Length, nil
+	return reading.Place{Region: r}, nil
 }
 
 // RegionOf returns the region of t in the file with that name. The file of torch.save
@@ -205,7 +321,7 @@ func RegionOf(name string, offset int64, t *torchsave.Tensor) *reading.Region {
 	return r
 }
 
-func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
+func (b *Builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
 	v, ok := b.values[e.FQN]
 	if !ok {
 		return "", nil, fmt.Errorf("%w: no value %q", meta.ErrInvalid, e.FQN)
@@ -214,7 +330,7 @@ func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []b
 }
 
 // check compares the checksums of a file's records.
-func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int64, err error) {
+func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int64, err error) {
 	if err := c.Scan(ctx, nil); err != nil {
 		return 0, err
 	}
@@ -223,11 +339,11 @@ func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 		return 0, nil // the index
 	}
 	err = f.read(ctx, b.store, func(r blob.Reader) error {
-		if r.Size() != f.size {
+		if r.Size() != f.Size {
 			return nil // Verify reports it
 		}
 		return f.Check(ctx, r.ReadAt, func(key string, err error) {
-			names := b.sharers[[2]string{f.name, key}]
+			names := b.sharers[[2]string{f.Name, key}]
 			if len(names) == 0 {
 				names = []string{""}
 			}
@@ -260,9 +376,14 @@ type leaf struct {
 // empty: an empty dict is a leaf, because a program that loads the state may want it,
 // as optimizers without state do. A list is opened only if a tensor or such a dict is
 // somewhere inside. All other values are leaves. Leaves are in a fixed order. A root
-// that is a tuple counts as a list, so that its tensors have names.
-func flatten(root any) ([]leaf, error) {
+// that is a tuple counts as a list, so that its tensors have names. The paths of all
+// leaves begin with at; an empty one means that v is the root of a file.
+func flatten(at meta.Path, root any) ([]leaf, error) {
 	f := &flattener{holds: map[any]bool{}}
+	if len(at) > 0 {
+		err := f.visit(at, root)
+		return f.out, err
+	}
 	if pairs, ok := asDict(root); ok {
 		err := f.dict(nil, pairs)
 		return f.out, err
