@@ -9,12 +9,12 @@ import (
 	"io/fs"
 	"iter"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/deepspeed"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -32,16 +32,18 @@ var rules = []struct {
 	format    string
 	recognize func(name string) (describes, holds bool)
 	data      bool // by a file of data; otherwise by a file that describes the checkpoint
+	below     bool // the file of data may be one folder below a file that describes the checkpoint
 }{
-	{Native, native.Recognize, false},
-	{Native, native.Recognize, true},
-	{TorchDCP, torchdcp.Recognize, false},
-	{Hyper, hyper.Recognize, false},
-	{TorchDCP, torchdcp.Recognize, true},
-	{Hyper, hyper.Recognize, true},
-	{HF, hf.Recognize, false},
-	{HF, hf.Recognize, true},
-	{Torch, torchfile.Recognize, false},
+	{Native, native.Recognize, false, false},
+	{Native, native.Recognize, true, false},
+	{TorchDCP, torchdcp.Recognize, false, false},
+	{Hyper, hyper.Recognize, false, false},
+	{TorchDCP, torchdcp.Recognize, true, false},
+	{Hyper, hyper.Recognize, true, false},
+	{HF, hf.Recognize, false, false},
+	{HF, hf.Recognize, true, false},
+	{Torch, torchfile.Recognize, false, false},
+	{DeepSpeed, deepspeed.Recognize, true, true},
 }
 
 func isTorchFile(name string) bool {
@@ -214,16 +216,20 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			return "", err
 		}
 	}
+	several := len(names)+len(l.below) > 1 && !slices.Contains(names, "pytorch_model.bin")
 	for _, r := range rules {
 		found := slices.ContainsFunc(names, func(name string) bool {
 			describes, holds := r.recognize(name)
 			return describes && !r.data || holds && r.data
 		})
+		if r.below {
+			found = several && (found || l.isAbove(r.recognize))
+		}
 		if found {
 			return r.format, nil
 		}
 	}
-	if len(names)+len(l.below) > 1 && !slices.Contains(names, "pytorch_model.bin") {
+	if several {
 		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
 			return "", err
 		}
@@ -238,6 +244,18 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 		return Torch, nil
 	}
 	return "", nil
+}
+
+// isAbove reports whether the root has a file that describes a checkpoint, and a folder
+// one below a file of data.
+func (l *listing) isAbove(recognize func(name string) (describes, holds bool)) bool {
+	return slices.ContainsFunc(l.root, func(name string) bool {
+		describes, _ := recognize(name)
+		return describes
+	}) && slices.ContainsFunc(l.below, func(name string) bool {
+		_, holds := recognize(name)
+		return holds
+	})
 }
 
 // otherKind returns an error if the file is of a kind that no format uses. It ignores the
@@ -290,13 +308,7 @@ func (e *UnsupportedError) Error() string {
 // Unwrap returns storage.ErrNotFound.
 func (e *UnsupportedError) Unwrap() error { return storage.ErrNotFound }
 
-var (
-	zeroFile = regexp.MustCompile(`^(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+(_\d+)?_(optim|model)_states\.pt$`)
-	mpRank   = regexp.MustCompile(`^mp_rank_\d+(_\d+)?_model_states\.pt$`)
-)
-
 const (
-	hintZeRO  = "zero_to_fp32.py, which DeepSpeed puts beside its checkpoints, makes a file of torch.save or safetensors of it"
 	hintOrbax = "restore it with Orbax or Flax, and save its arrays as safetensors"
 	hintZarr  = "Megatron's own tools convert it to the torch_dist format, which cairn reads as torchdcp"
 )
@@ -310,8 +322,6 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 	for _, name := range names {
 		dir, base := path.Split(name)
 		switch {
-		case zeroFile.MatchString(base), mpRank.MatchString(base) && strings.HasPrefix(dir, "global_step"):
-			return found("DeepSpeed", name, hintZeRO)
 		case base == "_CHECKPOINT_METADATA", base == "manifest.ocdbt", base == "_METADATA" && dir == "":
 			return found("Orbax", name, hintOrbax)
 		case base == ".zarray" && dir != "" && slices.Contains(names, "common.pt"):

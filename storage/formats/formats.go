@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/deepspeed"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -25,11 +26,12 @@ import (
 
 // The names of the formats.
 const (
-	Native   = "native"   // cairn's own
-	TorchDCP = "torchdcp" // PyTorch Distributed Checkpoint
-	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
-	Torch    = "torch"    // one file of torch.save
-	Hyper    = "hyper"    // hyper_parallel
+	Native    = "native"    // cairn's own
+	TorchDCP  = "torchdcp"  // PyTorch Distributed Checkpoint
+	HF        = "hf"        // safetensors, as Hugging Face and PyTorch lay them out
+	Torch     = "torch"     // one file of torch.save
+	Hyper     = "hyper"     // hyper_parallel
+	DeepSpeed = "deepspeed" // DeepSpeed's ZeRO and universal checkpoints; only read
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -61,15 +63,17 @@ var list = []struct {
 	name    string
 	whole   bool // it holds whole tensors of one rank only
 	records bool // it records the step and the tags
+	read    bool // it is only read
 	make    func(o *Options) storage.Format
 }{
-	{Native, false, true, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
-	{TorchDCP, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
-	{HF, true, true, func(o *Options) storage.Format {
+	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{TorchDCP, false, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{HF, true, true, false, func(o *Options) storage.Format {
 		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
 	}},
-	{Torch, true, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
-	{Hyper, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
+	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
 }
 
 // number returns the number of a format in list, or -1.
@@ -82,6 +86,11 @@ func Names() []string {
 		out[i] = f.name
 	}
 	return out
+}
+
+// Writable returns the names of the formats that can be written.
+func Writable() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].read })
 }
 
 // ByName returns the format of that name. The error wraps ErrUnknown if there is
