@@ -23,7 +23,8 @@ type checkpoint struct {
 	ranks  []*optimState
 	// weights are the entries below model, by the name of the parameter.
 	weights map[string]meta.Entry
-	trained []string // the names of parameters that are trained
+	trained []string          // the names of parameters that are trained
+	tied    map[string]string // other names of trained parameters; nil: not known yet
 	copies  []reading.Copy
 	missing []meta.Missing
 	notes   []string

@@ -163,6 +163,9 @@ func (c *checkpoint) addUniversalState(f *torchfile.File, name, state string, sh
 	if state == weightState && len(c.models) > 0 && c.models[0].buffers[name] && c.models[0].module[name] != nil {
 		return nil // the model file has it in its own dtype
 	}
+	if first := c.tiedTo(name); state == weightState && c.universal[first][weightState] != "" {
+		return nil // the module's copy, in the precision of training, of a tied weight
+	}
 	path, dtype := statePath(name, state), t.DType
 	if state == weightState {
 		path, dtype = modelPath(name), widened(t.DType)
@@ -175,6 +178,27 @@ func (c *checkpoint) addUniversalState(f *torchfile.File, name, state string, sh
 		return c.addWeight(name, e)
 	}
 	return c.append(e)
+}
+
+// tiedTo returns the name of the trained weight that another name is tied to, or "".
+func (c *checkpoint) tiedTo(name string) string {
+	if c.tied == nil {
+		c.tied = map[string]string{}
+		trained := map[string]bool{}
+		for _, n := range c.trained {
+			trained[n] = true
+		}
+		for _, m := range c.models[:min(1, len(c.models))] {
+			for _, p := range m.shared {
+				other, ok1 := p.Key.(string)
+				first, ok2 := p.Value.(string)
+				if ok1 && ok2 && trained[first] && !trained[other] {
+					c.tied[other] = first
+				}
+			}
+		}
+	}
+	return c.tied[name]
 }
 
 // universalTensor returns the entry of a tensor. If it is the only thing in its file, it is
