@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -312,7 +313,11 @@ func (c *checkpoint) addRest(f *torchfile.File, optim any) error {
 		if !ok || p.Value == nil || slices.Contains(flatRecords, name) {
 			continue
 		}
-		if err := c.b.Add(f, meta.Path{meta.Key("deepspeed"), meta.Key(name)}, p.Value); err != nil {
+		v := p.Value
+		if o, ok := v.(*value.Object); ok && strings.HasPrefix(o.Module, "deepspeed.") && o.State != nil {
+			v = o.State // of the loss scaler: other formats refuse objects of DeepSpeed's classes
+		}
+		if err := c.b.Add(f, meta.Path{meta.Key("deepspeed"), meta.Key(name)}, v); err != nil {
 			return err
 		}
 	}

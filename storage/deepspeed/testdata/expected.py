@@ -109,8 +109,7 @@ def flatten(out, name, v):
         for i, x in enumerate(v):
             flatten(out, f"{name}.{i}", x)
     elif isinstance(v, Record):
-        cls = type(v)
-        out[name] = {"kind": "object", "type": cls.__name__, "repr": f"<{cls.__module__}.{cls.__name__} object: {v.state}>"}
+        flatten(out, name, v.state)
     else:
         out[name] = {"kind": "object", "type": type(v).__name__, "repr": repr(v)}
 
