@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -29,17 +30,19 @@ type Checkpoint struct {
 }
 
 // Open opens the checkpoint at the root of store, in any format of package
-// storage/formats. It reads the record and the end of the index of a native
+// storage/formats. If the root is the folder of a run with a file of its training program
+// that names the newest checkpoint, such as Megatron's latest_checkpointed_iteration.txt,
+// Open opens that checkpoint. It reads the record and the end of the index of a native
 // checkpoint, and all metadata of a checkpoint in any other format.
 func Open(ctx context.Context, store blob.Store) (*Checkpoint, error) {
 	if store == nil {
 		return nil, wrap("open", store, errNoStore)
 	}
-	c, err := formats.Open(ctx, store, nil)
+	c, at, err := formats.OpenLocated(ctx, store, nil)
 	if err != nil {
 		return nil, wrap("open", store, err)
 	}
-	return NewCheckpoint(store, c), nil
+	return NewCheckpoint(at, c), nil
 }
 
 // OpenPath is Open for an address: the path of a folder or of a single file, or a URL; see
@@ -273,7 +276,14 @@ func (c *Checkpoint) read(ctx context.Context, md *meta.Metadata, p plan.LoadPla
 // nil, receives the bytes that were read since its last call; they add up to
 // TotalBytes.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	rep, err := c.c.Verify(ctx, progress)
+	return c.VerifyTogether(ctx, nil, nil, progress)
+}
+
+// VerifyTogether is Verify by several ranks, each of which reads a part of the files. All
+// ranks of g call it, and all of them return the same report. planned and progress, if not
+// nil, receive the bytes of this rank only: planned all of them, before the first is read.
+func (c *Checkpoint) VerifyTogether(ctx context.Context, g group.Group, planned, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := protocol.Verify(ctx, protocol.RankVerify{Group: g, Checkpoint: c.c, Planned: planned, Progress: progress})
 	if err == nil && len(rep.Problems) > 0 {
 		p, name := rep.Problems[0], ""
 		if p.FQN != "" {

@@ -11,12 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -143,5 +145,22 @@ func TestOpenPath(t *testing.T) {
 	c := must.Get(cairn.OpenPath(t.Context(), dir))(t)
 	if err := c.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The folder of a run of Megatron opens and loads as the checkpoint that its file names.
+func TestOpenFollowsAPointer(t *testing.T) {
+	store := new(mem.Store)
+	x := whole(t, []int64{6, 4}, 1)
+	at := must.Get(blob.NewSub(store, "iter_0000007"))(t)
+	must.Get(cairn.Save(t.Context(), at, cairn.State{"x": x}, &cairn.SaveOptions{Format: torchdcp.Format{}}))(t)
+	must.Get(blob.WriteAll(t.Context(), store, "latest_checkpointed_iteration.txt", []byte("7"), nil))(t)
+	c := mustOpen(t, store)
+	if missing, err := c.MissingFiles(t.Context()); err != nil || len(missing) > 0 {
+		t.Errorf("MissingFiles = %v, %v", missing, err)
+	}
+	got := whole(t, []int64{6, 4}, 9)
+	if _, err := cairn.Load(t.Context(), store, cairn.State{"x": got}, nil); err != nil || !tensor.Equal(got, x) {
+		t.Errorf("Load = %v, or other elements", err)
 	}
 }

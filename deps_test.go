@@ -61,6 +61,10 @@ var layers = []struct{ name, imports string }{
 	{"meta", "tensor"},
 	{"plan", "internal/wire meta tensor value"},
 
+	// Forms of the same weights.
+	{"recipe/remap", "tensor"},
+	{"recipe", "meta recipe/remap tensor"},
+
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
 	{"internal/pickle", "tensor value"},
@@ -76,40 +80,40 @@ var layers = []struct{ name, imports string }{
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/native", "blob internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/publish tensor value"},
-	{"storage/torchfile", "blob internal/torchsave internal/work meta plan storage storage/publish storage/reading tensor value"},
+	{"storage/torchfile", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/publish storage/reading tensor value"},
 	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/deepspeed", "blob internal/torchsave meta storage storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/formats", "blob storage storage/deepspeed storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
-
-	{"transfer", "blob internal/crc32c internal/work storage storage/formats storage/publish"},
+	{"storage/view", "blob meta plan recipe recipe/remap storage tensor"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
-	{"protocol", "blob group internal/crc32c internal/wire meta plan storage tensor value"},
+	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
+	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
 	{"background/saver", "blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
 	{".", "blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
 
 	// What stands on it.
-	{"inspect", "meta plan storage tensor value"},
+	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
-	{"convert", ". blob blob/file group inspect internal/work meta plan protocol shard storage tensor value"},
+	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta storage storage/formats storage/hf storage/native storage/publish tensor transfer value"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe storage storage/formats storage/hf storage/native storage/publish storage/view tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
 	{"blob/azure", "blob blob/cache blob/remote internal/crc32c"},
 	{"blob/gcs", "blob blob/cache blob/remote internal/crc32c internal/work"},
 	{"blob/conformance", ""},
-	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli"},
 	{"group/etcd", "group group/tcp"},
+	{"cmd/cairn", "blob/azure blob/gcs blob/s3 cmd/cairn/internal/cli group/etcd"},
 	{"metrics", ". group/tcp protocol"},
 
 	// Documentation that runs and tests against PyTorch. But for two programs they are
@@ -128,10 +132,12 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
+	"github.com/expr-lang/expr":                            "recipe",
 	"github.com/klauspost/compress":                        "storage/torchdcp",
+	"github.com/pelletier/go-toml/v2":                      "recipe",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",
 	"go.opentelemetry.io/otel":                             "protocol",
 	"go.opentelemetry.io/otel/trace":                       "protocol",
@@ -171,7 +177,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // other is a leaf, which only these may import.
 const (
 	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
-	tops     = "cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
+	tops     = "storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 
 // forbidden are names that say nothing.

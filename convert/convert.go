@@ -20,6 +20,7 @@ import (
 	"runtime"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -96,8 +97,15 @@ type Options struct {
 	// Parallel is the number of ranks that are written, and of reads of the source,
 	// at the same time. Zero: 4, or the number of processors if that is larger.
 	Parallel int
+	// Group, if not nil, are the processes that run the conversion together, one for each
+	// rank; see Run. Nil: this process runs it alone.
+	Group group.Group
+	// Planned, if not nil, receives the bytes that this process is going to write, before
+	// it writes the first one.
+	Planned func(bytes int64)
 	// Progress, if not nil, receives the number of bytes that were written since its
-	// last call. The sum is Summary.Bytes. Several goroutines call it at once.
+	// last call. The sum is Summary.Bytes, or with a Group about what Planned received.
+	// Several goroutines call it at once.
 	Progress func(bytes int64)
 	// Warn, if not nil, receives errors that do not end the conversion.
 	Warn func(err error)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -24,11 +25,15 @@ import (
 
 // fingerprint identifies a conversion: equal ones write equal files. It covers
 // the source, its files and the location of each chunk in them, the plans of all
-// ranks, and the target.
-func fingerprint(ctx context.Context, j *Job, t *Target) (string, error) {
+// ranks, and the target. If here is not set, it leaves out what may differ between hosts
+// that see the same source: its path, and the times and inodes of its files.
+func fingerprint(ctx context.Context, j *Job, t *Target, here bool) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
 	f.text("cairn convert 4", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), j.opts.Cast.String(), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
+	if !here {
+		f.text(cairn.Version) // the files record it
+	}
 	f.numbers(int64(j.ranks))
 	if j.step != nil {
 		f.text("step")
@@ -41,7 +46,7 @@ func fingerprint(ctx context.Context, j *Job, t *Target) (string, error) {
 		f.text(file.Name)
 		f.numbers(file.Size, int64(file.CRC32C))
 	}
-	if err := f.source(ctx, j); err != nil {
+	if err := f.source(ctx, j, here); err != nil {
 		return "", err
 	}
 	for _, e := range j.entries {
@@ -125,14 +130,20 @@ const (
 // source adds what distinguishes the source from one whose files have the same names,
 // sizes and times: its path, the inodes of its files, and samples of the files that
 // have no checksum.
-func (f *fingerprinter) source(ctx context.Context, j *Job) error {
+func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 	if j.opts.Source == nil {
 		return nil
 	}
 	at, local := whereIs(j.opts.Source)
-	f.text(at)
+	if here {
+		f.text(at)
+	}
 	for _, s := range j.seen {
-		f.numbers(s.size, s.time.UnixNano())
+		f.numbers(s.size)
+		if !here {
+			continue
+		}
+		f.numbers(s.time.UnixNano())
 		if local {
 			f.numbers(s.inode(at)...)
 		}

@@ -150,6 +150,18 @@ func (j *journal) removeAll(ctx context.Context, prefix string, keep func(name s
 	return nil
 }
 
+// names returns the files that are noted.
+func (j *journal) names(ctx context.Context) (map[string]bool, error) {
+	out := map[string]bool{}
+	for info, err := range j.store.List(ctx, resultsPrefix) {
+		if err != nil {
+			return nil, err
+		}
+		out[strings.TrimPrefix(info.Name, resultsPrefix)] = true
+	}
+	return out, nil
+}
+
 func (j *journal) noted(ctx context.Context, file string) bool {
 	_, err := j.store.Stat(ctx, resultsPrefix+file)
 	return err == nil

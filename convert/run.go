@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
@@ -25,6 +26,12 @@ type run struct {
 	refused refusals
 	save    protocol.InProcessSave
 
+	group    group.Group // nil: this process converts alone
+	division *division   // nil without a group
+	identity record      // of the conversion, without a journal
+	wrote    bool        // the coordinator has the results of this process, or may have them
+	kept     int         // files that an earlier run had finished, if there is a group
+
 	local       []*plan.SavePlan // of the ranks, until they are planned globally
 	plannerData json.RawMessage  // to be recorded
 	ctx         context.Context  // while data is written
@@ -38,10 +45,20 @@ type run struct {
 // With a staging store, finished files stay there after an error, and the same
 // conversion of the same source continues with them. Without a staging store, the
 // written files are removed.
+//
+// With a group, all its ranks call Run, with the same source and the same target, and it
+// returns the same report on all of them, or an error that names the ranks that failed.
+// The ranks divide the data files of the target by their bytes. Each reads and writes only
+// its own files, and rank 0 commits the checkpoint. A target of one file is written by
+// rank 0. If a rank dies, finished files of all ranks stay in the staging store.
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r := &run{job: job, target: t, refused: refusals{}}
+	if g := job.opts.Group; g != nil && g.Size() > 1 {
+		r.group, r.division = g, &division{files: make([][]storage.File, job.ranks), me: g.Rank()}
+		r.save.Helper, r.save.Divide = r.helps(), r.division.mine
+	}
 	if done, err := r.begin(ctx); done != nil || err != nil {
 		return done, err
 	}
@@ -49,9 +66,13 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	if err == nil {
 		return rep, nil
 	}
-	// Finished files stay for the next run: Abort would remove them.
+	if r.lost(err) {
+		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
+	}
+	// Finished files stay for the next run: Abort would remove them. The coordinator decides
+	// about a staging store.
 	after := context.WithoutCancel(ctx)
-	if !errors.Is(err, storage.ErrUncertain) && (r.journal == nil || r.journal.empty(after)) {
+	if !errors.Is(err, storage.ErrUncertain) && (r.journal == nil || !r.helps() && r.journal.empty(after)) {
 		err = errors.Join(err, r.save.Abort(after))
 	}
 	return nil, err
@@ -79,7 +100,7 @@ func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err
 	if err != nil || old == nil {
 		return 0, false, err
 	}
-	if mine, err := fingerprint(ctx, job, t); err != nil || old.Fingerprint != mine {
+	if mine, err := fingerprint(ctx, job, t, true); err != nil || old.Fingerprint != mine {
 		return 0, false, err
 	}
 	for _, err := range t.Staging.List(ctx, resultsPrefix) {
@@ -97,28 +118,42 @@ func newIdentity() record {
 	return record{SaveID: storage.NewSaveID(now, rand.Uint32()), Time: now}
 }
 
-// begin opens the journal. It returns a report if an earlier run has completed the
-// checkpoint.
+// begin gives the conversion its identity. It returns a report if an earlier run has
+// completed the checkpoint.
 func (r *run) begin(ctx context.Context) (*Report, error) {
-	rec := newIdentity()
+	open := r.open
+	if r.group != nil {
+		open = r.meet
+	}
+	if done, err := open(ctx); done != nil || err != nil {
+		return done, err
+	}
+	r.save.Storage = r.job.storage(r.identity, r.target)
+	if r.journal != nil {
+		r.save.Journal = r.journal
+	}
+	return nil, nil
+}
+
+// open opens the journal. It returns a report if an earlier run has completed the
+// checkpoint.
+func (r *run) open(ctx context.Context) (*Report, error) {
+	r.identity = newIdentity()
 	if r.target.Staging != nil {
-		mine, err := fingerprint(ctx, r.job, r.target)
+		mine, err := fingerprint(ctx, r.job, r.target, true)
 		if err != nil {
 			return nil, err
 		}
-		j, err := openJournal(ctx, r.target.Staging, mine, rec, r.job.opts.Warn)
+		j, err := openJournal(ctx, r.target.Staging, mine, r.identity, r.job.opts.Warn)
 		if err != nil {
 			return nil, err
 		}
+		r.journal, r.identity = j, j.rec
 		if rep := j.rec.Report; rep != nil {
 			return rep, j.remove(ctx)
 		}
-		if err := j.sweep(ctx); err != nil {
-			return nil, err
-		}
-		r.journal, r.save.Journal, rec = j, j, j.rec
+		return nil, j.sweep(ctx)
 	}
-	r.save.Storage = r.job.storage(rec, r.target)
 	return nil, nil
 }
 
@@ -137,39 +172,27 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 
 func (r *run) phases(ctx context.Context, rec *protocol.Recorder, size int64) (*Report, error) {
 	in, phase := rec.Begin(ctx, meta.PhasePlan)
-	err := r.plan(in)
+	err := r.each(in, "plan", r.plan)
+	if err == nil {
+		err = r.begun(in)
+	}
+	if err == nil {
+		err = r.divide(in)
+	}
 	phase.End(0, err)
 	if err != nil {
 		return nil, err
 	}
-	if r.journal != nil {
-		if err := r.journal.start(ctx); err != nil {
-			return nil, err
-		}
-	}
 	in, phase = rec.Begin(ctx, meta.PhaseWrite)
-	if err = r.write(in); err == nil {
-		err = r.job.unchanged(ctx)
-	}
+	err = r.writeAll(in)
 	phase.End(size, err)
 	if err != nil {
 		return nil, err
 	}
-	rep := r.report()
-	r.job = nil // its memory is needed for the metadata
 	in, phase = rec.Begin(ctx, meta.PhaseCommit)
-	err = r.finish(in)
+	rep, err := r.commit(in, r.finish)
 	phase.End(0, err)
-	if err != nil {
-		return nil, err
-	}
-	if r.journal == nil {
-		return rep, nil
-	}
-	if err := r.journal.complete(ctx, rep); err != nil {
-		return nil, err
-	}
-	return rep, r.journal.remove(ctx)
+	return rep, err
 }
 
 // plan makes the planners, the writers and the final plans of all ranks.
@@ -203,6 +226,21 @@ func global(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	return plan.Global(plans, plan.LeastLoaded)
 }
 
+// writeAll writes the data of all ranks, together with the other processes of the
+// conversion.
+func (r *run) writeAll(ctx context.Context) error {
+	write := func(ctx context.Context) error {
+		if err := r.write(ctx); err != nil {
+			return err
+		}
+		return r.job.unchanged(ctx)
+	}
+	if r.group == nil {
+		return write(ctx)
+	}
+	return r.together(ctx, write)
+}
+
 // write writes the data of all ranks, some of them at the same time.
 func (r *run) write(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -219,15 +257,23 @@ func (r *run) write(ctx context.Context) error {
 	return err
 }
 
-// finish makes the metadata and commits the checkpoint.
-func (r *run) finish(ctx context.Context) error {
+// finish makes the metadata, commits the checkpoint and removes the journal.
+func (r *run) finish(ctx context.Context) (*Report, error) {
+	rep := r.report()
+	r.job = nil // its memory is needed for the metadata
 	_, md, err := global(r.save.Plans)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	md.PlannerData = r.plannerData
 	r.save.Plans, r.save.Metadata = nil, md
-	return r.save.Finish(ctx)
+	if err := r.save.Finish(ctx); err != nil || r.journal == nil {
+		return rep, err
+	}
+	if err := r.journal.complete(ctx, rep); err != nil {
+		return nil, err
+	}
+	return rep, r.journal.remove(ctx)
 }
 
 func (r *run) report() *Report {
@@ -240,7 +286,10 @@ func (r *run) report() *Report {
 		rep.Files += len(res.Files)
 		rep.FileBytes += res.Bytes()
 	}
-	if r.journal != nil {
+	switch {
+	case r.group != nil:
+		rep.KeptFiles = r.kept
+	case r.journal != nil:
 		rep.KeptFiles = int(r.journal.kept.Load())
 	}
 	return rep

@@ -18,6 +18,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrGone reports a rank that has left the group for good.
 	ErrGone = errors.New("rank has left the group")
+	// ErrDiffers reports a rank that has something else than rank 0 although all ranks must
+	// have the same, such as arguments or files. [Agree] compares them.
+	ErrDiffers = errors.New("ranks differ")
 	// ErrLeft is the ErrGone of a rank that has closed its end, rather than being
 	// lost: what it sent before has been sent.
 	ErrLeft = fmt.Errorf("%w", ErrGone)

@@ -136,6 +136,7 @@ var (
 		{"fs.ErrInvalid", fs.ErrInvalid},
 		{"fs.ErrNotExist", fs.ErrNotExist},
 		{"fs.ErrPermission", fs.ErrPermission},
+		{"group.ErrDiffers", ErrDiffers},
 		{"group.ErrGone", ErrGone},
 		{"group.ErrLeft", ErrLeft},
 		{"group.ErrInvalid", ErrInvalid},

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -275,4 +276,19 @@ func inParallel(n int, fn func(i int) error) []error {
 	work()
 	wg.Wait()
 	return errs
+}
+
+// Agree fails on the ranks whose value differs from the value of rank 0, as [Assign] does
+// if local fails there. differs makes the error of such a rank, from the value of rank 0.
+func Agree(ctx context.Context, g Group, step string, v []byte, differs func(zero []byte) error) error {
+	zero, err := Broadcast(ctx, g, step, 0, Bytes{}, func(context.Context) ([]byte, error) { return v, nil })
+	if err != nil {
+		return err
+	}
+	return Each(ctx, g, step, func(context.Context) error {
+		if bytes.Equal(zero, v) {
+			return nil
+		}
+		return differs(zero)
+	})
 }

@@ -135,3 +135,26 @@ func TestStepErrorOfOtherErrors(t *testing.T) {
 		t.Errorf("Each = %v; want %s", err, want)
 	}
 }
+
+func TestAgreeNamesTheRanksThatDiffer(t *testing.T) {
+	errOther := errors.New("other")
+	for _, same := range []bool{true, false} {
+		errs := onRanks(t, 4, func(ctx context.Context, g group.Group) error {
+			v := []byte("v")
+			if !same && g.Rank()%2 == 1 {
+				v = []byte("w")
+			}
+			return group.Agree(ctx, g, "compare", v, func(zero []byte) error {
+				if string(zero) != "v" {
+					t.Errorf("differs received %q", zero)
+				}
+				return errOther
+			})
+		})
+		for r, err := range errs {
+			if want := "compare: ranks 1, 3: other"; same && err != nil || !same && (err == nil || err.Error() != want) {
+				t.Errorf("same %v: rank %d got %v; want %s", same, r, err, want)
+			}
+		}
+	}
+}

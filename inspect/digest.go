@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -70,6 +72,55 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, progress f
 		byName[e.FQN] = out[i]
 	}
 	return byName, nil
+}
+
+// DigestsTogether is Digests by several ranks, which divide the entries by their bytes. If g
+// is nil, this process is the only rank. All ranks of g call it, with the same entries. Rank 0 returns the digests of all entries, and
+// the other ranks return nil. planned and progress, if not nil, receive the bytes of this
+// rank only: planned all of them, before the first is read.
+func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []*meta.Entry, planned, progress func(bytes int64)) (map[string]Digest, error) {
+	h, sizes := sha256.New(), make([]int64, len(entries))
+	for i, e := range entries {
+		sizes[i] = e.NumBytes()
+		fmt.Fprintf(h, "%q %d\n", e.FQN, sizes[i])
+		if e.Tensor != nil {
+			fmt.Fprintln(h, e.Tensor.DType, e.Tensor.Shape)
+		}
+	}
+	if g == nil || g.Size() == 1 {
+		var all int64
+		for _, n := range sizes {
+			all += n
+		}
+		orIgnore(planned)(all)
+		return Digests(ctx, src, entries, progress)
+	}
+	err := group.Agree(ctx, g, "compare", h.Sum(nil), func([]byte) error {
+		return fmt.Errorf("%w: it sees other names, types or shapes than rank 0", group.ErrDiffers)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var mine []*meta.Entry
+	var bytes int64
+	for i, rank := range work.Divide(sizes, g.Size()) {
+		if rank == g.Rank() {
+			mine = append(mine, entries[i])
+			bytes += sizes[i]
+		}
+	}
+	orIgnore(planned)(bytes)
+	var all map[string]Digest
+	_, err = group.Decide(ctx, group.StopEarly(g), "digest", group.JSON[map[string]Digest](), group.Bytes{},
+		func(ctx context.Context) (map[string]Digest, error) { return Digests(ctx, src, mine, progress) },
+		func(_ context.Context, parts []map[string]Digest) ([]byte, error) {
+			all = make(map[string]Digest, len(entries))
+			for _, p := range parts {
+				maps.Copy(all, p)
+			}
+			return nil, nil
+		})
+	return all, err
 }
 
 // Combine returns one digest for all: the SHA-256, in hexadecimal, of one line

@@ -18,10 +18,13 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -162,5 +165,34 @@ func TestUnknownCodecsAreDigestedAsBytes(t *testing.T) {
 	}
 	if _, err := inspect.Digests(t.Context(), odd{value.JSON, []byte("{")}, e, nil); !errors.Is(err, value.ErrEncoding) {
 		t.Errorf("Digests of bad JSON = %v; want ErrEncoding", err)
+	}
+}
+
+// Ranks that share the work find the digests that one rank finds.
+func TestRanksDigestTogether(t *testing.T) {
+	for _, f := range storagetest.Fixtures(t, "*/*") {
+		c := must.Get(cairn.OpenPath(t.Context(), f.Dir))(t)
+		defer c.Close()
+		entries := inspect.Select(must.Get(c.Metadata(t.Context()))(t))
+		want := must.Get(inspect.Digests(t.Context(), c, entries, nil))(t)
+		for _, ranks := range []int{1, 3} {
+			err := inproc.Run(t.Context(), ranks, func(ctx context.Context, g group.Group) error {
+				var planned, read atomic.Int64
+				got, err := inspect.DigestsTogether(ctx, g, c, entries, func(n int64) { planned.Add(n) }, func(n int64) { read.Add(n) })
+				if err != nil {
+					return err
+				}
+				if (planned.Load() > 0) != (read.Load() > 0) {
+					return fmt.Errorf("read %d of %d bytes", read.Load(), planned.Load())
+				}
+				if d := cmp.Diff(want, got); d != "" && g.Rank() == 0 || g.Rank() != 0 && got != nil {
+					return fmt.Errorf("the digests differ: %s", d)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Errorf("%s: %d ranks: %v", f.Name, ranks, err)
+			}
+		}
 	}
 }

@@ -29,6 +29,11 @@ type InProcessSave struct {
 	Warn func(err error)
 	// Journal, if not nil, allows the save to be continued after an interruption.
 	Journal storage.Journal
+	// Divide, if not nil, divides the data files of each rank among several processes that
+	// have the same plans; see storage.Session.Divide. Helper is set in the processes that
+	// do not coordinate the save: they call Plan and Write, and not Finish.
+	Divide func(rank int, files []storage.File, held bool) []bool
+	Helper bool
 
 	// Plans are the ranks' final plans and Metadata describes the checkpoint that
 	// they make. Plan sets them.
@@ -44,7 +49,13 @@ func (s *InProcessSave) rank(r int) *RankSave {
 	if s.Progress != nil {
 		o.Moved = func(n int64) { s.Progress(r, n) }
 	}
-	return &RankSave{Rank: r, Size: len(s.Writers), Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o}
+	j := &RankSave{
+		Rank: r, Size: len(s.Writers), Helper: s.Helper, Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o,
+	}
+	if s.Divide != nil {
+		j.Divide = func(files []storage.File, held bool) []bool { return s.Divide(r, files, held) }
+	}
+	return j
 }
 
 // Plan begins the save of the ranks' states and makes their plans.
@@ -84,7 +95,11 @@ func (s *InProcessSave) Write(ctx context.Context) error {
 				s.Results[r], err = s.rank(r).writeData(gctx, s.Plans[r], nil)
 				return err
 			})
-			if err != nil && len(s.Writers) > 1 {
+			switch {
+			case err == nil || len(s.Writers) == 1:
+			case s.Divide != nil: // the processes have ranks too
+				err = fmt.Errorf("rank %d of the target: %w", r, err)
+			default:
 				err = fmt.Errorf("rank %d: %w", r, err)
 			}
 			return err

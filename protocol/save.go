@@ -22,6 +22,10 @@ type RankSave struct {
 	// Rank and Size are this rank and the number of ranks. Save takes them from
 	// Group unless RankLocal is set.
 	Rank, Size int
+	// Helper and Divide are for a save that several processes make together; see
+	// InProcessSave.
+	Helper bool
+	Divide func(files []storage.File, held bool) []bool
 
 	Planner plan.SavePlanner
 	Writer  storage.Writer
@@ -41,7 +45,7 @@ type RankSave struct {
 }
 
 // coordinator reports whether this rank plans globally and commits.
-func (j *RankSave) coordinator() bool { return j.RankLocal || j.Rank == 0 }
+func (j *RankSave) coordinator() bool { return j.RankLocal || j.Rank == 0 && !j.Helper }
 
 // localPlan sets the planner and the writer up and returns this rank's plan.
 // begun is called before the writer is set up. journal and timeline are for the writer
@@ -56,7 +60,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	begun()
 	err = j.Writer.SetUp(ctx, storage.Session{
 		Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), Storage: j.Storage,
-		Progress: j.Observer.Moved, Warn: j.warn(), Journal: journal, Timeline: timeline,
+		Progress: j.Observer.Moved, Warn: j.warn(), Journal: journal, Divide: j.Divide, Timeline: timeline,
 	})
 	if err != nil {
 		return nil, err

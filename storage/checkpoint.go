@@ -1,8 +1,11 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -63,6 +66,54 @@ type CopyReport struct {
 	Tensors int
 	// Problems lists the tensors that differ from their copies. Empty: all are equal.
 	Problems []VerifyProblem
+}
+
+// PartVerifier is a capability of checkpoints that several processes can verify together.
+type PartVerifier interface {
+	// VerifyPart is Verify of the files for which mine returns true, and of what they
+	// hold. rest is set in one of the processes, which also checks what is in no file; the
+	// first of Files must be one of its files. JoinReports of the reports of all processes
+	// is the report of Verify, after one process has called VerifyCopies.
+	VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*VerifyReport, error)
+}
+
+// JoinReports returns the report of a checkpoint that was verified in parts.
+func JoinReports(parts []*VerifyReport) *VerifyReport {
+	out := &VerifyReport{Problems: []VerifyProblem{}}
+	for _, p := range parts {
+		out.Files += p.Files
+		out.Chunks += p.Chunks
+		out.Bytes += p.Bytes
+		out.Unsummed += p.Unsummed
+		out.Problems = append(out.Problems, p.Problems...)
+		if out.Notes == nil {
+			out.Notes = p.Notes
+		}
+	}
+	SortProblems(out.Problems)
+	return out
+}
+
+// VerifyCopies adds to rep, the report of all files of c, the tensors that differ from their
+// second copies. It reads nothing if rep has problems: of damaged files, everything may
+// differ.
+func VerifyCopies(ctx context.Context, c Checkpoint, rep *VerifyReport) error {
+	k, ok := c.(CopyChecker)
+	if !ok || len(rep.Problems) > 0 {
+		return nil
+	}
+	copies, err := k.CheckCopies(ctx, nil, ReadOptions{})
+	if err == nil {
+		rep.Problems = append(rep.Problems, copies.Problems...)
+	}
+	return err
+}
+
+// SortProblems sorts problems by file, name and text.
+func SortProblems(all []VerifyProblem) {
+	slices.SortFunc(all, func(a, b VerifyProblem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
+	})
 }
 
 // defaultBufferBytes is the host memory that a rank uses for bytes on their way to

@@ -35,6 +35,13 @@ type Session struct {
 	// after an interruption. A writer calls Finished before it writes a file, and Note
 	// after.
 	Journal Journal
+	// Divide, if not nil, is called by WriteData with the data files of the rank, in their
+	// order, before the first one is written. It returns for each file whether this
+	// process writes it. WriteData leaves the other files out, of its results too: other
+	// processes have writers of the same rank, with the same plan, and write them. held
+	// is set if the only file becomes visible in Finish, so that the process of the
+	// coordinator has to write it. Nil: WriteData writes all files.
+	Divide func(files []File, held bool) []bool
 }
 
 // Writer carries out a save. Its methods are called in the order in which they are

@@ -13,7 +13,9 @@ import (
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/work"
+	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -35,6 +37,12 @@ type Options struct {
 	// Parallel bounds the files, and the pieces of a file, that are copied at the same
 	// time. Zero: 16.
 	Parallel int
+	// Group, if not nil, are the ranks that copy together. All of them call Copy, with the
+	// same source and target, and return the same report, or an error that names the ranks
+	// that failed. They divide the data files by their bytes; rank 0 copies the other files.
+	// Planned and Progress receive the bytes of this rank only, without the files that are
+	// in the target already.
+	Group group.Group
 	// Planned, if not nil, receives the bytes of all files before the first one is
 	// copied, and Progress the bytes that were copied, or found to be in the target,
 	// since the last call. Progress is called from several goroutines at once.
@@ -106,6 +114,9 @@ var ErrOccupied = errors.New("the target holds other files")
 func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, error) {
 	j := &job{src: src, dst: dst, opts: opts.withDefaults()}
 	j.pool = work.NewPool(buffer, j.opts.Memory, 2)
+	if g := j.opts.Group; g != nil && g.Size() > 1 {
+		return j.together(ctx)
+	}
 	if err := j.plan(ctx); err != nil {
 		return nil, err
 	}
@@ -158,10 +169,11 @@ func (j *job) lockID() string {
 
 // plan lists the files of the source.
 func (j *job) plan(ctx context.Context) error {
-	format, err := formats.Detect(ctx, j.src)
+	src, format, err := formats.Locate(ctx, j.src)
 	if err != nil {
-		return publish.Explain(ctx, j.src, err)
+		return publish.Explain(ctx, src, err)
 	}
+	j.src = src
 	all, err := list(ctx, j.src) // before the checkpoint is opened, so that a later change is noticed
 	if err != nil {
 		return err
@@ -390,10 +402,17 @@ func (j *job) verify(ctx context.Context) error {
 	}
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		return fmt.Errorf("the copy cannot be opened: %w", err)
+		err = fmt.Errorf("the copy cannot be opened: %w", err)
+	} else {
+		defer c.Close()
 	}
-	defer c.Close()
-	if j.rep.Verified, err = c.Verify(ctx, nil); err != nil {
+	if g := j.opts.Group; g != nil {
+		err = group.Each(ctx, g, "verify", func(context.Context) error { return err })
+	}
+	if err != nil {
+		return err
+	}
+	if j.rep.Verified, err = protocol.Verify(ctx, protocol.RankVerify{Group: j.opts.Group, Checkpoint: c}); err != nil {
 		return err
 	}
 	if n := len(j.rep.Verified.Problems); n > 0 {

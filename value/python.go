@@ -1,5 +1,7 @@
 package value
 
+import "maps"
+
 // The types below stand for values of Python that Go has no type for. A list of
 // Python is a []any, a dict whose keys are all strings a map[string]any, an int
 // an int64, uint64 or *big.Int, a complex number a complex128, bytes are a
@@ -63,6 +65,30 @@ func (o *Object) QualifiedName() string {
 		return o.Name
 	}
 	return o.Module + "." + o.Name
+}
+
+// Attributes returns the attributes that the object received as its state, such as the
+// arguments of an argparse.Namespace. It is empty for a state that is not a dict of
+// attributes. The state of a class with slots is a tuple of two dicts.
+func (o *Object) Attributes() map[string]any {
+	out := map[string]any{}
+	parts, ok := o.State.(Tuple)
+	if !ok {
+		parts = Tuple{o.State}
+	}
+	for _, p := range parts {
+		switch p := p.(type) {
+		case map[string]any:
+			maps.Copy(out, p)
+		case *Dict:
+			for _, pair := range p.Pairs {
+				if k, ok := pair.Key.(string); ok {
+					out[k] = pair.Value
+				}
+			}
+		}
+	}
+	return out
 }
 
 // Ref stands for a tensor that a value holds and that is stored beside it, under

@@ -297,3 +297,20 @@ func TestRandomValuesRoundTrip(t *testing.T) {
 		}
 	})
 }
+
+func TestAttributes(t *testing.T) {
+	for claim, c := range map[string]struct {
+		state any
+		want  map[string]any
+	}{
+		"a dict":             {map[string]any{"a": int64(1)}, map[string]any{"a": int64(1)}},
+		"an ordered dict":    {&value.Dict{Pairs: []value.Pair{{Key: "a", Value: "x"}, {Key: int64(2), Value: "y"}}}, map[string]any{"a": "x"}},
+		"a class with slots": {value.Tuple{nil, map[string]any{"a": true}}, map[string]any{"a": true}},
+		"another kind":       {"text", map[string]any{}},
+		"nothing":            {nil, map[string]any{}},
+	} {
+		if d := cmp.Diff(c.want, (&value.Object{State: c.state}).Attributes()); d != "" {
+			t.Errorf("%s (-want +got)\n%s", claim, d)
+		}
+	}
+}

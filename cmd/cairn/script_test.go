@@ -51,11 +51,14 @@ func TestScripts(t *testing.T) {
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			files, err := filepath.Abs(filepath.Join("..", "..", "storage", "torchfile", "testdata"))
 			e.Setenv("TORCHFILES", files)
-			return err
+			docs, docsErr := filepath.Abs(filepath.Join("..", "..", "docs"))
+			e.Setenv("DOCS", docs)
+			return errors.Join(err, docsErr)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,
 			"checkpoint": makeCheckpoint,
+			"tensors":    makeTensors,
 			"flip":       flipBit,
 			"cut":        cutShort,
 			"newer":      makeNewer,
@@ -97,6 +100,26 @@ func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
 		state = changedState
 	}
 	ts.Check(saveFixed(s, id, state))
+}
+
+// makeTensors saves tensors of these numbers of bytes: tensors DIR BYTES….
+func makeTensors(ts *testscript.TestScript, _ bool, args []string) {
+	s, err := file.Open(ts.MkAbs(args[0]), &file.Options{NoSync: true})
+	ts.Check(err)
+	state := cairn.State{}
+	for i, arg := range args[1:] {
+		n, err := strconv.ParseInt(arg, 10, 64)
+		ts.Check(err)
+		x, err := tensor.New(tensor.Uint8, []int64{n})
+		ts.Check(err)
+		b, _ := x.Bytes()
+		for k := range b {
+			b[k] = byte(k*7 + i)
+		}
+		state[fmt.Sprintf("t%d", i)] = x
+	}
+	_, err = cairn.Save(context.Background(), s, state, nil)
+	ts.Check(err)
 }
 
 // saveFixed saves a state with all kinds of values from two ranks.

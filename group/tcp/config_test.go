@@ -90,6 +90,36 @@ func TestEnvOfSlurm(t *testing.T) {
 	}
 }
 
+// Processes of mpirun and of an Indexed Job of Kubernetes have numbers too.
+func TestEnvOfMPIAndKubernetes(t *testing.T) {
+	type vars = map[string]string
+	for _, c := range []struct {
+		vars       vars
+		launched   bool
+		rank, size int
+	}{
+		{vars{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, true, 2, 4},
+		{vars{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, false, 0, 1},
+		{vars{"PMI_RANK": "1", "PMI_SIZE": "3"}, true, 1, 3},
+		{vars{"PMI_RANK": "1"}, false, -1, 0},
+		// In a batch script, srun's variables are of the script, not of mpirun's processes.
+		{vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, true, 3, 4},
+		{vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "RANK": "1", "WORLD_SIZE": "2"}, true, 1, 2},
+		{vars{"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"}, true, 3, 4},
+		{vars{"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "8", "RANK": "7"}, true, 7, 8},
+		{vars{"JOB_COMPLETION_INDEX": "3"}, false, -1, 0}, // pods that do not belong together
+	} {
+		e := &tcp.Env{Getenv: func(name string) string { return c.vars[name] }}
+		if got := e.Launched(); got != c.launched {
+			t.Errorf("Launched with %v = %v; want %v", c.vars, got, c.launched)
+		}
+		rank, size, err := e.Slot(t.Context())
+		if ok := err == nil; ok != (c.rank >= 0) || ok && (rank != c.rank || size != c.size) || !ok && !errors.Is(err, group.ErrInvalid) {
+			t.Errorf("Slot with %v = %d, %d, %v; want %d of %d", c.vars, rank, size, err, c.rank, c.size)
+		}
+	}
+}
+
 // No error shows a password, whatever the address is.
 func TestErrorsShowNoPassword(t *testing.T) {
 	for _, address := range []string{"zk://me:hush@a/j", "zk://me:hu/sh@a/j", "zk://me:hush%zz@a", "me:hush@a", "env://me:hush@a", "file://me:hush@a/x", "zk://hush:1x@a"} {

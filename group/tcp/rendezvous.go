@@ -94,8 +94,11 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 
 // Env is the [Rendezvous] by the environment variables that torchrun, Slurm scripts
 // and Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's rank and the number of ranks. If neither of these two is
-// set, SLURM_PROCID and SLURM_NTASKS are, which srun sets. A MASTER_ADDR of
+// WORLD_SIZE are this process's rank and the number of ranks. If RANK is not set, but
+// WORLD_SIZE is, the rank is JOB_COMPLETION_INDEX, which an Indexed Job of Kubernetes sets.
+// If neither is set, rank and size are what mpirun sets (OMPI_COMM_WORLD_RANK and
+// OMPI_COMM_WORLD_SIZE, or PMI_RANK and PMI_SIZE), or what srun sets (SLURM_PROCID and
+// SLURM_NTASKS). A MASTER_ADDR of
 // "unix:/path" is a socket. If MASTER_ADDR is a name that the host of rank 0 itself
 // cannot resolve, or resolves to loopback or to the address of another host, rank 0
 // listens at all addresses, if there is a secret or mutual TLS.
@@ -130,47 +133,70 @@ func (e *Env) Number(name string) (n int, set bool, err error) {
 	return n, true, nil
 }
 
-// Slot returns RANK and WORLD_SIZE, or if neither is set the numbers of Slurm.
+// Slot returns RANK and WORLD_SIZE, or if neither is set the numbers of MPI or of Slurm.
 func (e *Env) Slot(context.Context) (rank, size int, err error) {
-	names := [2]string{"RANK", "WORLD_SIZE"}
-	if e.inSlurm() {
-		names = [2]string{slurmRank, e.slurmSize()}
-	}
-	if rank, err = e.need(names[0]); err != nil {
+	names := e.numbers()
+	if rank, err = e.need(names.rank); err != nil {
 		return 0, 0, err
 	}
-	size, err = e.need(names[1])
+	size, err = e.need(names.size)
 	return rank, size, err
 }
 
-// slurmRank is the number of a task of srun.
-const slurmRank = "SLURM_PROCID"
+// numbers are the variables in which a launcher numbers the processes that it starts.
+type numbers struct{ rank, size string }
 
-// inSlurm reports whether Slurm numbers the ranks: RANK and WORLD_SIZE are not set.
-func (e *Env) inSlurm() bool {
-	return e.get("RANK") == "" && e.get("WORLD_SIZE") == "" && e.get(slurmRank) != ""
-}
+var (
+	torchNumbers = numbers{"RANK", "WORLD_SIZE"}
+	// kubernetesNumbers are of an Indexed Job. Kubernetes sets only the first; the manifest
+	// sets the second.
+	kubernetesNumbers = numbers{"JOB_COMPLETION_INDEX", "WORLD_SIZE"}
+	// mpiNumbers are of Open MPI, and of MPICH, Intel MPI and others with its process manager.
+	mpiNumbers = []numbers{{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}}
+	// slurmNumbers are of srun: the tasks of the step, or if that is not set of the job.
+	slurmNumbers = []numbers{{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}, {"SLURM_PROCID", "SLURM_NTASKS"}}
+)
 
-// slurmSize returns the variable with the number of tasks: of the step, or if that is not
-// set of the job.
-func (e *Env) slurmSize() string {
-	const ofStep = "SLURM_STEP_NUM_TASKS"
-	if e.get(ofStep) != "" {
-		return ofStep
+// numbers returns the variables that number this process. Below mpirun in a batch script,
+// the variables of Slurm are those of the script, so MPI is before Slurm.
+func (e *Env) numbers() numbers {
+	switch {
+	case e.get("RANK") != "":
+		return torchNumbers
+	case e.get("WORLD_SIZE") != "" && e.get(kubernetesNumbers.rank) != "":
+		return kubernetesNumbers
+	case e.get("WORLD_SIZE") != "":
+		return torchNumbers
 	}
-	return "SLURM_NTASKS"
+	for _, n := range mpiNumbers {
+		if e.get(n.rank) != "" {
+			return n
+		}
+	}
+	for _, n := range slurmNumbers {
+		if e.get(n.rank) != "" && (e.get(n.size) != "" || n == slurmNumbers[1]) {
+			return n
+		}
+	}
+	if e.get(kubernetesNumbers.rank) != "" {
+		return kubernetesNumbers
+	}
+	return torchNumbers
 }
+
+// inSlurm reports whether Slurm numbers the ranks.
+func (e *Env) inSlurm() bool { return e.numbers().rank == slurmNumbers[0].rank }
 
 // Launched reports whether a launcher has started this process as one of several ranks: RANK
-// or WORLD_SIZE is set, or Slurm has started more than one task. A program that can also
-// run alone calls [Join] if Launched is true. It must not take an environment without
+// or WORLD_SIZE is set, or MPI or Slurm has started more than one process. A program that can
+// also run alone calls [Join] if Launched is true. It must not take an environment without
 // WORLD_SIZE as its sign to run alone: with srun, each task would be a job of one rank.
 func (e *Env) Launched() bool {
 	if e.get("RANK") != "" || e.get("WORLD_SIZE") != "" {
 		return true
 	}
-	n, _, err := e.Number(e.slurmSize())
-	return e.inSlurm() && (err != nil || n > 1)
+	n, _, err := e.Number(e.numbers().size)
+	return err != nil || n > 1
 }
 
 // need returns the number that a variable holds, which must be set.

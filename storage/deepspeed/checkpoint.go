@@ -52,11 +52,7 @@ func (c *checkpoint) note(format string, args ...any) {
 
 // open opens files of the checkpoint.
 func (c *checkpoint) open(ctx context.Context, names ...string) ([]*torchfile.File, error) {
-	full := make([]string, len(names))
-	for i, name := range names {
-		full[i] = c.dir + name
-	}
-	files, lost, err := torchfile.OpenFiles(ctx, c.store, full)
+	files, lost, err := torchfile.OpenFiles(ctx, c.store, names)
 	if err == nil {
 		err = lost.Err()
 	}

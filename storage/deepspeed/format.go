@@ -7,9 +7,7 @@ package deepspeed
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path"
 	"regexp"
 	"strconv"
@@ -35,8 +33,8 @@ func (f Format) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, err
 	return nil, storage.RefuseIf(true, "the format %s is only read: write native, torchdcp, hf, torch or hyper instead", f.Name())
 }
 
-// Open opens the checkpoint whose tag the file latest, or else latest_universal, at the
-// root of store names, or the checkpoint whose files are there. Its names are:
+// Open opens the checkpoint of a tag, whose files are at the root of store. Package formats
+// finds the tag that the file latest of a run names. The names are:
 //
 //   - model.NAME: the weights as DeepSpeed's optimizer holds them, in fp32. Frozen
 //     parameters, tied names and buffers are there, too. 16-bit ones become fp32; other
@@ -63,7 +61,7 @@ func (f Format) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, err
 // contradict each other, and storage.ErrVersion if the layout is not read: tensor,
 // pipeline or expert parallel, without ZeRO, or too old.
 func (Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	src, err := reading.Watch(ctx, store, []string{pointers[0], pointers[1], modelName, modelName3}, func(ctx context.Context) (*reading.Source, error) {
+	src, err := reading.Watch(ctx, store, []string{modelName, modelName3}, func(ctx context.Context) (*reading.Source, error) {
 		return describe(ctx, store)
 	})
 	if err != nil {
@@ -73,14 +71,11 @@ func (Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, e
 }
 
 func describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
-	d, err := find(ctx, store)
+	d, err := list(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	c := &checkpoint{folder: d, b: torchfile.NewBuilder(store), weights: map[string]meta.Entry{}}
-	if d.pointer != "" {
-		c.b.AddOther(d.pointer, d.pointerSize)
-	}
 	if d.universal != nil {
 		err = c.readUniversal(ctx)
 	} else {
@@ -92,13 +87,7 @@ func describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	return c.source()
 }
 
-// pointers are the files that name a tag. A folder with both is opened at the first:
-// ds_to_universal leaves the second one beside the checkpoint that it has read.
-var pointers = [...]string{"latest", "latest_universal"}
-
 const (
-	// maxTag bounds the size of a pointer.
-	maxTag = 4 << 10
 	// maxListed bounds how many files of a checkpoint are listed.
 	maxListed = 1 << 20
 	// modelName and modelName3 are the model files of rank 0, up to stage 2 and in stage 3.
@@ -118,24 +107,18 @@ var (
 	expertFile   = regexp.MustCompile(`^((layer_\d+_)?expert_\d+_mp_rank_\d+_model_states|expp_rank_\d+_mp_rank_\d+_optim_states)\.pt$`)
 )
 
-// Recognize reports whether a file of that name, relative to a run or to a checkpoint,
-// names the tag of a checkpoint of this format, or holds data of one.
+// Recognize reports whether a file of that name, relative to a checkpoint, describes a
+// checkpoint of this format, which no file does, or holds data of one.
 func Recognize(name string) (describes, holds bool) {
-	base := path.Base(name)
 	for _, x := range []*regexp.Regexp{optimFile, modelFile, pipelineFile, expertFile} {
-		holds = holds || x.MatchString(base)
+		holds = holds || x.MatchString(name)
 	}
-	holds = holds || path.Ext(name) == ".pt" && (strings.HasPrefix(name, zeroDir) || strings.Contains(name, "/"+zeroDir))
-	return name == pointers[0] || name == pointers[1], holds
+	return false, holds || strings.HasPrefix(name, zeroDir) && path.Ext(name) == ".pt"
 }
 
-// folder is the content of a checkpoint, by the names of its files. Names are relative to
-// dir, which is empty or ends in a slash.
+// folder is the content of a checkpoint, by the names of its files.
 type folder struct {
-	store       blob.Store
-	dir         string
-	pointer     string // the file that named dir
-	pointerSize int64
+	store blob.Store
 	// optim are the optimizer files, by their prefix and rank. model are the model files
 	// of tensor parallel ranks, and model3 those of stage 3, by rank.
 	optim  map[string]map[int]string
@@ -149,49 +132,21 @@ type folder struct {
 	refused, layout string
 }
 
-// find returns the folder of the checkpoint at the root of store.
-func find(ctx context.Context, store blob.Store) (*folder, error) {
-	for _, name := range pointers {
-		b, err := blob.ReadAll(ctx, store, name, maxTag)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		tag := strings.TrimSpace(string(b))
-		if err := blob.CheckName(tag); err != nil {
-			return nil, reading.Damaged(name, "it should hold the name of a folder: %w", err)
-		}
-		d, err := list(ctx, store, tag+"/")
-		if err != nil {
-			return nil, err
-		}
-		if d.empty() {
-			return nil, fmt.Errorf("%w: %s of %s names %q, where there are no files of DeepSpeed: name another tag's folder", storage.ErrIncomplete, name, store, tag)
-		}
-		d.pointer, d.pointerSize = name, int64(len(b))
-		return d, nil
-	}
-	d, err := list(ctx, store, "")
-	if err == nil && d.empty() {
-		err = fmt.Errorf("%w: %s holds no files of DeepSpeed", storage.ErrNotFound, store)
-	}
-	return d, err
-}
-
-// list lists the files below dir.
-func list(ctx context.Context, store blob.Store, dir string) (*folder, error) {
-	d := &folder{store: store, dir: dir, optim: map[string]map[int]string{}, model: map[int]string{}, model3: map[int]string{}}
+// list lists the files of the checkpoint at the root of store.
+func list(ctx context.Context, store blob.Store) (*folder, error) {
+	d := &folder{store: store, optim: map[string]map[int]string{}, model: map[int]string{}, model3: map[int]string{}}
 	seen := 0
-	for info, err := range store.List(ctx, dir) {
+	for info, err := range store.List(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
 		if seen++; seen > maxListed {
 			return nil, fmt.Errorf("%w: %s holds more than %d files", storage.ErrVersion, store, maxListed)
 		}
-		d.add(strings.TrimPrefix(info.Name, dir))
+		d.add(info.Name)
+	}
+	if d.empty() {
+		return nil, fmt.Errorf("%w: %s holds no files of DeepSpeed", storage.ErrNotFound, store)
 	}
 	return d, nil
 }
@@ -277,7 +232,7 @@ func (d *folder) checkLayout() error {
 	if name == "" {
 		return nil
 	}
-	return unsupported(d.dir+name, "a %s checkpoint: DeepSpeed's ds_to_universal makes a universal checkpoint of it, which cairn reads", layout)
+	return unsupported(name, "a %s checkpoint: DeepSpeed's ds_to_universal makes a universal checkpoint of it, which cairn reads", layout)
 }
 
 // number returns the number in a name that a pattern has matched.

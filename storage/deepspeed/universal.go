@@ -103,7 +103,7 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 	c.partial = len(c.model) > 1 || c.refused != "" || n > 1
 	if w, ok := m.int("dp_world_size"); ok {
 		if c.stage3 && len(m.frozen) > 0 && int64(len(c.models)) != w {
-			return incomplete(fmt.Sprintf("%szero_pp_rank_%d_mp_rank_00_model_states.pt", c.dir, len(c.models)), "%d ranks have written the checkpoint, and each model file has a part of the parameters that are not trained", w)
+			return incomplete(fmt.Sprintf("zero_pp_rank_%d_mp_rank_00_model_states.pt", len(c.models)), "%d ranks have written the checkpoint, and each model file has a part of the parameters that are not trained", w)
 		}
 		c.worldSize = int(min(max(w, 0), 1<<31))
 	}
@@ -115,7 +115,7 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 func (c *checkpoint) checkStates() error {
 	for _, name := range slices.Sorted(maps.Keys(c.universal)) {
 		if c.universal[name][weightState] == "" {
-			return incomplete(c.dir+zeroDir+name+"/"+weightState+".pt", "it has the weight")
+			return incomplete(zeroDir+name+"/"+weightState+".pt", "it has the weight")
 		}
 	}
 	if len(c.models) == 0 || c.partial {
@@ -130,14 +130,14 @@ func (c *checkpoint) checkStates() error {
 		}
 	}
 	if len(all) > maxStates {
-		return reading.Damaged(c.dir+zeroDir, "parameters have %d states", len(all))
+		return reading.Damaged(zeroDir, "parameters have %d states", len(all))
 	}
 	states := slices.Sorted(maps.Keys(all))
 	for _, g := range c.models[0].groups {
 		for _, p := range g {
 			for _, s := range states {
 				if c.universal[p.name][s] == "" {
-					return incomplete(c.dir+zeroDir+p.name+"/"+s+".pt", "the other parameters have such a file")
+					return incomplete(zeroDir+p.name+"/"+s+".pt", "the other parameters have such a file")
 				}
 			}
 		}
@@ -216,7 +216,7 @@ func (c *checkpoint) universalTensor(path meta.Path, dtype tensor.DType, f *torc
 	if !isFlat(t) || t.Shape[0] != p.elements {
 		return meta.Entry{}, reading.Damaged(f.Name, "it holds %v elements, and the shape of %q is %v", t.Shape, p.name, p.shape)
 	}
-	return c.b.Gathered(path, dtype, p.shape, wholeBox(p.shape), []torchfile.Part{{File: f, Flat: t}}), nil
+	return c.b.Gathered(path, dtype, p.shape, wholeBox(p.shape), []torchfile.Part{{File: f, Tensor: t}}), nil
 }
 
 // addUniversalGroups adds the parameter groups, and the steps of stage 3, whose parameters

@@ -50,7 +50,7 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 	}
 	switch {
 	case len(prefixes) > 1:
-		return "", reading.Damaged(c.dir+c.optim[prefixes[0]][0], "%s is there, too, so files of two saves are mixed: remove those of the older save", c.optim[prefixes[1]][0])
+		return "", reading.Damaged(c.optim[prefixes[0]][0], "%s is there, too, so files of two saves are mixed: remove those of the older save", c.optim[prefixes[1]][0])
 	case len(prefixes) == 1:
 		prefix = prefixes[0]
 	default:
@@ -70,7 +70,7 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 		name, other = modelName3, c.model
 	}
 	if !c.has(name) {
-		return "", incomplete(c.dir+name, "it has the names and shapes of the parameters")
+		return "", incomplete(name, "it has the names and shapes of the parameters")
 	}
 	if len(other) > 0 {
 		c.note("%d model files are of another stage of ZeRO than the optimizer files, and were ignored: they are left over from another save", len(other))
@@ -87,7 +87,7 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 func (c *checkpoint) withoutOptim(ctx context.Context) error {
 	const text = "every rank writes one with the weights in fp32"
 	for _, p := range slices.Sorted(maps.Keys(c.optim)) {
-		return incomplete(c.dir+p+"zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
+		return incomplete(p+"zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
 	}
 	for _, name := range []string{modelName, modelName3} {
 		if c.has(name) {
@@ -96,7 +96,7 @@ func (c *checkpoint) withoutOptim(ctx context.Context) error {
 			}
 		}
 	}
-	return incomplete(c.dir+"zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
+	return incomplete("zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
 }
 
 // has reports whether a model file is there.
@@ -124,7 +124,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 	for r := 1; r < n; r++ {
 		name := c.optim[prefix][r]
 		if name == "" {
-			return incomplete(fmt.Sprintf("%s%szero_pp_rank_%d_mp_rank_00_optim_states.pt", c.dir, prefix, r), "%d ranks have written the checkpoint, and each has a part of every weight", n)
+			return incomplete(fmt.Sprintf("%szero_pp_rank_%d_mp_rank_00_optim_states.pt", prefix, r), "%d ranks have written the checkpoint, and each has a part of every weight", n)
 		}
 		names = append(names, name)
 	}
@@ -136,7 +136,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 			case name != "":
 				names = append(names, name)
 			case len(m.frozen) > 0:
-				return incomplete(fmt.Sprintf("%szero_pp_rank_%d_mp_rank_00_model_states.pt", c.dir, r), "it has a part of the parameters that are not trained")
+				return incomplete(fmt.Sprintf("zero_pp_rank_%d_mp_rank_00_model_states.pt", r), "it has a part of the parameters that are not trained")
 			}
 		}
 		if k := n - 1 - (len(names) - optims); k > 0 {
@@ -238,7 +238,7 @@ func (p *placed) add(rank int, from, lo, hi int64) error {
 func (p *placed) parts(flat func(rank int) (*torchfile.File, *torchsave.Tensor)) []torchfile.Part {
 	out := make([]torchfile.Part, len(p.boxes))
 	for i := range out {
-		out[i].File, out[i].Flat = flat(p.ranks[i])
+		out[i].File, out[i].Tensor = flat(p.ranks[i])
 		out[i].From = p.from[i]
 	}
 	return out

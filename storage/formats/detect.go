@@ -32,18 +32,18 @@ var rules = []struct {
 	format    string
 	recognize func(name string) (describes, holds bool)
 	data      bool // by a file of data; otherwise by a file that describes the checkpoint
-	below     bool // the file of data may be one folder below a file that describes the checkpoint
 }{
-	{Native, native.Recognize, false, false},
-	{Native, native.Recognize, true, false},
-	{TorchDCP, torchdcp.Recognize, false, false},
-	{Hyper, hyper.Recognize, false, false},
-	{TorchDCP, torchdcp.Recognize, true, false},
-	{Hyper, hyper.Recognize, true, false},
-	{HF, hf.Recognize, false, false},
-	{HF, hf.Recognize, true, false},
-	{Torch, torchfile.Recognize, false, false},
-	{DeepSpeed, deepspeed.Recognize, true, true},
+	{Native, native.Recognize, false},
+	{Native, native.Recognize, true},
+	{TorchDCP, torchdcp.Recognize, false},
+	{Hyper, hyper.Recognize, false},
+	{TorchDCP, torchdcp.Recognize, true},
+	{Hyper, hyper.Recognize, true},
+	{TorchRanked, torchfile.RecognizeRanked, false},
+	{HF, hf.Recognize, false},
+	{HF, hf.Recognize, true},
+	{Torch, torchfile.Recognize, false},
+	{DeepSpeed, deepspeed.Recognize, true},
 }
 
 func isTorchFile(name string) bool {
@@ -56,17 +56,25 @@ func isTorchFile(name string) bool {
 // of a format but without the file that makes it a checkpoint has that format: the
 // error of opening it names the missing file.
 func Detect(ctx context.Context, store blob.Store) (string, error) {
-	name, err := byRecord(ctx, store)
+	name, _, err := detect(ctx, store)
+	return name, err
+}
+
+// detect is Detect. auxiliary means that the checkpoint is a file of torch.save that
+// libraries write beside a model.
+func detect(ctx context.Context, store blob.Store) (name string, auxiliary bool, err error) {
+	name, err = byRecord(ctx, store)
 	if name == "" && err == nil {
 		var l *listing
 		if l, err = listNames(ctx, store); err == nil {
 			name, err = l.format(ctx, store)
+			auxiliary = name == Torch && l.auxiliary()
 		}
 	}
 	if name == "" && err == nil {
 		err = fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
 	}
-	return name, err
+	return name, auxiliary, err
 }
 
 // CheckOthers returns a *storage.OtherFormatError if Detect finds another format than the
@@ -123,7 +131,7 @@ func (l *listing) others(ctx context.Context, store blob.Store) (string, error) 
 		return dialect(ctx, store, metadata)
 	}
 	name, err := l.format(ctx, store)
-	if name == Torch && slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel) {
+	if name == Torch && l.auxiliary() {
 		return "", err
 	}
 	return name, err
@@ -179,6 +187,7 @@ func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]by
 // listing is names of the files in a store.
 type listing struct {
 	root, below []string // at the root of the store, and one folder below
+	deeper      bool     // there are files further below
 	whole       bool     // no names are left out
 }
 
@@ -205,6 +214,8 @@ func (l *listing) add(name string) {
 		l.root = append(l.root, name)
 	case 1:
 		l.below = append(l.below, name)
+	default:
+		l.deeper = true
 	}
 }
 
@@ -216,18 +227,25 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			return "", err
 		}
 	}
-	several := len(names)+len(l.below) > 1 && !slices.Contains(names, "pytorch_model.bin")
+	several := (len(names)+len(l.below) > 1 || l.deeper) && !slices.Contains(names, "pytorch_model.bin")
 	for _, r := range rules {
 		found := slices.ContainsFunc(names, func(name string) bool {
 			describes, holds := r.recognize(name)
 			return describes && !r.data || holds && r.data
 		})
-		if r.below {
-			found = several && (found || l.isAbove(r.recognize))
+		switch {
+		case !found:
+			continue
+		case r.format == DeepSpeed && !several: // one of its files by itself
+			continue
+		case r.format == TorchRanked: // other programs have such files, too
+			if ok, err := torchfile.IsRanked(ctx, store, names); err != nil {
+				return "", err
+			} else if !ok {
+				continue
+			}
 		}
-		if found {
-			return r.format, nil
-		}
+		return r.format, nil
 	}
 	if several {
 		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
@@ -236,6 +254,9 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 	}
 	if len(names) == 1 {
 		return byContent(ctx, store, names[0])
+	}
+	if ok, err := torchfile.IsRanked(ctx, store, names); ok || err != nil {
+		return TorchRanked, err
 	}
 	if slices.ContainsFunc(names, isTorchFile) {
 		if _, err := torchfile.Find(ctx, store); err != nil {
@@ -246,16 +267,10 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 	return "", nil
 }
 
-// isAbove reports whether the root has a file that describes a checkpoint, and a folder
-// one below a file of data.
-func (l *listing) isAbove(recognize func(name string) (describes, holds bool)) bool {
-	return slices.ContainsFunc(l.root, func(name string) bool {
-		describes, _ := recognize(name)
-		return describes
-	}) && slices.ContainsFunc(l.below, func(name string) bool {
-		_, holds := recognize(name)
-		return holds
-	})
+// auxiliary reports whether the only files of torch.save at the root are files that
+// libraries write beside a model.
+func (l *listing) auxiliary() bool {
+	return slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel)
 }
 
 // otherKind returns an error if the file is of a kind that no format uses. It ignores the

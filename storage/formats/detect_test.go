@@ -13,6 +13,7 @@ import (
 )
 
 func TestDetect(t *testing.T) {
+	const ranked = "\x80\x04}X\x08\x00\x00\x00metadata}X\x17\x00\x00\x00nested_path_to_metadata"
 	const header = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
 	tests := []struct {
 		name  string
@@ -37,6 +38,18 @@ func TestDetect(t *testing.T) {
 		{"torch", []string{"model.pt=", "notes.txt="}, formats.Torch},
 		{"torch, sharded", []string{"pytorch_model.bin.index.json={}", "pytorch_model-00001-of-00002.bin="}, formats.Torch},
 		{"two of torch", []string{"a.pt=", "b.pt="}, ""},
+		{"torch_checkpointing", []string{"metadata.pkl=" + ranked, "model_0.pt=", "model_1.pt="}, formats.TorchRanked},
+		{"torch_checkpointing, own names", []string{"metadata.pkl=" + ranked, "model_rank_0.safetensors=", "train_0.json={}"}, formats.TorchRanked},
+		{"torch_checkpointing, no metadata", []string{"model_0.pt=", "model_1.pt=", "step_0.pt=", "step_1.pt=", "config_0.json={}"}, formats.TorchRanked},
+		{"torch_checkpointing, one rank", []string{"model_0.pt=", "step_0.pt="}, formats.TorchRanked},
+		{"one item of several numbers", []string{"model_0.pt=", "model_1.pt="}, ""},
+		{"steps", []string{"g_100.pt=", "d_100.pt=", "g_200.pt=", "d_200.pt="}, ""},
+		{"another file of torch", []string{"model_0.pt=", "step_0.pt=", "best.pt="}, ""},
+		{"hf beside the files of Accelerate", []string{"model.safetensors=", "optimizer_0.pt=", "scheduler_0.pt="}, formats.HF},
+		{"files of Accelerate", []string{"optimizer_0.pt=", "scheduler_0.pt="}, ""},
+		{"hf beside another metadata.pkl", []string{"metadata.pkl=\x80\x04}.", "model.safetensors="}, formats.HF},
+		{"torch beside another metadata.pkl", []string{"metadata.pkl=\x80\x04}.", "model.pt="}, formats.Torch},
+		{"torchdcp before torch_checkpointing", []string{".metadata=torch", "metadata.pkl=" + ranked}, formats.TorchDCP},
 		{"a zip by itself", []string{"weights=PK\x03\x04"}, formats.Torch},
 		{"a pickle by itself", []string{"weights=\x80\x02\x8a"}, formats.Torch},
 		{"safetensors by itself", []string{"weights=" + header}, formats.HF},
@@ -49,15 +62,12 @@ func TestDetect(t *testing.T) {
 		{"a text by itself", []string{"notes.txt=hello"}, ""},
 		{"an empty file by itself", []string{"x="}, ""},
 		{"deepspeed", []string{"zero_pp_rank_0_mp_rank_00_optim_states.pt=", "mp_rank_00_model_states.pt="}, formats.DeepSpeed},
-		{"deepspeed, from above", []string{"latest=global_step5", "zero_to_fp32.py=", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt="}, formats.DeepSpeed},
-		{"deepspeed, without ZeRO", []string{"latest=global_step5", "global_step5/mp_rank_00_model_states.pt="}, formats.DeepSpeed},
+		{"deepspeed, from above", []string{"latest=global_step5", "zero_to_fp32.py=", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt="}, ""},
 		{"deepspeed, universal", []string{"mp_rank_00_model_states.pt=", "zero/optimizer_state.pt=", "zero/w/fp32.pt="}, formats.DeepSpeed},
-		{"deepspeed, universal, from above", []string{"latest_universal=u", "u/mp_rank_00_model_states.pt=", "u/zero/w/fp32.pt="}, formats.DeepSpeed},
 		{"deepspeed, pipeline parallel", []string{"layer_00-model_00-model_states.pt=", "mp_rank_00_model_states.pt="}, formats.DeepSpeed},
 		{"hf before deepspeed", []string{"model.safetensors=", "latest=global_step5", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt="}, formats.HF},
 		{"one file of deepspeed", []string{"mp_rank_00_model_states.pt=PK\x03\x04"}, formats.Torch},
 		{"deepspeed, many tags and no latest", []string{"global_step5/mp_rank_00_model_states.pt=", "global_step6/mp_rank_00_model_states.pt="}, ""},
-		{"another file of that name", []string{"latest=step-5", "step-5/model.safetensors="}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
 	}
 	for _, tt := range tests {

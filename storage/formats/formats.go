@@ -26,12 +26,15 @@ import (
 
 // The names of the formats.
 const (
-	Native    = "native"    // cairn's own
-	TorchDCP  = "torchdcp"  // PyTorch Distributed Checkpoint
-	HF        = "hf"        // safetensors, as Hugging Face and PyTorch lay them out
-	Torch     = "torch"     // one file of torch.save
-	Hyper     = "hyper"     // hyper_parallel
-	DeepSpeed = "deepspeed" // DeepSpeed's ZeRO and universal checkpoints; only read
+	Native   = "native"   // cairn's own
+	TorchDCP = "torchdcp" // PyTorch Distributed Checkpoint
+	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
+	Torch    = "torch"    // one file of torch.save
+	Hyper    = "hyper"    // hyper_parallel
+	// TorchRanked is torch_checkpointing of PyTorch, and DeepSpeed is DeepSpeed's ZeRO and
+	// universal checkpoints. They are only read.
+	TorchRanked = "torch_checkpointing"
+	DeepSpeed   = "deepspeed"
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -73,6 +76,7 @@ var list = []struct {
 	}},
 	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
 	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
 	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
 }
 
@@ -105,33 +109,40 @@ func ByName(name string, o *Options) (storage.Format, error) {
 	return nil, fmt.Errorf("%w %q; known are %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
-// Open detects the format of the checkpoint at the root of store and opens it.
-// The error wraps storage.ErrNotFound if the store holds no checkpoint of any
+// Open detects the format of the checkpoint at the root of store, or in the folder that
+// Locate finds, and opens it. The error wraps storage.ErrNotFound if the store holds no checkpoint of any
 // format, storage.ErrIncomplete if it holds only a part of one, and storage.ErrUnderWay
 // if a living process is about to write one.
 func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
-	c, err := open(ctx, store, o)
-	if err != nil {
-		return nil, publish.Explain(ctx, store, err)
-	}
-	return c, nil
+	c, _, err := OpenLocated(ctx, store, o)
+	return c, err
 }
 
-func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, error) {
+// OpenLocated is Open, and also returns the store whose root holds the checkpoint.
+func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
+	c, at, err := open(ctx, store, o)
+	if err != nil {
+		return nil, nil, publish.Explain(ctx, at, err)
+	}
+	return c, at, nil
+}
+
+func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
 	c, err := native.Format{}.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
-		return c, err
+		return c, store, err
 	}
-	name, err := Detect(ctx, store)
+	at, name, err := Locate(ctx, store)
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
 	f, err := ByName(name, o)
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
-	return f.Open(ctx, store)
+	c, err = f.Open(ctx, at)
+	return c, at, err
 }
 
 // Records reports whether checkpoints of the named format record their step and

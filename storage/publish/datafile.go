@@ -79,17 +79,39 @@ type fileWriter struct {
 	progress work.Share
 }
 
+// divide returns the files that this process writes.
+func (w *fileWriter) divide(files []*DataFile) []*DataFile {
+	if w.sess.Divide == nil {
+		return files
+	}
+	offer := make([]storage.File, len(files))
+	for i, f := range files {
+		offer[i] = storage.File{Name: f.Name, Size: f.Size()}
+	}
+	var mine []*DataFile
+	for i, ok := range w.sess.Divide(offer, w.hold != nil) {
+		if ok {
+			mine = append(mine, files[i])
+		}
+	}
+	return mine
+}
+
 // write writes files, parallel of them at the same time. It uses at most about budget
 // bytes of memory. It returns the results of all files, in the order of files. When it
 // returns nil, the files are durable. When it returns an error, some of them may exist.
 //
 // If the session has a journal, write skips the files that the journal lists as
 // finished, and adds each file to the journal after it is finished. The numbers that
-// it passes to the session's Progress add up to planned.
+// it passes to the session's Progress add up to planned, or if the session divides the
+// files, to the part of planned that corresponds to the files of this process.
 func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int, budget, planned int64) (*storage.WriteResults, error) {
 	w.progress.Tell, w.progress.Plan = w.sess.Progress, planned
 	for _, f := range files {
 		w.progress.Total += f.Size()
+	}
+	if files = w.divide(files); len(files) == 0 {
+		return &storage.WriteResults{}, nil
 	}
 	pieces := max(1, min(len(files), parallel)) * maxPieces
 	if _, slow := blob.As[blob.GapReader](w.store); slow {

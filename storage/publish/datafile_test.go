@@ -291,3 +291,30 @@ func TestHeldFileIsInvisibleUntilItsCommit(t *testing.T) {
 		t.Errorf("the file holds %q, %v; want abc", b, err)
 	}
 }
+
+// Each process writes the files that are its own, and reports only these.
+func TestWriteLeavesOutTheFilesOfOtherProcesses(t *testing.T) {
+	var offered []storage.File
+	var told int64
+	s := new(mem.Store)
+	sess := storage.Session{Progress: func(n int64) { told += n }, Divide: func(files []storage.File, held bool) []bool {
+		offered = files
+		return []bool{false, !held, false}[:len(files)]
+	}}
+	var files []*DataFile
+	for _, name := range []string{"a", "b", "c"} {
+		files = append(files, &DataFile{Name: name, Parts: []Part{{Length: 2, Literal: []byte(name + name)}}})
+	}
+	w := &fileWriter{store: s, sess: sess}
+	r := must.Get(w.write(t.Context(), files, 2, 1<<20, 9))(t)
+	if len(r.Files) != 1 || r.Files[0].Name != "b" || told != 3 {
+		t.Errorf("wrote %v and reported %d bytes; want b, and a third of 9", r.Files, told)
+	}
+	if d := cmp.Diff([]storage.File{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}, offered); d != "" {
+		t.Errorf("Divide was called with other files: %s", d)
+	}
+	w = &fileWriter{store: s, sess: sess, hold: func(blob.Writer) { t.Error("a file of another process is held") }}
+	if r := must.Get(w.write(t.Context(), files[1:2], 1, 1<<20, 2))(t); len(r.Files) > 0 {
+		t.Errorf("wrote %v; want nothing", r.Files)
+	}
+}

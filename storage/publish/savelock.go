@@ -90,6 +90,28 @@ func LockSave(ctx context.Context, store blob.Store, format, saveID string) (*Sa
 	return l, nil
 }
 
+// Taken reports whether other processes can see the lock now. In a service, the lock is
+// taken later.
+func (l *SaveLock) Taken() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lock != nil
+}
+
+// HasLock reports whether the store has the lock of a save, which a process of any host may
+// hold.
+func HasLock(ctx context.Context, store blob.Store, format, saveID string) (bool, error) {
+	locker, ok := blob.As[blob.Locker](store)
+	if !ok {
+		return false, nil
+	}
+	locks, err := locker.Locks(ctx, "")
+	return slices.ContainsFunc(locks, func(l blob.Lock) bool { return l.Name == savePrefix+format+"-"+saveID }), err
+}
+
 // LeastAge returns the least age of leftovers of unknown owners in a store that are
 // certainly not files of a save that has just begun.
 func LeastAge(store blob.Store) time.Duration {

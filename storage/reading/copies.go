@@ -82,6 +82,9 @@ func (c *Checkpoint) CheckCopies(ctx context.Context, want func(fqn string) bool
 	for fqn, d := range found {
 		rep.Problems = append(rep.Problems, storage.VerifyProblem{File: d.file, FQN: fqn, Text: d.text})
 	}
+	if len(rep.Problems) > 0 && c.changed(ctx) {
+		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
+	}
 	slices.SortFunc(rep.Problems, func(a, b storage.VerifyProblem) int { return strings.Compare(a.FQN, b.FQN) })
 	return rep, nil
 }

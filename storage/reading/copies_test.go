@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -51,6 +52,14 @@ func TestCheckCopies(t *testing.T) {
 		verified := must.Get(c.Verify(t.Context(), nil))(t)
 		if len(rep.Problems) != len(verified.Problems) || rep.Tensors != 1 {
 			t.Errorf("CheckCopies = %+v, and Verify = %+v; want the same problems", rep, verified)
+		}
+		part := func(file string, rest bool) *storage.VerifyReport {
+			return must.Get(c.VerifyPart(t.Context(), func(name string) bool { return name == file }, rest, nil))(t)
+		}
+		joined := storage.JoinReports([]*storage.VerifyReport{part("wide", true), part("half", false)})
+		must.Do(t, storage.VerifyCopies(t.Context(), c, joined))
+		if !reflect.DeepEqual(joined, verified) {
+			t.Errorf("the parts of two processes are %+v; want %+v", joined, verified)
 		}
 		switch {
 		case wrong < 0 && len(rep.Problems) > 0:

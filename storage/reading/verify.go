@@ -1,7 +1,6 @@
 package reading
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -22,20 +20,45 @@ import (
 )
 
 // Verify reads every byte of the checkpoint. It checks that the chunks cover their
-// tensors exactly and lie inside their files, that values can be decoded, and what
-// Source.Check checks, such as checksums, and that tensors equal their second copies, for
-// which it reads them again. progress, if not nil, receives the number of
-// bytes that were read since the last call. It is not called concurrently.
+// tensors exactly and lie inside their files, that values can be decoded, what Source.Check
+// checks, such as checksums, and that tensors equal their second copies, for which it reads
+// them again. progress, if not nil, receives the number of bytes that were read since the
+// last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := c.VerifyPart(ctx, func(string) bool { return true }, true, progress)
+	if err == nil {
+		err = storage.VerifyCopies(ctx, c, rep)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rep, nil
+}
+
+var _ storage.PartVerifier = (*Checkpoint)(nil)
+
+// VerifyPart implements storage.PartVerifier.
+func (c *Checkpoint) VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*storage.VerifyReport, error) {
 	v := &verifier{
-		c: c, progress: progress, held: map[string][]ChunkID{}, known: map[*meta.Location]bool{},
+		c: c, progress: progress, rest: rest, held: map[string][]ChunkID{}, known: map[*meta.Location]bool{},
 		gone: map[string]storage.VerifyProblem{}, damaged: map[string]*storage.VerifyProblem{},
 	}
-	v.rep.Problems = append([]storage.VerifyProblem{}, c.src.Problems...)
+	v.mine = func(file string) bool {
+		if _, known := c.files[file]; !known {
+			return rest
+		}
+		return mine(file)
+	}
+	v.rep.Problems = []storage.VerifyProblem{}
+	if rest {
+		v.rep.Problems = append(v.rep.Problems, c.src.Problems...)
+	}
 	md, err := c.Metadata(ctx)
 	switch {
 	case errors.Is(err, storage.ErrCorrupt):
-		v.problem(v.describing(), "", err.Error())
+		if rest {
+			v.problem(v.describing(), "", err.Error())
+		}
 	case err != nil:
 		return nil, err
 	default:
@@ -44,12 +67,10 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 			v.held[id.Loc().File] = append(v.held[id.Loc().File], id)
 		}
 	}
-	err = work.Each(ctx, len(c.src.Files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, c.src.Files[i]) })
+	files := slices.DeleteFunc(slices.Clone(c.src.Files), func(f storage.File) bool { return !v.mine(f.Name) })
+	err = work.Each(ctx, len(files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, files[i]) })
 	if err == nil && v.md != nil {
 		err = v.entries(ctx)
-	}
-	if err == nil && v.md != nil {
-		err = v.copies(ctx)
 	}
 	if err != nil {
 		return nil, c.explain(ctx, err)
@@ -70,6 +91,8 @@ type verifier struct {
 	progress func(bytes int64)
 	md       *meta.Metadata       // nil if it is damaged
 	held     map[string][]ChunkID // the chunks and values in each file
+	mine     func(file string) bool
+	rest     bool // this part has what is in no file
 
 	mu      sync.Mutex
 	rep     storage.VerifyReport              // guarded by mu
@@ -107,9 +130,7 @@ func (v *verifier) report() *storage.VerifyReport {
 		return gone
 	})
 	all = slices.AppendSeq(all, maps.Values(v.gone))
-	slices.SortFunc(all, func(a, b storage.VerifyProblem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.FQN, b.FQN), strings.Compare(a.Text, b.Text))
-	})
+	storage.SortProblems(all)
 	v.rep.Problems, v.rep.Notes = all, v.c.Storage().Notes
 	return &v.rep
 }
@@ -221,13 +242,15 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
 	}
-	v.update(func() { v.rep.Chunks += int64(len(e.Tensor.Chunks)) })
-	for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
-		v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
+	if v.rest {
+		v.update(func() { v.rep.Chunks += int64(len(e.Tensor.Chunks)) })
+		for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
+			v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
+		}
 	}
 	for i, box := range e.Tensor.Chunks {
 		loc := &e.Tensor.Locs[i]
-		if box.Empty() || v.known[loc] || v.beyond(e.FQN, loc) {
+		if box.Empty() || !v.mine(loc.File) || v.known[loc] || v.beyond(e.FQN, loc) {
 			continue
 		}
 		_, _, err := v.c.locate(ctx, ChunkID{e, i})
@@ -238,26 +261,12 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	return nil
 }
 
-// copies compares the tensors that the checkpoint holds twice. Damaged files, in which
-// everything may differ, have been reported already.
-func (v *verifier) copies(ctx context.Context) error {
-	if len(v.rep.Problems)+len(v.gone)+len(v.damaged) > 0 {
-		return nil
-	}
-	rep, err := v.c.CheckCopies(ctx, nil, storage.ReadOptions{})
-	if err != nil {
-		return err
-	}
-	v.rep.Problems = append(v.rep.Problems, rep.Problems...)
-	return nil
-}
-
 // value checks that a value can be decoded.
 func (v *verifier) value(ctx context.Context, e *meta.Entry) (err error) {
-	if e.Bytes.Loc.File != "" {
+	if e.Bytes.Loc.File != "" && v.rest {
 		v.update(func() { v.rep.Chunks++ })
 	}
-	if e.Bytes.Inline != nil || v.beyond(e.FQN, &e.Bytes.Loc) {
+	if !v.mine(e.Bytes.Loc.File) || e.Bytes.Inline != nil || v.beyond(e.FQN, &e.Bytes.Loc) {
 		return nil
 	}
 	if v.c.src.Value != nil {

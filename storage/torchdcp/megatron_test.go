@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -118,5 +119,70 @@ func TestDamagedOrReplacedCommonFile(t *testing.T) {
 	}
 	if _, err := s.Stat(t.Context(), "common.pt"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Stat of the old common.pt = %v", err)
+	}
+}
+
+// Newer releases of Megatron save one object in place of common.pt: a list of one dict. The
+// names are the same.
+func TestMegatronCommonState(t *testing.T) {
+	args := &value.Object{Module: "argparse", Name: "Namespace", Call: true, State: map[string]any{"num_layers": int64(2)}}
+	common := map[string]any{
+		"args": args, "iteration": int64(100), "rng": value.Tuple{numbers(t, 7)}, "step": int64(4),
+		"model": map[string]any{"w": map[string]any{"deep": "x"}},
+	}
+	old, _ := megatron(t, common)
+	for _, object := range []any{[]any{common}, value.Tuple{common}} {
+		s := new(mem.Store)
+		p := plain.At(s)
+		sv := storagetest.NewSaving(p, storagetest.Storage("s", 1, 1), 1)
+		sv.Planners[0] = &plan.DefaultSave{NoFlatten: true}
+		must.Do(t, sv.Run(t.Context(), []plan.State{{"model.w": numbers(t, 1, 2), "step": int64(3), "common_state/shard_0_1": object}}))
+		ck := must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
+		want := must.Get(torchdcp.Format{}.Open(t.Context(), old))(t)
+		if d := cmp.Diff(storagetest.LoadAll(t, want), storagetest.LoadAll(t, ck), cmp.Comparer(tensor.Equal)); d != "" {
+			t.Errorf("loaded (-common.pt +common_state)\n%s", d)
+		}
+		rep := must.Get(ck.Verify(t.Context(), nil))(t)
+		if len(rep.Problems) > 0 || rep.Unsummed > 0 {
+			t.Errorf("Verify = %+v", rep)
+		}
+		md := must.Get(ck.Metadata(t.Context()))(t)
+		must.Do(t, md.Validate())
+		// Verify finds damage in it, in a tensor and in the values.
+		for _, fqn := range []string{"rng.0", "iteration"} {
+			e, _ := md.Find(fqn)
+			id := reading.ChunkID{Entry: e}
+			loc := id.Loc()
+			flip(t, s, loc.File, loc.Offset+loc.Length/2)
+			if rep := must.Get(ck.Verify(t.Context(), nil))(t); len(rep.Problems) == 0 || rep.Problems[0].File != loc.File {
+				t.Errorf("Verify after damage to %s = %+v", fqn, rep)
+			}
+			flip(t, s, loc.File, loc.Offset+loc.Length/2)
+		}
+	}
+}
+
+// An object of that name that is anything else, or that cannot be read, stays an object.
+func TestMegatronCommonStateThatIsNotADict(t *testing.T) {
+	s := new(mem.Store)
+	p := plain.At(s)
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, 1), plan.State{"w": numbers(t, 1), "common_state/shard_0_1": "x"}))
+	ck := must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
+	md := must.Get(ck.Metadata(t.Context()))(t)
+	if d := cmp.Diff([]string{"common_state/shard_0_1", "w"}, md.Names()); d != "" {
+		t.Errorf("names (-want +got)\n%s", d)
+	}
+	e, _ := md.Find("common_state/shard_0_1")
+	b := must.Get(blob.ReadAll(t.Context(), s, e.Bytes.Loc.File, 1<<20))(t)
+	clear(b[e.Bytes.Loc.Offset:][:e.Bytes.Loc.Length])
+	storagetest.Put(t, s, e.Bytes.Loc.File, b)
+	ck = must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
+	if rep := must.Get(ck.Verify(t.Context(), nil))(t); len(rep.Problems) == 0 {
+		t.Error("Verify finds no damage")
+	}
+	storagetest.Remove(t, s, e.Bytes.Loc.File)
+	ck = must.Get(torchdcp.Format{}.Open(t.Context(), s))(t)
+	if _, ok := must.Get(ck.Metadata(t.Context()))(t).Find("common_state/shard_0_1"); !ok {
+		t.Error("the object of a lost file is not a name")
 	}
 }

@@ -21,7 +21,8 @@ import (
 // If the store has neither, the error wraps storage.ErrIncomplete if it has data
 // files, and storage.ErrNotFound otherwise. Missing ranks are an ErrIncomplete
 // too, and invalid metadata is a storage.ErrCorrupt. If Megatron's common.pt lies
-// beside the metadata, its content is a part of the checkpoint.
+// beside the metadata, its content is a part of the checkpoint. The content of the object
+// common_state, which newer releases of Megatron write instead, has the same names.
 //
 // A missing or truncated data file is an error when it is needed, and a problem in
 // the report of Verify, so that the other files can be read.
@@ -49,6 +50,9 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
 	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Place: a.chunk, Places: a.chunks, Value: a.value, Check: a.checkFile}
+	if src, err = withCommonState(ctx, store, src); err != nil {
+		return nil, err
+	}
 	return withCommon(ctx, store, src)
 }
 
@@ -95,6 +99,55 @@ func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*re
 	}
 	fitPaths(src.Metadata, common.Metadata)
 	return reading.Join(src, common), nil
+}
+
+// commonState is the name of the object that Megatron writes since 0.20 in place of
+// commonName.
+const commonState = "common_state/shard_0_1"
+
+// withCommonState returns src with the content of the object commonState in place of the
+// object, under the names that it would have in commonName. An object that cannot be read
+// stays an object, so that the other names can be read.
+func withCommonState(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
+	i := slices.IndexFunc(src.Metadata.Entries, func(e meta.Entry) bool { return e.FQN == commonState })
+	if i < 0 || src.Metadata.Entries[i].Bytes == nil || isPacked(&src.Metadata.Entries[i].Bytes.Loc) {
+		return src, nil
+	}
+	object := src.Metadata.Entries[i]
+	md := *src.Metadata
+	md.Entries = slices.Delete(slices.Clone(md.Entries), i, i+1)
+	loc := &object.Bytes.Loc
+	common, err := torchfile.DescribeRecord(ctx, store, loc.File, loc.Offset, loc.Length, &md)
+	if unreadable(err) != nil && !errors.Is(err, storage.ErrNotFound) {
+		return nil, err
+	}
+	if err != nil || common == nil {
+		return src, nil
+	}
+	fitPaths(&md, common.Metadata)
+	rest, check := *src, src.Check
+	rest.Metadata = &md
+	rest.Check = func(ctx context.Context, c *reading.FileCheck) (int64, error) {
+		if c.File.Name != loc.File {
+			return check(ctx, c)
+		}
+		// The content is checked as one record. A record that is damaged so that it does
+		// not open would otherwise be found when its value is read.
+		c.Chunks = slices.DeleteFunc(slices.Clone(c.Chunks), func(id reading.ChunkID) bool {
+			_, ok := common.Metadata.Find(id.Entry.FQN)
+			return ok
+		})
+		c.Chunks = append(c.Chunks, reading.ChunkID{Entry: &object})
+		unsummed, err := check(ctx, c)
+		if err == nil {
+			if _, err = torchfile.DescribeRecord(ctx, store, loc.File, loc.Offset, loc.Length, &md); unreadable(err) == nil && err != nil {
+				c.Problem(commonState, err.Error())
+				err = nil
+			}
+		}
+		return unsummed, err
+	}
+	return reading.Join(&rest, common), nil
 }
 
 // fitPaths drops the paths of common that contradict the paths of md, as one through a

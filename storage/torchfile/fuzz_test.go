@@ -2,8 +2,10 @@ package torchfile_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -27,17 +29,54 @@ func FuzzOpen(f *testing.F) {
 			name += ".index.json"
 		}
 		storagetest.Put(t, s, name, data)
-		ck, err := torchfile.Format{File: name}.Open(t.Context(), s)
-		if err != nil {
-			for _, want := range []error{storage.ErrCorrupt, storage.ErrVersion, storage.ErrNotFound, storage.ErrIncomplete} {
-				if errors.Is(err, want) {
-					return
-				}
+		opensOrRefuses(t, torchfile.Format{File: name}, s)
+	})
+}
+
+func opensOrRefuses(t *testing.T, f storage.Format, s *mem.Store) {
+	t.Helper()
+	ck, err := f.Open(t.Context(), s)
+	if err != nil {
+		for _, want := range []error{storage.ErrCorrupt, storage.ErrVersion, storage.ErrNotFound, storage.ErrIncomplete} {
+			if errors.Is(err, want) {
+				return
 			}
-			t.Fatalf("Open = %v; want a named error", err)
 		}
-		if _, err := ck.Verify(t.Context(), nil); err != nil {
-			t.Errorf("Verify of what was opened = %v", err)
-		}
+		t.Fatalf("Open = %v; want a named error", err)
+	}
+	if err := must.Get(ck.Metadata(t.Context()))(t).Validate(); err != nil {
+		t.Errorf("the metadata: %v", err)
+	}
+	if _, err := ck.Verify(t.Context(), nil); err != nil {
+		t.Errorf("Verify of what was opened = %v", err)
+	}
+}
+
+// Any metadata.pkl beside files of torch_checkpointing opens or is refused by name.
+func FuzzRankedMetadata(f *testing.F) {
+	files := storagetest.CopyFixture(f, "torch_checkpointing/safetensors-4")
+	f.Add(must.Get(blob.ReadAll(f.Context(), files, "metadata.pkl", 1<<20))(f))
+	f.Add(metadataOf(f, d{"model": item(ranks(nil), d{`["w"]`: l{listed(0, ints(3), l{ints(0)}, l{ints(0)}, l{ints(3)})}})}, 1))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := storagetest.CopyOf(t, files)
+		storagetest.Put(t, s, "metadata.pkl", data)
+		opensOrRefuses(t, torchfile.Ranked{}, s)
+	})
+}
+
+// Any file of torch.save with DTensors opens or is refused by name. The bytes replace
+// bytes of the pickle, which has no checksum that is compared here.
+func FuzzRankedDTensor(f *testing.F) {
+	const name = "fsdp_model_1.pt"
+	files := storagetest.CopyFixture(f, "torch_checkpointing/torch-sync-twice-2-2")
+	whole := must.Get(blob.ReadAll(f.Context(), files, name, 1<<20))(f)
+	f.Add(uint16(200), []byte("Shard"))
+	f.Add(uint16(900), []byte{'K', 255})
+	f.Fuzz(func(t *testing.T, at uint16, data []byte) {
+		b := slices.Clone(whole)
+		copy(b[int(at)%len(b):], data)
+		s := storagetest.CopyOf(t, files)
+		storagetest.Put(t, s, name, b)
+		opensOrRefuses(t, torchfile.Ranked{}, s)
 	})
 }

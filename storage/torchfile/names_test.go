@@ -38,7 +38,7 @@ func holding(t *testing.T, v any) blob.Store {
 	return s
 }
 
-func vector(t *testing.T, values ...float32) *tensor.Tensor {
+func vector(t testing.TB, values ...float32) *tensor.Tensor {
 	t.Helper()
 	x := must.Get(tensor.Of([]int64{int64(len(values))}, values))(t)
 	return x

@@ -1,8 +1,9 @@
 // Package torchfile reads and writes checkpoints that are one file of torch.save
-// (.pt, .pth, .bin, .ckpt), and reads checkpoints of several files with an index,
-// such as Hugging Face's pytorch_model.bin.index.json. Package torchsave decodes the
+// (.pt, .pth, .bin, .ckpt), and reads checkpoints of several files: with an index,
+// such as Hugging Face's pytorch_model.bin.index.json, or with a file for each item and
+// rank, as PyTorch's torch_checkpointing writes them. Package torchsave decodes the
 // files; this package gives names to their values. The contract is at package
-// storage; Open describes the names.
+// storage; Format.Open and Ranked.Open describe the names.
 package torchfile
 
 import (
@@ -110,6 +111,10 @@ func Describe(ctx context.Context, store blob.Store, name string, beside *meta.M
 	if err != nil {
 		return nil, err
 	}
+	return describeBeside(store, f, beside)
+}
+
+func describeBeside(store blob.Store, f *File, beside *meta.Metadata) (*reading.Source, error) {
 	b := NewBuilder(store)
 	for i := range beside.Entries {
 		b.names.taken[beside.Entries[i].FQN] = true
@@ -118,6 +123,34 @@ func Describe(ctx context.Context, store blob.Store, name string, beside *meta.M
 		return nil, err
 	}
 	return b.Source(f.version()), nil
+}
+
+// DescribeRecord is Describe for a record of that length at an offset of the file name,
+// which holds a dict, or a list of one dict. It returns nil if the record holds anything
+// else. Callers check the record themselves: the source has no files and no Check.
+func DescribeRecord(ctx context.Context, store blob.Store, name string, offset, length int64, beside *meta.Metadata) (*reading.Source, error) {
+	f := &File{Name: name, Size: length, offset: offset}
+	err := f.read(ctx, store, func(r blob.Reader) (err error) {
+		if length < 0 || offset < 0 || length > r.Size()-offset {
+			return reading.Damaged(name, "%d bytes at %d of %d", length, offset, r.Size())
+		}
+		f.File, err = torchsave.Open(ctx, func(ctx context.Context, p []byte, off int64) error { return r.ReadAt(ctx, p, offset+off) }, length)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if l, ok := list(f.Root); ok && len(l) == 1 {
+		f.Root = l[0]
+	}
+	if _, ok := asDict(f.Root); !ok {
+		return nil, nil
+	}
+	src, err := describeBeside(store, f, beside)
+	if err == nil {
+		src.Files, src.Check = nil, nil
+	}
+	return src, err
 }
 
 // Recognize reports whether a file of that name at the root of a store describes a
@@ -180,11 +213,13 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 	return "", fmt.Errorf("%w: %s holds no file of torch.save", storage.ErrNotFound, store)
 }
 
-// File is an open file of torch.save. It is immutable.
+// File is an open file of torch.save, or a record that is one inside of another file. It
+// is immutable.
 type File struct {
 	Name string
 	Size int64
 	*torchsave.File
+	offset int64 // of the record in the file
 }
 
 // version names the format.
@@ -274,9 +309,14 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 // OpenFiles opens files, in parallel. It returns the files that can be read, in the
 // order of the names, and the files that are missing or damaged.
 func OpenFiles(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error) {
+	return openFiles(ctx, names, func(ctx context.Context, name string) (*File, error) { return openFile(ctx, store, name) })
+}
+
+// openFiles is OpenFiles for files of any kind.
+func openFiles(ctx context.Context, names []string, open func(ctx context.Context, name string) (*File, error)) ([]*File, reading.LostFiles, error) {
 	out, bad := make([]*File, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
-		f, err := openFile(ctx, store, names[i])
+		f, err := open(ctx, names[i])
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			bad[i] = reading.Damaged(names[i], "the file is missing")

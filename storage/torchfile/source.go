@@ -32,16 +32,16 @@ const maxAgain = 128 << 20
 const inlineMax = 64 << 10
 
 // Builder describes a checkpoint whose bytes are in files of torch.save. Formats with
-// other files than this package use it to give names to what their files hold. It is not
-// safe for concurrent use.
+// other files than this package use it to give names to the content of their files. It is
+// not safe for concurrent use.
 type Builder struct {
 	store   blob.Store
 	entries []meta.Entry
 	files   []storage.File
 	opened  map[string]*File
-	// where is the place of each tensor, and values are the values that are not
-	// inline, both by name.
-	where  map[string]location
+	// where are the places of the chunks of each tensor, and values are the values that
+	// are not inline, both by name.
+	where  map[string][]Part
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
@@ -52,12 +52,21 @@ type Builder struct {
 	sharers map[[2]string][]string
 }
 
-// location is where a tensor is: in one file, in parts of flat tensors, or nowhere,
-// because it is computed. Exactly one field is set.
-type location struct {
-	whole *torchsave.Tensor
-	flats []*torchsave.Tensor // by chunk
-	made  reading.Decoder
+// Part is the place of a chunk: a tensor of a file or, if the chunk has another shape
+// than the tensor, the elements of a contiguous tensor from the element From on.
+type Part struct {
+	File *File
+	*torchsave.Tensor
+	From int64
+	made reading.Decoder // computes the chunk; then there is no tensor
+}
+
+// sharded is a tensor in chunks of one dtype, which several files may hold. There is a
+// part for each chunk, and at least one.
+type sharded struct {
+	shape  []int64
+	chunks []tensor.Box
+	parts  []Part
 }
 
 // encodedValue is a value in a codec of package value.
@@ -69,7 +78,7 @@ type encodedValue struct {
 // NewBuilder returns a builder for a checkpoint in store.
 func NewBuilder(store blob.Store) *Builder {
 	return &Builder{
-		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Part{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
@@ -83,41 +92,46 @@ func (b *Builder) AddFile(f *File) {
 	b.files = append(b.files, storage.File{Name: f.Name, Size: f.Size, Unsummed: true})
 }
 
-// AddOther adds a file to the files of the checkpoint that torch.save did not write, such
-// as one that names another.
-func (b *Builder) AddOther(name string, size int64) {
-	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
-}
-
 // Add adds v, a part of the content of a file, below a path: its leaves, and the tensors
-// inside of leaves that are values. Open describes the names, which begin with the path.
+// inside of leaves that are values. Format.Open describes the names, which begin with the
+// path.
 func (b *Builder) Add(f *File, at meta.Path, v any) error {
-	leaves, err := flatten(at, v)
+	leaves, err := flatten(f, at, v)
 	if err != nil {
-		return fmt.Errorf("%s: %w", f.Name, err)
+		return err
 	}
 	b.AddFile(f)
-	named := b.names.give(f.Name, leaves)
+	return b.addLeaves(b.names.give(f.Name, leaves))
+}
+
+// addLeaves adds leaves, and the tensors inside of leaves that are values.
+func (b *Builder) addLeaves(named []namedLeaf) error {
+	var values []namedLeaf
 	for _, l := range named {
-		if t, ok := l.value.(*torchsave.Tensor); ok {
-			b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: b.tensor(l.fqn, f, t)})
+		var t *meta.Tensor
+		switch v := l.value.(type) {
+		case *torchsave.Tensor:
+			t = b.whole(l.fqn, l.file, v)
+		case *sharded:
+			t = b.sharded(l.fqn, v)
+		default:
+			values = append(values, l)
+			continue
 		}
+		b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: t})
 	}
 	var in namedLeaf // the value whose tensors are being replaced
 	inside := value.Replacer{Again: b.again, With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
-		return value.Ref{FQN: b.inside(f, in, at, t)}, nil
+		return value.Ref{FQN: b.inside(in, at, t)}, nil
 	})}
-	for _, in = range named {
-		if _, ok := in.value.(*torchsave.Tensor); ok {
-			continue
-		}
+	for _, in = range values {
 		v, err := inside.Replace(in.value)
 		if err != nil {
-			return fmt.Errorf("%s: %q: %w", f.Name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", in.file.Name, in.fqn, err)
 		}
 		e := meta.Entry{FQN: in.fqn, Path: in.path}
-		if e.Bytes, err = b.value(in.fqn, f, v); err != nil {
-			return fmt.Errorf("%s: %q: %w", f.Name, in.fqn, err)
+		if e.Bytes, err = b.value(in.fqn, in.file, v); err != nil {
+			return fmt.Errorf("%s: %q: %w", in.file.Name, in.fqn, err)
 		}
 		b.entries = append(b.entries, e)
 	}
@@ -127,90 +141,93 @@ func (b *Builder) Add(f *File, at meta.Path, v any) error {
 
 // inside adds a tensor that is inside of a value and returns its name: the name of
 // the value and the steps to the tensor.
-func (b *Builder) inside(f *File, in namedLeaf, at []string, t *torchsave.Tensor) string {
+func (b *Builder) inside(in namedLeaf, at []string, t *torchsave.Tensor) string {
 	path := slices.Clone(in.path)
 	for _, s := range at {
 		path = append(path, meta.Key(s))
 	}
 	fqn := b.names.unused(strings.Join(append([]string{in.fqn}, at...), "."))
-	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, f, t)})
+	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.whole(fqn, in.file, t)})
 	return fqn
 }
 
-func (b *Builder) tensor(fqn string, f *File, t *torchsave.Tensor) *meta.Tensor {
-	b.where[fqn] = location{whole: t}
-	b.share(fqn, f, t)
-	return &meta.Tensor{
-		Properties: meta.Properties{DType: t.DType, RequiresGrad: t.RequiresGrad}, Shape: t.Shape,
-		Chunks: []tensor.Box{tensor.Whole(t.Shape)},
-		Locs: []meta.Location{{
-			File: f.Name, Offset: t.Offset, Length: t.Span(), Detail: &meta.Detail{Key: viewKey(t)},
-		}},
-	}
+// whole describes a tensor that is whole in one file.
+func (b *Builder) whole(fqn string, f *File, t *torchsave.Tensor) *meta.Tensor {
+	return b.sharded(fqn, &sharded{t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}}})
 }
 
-// share notes that a name needs the storage of t.
-func (b *Builder) share(fqn string, f *File, t *torchsave.Tensor) {
-	id := [2]string{f.Name, t.StorageKey}
-	if names := b.sharers[id]; len(names) == 0 || names[len(names)-1] != fqn {
-		b.sharers[id] = append(names, fqn)
+// sharded describes a tensor in chunks, with the properties of the first one.
+func (b *Builder) sharded(fqn string, s *sharded) *meta.Tensor {
+	out := &meta.Tensor{Shape: s.shape, Chunks: s.chunks, Locs: make([]meta.Location, len(s.parts))}
+	if first := s.parts[0].Tensor; first != nil {
+		out.DType, out.RequiresGrad = first.DType, first.RequiresGrad
 	}
+	b.where[fqn] = s.parts
+	var detail *meta.Detail
+	for i := range s.parts {
+		p := &s.parts[i]
+		if i == 0 || p.File != s.parts[i-1].File || p.Tensor != s.parts[i-1].Tensor {
+			detail = &meta.Detail{Key: b.share(fqn, p)}
+		}
+		out.Locs[i] = meta.Location{File: p.File.Name, Detail: detail}
+		out.Locs[i].Offset, out.Locs[i].Length = p.span(s.chunks[i])
+	}
+	return out
 }
 
-// View returns the entry of a tensor of a file, under a name like that of the path. If
-// dtype is not the tensor's, readers convert its elements. key tells apart tensors at one
-// place that are not tied; empty: they are. The entry is part of the checkpoint only if
-// it is passed to Append.
+// share notes that a name needs the storage of a part. It returns the key of the part:
+// parts of one key and one place are the same.
+func (b *Builder) share(fqn string, p *Part) string {
+	b.AddFile(p.File)
+	if p.made != nil {
+		return fqn
+	}
+	id := [2]string{p.File.Name, p.StorageKey}
+	if of := b.sharers[id]; len(of) == 0 || of[len(of)-1] != fqn {
+		b.sharers[id] = append(of, fqn)
+	}
+	return viewKey(p.Tensor)
+}
+
+// span returns the range of a chunk in its file: its offset and its length.
+func (p *Part) span(chunk tensor.Box) (offset, length int64) {
+	switch {
+	case p.made != nil:
+		return p.File.offset + p.File.PickleOffset, 0
+	case p.is(chunk):
+		return p.File.offset + p.Offset, p.Span()
+	}
+	size := int64(p.DType.Size())
+	return p.File.offset + p.Offset + p.From*size, chunk.Volume() * size
+}
+
+// is reports whether a chunk is the tensor, and not some of its elements.
+func (p *Part) is(chunk tensor.Box) bool { return slices.Equal(p.Shape, chunk.Sizes) }
+
+// View returns the entry of a tensor of a file, under the name of the path or a name like
+// it. If dtype is not the tensor's, readers convert its elements. key distinguishes
+// tensors at one place that are not tied; empty: they are. The entry is part of the
+// checkpoint only if it is passed to Append.
 func (b *Builder) View(path meta.Path, dtype tensor.DType, key string, f *File, t *torchsave.Tensor) meta.Entry {
-	b.AddFile(f)
-	fqn := b.names.unused(path.FQN())
-	e := meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, f, t)}
-	e.Tensor.DType, e.Tensor.RequiresGrad = dtype, false
+	e := b.Gathered(path, dtype, t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}})
 	if key != "" {
-		e.Tensor.Locs[0].Detail = &meta.Detail{Key: viewKey(t) + "/" + key}
+		e.Tensor.Locs[0].Detail.Key += "/" + key
 	}
 	return e
 }
 
-// Part is the beginning of a chunk: the element From of Flat, a contiguous tensor of File.
-type Part struct {
-	File *File
-	Flat *torchsave.Tensor
-	From int64
-}
-
-// Gathered returns the entry of a tensor that lies in parts of flat tensors: the
-// elements of boxes[i] follow each other at parts[i], which must have that many. The
-// entry keeps both slices, and is part of the checkpoint only if it is passed to Append.
-func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, boxes []tensor.Box, parts []Part) meta.Entry {
+// Gathered is View for a tensor in chunks: chunks[i] is at parts[i]. There is at least one.
+// The builder keeps both slices.
+func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, chunks []tensor.Box, parts []Part) meta.Entry {
 	fqn := b.names.unused(path.FQN())
-	t := &meta.Tensor{Properties: meta.Properties{DType: dtype}, Shape: shape, Chunks: boxes, Locs: make([]meta.Location, len(boxes))}
-	flats := make([]*torchsave.Tensor, len(boxes))
-	var key *meta.Detail
-	for i, p := range parts {
-		if i == 0 || p.Flat != parts[i-1].Flat {
-			b.AddFile(p.File)
-			b.share(fqn, p.File, p.Flat)
-			key = &meta.Detail{Key: p.Flat.StorageKey}
-		}
-		size := int64(p.Flat.DType.Size())
-		flats[i] = p.Flat
-		t.Locs[i] = meta.Location{File: p.File.Name, Offset: p.Flat.Offset + p.From*size, Length: boxes[i].Volume() * size, Detail: key}
-	}
-	b.where[fqn] = location{flats: flats}
-	return meta.Entry{FQN: fqn, Path: path, Tensor: t}
+	e := meta.Entry{FQN: fqn, Path: path, Tensor: b.sharded(fqn, &sharded{shape, chunks, parts})}
+	e.Tensor.Properties = meta.Properties{DType: dtype}
+	return e
 }
 
-// Constant returns the entry of a tensor without dimensions, whose value is in the pickle
-// of a file. The entry is part of the checkpoint only if it is passed to Append.
+// Constant is View for a tensor without dimensions, whose value is in the pickle of a file.
 func (b *Builder) Constant(path meta.Path, dtype tensor.DType, f *File, v float64) meta.Entry {
-	b.AddFile(f)
-	fqn := b.names.unused(path.FQN())
-	b.where[fqn] = location{made: constant(v)}
-	loc := meta.Location{File: f.Name, Offset: f.PickleOffset, Detail: &meta.Detail{Key: fqn}}
-	return meta.Entry{FQN: fqn, Path: path, Tensor: &meta.Tensor{
-		Properties: meta.Properties{DType: dtype}, Shape: []int64{}, Chunks: []tensor.Box{tensor.Whole(nil)}, Locs: []meta.Location{loc},
-	}}
+	return b.Gathered(path, dtype, []int64{}, []tensor.Box{tensor.Whole(nil)}, []Part{{File: f, made: constant(v)}})
 }
 
 // Again returns an entry of the same tensor as e, under another name.
@@ -265,7 +282,7 @@ func (b *Builder) value(fqn string, f *File, v any) (*meta.Bytes, error) {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
-	out.Loc = meta.Location{File: f.Name, Offset: f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
+	out.Loc = meta.Location{File: f.Name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
@@ -287,19 +304,19 @@ func (b *Builder) Source(version string) *reading.Source {
 
 // chunk is reading.Source.Place.
 func (b *Builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
-	at, ok := b.where[e.FQN]
-	if !ok {
-		return reading.Place{}, fmt.Errorf("%w: no tensor %q", meta.ErrInvalid, e.FQN)
+	at := b.where[e.FQN]
+	if i >= len(at) {
+		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
-	loc := &e.Tensor.Locs[i]
-	switch {
-	case at.made != nil:
-		return reading.Place{Decoder: at.made}, nil
-	case at.whole != nil:
-		return reading.Place{Region: RegionOf(loc.File, 0, at.whole)}, nil
+	p := &at[i]
+	if p.made != nil {
+		return reading.Place{Decoder: p.made}, nil
 	}
-	r := RegionOf(loc.File, 0, at.flats[i])
-	r.Offset, r.End, r.Strides = loc.Offset, loc.Offset+loc.Length, nil
+	r := RegionOf(p.File.Name, p.File.offset, p.Tensor)
+	if !p.is(e.Tensor.Chunks[i]) {
+		offset, length := p.span(e.Tensor.Chunks[i])
+		r.Offset, r.End, r.Strides = offset, offset+length, nil
+	}
 	return reading.Place{Region: r}, nil
 }
 
@@ -368,38 +385,44 @@ const maxLeaves = 1 << 22
 // leaf is one value of a file, with its path.
 type leaf struct {
 	path  meta.Path
-	value any
+	value any // a *torchsave.Tensor, a *sharded, or a value that is no tensor
+	file  *File
 }
 
-// flatten opens the dicts and lists of a value, as PyTorch does before it saves a
-// checkpoint. A dict whose keys are strings and integers is opened, unless it is
-// empty: an empty dict is a leaf, because a program that loads the state may want it,
-// as optimizers without state do. A list is opened only if a tensor or such a dict is
-// somewhere inside. All other values are leaves. Leaves are in a fixed order. A root
-// that is a tuple counts as a list, so that its tensors have names. The paths of all
-// leaves begin with at; an empty one means that v is the root of a file.
-func flatten(at meta.Path, root any) ([]leaf, error) {
-	f := &flattener{holds: map[any]bool{}}
-	if len(at) > 0 {
-		err := f.visit(at, root)
-		return f.out, err
+// flatten opens the dicts and lists of root, a value in the file from, as PyTorch does
+// before it saves a checkpoint. If at is not empty, it is the path of root. A dict whose
+// keys are strings and integers is opened, unless it is empty: an empty dict is a leaf,
+// because a program that loads the state may want it, as optimizers without state do. A
+// list is opened only if a tensor or such a dict is somewhere inside. All other values are
+// leaves. Leaves are in a fixed order. A root that is a tuple counts as a list if at is
+// empty, so that its tensors have names.
+func flatten(from *File, at meta.Path, root any) ([]leaf, error) {
+	f := &flattener{file: from, holds: map[any]bool{}}
+	pairs, ok := asDict(root)
+	var err error
+	switch {
+	case len(at) > 0:
+		err = f.visit(at, root)
+	case ok:
+		err = f.dict(nil, pairs)
+	default:
+		name := rootValue
+		switch t := root.(type) {
+		case *torchsave.Tensor:
+			name = rootTensor
+		case value.Tuple:
+			root = []any(t) // several states in one file
+		}
+		err = f.visit(meta.Path{meta.Key(name)}, root)
 	}
-	if pairs, ok := asDict(root); ok {
-		err := f.dict(nil, pairs)
-		return f.out, err
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from.Name, err)
 	}
-	name := rootValue
-	switch t := root.(type) {
-	case *torchsave.Tensor:
-		name = rootTensor
-	case value.Tuple:
-		root = []any(t) // several states in one file
-	}
-	err := f.visit(meta.Path{meta.Key(name)}, root)
-	return f.out, err
+	return f.out, nil
 }
 
 type flattener struct {
+	file  *File
 	out   []leaf
 	nodes int
 	holds map[any]bool // whether a list is opened, by the address of its first element
@@ -423,7 +446,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 		}
 		return nil
 	}
-	f.out = append(f.out, leaf{at, v})
+	f.out = append(f.out, leaf{at, v, f.file})
 	return nil
 }
 

@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -40,7 +42,11 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	Log    logFunc
+	// Processes, if not 0, measures one process and this number of processes instead of a
+	// copy and a conversion in this process. Program is the command line of cairn.
+	Processes int
+	Program   []string
+	Log       logFunc
 	// Logger, if not nil, receives the phases of saves and loads.
 	Logger *slog.Logger
 }
@@ -58,6 +64,11 @@ type ConvertResult struct {
 	Convert float64 `json:"convert_gbs"`
 	Ratio   float64 `json:"ratio"`
 	PeakRSS int64   `json:"peak_rss_bytes"`
+
+	// With Processes, Copy and PeakRSS are 0, Convert is the rate of one process, Job of
+	// all processes together, and Ratio the second divided by the first.
+	Processes int     `json:"processes,omitempty"`
+	Job       float64 `json:"job_gbs,omitempty"`
 }
 
 // Convert measures a conversion and its floor: a copy of the source's files with
@@ -82,10 +93,51 @@ func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	if r.Bytes, err = b.makeSource(ctx); err != nil {
 		return nil, err
 	}
-	if err := b.measure(ctx, r); err != nil {
+	measure := b.measure
+	if o.Processes > 0 {
+		measure = b.measureJob
+	}
+	if err := measure(ctx, r); err != nil {
 		return nil, err
 	}
 	return r, b.check(ctx)
+}
+
+// measureJob measures 'cairn convert' in one process, and in several that share the work.
+// The target has 4 files for each process.
+func (b *convertBench) measureJob(ctx context.Context, r *ConvertResult) error {
+	src, err := file.Open(b.source, nil)
+	if err != nil {
+		return err
+	}
+	r.Processes = b.o.Processes
+	line := append(b.o.Program, "convert", b.source, b.target, "--quiet", "--to", b.o.To,
+		"--max-shard-size", fmt.Sprint(max(1<<20, r.Bytes/int64(4*r.Processes))))
+	if b.o.Memory > 0 {
+		line = append(line, "--memory", fmt.Sprint(b.o.Memory))
+	}
+	job := append([]string{"run", "-n", fmt.Sprint(r.Processes), "--"}, append(line, "--job")...)
+	fresh := func(ctx context.Context) error {
+		if err := os.RemoveAll(b.target); err != nil {
+			return err
+		}
+		return eachFile(ctx, src, coolFile)
+	}
+	start := func(line []string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, line[0], line[1:]...).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%s: %w: %s", strings.Join(line, " "), err, out)
+			}
+			return nil
+		}
+	}
+	err = alternate(ctx, r.Bytes, b.o.Repeat, b.o.Log, [2]measurement{
+		{&r.Convert, fresh, start(line)},
+		{&r.Job, fresh, start(append(b.o.Program[:1:1], job...))},
+	})
+	r.Ratio = r.Job / r.Convert
+	return err
 }
 
 type convertBench struct {

@@ -254,8 +254,12 @@ func printOpenBench(o *output, r *bench.OpenResult) {
 
 func newBenchConvertCmd() *cobra.Command {
 	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Bytes: 4 << 30, Ranks: 4, Repeat: 3, Memory: 512 << 20}
-	low := lowest{"ranks": 1, "repeat": 1, "size": 1 << 20}
+	low := lowest{"ranks": 1, "repeat": 1, "size": 1 << 20, "processes": 0}
 	cmd := benchCommand("convert", low, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
+		var err error
+		if o.Program, err = ownCommand(); err != nil {
+			return nil, err
+		}
 		o.Log, o.Logger = benchLog(out), out.logger()
 		return bench.Convert(ctx, o)
 	}, printConvertBench)
@@ -267,11 +271,18 @@ func newBenchConvertCmd() *cobra.Command {
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
 	cmd.Flags().Var((*sizeFlag)(&o.Memory), "memory", "bound of the conversion's buffers")
+	cmd.Flags().IntVar(&o.Processes, "processes", 0, "compare one process with `N` that share the work, instead of with a copy")
 	return cmd
 }
 
 func printConvertBench(o *output, r *bench.ConvertResult) {
 	o.printf("%s from %s to %s, best of %d\n\n", formatBytes(r.Bytes), r.From, r.To, r.Repeat)
+	if r.Processes > 0 {
+		t := newRows(">1 PROCESS GB/s", fmt.Sprintf(">%d PROCESSES GB/s", r.Processes), ">RATIO")
+		t.add(two(r.Convert), two(r.Job), two(r.Ratio))
+		o.table(t)
+		return
+	}
 	t := newRows(">COPY GB/s", ">CONVERT GB/s", ">RATIO", ">PEAK MEMORY")
 	t.add(two(r.Copy), two(r.Convert), two(r.Ratio), formatBytes(r.PeakRSS))
 	o.table(t)

@@ -15,6 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -43,17 +45,23 @@ type conversionFlags struct {
 	maxShard                      sizeFlag
 	mesh                          string
 	dryRun, overwrite, dequantize bool
+	recipe                        recipeFlags
 	step                          int64
 	tags                          []string
 	// merge writes whole tensors and makes the source's format the default.
 	merge bool
+	job   jobFlags
 }
 
 // command returns one of the commands, with the flags that both have.
 func (f *conversionFlags) command(name string) *cobra.Command {
 	cmd := newCommand(name, wantArgs(2, 2), completeConversion, func(cmd *cobra.Command, args []string) error {
-		return f.run(cmd, args[0], args[1])
+		if f.dryRun { // nothing to share
+			return f.run(cmd, args[0], args[1], nil)
+		}
+		return f.job.run(cmd, args, func(g group.Group) error { return f.run(cmd, args[0], args[1], g) })
 	})
+	f.job.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.to, "to", "", "`format` of DST")
 	fl.StringArrayVar(&f.Select, "select", nil, "convert only names that match this `glob` (repeatable)")
@@ -61,6 +69,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.Rename, "rename", nil, "`rule` for names, FROM=TO or s/RE/TO/ (repeatable, one after the other)")
 	fl.StringArrayVar(&f.DType, "dtype", nil, "`rule` for element types, DTYPE or GLOB=DTYPE (repeatable)")
 	castFlag(cmd, &f.Cast)
+	f.recipe.add(cmd, "convert")
 	fl.IntVar(&f.shards, "shards", 0, "number of data files, `N`, of each rank")
 	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
 	fl.Var((*sizeFlag)(&f.Memory), "memory", "bound of the buffers")
@@ -122,14 +131,14 @@ type conversionPlan struct {
 	KeptFiles int  `json:"kept_files,omitempty"`
 }
 
-func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
+func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group) error {
 	ctx := cmd.Context()
 	at := checkpointAddress(ctx, src)
 	store, err := openStore(ctx, at)
 	if err != nil {
 		return err
 	}
-	from, err := formats.Detect(ctx, store)
+	store, from, err := formats.Locate(ctx, store)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
@@ -144,7 +153,8 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err := apart(at, dst); err != nil {
 		return err
 	}
-	if to.place != nil {
+	to.group, opts.Group = g, g
+	if to.place != nil && isFirst(g) { // the other ranks must not look for files before rank 0 makes them
 		if err := to.place.Check(); err != nil {
 			return f.explain(cmd, src, err)
 		}
@@ -155,12 +165,15 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
+	if c, err = f.recipe.open(cmd, store, c); err != nil {
+		return err
+	}
 	defer c.Close()
 	for _, note := range c.Storage().Notes {
 		opts.Warn(fmt.Errorf("%s: %s", src, note))
 	}
-	moved := func(int64) {}
-	opts.Progress = func(n int64) { moved(n) }
+	planned, moved := func(int64) {}, func(int64) {}
+	opts.Planned, opts.Progress = func(n int64) { planned(n) }, func(n int64) { moved(n) }
 	job, err := convert.Plan(ctx, c, opts)
 	if err != nil {
 		return f.explain(cmd, src, err)
@@ -171,11 +184,10 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string) error {
 	}
 	defer job.Confine()()
 	o := outputOf(cmd)
-	_, size := job.Size()
 	start := time.Now()
 	var rep *convert.Report
-	err = o.withProgress(cmd.Name(), size, func(add func(int64)) (err error) {
-		moved = add
+	err = o.withPlanned(barLabel(cmd.Name(), g), func(total, add func(int64)) (err error) {
+		planned, moved = total, add
 		rep, err = to.convert(ctx, o, job)
 		return err
 	})
@@ -335,7 +347,7 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	}{
 		{storage.ErrNotRepresentable, "--skip-objects leaves it out"}, // about the whole checkpoint
 		{storage.ErrExists, "--overwrite replaces it, once the new checkpoint is complete"},
-		{convert.ErrBusy, "wait for it to end, or give DST another path"},
+		{convert.ErrBusy, busyHint()},
 		{convert.ErrOccupied, "give DST another path"},
 		{cairn.ErrMissing, listHint(src)},
 		{convert.ErrEmpty, listHint(src)},
@@ -346,6 +358,15 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		}
 	}
 	return err
+}
+
+// busyHint returns what to do about another conversion to the same place, which may be
+// another rank.
+func busyHint() string {
+	if new(tcp.Env).Launched() {
+		return "a launcher has started several ranks: --job makes them share the work"
+	}
+	return "wait for it to end, or give DST another path"
 }
 
 func printConverted(o *output, r *conversionResult) {

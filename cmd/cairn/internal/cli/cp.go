@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/transfer"
@@ -26,9 +27,10 @@ type copyFlags struct {
 	verify    string
 	memory    sizeFlag
 	parallel  int
+	jobFlags  // of cp
 }
 
-func (f *copyFlags) add(cmd *cobra.Command) {
+func (f *copyFlags) addTo(cmd *cobra.Command) {
 	f.memory = 256 << 20
 	fl := cmd.Flags()
 	fl.StringVar(&f.verify, "verify", "sums", "`how` to check the copy: sums, or full, which reads it back")
@@ -70,14 +72,15 @@ func (t *copyTraffic) print(o *output, source, target string) {
 func newCpCmd() *cobra.Command {
 	var f copyFlags
 	cmd := newCommand("cp", wantArgs(2, 2), completeConversion, func(cmd *cobra.Command, args []string) error {
-		return f.run(cmd, args[0], args[1])
+		return f.jobFlags.run(cmd, args, func(g group.Group) error { return f.copy(cmd, args[0], args[1], g) })
 	})
-	f.add(cmd)
+	f.addTo(cmd)
+	f.jobFlags.add(cmd)
 	cmd.Flags().BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST")
 	return cmd
 }
 
-func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
+func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	opts, err := f.options(cmd)
 	if err != nil {
@@ -95,10 +98,11 @@ func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
 	if err != nil {
 		return err
 	}
-	opts.As = as
+	opts.As, opts.Group = as, g
 	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var rep *transfer.Report
-	err = o.withPlannedProgress("cp", opts, func() (err error) {
+	err = o.withPlanned(barLabel("cp", g), func(planned, moved func(int64)) (err error) {
+		opts.Planned, opts.Progress = planned, moved
 		rep, err = transfer.Copy(ctx, from, to, opts)
 		return err
 	})
@@ -107,15 +111,6 @@ func (f *copyFlags) run(cmd *cobra.Command, src, dst string) error {
 	}
 	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), copyTraffic{read(), written()}}
 	return o.result(r, func() { printCopied(o, r) })
-}
-
-// withPlannedProgress calls fn and shows the bytes that a copy with the options counts.
-func (o *output) withPlannedProgress(label string, opts *transfer.Options, fn func() error) error {
-	var bar *progress
-	opts.Planned = func(total int64) { bar = o.progress(label, total) }
-	opts.Progress = func(n int64) { bar.add(n) }
-	defer func() { bar.done() }()
-	return fn()
 }
 
 // copyTarget opens the target of a copy. If the source is a single file, the target is

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -32,6 +33,7 @@ type destination struct {
 	// object is the name of the single object at address, if address names one and is
 	// not a path in a file system.
 	object string
+	group  group.Group          // the ranks that convert together; nil: this process is alone
 	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
 	trial  blob.Store           // replaces every other store in a dry run
 }
@@ -167,6 +169,13 @@ func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, e
 func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Target, error) {
 	ranks, size := job.Size()
 	opts, write := formats.ForConversion(d.format, d.opts, d.write, ranks, size)
+	if d.group != nil { // hosts may have different numbers of processors
+		var err error
+		write.FilesPerRank, err = group.Broadcast(ctx, d.group, "lay out", 0, group.JSON[int](), func(context.Context) (int, error) { return write.FilesPerRank, nil })
+		if err != nil {
+			return nil, err
+		}
+	}
 	if d.place != nil {
 		write.FailIfExists = false // it is in a directory of its own
 	}
@@ -193,23 +202,30 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 	return t, nil
 }
 
-// convert runs a conversion and publishes its result.
+// convert runs a conversion and publishes its result. In a job, rank 0 does all that has to
+// be done once.
 func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) (*convert.Report, error) {
 	if d.place == nil {
 		return d.run(ctx, job)
 	}
-	err := d.place.Lock()
-	if errors.Is(err, errors.ErrUnsupported) {
-		o.warn("the file system of %s has no locks: start no second conversion to it meanwhile", clean(d.address))
-	} else if err != nil {
-		return nil, err
-	}
 	defer d.place.Unlock() // a remaining lock does not delay other conversions
-	if err := d.place.Prepare(); err != nil {
+	err := onFirst(ctx, d.group, "prepare", func() error {
+		err := d.place.Lock()
+		if errors.Is(err, errors.ErrUnsupported) {
+			o.warn("the file system of %s has no locks: start no second conversion to it meanwhile", clean(d.address))
+		} else if err != nil {
+			return err
+		}
+		return d.place.Prepare()
+	})
+	if err != nil {
 		return nil, err
 	}
 	rep, err := d.run(ctx, job)
 	staging := d.place.Staging()
+	if err != nil && !isFirst(d.group) {
+		return nil, err
+	}
 	if err != nil {
 		discardErr := d.place.Discard()
 		if _, statErr := os.Stat(staging); discardErr == nil && statErr == nil {
@@ -217,7 +233,7 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 		}
 		return nil, err
 	}
-	if err := d.place.Publish(); err != nil {
+	if err := onFirst(context.WithoutCancel(ctx), d.group, "publish", d.place.Publish); err != nil {
 		return nil, withHint(err, fmt.Sprintf("the new checkpoint is complete, in %s", quoteArg(staging)))
 	}
 	return rep, nil

@@ -25,6 +25,7 @@ type diffFlags struct {
 	inspect.CompareOptions
 	nameFlags
 	rename []string
+	recipe recipeFlags
 
 	patterns *inspect.Filter
 	rules    convert.Rename
@@ -48,6 +49,7 @@ func newDiffCmd() *cobra.Command {
 	flags.BoolVar(&f.IgnoreDType, "ignore-dtype", false, "compare tensors of different dtypes as numbers")
 	flags.BoolVar(&f.DescriptionsOnly, "names-only", false, "compare names, kinds, dtypes and shapes, and read no values")
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
+	f.recipe.add(cmd, "compare A")
 	flags.BoolVar(&f.All, "all", false, "also list what is equal")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.First, "first", false, "stop at the first name that differs")
@@ -126,7 +128,7 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 		return err
 	}
 	ctx := cmd.Context()
-	return withMetadata(ctx, args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
+	return withMetadata(f.recipe.context(cmd), args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
 		return withMetadata(ctx, args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
 			if err := f.check(args[0], mdA, mdB); err != nil {
 				return err

@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"context"
 	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -20,23 +22,23 @@ type digestList struct {
 
 func newDigestCmd() *cobra.Command {
 	var f nameFlags
+	var job jobFlags
+	var r recipeFlags
 	cmd := newCommand("digest", wantArgs(1, -1), completeNames(-1), func(cmd *cobra.Command, args []string) error {
-		return runDigest(cmd, args, &f)
+		return job.run(cmd, args, func(g group.Group) error { return runDigest(cmd, r.context(cmd), args, &f, g) })
 	})
 	f.add(cmd)
+	r.add(cmd, "read")
+	job.add(cmd)
 	return cmd
 }
 
-func runDigest(cmd *cobra.Command, args []string, f *nameFlags) error {
-	return f.withEntries(cmd.Context(), args, func(c *cairn.Checkpoint, _ *meta.Metadata, entries []*meta.Entry) error {
-		var total int64
-		for _, e := range entries {
-			total += e.NumBytes()
-		}
+func runDigest(cmd *cobra.Command, ctx context.Context, args []string, f *nameFlags, g group.Group) error {
+	return f.withEntries(ctx, args, func(c *cairn.Checkpoint, _ *meta.Metadata, entries []*meta.Entry) error {
 		o := outputOf(cmd)
 		var digests map[string]inspect.Digest
-		err := o.withProgress("digest", total, func(moved func(int64)) (err error) {
-			digests, err = inspect.Digests(cmd.Context(), c, entries, moved)
+		err := o.withPlanned(barLabel("digest", g), func(planned, moved func(int64)) (err error) {
+			digests, err = inspect.DigestsTogether(cmd.Context(), g, c, entries, planned, moved)
 			return err
 		})
 		if err != nil {

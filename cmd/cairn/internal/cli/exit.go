@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -63,7 +64,7 @@ var exits = []exit{
 	},
 	{
 		code: 7, name: "mismatch", meaning: "Things that should be equal or fit together do not.",
-		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast},
+		errs: []error{cairn.ErrMismatch, cairn.ErrUnexpected, tensor.ErrCast, group.ErrDiffers},
 	},
 	{
 		code: 8, name: "trouble", meaning: "Anything else went wrong in 'cairn diff', for which 1 means differences.",
@@ -132,6 +133,9 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 		f.Kind, f.Code = end.kind, end.code
 	} else if ctx.Err() != nil {
 		f = failure{Error: "interrupted", Kind: "interrupted", Code: exitInterrupted}
+	}
+	if _, silent := errors.AsType[*silentError](err); silent {
+		return f.Code
 	}
 	// An error that cannot be printed still has its code.
 	if o.json {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -26,22 +27,24 @@ func newLsCmd() *cobra.Command {
 	var f nameFlags
 	var matched []string
 	var long bool
+	var r recipeFlags
 	cmd := newCommand("ls", wantArgs(1, 2), completeNames(1), func(cmd *cobra.Command, args []string) error {
 		f.selected = append(f.selected, matched...)
-		return runLs(cmd, args[0], args[1:], &f, long)
+		return runLs(cmd, r.context(cmd), args[0], args[1:], &f, long)
 	})
 	f.add(cmd)
+	r.add(cmd, "list")
 	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "another name of --select, with the same `pattern`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
 	return cmd
 }
 
-func runLs(cmd *cobra.Command, path string, prefix []string, f *nameFlags, long bool) error {
+func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string, f *nameFlags, long bool) error {
 	filter, err := f.filter()
 	if err != nil {
 		return err
 	}
-	return withPart(cmd.Context(), path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
+	return withPart(ctx, path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := keepNames(path, md, prefix, filter)
 		if err != nil {
 			return err

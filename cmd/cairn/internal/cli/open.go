@@ -37,11 +37,11 @@ func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, err
 	if err != nil {
 		return nil, err
 	}
-	c, err := cairn.Open(ctx, store)
+	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		return nil, withHint(err, openHint(ctx, address, err))
+		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, address, err))
 	}
-	return c, nil
+	return throughRecipe(ctx, store, c)
 }
 
 // openStore opens the store at an address for reading. A path must exist.

@@ -381,6 +381,14 @@ func (o *output) withProgress(label string, total int64, fn func(moved func(byte
 	return fn(bar.add)
 }
 
+// withPlanned calls fn and shows the number of bytes that fn counts with moved, of the total
+// that it passes to planned before.
+func (o *output) withPlanned(label string, fn func(planned, moved func(bytes int64)) error) error {
+	var bar *progress
+	defer func() { bar.done() }()
+	return fn(func(total int64) { bar = o.progress(label, total) }, func(n int64) { bar.add(n) })
+}
+
 // progress begins a bar for total bytes, or an unknown number if total is zero.
 // It returns nil if the output shows no bars. The caller must call done.
 func (o *output) progress(label string, total int64) *progress {

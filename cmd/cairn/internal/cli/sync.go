@@ -30,7 +30,7 @@ func newSyncCmd() *cobra.Command {
 	cmd := newCommand("sync", wantArgs(2, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
 		return f.sync(cmd, args[0], args[1], dryRun)
 	})
-	f.add(cmd)
+	f.addTo(cmd)
 	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "show what would be copied, and copy nothing")
 	return cmd
 }

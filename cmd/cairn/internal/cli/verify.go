@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -29,10 +30,15 @@ type verdict struct {
 }
 
 func newVerifyCmd() *cobra.Command {
-	return newCommand("verify", wantArgs(1, 1), completePaths(1), runVerify)
+	var f jobFlags
+	cmd := newCommand("verify", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		return f.run(cmd, args, func(g group.Group) error { return runVerify(cmd, args, g) })
+	})
+	f.add(cmd)
+	return cmd
 }
 
-func runVerify(cmd *cobra.Command, args []string) error {
+func runVerify(cmd *cobra.Command, args []string, g group.Group) error {
 	c, err := openCheckpoint(cache.Without(cmd.Context()), args[0])
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
@@ -41,8 +47,8 @@ func runVerify(cmd *cobra.Command, args []string) error {
 	o := outputOf(cmd)
 	start := time.Now()
 	var rep *storage.VerifyReport
-	err = o.withProgress("verify", c.TotalBytes(), func(moved func(int64)) (err error) {
-		rep, err = c.Verify(cmd.Context(), moved)
+	err = o.withPlanned(barLabel("verify", g), func(planned, moved func(int64)) (err error) {
+		rep, err = c.VerifyTogether(cmd.Context(), g, planned, moved)
 		return err
 	})
 	if rep == nil {

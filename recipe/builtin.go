@@ -1,0 +1,151 @@
+package recipe
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+)
+
+//go:embed recipes
+var shipped embed.FS
+
+// ErrUnknown reports the name of a recipe that does not exist.
+var ErrUnknown = errors.New("unknown recipe")
+
+// Shipped returns the recipes that are part of cairn, in order of their names, such as
+// "megatron/dense".
+var Shipped = sync.OnceValue(func() []*Recipe {
+	var out []*Recipe
+	err := fs.WalkDir(shipped, "recipes", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := shipped.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		short := strings.TrimSuffix(strings.TrimPrefix(name, "recipes/"), path.Ext(name))
+		r, err := Parse(short, text)
+		out = append(out, r)
+		return err
+	})
+	if err != nil {
+		panic(err) // a test parses them all
+	}
+	return out
+})
+
+// Name is the name of a shipped recipe in one direction, FROM-to-TO/FAMILY.
+type Name struct{ From, To, Family string }
+
+// String returns FROM-to-TO/FAMILY.
+func (n Name) String() string { return n.From + "-to-" + n.To + "/" + n.Family }
+
+// Names returns the names of all shipped recipes, both directions of each.
+func Names() []Name {
+	var out []Name
+	for _, r := range Shipped() {
+		for _, family := range r.Families {
+			out = append(out, Name{r.Sides[0], r.Sides[1], family}, Name{r.Sides[1], r.Sides[0], family})
+		}
+	}
+	slices.SortFunc(out, func(a, b Name) int { return strings.Compare(a.String(), b.String()) })
+	return out
+}
+
+// ParseName reads FROM-to-TO/FAMILY or FROM-to-TO.
+func ParseName(text string) (Name, bool) {
+	forms, family, _ := strings.Cut(text, "/")
+	from, to, ok := strings.Cut(forms, "-to-")
+	if !ok || !identifier.MatchString(from) || !identifier.MatchString(to) || strings.ContainsAny(family, "/.") {
+		return Name{}, false
+	}
+	return Name{from, to, family}, true
+}
+
+// Lookup returns the shipped recipes of a name, in the order in which they are applied:
+// two if there is none for the two forms, but one for each to and from "hf". The error
+// wraps ErrUnknown if there are none.
+func Lookup(n Name) ([]Step, error) {
+	if r := find(n.From, n.To, n.Family); r != nil {
+		return []Step{{r, n.From}}, nil
+	}
+	const common = "hf"
+	a, b := find(n.From, common, n.Family), find(common, n.To, n.Family)
+	if a != nil && b != nil && a != b {
+		return []Step{{a, n.From}, {b, common}}, nil
+	}
+	var near []string
+	for _, other := range Names() {
+		if other.From == n.From && other.To == n.To || other.Family == n.Family {
+			near = append(near, other.String())
+		}
+	}
+	err := fmt.Errorf("%w %s", ErrUnknown, n)
+	if len(near) > 0 {
+		err = fmt.Errorf("%w; known are %s", err, strings.Join(near, ", "))
+	}
+	return nil, err
+}
+
+// Step is a recipe and the form that it starts from.
+type Step struct {
+	Recipe *Recipe
+	From   string
+}
+
+func find(from, to, family string) *Recipe {
+	for _, r := range Shipped() {
+		if slices.Contains(r.Families, family) && from != to && slices.Contains(r.Sides[:], from) && slices.Contains(r.Sides[:], to) {
+			return r
+		}
+	}
+	return nil
+}
+
+// Guess returns the form of a checkpoint of that family with these names: the side of a
+// shipped recipe whose rules match the most names. Empty: no rule matches a name.
+func Guess(names []string, family string) string {
+	best, most := "", 0
+	for _, r := range Shipped() {
+		if !slices.Contains(r.Families, family) {
+			continue
+		}
+		for side, form := range r.Sides {
+			if n := r.matches(side, names); n > most {
+				best, most = form, n
+			}
+		}
+	}
+	return best
+}
+
+// matches returns how many of the names the rules of a side match, apart from rules that
+// drop names.
+func (r *Recipe) matches(side int, names []string) int {
+	n := 0
+	known := map[string]bool{}
+	for _, rule := range r.rules {
+		for _, t := range rule.sides[side] {
+			for _, p := range t.names {
+				known[p.shape()] = true
+				for _, s := range r.stacks { // the name of a stacked tensor
+					if q, ok := p.without(s.capture); ok && s.side == side {
+						known[q.shape()] = true
+					}
+				}
+			}
+		}
+	}
+	for _, name := range names {
+		if known[nameShape(name)] {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,166 @@
+// Package view shows a checkpoint in another form: its tensors are parts of the tensors of
+// another checkpoint, in other places and under other names, as a recipe says. A read of a
+// box reads only the elements that it needs, so conversions, loads by slice, comparisons
+// and everything else work on a view as on any checkpoint. The contract is at Open.
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// ErrCheck reports a source whose contents contradict the recipe: padding that is not zero,
+// or copies of a tensor that differ.
+var ErrCheck = errors.New("the contents do not fit the recipe")
+
+// Checkpoint is a checkpoint in another form. It implements storage.Checkpoint.
+type Checkpoint struct {
+	src     storage.Checkpoint
+	srcMD   *meta.Metadata
+	binding *recipe.Binding
+	md      *meta.Metadata
+	tensors map[string]*recipe.Tensor
+	values  map[string]string // names of the source
+	indexes sync.Map          // *meta.Entry of the source → *plan.ChunkIndex
+}
+
+var _ storage.Checkpoint = (*Checkpoint)(nil)
+
+// Open returns the form of src that a recipe, bound to its metadata, describes. Each tensor
+// has one chunk. Closing the view closes src.
+func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Checkpoint, error) {
+	md, err := src.Metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{src: src, srcMD: md, binding: b, tensors: map[string]*recipe.Tensor{}, values: map[string]string{}}
+	c.md = &meta.Metadata{Storage: src.Storage(), PlannerData: nil}
+	places := map[string]int64{} // of tensors that are the same
+	for i := range b.Tensors {
+		t := &b.Tensors[i]
+		bytes, err := tensor.NumBytes(t.DType, t.Shape)
+		if err != nil {
+			return nil, plan.Named(t.Name, err)
+		}
+		c.tensors[t.Name] = t
+		// The place says which tensors are the same: it is not a place in a file.
+		first := t.Name
+		if t.Same != "" {
+			first = t.Same
+		}
+		if _, ok := places[first]; !ok {
+			places[first] = int64(i)
+		}
+		loc := meta.Location{File: c.fileOf(t), Offset: places[first], Length: bytes, Detail: &meta.Detail{Key: first}}
+		c.md.Entries = append(c.md.Entries, meta.Entry{FQN: t.Name, Tensor: &meta.Tensor{
+			Properties: t.Properties, Shape: t.Shape, Chunks: []tensor.Box{tensor.Whole(t.Shape)}, Locs: []meta.Location{loc},
+		}})
+	}
+	for _, v := range b.Values {
+		e, ok := md.Find(v.Source)
+		if !ok || e.Bytes == nil {
+			return nil, fmt.Errorf("%q is %w", v.Source, plan.ErrMissing)
+		}
+		c.values[v.Name] = v.Source
+		c.md.Entries = append(c.md.Entries, meta.Entry{FQN: v.Name, Bytes: e.Bytes})
+	}
+	slices.SortFunc(c.md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
+	return c, c.md.Validate()
+}
+
+// fileOf returns the file that has the first element of a tensor.
+func (c *Checkpoint) fileOf(t *recipe.Tensor) string {
+	for _, p := range t.Parts {
+		if e, ok := c.srcMD.Find(p.Source); ok && len(e.Tensor.Locs) > 0 {
+			return e.Tensor.Locs[0].File
+		}
+	}
+	if f := c.src.Files(); len(f) > 0 {
+		return f[0].Name
+	}
+	return "view"
+}
+
+// Binding returns the recipe, bound to the source.
+func (c *Checkpoint) Binding() *recipe.Binding { return c.binding }
+
+// Source returns the checkpoint that the view shows.
+func (c *Checkpoint) Source() storage.Checkpoint { return c.src }
+
+// Storage describes the source.
+func (c *Checkpoint) Storage() meta.Storage { return c.src.Storage() }
+
+// Files returns the files of the source.
+func (c *Checkpoint) Files() []storage.File { return c.src.Files() }
+
+// TotalBytes returns the bytes of the source.
+func (c *Checkpoint) TotalBytes() int64 { return c.src.TotalBytes() }
+
+// Metadata describes the view.
+func (c *Checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
+	return c.md, context.Cause(ctx)
+}
+
+// Find returns an entry of the view.
+func (c *Checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, error) {
+	e, ok := c.md.Find(fqn)
+	return e, ok, context.Cause(ctx)
+}
+
+// CheckHeld checks the files of all tensors that e is made of.
+func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
+	t := c.tensors[e.FQN]
+	if t == nil {
+		return nil // a value, whose bytes are checked when they are read
+	}
+	for _, p := range t.Parts {
+		if src, ok := c.srcMD.Find(p.Source); ok {
+			if err := c.src.CheckHeld(ctx, src); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// CheckFiles checks the files of the source.
+func (c *Checkpoint) CheckFiles(ctx context.Context) error { return c.src.CheckFiles(ctx) }
+
+// Verify verifies the source and the contents that the recipe relies on.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := c.src.Verify(ctx, progress)
+	if err != nil || len(rep.Problems) > 0 {
+		return rep, err
+	}
+	if err := c.Check(ctx); errors.Is(err, ErrCheck) {
+		rep.Problems = append(rep.Problems, storage.VerifyProblem{Text: err.Error()})
+	} else if err != nil {
+		return nil, err
+	}
+	return rep, nil
+}
+
+// Close closes the source.
+func (c *Checkpoint) Close() error { return c.src.Close() }
+
+// index returns the chunks of a tensor of the source.
+func (c *Checkpoint) index(e *meta.Entry) (*plan.ChunkIndex, error) {
+	if x, ok := c.indexes.Load(e); ok {
+		return x.(*plan.ChunkIndex), nil
+	}
+	x, err := plan.NewChunkIndex(e, len(e.Tensor.Chunks))
+	if err == nil {
+		c.indexes.Store(e, x)
+	}
+	return x, err
+}
