@@ -103,7 +103,7 @@ var layers = []struct{ name, imports string }{
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage storage/view tensor value"},
-	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native tensor"},
+	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe storage storage/formats storage/hf storage/native storage/publish storage/view tensor transfer value"},
 
@@ -144,6 +144,7 @@ var libraries = map[string]string{
 	"github.com/spf13/cobra":                               "cmd/cairn/internal/cli",
 	"github.com/spf13/pflag":                               "cmd/cairn/internal/cli",
 	"github.com/vbauerster/mpb/v8":                         "cmd/cairn/internal/cli",
+	"github.com/zeebo/blake3":                              "convert",
 	"github.com/parquet-go/parquet-go":                     "cmd/cairn/internal/cli",
 	"github.com/aws/aws-sdk-go-v2":                         "blob/s3",
 	"github.com/aws/aws-sdk-go-v2/config":                  "blob/s3",
@@ -176,7 +177,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.
 const (
-	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
+	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress github.com/zeebo/blake3 go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
 	tops     = "storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 

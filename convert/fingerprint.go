@@ -30,9 +30,13 @@ import (
 func fingerprint(ctx context.Context, j *Job, t *Target, here bool) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
-	f.text("cairn convert 4", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), j.opts.Cast.String(), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
+	f.text("cairn convert 5", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), j.opts.Cast.String(), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
 	if !here {
 		f.text(cairn.Version) // the files record it
+	}
+	for v := viewOf(j.src); v != nil; v = viewOf(v.Source()) {
+		b := v.Binding()
+		f.text(b.Recipe.SHA256, b.From, fmt.Sprint(b.Variables))
 	}
 	f.numbers(int64(j.ranks))
 	if j.step != nil {

@@ -46,6 +46,7 @@ type journal struct {
 	// that the earlier one had finished.
 	goesOn bool
 	kept   atomic.Int64
+	proof  *proof // nil: nothing is proven
 }
 
 var _ storage.Journal = (*journal)(nil)
@@ -196,6 +197,7 @@ func (j *journal) Finished(ctx context.Context, file string) (*storage.WriteResu
 
 // Note implements storage.Journal.
 func (j *journal) Note(ctx context.Context, file string, r *storage.WriteResults) error {
+	j.proof.fill(r)
 	b, err := storage.ResultCodec{}.Encode(r)
 	if err != nil {
 		return err

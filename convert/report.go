@@ -44,6 +44,11 @@ type Item struct {
 	Bytes     int64   `json:"nbytes"`
 	// Chunks is the number of chunks of a tensor.
 	Chunks int `json:"chunks,omitempty"`
+	// Sources are the tensors that a tensor of a view is made of, Operations says how, and
+	// Rule is the line of the rule in the recipe.
+	Sources    []string `json:"sources,omitempty"`
+	Operations string   `json:"operations,omitempty"`
+	Rule       int      `json:"rule,omitempty"`
 }
 
 // newSummary describes a conversion with these final plans, without the refused
@@ -52,6 +57,9 @@ func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
 	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
 	for _, e := range j.entries {
 		it := e.describe()
+		if v := viewOf(j.src); v != nil {
+			it.Sources, it.Operations, it.Rule = v.Describe(e.src.FQN)
+		}
 		if _, skip := refused[it.Name]; skip {
 			s.Skipped = append(s.Skipped, it.Name)
 			continue
@@ -95,6 +103,11 @@ type Report struct {
 	Files     int   `json:"files"`
 	FileBytes int64 `json:"file_bytes"`
 	KeptFiles int   `json:"kept_files"`
+	// Digests are the digests of the tensors, and Compared is the number of elements whose
+	// sums were compared with the source, by this process. Only conversions of a view have
+	// them.
+	Digests  []ItemDigest `json:"digests,omitempty"`
+	Compared int64        `json:"elements_compared,omitempty"`
 }
 
 func (r *Report) count(plans []*plan.SavePlan) {

@@ -29,6 +29,7 @@ type run struct {
 	group    group.Group // nil: this process converts alone
 	division *division   // nil without a group
 	identity record      // of the conversion, without a journal
+	proof    *proof      // nil: the source is not a view
 	wrote    bool        // the coordinator has the results of this process, or may have them
 	kept     int         // files that an earlier run had finished, if there is a group
 
@@ -54,7 +55,7 @@ type run struct {
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &run{job: job, target: t, refused: refusals{}}
+	r := &run{job: job, target: t, refused: refusals{}, proof: newProof(job.src)}
 	if g := job.opts.Group; g != nil && g.Size() > 1 {
 		r.group, r.division = g, &division{files: make([][]storage.File, job.ranks), me: g.Rank()}
 		r.save.Helper, r.save.Divide = r.helps(), r.division.mine
@@ -130,6 +131,7 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 	}
 	r.save.Storage = r.job.storage(r.identity, r.target)
 	if r.journal != nil {
+		r.journal.proof = r.proof
 		r.save.Journal = r.journal
 	}
 	return nil, nil
@@ -172,7 +174,12 @@ func (r *run) convert(ctx context.Context) (*Report, error) {
 
 func (r *run) phases(ctx context.Context, rec *protocol.Recorder, size int64) (*Report, error) {
 	in, phase := rec.Begin(ctx, meta.PhasePlan)
-	err := r.each(in, "plan", r.plan)
+	err := r.each(in, "plan", func(ctx context.Context) error {
+		if err := r.plan(ctx); err != nil {
+			return err
+		}
+		return r.check(ctx)
+	})
 	if err == nil {
 		err = r.begun(in)
 	}
@@ -246,9 +253,14 @@ func (r *run) write(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := newSource(ctx, r.job)
+	s.proof = r.proof
 	r.ctx, r.batches = ctx, newBatches(s, r.job, r.save.Plans)
 	err := r.save.Write(ctx)
-	if err != nil {
+	if err == nil {
+		for _, res := range r.save.Results {
+			r.proof.fill(res)
+		}
+	} else {
 		cancel() // what is read ahead is not needed
 	}
 	s.close()
@@ -285,6 +297,10 @@ func (r *run) report() *Report {
 	for _, res := range r.save.Results {
 		rep.Files += len(res.Files)
 		rep.FileBytes += res.Bytes()
+	}
+	rep.Digests = r.proof.report(r.job, r.save.Results)
+	if r.proof != nil {
+		rep.Compared = r.proof.compared.Load()
 	}
 	switch {
 	case r.group != nil:
@@ -338,7 +354,7 @@ func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
 		b, err := r.job.content(r.ctx, e)
 		return plan.Data{Bytes: b}, err
 	}
-	return plan.Data{Stream: r.batches.open(e, it)}, nil
+	return plan.Data{Stream: r.proof.stream(r.batches.open(e, it), it)}, nil
 }
 
 // checkedWriter is a writer that leaves out the items that it cannot hold, and

@@ -23,6 +23,7 @@ type source struct {
 	opts  storage.ReadOptions // of each read
 	cast  tensor.CastPolicy
 	slots *semaphore.Weighted // reads at the same time
+	proof *proof              // nil: nothing is proven
 
 	ctx   context.Context // of reads ahead
 	ahead *work.Pool      // buffers for what is read ahead

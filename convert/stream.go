@@ -37,7 +37,11 @@ func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 	if err != nil {
 		return err
 	}
-	if err := c.s.read(ctx, w); err != nil {
+	proof := c.s.proof
+	if len(edges) > 0 {
+		proof = nil // p has only some bytes of an element
+	}
+	if err := proof.sums(ctx, p, c.DType().Size(), func(ctx context.Context) error { return c.s.read(ctx, w) }); err != nil {
 		return err
 	}
 	for _, e := range edges {
@@ -354,6 +358,7 @@ func (bs *batches) load(b *batch, need bool) bool {
 // read fills buf with the bytes of b.
 func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 	wants := make([]want, 0, len(b.items))
+	whole := buf[:b.total]
 	for _, it := range b.items {
 		c := newContent(bs.s, bs.job.find(it.FQN()), it.Box)
 		var err error
@@ -362,7 +367,8 @@ func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 		}
 		buf = buf[c.size:]
 	}
-	return bs.s.read(ctx, wants)
+	// All items of a batch have elements of one size.
+	return bs.s.proof.sums(ctx, whole, b.items[0].Info.DType.Size(), func(ctx context.Context) error { return bs.s.read(ctx, wants) })
 }
 
 // evict frees the least recently used buffer that is not in use. The caller

@@ -165,7 +165,8 @@ func (b *binder) bind() error {
 	slices.SortFunc(b.out.Values, func(x, y Value) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(b.out.Dropped, func(x, y Dropped) int { return strings.Compare(x.Name, y.Name) })
 	for _, d := range b.r.variables {
-		if v := b.env.variable(d.name); v != nil {
+		_, set := b.env.set[d.name]
+		if v := b.env.variable(d.name); v != nil && (set || !d.fallback) { // shapes may tell another value than a default
 			b.out.Variables[d.name] = v
 		}
 	}

@@ -43,6 +43,9 @@ type WriteResult struct {
 	// Loc is where the bytes are. What a writer adds by SetStorageData reaches Finish,
 	// and the reader finds it in the metadata.
 	Loc meta.Location
+	// Digest identifies the content of a tensor, if a caller has computed it: a hash of
+	// its contiguous bytes. Nil: unknown. Writers do not use it.
+	Digest []byte
 }
 
 // File is a finished file of a checkpoint.
@@ -130,6 +133,7 @@ func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
 		w.U32(s)
 	}
 	encodeDetail(w, it.Loc.Detail)
+	w.Bytes(it.Digest)
 }
 
 func encodeDetail(w *wire.Writer, d *meta.Detail) {
@@ -152,7 +156,7 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	for range r.Count(6) { // the minimum size of an encoded file
 		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
 	}
-	n := r.Count(9) // the minimum size of an encoded item
+	n := r.Count(10) // the minimum size of an encoded item
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
 		out.Items = append(out.Items, decodeResult(r, out.Files))
@@ -190,6 +194,7 @@ func decodeResult(r *wire.Reader, files []File) WriteResult {
 		it.Inline = append([]byte{}, r.Bytes()...)
 	}
 	it.Loc = decodeLocation(r, files)
+	it.Digest = append([]byte(nil), r.Bytes()...)
 	return it
 }
 

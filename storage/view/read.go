@@ -215,7 +215,7 @@ func (r *reader) readDirect(ctx context.Context, p *plan.LoadPlan) error {
 	if len(p.Items) == 0 {
 		return nil
 	}
-	stats, err := r.c.src.Read(ctx, r.c.srcMD, p, r, r.opts)
+	stats, err := r.c.src.Read(withoutSums(ctx), r.c.srcMD, p, r, r.opts)
 	r.stats.Add(stats)
 	return err
 }
@@ -317,7 +317,7 @@ func (r *reader) buffered(ctx context.Context, m *move, o storage.ReadOptions) e
 	if p.Items, err = x.Reads(nil, meta.Index{FQN: m.entry.FQN, Offset: box.Offsets}, box); err != nil {
 		return err
 	}
-	stats, err := r.c.src.Read(ctx, r.c.srcMD, p, into{buf}, o)
+	stats, err := r.c.src.Read(withoutSums(ctx), r.c.srcMD, p, into{buf}, o)
 	r.mu.Lock()
 	r.stats.Add(stats)
 	r.mu.Unlock()

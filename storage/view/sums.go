@@ -28,6 +28,14 @@ func WithSums(ctx context.Context, s *Sums) context.Context {
 	return context.WithValue(ctx, sumsKey{}, s)
 }
 
+// withoutSums returns a context for reads of the source, which may be a view too.
+func withoutSums(ctx context.Context) context.Context {
+	if SumsOf(ctx) == nil {
+		return ctx
+	}
+	return WithSums(ctx, nil)
+}
+
 // SumsOf returns the sums of a context, or nil.
 func SumsOf(ctx context.Context) *Sums {
 	s, _ := ctx.Value(sumsKey{}).(*Sums)

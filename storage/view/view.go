@@ -164,3 +164,22 @@ func (c *Checkpoint) index(e *meta.Entry) (*plan.ChunkIndex, error) {
 	}
 	return x, err
 }
+
+// Describe returns the sources of a name, how it is made of them, and the line of its rule
+// in the recipe.
+func (c *Checkpoint) Describe(fqn string) (sources []string, operations string, rule int) {
+	if source, ok := c.values[fqn]; ok {
+		return []string{source}, "same", 0
+	}
+	t := c.tensors[fqn]
+	if t == nil {
+		return nil, "", 0
+	}
+	operations = t.Operations(func(source string) []int64 {
+		if e, ok := c.srcMD.Find(source); ok {
+			return e.Tensor.Shape
+		}
+		return nil
+	})
+	return t.Sources(), operations, t.Rule
+}

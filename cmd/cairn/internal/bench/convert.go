@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
@@ -24,6 +26,7 @@ import (
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -42,6 +45,9 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
+	// Recipe converts a model with experts from the names of Hugging Face to those of
+	// Megatron: q, k and v are joined, experts and layers stacked.
+	Recipe bool
 	// Processes, if not 0, measures one process and this number of processes instead of a
 	// copy and a conversion in this process. Program is the command line of cairn.
 	Processes int
@@ -76,7 +82,7 @@ type ConvertResult struct {
 // The peak memory is measured while the process converts.
 func Convert(ctx context.Context, o ConvertOptions) (*ConvertResult, error) {
 	o.Repeat, o.Ranks = positive(o.Repeat, 3), positive(o.Ranks, 4)
-	if formats.WholeTensors(o.From) {
+	if formats.WholeTensors(o.From) || o.Recipe {
 		o.Ranks = 1
 	}
 	if o.Bytes < 1<<20 {
@@ -184,7 +190,11 @@ func (b *convertBench) makeSource(ctx context.Context) (int64, error) {
 	}
 	var total int64
 	err = inproc.Run(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
-		state, size, err := repeatedRows(b.o.Bytes, b.o.Ranks, g.Rank())
+		make := repeatedRows
+		if b.o.Recipe {
+			make = expertModel
+		}
+		state, size, err := make(b.o.Bytes, b.o.Ranks, g.Rank())
 		if err != nil {
 			return err
 		}
@@ -294,6 +304,9 @@ func (b *convertBench) convert(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if c, err = b.through(ctx, src, c); err != nil {
+		return err
+	}
 	defer c.Close()
 	job, err := convert.Plan(ctx, c, &convert.Options{
 		Memory: b.o.Memory, Merge: formats.WholeTensors(b.o.To), Inline: formats.Inline(b.o.To), Logger: b.o.Logger,
@@ -332,11 +345,19 @@ func (b *convertBench) check(ctx context.Context) error {
 	var digests [2]map[string]inspect.Digest
 	var names [2]int
 	for i, dir := range []string{b.source, b.target} {
-		c, err := cairn.OpenPath(ctx, dir)
+		store, err := file.Open(dir, nil)
 		if err != nil {
 			return err
 		}
-		defer c.Close()
+		open, err := formats.Open(ctx, store, nil)
+		if err == nil && i == 0 {
+			open, err = b.through(ctx, store, open)
+		}
+		if err != nil {
+			return err
+		}
+		defer open.Close()
+		c := cairn.NewCheckpoint(store, open)
 		md, err := c.Metadata(ctx)
 		if err != nil {
 			return err
@@ -351,4 +372,66 @@ func (b *convertBench) check(ctx context.Context) error {
 		return fmt.Errorf("the %s was not converted as it is: %d names became %d, or their bytes differ", b.o.From, names[0], names[1])
 	}
 	return nil
+}
+
+// through returns the form of the source that is converted.
+func (b *convertBench) through(ctx context.Context, store blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+	if !b.o.Recipe {
+		return c, nil
+	}
+	return view.OpenAs(ctx, store, c, view.Options{Recipe: "hf-to-megatron/qwen3_moe", Set: map[string]any{
+		"heads": modelHeads, "kv_heads": modelGroups, "head_dim": modelHead, "vocab": modelVocab, "tied": false,
+	}})
+}
+
+// The sizes of the model that is converted through a recipe.
+const (
+	modelHidden, modelHeads, modelGroups, modelHead = 2048, 32, 4, 128
+	modelExpert, modelVocab                         = 768, 8192
+)
+
+// expertModel returns a model with experts under the names of Hugging Face, in bfloat16,
+// whose matrices repeat one row, and its size.
+func expertModel(bytes int64, _, _ int) (cairn.State, int64, error) {
+	s := cairn.State{}
+	var total int64
+	add := func(name string, shape ...int64) error {
+		row, err := tensor.New(tensor.BFloat16, append([]int64{1}, shape[1:]...))
+		if err != nil {
+			return err
+		}
+		fillRandom(row, uint64(total))
+		if s[name], err = row.Expand(shape); err != nil {
+			return err
+		}
+		n, err := tensor.NumBytes(tensor.BFloat16, shape)
+		total += n
+		return err
+	}
+	layer := func(i, experts int64) error {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		err := errors.Join(
+			add(p+"input_layernorm.weight", modelHidden), add(p+"post_attention_layernorm.weight", modelHidden),
+			add(p+"self_attn.q_proj.weight", modelHeads*modelHead, modelHidden),
+			add(p+"self_attn.k_proj.weight", modelGroups*modelHead, modelHidden),
+			add(p+"self_attn.v_proj.weight", modelGroups*modelHead, modelHidden),
+			add(p+"self_attn.o_proj.weight", modelHidden, modelHeads*modelHead),
+			add(p+"self_attn.q_norm.weight", modelHead), add(p+"self_attn.k_norm.weight", modelHead),
+			add(p+"mlp.gate.weight", experts, modelHidden))
+		for e := range experts {
+			q := fmt.Sprintf("%smlp.experts.%d.", p, e)
+			err = errors.Join(err, add(q+"gate_proj.weight", modelExpert, modelHidden), add(q+"up_proj.weight", modelExpert, modelHidden),
+				add(q+"down_proj.weight", modelHidden, modelExpert))
+		}
+		return err
+	}
+	err := errors.Join(add("model.embed_tokens.weight", modelVocab, modelHidden), add("lm_head.weight", modelVocab, modelHidden), add("model.norm.weight", modelHidden))
+	experts := int64(2)
+	for experts < 64 && experts*(64<<20) < bytes/2 {
+		experts *= 2
+	}
+	for i := int64(0); err == nil && (i == 0 || total < bytes); i++ {
+		err = layer(i, experts)
+	}
+	return s, total, err
 }

@@ -271,6 +271,7 @@ func newBenchConvertCmd() *cobra.Command {
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
 	cmd.Flags().Var((*sizeFlag)(&o.Memory), "memory", "bound of the conversion's buffers")
+	cmd.Flags().BoolVar(&o.Recipe, "recipe", false, "convert a model with experts through a recipe (--from hf)")
 	cmd.Flags().IntVar(&o.Processes, "processes", 0, "compare one process with `N` that share the work, instead of with a copy")
 	return cmd
 }

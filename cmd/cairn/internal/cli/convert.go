@@ -17,8 +17,10 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -46,6 +48,7 @@ type conversionFlags struct {
 	mesh                          string
 	dryRun, overwrite, dequantize bool
 	recipe                        recipeFlags
+	with                          []string
 	step                          int64
 	tags                          []string
 	// merge writes whole tensors and makes the source's format the default.
@@ -79,6 +82,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
 	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default: the step of SRC)")
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
+	fl.StringArrayVar(&f.with, "with", nil, "copy these `files` into DST (repeatable; with --to hf: configuration and tokeniser)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
 	hideDefault(fl, "step")
@@ -125,6 +129,9 @@ type conversionPlan struct {
 	conversionOf
 	DryRun bool `json:"dry_run"`
 	*convert.Summary
+	// Recipe is the recipe, and Dropped are the names that it leaves out.
+	Recipe  string           `json:"recipe,omitempty"`
+	Dropped []recipe.Dropped `json:"dropped,omitempty"`
 	// Continues is set if an interrupted run would be continued. KeptFiles counts
 	// its finished files.
 	Continues bool `json:"continues,omitempty"`
@@ -180,7 +187,14 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 	}
 	what := conversionOf{src, dst, from, to.format}
 	if f.dryRun {
-		return f.explain(cmd, src, f.plan(cmd, job, to, &conversionPlan{conversionOf: what, DryRun: true}))
+		p := &conversionPlan{conversionOf: what, DryRun: true}
+		if v, ok := c.(*view.Checkpoint); ok {
+			p.Recipe, p.Dropped = v.Binding().Recipe.Name, droppedBy(c)
+		}
+		return f.explain(cmd, src, f.plan(cmd, job, to, p))
+	}
+	if err := f.beside(ctx, store, at, to, c); err != nil {
+		return err
 	}
 	defer job.Confine()()
 	o := outputOf(cmd)
@@ -397,7 +411,33 @@ func printTraffic(o *output, address string, t *blob.Traffic) {
 	}
 }
 
+// printRecipePlan prints what a conversion through a recipe makes of what.
+func printRecipePlan(o *output, p *conversionPlan) {
+	t := newRows("NAME", "SHAPE", "FROM", "OPERATIONS", ">LINE")
+	for _, it := range p.Items {
+		from := strings.Join(it.Sources, ", ")
+		if n := len(it.Sources); n > 3 {
+			from = fmt.Sprintf("%s, %s, … %s (%d)", it.Sources[0], it.Sources[1], it.Sources[n-1], n)
+		}
+		line := ""
+		if it.Rule > 0 {
+			line = strconv.Itoa(it.Rule)
+		}
+		t.add(clean(it.Name), formatShape(it.Shape), clean(from), it.Operations, line)
+	}
+	o.table(t)
+	for _, d := range p.Dropped {
+		o.printf("dropped: %s: %s\n", clean(d.Name), clean(d.Reason))
+	}
+	o.remark("\n%s to %s: %s, %s, %s for %s; %s dropped\n", p.From, p.To, plural(p.Tensors, "tensor"), plural(p.Objects, "object"),
+		formatBytes(p.Bytes), plural(p.Ranks, "rank"), plural(len(p.Dropped), "name"))
+}
+
 func printConversionPlan(o *output, p *conversionPlan) {
+	if p.Recipe != "" {
+		printRecipePlan(o, p)
+		return
+	}
 	t := newRows("NAME", "FROM", "DTYPE", "SHAPE", ">CHUNKS", ">SIZE")
 	for _, it := range p.Items {
 		dtype := it.DType

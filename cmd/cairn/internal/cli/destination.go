@@ -35,7 +35,12 @@ type destination struct {
 	object string
 	group  group.Group          // the ranks that convert together; nil: this process is alone
 	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
-	trial  blob.Store           // replaces every other store in a dry run
+	// with are files to write into the folder of the result, and view is the view that is
+	// converted, if a recipe is used: the result gets a manifest.
+	with  map[string][]byte
+	view  storage.Checkpoint
+	from  string     // the address of the source
+	trial blob.Store // replaces every other store in a dry run
 }
 
 // safetensorsFile is the file of a checkpoint of one file in the format hf.
@@ -206,7 +211,11 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 // be done once.
 func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) (*convert.Report, error) {
 	if d.place == nil {
-		return d.run(ctx, job)
+		rep, err := d.run(ctx, job)
+		if err == nil {
+			err = onFirst(ctx, d.group, "files", func() error { return d.writeBeside(ctx, rep) })
+		}
+		return rep, err
 	}
 	defer d.place.Unlock() // a remaining lock does not delay other conversions
 	err := onFirst(ctx, d.group, "prepare", func() error {
@@ -233,7 +242,13 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 		}
 		return nil, err
 	}
-	if err := onFirst(context.WithoutCancel(ctx), d.group, "publish", d.place.Publish); err != nil {
+	err = onFirst(context.WithoutCancel(ctx), d.group, "publish", func() error {
+		if err := d.writeBeside(ctx, rep); err != nil {
+			return err
+		}
+		return d.place.Publish()
+	})
+	if err != nil {
 		return nil, withHint(err, fmt.Sprintf("the new checkpoint is complete, in %s", quoteArg(staging)))
 	}
 	return rep, nil

@@ -31,14 +31,16 @@ type verdict struct {
 
 func newVerifyCmd() *cobra.Command {
 	var f jobFlags
+	var against bool
 	cmd := newCommand("verify", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
-		return f.run(cmd, args, func(g group.Group) error { return runVerify(cmd, args, g) })
+		return f.run(cmd, args, func(g group.Group) error { return runVerify(cmd, args, g, against) })
 	})
 	f.add(cmd)
+	cmd.Flags().BoolVar(&against, "manifest", false, "also compare the tensors with "+manifestName+", which convert --recipe writes")
 	return cmd
 }
 
-func runVerify(cmd *cobra.Command, args []string, g group.Group) error {
+func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) error {
 	c, err := openCheckpoint(cache.Without(cmd.Context()), args[0])
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
@@ -53,6 +55,11 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group) error {
 	})
 	if rep == nil {
 		return err
+	}
+	if against && err == nil && isFirst(g) {
+		if err := verifyManifest(cmd, args[0]); err != nil {
+			return err
+		}
 	}
 	v := verdict{args[0], c.Info().SaveID, err == nil, rep, time.Since(start).Seconds(), leftoversAt(cmd.Context(), args[0])}
 	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {

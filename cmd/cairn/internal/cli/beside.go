@@ -1,0 +1,270 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/view"
+)
+
+// modelFiles are the files of a model in the form of Hugging Face that are not weights.
+var modelFiles = []string{
+	"config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*", "special_tokens_map.json",
+	"added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "spiece.model",
+}
+
+// maxBeside bounds the size of a file that is copied beside the weights.
+const maxBeside = 256 << 20
+
+// beside finds the files to copy beside the new checkpoint: those of --with, or by default,
+// if the result has the form of Hugging Face, the model's files in the source and in the
+// folder of --config.
+func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src string, to *destination, c storage.Checkpoint) error {
+	to.with = map[string][]byte{}
+	to.from = src
+	v, through := c.(*view.Checkpoint)
+	if through {
+		to.view = c
+	}
+	if to.place != nil && to.place.File != "" || to.object != "" {
+		if len(f.with) > 0 {
+			return errors.New("--with: DST is one file, so there is no folder for other files")
+		}
+		return nil
+	}
+	for _, name := range f.with {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		to.with[filepath.Base(name)] = text
+	}
+	if len(f.with) > 0 || !through || to.format != formats.HF || v.Binding().To != "hf" {
+		return nil
+	}
+	if err := f.besideConfig(to); err != nil {
+		return err
+	}
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if !isModelFile(info.Name) || info.Size > maxBeside || to.with[info.Name] != nil {
+			continue
+		}
+		text, err := blob.ReadAll(ctx, store, info.Name, maxBeside)
+		if err != nil {
+			return err
+		}
+		to.with[info.Name] = text
+	}
+	return nil
+}
+
+// besideConfig adds the model's files in the folder of --config.
+func (f *conversionFlags) besideConfig(to *destination) error {
+	if f.recipe.Config == "" {
+		return nil
+	}
+	dir := f.recipe.Config
+	if info, err := os.Stat(dir); err != nil {
+		return err
+	} else if !info.IsDir() {
+		text, err := os.ReadFile(dir)
+		if err != nil {
+			return err
+		}
+		to.with["config.json"] = text
+		dir = filepath.Dir(dir)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !info.Mode().IsRegular() || info.Size() > maxBeside || !isModelFile(e.Name()) || to.with[e.Name()] != nil {
+			continue
+		}
+		if to.with[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func isModelFile(name string) bool {
+	return slices.ContainsFunc(modelFiles, func(pattern string) bool {
+		ok, _ := path.Match(pattern, name)
+		return ok
+	})
+}
+
+// manifestName is the file that says how a checkpoint was made through a recipe.
+const manifestName = "cairn-manifest.json"
+
+// manifest says how a checkpoint was made through a recipe, and what it holds.
+type manifest struct {
+	Cairn   string           `json:"cairn"`
+	Source  string           `json:"source"`
+	Recipes []manifestRecipe `json:"recipes"`
+	Tensors int              `json:"tensors"`
+	Objects int              `json:"objects"`
+	Bytes   int64            `json:"nbytes"`
+	// Compared is the number of elements whose sums and sums of squares were the same in
+	// the source and in the result.
+	Compared int64                `json:"elements_compared"`
+	Digests  []convert.ItemDigest `json:"digests"`
+}
+
+type manifestRecipe struct {
+	Name      string           `json:"name"`
+	SHA256    string           `json:"sha256"`
+	From      string           `json:"from"`
+	To        string           `json:"to"`
+	Variables map[string]any   `json:"variables"`
+	Sources   int              `json:"sources"`
+	Dropped   []recipe.Dropped `json:"dropped"`
+}
+
+// recipesOf returns the recipes of a view, the first one first.
+func recipesOf(ctx context.Context, c storage.Checkpoint) ([]manifestRecipe, error) {
+	v, ok := c.(*view.Checkpoint)
+	if !ok {
+		return nil, nil
+	}
+	out, err := recipesOf(ctx, v.Source())
+	if err != nil {
+		return nil, err
+	}
+	var md *meta.Metadata
+	if md, err = v.Source().Metadata(ctx); err != nil {
+		return nil, err
+	}
+	b := v.Binding()
+	return append(out, manifestRecipe{
+		Name: b.Recipe.Name, SHA256: b.Recipe.SHA256, From: b.From, To: b.To, Variables: b.Variables,
+		Sources: len(md.Entries), Dropped: append([]recipe.Dropped{}, b.Dropped...),
+	}), nil
+}
+
+// droppedBy returns the names that the recipes of a view leave out.
+func droppedBy(c storage.Checkpoint) []recipe.Dropped {
+	v, ok := c.(*view.Checkpoint)
+	if !ok {
+		return nil
+	}
+	return append(droppedBy(v.Source()), v.Binding().Dropped...)
+}
+
+// writeBeside writes the files that belong beside the new checkpoint, and the manifest.
+func (d *destination) writeBeside(ctx context.Context, rep *convert.Report) error {
+	files := map[string][]byte{}
+	for name, text := range d.with {
+		if d.place != nil {
+			if _, err := os.Stat(filepath.Join(d.place.Path, name)); err == nil {
+				continue // the folder has its own
+			}
+		}
+		files[name] = text
+	}
+	if d.view != nil {
+		recipes, err := recipesOf(ctx, d.view)
+		if err != nil {
+			return err
+		}
+		text, err := json.MarshalIndent(&manifest{
+			Cairn: cairn.Version, Source: blob.Redact(d.from), Recipes: recipes, Tensors: rep.Tensors, Objects: rep.Objects,
+			Bytes: rep.Bytes, Compared: rep.Compared, Digests: rep.Digests,
+		}, "", "  ")
+		if err != nil {
+			return err
+		}
+		files[manifestName] = append(text, '\n')
+	}
+	return d.writeFiles(ctx, files)
+}
+
+// writeFiles writes files into the folder of the new checkpoint; the manifest of a single
+// file lies beside it.
+func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) error {
+	if len(files) == 0 {
+		return nil
+	}
+	var store blob.Store
+	var err error
+	prefix := ""
+	switch {
+	case d.place != nil && d.place.File != "":
+		dir, name := filepath.Split(d.place.Path)
+		prefix = name + "."
+		store, err = blob.OpenAddress(ctx, filepath.Clean(dir))
+	case d.object != "":
+		dir, name := blob.SplitAddress(d.address)
+		prefix = name + "."
+		store, err = blob.OpenAddress(ctx, dir)
+	default:
+		store, err = d.store(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	for name, text := range files {
+		if d.place == nil && name != manifestName {
+			if _, err := store.Stat(ctx, prefix+name); !errors.Is(err, fs.ErrNotExist) {
+				if err != nil {
+					return err
+				}
+				continue // the folder has its own
+			}
+		}
+		if _, err := blob.WriteAll(ctx, store, prefix+name, text, nil); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// maxManifest bounds the size of a manifest.
+const maxManifest = 1 << 30
+
+// verifyManifest compares a checkpoint with its manifest.
+func verifyManifest(cmd *cobra.Command, address string) error {
+	ctx := cmd.Context()
+	store, err := openStore(ctx, checkpointAddress(ctx, address))
+	if err != nil {
+		return err
+	}
+	text, err := blob.ReadAll(ctx, store, manifestName, maxManifest)
+	if err != nil {
+		return withHint(fmt.Errorf("%s: %w", address, err), "'cairn convert --recipe' writes a manifest")
+	}
+	var m manifest
+	if err := json.Unmarshal(text, &m); err != nil {
+		return fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, manifestName, err)
+	}
+	c, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return outputOf(cmd).withProgress("manifest", m.Bytes, func(moved func(int64)) error {
+		return convert.CheckDigests(ctx, c, m.Digests, moved)
+	})
+}

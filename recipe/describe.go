@@ -1,0 +1,91 @@
+package recipe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Sources returns the names of the tensors that t is made of, in order.
+func (t *Tensor) Sources() []string {
+	var out []string
+	for _, p := range t.Parts {
+		if p.Source != "" && !slices.Contains(out, p.Source) {
+			out = append(out, p.Source)
+		}
+	}
+	return out
+}
+
+// Operations says in a few words how t is made of its sources. shapeOf returns the shape
+// of a source.
+func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
+	var out []string
+	sources := t.Sources()
+	filled, moved, partial := int64(0), false, false
+	for i := range t.Parts {
+		p := &t.Parts[i]
+		if p.Source == "" {
+			filled += p.Map.Volume()
+			continue
+		}
+		all := int64(1)
+		for _, n := range shapeOf(p.Source) {
+			all *= n
+		}
+		partial = partial || p.Map.Volume() != all
+		moved = moved || !p.inOrder()
+	}
+	if partial {
+		out = append(out, "split")
+	}
+	switch {
+	case len(sources) > 1 && t.stacked():
+		out = append(out, fmt.Sprintf("stack %d", len(sources)))
+	case len(sources) > 1:
+		out = append(out, fmt.Sprintf("join %d", len(sources)))
+	}
+	if moved {
+		out = append(out, "permute")
+	}
+	if filled > 0 && len(sources) == 0 {
+		out = append(out, fmt.Sprintf("fill with %v", t.Parts[0].Value))
+	} else if filled > 0 {
+		out = append(out, fmt.Sprintf("pad %d elements", filled))
+	}
+	if t.Add != 0 {
+		out = append(out, fmt.Sprintf("add %v", t.Add))
+	}
+	if len(out) == 0 {
+		return "same"
+	}
+	return strings.Join(out, ", ")
+}
+
+// stacked reports whether each source is one index of the first dimension.
+func (t *Tensor) stacked() bool {
+	seen := map[int64]bool{}
+	for _, p := range t.Parts {
+		b := p.Map.ToBox()
+		if p.Source == "" || len(b.Sizes) == 0 || b.Sizes[0] != 1 || seen[b.Offsets[0]] {
+			return false
+		}
+		seen[b.Offsets[0]] = true
+	}
+	return true
+}
+
+// inOrder reports whether the elements of a part follow each other in the same order in
+// the source and in the result.
+func (p *Part) inOrder() bool {
+	for i, a := range p.Map.Axes {
+		for _, b := range p.Map.Axes[i+1:] {
+			to := a.To < b.To || a.To == b.To && a.ToStep > b.ToStep
+			from := a.From < b.From || a.From == b.From && a.FromStep > b.FromStep
+			if to != from {
+				return false
+			}
+		}
+	}
+	return true
+}
