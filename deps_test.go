@@ -82,9 +82,10 @@ var layers = []struct{ name, imports string }{
 	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/publish tensor value"},
 	{"storage/torchfile", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/publish storage/reading tensor value"},
 	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
+	{"storage/deepspeed", "blob internal/torchsave meta storage storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob storage storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob storage storage/deepspeed storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
 	{"storage/view", "blob meta plan recipe recipe/remap storage tensor"},
 
 	// The protocol and the front door.

@@ -51,8 +51,12 @@ func Verify(ctx context.Context, v RankVerify) (*storage.VerifyReport, error) {
 			}
 			return &storage.VerifyReport{}, nil
 		},
-		func(_ context.Context, all []*storage.VerifyReport) (*storage.VerifyReport, error) {
-			return storage.JoinReports(all), nil
+		func(ctx context.Context, all []*storage.VerifyReport) (*storage.VerifyReport, error) {
+			rep := storage.JoinReports(all)
+			if parts == nil {
+				return rep, nil
+			}
+			return rep, storage.VerifyCopies(ctx, c, rep)
 		})
 }
 

@@ -23,28 +23,47 @@ import (
 )
 
 // damages change the store of a checkpoint with these files.
-var damages = map[string]func(t *testing.T, s *mem.Store, files []string){
-	"whole": func(*testing.T, *mem.Store, []string) {},
-	"bytes": func(t *testing.T, s *mem.Store, files []string) {
+var damages = map[string]func(t *testing.T, s blob.Store, files []string){
+	"whole": func(*testing.T, blob.Store, []string) {},
+	"bytes": func(t *testing.T, s blob.Store, files []string) {
 		for _, name := range files {
 			b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
 			b[len(b)-1-len(b)/8] ^= 1
 			must.Get(blob.WriteAll(t.Context(), s, name, b, nil))(t)
 		}
 	},
-	"short": func(t *testing.T, s *mem.Store, files []string) {
+	"short": func(t *testing.T, s blob.Store, files []string) {
 		for _, name := range files[1:] {
 			b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
 			must.Get(blob.WriteAll(t.Context(), s, name, b[:len(b)/2], nil))(t)
 		}
 	},
-	"gone": func(t *testing.T, s *mem.Store, files []string) {
+	"gone": func(t *testing.T, s blob.Store, files []string) {
 		for i, name := range files {
 			if i%2 == 1 {
 				must.Do(t, s.Remove(t.Context(), name))
 			}
 		}
 	},
+}
+
+// Tensors that differ from their second copies are found once, whoever has read the files.
+func TestRanksVerifyCopies(t *testing.T) {
+	s := storagetest.CopyFixture(t, "deepspeed-0.19/universal1-bf16-2")
+	const dir = "global_step3_universal/zero/"
+	a, b := dir+"layers.0.up.weight/fp32.pt", dir+"layers.1.up.weight/fp32.pt" // of one shape
+	first, second := must.Get(blob.ReadAll(t.Context(), s, a, 1<<20))(t), must.Get(blob.ReadAll(t.Context(), s, b, 1<<20))(t)
+	storagetest.Put(t, s, a, second)
+	storagetest.Put(t, s, b, first)
+	c := must.Get(formats.Open(t.Context(), s, nil))(t)
+	defer c.Close()
+	want := must.Get(c.Verify(t.Context(), nil))(t)
+	if len(want.Problems) != 2 {
+		t.Errorf("Verify = %+v; want a problem for each of the exchanged weights", want)
+	}
+	for _, ranks := range []int{1, 2, 5} {
+		wantReport(t, c, ranks, want)
+	}
 }
 
 // Whatever is wrong with a checkpoint, several ranks find what one rank finds, and each
@@ -60,7 +79,7 @@ func TestRanksVerifyTogether(t *testing.T) {
 					must.Do(t, err)
 					must.Get(blob.WriteAll(t.Context(), s, info.Name, must.Get(blob.ReadAll(t.Context(), from, info.Name, 1<<30))(t), nil))(t)
 				}
-				c, err := formats.Open(t.Context(), s, nil)
+				c, at, err := formats.OpenLocated(t.Context(), s, nil)
 				if err != nil {
 					t.Skip(err) // a part of a folder that cannot be opened by itself
 				}
@@ -69,7 +88,7 @@ func TestRanksVerifyTogether(t *testing.T) {
 				for _, f := range c.Files() {
 					names = append(names, f.Name)
 				}
-				do(t, s, names)
+				do(t, at, names)
 				c, err = formats.Open(t.Context(), s, nil)
 				if err != nil {
 					return

@@ -46,12 +46,34 @@ type Checkpoint interface {
 	Close() error
 }
 
+// CopyChecker is a capability of checkpoints whose format may hold a tensor twice, such
+// as the weights of ZeRO 1 and 2: as fp32 in the partitions of the optimizer, and in the
+// precision of training in the state of the module. A format that finds the parts of a
+// tensor by rules proves by such a copy that it has found the right ones.
+type CopyChecker interface {
+	// CheckCopies compares each tensor that the checkpoint holds twice with its copy,
+	// and for which want returns true; nil wants all of them. The elements, cast to the
+	// dtype of the copy, must have the same bits as the copy, or be NaN in both. It reads
+	// both, in pieces. The report lists the tensors that differ, each with its first
+	// element that does; the error means that the comparison could not be made.
+	CheckCopies(ctx context.Context, want func(fqn string) bool, o ReadOptions) (*CopyReport, error)
+}
+
+// CopyReport is the result of CopyChecker.CheckCopies.
+type CopyReport struct {
+	// Tensors is the number of tensors that were compared. Zero: the checkpoint holds
+	// none of those that were wanted twice.
+	Tensors int
+	// Problems lists the tensors that differ from their copies. Empty: all are equal.
+	Problems []VerifyProblem
+}
+
 // PartVerifier is a capability of checkpoints that several processes can verify together.
 type PartVerifier interface {
 	// VerifyPart is Verify of the files for which mine returns true, and of what they
 	// hold. rest is set in one of the processes, which also checks what is in no file; the
 	// first of Files must be one of its files. JoinReports of the reports of all processes
-	// is the report of Verify.
+	// is the report of Verify, after one process has called VerifyCopies.
 	VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*VerifyReport, error)
 }
 
@@ -70,6 +92,21 @@ func JoinReports(parts []*VerifyReport) *VerifyReport {
 	}
 	SortProblems(out.Problems)
 	return out
+}
+
+// VerifyCopies adds to rep, the report of all files of c, the tensors that differ from their
+// second copies. It reads nothing if rep has problems: of damaged files, everything may
+// differ.
+func VerifyCopies(ctx context.Context, c Checkpoint, rep *VerifyReport) error {
+	k, ok := c.(CopyChecker)
+	if !ok || len(rep.Problems) > 0 {
+		return nil
+	}
+	copies, err := k.CheckCopies(ctx, nil, ReadOptions{})
+	if err == nil {
+		rep.Problems = append(rep.Problems, copies.Problems...)
+	}
+	return err
 }
 
 // SortProblems sorts problems by file, name and text.

@@ -317,7 +317,7 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 func TestFormatOptions(t *testing.T) {
 	page := must.Get(os.ReadFile("../../docs/saver.md"))(t)
 	_, section, _ := strings.Cut(string(page), "\n## Format options\n")
-	for _, name := range formats.Written() {
+	for _, name := range formats.Writable() {
 		f := must.Get(formats.ByName(name, nil))(t)
 		v := reflect.New(reflect.TypeOf(f)).Elem()
 		for field, x := range v.Fields() {

@@ -337,8 +337,8 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 // view returns the tensor of (offset, size, strides) if it is inside s.
 func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	offset, ok1 := args[0].(int64)
-	shape, ok2 := asInts(args[1])
-	strides, ok3 := asInts(args[2])
+	shape, ok2 := Sizes(args[1])
+	strides, ok3 := Sizes(args[2])
 	if !ok1 || !ok2 || !ok3 {
 		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", errView, s.Key)
 	}
@@ -385,9 +385,9 @@ func (t *Tensor) checkInside(offset, room int64) error {
 	return nil
 }
 
-// asInts returns the integers of a tuple or a torch.Size, one for each dimension
-// of a tensor.
-func asInts(v any) ([]int64, bool) {
+// Sizes returns the integers of a tuple, a list or a torch.Size, one for each dimension
+// of a tensor. It returns false for anything else, and if they are too many.
+func Sizes(v any) ([]int64, bool) {
 	if o, ok := v.(*value.Object); ok && o.Call && o.QualifiedName() == "torch.Size" && len(o.Args) == 1 {
 		v = o.Args[0]
 	}

@@ -9,12 +9,12 @@ import (
 	"io/fs"
 	"iter"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/deepspeed"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -43,6 +43,7 @@ var rules = []struct {
 	{HF, hf.Recognize, false},
 	{HF, hf.Recognize, true},
 	{Torch, torchfile.Recognize, false},
+	{DeepSpeed, deepspeed.Recognize, true},
 }
 
 func isTorchFile(name string) bool {
@@ -55,17 +56,25 @@ func isTorchFile(name string) bool {
 // of a format but without the file that makes it a checkpoint has that format: the
 // error of opening it names the missing file.
 func Detect(ctx context.Context, store blob.Store) (string, error) {
-	name, err := byRecord(ctx, store)
+	name, _, err := detect(ctx, store)
+	return name, err
+}
+
+// detect is Detect. auxiliary means that the checkpoint is a file of torch.save that
+// libraries write beside a model.
+func detect(ctx context.Context, store blob.Store) (name string, auxiliary bool, err error) {
+	name, err = byRecord(ctx, store)
 	if name == "" && err == nil {
 		var l *listing
 		if l, err = listNames(ctx, store); err == nil {
 			name, err = l.format(ctx, store)
+			auxiliary = name == Torch && l.auxiliary()
 		}
 	}
 	if name == "" && err == nil {
 		err = fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
 	}
-	return name, err
+	return name, auxiliary, err
 }
 
 // CheckOthers returns a *storage.OtherFormatError if Detect finds another format than the
@@ -122,7 +131,7 @@ func (l *listing) others(ctx context.Context, store blob.Store) (string, error) 
 		return dialect(ctx, store, metadata)
 	}
 	name, err := l.format(ctx, store)
-	if name == Torch && slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel) {
+	if name == Torch && l.auxiliary() {
 		return "", err
 	}
 	return name, err
@@ -178,6 +187,7 @@ func readHead(ctx context.Context, store blob.Store, name string, n int64) ([]by
 // listing is names of the files in a store.
 type listing struct {
 	root, below []string // at the root of the store, and one folder below
+	deeper      bool     // there are files further below
 	whole       bool     // no names are left out
 }
 
@@ -204,6 +214,8 @@ func (l *listing) add(name string) {
 		l.root = append(l.root, name)
 	case 1:
 		l.below = append(l.below, name)
+	default:
+		l.deeper = true
 	}
 }
 
@@ -215,22 +227,27 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			return "", err
 		}
 	}
+	several := (len(names)+len(l.below) > 1 || l.deeper) && !slices.Contains(names, "pytorch_model.bin")
 	for _, r := range rules {
 		found := slices.ContainsFunc(names, func(name string) bool {
 			describes, holds := r.recognize(name)
 			return describes && !r.data || holds && r.data
 		})
-		if found && r.format == TorchRanked { // other programs have such files, too
-			var err error
-			if found, err = torchfile.IsRanked(ctx, store, names); err != nil {
+		switch {
+		case !found:
+			continue
+		case r.format == DeepSpeed && !several: // one of its files by itself
+			continue
+		case r.format == TorchRanked: // other programs have such files, too
+			if ok, err := torchfile.IsRanked(ctx, store, names); err != nil {
 				return "", err
+			} else if !ok {
+				continue
 			}
 		}
-		if found {
-			return r.format, nil
-		}
+		return r.format, nil
 	}
-	if len(names)+len(l.below) > 1 && !slices.Contains(names, "pytorch_model.bin") {
+	if several {
 		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
 			return "", err
 		}
@@ -248,6 +265,12 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 		return Torch, nil
 	}
 	return "", nil
+}
+
+// auxiliary reports whether the only files of torch.save at the root are files that
+// libraries write beside a model.
+func (l *listing) auxiliary() bool {
+	return slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel)
 }
 
 // otherKind returns an error if the file is of a kind that no format uses. It ignores the
@@ -300,13 +323,7 @@ func (e *UnsupportedError) Error() string {
 // Unwrap returns storage.ErrNotFound.
 func (e *UnsupportedError) Unwrap() error { return storage.ErrNotFound }
 
-var (
-	zeroFile = regexp.MustCompile(`^(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+(_\d+)?_(optim|model)_states\.pt$`)
-	mpRank   = regexp.MustCompile(`^mp_rank_\d+(_\d+)?_model_states\.pt$`)
-)
-
 const (
-	hintZeRO  = "zero_to_fp32.py, which DeepSpeed puts beside its checkpoints, makes a file of torch.save or safetensors of it"
 	hintOrbax = "restore it with Orbax or Flax, and save its arrays as safetensors"
 	hintZarr  = "Megatron's own tools convert it to the torch_dist format, which cairn reads as torchdcp"
 )
@@ -320,8 +337,6 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 	for _, name := range names {
 		dir, base := path.Split(name)
 		switch {
-		case zeroFile.MatchString(base), mpRank.MatchString(base) && strings.HasPrefix(dir, "global_step"):
-			return found("DeepSpeed", name, hintZeRO)
 		case base == "_CHECKPOINT_METADATA", base == "manifest.ocdbt", base == "_METADATA" && dir == "":
 			return found("Orbax", name, hintOrbax)
 		case base == ".zarray" && dir != "" && slices.Contains(names, "common.pt"):

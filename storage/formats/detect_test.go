@@ -61,6 +61,13 @@ func TestDetect(t *testing.T) {
 		{"hf, distributed, all files lost", []string{"cairn-save.json={}"}, formats.HF},
 		{"a text by itself", []string{"notes.txt=hello"}, ""},
 		{"an empty file by itself", []string{"x="}, ""},
+		{"deepspeed", []string{"zero_pp_rank_0_mp_rank_00_optim_states.pt=", "mp_rank_00_model_states.pt="}, formats.DeepSpeed},
+		{"deepspeed, from above", []string{"latest=global_step5", "zero_to_fp32.py=", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt="}, ""},
+		{"deepspeed, universal", []string{"mp_rank_00_model_states.pt=", "zero/optimizer_state.pt=", "zero/w/fp32.pt="}, formats.DeepSpeed},
+		{"deepspeed, pipeline parallel", []string{"layer_00-model_00-model_states.pt=", "mp_rank_00_model_states.pt="}, formats.DeepSpeed},
+		{"hf before deepspeed", []string{"model.safetensors=", "latest=global_step5", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt="}, formats.HF},
+		{"one file of deepspeed", []string{"mp_rank_00_model_states.pt=PK\x03\x04"}, formats.Torch},
+		{"deepspeed, many tags and no latest", []string{"global_step5/mp_rank_00_model_states.pt=", "global_step6/mp_rank_00_model_states.pt="}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
 	}
 	for _, tt := range tests {
@@ -105,11 +112,6 @@ func TestDetectNamesUnsupportedFormats(t *testing.T) {
 		files  []string
 		format string // of the error; empty: none
 	}{
-		"DeepSpeed":                  {[]string{"zero_pp_rank_0_mp_rank_00_optim_states.pt=", "mp_rank_00_model_states.pt="}, "DeepSpeed"},
-		"DeepSpeed, from above":      {[]string{"latest=global_step5", "zero_to_fp32.py=", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt="}, "DeepSpeed"},
-		"DeepSpeed without ZeRO":     {[]string{"latest=global_step5", "global_step5/mp_rank_00_model_states.pt="}, "DeepSpeed"},
-		"DeepSpeed beside hf":        {[]string{"model.safetensors=", "latest=", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt="}, ""},
-		"a file of DeepSpeed":        {[]string{"mp_rank_00_model_states.pt=PK\x03\x04"}, ""},
 		"Orbax":                      {[]string{"_CHECKPOINT_METADATA={}", "default/manifest.ocdbt=", "default/d/ab="}, "Orbax"},
 		"Orbax, the item":            {[]string{"manifest.ocdbt=", "_METADATA={}"}, "Orbax"},
 		"Flax":                       {[]string{"checkpoint=\x82\xa6params", "notes="}, "Flax"},

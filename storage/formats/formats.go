@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/deepspeed"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -30,8 +31,10 @@ const (
 	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
-	// TorchRanked is torch_checkpointing of PyTorch. It is only read.
+	// TorchRanked is torch_checkpointing of PyTorch, and DeepSpeed is DeepSpeed's ZeRO and
+	// universal checkpoints. They are only read.
 	TorchRanked = "torch_checkpointing"
+	DeepSpeed   = "deepspeed"
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -63,7 +66,7 @@ var list = []struct {
 	name    string
 	whole   bool // it holds whole tensors of one rank only
 	records bool // it records the step and the tags
-	reads   bool // it is only read
+	read    bool // it is only read
 	make    func(o *Options) storage.Format
 }{
 	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
@@ -74,6 +77,7 @@ var list = []struct {
 	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
 	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
 	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
+	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
 }
 
 // number returns the number of a format in list, or -1.
@@ -88,9 +92,9 @@ func Names() []string {
 	return out
 }
 
-// Written returns the names of the formats that are written.
-func Written() []string {
-	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].reads })
+// Writable returns the names of the formats that can be written.
+func Writable() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].read })
 }
 
 // ByName returns the format of that name. The error wraps ErrUnknown if there is

@@ -58,7 +58,7 @@ func TestFormatsHaveTheirNames(t *testing.T) {
 			continue
 		}
 		_, err = f.NewWriter(new(mem.Store), storage.WriteOptions{})
-		if written := slices.Contains(formats.Written(), n); written && err != nil || !written && !errors.Is(err, storage.ErrOptions) {
+		if written := slices.Contains(formats.Writable(), n); written && err != nil || !written && !errors.Is(err, storage.ErrOptions) {
 			t.Errorf("NewWriter of %s, which is written: %v, = %v", n, written, err)
 		}
 		if _, err := f.Open(t.Context(), new(mem.Store)); !errors.Is(err, storage.ErrNotFound) {

@@ -20,6 +20,8 @@ var pointers = []struct {
 	folder func(text string) string
 }{
 	{"latest_checkpointed_iteration.txt", megatronFolder},
+	{"latest", deepspeedFolder},
+	{"latest_universal", deepspeedFolder}, // ds_to_universal leaves it beside the other one
 }
 
 // megatronFolder returns the folder of an iteration of Megatron, or of a converted model,
@@ -35,15 +37,25 @@ func megatronFolder(text string) string {
 	return fmt.Sprintf("iter_%07d", n)
 }
 
+// deepspeedFolder returns the folder of a tag of DeepSpeed.
+func deepspeedFolder(text string) string {
+	if blob.CheckName(text) != nil {
+		return ""
+	}
+	return text
+}
+
 // maxPointer bounds the text of a pointer.
 const maxPointer = 1 << 10
 
 // Locate returns the store whose root holds the checkpoint, and the format of the
 // checkpoint: store itself or, if store is the folder of a run with a file that names its
-// newest checkpoint, the folder below store. The errors are the errors of Detect.
+// newest checkpoint, the folder below store. Files of torch.save that libraries write beside
+// a model, such as scheduler.bin, do not count beside such a file. The errors are the errors
+// of Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
-	format, err := Detect(ctx, store)
-	if !errors.Is(err, storage.ErrNotFound) {
+	format, auxiliary, err := detect(ctx, store)
+	if !errors.Is(err, storage.ErrNotFound) && !auxiliary {
 		return store, format, err
 	}
 	at, name, pointErr := pointed(ctx, store)
@@ -51,7 +63,7 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	case pointErr != nil:
 		return store, "", pointErr
 	case at == nil:
-		return store, "", err
+		return store, format, err
 	}
 	if format, err = Detect(ctx, at); err != nil {
 		return store, "", fmt.Errorf("%s names %s: %w", name, at, err)
@@ -66,6 +78,9 @@ func pointed(ctx context.Context, store blob.Store) (blob.Store, string, error) 
 		b, err := blob.ReadAll(ctx, store, p.file, maxPointer)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
+		}
+		if errors.Is(err, blob.ErrTooLarge) {
+			err = fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 		}
 		if err != nil {
 			return nil, "", err

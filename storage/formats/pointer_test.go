@@ -68,6 +68,50 @@ func TestLocate(t *testing.T) {
 	}
 }
 
+// DeepSpeed's pointers name the folder of a tag, whatever libraries keep beside it.
+func TestLocateTags(t *testing.T) {
+	const optim, model = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt=", "mp_rank_00_model_states.pt="
+	for claim, c := range map[string]struct {
+		files  []string // name=content
+		folder string   // empty: the root
+		format string   // empty: ErrNotFound
+		text   string   // of the error
+	}{
+		"ZeRO":                      {[]string{"latest=global_step5\n", "zero_to_fp32.py=", "global_step5/" + optim, "global_step5/" + model}, "global_step5", formats.DeepSpeed, ""},
+		"one of two tags":           {[]string{"latest=b", "a/" + optim, "a/" + model, "b/" + optim, "b/" + model}, "b", formats.DeepSpeed, ""},
+		"a tag of several folders":  {[]string{"latest=a/b", "a/b/" + optim, "a/b/" + model}, "a/b", formats.DeepSpeed, ""},
+		"universal":                 {[]string{"latest_universal=u", "u/" + model, "u/zero/w/fp32.pt="}, "u", formats.DeepSpeed, ""},
+		"universal, beside ZeRO":    {[]string{"latest=g", "latest_universal=u", "g/" + optim, "g/" + model, "u/" + model, "u/zero/w/fp32.pt="}, "g", formats.DeepSpeed, ""},
+		"beside one file":           {[]string{"latest=g", "scheduler.bin=PK\x03\x04", "random_states_0.pkl=", "g/" + optim, "g/" + model}, "g", formats.DeepSpeed, ""},
+		"beside files of a trainer": {[]string{"latest=g", "scheduler.pt=", "rng_state_0.pth=", "rng_state_1.pth=", "training_args.bin=", "g/" + optim, "g/" + model}, "g", formats.DeepSpeed, ""},
+		"beside a model":            {[]string{"latest=g", "model.safetensors=", "g/" + optim, "g/" + model}, "", formats.HF, ""},
+		"beside a model of torch":   {[]string{"latest=g", "pytorch_model.bin=PK\x03\x04", "scheduler.pt=", "g/" + optim, "g/" + model}, "", formats.Torch, ""},
+		"another format":            {[]string{"latest=step-5", "step-5/model.safetensors="}, "step-5", formats.HF, ""},
+		"a file of a library":       {[]string{"scheduler.bin=PK\x03\x04", "notes="}, "", formats.Torch, ""},
+		"a folder of that name":     {[]string{"latest/model.safetensors=", "notes="}, "", "", "no file of a known format"},
+		"a missing folder":          {[]string{"latest=global_step9", "global_step5/" + optim, "global_step5/" + model}, "", "", "global_step9"},
+		"an empty file":             {[]string{"latest=", "g/" + optim, "g/" + model}, "", "", "latest"},
+		"a path that leads out":     {[]string{"latest=../g", "g/" + optim, "g/" + model}, "", "", "names no folder"},
+		"a file that is too large":  {[]string{"latest=" + strings.Repeat("x", 1<<20), "g/" + optim}, "", "", "latest"},
+	} {
+		for where, open := range otherStores {
+			s := open(t)
+			for _, f := range c.files {
+				name, content, _ := strings.Cut(f, "=")
+				storagetest.Put(t, s, name, []byte(content))
+			}
+			at, format, err := formats.Locate(t.Context(), s)
+			if c.format == "" {
+				if !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("%s in %s: Locate = %v, %q, %v; want %v that says %q", claim, where, at, format, err, storage.ErrNotFound, c.text)
+				}
+			} else if err != nil || format != c.format || c.folder == "" && at != s || !strings.HasSuffix(at.String(), c.folder) {
+				t.Errorf("%s in %s: Locate = %v, %q, %v; want %s in %q", claim, where, at, format, err, c.format, c.folder)
+			}
+		}
+	}
+}
+
 // A checkpoint beside a pointer is the checkpoint, and a run is no other format for a save.
 func TestLocateAtTheRoot(t *testing.T) {
 	s := megatronRun(t, "1", "iter_0000001")

@@ -38,6 +38,9 @@ type Source struct {
 	// spite of which it could be opened. Verify reports them. The names that cannot be
 	// read are in Metadata.Missing.
 	Problems []storage.VerifyProblem
+	// Copies are the tensors that the checkpoint holds twice. Verify and CheckCopies
+	// compare them.
+	Copies []Copy
 	// Place returns the place of chunk i of a tensor. It may read files only if Places
 	// is set. If Value is nil, Place also returns the place of a value, as if it were a
 	// chunk of bytes.
@@ -222,8 +225,8 @@ type Decoder interface {
 }
 
 // Join returns a source with the entries and files of a and b, which must have
-// Metadata, Value and Check, and no name and no file in common. It has the problems and
-// the missing names of both. Everything else, such as Metadata.Storage and Changed,
+// Metadata, Value and Check, and no name and no file in common. It has the problems, the
+// copies and the missing names of both. Everything else, such as Metadata.Storage and Changed,
 // comes from a.
 func Join(a, b *Source) *Source {
 	md := *a.Metadata
@@ -246,6 +249,7 @@ func Join(a, b *Source) *Source {
 	}
 	out := *a
 	out.Metadata, out.Files, out.Problems = &md, slices.Concat(a.Files, b.Files), slices.Concat(a.Problems, b.Problems)
+	out.Copies = slices.Concat(a.Copies, b.Copies)
 	out.Place = func(ctx context.Context, e *meta.Entry, i int) (Place, error) { return of(e).Place(ctx, e, i) }
 	out.Places = func(ctx context.Context, ids []ChunkID, o storage.ReadOptions, found func(n int, p Place) error) error {
 		for _, s := range []*Source{a, b} {

@@ -20,11 +20,19 @@ import (
 )
 
 // Verify reads every byte of the checkpoint. It checks that the chunks cover their
-// tensors exactly and lie inside their files, that values can be decoded, and what
-// Source.Check checks, such as checksums. progress, if not nil, receives the number of
-// bytes that were read since the last call. It is not called concurrently.
+// tensors exactly and lie inside their files, that values can be decoded, what Source.Check
+// checks, such as checksums, and that tensors equal their second copies, for which it reads
+// them again. progress, if not nil, receives the number of bytes that were read since the
+// last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
-	return c.VerifyPart(ctx, func(string) bool { return true }, true, progress)
+	rep, err := c.VerifyPart(ctx, func(string) bool { return true }, true, progress)
+	if err == nil {
+		err = storage.VerifyCopies(ctx, c, rep)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rep, nil
 }
 
 var _ storage.PartVerifier = (*Checkpoint)(nil)

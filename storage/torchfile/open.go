@@ -111,21 +111,25 @@ func Describe(ctx context.Context, store blob.Store, name string, beside *meta.M
 	if err != nil {
 		return nil, err
 	}
-	b := newBuilder(store)
+	return describeBeside(store, f, beside)
+}
+
+func describeBeside(store blob.Store, f *File, beside *meta.Metadata) (*reading.Source, error) {
+	b := NewBuilder(store)
 	for i := range beside.Entries {
 		b.names.taken[beside.Entries[i].FQN] = true
 	}
-	if err := b.add(f); err != nil {
+	if err := b.Add(f, nil, f.Root); err != nil {
 		return nil, err
 	}
-	return b.source(f.version()), nil
+	return b.Source(f.version()), nil
 }
 
 // DescribeRecord is Describe for a record of that length at an offset of the file name,
 // which holds a dict, or a list of one dict. It returns nil if the record holds anything
 // else. Callers check the record themselves: the source has no files and no Check.
 func DescribeRecord(ctx context.Context, store blob.Store, name string, offset, length int64, beside *meta.Metadata) (*reading.Source, error) {
-	f := &file{name: name, size: length, offset: offset}
+	f := &File{Name: name, Size: length, offset: offset}
 	err := f.read(ctx, store, func(r blob.Reader) (err error) {
 		if length < 0 || offset < 0 || length > r.Size()-offset {
 			return reading.Damaged(name, "%d bytes at %d of %d", length, offset, r.Size())
@@ -142,16 +146,11 @@ func DescribeRecord(ctx context.Context, store blob.Store, name string, offset, 
 	if _, ok := asDict(f.Root); !ok {
 		return nil, nil
 	}
-	b := newBuilder(store)
-	for i := range beside.Entries {
-		b.names.taken[beside.Entries[i].FQN] = true
+	src, err := describeBeside(store, f, beside)
+	if err == nil {
+		src.Files, src.Check = nil, nil
 	}
-	if err := b.add(f); err != nil {
-		return nil, err
-	}
-	src := b.source(f.version())
-	src.Files, src.Check = nil, nil
-	return src, nil
+	return src, err
 }
 
 // Recognize reports whether a file of that name at the root of a store describes a
@@ -214,23 +213,24 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 	return "", fmt.Errorf("%w: %s holds no file of torch.save", storage.ErrNotFound, store)
 }
 
-// file is one open file of torch.save, or a record that is one inside of another file.
-type file struct {
-	name string
-	size int64
+// File is an open file of torch.save, or a record that is one inside of another file. It
+// is immutable.
+type File struct {
+	Name string
+	Size int64
 	*torchsave.File
 	offset int64 // of the record in the file
 }
 
 // version names the format.
-func (f *file) version() string {
+func (f *File) version() string {
 	if f.Legacy {
 		return "torch.save legacy"
 	}
 	return "torch.save zip"
 }
 
-func openFile(ctx context.Context, store blob.Store, name string) (*file, error) {
+func openFile(ctx context.Context, store blob.Store, name string) (*File, error) {
 	_, err := store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrNotFound, err)
@@ -238,10 +238,10 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 	if err != nil {
 		return nil, err
 	}
-	f := &file{name: name}
+	f := &File{Name: name}
 	err = f.read(ctx, store, func(r blob.Reader) (err error) {
-		f.size = r.Size()
-		f.File, err = torchsave.Open(ctx, r.ReadAt, f.size)
+		f.Size = r.Size()
+		f.File, err = torchsave.Open(ctx, r.ReadAt, f.Size)
 		return err
 	})
 	return f, err
@@ -249,8 +249,8 @@ func openFile(ctx context.Context, store blob.Store, name string) (*file, error)
 
 // read opens the file for the time of a call. Errors about its bytes wrap the errors of
 // package storage and name the file.
-func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
-	r, err := store.Open(ctx, f.name)
+func (f *File) read(ctx context.Context, store blob.Store, fn func(r blob.Reader) error) error {
+	r, err := store.Open(ctx, f.Name)
 	if err != nil {
 		return err
 	}
@@ -261,11 +261,11 @@ func (f *file) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 		if kind, _ := storage.OtherKind(ctx, r); kind != "" {
 			err = fmt.Errorf("%w: it is %s", err, kind)
 		}
-		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrNotFound, err)
+		return fmt.Errorf("%s: %w: %w", f.Name, storage.ErrNotFound, err)
 	case errors.Is(err, torchsave.ErrVersion), errors.Is(err, torchsave.ErrTar), errors.Is(err, torchsave.ErrByteOrder):
-		return fmt.Errorf("%s: %w: %w", f.name, storage.ErrVersion, err)
+		return fmt.Errorf("%s: %w: %w", f.Name, storage.ErrVersion, err)
 	case errors.Is(err, torchsave.ErrMalformed):
-		return reading.Damaged(f.name, "%w", err)
+		return reading.Damaged(f.Name, "%w", err)
 	}
 	return err
 }
@@ -289,28 +289,32 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 	if err != nil {
 		return nil, err
 	}
-	names := slices.Compact(slices.Sorted(maps.Values(idx.WeightMap)))
-	files, lost, err := openFiles(ctx, names, func(ctx context.Context, name string) (*file, error) { return openFile(ctx, store, name) })
+	files, lost, err := OpenFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
 	if err != nil {
 		return nil, err
 	}
-	b := newBuilder(store)
+	b := NewBuilder(store)
 	b.names.file = func(fqn string) string { return idx.WeightMap[fqn] }
 	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
 	for _, f := range files {
-		if err := b.add(f); err != nil {
+		if err := b.Add(f, nil, f.Root); err != nil {
 			return nil, err
 		}
 	}
-	src := b.source("torch.save zip, sharded")
+	src := b.Source("torch.save zip, sharded")
 	src.Problems, err = lost.Note(src.Metadata, b.missing(name, idx, lost), name)
 	return src, err
 }
 
-// openFiles opens files, in parallel. It returns the files that can be read, in the
+// OpenFiles opens files, in parallel. It returns the files that can be read, in the
 // order of the names, and the files that are missing or damaged.
-func openFiles(ctx context.Context, names []string, open func(ctx context.Context, name string) (*file, error)) ([]*file, reading.LostFiles, error) {
-	out, bad := make([]*file, len(names)), make([]error, len(names))
+func OpenFiles(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error) {
+	return openFiles(ctx, names, func(ctx context.Context, name string) (*File, error) { return openFile(ctx, store, name) })
+}
+
+// openFiles is OpenFiles for files of any kind.
+func openFiles(ctx context.Context, names []string, open func(ctx context.Context, name string) (*File, error)) ([]*File, reading.LostFiles, error) {
+	out, bad := make([]*File, len(names)), make([]error, len(names))
 	err := work.Each(ctx, len(names), parallelFiles, func(ctx context.Context, i int) error {
 		f, err := open(ctx, names[i])
 		switch {
@@ -335,7 +339,7 @@ func openFiles(ctx context.Context, names []string, open func(ctx context.Contex
 			lost[names[i]] = err
 		}
 	}
-	return slices.DeleteFunc(out, func(f *file) bool { return f == nil }), lost, nil
+	return slices.DeleteFunc(out, func(f *File) bool { return f == nil }), lost, nil
 }
 
 func readIndex(ctx context.Context, store blob.Store, name string) (*index, int64, error) {
@@ -362,7 +366,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 }
 
 // missing returns the names of the index that are not in the files that it says.
-func (b *builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
+func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
 	in := make(map[string]string, len(b.entries))
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])

@@ -115,7 +115,7 @@ type rankFile struct {
 	item string
 	rank int
 	rankedFile
-	file *file // nil: it is missing or damaged
+	file *File // nil: it is missing or damaged
 }
 
 // The kinds of files.
@@ -131,7 +131,7 @@ var kinds = map[string]string{".pt": kindTorch, ".safetensors": kindTensor, ".js
 
 // describeRanked reads everything about the checkpoint except its data.
 func describeRanked(ctx context.Context, store blob.Store) (*reading.Source, error) {
-	b := newBuilder(store)
+	b := NewBuilder(store)
 	md, err := b.readRanked(ctx)
 	if err != nil {
 		return nil, err
@@ -144,14 +144,14 @@ func describeRanked(ctx context.Context, store blob.Store) (*reading.Source, err
 	for i, f := range files {
 		names[i], kindOf[f.name] = f.name, f.kind
 	}
-	opened, lost, err := openFiles(ctx, names, func(ctx context.Context, name string) (*file, error) {
+	opened, lost, err := openFiles(ctx, names, func(ctx context.Context, name string) (*File, error) {
 		return openKind(ctx, store, name, kindOf[name])
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, f := range opened {
-		b.addFile(f)
+		b.AddFile(f)
 	}
 	world := md.world
 	for _, f := range files {
@@ -165,14 +165,14 @@ func describeRanked(ctx context.Context, store blob.Store) (*reading.Source, err
 	if err != nil {
 		return nil, err
 	}
-	src := b.source("torch_checkpointing " + cmp.Or(md.version, "without "+rankedRecord))
+	src := b.Source("torch_checkpointing " + cmp.Or(md.version, "without "+rankedRecord))
 	src.Metadata.Storage.WorldSize = world
 	src.Problems, err = lost.Note(src.Metadata, m.missing, rankedRecord)
 	return src, err
 }
 
 // readRanked reads metadata.pkl. Without that file, no item is described.
-func (b *builder) readRanked(ctx context.Context) (*rankedMetadata, error) {
+func (b *Builder) readRanked(ctx context.Context) (*rankedMetadata, error) {
 	data, err := blob.ReadAll(ctx, b.store, rankedRecord, maxMetadata)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &rankedMetadata{}, nil
@@ -235,7 +235,7 @@ func findRanked(ctx context.Context, store blob.Store, md *rankedMetadata) ([]*r
 
 // openKind opens a file of any kind as a file of torch.save. Files of the other kinds
 // have no checksums.
-func openKind(ctx context.Context, store blob.Store, name, kind string) (*file, error) {
+func openKind(ctx context.Context, store blob.Store, name, kind string) (*File, error) {
 	switch kind {
 	case kindTorch:
 		return openFile(ctx, store, name)
@@ -246,7 +246,7 @@ func openKind(ctx context.Context, store blob.Store, name, kind string) (*file, 
 	if err != nil {
 		return nil, err
 	}
-	f := &file{name: name, size: int64(len(data)), File: &torchsave.File{Root: data, PickleEnd: int64(len(data)), Unsummed: int64(len(data))}}
+	f := &File{Name: name, Size: int64(len(data)), File: &torchsave.File{Root: data, PickleEnd: int64(len(data)), Unsummed: int64(len(data))}}
 	switch kind {
 	case kindJSON:
 		if f.Root, err = decodeJSON(data); err != nil {
@@ -260,7 +260,7 @@ func openKind(ctx context.Context, store blob.Store, name, kind string) (*file, 
 }
 
 // openTensors opens a file of safetensors. Its root is a dict of all tensors.
-func openTensors(ctx context.Context, store blob.Store, name string) (*file, error) {
+func openTensors(ctx context.Context, store blob.Store, name string) (*File, error) {
 	r, err := store.Open(ctx, name)
 	if err != nil {
 		return nil, err
@@ -283,7 +283,7 @@ func openTensors(ctx context.Context, store blob.Store, name string) (*file, err
 			DType: d, Shape: e.Shape, Strides: tensor.RowMajor(e.Shape), Offset: h.Size + e.Begin, End: h.Size + e.End, StorageKey: e.Name,
 		}
 	}
-	return &file{name: name, size: r.Size(), File: &torchsave.File{Root: root, Unsummed: r.Size() - h.Size}}, nil
+	return &File{Name: name, Size: r.Size(), File: &torchsave.File{Root: root, Unsummed: r.Size() - h.Size}}, nil
 }
 
 // decodeJSON decodes JSON into the types of package value.

@@ -68,7 +68,7 @@ func (m *merger) merge(files []*rankFile) ([]leaf, error) {
 	}
 	if d := m.differ; d != nil && len(m.md.items) == 0 && !m.proof {
 		return nil, fmt.Errorf("%w: %q in %s differs from the value in the file of another rank, and nothing shows that the files are ranks of one checkpoint: name the file that is meant",
-			storage.ErrNotFound, d.path.FQN(), d.file.name)
+			storage.ErrNotFound, d.path.FQN(), d.file.Name)
 	}
 	return out, nil
 }
@@ -99,7 +99,7 @@ func (m *merger) lose(f *rankFile) {
 
 // add adds the content of a file.
 func (m *merger) add(f *rankFile) error {
-	leaves, err := flatten(meta.Path{meta.Key(f.item)}, f.file)
+	leaves, err := flatten(f.file, meta.Path{meta.Key(f.item)}, f.file.Root)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (v *ranksValue) addParts(f *rankFile, l leaf, r *record, place int, t *torc
 			continue
 		}
 		to.seen[at] = true
-		all.chunks = append(all.chunks, chunk{p.Box, f.file, view(t, p)})
+		all.chunks, all.parts = append(all.chunks, p.Box), append(all.parts, Part{File: f.file, Tensor: view(t, p)})
 	}
 	return nil
 }
@@ -213,15 +213,11 @@ func (f *form) check() error {
 	if !ok {
 		return nil
 	}
-	boxes := make([]tensor.Box, len(s.chunks))
-	for i, c := range s.chunks {
-		boxes[i] = c.box
-	}
-	if len(boxes) == 0 {
+	if len(s.chunks) == 0 {
 		return fmt.Errorf("%w: no file has a part of it", storage.ErrCorrupt)
 	}
-	if problems := plan.CheckCoverage(s.shape, boxes); len(problems) > 0 {
-		return fmt.Errorf("%w: the files have %d chunks of a tensor of %v: %s", storage.ErrCorrupt, len(boxes), s.shape, problems[0].Text)
+	if problems := plan.CheckCoverage(s.shape, s.chunks); len(problems) > 0 {
+		return fmt.Errorf("%w: the files have %d chunks of a tensor of %v: %s", storage.ErrCorrupt, len(s.chunks), s.shape, problems[0].Text)
 	}
 	return nil
 }
@@ -230,7 +226,7 @@ func (f *form) check() error {
 func (f *form) copies(g *form) bool {
 	s, ok := f.leaf.value.(*sharded)
 	t, is := g.leaf.value.(*sharded)
-	return ok && is && slices.Equal(s.shape, t.shape) && len(s.chunks) > 0 && len(t.chunks) > 0 && s.chunks[0].DType == t.chunks[0].DType
+	return ok && is && slices.Equal(s.shape, t.shape) && len(s.parts) > 0 && len(t.parts) > 0 && s.parts[0].DType == t.parts[0].DType
 }
 
 // leaves returns the leaves of a path: the form of the lowest rank under the path, and

@@ -31,15 +31,17 @@ const maxAgain = 128 << 20
 // inlineMax is the size up to which a value stands in the metadata.
 const inlineMax = 64 << 10
 
-// builder makes one source of some files.
-type builder struct {
+// Builder describes a checkpoint whose bytes are in files of torch.save. Formats with
+// other files than this package use it to give names to the content of their files. It is
+// not safe for concurrent use.
+type Builder struct {
 	store   blob.Store
 	entries []meta.Entry
 	files   []storage.File
-	opened  map[string]*file
+	opened  map[string]*File
 	// where are the places of the chunks of each tensor, and values are the values that
 	// are not inline, both by name.
-	where  map[string][]location
+	where  map[string][]Part
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
@@ -50,23 +52,21 @@ type builder struct {
 	sharers map[[2]string][]string
 }
 
-// sharded is a tensor in chunks of one dtype, which several files may hold.
+// Part is the place of a chunk: a tensor of a file or, if the chunk has another shape
+// than the tensor, the elements of a contiguous tensor from the element From on.
+type Part struct {
+	File *File
+	*torchsave.Tensor
+	From int64
+	made reading.Decoder // computes the chunk; then there is no tensor
+}
+
+// sharded is a tensor in chunks of one dtype, which several files may hold. There is a
+// part for each chunk, and at least one.
 type sharded struct {
 	shape  []int64
-	chunks []chunk // at least one
-}
-
-// chunk is a box of a sharded tensor: a tensor in a file.
-type chunk struct {
-	box  tensor.Box
-	file *file
-	*torchsave.Tensor
-}
-
-// location is a tensor of a file.
-type location struct {
-	file *file
-	*torchsave.Tensor
+	chunks []tensor.Box
+	parts  []Part
 }
 
 // encodedValue is a value in a codec of package value.
@@ -75,38 +75,43 @@ type encodedValue struct {
 	data  []byte
 }
 
-func newBuilder(store blob.Store) *builder {
-	return &builder{
-		store: store, again: maxAgain, opened: map[string]*file{}, where: map[string][]location{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+// NewBuilder returns a builder for a checkpoint in store.
+func NewBuilder(store blob.Store) *Builder {
+	return &Builder{
+		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Part{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
 
-// add adds the content of a file: its leaves, and the tensors inside of leaves that
-// are values.
-func (b *builder) add(f *file) error {
-	leaves, err := flatten(nil, f)
+// AddFile adds a file to the files of the checkpoint. Verify compares its checksums.
+func (b *Builder) AddFile(f *File) {
+	if b.opened[f.Name] != nil {
+		return
+	}
+	b.opened[f.Name] = f
+	b.files = append(b.files, storage.File{Name: f.Name, Size: f.Size, Unsummed: true})
+}
+
+// Add adds v, a part of the content of a file, below a path: its leaves, and the tensors
+// inside of leaves that are values. Format.Open describes the names, which begin with the
+// path.
+func (b *Builder) Add(f *File, at meta.Path, v any) error {
+	leaves, err := flatten(f, at, v)
 	if err != nil {
 		return err
 	}
-	b.addFile(f)
-	return b.addLeaves(b.names.give(f.name, leaves))
-}
-
-// addFile adds a file to the files of the source.
-func (b *builder) addFile(f *file) {
-	b.opened[f.name] = f
-	b.files = append(b.files, storage.File{Name: f.name, Size: f.size, Unsummed: true})
+	b.AddFile(f)
+	return b.addLeaves(b.names.give(f.Name, leaves))
 }
 
 // addLeaves adds leaves, and the tensors inside of leaves that are values.
-func (b *builder) addLeaves(named []namedLeaf) error {
+func (b *Builder) addLeaves(named []namedLeaf) error {
 	var values []namedLeaf
 	for _, l := range named {
 		var t *meta.Tensor
 		switch v := l.value.(type) {
 		case *torchsave.Tensor:
-			t = b.tensor(l.fqn, l.file, v)
+			t = b.whole(l.fqn, l.file, v)
 		case *sharded:
 			t = b.sharded(l.fqn, v)
 		default:
@@ -122,11 +127,11 @@ func (b *builder) addLeaves(named []namedLeaf) error {
 	for _, in = range values {
 		v, err := inside.Replace(in.value)
 		if err != nil {
-			return fmt.Errorf("%s: %q: %w", in.file.name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", in.file.Name, in.fqn, err)
 		}
 		e := meta.Entry{FQN: in.fqn, Path: in.path}
 		if e.Bytes, err = b.value(in.fqn, in.file, v); err != nil {
-			return fmt.Errorf("%s: %q: %w", in.file.name, in.fqn, err)
+			return fmt.Errorf("%s: %q: %w", in.file.Name, in.fqn, err)
 		}
 		b.entries = append(b.entries, e)
 	}
@@ -136,37 +141,118 @@ func (b *builder) addLeaves(named []namedLeaf) error {
 
 // inside adds a tensor that is inside of a value and returns its name: the name of
 // the value and the steps to the tensor.
-func (b *builder) inside(in namedLeaf, at []string, t *torchsave.Tensor) string {
+func (b *Builder) inside(in namedLeaf, at []string, t *torchsave.Tensor) string {
 	path := slices.Clone(in.path)
 	for _, s := range at {
 		path = append(path, meta.Key(s))
 	}
 	fqn := b.names.unused(strings.Join(append([]string{in.fqn}, at...), "."))
-	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.tensor(fqn, in.file, t)})
+	b.entries = append(b.entries, meta.Entry{FQN: fqn, Path: path, Tensor: b.whole(fqn, in.file, t)})
 	return fqn
 }
 
-// tensor adds a tensor that is whole in one file.
-func (b *builder) tensor(fqn string, f *file, t *torchsave.Tensor) *meta.Tensor {
-	return b.sharded(fqn, &sharded{shape: t.Shape, chunks: []chunk{{tensor.Whole(t.Shape), f, t}}})
+// whole describes a tensor that is whole in one file.
+func (b *Builder) whole(fqn string, f *File, t *torchsave.Tensor) *meta.Tensor {
+	return b.sharded(fqn, &sharded{t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}}})
 }
 
-// sharded adds a tensor in chunks.
-func (b *builder) sharded(fqn string, s *sharded) *meta.Tensor {
-	first := s.chunks[0].Tensor
-	out := &meta.Tensor{Properties: meta.Properties{DType: first.DType, RequiresGrad: first.RequiresGrad}, Shape: s.shape}
-	for _, c := range s.chunks {
-		b.where[fqn] = append(b.where[fqn], location{c.file, c.Tensor})
-		id := [2]string{c.file.name, c.StorageKey}
-		if of := b.sharers[id]; len(of) == 0 || of[len(of)-1] != fqn {
-			b.sharers[id] = append(of, fqn)
+// sharded describes a tensor in chunks, with the properties of the first one.
+func (b *Builder) sharded(fqn string, s *sharded) *meta.Tensor {
+	out := &meta.Tensor{Shape: s.shape, Chunks: s.chunks, Locs: make([]meta.Location, len(s.parts))}
+	if first := s.parts[0].Tensor; first != nil {
+		out.DType, out.RequiresGrad = first.DType, first.RequiresGrad
+	}
+	b.where[fqn] = s.parts
+	var detail *meta.Detail
+	for i := range s.parts {
+		p := &s.parts[i]
+		if i == 0 || p.File != s.parts[i-1].File || p.Tensor != s.parts[i-1].Tensor {
+			detail = &meta.Detail{Key: b.share(fqn, p)}
 		}
-		out.Chunks = append(out.Chunks, c.box)
-		out.Locs = append(out.Locs, meta.Location{
-			File: c.file.name, Offset: c.file.offset + c.Offset, Length: c.Span(), Detail: &meta.Detail{Key: viewKey(c.Tensor)},
-		})
+		out.Locs[i] = meta.Location{File: p.File.Name, Detail: detail}
+		out.Locs[i].Offset, out.Locs[i].Length = p.span(s.chunks[i])
 	}
 	return out
+}
+
+// share notes that a name needs the storage of a part. It returns the key of the part:
+// parts of one key and one place are the same.
+func (b *Builder) share(fqn string, p *Part) string {
+	b.AddFile(p.File)
+	if p.made != nil {
+		return fqn
+	}
+	id := [2]string{p.File.Name, p.StorageKey}
+	if of := b.sharers[id]; len(of) == 0 || of[len(of)-1] != fqn {
+		b.sharers[id] = append(of, fqn)
+	}
+	return viewKey(p.Tensor)
+}
+
+// span returns the range of a chunk in its file: its offset and its length.
+func (p *Part) span(chunk tensor.Box) (offset, length int64) {
+	switch {
+	case p.made != nil:
+		return p.File.offset + p.File.PickleOffset, 0
+	case p.is(chunk):
+		return p.File.offset + p.Offset, p.Span()
+	}
+	size := int64(p.DType.Size())
+	return p.File.offset + p.Offset + p.From*size, chunk.Volume() * size
+}
+
+// is reports whether a chunk is the tensor, and not some of its elements.
+func (p *Part) is(chunk tensor.Box) bool { return slices.Equal(p.Shape, chunk.Sizes) }
+
+// View returns the entry of a tensor of a file, under the name of the path or a name like
+// it. If dtype is not the tensor's, readers convert its elements. key distinguishes
+// tensors at one place that are not tied; empty: they are. The entry is part of the
+// checkpoint only if it is passed to Append.
+func (b *Builder) View(path meta.Path, dtype tensor.DType, key string, f *File, t *torchsave.Tensor) meta.Entry {
+	e := b.Gathered(path, dtype, t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}})
+	if key != "" {
+		e.Tensor.Locs[0].Detail.Key += "/" + key
+	}
+	return e
+}
+
+// Gathered is View for a tensor in chunks: chunks[i] is at parts[i]. There is at least one.
+// The builder keeps both slices.
+func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, chunks []tensor.Box, parts []Part) meta.Entry {
+	fqn := b.names.unused(path.FQN())
+	e := meta.Entry{FQN: fqn, Path: path, Tensor: b.sharded(fqn, &sharded{shape, chunks, parts})}
+	e.Tensor.Properties = meta.Properties{DType: dtype}
+	return e
+}
+
+// Constant is View for a tensor without dimensions, whose value is in the pickle of a file.
+func (b *Builder) Constant(path meta.Path, dtype tensor.DType, f *File, v float64) meta.Entry {
+	return b.Gathered(path, dtype, []int64{}, []tensor.Box{tensor.Whole(nil)}, []Part{{File: f, made: constant(v)}})
+}
+
+// Again returns an entry of the same tensor as e, under another name.
+func (b *Builder) Again(path meta.Path, e meta.Entry) meta.Entry {
+	fqn := b.names.unused(path.FQN())
+	b.where[fqn] = b.where[e.FQN]
+	return meta.Entry{FQN: fqn, Path: path, Tensor: e.Tensor}
+}
+
+// Append adds entries to the checkpoint.
+func (b *Builder) Append(es ...meta.Entry) { b.entries = append(b.entries, es...) }
+
+// constant is a number as the only element of a tensor.
+type constant float64
+
+// Cut returns the box.
+func (constant) Cut(box tensor.Box, _ int64) []tensor.Box { return []tensor.Box{box} }
+
+// Decode fills dst with the number. It reads nothing.
+func (c constant) Decode(_ context.Context, _ tensor.Box, dst *tensor.Tensor, _ int64) (int64, error) {
+	src, err := tensor.Of(nil, []float64{float64(c)})
+	if err != nil {
+		return 0, err
+	}
+	return 0, tensor.Convert(dst, src, tensor.CastInRange)
 }
 
 // viewKey returns the key of a tensor's storage and, if its elements are not
@@ -187,7 +273,7 @@ func viewKey(t *torchsave.Tensor) string {
 }
 
 // value encodes a value.
-func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
+func (b *Builder) value(fqn string, f *File, v any) (*meta.Bytes, error) {
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return nil, err
@@ -196,7 +282,7 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
-	out.Loc = meta.Location{File: f.name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
+	out.Loc = meta.Location{File: f.Name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
@@ -205,8 +291,8 @@ func (b *builder) value(fqn string, f *file, v any) (*meta.Bytes, error) {
 	return out, nil
 }
 
-// source returns the source of what was added.
-func (b *builder) source(version string) *reading.Source {
+// Source returns the source of everything that was added.
+func (b *Builder) Source(version string) *reading.Source {
 	slices.SortFunc(b.entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	return &reading.Source{
 		Metadata: &meta.Metadata{
@@ -217,12 +303,21 @@ func (b *builder) source(version string) *reading.Source {
 }
 
 // chunk is reading.Source.Place.
-func (b *builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
+func (b *Builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	at := b.where[e.FQN]
 	if i >= len(at) {
 		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
-	return reading.Place{Region: RegionOf(at[i].file.name, at[i].file.offset, at[i].Tensor)}, nil
+	p := &at[i]
+	if p.made != nil {
+		return reading.Place{Decoder: p.made}, nil
+	}
+	r := RegionOf(p.File.Name, p.File.offset, p.Tensor)
+	if !p.is(e.Tensor.Chunks[i]) {
+		offset, length := p.span(e.Tensor.Chunks[i])
+		r.Offset, r.End, r.Strides = offset, offset+length, nil
+	}
+	return reading.Place{Region: r}, nil
 }
 
 // RegionOf returns the region of t in the file with that name. The file of torch.save
@@ -243,7 +338,7 @@ func RegionOf(name string, offset int64, t *torchsave.Tensor) *reading.Region {
 	return r
 }
 
-func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
+func (b *Builder) held(_ context.Context, e *meta.Entry) (codec string, data []byte, err error) {
 	v, ok := b.values[e.FQN]
 	if !ok {
 		return "", nil, fmt.Errorf("%w: no value %q", meta.ErrInvalid, e.FQN)
@@ -252,7 +347,7 @@ func (b *builder) held(_ context.Context, e *meta.Entry) (codec string, data []b
 }
 
 // check compares the checksums of a file's records.
-func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int64, err error) {
+func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int64, err error) {
 	if err := c.Scan(ctx, nil); err != nil {
 		return 0, err
 	}
@@ -261,11 +356,11 @@ func (b *builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 		return 0, nil // the index
 	}
 	err = f.read(ctx, b.store, func(r blob.Reader) error {
-		if r.Size() != f.size {
+		if r.Size() != f.Size {
 			return nil // Verify reports it
 		}
 		return f.Check(ctx, r.ReadAt, func(key string, err error) {
-			names := b.sharers[[2]string{f.name, key}]
+			names := b.sharers[[2]string{f.Name, key}]
 			if len(names) == 0 {
 				names = []string{""}
 			}
@@ -291,18 +386,18 @@ const maxLeaves = 1 << 22
 type leaf struct {
 	path  meta.Path
 	value any // a *torchsave.Tensor, a *sharded, or a value that is no tensor
-	file  *file
+	file  *File
 }
 
-// flatten opens the dicts and lists of the value of a file, as PyTorch does before it
-// saves a checkpoint. If at is not empty, it is the path of the root. A dict whose keys are strings and integers is opened, unless it is
-// empty: an empty dict is a leaf, because a program that loads the state may want it,
-// as optimizers without state do. A list is opened only if a tensor or such a dict is
-// somewhere inside. All other values are leaves. Leaves are in a fixed order. A root
-// that is a tuple counts as a list if at is empty, so that its tensors have names.
-func flatten(at meta.Path, from *file) ([]leaf, error) {
+// flatten opens the dicts and lists of root, a value in the file from, as PyTorch does
+// before it saves a checkpoint. If at is not empty, it is the path of root. A dict whose
+// keys are strings and integers is opened, unless it is empty: an empty dict is a leaf,
+// because a program that loads the state may want it, as optimizers without state do. A
+// list is opened only if a tensor or such a dict is somewhere inside. All other values are
+// leaves. Leaves are in a fixed order. A root that is a tuple counts as a list if at is
+// empty, so that its tensors have names.
+func flatten(from *File, at meta.Path, root any) ([]leaf, error) {
 	f := &flattener{file: from, holds: map[any]bool{}}
-	root := from.Root
 	pairs, ok := asDict(root)
 	var err error
 	switch {
@@ -321,13 +416,13 @@ func flatten(at meta.Path, from *file) ([]leaf, error) {
 		err = f.visit(meta.Path{meta.Key(name)}, root)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", from.name, err)
+		return nil, fmt.Errorf("%s: %w", from.Name, err)
 	}
 	return f.out, nil
 }
 
 type flattener struct {
-	file  *file
+	file  *File
 	out   []leaf
 	nodes int
 	holds map[any]bool // whether a list is opened, by the address of its first element

@@ -267,7 +267,7 @@ func newBenchConvertCmd() *cobra.Command {
 	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
 	cmd.Flags().StringVar(&o.From, "from", o.From, "`format` of the source")
 	cmd.Flags().StringVar(&o.To, "to", o.To, "`format` of the target")
-	completeFlag(cmd, choices(formats.Written()...), "from", "to")
+	completeFlag(cmd, choices(formats.Writable()...), "from", "to")
 	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
 	cmd.Flags().Var((*sizeFlag)(&o.Memory), "memory", "bound of the conversion's buffers")

@@ -86,7 +86,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
 	hideDefault(fl, "step")
-	completeFlag(cmd, choices(formats.Written()...), "to")
+	completeFlag(cmd, choices(formats.Writable()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")
 	completeFlag(cmd, completeFlagNames, "select", "exclude")
 	return cmd

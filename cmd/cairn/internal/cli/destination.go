@@ -130,8 +130,8 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	suffix := strings.ToLower(filepath.Ext(path))
 	to := cmp.Or(formatAliases[strings.ToLower(f.to)], f.to)
 	switch {
-	case to != "" && !slices.Contains(formats.Written(), to):
-		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Written(), ", "))
+	case to != "" && !slices.Contains(formats.Writable(), to):
+		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Writable(), ", "))
 	case to != "":
 		return to, nil
 	case slices.Contains(torchSuffixes, suffix):
@@ -146,7 +146,7 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	if to := f.recipe.format(from); to != "" {
 		return to, nil
 	}
-	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Written(), ", "))
+	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Writable(), ", "))
 }
 
 // file returns the writers' name for a checkpoint of one file, or "" if the
