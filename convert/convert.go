@@ -86,7 +86,8 @@ type Options struct {
 	// returns the function for a format.
 	Inline func(v any) bool
 
-	// Source, if not nil, is the store of the source. If the time or size of a file
+	// Source, if not nil, is the store whose root holds the source, as formats.Locate
+	// returns it. If the time or size of a file
 	// changes during the conversion, the error wraps storage.ErrChanged. The location
 	// and the files of the store also identify the source of an interrupted
 	// conversion. Without it, only metadata and checksums identify it.

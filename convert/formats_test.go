@@ -68,8 +68,10 @@ func TestConvertFixturesToEveryFormat(t *testing.T) {
 // are cast.
 func convertFixture(t *testing.T, src, dst blob.Store, to string) *convert.Report {
 	t.Helper()
-	c := open(t, src)
-	o := &convert.Options{Merge: formats.WholeTensors(to), SkipObjects: true, Source: src}
+	c, at, err := formats.OpenLocated(t.Context(), src, nil)
+	must.Do(t, err)
+	defer c.Close()
+	o := &convert.Options{Merge: formats.WholeTensors(to), SkipObjects: true, Source: at}
 	rep, err := run(context.Background(), c, o, toFormat(to, dst))
 	if refused, ok := errors.AsType[*convert.RefusedError](err); ok {
 		for _, r := range refused.Tensors {
