@@ -135,7 +135,6 @@ var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
-	"github.com/expr-lang/expr":                            "recipe",
 	"github.com/klauspost/compress":                        "storage/torchdcp",
 	"github.com/pelletier/go-toml/v2":                      "recipe",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",

@@ -3,7 +3,6 @@ module github.com/cairn-ckpt/cairn
 go 1.26.0
 
 require (
-	github.com/expr-lang/expr v1.17.8
 	github.com/google/go-cmp v0.7.0
 	github.com/klauspost/compress v1.20.1
 	github.com/pelletier/go-toml/v2 v2.4.3

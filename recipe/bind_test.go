@@ -49,7 +49,7 @@ layers = "config.layers"
 experts = "config.experts"
 heads = "config.heads"
 hidden = "config.hidden"
-group = "div(heads, kv)"
+group = "heads / kv"
 kv = "config.kv"
 [captures]
 i = "layers"
@@ -113,7 +113,7 @@ func TestIncomplete(t *testing.T) {
 		{"a variable that is not known", model, all, map[string]any{"kv": 2.0}, nil, nil, ""}, // shapes tell it
 		{"two variables that are not known", model, all, nil, nil, recipe.ErrVariable, `the value of kv is not known`},
 		{"how to set it", model, all, nil, nil, recipe.ErrVariable, `--set kv=VALUE, or give the model's config.json`},
-		{"division", model, all, map[string]any{"kv": 3.0, "heads": 4.0}, nil, recipe.ErrVariable, `the value of group is not known (line 8: div(heads, kv): 4 cannot be divided by 3`},
+		{"division", model, all, map[string]any{"kv": 3.0, "heads": 4.0}, nil, recipe.ErrVariable, `the value of group is not known (line 8: heads / kv: 4 cannot be divided by 3`},
 		{"set", model, all, nil, map[string]any{"heads": 4, "kv": 2}, nil, ""},
 		{"set what is not a variable", model, all, nil, map[string]any{"head": 4}, recipe.ErrVariable, "head is not a variable of the recipe test; it has check_padding, experts, group"},
 		{"a size that is a text", model, all, modelConfig(), map[string]any{"hidden": "five"}, recipe.ErrVariable, "hidden is five, but it is the size of an axis"},
@@ -135,9 +135,9 @@ func TestIncomplete(t *testing.T) {
 		{"copies of other shapes", sides + "[[rule]]\ntie = true\na = ['x [n m]', 'z [n m]']\nb = 'y [n, m]'\n[variables]\nn = 2", shapes{"x": {2}, "z": {4}}, nil, nil, recipe.ErrIncomplete, `"z" has the shape [4], the rule has the layout [n m]: dimension 0: it has size 4, the rule wants 2`},
 		{"copies of different sizes", sides + "[[rule]]\ntie = true\na = ['x', 'z']\nb = 'y'", shapes{"x": {1}, "z": {2}}, nil, nil, recipe.ErrIncomplete, `its remaining dimensions are [2], but [1] in another tensor of the rule`},
 		{"a condition for a part of a stack", sides + "[captures]\ni = 4\n[stack]\nb = {i = true}\n[[rule]]\nwhen = 'i < 2'\na = 'x.{i}.w'\nb = 'y.{i}.w'\n[[rule]]\nwhen = 'i >= 2'\na = 'x.{i}.w'\nb = 'z.{i}.w'", shapes{"x.0.w": {1}, "x.1.w": {1}, "x.2.w": {1}, "x.3.w": {1}}, nil, nil, recipe.ErrIncomplete, `its condition "i < 2" holds only for some values of i, which are stacked in one tensor: number them instead`},
-		{"a name that is too long", sides + "[variables]\nn = '\"0123456789\" + \"0123456789\"'\nm = 'n+n+n+n+n+n+n+n+n+n+n+n+n+n+n+n'\nk = 'm+m+m+m+m+m+m+m+m+m+m+m+m+m+m+m'\n[[rule]]\na = 'x'\nb = 'y{k}'", shapes{"x": {1}}, nil, nil, meta.ErrInvalid, "a name has 1 to 4096 bytes, this one 5121"},
-		{"texts that double", doubling("'v%d + v%d'"), shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "the value is too large"},
-		{"lists that double", doubling("'[v%d, v%d]'"), shapes{"x": {1}}, nil, nil, nil, "which is neither a number nor a text"},
+		{"a name that is too long", sides + "[[rule]]\na = 'x'\nb = '" + strings.Repeat("y", 5000) + "'", shapes{"x": {1}}, nil, nil, meta.ErrInvalid, "a name has 1 to 4096 bytes, this one 5000"},
+		{"numbers that double", doubling("'v%d * v%d'"), shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "want numbers without fractions"},
+		{"lists that double", doubling("'[v%d, v%d]'"), shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "the value is too large"},
 		{"too many names", sides + "[captures]\ni = 100000\nj = 100000\n[[fill]]\nb = 'y.{i}.{j} [1]'\ndtype = 'int8'\nreason = 'r'\nwhen = 'i < 0'\n" + xy, shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "the rules stand for more than 1048576 names"},
 		{"a result that is too large", sides + "[variables]\nn = 1099511627776\nm = 1099511627776\n[[rule]]\na = 'x'\nb = 'y'\n[[fill]]\nb = 'z [n, m]'\ndtype = 'int8'\nreason = 'r'", shapes{"x": {1}}, nil, nil, tensor.ErrShape, `"z": `},
 		{"pieces that are too fine", sides + "[variables]\nn = 1099511627776\n[[rule]]\na = ['x [n]', 'y [n]']\nb = 'z [n (1 + 1)]'", shapes{"x": {1 << 40}, "y": {1 << 40}}, nil, nil, remap.ErrTooFine, `"z": the pieces are too fine`},

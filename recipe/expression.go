@@ -7,99 +7,36 @@ import (
 	"math"
 	"slices"
 	"strings"
-
-	"github.com/expr-lang/expr"
-	"github.com/expr-lang/expr/ast"
-	"github.com/expr-lang/expr/parser"
-	"github.com/expr-lang/expr/vm"
 )
 
-// expression is a formula of variables and captures, such as "div(heads, kv_heads)". It
-// has no loops, and can only call the functions of environment.
+// expression is a formula of variables and captures, such as "heads / kv_heads".
 type expression struct {
-	text    string
-	program *vm.Program
-	names   []string // the variables and captures
+	text  string
+	root  node
+	names []string // the variables and captures
 }
 
 const (
 	maxExpression = 1000 // characters
-	maxNodes      = 200
 	// maxValue bounds the value of an expression: the bytes of its texts and the number
-	// of its elements. Without it, a few variables could double a text many times.
-	maxValue = 1 << 16
-	maxDepth = 16 // of lists in lists
+	// of its elements. Without it, a few variables could double a list many times.
+	maxValue  = 1 << 16
+	maxNested = 16 // lists in lists
 )
 
-// functions are the functions of expressions. The environment has them.
-var functions = []string{"has", "number_of", "div", "ceil_to"}
+// functions are the functions of expressions.
+var functions = []string{"has", "number_of", "ceil_to"}
 
-// parseExpression compiles a formula.
+// parseExpression reads a formula.
 func parseExpression(text string) (*expression, error) {
 	if len(text) > maxExpression {
 		return nil, fmt.Errorf("an expression of more than %d characters", maxExpression)
 	}
-	tree, err := parser.Parse(text)
+	root, names, err := parseFormula(text)
 	if err != nil {
-		return nil, plainError(err)
+		return nil, fmt.Errorf("%.60q: %w", text, err)
 	}
-	c := &collector{}
-	ast.Walk(&tree.Node, c)
-	if c.err != nil {
-		return nil, c.err
-	}
-	options := []expr.Option{expr.AllowUndefinedVariables(), expr.DisableAllBuiltins(), expr.MaxNodes(maxNodes), expr.Optimize(false)}
-	program, err := expr.Compile(text, options...)
-	if err != nil {
-		return nil, plainError(err)
-	}
-	names := slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(c.names))), func(n string) bool {
-		return slices.Contains(functions, n) || n == configName
-	})
-	return &expression{text: text, program: program, names: names}, nil
-}
-
-// plainError returns an error of the library in one line.
-func plainError(err error) error {
-	text, _, _ := strings.Cut(err.Error(), "\n")
-	return errors.New(strings.TrimSpace(text))
-}
-
-// collector finds the names of an expression. It refuses parts of the language that could
-// take much time or memory.
-type collector struct {
-	names []string
-	err   error
-}
-
-func (c *collector) Visit(node *ast.Node) {
-	refuse := func(what string) {
-		if c.err == nil {
-			c.err = fmt.Errorf("%s cannot be used in a recipe", what)
-		}
-	}
-	switch n := (*node).(type) {
-	case *ast.IdentifierNode:
-		if n.Value == "$env" {
-			refuse(n.Value)
-		}
-		c.names = append(c.names, n.Value)
-	case *ast.BuiltinNode:
-		refuse(n.Name)
-	case *ast.PredicateNode, *ast.PointerNode:
-		refuse("a closure")
-	case *ast.VariableDeclaratorNode:
-		refuse("let")
-	case *ast.CallNode:
-		if f, ok := n.Callee.(*ast.IdentifierNode); !ok || !slices.Contains(functions, f.Value) {
-			refuse(fmt.Sprintf("the function %s", n.Callee))
-		}
-	case *ast.BinaryNode:
-		switch n.Operator {
-		case "..", "**", "^", "matches", "contains", "startsWith", "endsWith", "|":
-			refuse("the operator " + n.Operator)
-		}
-	}
+	return &expression{text: text, root: root, names: names}, nil
 }
 
 // unknownError reports a variable without a value.
@@ -120,42 +57,30 @@ func (e *unknownError) broken() bool {
 
 func (e *unknownError) Error() string {
 	text := fmt.Sprintf("the value of %s is not known", e.what)
-	if e.why != nil {
-		text += " (" + e.why.Error() + ")"
+	root := e.why // of a chain of variables, the last one says what is missing
+	for u, ok := errors.AsType[*unknownError](root); ok && u.why != nil; u, ok = errors.AsType[*unknownError](root) {
+		root = u.why
+	}
+	if root != nil {
+		text += " (" + root.Error() + ")"
 	}
 	return text
 }
 
 // run returns the value of the expression. It is nil if it is unknown.
 func (x *expression) run(e *environment) (any, error) {
-	var unknown *unknownError
-	for _, name := range x.names { // before the captures are in e.scope
-		if _, captured := e.captures[name]; !captured && e.variable(name) == nil && unknown == nil {
-			unknown = &unknownError{what: name, why: e.why[name]}
-		}
+	v, err := x.root.eval(e)
+	if err == nil {
+		v, err = smallValue(v)
 	}
-	for _, name := range x.names {
-		v, captured := e.captures[name]
-		if !captured {
-			v = e.variable(name)
-		}
-		e.scope[name] = v
-	}
-	v, err := vm.Run(x.program, e.scope)
-	if err != nil {
-		if unknown != nil {
-			return nil, unknown
-		}
-		return nil, fmt.Errorf("%s: %w", x.text, plainError(err))
-	}
-	if v, err = smallValue(v); err != nil {
+	if _, unknown := errors.AsType[*unknownError](err); err != nil && !unknown {
 		err = fmt.Errorf("%s: %w", x.text, err)
 	}
 	return v, err
 }
 
 // smallValue is plainValue for values of a recipe, which are bounded.
-func smallValue(v any) (any, error) { return (&plainer{left: maxValue}).value(v, maxDepth) }
+func smallValue(v any) (any, error) { return (&plainer{left: maxValue}).value(v, maxNested) }
 
 // plainValue returns numbers without a fraction as int.
 func plainValue(v any) (any, error) {
@@ -214,7 +139,7 @@ type environment struct {
 	set      map[string]any // by the user
 	defs     map[string]*definition
 	captures map[string]any // of the current instance of a rule
-	scope    map[string]any // what a formula can use: functions, the configuration, names
+	names    *nameList      // of the checkpoint
 
 	values map[string]any   // of the variables that were evaluated; nil: unknown
 	why    map[string]error // why a variable is unknown
@@ -256,33 +181,35 @@ func newEnvironment(r *Recipe, names *nameList, config, set map[string]any) (*en
 			return nil, fmt.Errorf("%w: %s is not a variable of the recipe %s; it has %s", ErrVariable, name, r.Name, strings.Join(slices.Sorted(maps.Keys(e.defs)), ", "))
 		}
 	}
-	e.scope = map[string]any{
-		configName:  e.config,
-		"has":       func(g string) (bool, error) { n, err := names.count(g); return n > 0, err },
-		"number_of": names.count,
-		"div":       ofNumbers(divide),
-		"ceil_to":   ofNumbers(ceilTo),
-	}
+	e.names = names
 	return e, nil
 }
 
-// ofNumbers returns a function of expressions. Without it, an unknown value would be zero.
-func ofNumbers(fn func(a, b int) (int, error)) func(a, b any) (int, error) {
-	return func(a, b any) (int, error) {
-		m, ok := a.(int)
-		n, both := b.(int)
-		if !ok || !both {
-			return 0, fmt.Errorf("%v and %v are not whole numbers", a, b)
+// call calls a function.
+func (e *environment) call(name string, args []any) (any, error) {
+	if name == "ceil_to" {
+		if len(args) != 2 {
+			return nil, errors.New("ceil_to: want a number and the number of which it becomes a multiple")
 		}
-		return fn(m, n)
+		a, okA := args[0].(int)
+		b, okB := args[1].(int)
+		if !okA || !okB {
+			return nil, fmt.Errorf("ceil_to: %v and %v are not whole numbers", args[0], args[1])
+		}
+		return ceilTo(a, b)
 	}
-}
-
-func divide(a, b int) (int, error) {
-	if b == 0 || a%b != 0 {
-		return 0, fmt.Errorf("%d cannot be divided by %d", a, b)
+	if len(args) != 1 {
+		return nil, fmt.Errorf("%s: want a pattern of names", name)
 	}
-	return a / b, nil
+	pattern, ok := args[0].(string)
+	if !ok {
+		return nil, fmt.Errorf("%s: %v is not a text", name, args[0])
+	}
+	n, err := e.names.count(pattern)
+	if name == "has" {
+		return n > 0, err
+	}
+	return n, err
 }
 
 func ceilTo(a, b int) (int, error) {
