@@ -87,7 +87,7 @@ type Options struct {
 
 const (
 	// maxNames bounds the number of names that the rules of a recipe stand for.
-	maxNames = 1 << 20
+	maxNames = 1 << 19
 	// maxSteps bounds the work of Bind: names that are compared with patterns, and pairs
 	// of parts of tensors.
 	maxSteps = 1 << 27
@@ -410,7 +410,7 @@ func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, 
 			if l.rest >= 0 && i > l.rest {
 				n = t.Shape[len(t.Shape)-len(l.dims)+i]
 			}
-			highest[c] = max(highest[c], int(min(n, maxNames)))
+			highest[c] = max(highest[c], int(min(n, maxNames+1)))
 			return true
 		}); err != nil {
 			return err
@@ -548,15 +548,16 @@ func (b *binder) each(r *rule, captures []string, fn func() error) error {
 // loop calls fn for all values of the captures.
 func (b *binder) loop(captures []string, fn func() error) error {
 	if len(captures) == 0 {
-		if b.names++; b.names > maxNames {
-			return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
-		}
+		b.names++
 		return fn()
 	}
 	c := captures[0]
 	n, ok := b.counts[c]
 	if !ok {
 		return &unknownError{what: "the number of " + c}
+	}
+	if n > maxNames-b.names {
+		return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
 	}
 	var list []string
 	if d := b.r.captures[c]; d != nil {
