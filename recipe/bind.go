@@ -548,7 +548,6 @@ func (b *binder) each(r *rule, captures []string, fn func() error) error {
 // loop calls fn for all values of the captures.
 func (b *binder) loop(captures []string, fn func() error) error {
 	if len(captures) == 0 {
-		b.names++
 		return fn()
 	}
 	c := captures[0]
@@ -564,6 +563,7 @@ func (b *binder) loop(captures []string, fn func() error) error {
 		list = d.list
 	}
 	for i := range n {
+		b.names++ // also if another capture has no values
 		if b.env.captures[c] = any(i); list != nil {
 			b.env.captures[c] = list[i]
 		}

@@ -139,6 +139,7 @@ func TestIncomplete(t *testing.T) {
 		{"texts that double", doubling("'v%d + v%d'"), shapes{"x": {1}}, nil, nil, recipe.ErrVariable, "the value is too large"},
 		{"lists that double", doubling("'[v%d, v%d]'"), shapes{"x": {1}}, nil, nil, nil, "which is neither a number nor a text"},
 		{"too many names", sides + "[captures]\ni = 100000\nj = 100000\n[[fill]]\nb = 'y.{i}.{j} [1]'\ndtype = 'int8'\nreason = 'r'\nwhen = 'i < 0'\n" + xy, shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "the rules stand for more than 524288 names"},
+		{"too many names of nothing", sides + "[captures]\ni = 500000\nj = 500000\nk = 0\n[[fill]]\nb = 'y.{i}.{j}.{k} [1]'\ndtype = 'int8'\nreason = 'r'\n" + xy, shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, "the rules stand for more than 524288 names"},
 		{"a result that is too large", sides + "[variables]\nn = 1099511627776\nm = 1099511627776\n[[rule]]\na = 'x'\nb = 'y'\n[[fill]]\nb = 'z [n, m]'\ndtype = 'int8'\nreason = 'r'", shapes{"x": {1}}, nil, nil, tensor.ErrShape, `"z": `},
 		{"pieces that are too fine", sides + "[variables]\nn = 1099511627776\n[[rule]]\na = ['x [n]', 'y [n]']\nb = 'z [n (1 + 1)]'", shapes{"x": {1 << 40}, "y": {1 << 40}}, nil, nil, remap.ErrTooFine, `"z": the pieces are too fine`},
 		{"a slice backwards", sides + "[[rule]]\nreason = 'not used'\na = 'x [n]'\nb = 'y [n + drop(m)]'\n[variables]\nm = 2", shapes{"x": {3}}, nil, nil, recipe.ErrIncomplete, "it drops elements of b (not used), so it works only from b to a"},
