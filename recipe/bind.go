@@ -706,15 +706,21 @@ func (b *binder) make(r *rule, name string) error {
 func (b *binder) sizes(r *rule, from, to []held) (*sizes, error) {
 	s := &sizes{of: map[string]int64{}}
 	var axes []string
-	for _, h := range slices.Concat(from, to) {
-		axes = append(axes, h.term.layout.all()...)
+	seen := map[string]bool{}
+	for _, t := range slices.Concat(r.sides[0], r.sides[1]) {
+		for _, a := range t.layout.all() {
+			if !seen[a] {
+				seen[a] = true
+				axes = append(axes, a)
+			}
+		}
 	}
 	for _, a := range axes {
 		if err := b.given(s, a, false); err != nil {
 			return nil, err
 		}
 	}
-	if err := learnAll(s, from); err != nil {
+	if err := b.learnAll(s, from); err != nil {
 		return nil, err
 	}
 	for _, a := range axes { // sizes that the source does not tell
@@ -724,7 +730,7 @@ func (b *binder) sizes(r *rule, from, to []held) (*sizes, error) {
 			}
 		}
 	}
-	if err := learnAll(s, from); err != nil {
+	if err := b.learnAll(s, from); err != nil {
 		return nil, err
 	}
 	for i := range from {
@@ -780,9 +786,12 @@ func (b *binder) given(s *sizes, axis string, fallback bool) error {
 }
 
 // learnAll finds sizes in the shapes of tensors until no more can be found.
-func learnAll(s *sizes, tensors []held) error {
+func (b *binder) learnAll(s *sizes, tensors []held) error {
 	for found := true; found; {
 		found = false
+		if err := b.spend(10 * len(tensors)); err != nil {
+			return err
+		}
 		for _, h := range tensors {
 			f, err := s.learn(h.term.layout, h.entry.Tensor.Shape)
 			if err != nil {

@@ -274,9 +274,9 @@ func (m move) cut(most int64, emit func(move)) {
 		emit(m)
 		return
 	}
-	axis, span := -1, int64(0) // the axis with the largest reach in its dimension, relative to the box
+	axis, span := -1, 0.0 // the axis with the largest reach in its dimension, relative to the box
 	for k, a := range m.piece.Axes {
-		if reach := a.FromStep * (a.Size - 1) * (1 << 20) / box.Sizes[a.From]; a.Size > 1 && reach > span {
+		if reach := float64(a.FromStep*(a.Size-1)) / float64(box.Sizes[a.From]); reach > span {
 			axis, span = k, reach
 		}
 	}
