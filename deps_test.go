@@ -86,7 +86,6 @@ var layers = []struct{ name, imports string }{
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/formats", "blob storage storage/deepspeed storage/hf storage/hyper storage/native storage/publish storage/torchdcp storage/torchfile"},
-	{"storage/view", "blob meta plan recipe recipe/remap storage tensor"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
@@ -102,6 +101,7 @@ var layers = []struct{ name, imports string }{
 	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
+	{"storage/view", "blob meta plan recipe recipe/remap storage tensor"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},

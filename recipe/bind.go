@@ -87,7 +87,7 @@ type Options struct {
 
 const (
 	// maxNames bounds the number of names that the rules of a recipe stand for.
-	maxNames = 1 << 20
+	maxNames = 1 << 19
 	// maxSteps bounds the work of Bind: names that are compared with patterns, and pairs
 	// of parts of tensors.
 	maxSteps = 1 << 27
@@ -411,7 +411,7 @@ func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, 
 			if l.rest >= 0 && i > l.rest {
 				n = t.Shape[len(t.Shape)-len(l.dims)+i]
 			}
-			highest[c] = max(highest[c], int(min(n, maxNames)))
+			highest[c] = max(highest[c], int(min(n, maxNames+1)))
 			return true
 		}); err != nil {
 			return err
@@ -549,9 +549,6 @@ func (b *binder) each(r *rule, captures []string, fn func() error) error {
 // loop calls fn for all values of the captures.
 func (b *binder) loop(captures []string, fn func() error) error {
 	if len(captures) == 0 {
-		if b.names++; b.names > maxNames {
-			return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
-		}
 		return fn()
 	}
 	c := captures[0]
@@ -559,11 +556,15 @@ func (b *binder) loop(captures []string, fn func() error) error {
 	if !ok {
 		return &unknownError{what: "the number of " + c}
 	}
+	if n > maxNames-b.names {
+		return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
+	}
 	var list []string
 	if d := b.r.captures[c]; d != nil {
 		list = d.list
 	}
 	for i := range n {
+		b.names++ // also if another capture has no values
 		if b.env.captures[c] = any(i); list != nil {
 			b.env.captures[c] = list[i]
 		}
@@ -706,15 +707,21 @@ func (b *binder) make(r *rule, name string) error {
 func (b *binder) sizes(r *rule, from, to []held) (*sizes, error) {
 	s := &sizes{of: map[string]int64{}}
 	var axes []string
-	for _, h := range slices.Concat(from, to) {
-		axes = append(axes, h.term.layout.all()...)
+	seen := map[string]bool{}
+	for _, t := range slices.Concat(r.sides[0], r.sides[1]) {
+		for _, a := range t.layout.all() {
+			if !seen[a] {
+				seen[a] = true
+				axes = append(axes, a)
+			}
+		}
 	}
 	for _, a := range axes {
 		if err := b.given(s, a, false); err != nil {
 			return nil, err
 		}
 	}
-	if err := learnAll(s, from); err != nil {
+	if err := b.learnAll(s, from); err != nil {
 		return nil, err
 	}
 	for _, a := range axes { // sizes that the source does not tell
@@ -724,7 +731,7 @@ func (b *binder) sizes(r *rule, from, to []held) (*sizes, error) {
 			}
 		}
 	}
-	if err := learnAll(s, from); err != nil {
+	if err := b.learnAll(s, from); err != nil {
 		return nil, err
 	}
 	for i := range from {
@@ -780,9 +787,12 @@ func (b *binder) given(s *sizes, axis string, fallback bool) error {
 }
 
 // learnAll finds sizes in the shapes of tensors until no more can be found.
-func learnAll(s *sizes, tensors []held) error {
+func (b *binder) learnAll(s *sizes, tensors []held) error {
 	for found := true; found; {
 		found = false
+		if err := b.spend(10 * len(tensors)); err != nil {
+			return err
+		}
 		for _, h := range tensors {
 			f, err := s.learn(h.term.layout, h.entry.Tensor.Shape)
 			if err != nil {

@@ -2,7 +2,7 @@
 
 package main
 
-// These packages open addresses, of stores and of etcd. Paths and mem: are part of the command line. Their SDKs
+// These packages open addresses. Paths and mem: are part of the command line. Their SDKs
 // are more than half of what is compiled, so the tag nocloud leaves them out.
 import (
 	_ "golang.org/x/crypto/x509roots/fallback" // for systems without certificates, such as an empty container
@@ -10,8 +10,4 @@ import (
 	_ "github.com/cairn-ckpt/cairn/blob/azure"
 	_ "github.com/cairn-ckpt/cairn/blob/gcs"
 	_ "github.com/cairn-ckpt/cairn/blob/s3"
-	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
-	"github.com/cairn-ckpt/cairn/group/etcd"
 )
-
-func init() { cli.ParseRendezvous = etcd.ParseRendezvous }

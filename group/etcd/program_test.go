@@ -27,7 +27,7 @@ func TestProgramMeetsThroughEtcd(t *testing.T) {
 	defer cancel()
 	dir := t.TempDir()
 	program, src := filepath.Join(dir, "cairn"), filepath.Join(dir, "src")
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
+	build := exec.CommandContext(ctx, "go", "build", "-tags", "etcd,nocloud,disable_grpc_modules", "-buildvcs=false", "-o", program, "github.com/cairn-ckpt/cairn/cmd/cairn")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -305,6 +306,11 @@ func randomRecipe(t *testing.T, seed uint64) {
 		want := g.sides[1-side]
 		compare(t, "from "+from, want, load(t, v))
 		ck := cairn.NewCheckpoint(new(mem.Store), v)
+		var read, made view.Sums
+		for name := range want {
+			made.Add(must.Get(ck.ReadTensor(view.WithSums(t.Context(), &read), name))(t))
+		}
+		must.Do(t, read.Compare(&made))
 		for name, x := range want {
 			box := tensor.Box{Offsets: make([]int64, x.Dims()), Sizes: make([]int64, x.Dims())}
 			for d, n := range x.Shape() {

@@ -274,9 +274,9 @@ func (m move) cut(most int64, emit func(move)) {
 		emit(m)
 		return
 	}
-	axis, span := -1, int64(0) // the axis with the largest reach in its dimension, relative to the box
+	axis, span := -1, 0.0 // the axis with the largest reach in its dimension, relative to the box
 	for k, a := range m.piece.Axes {
-		if reach := a.FromStep * (a.Size - 1) * (1 << 20) / box.Sizes[a.From]; a.Size > 1 && reach > span {
+		if reach := float64(a.FromStep*(a.Size-1)) / float64(box.Sizes[a.From]); reach > span {
 			axis, span = k, reach
 		}
 	}
@@ -404,6 +404,11 @@ func (r into) LoadBytes(*plan.ReadItem, string, []byte) error    { return plan.E
 // Check reads the parts of the source that the result leaves out because they are padding
 // or copies. The error wraps ErrCheck if they are not.
 func (c *Checkpoint) Check(ctx context.Context) error {
+	if inner, ok := c.src.(*Checkpoint); ok {
+		if err := inner.Check(ctx); err != nil {
+			return err
+		}
+	}
 	for _, k := range c.binding.Checks {
 		if err := c.check(ctx, &k); err != nil {
 			return fmt.Errorf("recipe %s, the rule in line %d: %w", c.binding.Recipe.Name, k.Rule, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
@@ -513,5 +514,34 @@ b = ["y", "z"]`
 				t.Errorf("Verify: %v", rep.Problems)
 			}
 		})
+	}
+}
+
+// TestSmallBudget reads tensors that are much larger than the buffers, in an order that
+// needs buffers.
+func TestSmallBudget(t *testing.T) {
+	const rows, cols = 640, 700
+	r := parse(t, `[[rule]]
+a = "x [m, n]"
+b = "y [n, m]"
+[[rule]]
+a = ["p [k, n]", "q [k, n]"]
+b = "z [k (1 + 1), n]"`)
+	v := must.Get(open(t, save(t, tensors{"x": count(0, rows, cols), "p": count(0, rows, cols), "q": count(rows*cols, rows, cols)}), r, "a", recipe.Options{}))(t)
+	y, z := must.Get(tensor.New(tensor.Int32, []int64{cols, rows}))(t), must.Get(tensor.New(tensor.Int32, []int64{2 * rows, cols}))(t)
+	l := &storagetest.Loading{
+		Planners: []plan.LoadPlanner{&plan.DefaultLoad{}},
+		Readers:  []storage.Reader{storage.ReaderOf(v, storage.ReadOptions{BufferBytes: 1, Parallel: 2})},
+	}
+	must.Do(t, l.Plan(t.Context(), []plan.State{{"y": y, "z": z}}))
+	must.Do(t, l.Read(t.Context()))
+	got, joined := must.Get(tensor.Values[int32](y))(t), must.Get(tensor.Values[int32](z))(t)
+	for i := range int32(rows) {
+		for j := range int32(cols) {
+			n := i*cols + j
+			if got[j*rows+i] != n || joined[2*i*cols+j] != n || joined[(2*i+1)*cols+j] != n+rows*cols {
+				t.Fatalf("row %d, column %d", i, j)
+			}
+		}
 	}
 }
