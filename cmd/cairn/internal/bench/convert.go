@@ -119,9 +119,6 @@ func (b *convertBench) measureJob(ctx context.Context, r *ConvertResult) error {
 	r.Processes = b.o.Processes
 	line := append(b.o.Program, "convert", b.source, b.target, "--quiet", "--to", b.o.To,
 		"--max-shard-size", fmt.Sprint(max(1<<20, r.Bytes/int64(4*r.Processes))))
-	if b.o.Memory > 0 {
-		line = append(line, "--memory", fmt.Sprint(b.o.Memory))
-	}
 	job := append([]string{"run", "-n", fmt.Sprint(r.Processes), "--"}, append(line, "--job")...)
 	fresh := func(ctx context.Context) error {
 		if err := os.RemoveAll(b.target); err != nil {

@@ -161,6 +161,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 		return err
 	}
 	to.group, opts.Group = g, g
+	if err := f.share(cmd, opts, g); err != nil {
+		return err
+	}
 	if to.place != nil && isFirst(g) { // the other ranks must not look for files before rank 0 makes them
 		if err := to.place.Check(); err != nil {
 			return f.explain(cmd, src, err)

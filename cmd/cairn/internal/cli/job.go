@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 )
@@ -182,4 +185,44 @@ func barLabel(name string, g group.Group) string {
 		return name
 	}
 	return fmt.Sprintf("%s, rank 0 of %d", name, g.Size())
+}
+
+// ranksHere returns the number of ranks of a job that run on this host.
+func ranksHere(ctx context.Context, g group.Group) (int, error) {
+	if g == nil {
+		return 1, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return 1, nil // they do not share what they do not know
+	}
+	hosts, err := group.Decide(ctx, g, "hosts", group.JSON[string](), group.JSON[[]string](),
+		func(context.Context) (string, error) { return host, nil },
+		func(_ context.Context, all []string) ([]string, error) { return all, nil })
+	n := 0
+	for _, h := range hosts {
+		if h == host {
+			n++
+		}
+	}
+	return max(1, n), err
+}
+
+// leastShare is the least memory of a rank that shares a host with others.
+const leastShare = 64 << 20
+
+// share divides the default memory and parallelism of a conversion by the ranks of this
+// host: together they would read and write more at a time than the host does well.
+func (f *conversionFlags) share(cmd *cobra.Command, o *convert.Options, g group.Group) error {
+	n, err := ranksHere(cmd.Context(), g)
+	if err != nil || n == 1 {
+		return err
+	}
+	if !cmd.Flags().Changed("memory") {
+		o.Memory = max(leastShare, o.Memory/int64(n))
+	}
+	if !cmd.Flags().Changed("parallel") {
+		o.Parallel = max(2, runtime.GOMAXPROCS(0)/n)
+	}
+	return nil
 }
