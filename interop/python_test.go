@@ -149,6 +149,8 @@ func copyPackage(t *testing.T, dir, program string) {
 	for name, from := range map[string]string{"with_torch": withTorch, "examples": filepath.Join(pythonDir, "examples")} {
 		must.Do(t, os.CopyFS(filepath.Join(dir, "py", name), os.DirFS(from)))
 	}
+	const fixtures = "deepspeed-0.19" // of test_deepspeed.py
+	must.Do(t, os.CopyFS(filepath.Join(dir, "py", "with_torch", fixtures), os.DirFS(filepath.Join("..", "testdata", "fixtures", fixtures))))
 	config := must.Get(os.ReadFile(filepath.Join(pythonDir, "pyproject.toml")))(t)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "py", "pyproject.toml"), config, 0o644))
 	b := must.Get(os.ReadFile(program))(t)

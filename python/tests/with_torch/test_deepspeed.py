@@ -14,7 +14,10 @@ from torch.distributed.fsdp import fully_shard
 import cairn.torch
 from device import CUDA, DEVICE, Case, join, spawn
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[3] / "testdata" / "fixtures" / "deepspeed-0.19"
+# In the repository, or beside the tests, where the cases with a real PyTorch put them.
+FIXTURES = pathlib.Path(__file__).resolve().parent / "deepspeed-0.19"
+if not FIXTURES.exists():
+    FIXTURES = FIXTURES.parents[3] / "testdata" / "fixtures" / FIXTURES.name
 
 
 def items(fixture):
