@@ -44,7 +44,11 @@ def model_of(held):
             at.register_buffer(last, t)
         else:
             at.register_parameter(last, torch.nn.Parameter(t, "frozen" not in name))
-    return net, lambda: torch.optim.AdamW([{"params": [net.get_parameter(n) for n in names]} for names in trained], lr=7)
+
+    def optimizer():  # made later, because fully_shard replaces the parameters
+        return torch.optim.AdamW([{"params": [net.get_parameter(n) for n in names]} for names in trained], lr=7)
+
+    return net, optimizer
 
 
 def digest(t):
