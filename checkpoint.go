@@ -258,9 +258,8 @@ func (c *Checkpoint) ReadBytes(ctx context.Context, e *meta.Entry) (codec string
 	if e.Bytes == nil {
 		return "", nil, wrap("read", c.store, fmt.Errorf("%q is a tensor, not a value: %w", e.FQN, ErrMismatch))
 	}
-	p := &rawValue{}
-	err = c.read(ctx, only(e), p, plan.State{e.FQN: nil})
-	return p.codec, p.data, err
+	codec, data, err = storage.ReadValue(ctx, c.c, e)
+	return codec, data, wrap("read", c.store, plan.Named(e.FQN, err))
 }
 
 // only returns metadata that has the entry e alone.
@@ -310,15 +309,3 @@ func (o *oneBox) GlobalShape() []int64             { return o.shape }
 func (o *oneBox) DType() tensor.DType              { return o.dst.DType() }
 func (o *oneBox) Boxes() []tensor.Box              { return []tensor.Box{o.box} }
 func (o *oneBox) Part(int) (*tensor.Tensor, error) { return o.dst, nil }
-
-// rawValue is a planner that keeps the encoded bytes of a value.
-type rawValue struct {
-	plan.DefaultLoad
-	codec string
-	data  []byte
-}
-
-func (r *rawValue) LoadBytes(_ *plan.ReadItem, codec string, data []byte) error {
-	r.codec, r.data = codec, slices.Clone(data)
-	return nil
-}

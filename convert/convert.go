@@ -15,6 +15,7 @@
 package convert
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"runtime"
@@ -146,10 +147,30 @@ type Target struct {
 	// NewWriter returns a new writer for one rank with buffers of bufferBytes.
 	NewWriter func(bufferBytes int64) (storage.Writer, error)
 	// Staging, if not nil, is the store that the writers write to. All other files in
-	// it are removed. A journal below JournalPrefix lists the finished files, so that
+	// it are removed. A journal in JournalFolder lists the finished files, so that
 	// an interrupted conversion can continue. Nil: there is no journal, and after an
-	// error the written files are removed.
+	// error the written files are removed, unless there is Direct.
 	Staging blob.Store
+	// Direct, if not nil, is the store of the checkpoint itself, which the writers write
+	// to: object storage has no staging store, because it cannot rename. There is a journal
+	// as in a staging store until the conversion has ended. Other files stay. One of
+	// Staging and Direct is nil.
+	Direct blob.Store
+	// Leftovers, if not nil, returns the files of a save in Direct that no checkpoint needs.
+	// If another conversion has ended there with an error, its files are removed.
+	Leftovers func(ctx context.Context, saveID string) ([]string, error)
+	// Committed, if not nil, is called by the coordinator after the commit and before the
+	// journal is removed. If the conversion is interrupted in between, the next run calls it
+	// again.
+	Committed func(ctx context.Context, r *Report) error
 	// Where is the location of the checkpoint, for messages.
 	Where string
+}
+
+// store returns the store with the journal, or nil.
+func (t *Target) store() blob.Store {
+	if t.Direct != nil {
+		return t.Direct
+	}
+	return t.Staging
 }

@@ -10,6 +10,7 @@ import (
 	"hash"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,23 +21,26 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/recipe/remap"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
 // fingerprint identifies a conversion: equal ones write equal files. It covers
-// the source, its files and the location of each chunk in them, the plans of all
-// ranks, and the target. If here is not set, it leaves out what may differ between hosts
+// the source, its files and the location of each chunk in them, how a recipe makes
+// tensors of them, the plans of all ranks, and the target. If here is not set, it leaves out what may differ between hosts
 // that see the same source: its path, and the times and inodes of its files.
 func fingerprint(ctx context.Context, j *Job, t *Target, here bool) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
 	f.text("cairn convert 5", t.Format, t.Details, fmt.Sprint(j.opts.SkipObjects), j.opts.Cast.String(), st.SaveID, st.Version, st.Time.UTC().String(), string(j.md.PlannerData))
-	if !here {
-		f.text(cairn.Version) // the files record it
+	if !here || t.Direct != nil { // the files record it, and files in Direct may be replaced by the same bytes only
+		f.text(cairn.Version)
 	}
 	for v := viewOf(j.src); v != nil; v = viewOf(v.Source()) {
-		b := v.Binding()
-		f.text(b.Recipe.SHA256, b.From, fmt.Sprint(b.Variables))
+		if err := f.view(ctx, v); err != nil {
+			return "", err
+		}
 	}
 	f.numbers(int64(j.ranks))
 	if j.step != nil {
@@ -99,15 +103,61 @@ func (f *fingerprinter) entry(e *entry) {
 		f.text(string(v.bytes), v.sum)
 		return
 	}
-	f.numbers(int64(e.src.Tensor.DType))
-	for i, c := range e.src.Tensor.Chunks {
+	f.tensor(e.src.Tensor)
+}
+
+// tensor adds the dtype of a tensor and the location of each chunk.
+func (f *fingerprinter) tensor(t *meta.Tensor) {
+	f.numbers(int64(t.DType))
+	for i, c := range t.Chunks {
 		f.numbers(c.Offsets...)
 		f.numbers(c.Sizes...)
-		if i < len(e.src.Tensor.Locs) {
-			l := &e.src.Tensor.Locs[i]
+		if i < len(t.Locs) {
+			l := &t.Locs[i]
 			f.text(l.File)
 			f.numbers(l.Offset, l.Length)
 		}
+	}
+}
+
+// view adds how each tensor is made, and of which bytes. The recipe and its variables do not
+// tell it: conditions and layouts depend on the configuration, too.
+func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
+	md, err := v.Source().Metadata(ctx)
+	if err != nil {
+		return err
+	}
+	b := v.Binding()
+	f.text(b.Recipe.SHA256, b.From, fmt.Sprint(b.Variables))
+	for i := range b.Tensors {
+		t := &b.Tensors[i]
+		f.text(t.Name, t.Same, fmt.Sprint(t.Properties))
+		f.numbers(int64(math.Float64bits(t.Add)), int64(len(t.Parts)))
+		for k := range t.Parts {
+			p := &t.Parts[k]
+			f.text(p.Source)
+			f.numbers(int64(math.Float64bits(p.Value)))
+			f.piece(&p.Map)
+		}
+	}
+	for _, x := range b.Values {
+		f.text(x.Name, x.Source)
+	}
+	for i := range md.Entries {
+		if e := &md.Entries[i]; e.Tensor != nil {
+			f.text(e.FQN)
+			f.tensor(e.Tensor)
+		}
+	}
+	return nil
+}
+
+func (f *fingerprinter) piece(p *remap.Piece) {
+	f.numbers(p.To...)
+	f.numbers(p.From...)
+	f.numbers(int64(len(p.Axes)))
+	for _, a := range p.Axes {
+		f.numbers(a.Size, int64(a.To), int64(a.From), a.ToStep, a.FromStep)
 	}
 }
 

@@ -279,6 +279,9 @@ type Unfinished struct {
 	ModTime time.Time
 	// Owner is the state of the process of the conversion.
 	Owner blob.Owner
+	// SaveID is the id of its save if Path is not a path of the file system; see
+	// UnfinishedIn. The names of its files contain it.
+	SaveID string
 }
 
 // FindUnfinished returns the conversions to paths in the directory dir that have

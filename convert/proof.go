@@ -134,6 +134,9 @@ type ItemDigest struct {
 	Name string `json:"name"`
 	// Offset is the position of a chunk. Nil: the whole tensor.
 	Offset []int64 `json:"offset,omitempty"`
+	// DType and Shape describe the whole tensor.
+	DType string  `json:"dtype"`
+	Shape []int64 `json:"shape"`
 	// BLAKE3 is the digest of the contiguous little-endian bytes, the last dimension
 	// fastest, in hexadecimal.
 	BLAKE3 string `json:"blake3"`
@@ -170,7 +173,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 			if e == nil || e.src.Tensor == nil || it.Digest == nil {
 				continue
 			}
-			d := ItemDigest{Name: it.Index.FQN, BLAKE3: hex.EncodeToString(it.Digest)}
+			d := ItemDigest{Name: it.Index.FQN, DType: e.info.Properties.DType.String(), Shape: e.info.Shape, BLAKE3: hex.EncodeToString(it.Digest)}
 			if len(e.boxes) > max(1, e.copies) {
 				d.Offset = it.Index.Offset
 			}
@@ -219,37 +222,97 @@ func (r *run) check(ctx context.Context) error {
 // checkPiece is the size of the parts that CheckDigests reads.
 const checkPiece = 8 << 20
 
-// CheckDigests reads the tensors of c and compares them with their digests. The error wraps
-// storage.ErrCorrupt if one differs or is missing. progress, if not nil, receives the
-// bytes that were read since its last call, from several goroutines at once.
-func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDigest, progress func(bytes int64)) error {
+// CheckDigests reads the tensors of c and compares them with their digests. It returns every
+// tensor that differs, is missing, or has no digest. progress, if not nil, receives the bytes
+// that were read since its last call, from several goroutines at once.
+func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDigest, progress func(bytes int64)) ([]storage.VerifyProblem, error) {
 	md, err := c.Metadata(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	boxes, texts, out := digestBoxes(md, digests)
 	s := &source{src: c, md: md, opts: storage.ReadOptions{BufferBytes: 2 * checkPiece, Parallel: 2}, slots: semaphore.NewWeighted(1 << 20)}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
-	for _, d := range digests {
-		e, ok := md.Find(d.Name)
-		if !ok || e.Tensor == nil {
-			return fmt.Errorf("%w: the manifest has %q, the checkpoint does not", storage.ErrCorrupt, d.Name)
+	for i, d := range digests {
+		if texts[i] != "" {
+			continue
 		}
-		box := tensor.Whole(e.Tensor.Shape)
-		if d.Offset != nil {
-			i, ok := e.Tensor.FindChunk(d.Offset, 0)
-			if !ok {
-				return fmt.Errorf("%w: %q has no chunk at %v, the manifest has", storage.ErrCorrupt, d.Name, d.Offset)
-			}
-			box = e.Tensor.Chunks[i]
-		}
-		g.Go(func() error { return plan.Named(d.Name, s.checkDigest(ctx, e, box, d.BLAKE3, progress)) })
+		g.Go(func() (err error) {
+			e, _ := md.Find(d.Name)
+			texts[i], err = s.checkDigest(ctx, e, boxes[i], d.BLAKE3, progress)
+			return plan.Named(d.Name, err)
+		})
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	var wrong []storage.VerifyProblem
+	for i, text := range texts {
+		if text != "" {
+			wrong = append(wrong, storage.VerifyProblem{FQN: digests[i].Name, Text: text})
+		}
+	}
+	return append(wrong, out...), nil
 }
 
-// checkDigest compares a box of a tensor with its digest.
-func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box, want string, progress func(int64)) error {
+// digestBoxes returns the boxes that digests are of, and what is wrong with each digest, or
+// "". The problems are the tensors of which not all elements have a digest.
+func digestBoxes(md *meta.Metadata, digests []ItemDigest) (boxes []tensor.Box, texts []string, problems []storage.VerifyProblem) {
+	boxes, texts = make([]tensor.Box, len(digests)), make([]string, len(digests))
+	elements := map[string]int64{} // with a digest, by name
+	wrong := map[string]bool{}     // names with a problem already
+	seen := map[meta.IndexKey]bool{}
+	for i, d := range digests {
+		e, ok := md.Find(d.Name)
+		if !ok || e.Tensor == nil {
+			texts[i] = "the manifest has this tensor, the checkpoint does not"
+			continue
+		}
+		if boxes[i], texts[i] = d.box(e.Tensor); texts[i] != "" {
+			wrong[d.Name] = true
+			continue
+		}
+		key := meta.Index{FQN: d.Name, Offset: boxes[i].Offsets}.Key()
+		if seen[key] {
+			texts[i] = fmt.Sprintf("the manifest has it twice at %v", boxes[i].Offsets)
+			continue
+		}
+		seen[key] = true
+		elements[d.Name] += boxes[i].Volume()
+	}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		if e.Tensor == nil || wrong[e.FQN] {
+			continue
+		}
+		all := tensor.Whole(e.Tensor.Shape).Volume()
+		if n, ok := elements[e.FQN]; !ok {
+			problems = append(problems, storage.VerifyProblem{FQN: e.FQN, Text: "the checkpoint has this tensor, the manifest does not"})
+		} else if n != all {
+			problems = append(problems, storage.VerifyProblem{FQN: e.FQN, Text: fmt.Sprintf("the manifest has digests of %d of its %d elements", n, all)})
+		}
+	}
+	return boxes, texts, problems
+}
+
+// box returns the box of t that the digest is of, or what is wrong with it.
+func (d *ItemDigest) box(t *meta.Tensor) (tensor.Box, string) {
+	if dtype := t.DType.String(); d.DType != dtype || !slices.Equal(d.Shape, t.Shape) {
+		return tensor.Box{}, fmt.Sprintf("it is %s %v, in the manifest %s %v", dtype, t.Shape, d.DType, d.Shape)
+	}
+	if d.Offset == nil {
+		return tensor.Whole(t.Shape), ""
+	}
+	at, ok := t.FindChunk(d.Offset, 0)
+	if !ok {
+		return tensor.Box{}, fmt.Sprintf("the manifest has a chunk at %v, the checkpoint does not", d.Offset)
+	}
+	return t.Chunks[at], ""
+}
+
+// checkDigest compares a box of a tensor with its digest. It returns the difference, or "".
+func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box, want string, progress func(int64)) (string, error) {
 	entry := newEntry(e, &plan.Info{FQN: e.FQN, Properties: e.Tensor.Properties, Shape: e.Tensor.Shape})
 	c := newContent(s, &entry, box)
 	h := blake3.New()
@@ -257,7 +320,7 @@ func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box,
 	for off := int64(0); off < c.size; {
 		p := buf[:min(int64(len(buf)), c.size-off)]
 		if err := c.fill(ctx, p, off); err != nil {
-			return err
+			return "", err
 		}
 		h.Write(p)
 		off += int64(len(p))
@@ -266,7 +329,7 @@ func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box,
 		}
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
-		return fmt.Errorf("%w: its digest is %s, the manifest has %s", storage.ErrCorrupt, got, want)
+		return fmt.Sprintf("its BLAKE3 digest is %s, the manifest has %s", got, want), nil
 	}
-	return nil
+	return "", nil
 }

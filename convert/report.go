@@ -104,8 +104,9 @@ type Report struct {
 	FileBytes int64 `json:"file_bytes"`
 	KeptFiles int   `json:"kept_files"`
 	// Digests are the digests of the tensors, and Compared is the number of elements whose
-	// sums were compared with the source, by this process. Only conversions of a view have
-	// them.
+	// sums were compared with the source in this run: not the elements of KeptFiles, and
+	// small tensors that several ranks have read count more than once. Only conversions of
+	// a view have them.
 	Digests  []ItemDigest `json:"digests,omitempty"`
 	Compared int64        `json:"elements_compared,omitempty"`
 }

@@ -22,16 +22,19 @@ import (
 type run struct {
 	job     *Job
 	target  *Target
-	journal *journal // nil: the target has no staging store
+	journal *journal // nil: the target has no store for it
 	refused refusals
 	save    protocol.InProcessSave
+	warn    func(error) // of the job, which ends before the run does
 
 	group    group.Group // nil: this process converts alone
 	division *division   // nil without a group
 	identity record      // of the conversion, without a journal
 	proof    *proof      // nil: the source is not a view
 	wrote    bool        // the coordinator has the results of this process, or may have them
+	visible  bool        // the checkpoint is in its place
 	kept     int         // files that an earlier run had finished, if there is a group
+	compared int64       // elements whose sums were compared, if there is a group
 
 	local       []*plan.SavePlan // of the ranks, until they are planned globally
 	plannerData json.RawMessage  // to be recorded
@@ -43,19 +46,19 @@ type run struct {
 // has no other files. If the target cannot hold everything, Run returns a *RefusedError
 // before it writes anything.
 //
-// With a staging store, finished files stay there after an error, and the same
-// conversion of the same source continues with them. Without a staging store, the
+// With a staging store, or if the target has Direct, finished files stay there after an
+// error, and the same conversion of the same source continues with them. Otherwise the
 // written files are removed.
 //
 // With a group, all its ranks call Run, with the same source and the same target, and it
 // returns the same report on all of them, or an error that names the ranks that failed.
 // The ranks divide the data files of the target by their bytes. Each reads and writes only
 // its own files, and rank 0 commits the checkpoint. A target of one file is written by
-// rank 0. If a rank dies, finished files of all ranks stay in the staging store.
+// rank 0. If a rank dies, finished files of all ranks stay.
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &run{job: job, target: t, refused: refusals{}, proof: newProof(job.src)}
+	r := &run{job: job, target: t, refused: refusals{}, proof: newProof(job.src), warn: job.opts.Warn}
 	if g := job.opts.Group; g != nil && g.Size() > 1 {
 		r.group, r.division = g, &division{files: make([][]storage.File, job.ranks), me: g.Rank()}
 		r.save.Helper, r.save.Divide = r.helps(), r.division.mine
@@ -70,13 +73,34 @@ func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	if r.lost(err) {
 		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}
-	// Finished files stay for the next run: Abort would remove them. The coordinator decides
-	// about a staging store.
-	after := context.WithoutCancel(ctx)
-	if !errors.Is(err, storage.ErrUncertain) && (r.journal == nil || !r.helps() && r.journal.empty(after)) {
-		err = errors.Join(err, r.save.Abort(after))
+	if !errors.Is(err, storage.ErrUncertain) {
+		err = errors.Join(err, r.abandon(context.WithoutCancel(ctx)))
 	}
 	return nil, err
+}
+
+// endTime bounds how long a run that has failed tries to say so in its journal.
+const endTime = 20 * time.Second
+
+// abandon ends a run that has failed. If a file is finished, all files stay for the next run.
+func (r *run) abandon(ctx context.Context) error {
+	err := r.save.Abort(ctx)
+	j := r.journal
+	if j == nil || !j.direct || !j.started {
+		return err
+	}
+	if !j.Begun(ctx) {
+		return errors.Join(err, j.remove(ctx))
+	}
+	if r.visible {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	if endErr := j.end(ctx); endErr != nil { // it may be under way, as if it was killed
+		r.warn(fmt.Errorf("the journal in %s does not say that this run has ended: %w", j.store, endErr))
+	}
+	return err
 }
 
 // Check returns the error that Run would return if the target cannot hold everything.
@@ -94,17 +118,17 @@ func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 // Begun returns whether Run would continue an interrupted run of the conversion, and
 // the number of finished files.
 func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err error) {
-	if t.Staging == nil {
+	if t.store() == nil {
 		return 0, false, nil
 	}
-	old, err := readRecord(ctx, t.Staging)
+	old, err := readRecord(ctx, t.store())
 	if err != nil || old == nil {
 		return 0, false, err
 	}
 	if mine, err := fingerprint(ctx, job, t, true); err != nil || old.Fingerprint != mine {
 		return 0, false, err
 	}
-	for _, err := range t.Staging.List(ctx, resultsPrefix) {
+	for _, err := range t.store().List(ctx, resultsPrefix) {
 		if err != nil {
 			return 0, false, err
 		}
@@ -132,7 +156,7 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 	r.save.Storage = r.job.storage(r.identity, r.target)
 	if r.journal != nil {
 		r.journal.proof = r.proof
-		r.save.Journal = r.journal
+		r.save.Journal, r.save.Private = r.journal, !r.journal.direct
 	}
 	return nil, nil
 }
@@ -141,12 +165,12 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 // checkpoint.
 func (r *run) open(ctx context.Context) (*Report, error) {
 	r.identity = newIdentity()
-	if r.target.Staging != nil {
+	if r.target.store() != nil {
 		mine, err := fingerprint(ctx, r.job, r.target, true)
 		if err != nil {
 			return nil, err
 		}
-		j, err := openJournal(ctx, r.target.Staging, mine, r.identity, r.job.opts.Warn)
+		j, err := openJournal(ctx, r.target, mine, r.identity, r.job.opts.Warn)
 		if err != nil {
 			return nil, err
 		}
@@ -154,7 +178,10 @@ func (r *run) open(ctx context.Context) (*Report, error) {
 		if rep := j.rec.Report; rep != nil {
 			return rep, j.remove(ctx)
 		}
-		return nil, j.sweep(ctx)
+		if err := j.sweep(ctx); err != nil {
+			return nil, err
+		}
+		return nil, j.forget(ctx, r.target.Leftovers, r.job.opts.Warn)
 	}
 	return nil, nil
 }
@@ -279,14 +306,32 @@ func (r *run) finish(ctx context.Context) (*Report, error) {
 	}
 	md.PlannerData = r.plannerData
 	r.save.Plans, r.save.Metadata = nil, md
-	if err := r.save.Finish(ctx); err != nil || r.journal == nil {
-		return rep, err
-	}
-	if err := r.journal.complete(ctx, rep); err != nil {
+	if err := r.save.Finish(ctx); err != nil {
 		return nil, err
 	}
-	return rep, r.journal.remove(ctx)
+	r.visible = r.target.Staging == nil
+	if r.target.Committed != nil {
+		if err := r.target.Committed(ctx, rep); err != nil {
+			return nil, fmt.Errorf("%w: %w", errBeside, err)
+		}
+	}
+	switch {
+	case r.journal == nil:
+	case r.journal.direct:
+		if err := r.journal.done(ctx); err != nil {
+			r.warn(fmt.Errorf("the checkpoint is complete, but its journal stays in %s; 'cairn clean' removes it: %w", r.target.Direct, err))
+		}
+	default:
+		if err := r.journal.complete(ctx, rep); err != nil {
+			return nil, err
+		}
+		return rep, r.journal.remove(ctx)
+	}
+	return rep, nil
 }
+
+// errBeside reports that the checkpoint is complete, but Target.Committed has failed.
+var errBeside = errors.New("the checkpoint is complete, but files that belong beside it are missing")
 
 func (r *run) report() *Report {
 	rep := &Report{SaveID: r.save.Storage.SaveID, Step: r.save.Storage.Step, Ranks: r.job.ranks}
@@ -299,13 +344,14 @@ func (r *run) report() *Report {
 		rep.FileBytes += res.Bytes()
 	}
 	rep.Digests = r.proof.report(r.job, r.save.Results)
+	if r.group != nil {
+		rep.KeptFiles, rep.Compared = r.kept, r.compared
+		return rep
+	}
 	if r.proof != nil {
 		rep.Compared = r.proof.compared.Load()
 	}
-	switch {
-	case r.group != nil:
-		rep.KeptFiles = r.kept
-	case r.journal != nil:
+	if r.journal != nil {
 		rep.KeptFiles = int(r.journal.kept.Load())
 	}
 	return rep

@@ -73,8 +73,8 @@ func (r *run) meet(ctx context.Context) (*Report, error) {
 	}
 	if r.helps() {
 		r.identity = s.Record
-		if r.target.Staging != nil {
-			r.journal = &journal{store: r.target.Staging, rec: s.Record, goesOn: s.GoesOn}
+		if store := r.target.store(); store != nil {
+			r.journal = &journal{store: store, direct: r.target.Direct != nil, rec: s.Record, goesOn: s.GoesOn}
 		}
 	}
 	return rep, nil
@@ -180,7 +180,9 @@ func (r *run) divide(ctx context.Context) error {
 		return err
 	}
 	parts := d.assign(finished, r.group.Size())
-	if n := d.count(); n > 0 && n < r.group.Size() && !r.helps() {
+	if n := d.count(); n == 0 && !r.helps() {
+		r.job.opts.Warn(fmt.Errorf("one file has all data, so rank 0 of %d ranks writes it alone; smaller files would give the other ranks work", r.group.Size()))
+	} else if n < r.group.Size() && !r.helps() {
 		r.job.opts.Warn(fmt.Errorf("there are %d data files for %d ranks: some have nothing to write; smaller files would give them work", n, r.group.Size()))
 	}
 	r.planned(parts)
@@ -273,6 +275,7 @@ func (r *run) together(ctx context.Context, write func(context.Context) error) e
 			for _, p := range all {
 				r.save.Results = append(r.save.Results, p.results)
 				r.kept += p.kept
+				r.compared += p.compared
 			}
 			return nil, nil
 		})
@@ -283,6 +286,8 @@ func (r *run) together(ctx context.Context, write func(context.Context) error) e
 type part struct {
 	results *storage.WriteResults // of all ranks of the target
 	kept    int                   // files that an earlier run had finished
+	// compared is the number of elements whose sums were compared with the source.
+	compared int64
 }
 
 // part returns what this process has written. Every process has the values that are in no
@@ -300,6 +305,9 @@ func (r *run) part() *part {
 	if r.journal != nil {
 		p.kept = int(r.journal.kept.Load())
 	}
+	if r.proof != nil {
+		p.compared = r.proof.compared.Load()
+	}
 	return p
 }
 
@@ -312,11 +320,12 @@ var partCodec = group.Func[*part]{
 		}
 		var w wire.Writer
 		w.Uvarint(uint64(p.kept))
+		w.Uvarint(uint64(p.compared))
 		return append(w.B, b...), nil
 	},
 	DecodeFunc: func(b []byte) (*part, error) {
 		r := wire.NewReader(b)
-		p := &part{kept: int(r.Uvarint())}
+		p := &part{kept: int(r.Uvarint()), compared: int64(r.Uvarint())}
 		if err := r.Err(); err != nil {
 			return nil, err
 		}
@@ -330,7 +339,10 @@ var partCodec = group.Func[*part]{
 // known not to exist.
 var errNotCommitted = errors.New("nothing was committed")
 
-func init() { group.RegisterError("convert.errNotCommitted", errNotCommitted) }
+func init() {
+	group.RegisterError("convert.errNotCommitted", errNotCommitted)
+	group.RegisterError("convert.errBeside", errBeside)
+}
 
 // commit lets the coordinator commit and sends its report to all processes. From here
 // on a context that ends interrupts only the coordinator's own work: a process that left
@@ -344,12 +356,12 @@ func (r *run) commit(ctx context.Context, finish func(context.Context) (*Report,
 			return nil, fmt.Errorf("%w: %w", errNotCommitted, err)
 		}
 		rep, err := finish(ctx)
-		if err != nil && !errors.Is(err, storage.ErrUncertain) {
+		if err != nil && !r.visible && !errors.Is(err, storage.ErrUncertain) {
 			err = fmt.Errorf("%w: %w", errNotCommitted, err)
 		}
 		return rep, err
 	})
-	if err != nil && r.helps() && !errors.Is(err, errNotCommitted) && !errors.Is(err, storage.ErrUncertain) {
+	if err != nil && r.helps() && !errors.Is(err, errNotCommitted) && !errors.Is(err, errBeside) && !errors.Is(err, storage.ErrUncertain) {
 		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}
 	return rep, err

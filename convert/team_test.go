@@ -21,9 +21,11 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -129,6 +131,33 @@ func TestRanksConvertTogether(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// The report of a conversion through a recipe has what all ranks have proven.
+func TestRanksProveTogether(t *testing.T) {
+	src := saved(t, 3)
+	r := must.Get(recipe.Parse("same", []byte("sides = ['a', 'b']\n[[rule]]\na = '{rest*}'\nb = '{rest*}'\n")))(t)
+	viewed := func() storage.Checkpoint {
+		c := open(t, src)
+		b := must.Get(recipe.Bind(r, "a", must.Get(c.Metadata(t.Context()))(t), recipe.Options{}))(t)
+		return must.Get(view.Open(t.Context(), c, b))(t)
+	}
+	o := convert.Options{SkipObjects: true}
+	want := must.Get(run(t.Context(), viewed(), &o, inShards(formats.HF, new(mem.Store), true)))(t)
+	to := new(mem.Store)
+	var got *convert.Report
+	must.Do(t, inproc.Run(t.Context(), 3, func(ctx context.Context, g group.Group) error {
+		mine := o
+		mine.Group = g
+		rep, err := run(ctx, viewed(), &mine, inShards(formats.HF, to, true))
+		if g.Rank() == 0 {
+			got = rep
+		}
+		return err
+	}))
+	if want.Compared == 0 || got.Compared < want.Compared || len(got.Digests) != len(want.Digests) {
+		t.Errorf("compared %d elements, %d digests; want at least %d, and %d", got.Compared, len(got.Digests), want.Compared, len(want.Digests))
 	}
 }
 

@@ -260,22 +260,22 @@ func pathBelow(e *meta.Entry, name string) meta.Path {
 	return meta.Path{meta.Key(strings.TrimPrefix(strings.TrimPrefix(e.FQN, name), "."))}
 }
 
-// stepNames are the usual names of the step at the top level of a training state,
-// in the order in which StateStep tries them.
-var stepNames = []string{"step", "global_step", "iteration"}
+// stepNames are the usual names of the step in a training state, in the order in which
+// StateStep tries them. The last one is torchtitan's.
+var stepNames = []string{"step", "global_step", "iteration", "train_state.step"}
 
 // maxStep bounds the encoded value that StateStep reads. PyTorch stores even a
 // number as a file of torch.save of more than 1 KiB.
 const maxStep = 64 << 10
 
-// StateStep returns the step in the state: the first of stepNames at the top
-// level that is a non-negative integer, or nil. read returns the encoded bytes of
+// StateStep returns the step in the state: the first of stepNames that is a
+// non-negative integer, or nil. read returns the encoded bytes of
 // a value and their codec, like cairn.Checkpoint.ReadBytes. Values that cannot be
 // read are ignored.
 func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context, *meta.Entry) (codec string, data []byte, err error)) *int64 {
 	for _, name := range stepNames {
 		e, ok := md.Find(name)
-		if !ok || e.Bytes == nil || len(e.Path) > 1 || e.Bytes.Size > maxStep {
+		if !ok || e.Bytes == nil || len(e.Path) > 1+strings.Count(name, ".") || e.Bytes.Size > maxStep {
 			continue
 		}
 		codec, data, err := read(ctx, e)

@@ -40,7 +40,7 @@ func TestSetup(t *testing.T) {
 		want   string // the path that is printed, or nothing
 		fails  bool
 		says   string
-		pipped int
+		pipped int // -1: any number
 	}{
 		"nothing is there":                    {env: "WAYS=python,kept", says: "no PyTorch by way of kept"},
 		"nothing is there and all is needed":  {env: "WAYS=python,kept NEED=all", fails: true, says: "set TORCH to a Python"},
@@ -52,7 +52,7 @@ func TestSetup(t *testing.T) {
 		"venv":                                {env: "WAYS=venv NEED=all", want: "cache/venv/bin/python", pipped: 1},
 		"venv, two downloads fail":            {files: "failures=2", env: "WAYS=venv NEED=all", want: "cache/venv/bin/python", pipped: 3},
 		"venv, all downloads fail":            {files: "failures=9", env: "WAYS=venv NEED=all", fails: true, says: "venv.log", pipped: 3},
-		"venv, a download that does not end":  {files: "slow", env: "WAYS=venv NEED=all LIMIT=2", fails: true, says: "LIMIT) were not enough", pipped: 1},
+		"venv, a download that does not end":  {files: "slow", env: "WAYS=venv NEED=all LIMIT=2", fails: true, says: "LIMIT) were not enough", pipped: -1}, // a busy machine may not come that far
 		"TORCH":                               {files: "torch", env: "TORCH=fake/python", want: "fake/python"},
 		"TORCH has no PyTorch":                {env: "TORCH=fake/python", fails: true, says: "has no PyTorch"},
 		"a way that there is not":             {env: "WAYS=conda", fails: true, says: "none of python, kept, debian, venv"},
@@ -67,7 +67,7 @@ func TestSetup(t *testing.T) {
 				t.Errorf("setup printed %q and ended with %v; want %q, failure %t and %q in\n%s", out, err, c.want, c.fails, c.says, said)
 			}
 			runs, _ := os.ReadFile(filepath.Join(fake, "pip")) // none if pip was not run
-			if n := bytes.Count(runs, []byte("\n")); n != c.pipped {
+			if n := bytes.Count(runs, []byte("\n")); c.pipped >= 0 && n != c.pipped {
 				t.Errorf("pip was run %d times; want %d\n%s", n, c.pipped, runs)
 			}
 		})

@@ -29,6 +29,8 @@ type InProcessSave struct {
 	Warn func(err error)
 	// Journal, if not nil, allows the save to be continued after an interruption.
 	Journal storage.Journal
+	// Private means that no other program uses the store; see storage.Session.Private.
+	Private bool
 	// Divide, if not nil, divides the data files of each rank among several processes that
 	// have the same plans; see storage.Session.Divide. Helper is set in the processes that
 	// do not coordinate the save: they call Plan and Write, and not Finish.
@@ -50,7 +52,7 @@ func (s *InProcessSave) rank(r int) *RankSave {
 		o.Moved = func(n int64) { s.Progress(r, n) }
 	}
 	j := &RankSave{
-		Rank: r, Size: len(s.Writers), Helper: s.Helper, Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o,
+		Rank: r, Size: len(s.Writers), Helper: s.Helper, Private: s.Private, Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o,
 	}
 	if s.Divide != nil {
 		j.Divide = func(files []storage.File, held bool) []bool { return s.Divide(r, files, held) }

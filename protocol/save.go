@@ -23,9 +23,10 @@ type RankSave struct {
 	// Group unless RankLocal is set.
 	Rank, Size int
 	// Helper and Divide are for a save that several processes make together; see
-	// InProcessSave.
-	Helper bool
-	Divide func(files []storage.File, held bool) []bool
+	// InProcessSave. Private: see storage.Session.
+	Helper  bool
+	Divide  func(files []storage.File, held bool) []bool
+	Private bool
 
 	Planner plan.SavePlanner
 	Writer  storage.Writer
@@ -60,7 +61,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	begun()
 	err = j.Writer.SetUp(ctx, storage.Session{
 		Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), Storage: j.Storage,
-		Progress: j.Observer.Moved, Warn: j.warn(), Journal: journal, Divide: j.Divide, Timeline: timeline,
+		Progress: j.Observer.Moved, Warn: j.warn(), Journal: journal, Private: j.Private, Divide: j.Divide, Timeline: timeline,
 	})
 	if err != nil {
 		return nil, err

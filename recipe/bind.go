@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/recipe/remap"
-	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Binding is what a recipe does with one checkpoint.
@@ -30,6 +27,8 @@ type Binding struct {
 	Checks []Check
 	// Variables are the values that were used.
 	Variables map[string]any
+
+	options Options
 }
 
 // Tensor is a tensor of the result.
@@ -81,6 +80,8 @@ type Check struct {
 type Options struct {
 	// Config is the configuration of the model: the contents of config.json.
 	Config map[string]any
+	// Args are arguments of the job that trained the model, such as Megatron's.
+	Args map[string]any
 	// Set are values of variables. They replace those of the recipe.
 	Set map[string]any
 }
@@ -88,13 +89,14 @@ type Options struct {
 const (
 	// maxNames bounds the number of names that the rules of a recipe stand for.
 	maxNames = 1 << 19
-	// maxSteps bounds the work of Bind: names that are compared with patterns, and pairs
-	// of parts of tensors.
+	// maxSteps bounds the work of reading keys, and the work of Bind: names that are
+	// compared with patterns, and pairs of parts of tensors.
 	maxSteps = 1 << 27
-	// maxNamed bounds the number of names in an error, and maxNear the number of them for
-	// which it has the nearest patterns.
-	maxNamed = 10
-	maxNear  = 3
+	// A result has at most addedTimes times the bytes of the source that no source has: in
+	// tensors that are filled, in padding and in copies of tied tensors. addedBytes are
+	// always allowed.
+	addedTimes = 4
+	addedBytes = 1 << 30
 )
 
 // Bind applies a recipe to the checkpoint that md describes, from the form of that name to
@@ -102,25 +104,56 @@ const (
 // or dropped by a rule with a reason, every tensor of the result is made exactly once, of
 // all its elements, and every element of a source that is used is used exactly once.
 func Bind(r *Recipe, from string, md *meta.Metadata, o Options) (*Binding, error) {
-	reverse, err := r.Reverse(from)
+	b, err := newBinder(r, from, md, o)
 	if err != nil {
-		return nil, err
-	}
-	b := &binder{r: r, md: md, src: 0, used: map[string]int{}, made: map[string]int{}, counts: map[string]int{}, dropped: map[string][]remap.Piece{}}
-	if reverse {
-		b.src = 1
-	}
-	b.out = &Binding{Recipe: r, From: from, To: r.Sides[1-b.src], Variables: map[string]any{}}
-	if err := md.CheckWhole(nil); err != nil {
-		return nil, err
-	}
-	if b.env, err = newEnvironment(r, &nameList{b: b}, o.Config, o.Set); err != nil {
 		return nil, err
 	}
 	if err := b.bind(); err != nil {
 		return nil, fmt.Errorf("recipe %s, %s to %s: %w", r.Name, b.out.From, b.out.To, err)
 	}
 	return b.out, nil
+}
+
+// Drops returns the names of another checkpoint, in the form To, that the recipe drops on
+// the way back to From, in order: the result of the binding lacks them for that reason. The
+// checks say of which tensors the dropped ones are copies.
+func (b *Binding) Drops(md *meta.Metadata) ([]Dropped, []Check, error) {
+	back, err := newBinder(b.Recipe, b.To, md, b.options)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range b.Tensors {
+		back.used[b.Tensors[i].Name] = b.Tensors[i].Rule
+	}
+	for _, v := range b.Values {
+		back.used[v.Name] = 0
+	}
+	if err := back.prepare(); err != nil {
+		return nil, nil, err
+	}
+	if err := back.drop(); err != nil {
+		return nil, nil, fmt.Errorf("recipe %s, %s to %s: %w", b.Recipe.Name, b.To, b.From, err)
+	}
+	slices.SortFunc(back.out.Dropped, func(x, y Dropped) int { return strings.Compare(x.Name, y.Name) })
+	return back.out.Dropped, back.out.Checks, nil
+}
+
+// newBinder returns a binder that has done nothing yet.
+func newBinder(r *Recipe, from string, md *meta.Metadata, o Options) (*binder, error) {
+	reverse, err := r.Reverse(from)
+	if err != nil {
+		return nil, err
+	}
+	b := &binder{r: r, md: md, src: 0, used: map[string]int{}, made: map[string]int{}, counts: map[string]int{}, lost: map[string]bool{}, dropped: map[string][]remap.Piece{}, learned: map[string]int64{}}
+	if reverse {
+		b.src = 1
+	}
+	b.out = &Binding{Recipe: r, From: from, To: r.Sides[1-b.src], Variables: map[string]any{}, options: o}
+	if err := md.CheckWhole(nil); err != nil {
+		return nil, err
+	}
+	b.env, err = newEnvironment(r, &nameList{b: b}, o)
+	return b, err
 }
 
 // binder binds a recipe to a checkpoint.
@@ -141,8 +174,13 @@ type binder struct {
 	index  map[string]*meta.Entry
 	// captures are the captures in the names of both sides.
 	captures map[string]bool
+	// lost are the names of the source that rules drop.
+	lost map[string]bool
 	// dropped are the parts of sources that layouts drop.
 	dropped map[string][]remap.Piece
+	// learned are the sizes of variables that only shapes tell. A variable has one size in
+	// all rules: otherwise a wrong number of heads in one rule would go unnoticed.
+	learned map[string]int64
 }
 
 // spend counts steps of work. The error wraps ErrIncomplete if there are too many.
@@ -180,7 +218,8 @@ func (b *binder) match(p *pattern, lists map[string][]string, fn func(name strin
 	return nil
 }
 
-func (b *binder) bind() error {
+// prepare finds out what the rules stand for.
+func (b *binder) prepare() error {
 	b.index = make(map[string]*meta.Entry, len(b.md.Entries))
 	for i := range b.md.Entries {
 		b.index[b.md.Entries[i].FQN] = &b.md.Entries[i]
@@ -188,15 +227,25 @@ func (b *binder) bind() error {
 	if err := b.stack(); err != nil {
 		return err
 	}
-	if err := b.countCaptures(); err != nil {
+	return b.countCaptures()
+}
+
+func (b *binder) bind() error {
+	if err := b.prepare(); err != nil {
 		return err
 	}
-	for _, r := range b.rules {
-		if err := b.rule(r); err != nil {
-			return fmt.Errorf("the rule in line %d: %w", r.line, b.explain(err))
-		}
+	// Rules for any text come last: a rule for certain names, or one that drops names, would
+	// have no effect beside them otherwise.
+	if err := b.apply(func(r *rule) bool { return r.wild() == "" }); err != nil {
+		return err
 	}
 	if err := b.drop(); err != nil {
+		return err
+	}
+	if err := b.apply(func(r *rule) bool { return r.wild() != "" }); err != nil {
+		return err
+	}
+	if err := b.keptCopies(); err != nil {
 		return err
 	}
 	if err := b.unused(); err != nil {
@@ -204,6 +253,9 @@ func (b *binder) bind() error {
 	}
 	if len(b.out.Tensors) == 0 {
 		return fmt.Errorf("%w: the result has no tensors", ErrIncomplete)
+	}
+	if err := b.checkAdded(); err != nil {
+		return err
 	}
 	if err := b.proveSources(); err != nil {
 		return err
@@ -220,210 +272,81 @@ func (b *binder) bind() error {
 	return nil
 }
 
+// apply applies some of the rules, in order.
+func (b *binder) apply(which func(*rule) bool) error {
+	for _, r := range b.rules {
+		if !which(r) {
+			continue
+		}
+		if err := b.rule(r); err != nil {
+			return fmt.Errorf("the rule in line %d: %w", r.line, b.explain(err))
+		}
+	}
+	return nil
+}
+
 // explain adds to the error about an unknown variable how to set it.
 func (b *binder) explain(err error) error {
 	u, ok := errors.AsType[*unknownError](err)
 	if !ok {
 		return err
 	}
-	err = fmt.Errorf("%w: %w", ErrVariable, err)
-	if b.r.hasVariable(u.what) {
-		return fmt.Errorf("%w: set it with --set %s=VALUE, or give the model's config.json", err, u.what)
+	if !b.r.hasVariable(u.what) && identifier.MatchString(u.what) {
+		return fmt.Errorf("%w: define %s in [variables] or [defaults] of the recipe", err, u.what)
 	}
-	return fmt.Errorf("%w: give the model's config.json, or set one of %s", err, strings.Join(b.r.Variables(), ", "))
+	if !b.r.hasVariable(u.what) {
+		return fmt.Errorf("%w: give the model's config.json (--config), or set one of %s", err, strings.Join(b.r.Variables(), ", "))
+	}
+	if own := (&unknownError{why: b.env.why[u.what]}); own.broken() {
+		return fmt.Errorf("%w: set it with --set %s=VALUE", err, u.what)
+	}
+	return fmt.Errorf("%w: %s", err, b.howToSet(b.root(u.what), "VALUE"))
 }
 
-// stack makes the rules of this binding: if tensors of a side are stacked, the capture
-// becomes a leading axis.
-func (b *binder) stack() error {
-	type key struct {
-		side    int
-		capture string
+// howToSet says how to give a variable a value.
+func (b *binder) howToSet(name, value string) string {
+	if len(b.env.config) > 0 {
+		return fmt.Sprintf("the model's config.json does not tell it: set it with --set %s=%s", name, value)
 	}
-	on := map[key]bool{}
-	for _, s := range b.r.stacks {
-		ok, err := b.env.condition(s.when)
-		if err != nil {
-			return fmt.Errorf("stack, line %d: %w", s.line, b.explain(err))
-		}
-		on[key{s.side, s.capture}] = ok
-	}
-	for _, r := range b.r.rules {
-		c := *r
-		for side := range c.sides {
-			c.sides[side] = nil
-			for _, t := range r.sides[side] {
-				u := *t
-				// The first step of the name is the outermost axis.
-				for _, h := range slices.Backward(t.names[0].holes) {
-					if !on[key{side, h.capture}] {
-						continue
-					}
-					names := slices.Clone(u.names)
-					all := true
-					for i := range names {
-						var ok bool
-						names[i], ok = names[i].without(h.capture)
-						all = all && ok
-					}
-					if all {
-						u.names, u.layout = names, u.layout.with(h.capture)
-					}
-				}
-				c.sides[side] = append(c.sides[side], &u)
-			}
-		}
-		b.rules = append(b.rules, &c)
-	}
-	return nil
+	return fmt.Sprintf("set it with --set %s=%s, or give the model's config.json (--config)", name, value)
 }
 
-// lists returns the texts that captures may be.
-func (b *binder) lists() map[string][]string {
-	out := map[string][]string{}
-	for name, c := range b.r.captures {
-		if c.list != nil {
-			out[name] = c.list
+// root returns the variable to set if the value of a variable is unknown: itself, or an
+// unknown variable from which it is computed.
+func (b *binder) root(name string) string {
+	for range b.r.variables { // they do not depend on themselves more often
+		d := b.env.defs[name]
+		if d == nil || d.expr == nil {
+			break
 		}
+		i := slices.IndexFunc(d.expr.names, func(n string) bool { return b.r.hasVariable(n) && b.env.variable(n) == nil })
+		if i < 0 {
+			break
+		}
+		name = d.expr.names[i]
 	}
-	return out
+	return name
 }
 
-// countCaptures finds out how many values each capture has: from the recipe, or from the
-// names of the source.
-func (b *binder) countCaptures() error {
-	lists := b.lists()
-	b.captures = map[string]bool{}
-	for _, r := range b.rules {
-		for side := range r.sides {
-			for _, t := range r.sides[side] {
-				for _, c := range t.names[0].captures() {
-					b.captures[c] = true
-				}
-				for _, c := range slices.Concat(t.names[0].captures(), t.layout.all()) {
-					if err := b.declared(c); err != nil {
-						return err
-					}
-				}
-			}
-		}
-	}
-	highest := map[string]int{}
-	for _, r := range b.rules {
-		for _, t := range r.sides[b.src] {
-			for _, p := range t.names {
-				if err := b.learnCaptures(p, lists, highest); err != nil {
-					return err
-				}
-				if err := b.learnStacked(p, t.layout, lists, highest); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	for c, n := range highest {
-		if _, ok := b.counts[c]; !ok {
-			b.counts[c] = n
-		}
-	}
-	return nil
-}
-
-// declared sets the number of values of a capture if the recipe and the variables tell it.
-func (b *binder) declared(c string) error {
+// unknownCount returns the error for a capture whose number of values neither variables nor
+// names tell.
+func (b *binder) unknownCount(c string) error {
+	err := variableErrorf("how many values {%s} has is not known: no name of the checkpoint tells it", c)
 	d := b.r.captures[c]
-	if _, ok := b.counts[c]; ok || d == nil {
-		return nil
+	if d == nil {
+		return fmt.Errorf("%w, and [captures] does not have it", err)
 	}
-	if d.list != nil {
-		b.counts[c] = len(d.list)
-		return nil
+	i := slices.IndexFunc(d.count.names, func(n string) bool { return b.r.hasVariable(n) && b.env.variable(n) == nil })
+	if i < 0 {
+		return fmt.Errorf("%w: give the model's config.json (--config), which has %s", err, d.count.text)
 	}
-	v, err := d.count.run(b.env)
-	if u, unknown := errors.AsType[*unknownError](err); unknown && !u.broken() || err == nil && v == nil {
-		return nil // the names tell it
-	}
-	if err != nil {
-		return fmt.Errorf("captures, line %d: %w", d.line, b.explain(err))
-	}
-	n, ok := v.(int)
-	if !ok || n < 0 || n > maxNames {
-		return fmt.Errorf("%w: captures, line %d: %s has %v values", ErrVariable, d.line, c, v)
-	}
-	b.counts[c] = n
-	return nil
-}
-
-// learnCaptures finds values of captures in the names of the source.
-func (b *binder) learnCaptures(p *pattern, lists map[string][]string, highest map[string]int) error {
-	need := slices.ContainsFunc(p.captures(), func(c string) bool {
-		_, ok := b.counts[c]
-		return !ok
-	})
-	if !need || slices.ContainsFunc(p.holes, func(h hole) bool { return h.wild }) {
-		return nil
-	}
-	return b.match(p, lists, func(_ string, texts []string) bool {
-		for i, h := range p.holes {
-			if len(h.captures) != 1 || lists[h.captures[0]] != nil {
-				continue
-			}
-			n, err := strconv.Atoi(texts[i])
-			if err != nil {
-				continue
-			}
-			if h.expr != nil { // such as {layers + j}: find j
-				b.env.captures = map[string]any{h.captures[0]: 0}
-				first, err := h.expr.run(b.env)
-				b.env.captures = nil
-				at, ok := first.(int)
-				if err != nil || !ok {
-					continue
-				}
-				n -= at
-			}
-			if n >= 0 && n < maxNames {
-				highest[h.captures[0]] = max(highest[h.captures[0]], n+1)
-			}
-		}
-		return true
-	})
-}
-
-// learnStacked finds the number of values of captures in the shapes of the source, if a
-// dimension consists of one capture.
-func (b *binder) learnStacked(p *pattern, l *layout, lists map[string][]string, highest map[string]int) error {
-	for i := range l.dims {
-		d := &l.dims[i]
-		if i == l.rest || d.sum != nil || len(d.before) != 1 || len(d.after) > 0 {
-			continue
-		}
-		c := d.before[0]
-		if _, known := b.counts[c]; known || !b.captures[c] {
-			continue
-		}
-		if err := b.match(p, lists, func(name string, _ []string) bool {
-			t := b.index[name].Tensor
-			if t == nil || len(t.Shape) < len(l.dims)-1 {
-				return true
-			}
-			n := t.Shape[i]
-			if l.rest >= 0 && i > l.rest {
-				n = t.Shape[len(t.Shape)-len(l.dims)+i]
-			}
-			highest[c] = max(highest[c], int(min(n, maxNames+1)))
-			return true
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return fmt.Errorf("%w: %s", err, b.howToSet(b.root(d.count.names[i]), "N"))
 }
 
 // rule applies one rule.
 func (b *binder) rule(r *rule) error {
 	if r.kind == dropRule {
-		return nil // after all other rules
+		return nil // see drop
 	}
 	if r.kind == fillRule && len(r.sides[1-b.src]) == 0 {
 		return nil // the tensors are dropped
@@ -480,7 +403,7 @@ func (b *binder) present(r *rule) (bool, error) {
 }
 
 // wildRule applies a rule with a capture of any text to each name that matches and that no
-// rule before has used.
+// other rule has used or dropped.
 func (b *binder) wildRule(r *rule, capture string) error {
 	p := r.sides[b.src][0].names[0]
 	found := false
@@ -502,7 +425,7 @@ func (b *binder) wildRule(r *rule, capture string) error {
 		return err
 	}
 	if !found && !r.optional {
-		return fmt.Errorf("%w: no name matches %s", ErrIncomplete, p.text)
+		return fmt.Errorf("%w: no name that other rules leave matches %s; %s", ErrIncomplete, p.text, b.similar(p.text, p.shape()))
 	}
 	return nil
 }
@@ -554,7 +477,7 @@ func (b *binder) loop(captures []string, fn func() error) error {
 	c := captures[0]
 	n, ok := b.counts[c]
 	if !ok {
-		return &unknownError{what: "the number of " + c}
+		return b.unknownCount(c)
 	}
 	if n > maxNames-b.names {
 		return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
@@ -632,7 +555,7 @@ func (b *binder) expand(r *rule, side int) ([]held, error) {
 func (b *binder) choose(t *term, side int) (string, error) {
 	var names []string
 	for _, p := range t.names {
-		name, err := p.fill(b.env)
+		name, err := b.fillName(p)
 		if err != nil {
 			return "", err
 		}
@@ -645,12 +568,20 @@ func (b *binder) choose(t *term, side int) (string, error) {
 		if b.index[name] != nil {
 			return name, nil
 		}
-		names = append(names, strconv.Quote(name))
+		names = append(names, name)
 	}
 	if t.optional {
 		return "", nil
 	}
-	return "", fmt.Errorf("%w: the checkpoint has no %s", ErrIncomplete, strings.Join(names, " or "))
+	return "", b.missing(t.names[0], names...)
+}
+
+// fillName returns a name for the current values of the captures.
+func (b *binder) fillName(p *pattern) (string, error) {
+	if err := b.spend(200 + len(p.text)); err != nil {
+		return "", err
+	}
+	return p.fill(b.env)
 }
 
 // instance applies a rule for the current values of its captures.
@@ -701,582 +632,4 @@ func (b *binder) make(r *rule, name string) error {
 	}
 	b.made[name] = r.line
 	return nil
-}
-
-// sizes finds the sizes of all axes of an instance, and the shapes of its tensors.
-func (b *binder) sizes(r *rule, from, to []held) (*sizes, error) {
-	s := &sizes{of: map[string]int64{}}
-	var axes []string
-	seen := map[string]bool{}
-	for _, t := range slices.Concat(r.sides[0], r.sides[1]) {
-		for _, a := range t.layout.all() {
-			if !seen[a] {
-				seen[a] = true
-				axes = append(axes, a)
-			}
-		}
-	}
-	for _, a := range axes {
-		if err := b.given(s, a, false); err != nil {
-			return nil, err
-		}
-	}
-	if err := b.learnAll(s, from); err != nil {
-		return nil, err
-	}
-	for _, a := range axes { // sizes that the source does not tell
-		if _, known := s.get(a); !known {
-			if err := b.given(s, a, true); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if err := b.learnAll(s, from); err != nil {
-		return nil, err
-	}
-	for i := range from {
-		from[i].shape = from[i].entry.Tensor.Shape
-		if _, unknown, err := s.shape(from[i].term.layout); err != nil || len(unknown) > 0 {
-			if err == nil {
-				err = &unknownError{what: unknown[0], why: fmt.Errorf("%q has the shape %v, the rule the layout %s", from[i].name, from[i].shape, from[i].term.layout)}
-			}
-			return nil, err
-		}
-	}
-	for i := range to {
-		var unknown []string
-		var err error
-		if to[i].shape, unknown, err = s.shape(to[i].term.layout); err != nil {
-			return nil, fmt.Errorf("%q: %w", to[i].name, err)
-		} else if len(unknown) > 0 {
-			return nil, &unknownError{what: unknown[0], why: cmp.Or(b.env.why[unknown[0]], fmt.Errorf("it is an axis of %q", to[i].name))}
-		}
-	}
-	return s, nil
-}
-
-// given sets the size of an axis that a variable or a capture tells. Fallback allows
-// variables that are only defaults.
-func (b *binder) given(s *sizes, axis string, fallback bool) error {
-	if checkNumber(axis) >= 0 {
-		return nil
-	}
-	if n, ok := b.counts[axis]; ok && !b.r.hasVariable(axis) {
-		s.of[axis] = int64(n)
-		return nil
-	}
-	d := b.env.defs[axis]
-	_, set := b.env.set[axis]
-	if d == nil || d.fallback && !fallback && !set {
-		return nil
-	}
-	switch v := b.env.variable(axis).(type) {
-	case nil:
-		if u := (&unknownError{what: axis, why: b.env.why[axis]}); u.broken() {
-			return u
-		}
-	case int:
-		if v < 0 || v > maxSize {
-			return fmt.Errorf("%w: the size of %s is %d", ErrVariable, axis, v)
-		}
-		s.of[axis] = int64(v)
-	default:
-		return fmt.Errorf("%w: %s is %v, but it is the size of an axis", ErrVariable, axis, v)
-	}
-	return nil
-}
-
-// learnAll finds sizes in the shapes of tensors until no more can be found.
-func (b *binder) learnAll(s *sizes, tensors []held) error {
-	for found := true; found; {
-		found = false
-		if err := b.spend(10 * len(tensors)); err != nil {
-			return err
-		}
-		for _, h := range tensors {
-			f, err := s.learn(h.term.layout, h.entry.Tensor.Shape)
-			if err != nil {
-				return fmt.Errorf("%w: %q has the shape %v, the rule has the layout %s: %w", ErrIncomplete, h.name, h.entry.Tensor.Shape, h.term.layout, err)
-			}
-			found = found || f
-		}
-	}
-	return nil
-}
-
-// pieces makes the tensors of an instance.
-func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
-	dtype, err := b.dtype(r, from)
-	if err != nil {
-		return err
-	}
-	var sources []held
-	for _, h := range from {
-		if !h.copy {
-			sources = append(sources, h)
-			continue
-		}
-		first := original(h, from)
-		if t := first.entry.Tensor; !slices.Equal(h.shape, t.Shape) || h.entry.Tensor.DType != t.DType {
-			return fmt.Errorf("%w: %q is %v of %v and %q is %v of %v, but they are copies of each other", ErrIncomplete, first.name, t.Shape, t.DType, h.name, h.shape, h.entry.Tensor.DType)
-		}
-		b.out.Checks = append(b.out.Checks, Check{Source: h.name, Other: first.name, Map: wholePiece(h.shape), Rule: r.line})
-		b.out.Dropped = append(b.out.Dropped, Dropped{h.name, fmt.Sprintf("a copy of %s", first.name)})
-	}
-	target, at := make([]Tensor, len(to)), map[string]int{}
-	for i, h := range to {
-		if err := b.make(r, h.name); err != nil {
-			return err
-		}
-		props := from[0].entry.Tensor.Properties
-		props.DType = dtype
-		target[i] = Tensor{Name: h.name, Properties: props, Shape: h.shape, Rule: r.line, Add: r.add}
-		if b.src == 1 {
-			target[i].Add = -r.add
-		}
-		if h.copy {
-			target[i].Same = original(h, to).name
-		}
-		at[h.name] = i
-	}
-	if err := b.fillers(r, s, sources, to, target); err != nil {
-		return err
-	}
-	parts := [2][]located{locate(r, b.src, sources), locate(r, 1-b.src, to)}
-	if err := b.spend(len(parts[0]) * len(parts[1])); err != nil {
-		return err
-	}
-	for _, f := range parts[0] {
-		for _, t := range parts[1] {
-			if f.number != t.number || !f.meets(t) {
-				continue
-			}
-			piece, err := s.piece(t, f)
-			if err != nil {
-				return err
-			}
-			if piece.Volume() == 0 {
-				continue
-			}
-			target[at[t.held.name]].Parts = append(target[at[t.held.name]].Parts, Part{Source: f.held.name, Map: piece})
-		}
-	}
-	for i := range target {
-		t := &target[i]
-		maps := make([]remap.Piece, len(t.Parts))
-		for k := range t.Parts {
-			maps[k] = t.Parts[k].Map
-		}
-		if err := b.prover.Exact(t.Shape, maps); err != nil {
-			return fmt.Errorf("%w: %q: %w", ErrIncomplete, t.Name, err)
-		}
-	}
-	b.out.Tensors = append(b.out.Tensors, target...)
-	return nil
-}
-
-// original returns the tensor that h is a copy of.
-func original(h held, side []held) held {
-	i := slices.IndexFunc(side, func(o held) bool { return !o.copy && maps.Equal(o.at, h.at) })
-	return side[i] // the first tensor of a tied side is not optional, so it is there
-}
-
-// dtype returns the type of the elements of the result.
-func (b *binder) dtype(r *rule, from []held) (tensor.DType, error) {
-	first := from[0]
-	to := r.cast[1-b.src]
-	for _, h := range from[1:] {
-		if d := h.entry.Tensor.DType; d != first.entry.Tensor.DType && !to.Valid() {
-			return 0, fmt.Errorf("%w: %q is %v and %q is %v: convert one of them first", ErrIncomplete, first.name, first.entry.Tensor.DType, h.name, d)
-		}
-	}
-	if !to.Valid() {
-		to = first.entry.Tensor.DType
-	}
-	for _, h := range from {
-		if d := h.entry.Tensor.DType; r.add != 0 && (!to.IsFloat() || !d.IsFloat()) {
-			return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, h.name, d)
-		}
-	}
-	return to, nil
-}
-
-// located is a part of a tensor of an instance.
-type located struct {
-	held   *held
-	part   lpart
-	number int // of the part among all parts of its side
-}
-
-// locate returns the parts of a side that have a counterpart.
-func locate(r *rule, side int, tensors []held) []located {
-	number := map[*term]int{} // of the first part of each term
-	n := 0
-	for _, t := range r.sides[side] {
-		number[t] = n
-		if r.tied {
-			continue // copies have the same parts
-		}
-		for _, p := range t.layout.parts() {
-			if !p.fill {
-				n++
-			}
-		}
-	}
-	var out []located
-	for i := range tensors {
-		k := number[tensors[i].term]
-		for _, p := range tensors[i].term.layout.parts() {
-			if !p.fill {
-				out = append(out, located{&tensors[i], p, k})
-				k++
-			}
-		}
-	}
-	return out
-}
-
-// meets reports whether two parts have elements in common: if both tensors are at a
-// position along the same capture, it is the same position.
-func (f located) meets(t located) bool {
-	for c, i := range f.held.at {
-		if j, ok := t.held.at[c]; ok && i != j {
-			return false
-		}
-	}
-	return true
-}
-
-// place is where an axis is in a tensor.
-type place struct {
-	dim  int
-	step int64
-}
-
-// places returns where the axes of a part are, and the position of its first element. The
-// remaining dimensions have the names "...0", "...1" and so on.
-func (s *sizes) places(l located) (map[string]place, []int64, error) {
-	lay := l.held.term.layout
-	out := map[string]place{}
-	var first []int64
-	for i := range lay.dims {
-		if i == lay.rest {
-			for k := range s.rest {
-				out["..."+strconv.Itoa(k)] = place{len(first), 1}
-				first = append(first, 0)
-			}
-			continue
-		}
-		d := &lay.dims[i]
-		at, step := int64(0), int64(1)
-		put := func(axes []string) error {
-			for _, a := range slices.Backward(axes) {
-				n, _ := s.get(a)
-				if a != "1" {
-					out[a] = place{len(first), step}
-				}
-				var err error
-				if step, err = times(step, n); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		if err := put(d.after); err != nil {
-			return nil, nil, err
-		}
-		if d.sum != nil {
-			inner, total := step, int64(0)
-			for k, t := range d.sum {
-				n, _, err := s.product(t.axes)
-				if err != nil {
-					return nil, nil, err
-				}
-				if k == l.part.term {
-					at = total * inner
-					step = inner
-					if err := put(t.axes); err != nil {
-						return nil, nil, err
-					}
-				}
-				total += n
-			}
-			var err error
-			if step, err = times(inner, total); err != nil {
-				return nil, nil, err
-			}
-		}
-		if err := put(d.before); err != nil {
-			return nil, nil, err
-		}
-		first = append(first, at)
-	}
-	return out, first, nil
-}
-
-// piece returns the map from a part of a source to the same part of a result.
-func (s *sizes) piece(t, f located) (remap.Piece, error) {
-	to, first, err := s.places(t)
-	if err != nil {
-		return remap.Piece{}, err
-	}
-	from, origin, err := s.places(f)
-	if err != nil {
-		return remap.Piece{}, err
-	}
-	p := remap.Piece{To: first, From: origin}
-	for _, axis := range slices.Sorted(maps.Keys(to)) {
-		a, n := to[axis], s.sizeOf(axis)
-		b, both := from[axis]
-		if !both { // the source has this position in its name
-			p.To[a.dim] += f.held.at[axis] * a.step
-			continue
-		}
-		p.Axes = append(p.Axes, remap.Axis{Size: n, To: a.dim, From: b.dim, ToStep: a.step, FromStep: b.step})
-	}
-	for axis, b := range from {
-		if _, both := to[axis]; !both {
-			p.From[b.dim] += t.held.at[axis] * b.step
-		}
-	}
-	return p.Simplify(), nil
-}
-
-// sizeOf returns the size of an axis, which is known.
-func (s *sizes) sizeOf(axis string) int64 {
-	if k, ok := strings.CutPrefix(axis, "..."); ok {
-		i, _ := strconv.Atoi(k)
-		return s.rest[i]
-	}
-	n, _ := s.get(axis)
-	return n
-}
-
-// fillers adds the parts that have no counterpart: they are filled in the result, and
-// checked in the source.
-func (b *binder) fillers(r *rule, s *sizes, from, to []held, target []Tensor) error {
-	fill := func(h *held, do func(p lpart, m remap.Piece)) error {
-		for _, p := range h.term.layout.parts() {
-			if !p.fill {
-				continue
-			}
-			l := located{held: h, part: p}
-			m, err := s.piece(l, l)
-			if err != nil {
-				return err
-			}
-			if m.Volume() > 0 {
-				do(p, m)
-			}
-		}
-		return nil
-	}
-	for i := range from {
-		name := from[i].name
-		if err := fill(&from[i], func(p lpart, m remap.Piece) {
-			if p.drop {
-				b.dropped[name] = append(b.dropped[name], m)
-				b.out.Dropped = append(b.out.Dropped, Dropped{fmt.Sprintf("%s %v", name, m.FromBox()), r.reason})
-				return
-			}
-			b.out.Checks = append(b.out.Checks, Check{Source: name, Map: m, Rule: r.line})
-		}); err != nil {
-			return err
-		}
-	}
-	for i := range to {
-		if err := fill(&to[i], func(_ lpart, m remap.Piece) {
-			target[i].Parts = append(target[i].Parts, Part{Map: m})
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fill makes a tensor of a constant.
-func (b *binder) fill(r *rule) error {
-	to, err := b.expand(r, 1-b.src)
-	if err != nil {
-		return err
-	}
-	if _, err := b.sizes(r, nil, to); err != nil {
-		return err
-	}
-	for _, h := range to {
-		if err := b.make(r, h.name); err != nil {
-			return err
-		}
-		b.out.Tensors = append(b.out.Tensors, Tensor{
-			Name: h.name, Properties: meta.Properties{DType: r.dtype}, Shape: h.shape, Rule: r.line,
-			Parts: []Part{{Value: r.value, Map: wholePiece(h.shape)}},
-		})
-	}
-	return nil
-}
-
-// wholePiece maps a tensor to itself.
-func wholePiece(shape []int64) remap.Piece {
-	p := remap.Piece{To: make([]int64, len(shape)), From: make([]int64, len(shape))}
-	for d, n := range shape {
-		p.Axes = append(p.Axes, remap.Axis{Size: n, To: d, From: d, ToStep: 1, FromStep: 1})
-	}
-	return p
-}
-
-// drop drops the names of the source that rules drop, unless another rule has used them.
-func (b *binder) drop() error {
-	lists := b.lists()
-	for _, r := range b.rules {
-		if r.kind == mapRule {
-			continue
-		}
-		match := func(name string) bool {
-			return slices.ContainsFunc(r.globs[b.src], func(g glob) bool { return g.match(name) })
-		}
-		if r.kind == fillRule {
-			if len(r.sides[b.src]) == 0 {
-				continue
-			}
-			match = r.sides[b.src][0].names[0].regexp(lists).MatchString
-		} else if ok, err := b.env.condition(r.when); err != nil || !ok {
-			if err != nil {
-				return fmt.Errorf("the rule in line %d: %w", r.line, b.explain(err))
-			}
-			continue
-		}
-		if err := b.spend(len(b.md.Entries)); err != nil {
-			return err
-		}
-		for i := range b.md.Entries {
-			name := b.md.Entries[i].FQN
-			if _, used := b.used[name]; used {
-				continue
-			}
-			if err := b.spend(10 * max(1, len(r.globs[b.src]))); err != nil {
-				return err
-			}
-			if match(name) {
-				b.used[name] = r.line
-				b.out.Dropped = append(b.out.Dropped, Dropped{name, r.reason})
-			}
-		}
-	}
-	return nil
-}
-
-// unused returns an error if the source has names that no rule uses or drops.
-func (b *binder) unused() error {
-	var names []string
-	for i := range b.md.Entries {
-		if _, used := b.used[b.md.Entries[i].FQN]; !used {
-			names = append(names, b.md.Entries[i].FQN)
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	var parts []string
-	for i, name := range names[:min(len(names), maxNamed)] {
-		text := strconv.Quote(name)
-		if i < maxNear {
-			text += fmt.Sprintf(" (the nearest patterns: %s)", strings.Join(b.nearest(name), ", "))
-		}
-		parts = append(parts, text)
-	}
-	text := strings.Join(parts, "; ")
-	if n := len(names) - len(parts); n > 0 {
-		text += fmt.Sprintf("; and %d more", n)
-	}
-	return fmt.Errorf("%w: no rule uses %s; add a rule, or a [[drop]] with a reason", ErrIncomplete, text)
-}
-
-// nearest returns the three patterns of the source's side that are most like a name.
-func (b *binder) nearest(name string) []string {
-	type near struct {
-		text string
-		far  int
-	}
-	var all []near
-	shape := nameShape(name[:min(len(name), 256)])
-	for _, r := range b.rules {
-		for _, t := range r.sides[b.src] {
-			for _, p := range t.names {
-				text := p.shape()
-				all = append(all, near{p.text, distance(shape, text[:min(len(text), 256)])})
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(x, y near) int { return cmp.Compare(x.far, y.far) })
-	var out []string
-	for _, n := range all {
-		if !slices.Contains(out, n.text) && len(out) < 3 {
-			out = append(out, n.text)
-		}
-	}
-	return out
-}
-
-// proveSources returns an error unless each element of every source is used exactly once.
-// Copies of a tensor do not count twice.
-func (b *binder) proveSources() error {
-	pieces := map[string][]remap.Piece{}
-	for i := range b.out.Tensors {
-		t := &b.out.Tensors[i]
-		if t.Same != "" {
-			continue
-		}
-		for _, p := range t.Parts {
-			if p.Source != "" {
-				pieces[p.Source] = append(pieces[p.Source], p.Map.Inverse())
-			}
-		}
-	}
-	for _, c := range b.out.Checks {
-		pieces[c.Source] = append(pieces[c.Source], c.Map)
-	}
-	if b.env.variable(checkPadding) == false {
-		b.out.Checks = slices.DeleteFunc(b.out.Checks, func(c Check) bool { return c.Other == "" })
-	}
-	for name, dropped := range b.dropped {
-		pieces[name] = append(pieces[name], dropped...)
-	}
-	for _, name := range slices.Sorted(maps.Keys(pieces)) {
-		if err := b.prover.Exact(b.index[name].Tensor.Shape, pieces[name]); err != nil {
-			return fmt.Errorf("%w: %q, used by the rule in line %d: %w", ErrIncomplete, name, b.used[name], err)
-		}
-	}
-	return nil
-}
-
-// nameList answers questions about the names of a checkpoint.
-type nameList struct {
-	b     *binder
-	known map[string]int
-}
-
-// count returns the number of names that match a pattern with stars.
-func (l *nameList) count(text string) (int, error) {
-	if n, ok := l.known[text]; ok {
-		return n, nil
-	}
-	g, err := parseGlob(text)
-	if err != nil {
-		return 0, err
-	}
-	all := l.b.md.Entries
-	if err := l.b.spend(10 * len(all)); err != nil {
-		return 0, err
-	}
-	n := 0
-	for i := range all {
-		if g.match(all[i].FQN) {
-			n++
-		}
-	}
-	if l.known == nil {
-		l.known = map[string]int{}
-	}
-	l.known[text] = n
-	return n, nil
 }

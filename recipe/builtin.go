@@ -86,11 +86,19 @@ func Lookup(n Name) ([]Step, error) {
 			near = append(near, other.String())
 		}
 	}
-	err := fmt.Errorf("%w %s", ErrUnknown, n)
-	if len(near) > 0 {
-		err = fmt.Errorf("%w; known are %s", err, strings.Join(near, ", "))
+	if len(near) == 0 {
+		near = Nearest(n.String())
 	}
-	return nil, err
+	return nil, fmt.Errorf("%w %s; known are %s", ErrUnknown, strings.TrimSuffix(n.String(), "/"), strings.Join(near, ", "))
+}
+
+// Nearest returns the names of the shipped recipes that are most like a text.
+func Nearest(text string) []string {
+	var all []candidate
+	for _, n := range Names() {
+		all = append(all, candidate{shown: n.String(), text: n.String(), shape: n.String()})
+	}
+	return nearest(text, text, all)
 }
 
 // Step is a recipe and the form that it starts from.
@@ -125,12 +133,28 @@ func Guess(names []string, family string) string {
 	return best
 }
 
+// Form returns the form of a checkpoint with these names: the side of the recipe whose rules
+// match the most names. Empty: both sides match equally many.
+func (r *Recipe) Form(names []string) string {
+	a, b := r.matches(0, names), r.matches(1, names)
+	switch {
+	case a > b:
+		return r.Sides[0]
+	case b > a:
+		return r.Sides[1]
+	}
+	return ""
+}
+
 // matches returns how many of the names the rules of a side match, apart from rules that
 // drop names.
 func (r *Recipe) matches(side int, names []string) int {
 	n := 0
 	known := map[string]bool{}
 	for _, rule := range r.rules {
+		if rule.kind == dropRule {
+			continue
+		}
 		for _, t := range rule.sides[side] {
 			for _, p := range t.names {
 				known[p.shape()] = true

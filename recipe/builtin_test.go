@@ -22,3 +22,19 @@ func TestShipped(t *testing.T) {
 		}
 	}
 }
+
+// TestGuess checks that a form is known by its names, also by names with numbers in words.
+func TestGuess(t *testing.T) {
+	for _, c := range []struct{ name, family, want string }{
+		{"model.layers.3.mlp.up_proj.weight", "llama", "hf"},
+		{"layers.3.feed_forward.w1.weight", "llama", "titan"},
+		{"decoder.layers.3.mlp.linear_fc1.weight", "llama", "megatron"},
+		{"decoder.layers.mlp.linear_fc1.weight", "llama", "megatron"},
+		{"layers.3.feed_forward.w1.weight", "mixtral", ""},
+		{"something.else", "llama", ""},
+	} {
+		if got := recipe.Guess([]string{c.name}, c.family); got != c.want {
+			t.Errorf("Guess(%s, %s) = %q, want %q", c.name, c.family, got, c.want)
+		}
+	}
+}

@@ -25,7 +25,7 @@ const (
 )
 
 // functions are the functions of expressions.
-var functions = []string{"has", "number_of", "ceil_to"}
+var functions = []string{"has", "number_of", "ceil_to", "if"}
 
 // parseExpression reads a formula.
 func parseExpression(text string) (*expression, error) {
@@ -39,7 +39,16 @@ func parseExpression(text string) (*expression, error) {
 	return &expression{text: text, root: root, names: names}, nil
 }
 
-// unknownError reports a variable without a value.
+// variableErrorf returns an error that wraps ErrVariable, without its text.
+func variableErrorf(format string, args ...any) error {
+	return &variableError{fmt.Errorf(format, args...)}
+}
+
+type variableError struct{ error }
+
+func (e *variableError) Unwrap() []error { return []error{e.error, ErrVariable} }
+
+// unknownError reports a variable without a value. It wraps ErrVariable.
 type unknownError struct {
 	what string
 	why  error // nil: nobody has set it
@@ -54,6 +63,8 @@ func (e *unknownError) broken() bool {
 	u, ok := errors.AsType[*unknownError](e.why)
 	return !ok || u.broken()
 }
+
+func (e *unknownError) Unwrap() error { return ErrVariable }
 
 func (e *unknownError) Error() string {
 	text := fmt.Sprintf("the value of %s is not known", e.what)
@@ -133,9 +144,13 @@ func (p *plainer) value(v any, depth int) (any, error) {
 // configName is the name of the configuration in expressions.
 const configName = "config"
 
+// argsName is the name of the training job's arguments in expressions.
+const argsName = "args"
+
 // environment has the values of variables while a recipe is bound to a checkpoint.
 type environment struct {
 	config   map[string]any
+	args     map[string]any
 	set      map[string]any // by the user
 	defs     map[string]*definition
 	captures map[string]any // of the current instance of a rule
@@ -156,29 +171,30 @@ type definition struct {
 	fallback bool
 }
 
-func newEnvironment(r *Recipe, names *nameList, config, set map[string]any) (*environment, error) {
+func newEnvironment(r *Recipe, names *nameList, o Options) (*environment, error) {
 	e := &environment{
 		defs: map[string]*definition{}, captures: map[string]any{},
 		values: map[string]any{}, why: map[string]error{}, active: map[string]bool{},
 	}
-	plain, err := plainValue(config)
+	plain, err := plainValue(o.Config)
 	if err != nil {
 		return nil, err
 	}
 	e.config, _ = plain.(map[string]any)
-	if e.config == nil {
-		e.config = map[string]any{}
+	if plain, err = plainValue(o.Args); err != nil {
+		return nil, err
 	}
+	e.args, _ = plain.(map[string]any)
 	for _, d := range r.variables {
 		e.defs[d.name] = d
 	}
-	if plain, err = plainValue(set); err != nil {
+	if plain, err = plainValue(o.Set); err != nil {
 		return nil, err
 	}
 	e.set, _ = plain.(map[string]any)
 	for name := range e.set {
 		if e.defs[name] == nil {
-			return nil, fmt.Errorf("%w: %s is not a variable of the recipe %s; it has %s", ErrVariable, name, r.Name, strings.Join(slices.Sorted(maps.Keys(e.defs)), ", "))
+			return nil, variableErrorf("%s is not a variable of the recipe %s; it has %s", name, r.Name, strings.Join(slices.Sorted(maps.Keys(e.defs)), ", "))
 		}
 	}
 	e.names = names
@@ -264,7 +280,7 @@ func (e *environment) condition(x *expression) (bool, error) {
 		if v == nil {
 			return false, &unknownError{what: x.text, why: e.why[x.text]}
 		}
-		return false, fmt.Errorf("%s is %v, not true or false", x.text, v)
+		return false, variableErrorf("%s is %s, not true or false", x.text, shown(v))
 	}
 	return b, nil
 }

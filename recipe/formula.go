@@ -9,7 +9,8 @@ import (
 )
 
 // The language of formulas: numbers without fractions, texts, true and false, lists; ??,
-// or, and, not, comparisons, in, + - * / %, calls of functions, members of config. A value
+// or, and, not, comparisons, in, + - * / %, calls of functions, members of config and of
+// args. A value
 // may be unknown. Then everything that is computed from it is unknown, except by ??.
 
 const (
@@ -26,10 +27,13 @@ type node interface {
 type (
 	constNode struct{ value any }
 	nameNode  struct{ name string }
-	// memberNode is a member of config, such as config.rope_scaling.factor.
-	memberNode struct{ path []string }
-	listNode   []node
-	callNode   struct {
+	// memberNode is a member of config or args, such as config.rope_scaling.factor.
+	memberNode struct {
+		of   string
+		path []string
+	}
+	listNode []node
+	callNode struct {
 		name string
 		args []node
 	}
@@ -219,24 +223,24 @@ func (p *formulaParser) name(w string) (node, error) {
 		args, err := p.items(")")
 		return &callNode{w, args}, err
 	}
-	if w != configName {
+	if w != configName && w != argsName {
 		p.names = append(p.names, w)
 		return &nameNode{w}, nil
 	}
-	m := &memberNode{}
+	m := &memberNode{of: w}
 	for {
 		if _, ok := p.take("."); !ok {
 			break
 		}
 		step := p.peek()
 		if !identifier.MatchString(step) {
-			return nil, fmt.Errorf("%q cannot be a member of %s", step, configName)
+			return nil, fmt.Errorf("%q cannot be a member of %s", step, w)
 		}
 		p.at++
 		m.path = append(m.path, step)
 	}
 	if len(m.path) == 0 {
-		return nil, fmt.Errorf("%s without a member, such as %s.hidden_size", configName, configName)
+		return nil, fmt.Errorf("%s without a member, such as %s.hidden_size", w, w)
 	}
 	return m, nil
 }
@@ -277,6 +281,9 @@ func (n *nameNode) eval(e *environment) (any, error) {
 
 func (n *memberNode) eval(e *environment) (any, error) {
 	var v any = e.config
+	if n.of == argsName {
+		v = e.args
+	}
 	for _, step := range n.path {
 		m, ok := v.(map[string]any)
 		if !ok {
@@ -302,6 +309,9 @@ func (n listNode) eval(e *environment) (any, error) {
 }
 
 func (n *callNode) eval(e *environment) (any, error) {
+	if n.name == "if" {
+		return n.branch(e)
+	}
 	args := make([]any, len(n.args))
 	for i, x := range n.args {
 		v, err := known(x, e)
@@ -313,16 +323,56 @@ func (n *callNode) eval(e *environment) (any, error) {
 	return e.call(n.name, args)
 }
 
-func (n *unaryNode) eval(e *environment) (any, error) {
-	v, err := known(n.x, e)
+// branch returns the second argument if the first is true, and the third otherwise. The
+// other one may be unknown.
+func (n *callNode) branch(e *environment) (any, error) {
+	if len(n.args) != 3 {
+		return nil, errors.New("if: want a condition, its value if it holds, and its value otherwise")
+	}
+	v, err := known(n.args[0], e)
 	if err != nil {
 		return nil, err
 	}
+	switch v {
+	case true:
+		return n.args[1].eval(e)
+	case false:
+		return n.args[2].eval(e)
+	}
+	return nil, fmt.Errorf("if: %v is not true or false", v)
+}
+
+func (n *unaryNode) eval(e *environment) (any, error) {
+	b, err := truth(n.x, e)
+	return !b, err
+}
+
+// truth returns the value of a node that is true or false.
+func truth(n node, e *environment) (bool, error) {
+	v, err := known(n, e)
+	if err != nil {
+		return false, err
+	}
 	b, ok := v.(bool)
 	if !ok {
-		return nil, fmt.Errorf("not %v: it is not true or false", v)
+		what := "a part of it"
+		switch n := n.(type) {
+		case *nameNode:
+			what = n.name
+		case *memberNode:
+			what = n.of + "." + strings.Join(n.path, ".")
+		}
+		return false, variableErrorf("%s is %s, not true or false", what, shown(v))
 	}
-	return !b, nil
+	return b, nil
+}
+
+// shown returns a value as messages have it: a text has quotes.
+func shown(v any) string {
+	if text, ok := v.(string); ok {
+		return strconv.Quote(text)
+	}
+	return fmt.Sprint(v)
 }
 
 // known returns the value of a node, or an error that says that it is unknown.
@@ -331,7 +381,7 @@ func known(n node, e *environment) (any, error) {
 	if err == nil && v == nil {
 		what := "a value"
 		if m, ok := n.(*memberNode); ok {
-			what = configName + "." + strings.Join(m.path, ".")
+			what = m.of + "." + strings.Join(m.path, ".")
 		}
 		err = &unknownError{what: what}
 	}
@@ -345,7 +395,13 @@ func (n *binaryNode) eval(e *environment) (any, error) {
 		if _, unknown := errors.AsType[*unknownError](err); unknown || err == nil && v == nil {
 			return n.y.eval(e)
 		}
-		return v, err
+		if err == nil {
+			err = n.contradicted(v, e)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return v, nil
 	case "and", "or":
 		return n.logic(e)
 	case "==", "!=":
@@ -382,6 +438,25 @@ func (n *binaryNode) eval(e *environment) (any, error) {
 	return arithmetic(n.op, a, b)
 }
 
+// contradicted returns an error if n is config.A ?? args.B and the two are different
+// numbers. Then the configuration is of another model: shapes may fit nevertheless, such as
+// with half as many heads of twice the size.
+func (n *binaryNode) contradicted(v any, e *environment) error {
+	x, ok1 := n.x.(*memberNode)
+	y, ok2 := n.y.(*memberNode)
+	if !ok1 || !ok2 || x.of != configName || y.of != argsName {
+		return nil
+	}
+	w, err := y.eval(e)
+	a, ok1 := v.(int)
+	b, ok2 := w.(int)
+	if err != nil || !ok1 || !ok2 || a == b {
+		return err
+	}
+	return variableErrorf("%s is %d in config.json, but the job that wrote the checkpoint had %s=%d: config.json is of another model",
+		strings.Join(x.path, "."), a, strings.Join(y.path, "."), b)
+}
+
 // same reports whether two values are equal.
 func same(x, y any) bool {
 	a, okA := x.([]any)
@@ -399,24 +474,11 @@ func same(x, y any) bool {
 }
 
 func (n *binaryNode) logic(e *environment) (any, error) {
-	v, err := known(n.x, e)
-	if err != nil {
-		return nil, err
+	x, err := truth(n.x, e)
+	if err != nil || x == (n.op == "or") {
+		return x, err
 	}
-	x, ok := v.(bool)
-	if !ok {
-		return nil, fmt.Errorf("%v %s …: it is not true or false", v, n.op)
-	}
-	if x == (n.op == "or") {
-		return x, nil
-	}
-	if v, err = known(n.y, e); err != nil {
-		return nil, err
-	}
-	if _, ok := v.(bool); !ok {
-		return nil, fmt.Errorf("… %s %v: it is not true or false", n.op, v)
-	}
-	return v, nil
+	return truth(n.y, e)
 }
 
 // arithmetic computes with numbers. A division has to leave no remainder.

@@ -17,6 +17,15 @@ func rule(a, b string) string {
 	return fmt.Sprintf(sides+"[[rule]]\na = %q\nb = %q\n", a, b)
 }
 
+// manyKeys returns n lines with different keys.
+func manyKeys(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "k%x=1\n", i)
+	}
+	return b.String()
+}
+
 // TestParseErrors checks the text of the errors, with the number of the line.
 func TestParseErrors(t *testing.T) {
 	long := strings.Repeat("x", 2000)
@@ -65,7 +74,7 @@ func TestParseErrors(t *testing.T) {
 		{"many words", rule("x ["+strings.Repeat("n ", 257)+"]", "y"), "layout: it has more than 256 words"},
 		{"many dimensions", rule("x [a"+strings.Repeat(", 1", 70)+"]", "y"), "layout: it has more than 64 dimensions"},
 		{"a capture that is an axis", rule("x.{n} [n, m]", "y.{n} [m]"), "{n} is in the name, so it cannot be an axis too"},
-		{"parts", rule("x [k + m]", "y [k]"), "line 2: a has 2 parts, b has 1"},
+		{"parts", rule("x [k + m]", "y [k]"), "line 2: the parts of the sides, which are tensors or terms of sums, do not correspond: a has 2, b has 1"},
 		{"axes", rule("x [k, m]", "y [k, n]"), "line 2: part 1 of a has the axes [k m], of b [k n]"},
 		{"a rest on one side", rule("x [k, ...]", "y [k]"), "line 2: part 1 has the remaining dimensions ... only on one side"},
 		{"a layout on one side", rule("x", "y [k]"), "line 2: part 1 of a has the axes [], of b [k]"},
@@ -78,6 +87,15 @@ func TestParseErrors(t *testing.T) {
 		{"tie with an optional first", sides + "[[rule]]\ntie = true\na = ['x?', 'y']\nb = 'z'", "line 2: tie: the first tensor of a side cannot be optional"},
 		{"tie with layouts", sides + "[[rule]]\ntie = true\na = ['x [n, m]', 'y [m, n]']\nb = 'z [n, m]'", "line 2: tie: the tensors of a side have different layouts"},
 		{"tie with captures", sides + "[[rule]]\ntie = true\na = ['x.{i}', 'y.{i}']\nb = 'z.{j}'", "line 2: tie: both sides need the same captures"},
+		{"tie with captures of one tensor", sides + "[[rule]]\ntie = true\na = ['x', 'y.{i}']\nb = 'z.{i}'", "line 2: tie: the tensors of a side have different captures"},
+		{"a fill with a fraction", sides + "[[fill]]\nb = 'z [1]'\nvalue = 0.5\ndtype = 'int64'\nreason = 'r'", "line 2: the value 0.5 would become 0 as int64"},
+		{"a fill out of range", sides + "[[fill]]\nb = 'z [1]'\nvalue = 300\ndtype = 'uint8'\nreason = 'r'", "line 2: the value 300 would become 255 as uint8"},
+		{"a fill of another truth", sides + "[[fill]]\nb = 'z [1]'\nvalue = 7\ndtype = 'bool'\nreason = 'r'", "line 2: the value 7 would become 1 as bool"},
+		{"a fill that becomes infinite", sides + "[[fill]]\nb = 'z [1]'\nvalue = 1e6\ndtype = 'float16'\nreason = 'r'", "line 2: the value 1e+06 would become +Inf as float16"},
+		{"a fill of zeros without a zero", sides + "[[fill]]\nb = 'z [1]'\nvalue = 0\ndtype = 'float8_e8m0fnu'\nreason = 'r'", "line 2: the value 0 would become 5.8"},
+		{"a fill that is not a float64", sides + "[[fill]]\nb = 'z [1]'\nvalue = 9007199254740993\ndtype = 'int64'\nreason = 'r'", "line 4: value: 9007199254740993 is too large"},
+		{"a fill of the largest int64", sides + "[[fill]]\nb = 'z [1]'\nvalue = 9223372036854775807\ndtype = 'int64'\nreason = 'r'", "line 4: value: 9223372036854775807 is too large"},
+		{"an infinite sum", sides + "[[rule]]\na = 'x'\nb = 'z'\nadd = inf", "line 5: add: want a finite number"},
 		{"tie", sides + "[[rule]]\ntie = 1\na = 'x'\nb = 'z'", "line 3: tie: want true or false"},
 		{"optional", sides + "[[rule]]\noptional = 'yes'\na = 'x'\nb = 'z'", "line 3: optional: want true or false"},
 		{"when", sides + "[[rule]]\nwhen = 1\na = 'x'\nb = 'z'", "line 3: when: want a condition, as a text"},
@@ -89,6 +107,20 @@ func TestParseErrors(t *testing.T) {
 		{"drop with an empty reason", sides + "[[drop]]\na = '*'\nreason = ' '", "line 2: a rule that drops names needs a reason"},
 		{"drop without names", sides + "[[drop]]\nreason = 'r'", "line 2: want the names to drop, of a or b"},
 		{"drop an empty name", sides + "[[drop]]\na = ''\nreason = 'r'", "line 3: a: a pattern is empty"},
+		{"drop with captures and a star", sides + "[[drop]]\na = '*.{i}'\nreason = 'r'", `line 3: a: "*.{i}": write either captures or *`},
+		{"drop any text", sides + "[[drop]]\na = '{rest*}'\nreason = 'r'", `line 3: a: "{rest*}": write either captures or *`},
+		{"drop with a brace", sides + "[[drop]]\na = 'x}'\nreason = 'r'", `line 3: a: "x}": } without {`},
+		{"copy_of in a rule", sides + "[[rule]]\na = 'x'\nb = 'y'\ncopy_of = 'z'", `line 5: unknown key "copy_of" in [[rule]]`},
+		{"a side of the name copy_of", "sides = ['a', 'copy_of']", `line 1: sides: "copy_of" cannot be the name of a form`},
+		{"copy_of without a reason", sides + "[[drop]]\na = 'x'\ncopy_of = 'y'", "line 2: a rule that drops names needs a reason"},
+		{"copy_of without a name", sides + "[[drop]]\na = 'x'\ncopy_of = ''\nreason = 'r'", `line 4: copy_of: "": a name is empty`},
+		{"copy_of a list", sides + "[[drop]]\na = 'x'\ncopy_of = ['y']\nreason = 'r'", "line 4: copy_of: want the name of a tensor"},
+		{"copy_of a star", sides + "[[drop]]\na = 'x'\ncopy_of = 'y.*'\nreason = 'r'", `line 4: copy_of: "y.*": want a name without *`},
+		{"copy_of a layout", sides + "[[drop]]\na = 'x'\ncopy_of = 'y [n]'\nreason = 'r'", `line 4: copy_of: "y [n]": want a name without * and without a layout`},
+		{"copy_of of both sides", sides + "[[drop]]\na = 'x'\nb = 'x'\ncopy_of = 'y'\nreason = 'r'", "line 2: copy_of: want names of one side"},
+		{"copy_of with another capture", sides + "[[drop]]\na = ['x.{i}.{j}', 'x.{j}']\ncopy_of = 'y.{i}'\nreason = 'r'", "line 2: copy_of: {i} is not in all names to drop"},
+		{"copy_of with a capture and a star", sides + "[[drop]]\na = ['x.{i}', 'x.*']\ncopy_of = 'y.{i}'\nreason = 'r'", "line 2: copy_of: {i} is not in all names to drop"},
+		{"copies of many names", sides + "[[drop]]\na = 'x'\ncopy_of = '" + strings.Repeat("x|", 16384) + "x'\nreason = 'r'", "line 4: copy_of: more than 16384 names in all rules"},
 		{"drop elements without a reason", rule("x [n + drop(m)]", "y [n]"), "line 2: a rule that drops elements needs a reason"},
 		{"drop elements of both sides", sides + "[[rule]]\nreason = 'r'\na = 'x [n + drop(m)]'\nb = 'y [n + drop(k)]'", "line 2: both sides have drop()"},
 		{"a reason for nothing", sides + "[[rule]]\nreason = 'r'\na = 'x'\nb = 'y'", "line 2: the rule drops nothing"},
@@ -110,12 +142,44 @@ func TestParseErrors(t *testing.T) {
 		{"captures of long texts", sides + "[captures]\np = ['" + strings.Repeat("q", 5000) + "']", "line 3: p: the texts have more than 4096 characters"},
 		{"stack of another side", sides + "[stack]\nc = {i = true}", "line 3: stack: want a table for a or b"},
 		{"stack without a condition", sides + "[stack]\na = {i = 1}", "line 3: i: want a condition"},
+		{"an unknown name in a variable", rule("x", "y") + "[variables]\ngroup = 'heads / kvheads'\nheads = 4", `line 6: group: "heads / kvheads": kvheads is not defined; known are check_padding, group, heads`},
+		{"an unknown name in a default", rule("x", "y") + "[defaults]\n\nextra = 'padded ?? 3'", `line 7: extra: "padded ?? 3": padded is not defined`},
+		{"a capture in a variable", rule("x.{i}", "y.{i}") + "[variables]\nn = 'i + 1'", `line 6: n: "i + 1": i is not defined`},
+		{"an unknown name in the argument of a function", rule("x", "y") + "[variables]\nn = 'ceil_to(vocabulary, 128)'", "line 6: n: \"ceil_to(vocabulary, 128)\": vocabulary is not defined"},
+		{"an unknown name in a list", rule("x", "y") + "[variables]\nn = '[1, [m]]'", "m is not defined"},
+		{"an unknown name in a capture", rule("x.{i}", "y.{i}") + "[captures]\ni = 'layers'", `line 6: i: "layers": layers is not defined; known are check_padding`},
+		{"a capture of another capture", rule("x.{i}.{j}", "y.{i}.{j}") + "[captures]\ni = 2\nj = 'i'", `line 7: j: "i": i is not defined`},
+		{"a capture that no rule uses", rule("x.{i}", "y.{i}") + "[captures]\ni = 2\nk = 3", "line 7: captures: no rule uses {k}"},
+		{"a list that no rule uses", rule("x.{i}", "y.{i}") + "[captures]\np = ['q', 'k']", "line 6: captures: no rule uses {p}"},
+		{"a capture of any text", rule("{rest*}", "{rest*}") + "[captures]\nrest = 2", "line 6: captures: no rule uses {rest}"},
+		{"a capture only in a condition", sides + "[captures]\ni = 2\n[[rule]]\na = 'x'\nb = 'y'\nwhen = 'i < 1'", "line 3: captures: no rule uses {i}"},
+		{"an unknown name in a stack", rule("x.{i}.w", "y.{i}.w") + "[stack]\nb = { i = 'stackd' }", `line 6: stack: i: "stackd": stackd is not defined`},
+		{"a stack of an unknown capture", rule("x.{i}.w", "y.{i}.w") + "[stack]\nb = { k = true }", "line 6: stack: no name of b has {k} between two dots"},
+		{"a stack of the other side", rule("x.{i}.w [n]", "y [i, n]") + "[stack]\nb = { i = true }", "line 6: stack: no name of b has {i} between two dots"},
+		{"a stack of a part of a step", rule("x.{i}.w", "y.w{i}.w") + "[stack.b]\ni = true", "line 6: stack: no name of b has {i} between two dots"},
+		{"a stack of one of two names", rule("x.{i}.w", "y.{i}.w | z.{i}") + "[stack]\nb = { i = true }", "line 6: stack: no name of b has {i} between two dots"},
+		{"an unknown name in a condition", sides + "[variables]\ntied = true\n[[rule]]\na = 'x'\nb = 'y'\nwhen = 'not tide'", `line 7: when: "not tide": tide is not defined; known are check_padding, tied`},
+		{"a capture of another rule in a condition", rule("x.{i}", "y.{i}") + "[[rule]]\nwhen = 'i < 2'\na = 'z'\nb = 'z'", `line 6: when: "i < 2": i is not defined`},
+		{"an axis in a condition", sides + "[[rule]]\na = 'x [n]'\nb = 'y [n]'\nwhen = 'n > 3'", `line 5: when: "n > 3": n is not defined`},
+		{"an unknown name in the condition of a fill", rule("x", "y") + "[[fill]]\nb = 'z [2]'\ndtype = 'int8'\nreason = 'r'\nwhen = 'bias'", `line 9: when: "bias": bias is not defined`},
+		{"an unknown size of a fill", rule("x", "y") + "[[fill]]\nb = 'z [n]'\ndtype = 'int8'\nreason = 'r'", "line 6: b: the size of n is not known: define it in [variables]"},
+		{"an unknown name in the condition of a drop", rule("x", "y") + "[[drop]]\nb = 'z'\nreason = 'r'\nwhen = 'old'", `line 8: when: "old": old is not defined`},
+		{"a capture in the condition of a drop with a star", rule("x.{i}", "y.{i}") + "[[drop]]\nb = ['z.{i}', 'z.*']\nreason = 'r'\nwhen = 'i > 1'", `line 8: when: "i > 1": i is not defined`},
+		{"an unknown name in a hole", rule("x.{layrs + j}", "y.{layrs + j}"), `line 3: a: "x.{layrs + j}": j in {layrs + j} is not defined: it is neither a variable, nor in [captures], nor alone in a hole`},
+		{"an unknown name beside a capture", rule("x.{layrs + j}.{j}", "y.{layrs + j}") + "[captures]\nj = 2", `layrs in {layrs + j} is not defined`},
+		{"an unknown name in copy_of", rule("x", "y") + "[[drop]]\nreason = 'r'\na = 'z.{p + q}'\ncopy_of = 'x.{p + q}'", `line 7: a: "z.{p + q}": p in {p + q} is not defined`},
 		{"many rules", sides + strings.Repeat("[[rule]]\na='x'\nb='y'\n", 4097), "more than 4096 rules"},
 		{"many tables without keys", sides + strings.Repeat("[[rule]]\n", 1<<16), "line 2: want tensors of a"},
 		{"many other tables", sides + strings.Repeat("[[x.y]]\n", 1<<16), `line 2: unknown key "x"`},
 		{"a deep key", sides + "\nx" + strings.Repeat(".a", 1<<14) + " = 1", `line 3: unknown key "x"`},
 		{"deep arrays", sides + "x = " + strings.Repeat("[", 1<<18), "line 2: "},
 		{"many names", sides + "[[drop]]\nreason = 'r'\na = [" + strings.Repeat("'x',", 16385) + "]", "line 4: a: more than 16384 names in all rules"},
+		{"many captures", sides + "[captures]\n" + manyKeys(100000) + "[[rule]]\na = 'x'\nb = 'y'\n", "too many keys: it takes more than 134217728 steps to read the recipe"},
+		{"many captures in a line", sides + "captures = {" + strings.ReplaceAll(manyKeys(100000), "\n", ",") + "k = 1}", "line 2: too many keys"},
+		{"many rules in a line", sides + "rule = [" + strings.Repeat("{a = 'x', b = 'y'}, ", 4097) + "]", "line 2: more than 4096 rules"},
+		{"many dotted keys", sides + strings.ReplaceAll(manyKeys(100000), "k", "k."), "too many keys"},
+		{"many other names of tables", sides + strings.ReplaceAll(strings.ReplaceAll(manyKeys(100000), "k", "[k"), "=1", "]"), "too many keys"},
+		{"many keys and many rules", sides + "[captures]\n" + manyKeys(10000) + strings.Repeat("[[rule]]\n", 90000), "too many keys"},
 		{"a long text", sides + strings.Repeat("# comment\n", 1<<17), "it has more than 1048576 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -160,6 +224,29 @@ func TestExpressionErrors(t *testing.T) {
 		_, err := recipe.Parse("file.toml", fmt.Appendf(nil, sides+"[[rule]]\na = 'x'\nb = 'y'\nwhen = '''%s'''", expression))
 		if !errors.Is(err, recipe.ErrSyntax) || !strings.Contains(err.Error(), "line 5: when: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want %s", expression, err, want)
+		}
+	}
+}
+
+// TestNames checks that names are found wherever they can be defined.
+func TestNames(t *testing.T) {
+	for name, text := range map[string]string{
+		"a capture that is learned":             rule("x.{i + 1}", "y.{i + 2}"),
+		"a capture that is declared":            rule("x.{i + j}", "y.{j + i}") + "[captures]\ni = 2\nj = 2",
+		"a capture of another rule":             rule("x.{i * n + j}", "y.{i}.{j}") + "[variables]\nn = 2",
+		"a capture that is only an axis":        rule("x [e, n]", "y [n, e]") + "[captures]\ne = 3",
+		"a capture that is only dropped":        rule("x", "y") + "[captures]\nk = 2\n[[drop]]\na = 'z.{k}'\nreason = 'r'",
+		"a condition of an axis":                sides + "[[rule]]\na = 'x.{e} [n]'\nb = 'y [e, n]'\nwhen = 'e >= 0'",
+		"a condition of the axis of another":    sides + "[captures]\ne = 2\n[[rule]]\na = 'x [e]'\nb = 'y [e]'\nwhen = 'e >= 0'",
+		"a condition of any text":               sides + "[[rule]]\na = '{rest*}'\nb = '{rest*}'\nwhen = 'rest != \"x\"'",
+		"a condition of a drop":                 rule("x.{i}", "y.{i}") + "[[drop]]\na = ['z.{i}', 'w.{i}.{i}']\nreason = 'r'\nwhen = 'i > check_padding'",
+		"a variable that is defined later":      rule("x", "y") + "[defaults]\na = 'z'\n[variables]\nb = 'a'\nz = 1",
+		"the size of a fill that is a capture":  rule("x.{e} [n]", "y [e, n]") + "[[fill]]\nb = 'z [e, 2]'\nreason = 'r'\ndtype = 'int8'",
+		"a stack of all names of one tensor":    rule("x.{i}.w", "y.{i}.w | z.{i}.w") + "[[rule]]\na = 'v.{i}'\nb = 'v.{i}'\n[stack]\nb = { i = true }",
+		"a stack of a name that is only filled": rule("x", "y") + "[captures]\ni = 2\n[[fill]]\nb = 'z.{i}.w [2]'\nreason = 'r'\ndtype = 'int8'\n[stack]\nb = { i = true }",
+	} {
+		if _, err := recipe.Parse("test", []byte(text)); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -163,7 +163,13 @@ func (p *pattern) without(capture string) (*pattern, bool) {
 
 // shape returns the pattern with each hole, and each number of a name, as {}. Names are
 // compared with patterns in this form.
-func (p *pattern) shape() string { return strings.Join(p.literals, "{}") }
+func (p *pattern) shape() string {
+	out := make([]string, len(p.literals))
+	for i, text := range p.literals {
+		out[i] = nameShape(text)
+	}
+	return strings.Join(out, "{}")
+}
 
 var numbers = regexp.MustCompile(`[0-9]+`)
 

@@ -7,7 +7,6 @@
 package recipe
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,7 +16,6 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
-	"github.com/pelletier/go-toml/v2/unstable"
 
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -25,7 +23,8 @@ import (
 var (
 	// ErrSyntax reports a recipe that does not follow the language.
 	ErrSyntax = errors.New("invalid recipe")
-	// ErrVariable reports a variable that is not known, or whose value is not known.
+	// ErrVariable reports a variable that is not known, or whose value is not known or is
+	// wrong.
 	ErrVariable = errors.New("variable")
 	// ErrIncomplete reports a recipe and a checkpoint that do not fit: a name that no rule
 	// uses, a tensor that is missing or would be made twice, or a shape that a rule does
@@ -58,6 +57,7 @@ type Recipe struct {
 	SHA256 string
 
 	variables []*definition
+	known     map[string]bool // the names of the variables
 	captures  map[string]*captureDef
 	stacks    []*stack
 	rules     []*rule
@@ -92,7 +92,7 @@ const (
 type rule struct {
 	line  int
 	kind  kind
-	sides [2][]*term // map: the tensors; fill: the tensor of one side
+	sides [2][]*term // map: the tensors; fill: the tensor of one side; drop: names with captures
 	when  *expression
 	// optional means that the rule does not apply if the source has none of its names.
 	optional bool
@@ -101,9 +101,10 @@ type rule struct {
 	add  float64 // what the right side has more than the left
 	cast [2]tensor.DType
 
-	globs  [2][]glob // drop: the names
-	reason string    // drop, fill, and map if a layout drops elements
-	value  float64   // fill
+	globs  [2][]glob  // drop: the names without captures; names with captures are in sides
+	copyOf []*pattern // drop: the tensor that the dropped ones are copies of; the first name that exists
+	reason string     // drop, fill, and map if a layout drops elements
+	value  float64    // fill
 	dtype  tensor.DType
 }
 
@@ -123,7 +124,7 @@ func Parse(name string, text []byte) (*Recipe, error) {
 	if len(text) > maxText {
 		return nil, fmt.Errorf("%w: %s: it has more than %d bytes", ErrSyntax, name, maxText)
 	}
-	p := &recipeParser{r: &Recipe{Name: name, Text: string(text), captures: map[string]*captureDef{}}}
+	p := &recipeParser{r: &Recipe{Name: name, Text: string(text), known: map[string]bool{}, captures: map[string]*captureDef{}}, paths: map[*rule]string{}}
 	sum := sha256.Sum256(text)
 	p.r.SHA256 = hex.EncodeToString(sum[:])
 	if err := p.parse(text); err != nil {
@@ -137,7 +138,7 @@ func Parse(name string, text []byte) (*Recipe, error) {
 func (r *Recipe) Reverse(from string) (bool, error) {
 	i := slices.Index(r.Sides[:], from)
 	if i < 0 {
-		return false, fmt.Errorf("%w: the recipe %s is for %s and %s, not %s", ErrVariable, r.Name, r.Sides[0], r.Sides[1], from)
+		return false, variableErrorf("the recipe %s is for %s and %s, not %s", r.Name, r.Sides[0], r.Sides[1], from)
 	}
 	return i == 1, nil
 }
@@ -152,8 +153,12 @@ func (r *Recipe) Variables() []string {
 	return out
 }
 
-func (r *Recipe) hasVariable(name string) bool {
-	return slices.ContainsFunc(r.variables, func(d *definition) bool { return d.name == name })
+func (r *Recipe) hasVariable(name string) bool { return r.known[name] }
+
+// define adds a variable.
+func (r *Recipe) define(d *definition) {
+	r.variables = append(r.variables, d)
+	r.known[d.name] = true
 }
 
 // checkPadding is a variable of every recipe. If it is false, the zeros of a layout may
@@ -164,6 +169,7 @@ type recipeParser struct {
 	r        *Recipe
 	lines    map[string]int // of keys, by their path
 	patterns int            // names in all rules
+	paths    map[*rule]string
 }
 
 // line returns the line of a key, or of the nearest key above it that has one.
@@ -186,6 +192,10 @@ func lineError(line int, format string, args ...any) error {
 }
 
 func (p *recipeParser) parse(text []byte) error {
+	var linesErr error
+	if p.lines, linesErr = keyLines(text); errors.Is(linesErr, errManyKeys) {
+		return linesErr
+	}
 	var doc map[string]any
 	if err := toml.Unmarshal(text, &doc); err != nil {
 		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
@@ -194,9 +204,8 @@ func (p *recipeParser) parse(text []byte) error {
 		}
 		return err
 	}
-	var err error
-	if p.lines, err = keyLines(text); err != nil {
-		return err
+	if linesErr != nil {
+		return linesErr
 	}
 	known := []string{"about", "sides", "families", "variables", "defaults", "captures", "stack", "rule", "drop", "fill"}
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
@@ -213,7 +222,7 @@ func (p *recipeParser) parse(text []byte) error {
 		}
 	}
 	if !p.r.hasVariable(checkPadding) {
-		p.r.variables = append(p.r.variables, &definition{name: checkPadding, value: true, fallback: true})
+		p.r.define(&definition{name: checkPadding, value: true, fallback: true})
 	}
 	if err := p.captures(doc); err != nil {
 		return err
@@ -230,57 +239,7 @@ func (p *recipeParser) parse(text []byte) error {
 	if len(p.r.rules) == 0 {
 		return errors.New("it has no rules")
 	}
-	return nil
-}
-
-// keyLines returns the line of each key. The path of a key in the third table [[rule]] is
-// "rule.2.key".
-func keyLines(text []byte) (map[string]int, error) {
-	lines := map[string]int{}
-	counts := map[string]int{}
-	var parser unstable.Parser
-	parser.Reset(text)
-	table := ""
-	line, counted := 1, 0 // the line of text[counted]: keys come in order
-	lineOf := func(offset int) int {
-		line += bytes.Count(text[counted:max(offset, counted)], []byte("\n"))
-		counted = max(offset, counted)
-		return line
-	}
-	for parser.NextExpression() {
-		e := parser.Expression()
-		var keys []string
-		line := 0
-		for it := e.Key(); it.Next(); {
-			if n := it.Node(); line == 0 {
-				line = lineOf(int(n.Raw.Offset))
-			}
-			keys = append(keys, string(it.Node().Data))
-		}
-		path := strings.Join(keys, ".")
-		top := keys[0] // of the document, if a table or a key has several steps
-		if table != "" && e.Kind == unstable.KeyValue {
-			top = table + "." + top
-		}
-		if _, ok := lines[top]; !ok {
-			lines[top] = line
-		}
-		switch e.Kind {
-		case unstable.ArrayTable:
-			table = fmt.Sprintf("%s.%d", path, counts[path])
-			counts[path]++
-			lines[table] = line
-		case unstable.Table:
-			table = path
-			lines[table] = line
-		case unstable.KeyValue:
-			if table != "" {
-				path = table + "." + path
-			}
-			lines[path] = line
-		}
-	}
-	return lines, parser.Error()
+	return p.checkNames()
 }
 
 func (p *recipeParser) header(doc map[string]any) error {
@@ -348,7 +307,7 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(t)) {
 		line := p.line(table + "." + name)
-		if !identifier.MatchString(name) || name == configName || slices.Contains(functions, name) {
+		if !identifier.MatchString(name) || name == configName || name == argsName || slices.Contains(functions, name) {
 			return lineError(line, "%q cannot be the name of a variable", name)
 		}
 		if p.r.hasVariable(name) {
@@ -366,7 +325,7 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 		if err != nil {
 			return lineError(line, "%s: %w", name, err)
 		}
-		p.r.variables = append(p.r.variables, d)
+		p.r.define(d)
 	}
 	return nil
 }
@@ -433,367 +392,4 @@ func (p *recipeParser) stacks(doc map[string]any) error {
 		}
 	}
 	return nil
-}
-
-// ruleKeys are the keys of rules, apart from the names of the sides.
-var ruleKeys = []string{"when", "optional", "tie", "add", "cast", "reason", "value", "dtype"}
-
-// keysOf are the keys that each table has.
-var keysOf = map[string][]string{
-	"rule": {"when", "optional", "tie", "add", "cast", "reason"},
-	"drop": {"when", "reason"},
-	"fill": {"when", "reason", "value", "dtype"},
-}
-
-// rules reads the tables [[rule]], [[drop]] or [[fill]].
-func (p *recipeParser) rules(doc map[string]any, table string) error {
-	v, ok := doc[table]
-	if !ok {
-		return nil
-	}
-	list, ok := v.([]any)
-	if !ok {
-		return lineError(p.line(table), "%s: write [[%s]] before each one", table, table)
-	}
-	for i := range list {
-		path := fmt.Sprintf("%s.%d", table, i)
-		t, ok := list[i].(map[string]any)
-		if !ok {
-			return lineError(p.line(table), "%s is not a table", table)
-		}
-		if len(p.r.rules) == maxRules {
-			return lineError(p.line(path), "more than %d rules", maxRules)
-		}
-		r, err := p.rule(t, table, path)
-		if err != nil {
-			return err
-		}
-		p.r.rules = append(p.r.rules, r)
-	}
-	return nil
-}
-
-func (p *recipeParser) rule(t map[string]any, table, path string) (*rule, error) {
-	r := &rule{line: p.line(path), kind: map[string]kind{"rule": mapRule, "drop": dropRule, "fill": fillRule}[table]}
-	for _, key := range slices.Sorted(maps.Keys(t)) {
-		line := p.line(path + "." + key)
-		if side := slices.Index(p.r.Sides[:], key); side >= 0 {
-			if err := p.side(r, side, t[key]); err != nil {
-				return nil, lineError(line, "%s: %w", key, err)
-			}
-			continue
-		}
-		if !slices.Contains(keysOf[table], key) {
-			return nil, lineError(line, "unknown key %q in [[%s]]; known are %s", key, table, strings.Join(append(p.r.Sides[:], keysOf[table]...), ", "))
-		}
-		if err := p.option(r, key, t[key]); err != nil {
-			return nil, lineError(line, "%s: %w", key, err)
-		}
-	}
-	if err := p.check(r); err != nil {
-		return nil, lineError(r.line, "%w", err)
-	}
-	return r, nil
-}
-
-// side reads the tensors of one side of a rule.
-func (p *recipeParser) side(r *rule, side int, v any) error {
-	texts, err := textList(v)
-	if err != nil {
-		return err
-	}
-	if len(texts) == 0 {
-		return errors.New("want a name")
-	}
-	for _, text := range texts {
-		if p.patterns += 1 + strings.Count(text, "|"); p.patterns > maxPatterns {
-			return fmt.Errorf("more than %d names in all rules", maxPatterns)
-		}
-		if r.kind == dropRule {
-			g, err := parseGlob(text)
-			if err != nil {
-				return err
-			}
-			r.globs[side] = append(r.globs[side], g)
-			continue
-		}
-		t, err := p.term(text)
-		if err != nil {
-			return fmt.Errorf("%q: %w", text, err)
-		}
-		r.sides[side] = append(r.sides[side], t)
-	}
-	return nil
-}
-
-// term reads "NAME | NAME [LAYOUT]", with a question mark after the names if the tensor is
-// optional.
-func (p *recipeParser) term(text string) (*term, error) {
-	names, shape, given := strings.Cut(text, "[")
-	t := &term{layout: &layout{dims: []dim{{}}, rest: 0}, given: given}
-	if given {
-		shape, ok := strings.CutSuffix(strings.TrimSpace(shape), "]")
-		if !ok {
-			return nil, errors.New("the layout does not end with ]")
-		}
-		var err error
-		if t.layout, err = parseLayout(shape); err != nil {
-			return nil, fmt.Errorf("layout: %w", err)
-		}
-	}
-	names = strings.TrimSpace(names)
-	names, t.optional = strings.CutSuffix(names, "?")
-	for name := range strings.SplitSeq(names, "|") {
-		n, err := parsePattern(strings.TrimSpace(name), p.r.hasVariable)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range n.captures() {
-			if slices.Contains(t.layout.all(), c) {
-				return nil, fmt.Errorf("{%s} is in the name, so it cannot be an axis too", c)
-			}
-		}
-		t.names = append(t.names, n)
-	}
-	return t, nil
-}
-
-func (p *recipeParser) option(r *rule, key string, v any) (err error) {
-	switch key {
-	case "when":
-		text, ok := v.(string)
-		if !ok {
-			return errors.New("want a condition, as a text")
-		}
-		r.when, err = parseExpression(text)
-	case "optional":
-		var ok bool
-		if r.optional, ok = v.(bool); !ok {
-			return errors.New("want true or false")
-		}
-	case "tie":
-		var ok bool
-		if r.tied, ok = v.(bool); !ok {
-			return errors.New("want true or false")
-		}
-	case "add":
-		r.add, err = number(v)
-	case "value":
-		r.value, err = number(v)
-	case "reason":
-		var ok bool
-		if r.reason, ok = v.(string); !ok {
-			return errors.New("want a text")
-		}
-	case "dtype":
-		text, _ := v.(string)
-		r.dtype, err = tensor.LookupDType(text)
-	case "cast":
-		t, ok := v.(map[string]any)
-		if !ok {
-			return fmt.Errorf(`want a table such as { %s = "float32" }`, p.r.Sides[1])
-		}
-		for _, side := range slices.Sorted(maps.Keys(t)) {
-			i := slices.Index(p.r.Sides[:], side)
-			text, _ := t[side].(string)
-			if i < 0 {
-				return fmt.Errorf("unknown side %q", side)
-			}
-			if r.cast[i], err = tensor.LookupDType(text); err != nil {
-				return err
-			}
-		}
-	}
-	return err
-}
-
-func number(v any) (float64, error) {
-	switch v := v.(type) {
-	case int64:
-		return float64(v), nil
-	case float64:
-		return v, nil
-	}
-	return 0, errors.New("want a number")
-}
-
-// check checks that the parts of a rule fit together.
-func (p *recipeParser) check(r *rule) error {
-	switch r.kind {
-	case dropRule:
-		if len(r.globs[0])+len(r.globs[1]) == 0 {
-			return fmt.Errorf("want the names to drop, of %s or %s", p.r.Sides[0], p.r.Sides[1])
-		}
-		if strings.TrimSpace(r.reason) == "" {
-			return errors.New("a rule that drops names needs a reason")
-		}
-		return nil
-	case fillRule:
-		if len(r.sides[0])+len(r.sides[1]) != 1 {
-			return errors.New("want one tensor, of one side")
-		}
-		t := slices.Concat(r.sides[0], r.sides[1])[0]
-		if _, sums := t.layout.sum(); !t.given || sums > 0 || t.layout.rest >= 0 || t.optional || len(t.names) != 1 || r.wild() != "" {
-			return errors.New("want a name with a layout without sums")
-		}
-		if !r.dtype.Valid() {
-			return errors.New("want a dtype")
-		}
-		if strings.TrimSpace(r.reason) == "" {
-			return errors.New("a rule that fills a tensor needs a reason, which is also the reason to drop it in the other direction")
-		}
-		return nil
-	}
-	for i, side := range r.sides {
-		if len(side) == 0 {
-			return fmt.Errorf("want tensors of %s", p.r.Sides[i])
-		}
-	}
-	return p.checkParts(r)
-}
-
-// checkParts checks that the two sides of a rule have the same parts, with the same axes.
-func (p *recipeParser) checkParts(r *rule) error {
-	if r.tied {
-		for _, side := range r.sides {
-			if side[0].optional {
-				return errors.New("tie: the first tensor of a side cannot be optional")
-			}
-			for _, t := range side[1:] {
-				if t.layout.String() != side[0].layout.String() {
-					return errors.New("tie: the tensors of a side have different layouts")
-				}
-			}
-		}
-		if !slices.Equal(r.captures(0), r.captures(1)) {
-			return errors.New("tie: both sides need the same captures")
-		}
-	} else if slices.ContainsFunc(slices.Concat(r.sides[0], r.sides[1]), func(t *term) bool { return t.optional }) {
-		return errors.New("only a tensor that is tied can be optional (?)")
-	}
-	left, right := r.parts(0), r.parts(1)
-	if len(left) != len(right) {
-		return fmt.Errorf("%s has %d parts, %s has %d", p.r.Sides[0], len(left), p.r.Sides[1], len(right))
-	}
-	for i := range left {
-		a, b := left[i].words(), right[i].words()
-		if !slices.Equal(a, b) {
-			return fmt.Errorf("part %d of %s has the axes %v, of %s %v", i+1, p.r.Sides[0], a, p.r.Sides[1], b)
-		}
-		ra, rb := left[i].term.layout.rest >= 0, right[i].term.layout.rest >= 0
-		if ra != rb {
-			return fmt.Errorf("part %d has the remaining dimensions ... only on one side: give both a layout", i+1)
-		}
-	}
-	if err := r.checkWild(); err != nil {
-		return err
-	}
-	if err := p.checkDropped(r); err != nil {
-		return err
-	}
-	for _, side := range r.sides {
-		for _, t := range side {
-			if len(t.names) > 1 && slices.ContainsFunc(t.names[1:], func(q *pattern) bool {
-				return !slices.Equal(q.captures(), t.names[0].captures())
-			}) {
-				return errors.New("the names of a tensor have different captures")
-			}
-		}
-	}
-	return nil
-}
-
-// checkWild checks the rule of a capture that stands for any text.
-func (r *rule) checkWild() error {
-	wild := r.wild()
-	if wild == "" {
-		return nil
-	}
-	for _, side := range r.sides {
-		if len(side) != 1 || len(side[0].names) != 1 || len(side[0].names[0].holes) != 1 || !side[0].names[0].holes[0].wild || side[0].names[0].holes[0].capture != wild {
-			return fmt.Errorf("{%s*} stands for any text, so each side needs one name that has {%s*} once and no other capture", wild, wild)
-		}
-	}
-	return nil
-}
-
-// checkDropped checks that a rule has a reason if its layouts drop elements.
-func (p *recipeParser) checkDropped(r *rule) error {
-	a, b := r.drops(0), r.drops(1)
-	switch {
-	case a && b:
-		return errors.New("both sides have drop(), so the rule has no direction")
-	case (a || b) && strings.TrimSpace(r.reason) == "":
-		return errors.New("a rule that drops elements needs a reason")
-	case !a && !b && r.reason != "":
-		return errors.New("the rule drops nothing, so it needs no reason")
-	case (a || b) && r.tied:
-		return errors.New("tie: a layout cannot drop elements")
-	}
-	return nil
-}
-
-// drops reports whether a layout of a side drops elements.
-func (r *rule) drops(side int) bool {
-	return slices.ContainsFunc(r.sides[side], func(t *term) bool {
-		return slices.ContainsFunc(t.layout.parts(), func(p lpart) bool { return p.drop })
-	})
-}
-
-// rpart is one part of a side of a rule.
-type rpart struct {
-	term *term
-	part lpart
-}
-
-// parts returns the parts of a side that have a counterpart on the other side. Copies are
-// the same part.
-func (r *rule) parts(side int) []rpart {
-	terms := r.sides[side]
-	if r.tied {
-		terms = terms[:1]
-	}
-	var out []rpart
-	for _, t := range terms {
-		for _, p := range t.layout.parts() {
-			if !p.fill {
-				out = append(out, rpart{t, p})
-			}
-		}
-	}
-	return out
-}
-
-// words returns the axes and captures of the part, sorted. An axis may be a capture on the
-// other side.
-func (p rpart) words() []string {
-	out := append(p.part.axes(p.term.layout), p.term.names[0].captures()...)
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-// captures returns the captures of a name, in order.
-func (p *pattern) captures() []string {
-	var out []string
-	for _, h := range p.holes {
-		out = append(out, h.captures...)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-// captures returns the captures in the names of a side.
-func (r *rule) captures(side int) []string {
-	var out []string
-	for _, t := range r.sides[side] {
-		for _, n := range t.names {
-			for _, c := range n.captures() {
-				if !slices.Contains(out, c) {
-					out = append(out, c)
-				}
-			}
-		}
-	}
-	slices.Sort(out)
-	return out
 }

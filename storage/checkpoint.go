@@ -166,6 +166,9 @@ type Journal interface {
 	Finished(ctx context.Context, file string) (*WriteResults, bool, error)
 	// Note records the results of a file that is complete and durable.
 	Note(ctx context.Context, file string, r *WriteResults) error
+	// Begun reports whether results are recorded for any file. If that is unknown, it
+	// returns true.
+	Begun(ctx context.Context) bool
 }
 
 // VerifyReport is the result of a full check of a checkpoint.

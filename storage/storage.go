@@ -33,8 +33,13 @@ type Session struct {
 	Timeline func() meta.Timeline
 	// Journal, if not nil, records the finished files of a save that can be continued
 	// after an interruption. A writer calls Finished before it writes a file, and Note
-	// after.
+	// after. The content of a file depends on the plan and on Storage only, so the save may
+	// replace its own files by files of the same name.
 	Journal Journal
+	// Private means that no other program uses the store until the save has ended: it is
+	// the staging store of a conversion. Writers then take no lock, and give files the
+	// plain names of the format.
+	Private bool
 	// Divide, if not nil, is called by WriteData with the data files of the rank, in their
 	// order, before the first one is written. It returns for each file whether this
 	// process writes it. WriteData leaves the other files out, of its results too: other
@@ -70,7 +75,8 @@ type Writer interface {
 	// own files. The coordinator also removes the files of other ranks that it finds,
 	// because those ranks may have died. Abort is called in place of the remaining
 	// methods, also after one of them returned an error, on every rank that called
-	// SetUp. After Finish returned nil or ErrUncertain, Abort does nothing.
+	// SetUp. After Finish returned nil or ErrUncertain, Abort does nothing. If the session
+	// has a journal that lists a file, Abort keeps all files: the save may go on later.
 	Abort(ctx context.Context) error
 }
 

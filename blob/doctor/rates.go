@@ -19,7 +19,7 @@ var rates = check{
 	name:    "rates",
 	follows: "How long saves and loads take is not known.",
 	run: func(ctx context.Context, e *exam) (string, error) {
-		data := blob.AlignedBytes(partBytes)
+		data := blob.AlignedBytes(int(partBytes))
 		copy(data, pattern(partBytes))
 		var texts []string
 		for _, n := range rateStreams {
@@ -51,7 +51,7 @@ func (e *exam) rate(ctx context.Context, streams int, data []byte) (Rate, error)
 			return err
 		}
 		defer r.Close()
-		_, err = blob.ReadLarge(ctx, r, blob.AlignedBytes(partBytes+2*blob.Align), 0, partBytes)
+		_, err = blob.ReadLarge(ctx, r, blob.AlignedBytes(int(partBytes+2*blob.Align)), 0, partBytes)
 		return err
 	})
 	return Rate{Streams: streams, Write: write, Read: read}, err
@@ -77,5 +77,5 @@ func (e *exam) measure(ctx context.Context, streams int, fn func(ctx context.Con
 		})
 	}
 	wg.Wait()
-	return float64(calls.Load()) * partBytes / time.Since(begin).Seconds(), errors.Join(errs...)
+	return float64(calls.Load()*partBytes) / time.Since(begin).Seconds(), errors.Join(errs...)
 }

@@ -53,7 +53,9 @@ func TestScripts(t *testing.T) {
 			e.Setenv("TORCHFILES", files)
 			docs, docsErr := filepath.Abs(filepath.Join("..", "..", "docs"))
 			e.Setenv("DOCS", docs)
-			return errors.Join(err, docsErr)
+			models, modelsErr := filepath.Abs(filepath.Join("..", "..", "storage", "view", "testdata"))
+			e.Setenv("MODELS", models)
+			return errors.Join(err, docsErr, modelsErr)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,

@@ -52,6 +52,9 @@ func (s *suite) values(t *testing.T) {
 		s.test(t, shape.name, func(e *env) {
 			e.must("all-gather", func(ctx context.Context, g group.Group) error { return allGather(ctx, g, shape.make) })
 			for root := range s.n {
+				if shape.name == "large" && root != 0 && root != s.n/2 && root != s.n-1 {
+					continue // the other shapes have every root; large values take long
+				}
 				e.must(fmt.Sprintf("root %d", root), func(ctx context.Context, g group.Group) error {
 					return rooted(ctx, g, root, shape.make)
 				})

@@ -17,7 +17,7 @@ func TestClosingAfterTheLastCall(t *testing.T) {
 	t.Parallel()
 	const n = 5
 	for range 15 {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		gs := tcptest.Meet(t, n, byEnv(t, n))
 		var wg sync.WaitGroup
 		for r, g := range gs {

@@ -33,7 +33,7 @@ func TestLinksThatLoseOneDirection(t *testing.T) {
 				return c
 			})
 			wires.Mute()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // much more than it takes
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // much more than it takes
 			defer cancel()
 			errs := make([]error, size)
 			var wg sync.WaitGroup

@@ -63,7 +63,7 @@ func until(t *testing.T, what string, cond func() bool) {
 // limited returns the context of the test, which also ends after much more time
 // than a test needs on a busy machine.
 func limited(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

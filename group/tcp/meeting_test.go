@@ -286,7 +286,7 @@ func leaderOf(t *testing.T, cfg Config) *visitor {
 // come asks for the slot of a rank and goes away.
 func (v *visitor) come(rank int) error {
 	h := &host{cfg: v.cfg, rank: rank, size: v.cfg.Size}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	f, err := h.dialAs(ctx, toMeet, 0, v.addr, session{42})
 	if err == nil {

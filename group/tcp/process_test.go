@@ -28,7 +28,7 @@ func init() {
 
 // child joins by the environment and makes steps until one fails.
 func child() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	g, err := tcp.Join(ctx, tcp.Config{Timeout: 5 * time.Second})
 	if err != nil {

@@ -57,7 +57,7 @@ func waitLog(t *testing.T, cfg Config, want string) error {
 	}()
 	select {
 	case <-l.seen:
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Errorf("the log has no %q:\n%s", want, l)
 	}
 	cancel()

@@ -157,8 +157,8 @@ var (
 	slurmNumbers = []numbers{{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}, {"SLURM_PROCID", "SLURM_NTASKS"}}
 )
 
-// numbers returns the variables that number this process. Below mpirun in a batch script,
-// the variables of Slurm are those of the script, so MPI is before Slurm.
+// numbers returns the variables that number this process. MPI comes before Slurm: below
+// mpirun in a batch script, the variables of Slurm number the script, not its processes.
 func (e *Env) numbers() numbers {
 	switch {
 	case e.get("RANK") != "":

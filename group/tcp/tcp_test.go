@@ -36,6 +36,10 @@ func freePort(t *testing.T) string {
 	return ""
 }
 
+// patience is the timeout of ranks that no test wants to be taken for gone, even if the
+// machine is busy.
+const patience = 10 * time.Minute
+
 // env returns the environment of a rank.
 func env(addr, port string, rank, size int) *tcp.Env {
 	vars := map[string]string{
@@ -48,7 +52,7 @@ func byEnv(t *testing.T, n int) func(int) tcp.Config {
 	port := freePort(t)
 	return func(rank int) tcp.Config {
 		return tcp.Config{
-			Meet: env("127.0.0.1", port, rank, n), Job: t.Name(), Secret: secret, Arity: 2, Timeout: time.Minute,
+			Meet: env("127.0.0.1", port, rank, n), Job: t.Name(), Secret: secret, Arity: 2, Timeout: patience,
 		}
 	}
 }
@@ -58,7 +62,7 @@ func bySocket(t *testing.T, n int) func(int) tcp.Config {
 	cfg, folder := tcptest.ByFile(t, n), "unix:"+t.TempDir()
 	return func(rank int) tcp.Config {
 		c := cfg(rank)
-		c.Listen = folder
+		c.Listen, c.Timeout = folder, patience
 		return c
 	}
 }

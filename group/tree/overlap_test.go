@@ -34,10 +34,13 @@ type busyCall struct {
 	bytes int
 }
 
+// fills is more than a link in memory holds while no rank receives: 1 MiB.
+const fills = 1<<20 + 256<<10
+
 // filled has a value for each rank.
 var filled = func() (vs [16][]byte) {
 	for r := range vs {
-		vs[r] = bytes.Repeat([]byte{byte(r + 1)}, 2<<20)
+		vs[r] = bytes.Repeat([]byte{byte(r + 1)}, fills)
 	}
 	return vs
 }()
@@ -154,7 +157,7 @@ func TestGroupsThatPassValuesInACircle(t *testing.T) {
 		}},
 	} {
 		for i := range o.groups {
-			o.groups[i].calls = []busyCall{{op: group.OpAllGather, bytes: min(2<<20, 12<<20/o.size)}}
+			o.groups[i].calls = []busyCall{{op: group.OpAllGather, bytes: fills}}
 		}
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -185,7 +188,7 @@ func TestGroupsDoNotWaitForEachOther(t *testing.T) {
 // more than links have room for.
 func randomOverlap(rnd *rand.Rand) overlap {
 	ops := []group.Op{group.OpAllGather, group.OpAllGather, group.OpAllGather, group.OpGather, group.OpScatter, group.OpBroadcast}
-	sizes := []int{2 << 20, 2 << 20, 1 << 20, 1000}
+	sizes := []int{fills, fills, fills / 2, 1000}
 	o := overlap{size: 3 + rnd.IntN(4), arity: 1 + rnd.IntN(2)}
 	for range 4 + rnd.IntN(3) {
 		b := busyGroup{ranks: rnd.Perm(o.size)[:o.size-rnd.IntN(2)]}

@@ -33,6 +33,7 @@ type checkpoint struct {
 	// stage3 means that the module's state has no parameters, and partial that it is the
 	// state of one of several tensor parallel ranks.
 	stage3, partial bool
+	compared        bool // copies has the steps of all ranks
 	worldSize       int
 	entries, chunks int // that were added
 }

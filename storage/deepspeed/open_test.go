@@ -354,3 +354,57 @@ func TestNewWriterRefuses(t *testing.T) {
 		t.Errorf("NewWriter = %v; want ErrOptions that names other formats", err)
 	}
 }
+
+// A step that is not a number is a value like any other.
+func TestStepOfAnotherKind(t *testing.T) {
+	u, s := example(2), new(mem.Store)
+	u.write(t, s, "")
+	for r := range u.ranks {
+		o := u.optim(t, r)
+		base := o["optimizer_state_dict"].(map[string]any)["base_optimizer_state"].(map[string]any)
+		for _, p := range base["state"].(*value.Dict).Pairs {
+			p.Value.(map[string]any)["step"] = []any{int64(3)}
+		}
+		storagetest.Put(t, s, fmt.Sprintf("zero_pp_rank_%d_mp_rank_00_optim_states.pt", r), must.Get(torchsave.Marshal(o))(t))
+	}
+	ck := must.Get(deepspeed.Format{}.Open(t.Context(), s))(t)
+	defer ck.Close()
+	if _, ok, err := ck.Find(t.Context(), "model."+u.groups[0][0].name); err != nil || !ok {
+		t.Errorf("Find = %v, %v; want the weight", ok, err)
+	}
+}
+
+// Optimizer files of another step are noticed in all stages: numbers when the checkpoint is
+// opened, tensors when it is verified.
+func TestFilesOfTwoSteps(t *testing.T) {
+	const second = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	for stage := 1; stage <= 3; stage++ {
+		for _, ints := range []bool{true, false} {
+			t.Run(fmt.Sprintf("stage %d, numbers %v", stage, ints), func(t *testing.T) {
+				u, s := example(stage), new(mem.Store)
+				u.intStep = ints
+				u.write(t, s, "")
+				ck := must.Get(deepspeed.Format{}.Open(t.Context(), s))(t)
+				if rep := must.Get(ck.Verify(t.Context(), nil))(t); len(rep.Problems) > 0 {
+					t.Fatalf("files of one step: %+v", rep.Problems)
+				}
+				must.Do(t, ck.Close())
+				u.step = 4
+				storagetest.Put(t, s, second, must.Get(torchsave.Marshal(u.optim(t, 1)))(t))
+				ck, err := deepspeed.Format{}.Open(t.Context(), s)
+				if ints {
+					if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), "of step 4, and on rank 0 of step 3: the files of two saves are mixed") {
+						t.Errorf("Open = %v; want that two saves are mixed", err)
+					}
+					return
+				}
+				must.Do(t, err)
+				defer ck.Close()
+				rep := must.Get(ck.Verify(t.Context(), nil))(t)
+				if len(rep.Problems) != 1 || !strings.Contains(rep.Problems[0].Text, "is 3, and 4 in its copy") || rep.Problems[0].File != second {
+					t.Errorf("Verify found %+v; want the other step in %s", rep.Problems, second)
+				}
+			})
+		}
+	}
+}

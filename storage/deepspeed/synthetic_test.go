@@ -1,6 +1,7 @@
 package deepspeed_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -22,6 +23,7 @@ type run struct {
 	silent       bool         // the optimizer files do not name the stage
 	elastic      bool         // the states are lists without padding
 	intStep      bool         // steps are numbers
+	step         int64        // of the optimizer; zero: 3
 	groups       [][]parameter
 	frozen       []parameter
 	align        int64 // parameters begin at multiples of this, up to stage 2
@@ -216,10 +218,7 @@ func (u *run) optim(t testing.TB, rank int) map[string]any {
 	byNumber := &value.Dict{}
 	for g := range u.groups {
 		flats = append(flats, vector(u.partition(g, rank, "", u.padded)))
-		s := map[string]any{"step": any(int64(3))}
-		if !u.intStep {
-			s["step"] = must.Get(tensor.Of([]int64{}, []float32{3}))(t)
-		}
+		s := map[string]any{"step": u.stepOf(t)}
 		for _, name := range stateNames[1:] {
 			s[name] = vector(u.partition(g, rank, name, !u.elastic))
 		}
@@ -305,10 +304,11 @@ func (u *run) universal(t testing.TB, s *mem.Store, dir string) {
 }
 
 func (u *run) stepOf(t testing.TB) any {
+	n := cmp.Or(u.step, 3)
 	if u.intStep {
-		return int64(3)
+		return n
 	}
-	return must.Get(tensor.Of([]int64{}, []float32{3}))(t)
+	return must.Get(tensor.Of([]int64{}, []float32{float32(n)}))(t)
 }
 
 // want returns the tensors of the checkpoint.

@@ -454,6 +454,14 @@ func (c *checkpoint) addGroup(i int, g *group) error {
 func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 	t, ok := v.(*torchsave.Tensor)
 	if !ok || len(t.Shape) == 0 || name == "step" && t.Contiguous() && t.NumBytes() == int64(t.DType.Size()) {
+		if name == "step" {
+			if err := c.compareSteps(i, g.params[0].name, v, func(o *optimState) any {
+				v, _ := get(o.states[i], name)
+				return v
+			}); err != nil {
+				return err
+			}
+		}
 		return c.addScalar(c.ranks[0].file, g.params, name, v)
 	}
 	flats := make([]*torchsave.Tensor, len(c.ranks))
@@ -545,12 +553,44 @@ func (c *checkpoint) addGroupStep(i int, g *group) error {
 	if pairs, _ := pairsOf(o.states[i]); len(pairs) == 0 {
 		return nil
 	}
-	v, ok := get(o.root, "base_optimizer_state_step")
-	if option := c.optionsOf(o.options, i); !ok && option != nil {
-		v, _ = get(option, "step")
+	step := func(o *optimState) any {
+		v, ok := get(o.root, "base_optimizer_state_step")
+		if option := c.optionsOf(o.options, i); !ok && option != nil {
+			v, _ = get(option, "step")
+		}
+		return v
 	}
-	if n, isInt := v.(int64); isInt {
-		return c.addScalar(o.file, g.params, "step", n)
+	n, isInt := step(o).(int64)
+	if !isInt {
+		return nil
+	}
+	if err := c.compareSteps(i, g.params[0].name, n, step); err != nil {
+		return err
+	}
+	return c.addScalar(o.file, g.params, "step", n)
+}
+
+// compareSteps compares the step of a group on all ranks with v, the step on rank 0, which
+// becomes the step of a parameter. Files of another step are files of another save, and in
+// stage 3 nothing else would tell. Steps in tensors are compared as copies: once for each
+// rank, because a read takes long.
+func (c *checkpoint) compareSteps(i int, param string, v any, step func(o *optimState) any) error {
+	t, isTensor := v.(*torchsave.Tensor)
+	_, isInt := v.(int64)
+	_, isFloat := v.(float64)
+	if isTensor && c.compared || !isTensor && !isInt && !isFloat {
+		return nil
+	}
+	c.compared = c.compared || isTensor
+	for _, o := range c.ranks[1:] {
+		w := step(o)
+		u, both := w.(*torchsave.Tensor)
+		if isTensor && both && slices.Equal(t.Shape, u.Shape) {
+			e := c.b.View(meta.Path{meta.Key("step in " + o.file.Name)}, u.DType, "", o.file, u)
+			c.copies = append(c.copies, reading.Copy{FQN: statePath(param, "step").FQN(), Entry: e})
+		} else if isTensor || both || v != w {
+			return reading.Damaged(o.file.Name, "its group %d is of step %v, and on rank 0 of step %v: the files of two saves are mixed", i, w, v)
+		}
 	}
 	return nil
 }

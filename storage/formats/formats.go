@@ -220,8 +220,14 @@ func isForeign(l *publish.Leftover) bool {
 
 // Clean removes the leftovers that are Removable, and returns them.
 func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
+	return CleanExcept(ctx, store, olderThan, "")
+}
+
+// CleanExcept is Clean without the files of the save saveID, unless that is empty.
+func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration, saveID string) ([]publish.Leftover, error) {
+	keep := func(l *publish.Leftover) bool { return isForeign(l) || saveID != "" && l.SaveID == saveID }
 	return union(func(f *publish.Format) ([]publish.Leftover, error) {
-		return publish.Sweep(ctx, store, f, olderThan, isForeign)
+		return publish.Sweep(ctx, store, f, olderThan, keep)
 	})
 }
 

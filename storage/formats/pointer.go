@@ -55,8 +55,8 @@ const maxPointer = 1 << 10
 // of Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	format, auxiliary, err := detect(ctx, store)
-	if !errors.Is(err, storage.ErrNotFound) && !auxiliary {
-		return store, format, err
+	if _, single := store.(*blob.Single); single || !errors.Is(err, storage.ErrNotFound) && !auxiliary {
+		return store, format, err // a pointer by itself is not the folder of a run
 	}
 	at, name, pointErr := pointed(ctx, store)
 	switch {

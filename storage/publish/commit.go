@@ -29,7 +29,7 @@ type File struct {
 func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
 	for _, f := range before {
 		p.mayExist(f.Name)
-		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: true}); err != nil {
+		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: p.sess.Journal == nil}); err != nil {
 			return err
 		}
 	}
@@ -263,7 +263,7 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 			return nil, err
 		case c.found != nil && name != c.name && info.Version != c.found[name]:
 			return nil, fmt.Errorf("%w: another save has committed since this one began: %s", storage.ErrChanged, name)
-		case ok && c.opts.FailIfExists:
+		case ok && c.opts.FailIfExists && !c.again:
 			return nil, c.existsError(name)
 		case ok && before:
 			out = append(out, name)

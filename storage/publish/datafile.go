@@ -154,9 +154,6 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 		w.progress.Add(f.Size())
 		return r, nil
 	}
-	if err := w.store.Remove(ctx, f.Name); err != nil { // it exists if it was finished but not added to the journal
-		return nil, err
-	}
 	if r, err = w.writeFile(ctx, f); err != nil {
 		return nil, err
 	}
@@ -167,7 +164,10 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 // the pieces are written in parallel.
 func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
 	size, total := int64(w.pieces.Size()), f.Size()
-	opts := blob.CreateOptions{IfAbsent: true}
+	// With a journal, the file exists if it was finished, but not added to the journal. It is
+	// replaced in one step: a checkpoint may have it, if another run of the same save has
+	// just committed.
+	opts := blob.CreateOptions{IfAbsent: w.sess.Journal == nil}
 	if w.condition != nil {
 		opts = w.condition(f.Name)
 	}

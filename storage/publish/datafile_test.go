@@ -241,6 +241,12 @@ func (j *journal) Note(_ context.Context, file string, r *storage.WriteResults) 
 	return nil
 }
 
+func (j *journal) Begun(context.Context) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.notes) > 0
+}
+
 func TestWriteSkipsFilesInTheJournal(t *testing.T) {
 	ctx := t.Context()
 	s := new(mem.Store)

@@ -47,6 +47,7 @@ type Publisher struct {
 	// save, and "" for records that did not. Nil: the store has no versions.
 	found map[string]string
 	empty bool      // found says that there was no checkpoint at all
+	again bool      // the checkpoint is the one of this save, whose commit is repeated
 	old   *Existing // the checkpoint whose record has the version in found, or nil
 	last  []string  // the files that the last commit has written, the record last
 
@@ -82,7 +83,7 @@ func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
 	p.sess, p.coordinates, p.last = s, false, nil
-	p.found, p.empty, p.old = nil, false, nil
+	p.found, p.empty, p.old, p.again = nil, false, nil, false
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
@@ -140,7 +141,7 @@ func (p *Publisher) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if p.sess.Journal != nil || p.lock != nil || p.f.OneFile { // with a journal, no other save uses the store
+	if p.sess.Private || p.lock != nil || p.f.OneFile {
 		return nil
 	}
 	var err error
@@ -181,9 +182,9 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 
 // checkOthers returns an error if the store holds files of a checkpoint in another format,
 // apart from own files, see storage.WriteOptions.Others. empty means that it holds no files
-// of any format. With a journal, no other save uses the store.
+// of any format.
 func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool) (empty bool, err error) {
-	if p.opts.Others == nil || p.sess.Journal != nil {
+	if p.opts.Others == nil || p.sess.Private {
 		return false, nil
 	}
 	return p.opts.Others(ctx, p.store, p.f.Name, own)
@@ -208,6 +209,11 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 		}
 	}
 	old, err := p.f.Read(ctx, p.store)
+	own := false
+	if err == nil {
+		own, err = p.owns(ctx, old)
+	}
+	p.again = own && p.sess.Journal != nil
 	switch {
 	case isAbsent(err):
 		if p.f.First && !p.service {
@@ -220,13 +226,14 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 		return fmt.Errorf("the existing checkpoint cannot be replaced: %w", err)
 	case err != nil && !errors.Is(err, storage.ErrCorrupt):
 		return err
+	case p.again: // it was interrupted after its commit
 	case p.opts.FailIfExists && len(p.f.Records) > 1 && len(old.Replaced) > 0:
 		return p.existsError(old.Replaced[0])
 	case p.opts.FailIfExists:
 		return p.existsError(p.f.Records[0])
-	case err == nil && p.sess.Journal == nil && slices.ContainsFunc(old.Files, p.isOwn):
+	case own:
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
-	case err == nil && p.sess.Journal == nil && old.newer(&p.sess.Storage):
+	case err == nil && !p.sess.Private && old.newer(&p.sess.Storage):
 		return fmt.Errorf("%w: %s holds a save of %s, which is later than this one, of %s: another process has saved there meanwhile; "+
 			"if that is not so, the clocks of the hosts differ", storage.ErrChanged, p.store,
 			old.Time.UTC().Format(time.RFC3339), p.sess.Storage.Time.UTC().Format(time.RFC3339))
@@ -235,10 +242,9 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 }
 
 // find sets p.found if the store has versions. old and err are the result of Format.Read.
-// With a journal, no other save uses the store.
 func (p *Publisher) find(ctx context.Context, old *Existing, err error) error {
 	p.found, p.empty, p.old = nil, false, nil
-	if p.sess.Journal != nil || !blob.HasVersions(p.store) {
+	if p.sess.Private || !blob.HasVersions(p.store) {
 		return nil
 	}
 	p.found = map[string]string{}
@@ -265,7 +271,7 @@ func (p *Publisher) find(ctx context.Context, old *Existing, err error) error {
 // save found at its beginning. So one of several saves at the same time succeeds.
 func (p *Publisher) condition(name string) blob.CreateOptions {
 	version, known := p.found[name]
-	return blob.CreateOptions{IfAbsent: p.opts.FailIfExists || known && version == "", IfVersion: version}
+	return blob.CreateOptions{IfAbsent: p.opts.FailIfExists && !p.again || known && version == "", IfVersion: version}
 }
 
 func (p *Publisher) existsError(record string) error {
@@ -279,6 +285,20 @@ func (p *Publisher) isOwn(name string) bool {
 	}
 	id, ok := p.f.Parse(name)
 	return ok && id == p.sess.Storage.SaveID
+}
+
+// owns reports whether a checkpoint is the result of this save.
+func (p *Publisher) owns(ctx context.Context, e *Existing) (bool, error) {
+	if slices.ContainsFunc(e.Files, p.isOwn) {
+		return true, nil
+	}
+	if p.sess.Journal == nil || p.sess.Private || p.f.Identify == nil {
+		return false, nil
+	}
+	found, err := p.f.identified(ctx, p.store, p.ownPrefix())
+	return slices.ContainsFunc(found, func(l Leftover) bool {
+		return l.SaveID == p.sess.Storage.SaveID && slices.Contains(e.Files, l.Name)
+	}), err
 }
 
 func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
@@ -298,13 +318,18 @@ func (p *Publisher) MakeRoom(ctx context.Context, bytes int64) (done func()) {
 }
 
 // NamePart returns the part of file names that distinguishes this save from other saves:
-// its id. With a journal, no other save uses the store, so NamePart returns "" unless there
-// is a checkpoint: the files then have the plain names of the format. Without a journal,
-// NamePart also removes the files of an earlier attempt in this save.
+// its id. If the store is private, NamePart returns "" unless there is a checkpoint: the files
+// then have the plain names of the format. Without a journal, NamePart also removes the files
+// of an earlier attempt in this save.
 func (p *Publisher) NamePart(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
-		return id, p.removeAttempt(ctx)
+		if err := p.removeAttempt(ctx); err != nil {
+			return id, err
+		}
+	}
+	if !p.sess.Private {
+		return id, nil
 	}
 	for _, name := range slices.Concat(p.f.Records, p.f.Also) {
 		if ok, err := p.exists(ctx, name); ok || err != nil {
@@ -424,13 +449,14 @@ func (p *Publisher) Ranks() int {
 
 // Abort removes the data files of this save. Each rank removes its own files. The
 // coordinator removes the files of all ranks, because the other ranks may have died. Abort
-// keeps all files if a commit may have made them part of a checkpoint. It also keeps
+// keeps all files if a commit may have made them part of a checkpoint, or if the save may go
+// on later, because the journal lists a file. It also keeps
 // files that the current record names: a repair may have written that record.
 func (p *Publisher) Abort(ctx context.Context) error {
 	defer p.release()
 	p.drop()
 	names, kept := p.take()
-	if kept {
+	if kept || p.sess.Journal != nil && p.sess.Journal.Begun(ctx) {
 		return nil
 	}
 	var err error
@@ -474,7 +500,7 @@ func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 // sweep removes leftovers, see Sweep, and returns their number. It reports errors as
 // warnings.
 func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) (n int) {
-	if p.noSweep || p.sess.Journal != nil || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
+	if p.noSweep || p.sess.Private || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return 0
 	}
 	var err error

@@ -137,13 +137,13 @@ func TestAbortSparesAnotherSave(t *testing.T) {
 	wantFiles(t, s, "d0.quick", "d1.quick", "record")
 }
 
-// A save that can be continued uses the plain names again that it used before.
-func TestJournalledSaveUsesPlainNames(t *testing.T) {
+// A save in a store of its own uses plain names, and the same ones when it is continued.
+func TestPrivateSaveUsesPlainNames(t *testing.T) {
 	s := new(mem.Store)
 	storagetest.Put(t, s, "d0.", []byte("of the first attempt"))
 	p := publish.New(s, toy, storage.WriteOptions{})
 	sess := session(0, "one")
-	sess.Journal = journal{}
+	sess.Journal, sess.Private = new(storagetest.Journal), true
 	must.Do(t, p.SetUp(t.Context(), sess))
 	if part, err := p.NamePart(t.Context()); part != "" || err != nil {
 		t.Errorf("NamePart = %q, %v; want none", part, err)
@@ -153,8 +153,6 @@ func TestJournalledSaveUsesPlainNames(t *testing.T) {
 		t.Errorf("NamePart beside a checkpoint = %q, %v; want the id", part, err)
 	}
 }
-
-type journal struct{ storage.Journal }
 
 func TestAbortRemovesOnlyFilesOfItsSave(t *testing.T) {
 	s := new(mem.Store)

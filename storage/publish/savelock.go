@@ -112,6 +112,18 @@ func HasLock(ctx context.Context, store blob.Store, format, saveID string) (bool
 	return slices.ContainsFunc(locks, func(l blob.Lock) bool { return l.Name == savePrefix+format+"-"+saveID }), err
 }
 
+// OwnerOf returns the state of the process that holds the lock of a save, in any format, and
+// whether the commit of the save is uncertain. Without a lock, the state is unknown.
+func OwnerOf(ctx context.Context, store blob.Store, saveID string) (owner blob.Owner, uncertain bool, err error) {
+	locks, err := saveLocks(ctx, store, "")
+	if err != nil {
+		return blob.OwnerUnknown, false, err
+	}
+	l := Leftover{SaveID: saveID}
+	l.own(locks)
+	return l.Owner, l.Uncertain, nil
+}
+
 // LeastAge returns the least age of leftovers of unknown owners in a store that are
 // certainly not files of a save that has just begun.
 func LeastAge(store blob.Store) time.Duration {

@@ -90,6 +90,9 @@ func (j *Journal) Note(_ context.Context, file string, r *storage.WriteResults) 
 	return nil
 }
 
+// Begun implements storage.Journal.
+func (j *Journal) Begun(context.Context) bool { return j.Len() > 0 }
+
 // Len returns the number of files that were noted.
 func (j *Journal) Len() int {
 	j.mu.Lock()

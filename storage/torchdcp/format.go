@@ -130,15 +130,15 @@ func Files() *publish.Format {
 }
 
 // readExisting describes the checkpoint at the root of store. Its files include
-// commonName, so that it does not become part of the next checkpoint.
+// CommonName, so that it does not become part of the next checkpoint.
 func readExisting(ctx context.Context, store blob.Store) (*publish.Existing, error) {
 	e, err := files.Existing(ctx, store)
 	if err != nil {
 		return e, err
 	}
-	switch _, err := store.Stat(ctx, commonName); {
+	switch _, err := store.Stat(ctx, CommonName); {
 	case err == nil:
-		e.Files = append(e.Files, commonName)
+		e.Files = append(e.Files, CommonName)
 		e.Replaced = e.Files
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err

@@ -83,14 +83,14 @@ func commonPrefix(a, b string) string {
 	return strings.ToValidUTF8(a[:n], "") // no half of a letter at the end
 }
 
-// commonName is the file of torch.save that Megatron writes beside a checkpoint
+// CommonName is the file of torch.save that Megatron writes beside a checkpoint
 // with everything that is not sharded: arguments, the iteration, schedulers.
-const commonName = "common.pt"
+const CommonName = "common.pt"
 
-// withCommon returns src together with the content of commonName, if that file
+// withCommon returns src together with the content of CommonName, if that file
 // exists. A name that src has too gets a number behind it.
 func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
-	common, err := torchfile.Describe(ctx, store, commonName, src.Metadata)
+	common, err := torchfile.Describe(ctx, store, CommonName, src.Metadata)
 	if errors.Is(err, storage.ErrNotFound) {
 		return src, nil
 	}
@@ -102,11 +102,11 @@ func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*re
 }
 
 // commonState is the name of the object that Megatron writes since 0.20 in place of
-// commonName.
+// CommonName.
 const commonState = "common_state/shard_0_1"
 
 // withCommonState returns src with the content of the object commonState in place of the
-// object, under the names that it would have in commonName. An object that cannot be read
+// object, under the names that it would have in CommonName. An object that cannot be read
 // stays an object, so that the other names can be read.
 func withCommonState(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
 	i := slices.IndexFunc(src.Metadata.Entries, func(e meta.Entry) bool { return e.FQN == commonState })

@@ -1,18 +1,24 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // Options choose a recipe and the values of its variables.
@@ -26,6 +32,9 @@ type Options struct {
 	// Config is the path of the model's config.json, or of its folder. Empty: config.json
 	// of the source, if it has one.
 	Config string
+	// Beside are other folders that may have config.json, if the source has none. The first
+	// one counts.
+	Beside []blob.Store
 	// ConfigValues are the contents of config.json, in place of a file.
 	ConfigValues map[string]any
 	// Set are values of variables. Texts such as "32" and "true" stand for what they say.
@@ -36,6 +45,28 @@ type Options struct {
 const configFile = "config.json"
 
 const maxConfig = 16 << 20
+
+// Check returns an error if the recipe does not exist or is not valid. OpenAs checks the
+// rest, for which it needs a checkpoint.
+func (o Options) Check() error {
+	n, shipped := recipe.ParseName(o.Recipe)
+	switch {
+	case o.Recipe == "auto":
+		return nil
+	case !shipped || n.Family != "":
+		_, err := choose(o, nil, nil)
+		return err
+	}
+	for _, other := range recipe.Names() {
+		n.Family = other.Family
+		if _, err := recipe.Lookup(n); err == nil {
+			return nil
+		}
+	}
+	n.Family = ""
+	_, err := recipe.Lookup(n)
+	return err
+}
 
 // OpenAs opens the form of src, at the root of store, that the options ask for. It closes
 // src if it returns an error.
@@ -51,8 +82,13 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 	config := o.ConfigValues
 	if config == nil {
 		var err error
-		if config, err = readConfig(ctx, store, o.Config); err != nil {
-			return nil, err
+		for _, s := range append([]blob.Store{store}, o.Beside...) {
+			if config, err = readConfig(ctx, s, o.Config); err != nil {
+				return nil, err
+			}
+			if config != nil {
+				break
+			}
 		}
 	}
 	md, err := src.Metadata(ctx)
@@ -70,6 +106,10 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 	if err := checkSet(steps, set); err != nil {
 		return nil, err
 	}
+	args, err := argsOf(ctx, src, md)
+	if err != nil {
+		return nil, err
+	}
 	c := src
 	for _, s := range steps {
 		if md, err = c.Metadata(ctx); err != nil {
@@ -81,8 +121,11 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 				own[name] = v
 			}
 		}
-		b, err := recipe.Bind(s.Recipe, s.From, md, recipe.Options{Config: config, Set: own})
+		b, err := recipe.Bind(s.Recipe, s.From, md, recipe.Options{Config: config, Args: args, Set: own})
 		if err != nil {
+			if c == src {
+				err = o.advise(steps[0], md.Names(), config, err)
+			}
 			return nil, err
 		}
 		if c, err = Open(ctx, c, b); err != nil {
@@ -90,6 +133,42 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 		}
 	}
 	return c, nil
+}
+
+// argsName is the value in which Megatron keeps the arguments of the job.
+const argsName = "args"
+
+// argsOf returns the arguments of the job that wrote src, as far as recipes can use them:
+// texts, numbers, true and false, and lists of them. Nil: src has no such arguments.
+func argsOf(ctx context.Context, src storage.Checkpoint, md *meta.Metadata) (map[string]any, error) {
+	e, ok := md.Find(argsName)
+	if !ok || e.Bytes == nil || e.Bytes.Size > maxConfig {
+		return nil, nil
+	}
+	codec, data, err := storage.ReadValue(ctx, src, e)
+	if err != nil {
+		return nil, plan.Named(argsName, err)
+	}
+	v, err := value.Decode(codec, data)
+	o, ok := v.(*value.Object)
+	if err != nil || !ok {
+		return nil, nil // another kind of value, which this reader need not understand
+	}
+	args := o.Attributes()
+	maps.DeleteFunc(args, func(_ string, v any) bool {
+		list, ok := v.([]any)
+		return !(ok && !slices.ContainsFunc(list, func(v any) bool { return !isScalar(v) }) || isScalar(v))
+	})
+	return args, nil
+}
+
+// isScalar reports whether recipes have values like v.
+func isScalar(v any) bool {
+	switch v.(type) {
+	case bool, int64, float64, string:
+		return true
+	}
+	return false
 }
 
 // checkSet returns an error if a value is set that no recipe has a variable for.
@@ -106,7 +185,7 @@ func checkSet(steps []recipe.Step, set map[string]any) error {
 	}
 	for k := range set {
 		if !known[k] {
-			return fmt.Errorf("%w: the recipe has no variable %s; it has %s", recipe.ErrVariable, k, strings.Join(names, ", "))
+			return fmt.Errorf("the recipe has no %w %s; it has %s", recipe.ErrVariable, k, strings.Join(names, ", "))
 		}
 	}
 	return nil
@@ -141,11 +220,15 @@ func readConfig(ctx context.Context, store blob.Store, path string) (map[string]
 		text, err = readFile(path, maxConfig)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the model's configuration: %w", err)
 	}
 	var config map[string]any
-	if err := json.Unmarshal(text, &config); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	err = json.Unmarshal(text, &config)
+	if _, other := errors.AsType[*json.UnmarshalTypeError](err); other || err == nil && config == nil {
+		err = errors.New("want an object of JSON")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the model's configuration: %s: %w", path, err)
 	}
 	return config, nil
 }
@@ -171,6 +254,9 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 	n, shipped := recipe.ParseName(o.Recipe)
 	if !shipped {
 		text, err := readFile(o.Recipe, 1<<20)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w %s: there is no such file, and a recipe that ships is called FROM-to-TO/FAMILY; the nearest are %s", recipe.ErrUnknown, o.Recipe, strings.Join(recipe.Nearest(strings.TrimSuffix(filepath.Base(o.Recipe), filepath.Ext(o.Recipe))), ", "))
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", recipe.ErrUnknown, err)
 		}
@@ -189,21 +275,68 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 	}
 	if n.Family == "" {
 		if family == "" {
-			return nil, fmt.Errorf("%w: %s: name the family, as in %s-to-%s/llama, or give the model's config.json", recipe.ErrUnknown, o.Recipe, n.From, n.To)
+			return nil, fmt.Errorf("%w %s without a family: add it, as in %s-to-%s/llama, or give the model's config.json (--config)", recipe.ErrUnknown, o.Recipe, n.From, n.To)
 		}
 		n.Family = family
 	}
 	return recipe.Lookup(n)
 }
 
+// advise replaces the error of a recipe that does not fit, if the names are not the names of
+// the form that it starts from, or the configuration is of another family: it says which
+// recipe to use.
+func (o Options) advise(s recipe.Step, names []string, config map[string]any, err error) error {
+	n, shipped := recipe.ParseName(o.Recipe)
+	switch form := s.Recipe.Form(names); {
+	case o.Recipe == "auto", !shipped && (form == "" || form == s.From):
+		return err
+	case !shipped && o.Reverse:
+		return wrongForm(form, o.Recipe+", backwards,", s.From, "leave out --reverse")
+	case !shipped:
+		return wrongForm(form, o.Recipe, s.From, "add --reverse")
+	}
+	without := ""
+	if o.Reverse {
+		n.From, n.To, without = n.To, n.From, ", without --reverse"
+	}
+	family, _ := config["model_type"].(string)
+	n.Family = cmp.Or(n.Family, family)
+	use := n
+	form := cmp.Or(recipe.Guess(names, n.Family), n.From)
+	if use.From = form; form == n.To {
+		use.To = n.From
+	}
+	if family != "" {
+		use.Family = family
+	}
+	switch steps, unknown := recipe.Lookup(use); {
+	case unknown != nil || steps[0] == s:
+		return err
+	case form != n.From:
+		return wrongForm(form, n.String(), n.From, "use "+use.String()+without)
+	}
+	return fmt.Errorf("config.json is of the family %s, not %s: use %s%s: %w", family, n.Family, use, without, err)
+}
+
+func wrongForm(form, name, from, advice string) error {
+	return fmt.Errorf("%w: the checkpoint has the names of %s, but %s starts from %s: %s", recipe.ErrIncomplete, form, name, from, advice)
+}
+
+// choiceError reports names or a configuration that do not tell the recipe. It wraps
+// recipe.ErrUnknown.
+type choiceError string
+
+func (e choiceError) Error() string { return "--recipe auto: " + string(e) }
+func (e choiceError) Unwrap() error { return recipe.ErrUnknown }
+
 // auto chooses a recipe by the family of the model and by the names of the source.
 func auto(names []string, family string) ([]recipe.Step, error) {
 	if family == "" {
-		return nil, fmt.Errorf("%w: the family of the model is not known: give its config.json, or name the recipe", recipe.ErrUnknown)
+		return nil, choiceError("the family of the model is not known: give its config.json (--config), or name the recipe")
 	}
 	from := recipe.Guess(names, family)
 	if from == "" {
-		return nil, fmt.Errorf("%w: no recipe for %s has the names of this checkpoint: name the recipe", recipe.ErrUnknown, family)
+		return nil, choiceError(fmt.Sprintf("no recipe for %s has the names of this checkpoint: name the recipe", family))
 	}
 	if from != "hf" {
 		return recipe.Lookup(recipe.Name{From: from, To: "hf", Family: family})
@@ -218,5 +351,5 @@ func auto(names []string, family string) ([]recipe.Step, error) {
 		n, _ := recipe.ParseName(targets[0])
 		return recipe.Lookup(n)
 	}
-	return nil, fmt.Errorf("%w: the checkpoint has the names of Hugging Face, and can become %s: name one of them", recipe.ErrUnknown, strings.Join(targets, " or "))
+	return nil, choiceError("the checkpoint has the names of Hugging Face: use " + strings.Join(targets, " or "))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -291,6 +292,9 @@ func randomRecipe(t *testing.T, seed uint64) {
 	}
 	text.WriteString("[captures]\n")
 	for _, c := range g.captures {
+		if !regexp.MustCompile(`\b` + c + `\b`).MatchString(g.text.String()) {
+			continue // Parse refuses a capture that no rule uses
+		}
 		fmt.Fprintf(&text, "%s = %d\n", c, g.size[c])
 	}
 	text.WriteString(g.text.String())

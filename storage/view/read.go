@@ -230,6 +230,10 @@ func (r *reader) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil
 
 // LoadBytes passes a value on.
 func (r *reader) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	codec, data, err := r.c.refer(codec, data)
+	if err != nil {
+		return plan.Named(it.Source.FQN, err)
+	}
 	return r.dst.LoadBytes(&r.plan.Items[-1-int(it.Dest.Hint)], codec, data)
 }
 
@@ -409,9 +413,24 @@ func (c *Checkpoint) Check(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, k := range c.binding.Checks {
-		if err := c.check(ctx, &k); err != nil {
-			return fmt.Errorf("recipe %s, the rule in line %d: %w", c.binding.Recipe.Name, k.Rule, err)
+	return c.checkAll(ctx, c.binding.Recipe, c.binding.Checks)
+}
+
+// CheckContents reads what checks are about from src. The error wraps ErrCheck if one of
+// them does not hold.
+func CheckContents(ctx context.Context, src storage.Checkpoint, r *recipe.Recipe, checks []recipe.Check) error {
+	md, err := src.Metadata(ctx)
+	if err != nil {
+		return err
+	}
+	c := &Checkpoint{src: src, srcMD: md}
+	return c.checkAll(ctx, r, checks)
+}
+
+func (c *Checkpoint) checkAll(ctx context.Context, r *recipe.Recipe, checks []recipe.Check) error {
+	for i := range checks {
+		if err := c.check(ctx, &checks[i]); err != nil {
+			return fmt.Errorf("recipe %s, the rule in line %d: %w", r.Name, checks[i].Rule, err)
 		}
 	}
 	return nil
@@ -460,13 +479,15 @@ func (c *Checkpoint) checkPart(ctx context.Context, k *recipe.Check, e *meta.Ent
 		}
 		want, err := c.readBox(ctx, other, m)
 		if err == nil && !tensor.Equal(got, want) {
-			err = fmt.Errorf("%w: %q is not a copy of %q: they differ in the box %v", ErrCheck, k.Source, k.Other, m.piece.FromBox())
+			box := m.piece.FromBox()
+			err = fmt.Errorf("%w: %q is not a copy of %q: they differ in the part of the shape %v at %v", ErrCheck, k.Source, k.Other, box.Sizes, box.Offsets)
 		}
 		return err
 	}
 	for _, b := range got.Contents() {
 		if b != 0 {
-			return fmt.Errorf("%w: %q has elements that are not zero in the padding %v; if the rows were never zeroed, set check_padding=false", ErrCheck, k.Source, m.piece.FromBox())
+			box := m.piece.FromBox()
+			return fmt.Errorf("%w: %q has elements that are not zero in its padding, of the shape %v at %v: check the sizes in config.json; if they are right and the padding was never zeroed, use --set check_padding=false", ErrCheck, k.Source, box.Sizes, box.Offsets)
 		}
 	}
 	return nil

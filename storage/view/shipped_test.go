@@ -1,6 +1,7 @@
 package view_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -122,10 +124,15 @@ func (m *maker) latent(i int, ranked bool) *maker {
 	return m.add(dims(heads*(vHead+2), kvRank), l+"self_attn.kv_b_proj.weight").add(dims(hidden, heads*vHead), l+"self_attn.o_proj.weight")
 }
 
-// deepseek adds layers, the first ones dense, and layers for multi-token prediction.
+// deepseek adds layers, the first ones dense, and layers for multi-token prediction. If
+// published is set, these have copies of the embedding and of the head.
 func deepseek(first, mtp int, ranked, fused, published bool) func(*maker) {
+	return deepseekTied(false, first, mtp, ranked, fused, published)
+}
+
+func deepseekTied(tied bool, first, mtp int, ranked, fused, published bool) func(*maker) {
 	return func(m *maker) {
-		m.outside(false)
+		m.outside(tied)
 		for i := range layers + mtp {
 			m.latent(i, ranked)
 			l := fmt.Sprintf("model.layers.%d.", i)
@@ -140,7 +147,11 @@ func deepseek(first, mtp int, ranked, fused, published bool) func(*maker) {
 			}
 			m.add(dims(hidden), l+"enorm.weight").add(dims(hidden), l+"hnorm.weight").add(dims(hidden, 2*hidden), l+"eh_proj.weight").add(dims(hidden), l+"shared_head.norm.weight")
 			if published {
-				m.add(dims(vocab, hidden), l+"embed_tokens.weight").add(dims(vocab, hidden), l+"shared_head.head.weight")
+				m.out[l+"embed_tokens.weight"] = m.out["model.embed_tokens.weight"].Clone()
+				m.out[l+"shared_head.head.weight"] = m.out["model.embed_tokens.weight"].Clone()
+				if !tied {
+					m.out[l+"shared_head.head.weight"] = m.out["lm_head.weight"].Clone()
+				}
 			}
 		}
 	}
@@ -219,6 +230,8 @@ func TestShippedThereAndBack(t *testing.T) {
 	v3 := func(first int) map[string]any {
 		return moeWith(map[string]any{"num_experts": nil, "n_routed_experts": float64(experts), "first_k_dense_replace": float64(first)})
 	}
+	v3Tied := v3(0)
+	v3Tied["tie_word_embeddings"] = true
 	oss := map[string]any{"num_local_experts": float64(experts)}
 	numbers := map[string]any{"stacked": false}
 	seen := map[string]bool{}
@@ -243,6 +256,7 @@ func TestShippedThereAndBack(t *testing.T) {
 		{to: "titan", family: "deepseek_v3", config: v3(2), fill: deepseek(2, 0, true, false, false), want: 3 + 9*layers + 3*2 + 8*(layers-2)},
 		{to: "titan", family: "deepseek_v3", config: v3(0), fill: deepseek(0, 0, false, true, false), back: map[string]any{"fused": true}, want: 3 + 7*layers + 8*layers},
 		{to: "titan", family: "deepseek_v3", config: v3(2), fill: deepseek(2, 2, true, false, true), lost: []string{".embed_tokens.weight", ".shared_head.head.weight"}, want: 3 + 9*(layers+2) + 3*2 + 8*layers + 4*2},
+		{to: "titan", family: "deepseek_v3", config: v3Tied, fill: deepseekTied(true, 0, 1, true, false, true), lost: []string{".embed_tokens.weight", ".shared_head.head.weight"}, want: 3 + 9*(layers+1) + 8*(layers+1) + 4},
 		{to: "titan", family: "gpt_oss", config: oss, fill: gptOSS(false), want: 3 + 17*layers},
 		{to: "titan", family: "gpt_oss", config: oss, fill: gptOSS(true), back: map[string]any{"four_bits": true}, want: 3 + 17*layers},
 		{to: "megatron", family: "llama", fill: dense(false, false, false), want: 3 + 6},
@@ -297,6 +311,46 @@ func TestShippedThereAndBack(t *testing.T) {
 	for _, n := range recipe.Names() {
 		if !seen[n.String()] {
 			t.Errorf("no test of %s", n)
+		}
+	}
+}
+
+// TestPredictionCopies checks that the copies of embedding and head in DeepSeek's layers for
+// multi-token prediction are compared before they are left out.
+func TestPredictionCopies(t *testing.T) {
+	for _, to := range []string{"titan", "megatron"} {
+		r := must.Get(recipe.Lookup(recipe.Name{From: "hf", To: to, Family: "deepseek_v3"}))(t)[0].Recipe
+		for _, c := range []struct {
+			name, change string // the tensor that is changed, or removed if remove is set
+			tied, remove bool
+			want         string
+		}{
+			{"the embedding differs", "model.layers.12.embed_tokens.weight", false, false, `"model.layers.12.embed_tokens.weight" is not a copy of "model.embed_tokens.weight"`},
+			{"the head differs", "model.layers.13.shared_head.head.weight", false, false, `"model.layers.13.shared_head.head.weight" is not a copy of "lm_head.weight"`},
+			{"the tied head differs", "model.layers.13.shared_head.head.weight", true, false, `"model.layers.13.shared_head.head.weight" is not a copy of "model.embed_tokens.weight"`},
+			{"a copy is missing", "model.layers.13.embed_tokens.weight", false, true, ""},
+			{"none differs", "", false, false, ""},
+		} {
+			t.Run(to+"/"+c.name, func(t *testing.T) {
+				m := newMaker(1)
+				deepseekTied(c.tied, 0, 2, true, false, true)(m)
+				if c.remove {
+					delete(m.out, c.change)
+				} else if c.change != "" {
+					b, _ := m.out[c.change].Bytes()
+					b[len(b)-1] ^= 1
+				}
+				o := recipe.Options{Config: config("deepseek_v3", map[string]any{
+					"n_routed_experts": float64(experts), "moe_intermediate_size": float64(moeFFN), "first_k_dense_replace": 0.0, "tie_word_embeddings": c.tied,
+				})}
+				v := must.Get(open(t, save(t, m.out), r, "hf", o))(t)
+				err := v.Check(t.Context())
+				if c.want == "" {
+					must.Do(t, err)
+				} else if !errors.Is(err, view.ErrCheck) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v, want %s", err, c.want)
+				}
+			})
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
@@ -29,9 +30,13 @@ type Checkpoint struct {
 	srcMD   *meta.Metadata
 	binding *recipe.Binding
 	md      *meta.Metadata
+	storage meta.Storage // of the source
 	tensors map[string]*recipe.Tensor
 	values  map[string]string // names of the source
 	indexes sync.Map          // *meta.Entry of the source → *plan.ChunkIndex
+
+	keptOnce  sync.Once
+	keptNames map[string]string // see kept
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)
@@ -44,7 +49,13 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 		return nil, err
 	}
 	c := &Checkpoint{src: src, srcMD: md, binding: b, tensors: map[string]*recipe.Tensor{}, values: map[string]string{}}
-	c.md = &meta.Metadata{Storage: src.Storage(), PlannerData: nil}
+	// The step is often a value of the source, which the view may not have.
+	if c.storage = src.Storage(); c.storage.Step == nil {
+		c.storage.Step = inspect.StateStep(ctx, md, func(ctx context.Context, e *meta.Entry) (string, []byte, error) {
+			return storage.ReadValue(ctx, src, e)
+		})
+	}
+	c.md = &meta.Metadata{Storage: c.storage}
 	places := map[string]int64{} // of tensors that are the same
 	for i := range b.Tensors {
 		t := &b.Tensors[i]
@@ -97,8 +108,9 @@ func (c *Checkpoint) Binding() *recipe.Binding { return c.binding }
 // Source returns the checkpoint that the view shows.
 func (c *Checkpoint) Source() storage.Checkpoint { return c.src }
 
-// Storage describes the source.
-func (c *Checkpoint) Storage() meta.Storage { return c.src.Storage() }
+// Storage describes the source. Its step is the step in the state of the source if the
+// source does not record one.
+func (c *Checkpoint) Storage() meta.Storage { return c.storage }
 
 // Files returns the files of the source.
 func (c *Checkpoint) Files() []storage.File { return c.src.Files() }

@@ -492,10 +492,10 @@ b = ["y", "z"]`
 		set              map[string]any
 	}{
 		{"padding is zero", padded, "", tensors{"y": ints([]int64{4, 1}, 1, 2, 0, 0)}, nil},
-		{"padding is not zero", padded, `test, the rule in line 5: the contents do not fit the recipe: "y" has elements that are not zero in the padding [2 0]+[2 1]; if the rows were never zeroed, set check_padding=false`, tensors{"y": ints([]int64{4, 1}, 1, 2, 0, 9)}, nil},
+		{"padding is not zero", padded, `test, the rule in line 5: the contents do not fit the recipe: "y" has elements that are not zero in its padding, of the shape [2 1] at [2 0]: check the sizes in config.json; if they are right and the padding was never zeroed, use --set check_padding=false`, tensors{"y": ints([]int64{4, 1}, 1, 2, 0, 9)}, nil},
 		{"padding is not checked", padded, "", tensors{"y": ints([]int64{4, 1}, 1, 2, 0, 9)}, map[string]any{"check_padding": false}},
 		{"copies", tied, "", tensors{"y": count(0, 3), "z": count(0, 3)}, nil},
-		{"copies that differ", tied, `"z" is not a copy of "y": they differ in the box [0]+[3]`, tensors{"y": count(0, 3), "z": count(1, 3)}, nil},
+		{"copies that differ", tied, `"z" is not a copy of "y": they differ in the part of the shape [3] at [0]`, tensors{"y": count(0, 3), "z": count(1, 3)}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := must.Get(open(t, save(t, c.b), parse(t, c.text), "b", recipe.Options{Set: c.set}))(t)

@@ -18,7 +18,7 @@ import (
 const Secret = "of the tests"
 
 // limit is when ranks that have not met will not.
-const limit = time.Minute
+const limit = 5 * time.Minute
 
 // ByFile returns the configurations of n ranks that meet by a file of the test.
 func ByFile(t testing.TB, n int) func(rank int) tcp.Config {

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import cairn.torch
 from device import CUDA, DEVICE, Case, join, spawn
 
-# In the repository, or beside the tests, where the cases with a real PyTorch put them.
+# The cases with a real PyTorch copy the fixtures to the folder of the tests.
 FIXTURES = pathlib.Path(__file__).resolve().parent / "deepspeed-0.19"
 if not FIXTURES.exists():
     FIXTURES = FIXTURES.parents[3] / "testdata" / "fixtures" / FIXTURES.name

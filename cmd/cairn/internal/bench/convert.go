@@ -45,7 +45,7 @@ type ConvertOptions struct {
 	// Repeat is the number of measurements of copy and conversion, which
 	// alternate. The best of each counts. Zero: 3.
 	Repeat int
-	// Recipe converts a model with experts from the names of Hugging Face to those of
+	// Recipe converts a model with experts from the form of Hugging Face to the form of
 	// Megatron: q, k and v are joined, experts and layers stacked.
 	Recipe bool
 	// Processes, if not 0, measures one process and this number of processes instead of a

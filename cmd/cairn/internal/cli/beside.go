@@ -10,16 +10,19 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
@@ -32,9 +35,9 @@ var modelFiles = []string{
 // maxBeside bounds the size of a file that is copied beside the weights.
 const maxBeside = 256 << 20
 
-// beside finds the files to copy beside the new checkpoint: those of --with, or by default,
-// if the result has the form of Hugging Face, the model's files in the source and in the
-// folder of --config.
+// beside finds the files to write beside the new checkpoint. --with names them. Without it,
+// if the result has the form of Hugging Face, they are the model's files in the source and
+// in the folder of --config. A result in the form of Megatron gets the files of its loader.
 func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src string, to *destination, c storage.Checkpoint) error {
 	to.with = map[string][]byte{}
 	to.from = src
@@ -51,9 +54,18 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src stri
 	for _, name := range f.with {
 		text, err := os.ReadFile(name)
 		if err != nil {
-			return err
+			return fmt.Errorf("--with: %w", err)
 		}
 		to.with[filepath.Base(name)] = text
+	}
+	if through && to.format == formats.TorchDCP && v.Binding().To == "megatron" {
+		md, err := v.Metadata(ctx)
+		if err != nil {
+			return err
+		}
+		if to.made, err = torchdcp.MegatronFiles(md.Names(), v.Storage().Step); err != nil {
+			return err
+		}
 	}
 	if len(f.with) > 0 || !through || to.format != formats.HF || v.Binding().To != "hf" {
 		return nil
@@ -75,6 +87,17 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src stri
 		to.with[info.Name] = text
 	}
 	return nil
+}
+
+// lacksConfig reports whether the result has the form of Hugging Face, and a folder without
+// a config.json, which transformers needs.
+func (d *destination) lacksConfig() bool {
+	v, ok := d.view.(*view.Checkpoint)
+	if !ok || d.place == nil || d.place.File != "" || d.format != formats.HF || v.Binding().To != "hf" || d.with["config.json"] != nil {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(d.place.Path, "config.json"))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // besideConfig adds the model's files in the folder of --config.
@@ -184,6 +207,11 @@ func (d *destination) writeBeside(ctx context.Context, rep *convert.Report) erro
 		}
 		files[name] = text
 	}
+	for name, text := range d.made {
+		if d.with[name] == nil {
+			files[name] = text
+		}
+	}
 	if d.view != nil {
 		recipes, err := recipesOf(ctx, d.view)
 		if err != nil {
@@ -226,7 +254,7 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 		return err
 	}
 	for name, text := range files {
-		if d.place == nil && name != manifestName {
+		if _, ok := d.with[name]; ok && d.place == nil {
 			if _, err := store.Stat(ctx, prefix+name); !errors.Is(err, fs.ErrNotExist) {
 				if err != nil {
 					return err
@@ -244,27 +272,62 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 // maxManifest bounds the size of a manifest.
 const maxManifest = 1 << 30
 
+// manifestCheck is the result of a comparison of a checkpoint with its manifest.
+type manifestCheck struct {
+	Tensors  int // in the manifest
+	Bytes    int64
+	Problems []storage.VerifyProblem
+}
+
+// verifyManifestTogether is verifyManifest, on rank 0 of a job. All ranks receive its result.
+func verifyManifestTogether(cmd *cobra.Command, address string, g group.Group) (*manifestCheck, error) {
+	if g == nil {
+		return verifyManifest(cmd, address)
+	}
+	return group.Broadcast(cmd.Context(), g, "manifest", 0, group.JSON[*manifestCheck](), func(context.Context) (*manifestCheck, error) {
+		return verifyManifest(cmd, address)
+	})
+}
+
 // verifyManifest compares a checkpoint with its manifest.
-func verifyManifest(cmd *cobra.Command, address string) error {
+func verifyManifest(cmd *cobra.Command, address string) (*manifestCheck, error) {
 	ctx := cmd.Context()
 	store, err := openStore(ctx, checkpointAddress(ctx, address))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text, err := blob.ReadAll(ctx, store, manifestName, maxManifest)
+	if store, _, err = formats.Locate(ctx, store); err != nil {
+		return nil, err
+	}
+	beside, name := store, manifestName
+	if one, ok := store.(*blob.Single); ok {
+		beside, name = one.Unwrap(), one.Name()+"."+manifestName
+	}
+	text, err := blob.ReadAll(ctx, beside, name, maxManifest)
 	if err != nil {
-		return withHint(fmt.Errorf("%s: %w", address, err), "'cairn convert --recipe' writes a manifest")
+		return nil, withHint(fmt.Errorf("%s: %w", address, err), "'cairn convert --recipe' writes a manifest")
 	}
 	var m manifest
 	if err := json.Unmarshal(text, &m); err != nil {
-		return fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, manifestName, err)
+		return nil, fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, name, err)
 	}
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
-	return outputOf(cmd).withProgress("manifest", m.Bytes, func(moved func(int64)) error {
-		return convert.CheckDigests(ctx, c, m.Digests, moved)
+	check := &manifestCheck{Tensors: m.Tensors}
+	var read atomic.Int64
+	err = outputOf(cmd).withProgress("manifest", m.Bytes, func(moved func(int64)) (err error) {
+		check.Problems, err = convert.CheckDigests(ctx, c, m.Digests, func(n int64) {
+			read.Add(n)
+			moved(n)
+		})
+		return err
 	})
+	for i := range check.Problems {
+		check.Problems[i].File = name
+	}
+	check.Bytes = read.Load()
+	return check, err
 }

@@ -57,6 +57,7 @@ type conversionLeft struct {
 	Target  string `json:"target"`
 	Staging string `json:"staging"`
 	Bytes   int64  `json:"nbytes"`
+	byAge   bool   // clean removes it with --older-than only
 }
 
 type cleanFlags struct {
@@ -249,6 +250,81 @@ func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	return err
 }
 
+// storedConversion is a conversion that has not finished in object storage: its journal and
+// the files of its save are in the folder of its target. It is removed as a whole. A nil
+// storedConversion has no files.
+type storedConversion struct {
+	leftover
+	files []string // of its save, without the journal
+}
+
+// conversionIn returns the unfinished conversion to a folder that is not in a file system, or
+// nil. Its age is the age of the newest of its files.
+func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
+	if isLocal(dir.address) {
+		return nil, nil
+	}
+	u, err := convert.UnfinishedIn(ctx, dir.store)
+	if u == nil || err != nil {
+		return nil, err
+	}
+	shown := blob.Redact(dir.address)
+	c := &storedConversion{leftover: leftover{Folder: shown, Conversion: shown}}
+	c.Leftover = publish.Leftover{Name: convert.JournalFolder, Size: u.Bytes, ModTime: u.ModTime, SaveID: u.SaveID, Owner: u.Owner}
+	// The lock is read last: whoever goes on with the conversion meanwhile is seen.
+	left, err := leftoversOf(ctx, dir.store, u.SaveID)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range left {
+		c.files = append(c.files, l.Name)
+		c.Size += l.Size
+		if l.ModTime.After(c.ModTime) {
+			c.ModTime = l.ModTime
+		}
+	}
+	if u.SaveID != "" {
+		owner, uncertain, err := publish.OwnerOf(ctx, dir.store, u.SaveID)
+		if err != nil {
+			return nil, err
+		}
+		c.Uncertain = uncertain
+		if owner == blob.OwnerAlive {
+			c.Owner = owner
+		}
+	}
+	c.Age = blob.Age(dir.store, c.ModTime)
+	return c, nil
+}
+
+// saveID returns the id of the save of the conversion, or "".
+func (c *storedConversion) saveID() string {
+	if c == nil {
+		return ""
+	}
+	return c.SaveID
+}
+
+// has reports whether a file belongs to the conversion.
+func (c *storedConversion) has(l *publish.Leftover) bool {
+	return c.saveID() != "" && l.SaveID == c.SaveID
+}
+
+// drop removes the conversion, the journal last, so that an interrupted drop is repeated. It
+// removes nothing if a process has gone on with the conversion since conversionIn.
+func (c *storedConversion) drop(ctx context.Context, dir folder) error {
+	store := dir.store
+	if now, err := conversionIn(ctx, dir); err != nil || now == nil || now.SaveID != c.SaveID || now.Owner != c.Owner || !now.ModTime.Equal(c.ModTime) {
+		return cmp.Or(err, fmt.Errorf("%s: %w", c.Conversion, convert.ErrBusy))
+	}
+	if len(c.files) > 0 {
+		if err := blob.RemoveAll(ctx, store, c.files); err != nil {
+			return err
+		}
+	}
+	return convert.DropIn(ctx, store)
+}
+
 // folder is a folder with its store.
 type folder struct {
 	address string // a path or a URL
@@ -275,6 +351,9 @@ func foldersOf(ctx context.Context, address string) ([]folder, error) {
 	}
 	out := []folder{{address, store}}
 	for _, name := range names {
+		if name == convert.JournalFolder {
+			continue
+		}
 		sub, err := blob.NewSub(store, name)
 		if err != nil {
 			return nil, err
@@ -311,22 +390,38 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	if f.olderThan >= 0 {
 		f.olderThan = max(f.olderThan, publish.LeastAge(s))
 	}
-	var err error
+	conv, err := conversionIn(ctx, dir)
+	if err != nil {
+		return fmt.Errorf("%s: %w", shown, err)
+	}
+	var convErr error
+	if conv != nil {
+		over := conv.Removable(f.olderThan)
+		if over && !f.dryRun {
+			convErr = conv.drop(ctx, dir)
+		}
+		r.add(conv.leftover, over && convErr == nil)
+		if errors.Is(convErr, convert.ErrBusy) { // it was started meanwhile
+			convErr = nil
+		}
+	}
 	var removed []publish.Leftover
 	if !f.dryRun {
-		removed, err = formats.Clean(ctx, s, f.olderThan)
+		removed, err = formats.CleanExcept(ctx, s, f.olderThan, conv.saveID())
 	}
 	for _, l := range removed {
 		r.add(leftover{Folder: shown, Leftover: l}, true)
 	}
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
-		r.add(leftover{Folder: shown, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
+		if !conv.has(&l) {
+			r.add(leftover{Folder: shown, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
+		}
 	}
 	if slices.ContainsFunc(left, func(l publish.Leftover) bool { return l.Uncertain }) {
 		r.Uncertain = append(r.Uncertain, shown)
 	}
-	if err = cmp.Or(err, leftErr); err != nil {
+	if err = cmp.Or(err, leftErr, convErr); err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
 	}
 	return nil
@@ -396,12 +491,12 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	}
 	for _, u := range conversions {
 		if u.Owner != blob.OwnerAlive {
-			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes})
+			out.Conversions = append(out.Conversions, conversionLeft{u.Path, u.Staging, u.Bytes, false})
 		}
 	}
 	if s, err := blob.OpenAddress(ctx, address); err == nil {
 		if _, single := s.(*blob.Single); !single {
-			out.count(ctx, s)
+			out.count(ctx, folder{address, s})
 		}
 	}
 	if out.Files == 0 && !out.Uncertain && len(out.Conversions) == 0 {
@@ -410,11 +505,18 @@ func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	return &out
 }
 
-// count adds the files at the root of a store that no checkpoint needs.
-func (l *leftoverSummary) count(ctx context.Context, s blob.Store) {
-	left, _ := formats.Leftovers(ctx, s)
+// count adds the files in a folder that no checkpoint needs, and the conversion that has not
+// finished in it, unless the folder is in a file system.
+func (l *leftoverSummary) count(ctx context.Context, dir folder) {
+	conv, _ := conversionIn(ctx, dir)
+	if conv != nil && conv.Owner != blob.OwnerAlive {
+		l.Conversions = append(l.Conversions, conversionLeft{
+			conv.Conversion, blob.JoinAddress(conv.Conversion, convert.JournalFolder), conv.Size, conv.Owner != blob.OwnerDead})
+	}
+	left, _ := formats.Leftovers(ctx, dir.store)
 	for _, f := range left {
 		switch {
+		case conv.has(&f):
 		case f.Uncertain:
 			l.Uncertain = true
 		case f.Owner != blob.OwnerAlive:
@@ -432,9 +534,9 @@ func leftoversOfRun(ctx context.Context, address string) *leftoverSummary {
 	var out leftoverSummary
 	dirs, _ := sweptFolders(ctx, address)
 	for _, dir := range dirs[:min(len(dirs), maxBelow)] {
-		out.count(ctx, dir.store)
+		out.count(ctx, dir)
 	}
-	if out.Files == 0 {
+	if out.Files == 0 && len(out.Conversions) == 0 {
 		return nil
 	}
 	return &out
@@ -451,8 +553,12 @@ func printLeftovers(o *output, path string, l *leftoverSummary) {
 func (l *leftoverSummary) lines(path string) []string {
 	var out []string
 	for _, c := range l.Conversions {
-		out = append(out, fmt.Sprintf("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, 'cairn clean %s' removes it",
-			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), quoteArg(c.Target)))
+		remove := fmt.Sprintf("'cairn clean %s' removes it", quoteArg(c.Target))
+		if c.byAge {
+			remove = fmt.Sprintf("'cairn clean %s --older-than 24h' removes it if it is a day old", quoteArg(c.Target))
+		}
+		out = append(out, fmt.Sprintf("a conversion to %s did not finish, %s in %s: the same 'cairn convert' continues it, %s",
+			clean(c.Target), formatBytes(c.Bytes), clean(c.Staging), remove))
 	}
 	if l.Uncertain {
 		out = append(out, uncertainText)

@@ -59,10 +59,12 @@ type conversionFlags struct {
 // command returns one of the commands, with the flags that both have.
 func (f *conversionFlags) command(name string) *cobra.Command {
 	cmd := newCommand(name, wantArgs(2, 2), completeConversion, func(cmd *cobra.Command, args []string) error {
-		if f.dryRun { // nothing to share
-			return f.run(cmd, args[0], args[1], nil)
-		}
-		return f.job.run(cmd, args, func(g group.Group) error { return f.run(cmd, args[0], args[1], g) })
+		return f.job.run(cmd, args, func(g group.Group) error {
+			if f.dryRun {
+				g = nil // nothing to share: each rank makes the plan, and rank 0 prints it
+			}
+			return f.run(cmd, args[0], args[1], g)
+		})
 	})
 	f.job.add(cmd)
 	fl := cmd.Flags()
@@ -85,7 +87,6 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.with, "with", nil, "copy these `files` into DST (repeatable; with --to hf: configuration and tokeniser)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 	hideDefault(fl, "max-shard-size")
-	hideDefault(fl, "step")
 	completeFlag(cmd, choices(formats.Writable()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")
 	completeFlag(cmd, completeFlagNames, "select", "exclude")
@@ -140,12 +141,15 @@ type conversionPlan struct {
 
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group) error {
 	ctx := cmd.Context()
+	if err := f.recipe.check(cmd); err != nil {
+		return err
+	}
 	at := checkpointAddress(ctx, src)
-	store, err := openStore(ctx, at)
+	root, err := openStore(ctx, at)
 	if err != nil {
 		return err
 	}
-	store, from, err := formats.Locate(ctx, store)
+	store, from, err := formats.Locate(ctx, root)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
@@ -164,21 +168,21 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 	if err := f.share(cmd, opts, g); err != nil {
 		return err
 	}
-	if to.place != nil && isFirst(g) { // the other ranks must not look for files before rank 0 makes them
-		if err := to.place.Check(); err != nil {
-			return f.explain(cmd, src, err)
-		}
-	}
 	opts.Source = store
 	read := blob.Since(store)
 	c, err := f.open(ctx, store, from)
 	if err != nil {
 		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
-	if c, err = f.recipe.open(cmd, store, c); err != nil {
+	if c, err = f.recipe.open(cmd, root, store, c); err != nil {
 		return err
 	}
 	defer c.Close()
+	if to.place != nil && isFirst(g) { // the other ranks must not look for files before rank 0 makes them
+		if err := to.place.Check(); err != nil {
+			return f.explain(cmd, src, err)
+		}
+	}
 	for _, note := range c.Storage().Notes {
 		opts.Warn(fmt.Errorf("%s: %s", src, note))
 	}
@@ -198,6 +202,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 	}
 	if err := f.beside(ctx, store, at, to, c); err != nil {
 		return err
+	}
+	if to.lacksConfig() {
+		opts.Warn(fmt.Errorf("%s gets no config.json, which transformers needs: --config and --with copy one", dst))
 	}
 	defer job.Confine()()
 	o := outputOf(cmd)
@@ -324,13 +331,15 @@ func parseMesh(text string) ([]int, error) {
 
 func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destination, p *conversionPlan) error {
 	if to.place != nil {
-		err := to.place.Check()
-		if err != nil {
+		if err := to.place.Check(); err != nil {
 			return err
 		}
-		if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
-			return err
-		}
+	}
+	var err error
+	if p.KeptFiles, p.Continues, err = to.begun(cmd.Context(), job); err != nil {
+		return err
+	}
+	if to.place != nil {
 		to.trial = &mem.Store{Name: "trial"} // hides the files of an interrupted run
 	}
 	t, err := to.open(cmd.Context(), job)
@@ -345,6 +354,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 }
 
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
+	names := f.recipe.listHint(src)
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
 	switch {
 	case isOtherFormat(err):
@@ -366,8 +376,8 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		{storage.ErrExists, "--overwrite replaces it, once the new checkpoint is complete"},
 		{convert.ErrBusy, busyHint()},
 		{convert.ErrOccupied, "give DST another path"},
-		{cairn.ErrMissing, listHint(src)},
-		{convert.ErrEmpty, listHint(src)},
+		{cairn.ErrMissing, names},
+		{convert.ErrEmpty, names},
 		{convert.ErrCollision, "--exclude leaves one of them out, another --rename tells them apart"},
 	} {
 		if errors.Is(err, h.err) {
@@ -429,11 +439,10 @@ func printRecipePlan(o *output, p *conversionPlan) {
 		t.add(clean(it.Name), formatShape(it.Shape), clean(from), it.Operations, line)
 	}
 	o.table(t)
-	for _, d := range p.Dropped {
+	for _, d := range recipe.GroupDropped(p.Dropped) {
 		o.printf("dropped: %s: %s\n", clean(d.Name), clean(d.Reason))
 	}
-	o.remark("\n%s to %s: %s, %s, %s for %s; %s dropped\n", p.From, p.To, plural(p.Tensors, "tensor"), plural(p.Objects, "object"),
-		formatBytes(p.Bytes), plural(p.Ranks, "rank"), plural(len(p.Dropped), "name"))
+	printPlanned(o, p)
 }
 
 func printConversionPlan(o *output, p *conversionPlan) {
@@ -454,10 +463,18 @@ func printConversionPlan(o *output, p *conversionPlan) {
 		t.add(clean(it.Name), clean(it.From), dtype, formatShape(it.Shape), strconv.Itoa(it.Chunks), formatBytes(it.Bytes))
 	}
 	o.table(t)
+	printPlanned(o, p)
+}
+
+// printPlanned prints the last line of a plan.
+func printPlanned(o *output, p *conversionPlan) {
 	o.remark("\n%s to %s: %s, %s, %s for %s", p.From, p.To, plural(p.Tensors, "tensor"),
 		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
 	if n := len(p.Skipped); n > 0 {
 		o.remark("; %s that the format cannot hold skipped", plural(n, "object"))
+	}
+	if n := len(p.Dropped); n > 0 {
+		o.remark("; %s dropped", plural(n, "name"))
 	}
 	if p.LeftOut > 0 {
 		o.remark("; %s left out", plural(p.LeftOut, "name"))

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,8 +18,11 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
 // destination is the target of a conversion.
@@ -35,9 +39,11 @@ type destination struct {
 	object string
 	group  group.Group          // the ranks that convert together; nil: this process is alone
 	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
-	// with are files to write into the folder of the result, and view is the view that is
-	// converted, if a recipe is used: the result gets a manifest.
+	// with are files to copy into the folder of the result unless it has its own, and made
+	// are files that belong to the result. view is the view that is converted, if a recipe
+	// is used: the result gets a manifest.
 	with  map[string][]byte
+	made  map[string][]byte
 	view  storage.Checkpoint
 	from  string     // the address of the source
 	trial blob.Store // replaces every other store in a dry run
@@ -129,7 +135,10 @@ var formatAliases = map[string]string{
 func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
 	suffix := strings.ToLower(filepath.Ext(path))
 	to := cmp.Or(formatAliases[strings.ToLower(f.to)], f.to)
+	isForm := func(n recipe.Name) bool { return n.To == to && to != formats.HF }
 	switch {
+	case slices.ContainsFunc(recipe.Names(), isForm):
+		return "", usagef(cmd, "--to %s: it is a form of the weights, not a format: use --recipe hf-to-%s, and --to for one of %s", f.to, to, strings.Join(formats.Writable(), ", "))
 	case to != "" && !slices.Contains(formats.Writable(), to):
 		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Writable(), ", "))
 	case to != "":
@@ -164,8 +173,10 @@ func (f *conversionFlags) file(d *destination, path string) string {
 // begun reports whether the job would continue an interrupted run, and how many
 // files that run has finished.
 func (d *destination) begun(ctx context.Context, job *convert.Job) (int, bool, error) {
-	if _, err := os.Stat(d.place.Staging()); err != nil {
-		return 0, false, nil
+	if d.place != nil {
+		if _, err := os.Stat(d.place.Staging()); err != nil {
+			return 0, false, nil
+		}
 	}
 	t, err := d.open(ctx, job)
 	if err != nil {
@@ -195,7 +206,9 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 	if err != nil {
 		return nil, err
 	}
-	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v %+v", opts, write), Where: d.address}
+	same := write
+	same.FailIfExists = false // it does not change the files
+	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v %+v", opts, same), Where: d.address}
 	t.NewWriter = func(bufferBytes int64) (storage.Writer, error) {
 		o := write
 		o.BufferBytes = bufferBytes
@@ -206,8 +219,27 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 	}
 	if d.place != nil {
 		t.Staging = store
+		return t, nil
+	}
+	t.Committed = func(ctx context.Context, rep *convert.Report) error { return d.writeBeside(ctx, rep) }
+	if d.opts.File == "" { // a single file has no place for a journal, and nothing to continue with
+		t.Direct = store
+		t.Leftovers = func(ctx context.Context, saveID string) ([]string, error) {
+			left, err := leftoversOf(ctx, store, saveID)
+			var names []string
+			for _, l := range left {
+				names = append(names, l.Name)
+			}
+			return names, err
+		}
 	}
 	return t, nil
+}
+
+// leftoversOf returns the files of a save that no checkpoint needs.
+func leftoversOf(ctx context.Context, store blob.Store, saveID string) ([]publish.Leftover, error) {
+	left, err := formats.Leftovers(ctx, store)
+	return slices.DeleteFunc(left, func(l publish.Leftover) bool { return saveID == "" || l.SaveID != saveID }), err
 }
 
 // convert runs a conversion and publishes its result. In a job, rank 0 does all that has to
@@ -215,8 +247,8 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) (*convert.Report, error) {
 	if d.place == nil {
 		rep, err := d.run(ctx, job)
-		if err == nil {
-			err = onFirst(ctx, d.group, "files", func() error { return d.writeBeside(ctx, rep) })
+		if err != nil && isFirst(d.group) && d.unfinished(context.WithoutCancel(ctx)) {
+			o.warn("%s keeps the files that are finished; the same command goes on from there", clean(blob.Redact(d.address)))
 		}
 		return rep, err
 	}
@@ -264,6 +296,24 @@ func (d *destination) run(ctx context.Context, job *convert.Job) (*convert.Repor
 	}
 	return convert.Run(ctx, job, t)
 }
+
+// unfinished reports whether the place of the result has the journal of a conversion.
+func (d *destination) unfinished(ctx context.Context) bool {
+	if d.opts.File != "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, unfinishedTime)
+	defer cancel()
+	store, err := d.openURL(ctx)
+	if err != nil {
+		return false
+	}
+	u, err := convert.UnfinishedIn(ctx, store)
+	return u != nil && err == nil
+}
+
+// unfinishedTime bounds how long a remark about an unfinished conversion may take.
+const unfinishedTime = 10 * time.Second
 
 // store returns the store that the writers write to.
 func (d *destination) store(ctx context.Context) (blob.Store, error) {
@@ -389,9 +439,12 @@ func checkpointFiles(path string) ([]string, error) {
 		return nil, err
 	}
 	defer c.Close()
-	out := []string{recordName, piecesRecord} // formats do not list them
+	out := []string{recordName, piecesRecord, manifestName} // formats do not list them
 	for _, f := range c.Files() {
 		out = append(out, f.Name)
+	}
+	if slices.Contains(out, torchdcp.CommonName) {
+		out = append(out, torchdcp.ConfigName)
 	}
 	return out, nil
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,9 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
 // difference is what 'cairn diff --json' prints.
@@ -19,6 +24,10 @@ type difference struct {
 	PathA string `json:"path_a"`
 	PathB string `json:"path_b"`
 	*inspect.Comparison
+	// DroppedA and DroppedB are the names that were not compared because the recipe drops
+	// them.
+	DroppedA []recipe.Dropped `json:"dropped_a,omitempty"`
+	DroppedB []recipe.Dropped `json:"dropped_b,omitempty"`
 }
 
 type diffFlags struct {
@@ -29,6 +38,7 @@ type diffFlags struct {
 
 	patterns *inspect.Filter
 	rules    convert.Rename
+	b        storage.Checkpoint // B, while it is open
 }
 
 // errTrouble reports a failed comparison. For other errors, the exit code of
@@ -119,7 +129,7 @@ func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
 	if err == nil && kept == 0 && len(f.selected)+len(f.excluded) > 0 {
 		err = convert.ErrEmpty
 	}
-	return withHint(err, listHint(pathA))
+	return withHint(err, f.recipe.listHint(pathA))
 }
 
 func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
@@ -128,8 +138,17 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 		return err
 	}
 	ctx := cmd.Context()
+	if f.recipe.Recipe != "" { // the configuration may be on either side
+		if store, err := openStore(ctx, checkpointAddress(ctx, args[1])); err == nil { // otherwise, the error comes below
+			f.recipe.Beside = []blob.Store{store}
+		}
+	}
 	return withMetadata(f.recipe.context(cmd), args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
-		return withMetadata(ctx, args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
+		return withMetadata(f.second(ctx), args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
+			v := difference{PathA: args[0], PathB: args[1]}
+			if err := f.dropped(cmd, &v, opts, mdB); err != nil {
+				return err
+			}
 			if err := f.check(args[0], mdA, mdB); err != nil {
 				return err
 			}
@@ -142,19 +161,63 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 			if err != nil {
 				return err
 			}
-			v := difference{args[0], args[1], c}
-			if err := o.result(v, func() { printDifference(o, c) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
+			v.Comparison = c
+			if err := o.result(v, func() { printDifference(o, &v) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
 				return err
 			}
 			if c.Differences() == 0 {
 				return withHint(differ("not all of it could be compared: %s", formatUnread(c.Unread)), "--select leaves names out")
 			}
-			return differ("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))
+			err = differ("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))
+			if common := c.Names - c.Missing - c.Extra; common < c.Missing/8 && common < c.Extra/8 && f.recipe.Recipe == "" && len(f.rename) == 0 {
+				err = withHint(err, "they have few names in common: --recipe compares the forms of different frameworks, --rename changes names of A")
+			}
+			return err
 		})
 	})
 }
 
-func printDifference(o *output, c *inspect.Comparison) {
+// second returns a context with which openCheckpoint opens B as it is, and keeps it in f.
+func (f *diffFlags) second(ctx context.Context) context.Context {
+	return context.WithValue(ctx, recipeKey{}, func(_, _ blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+		f.b = c
+		return c, nil
+	})
+}
+
+// dropped leaves out the names of B that the recipe would drop, such as the state of an
+// optimizer: A, seen through the recipe, cannot have them. Names that are dropped as copies
+// have to be copies.
+func (f *diffFlags) dropped(cmd *cobra.Command, v *difference, opts *inspect.CompareOptions, mdB *meta.Metadata) error {
+	through := f.recipe.opened
+	if through == nil {
+		return nil
+	}
+	dropped, copies, err := through.Binding().Drops(mdB)
+	if err != nil {
+		return f.recipe.explain(cmd, err)
+	}
+	if !opts.DescriptionsOnly {
+		if err := view.CheckContents(cmd.Context(), f.b, through.Binding().Recipe, copies); err != nil {
+			return fmt.Errorf("%s: %w", v.PathB, err)
+		}
+	}
+	v.DroppedB = dropped
+	v.DroppedA = droppedBy(through)
+	without := map[string]bool{}
+	for _, d := range v.DroppedB {
+		without[d.Name] = true
+	}
+	keep := opts.KeepExtra
+	if keep == nil {
+		keep = opts.Keep
+	}
+	opts.KeepExtra = func(fqn string) bool { return !without[fqn] && keep(fqn) }
+	return nil
+}
+
+func printDifference(o *output, v *difference) {
+	c := v.Comparison
 	if len(c.Items) > 0 {
 		printCompared(o, c.Items)
 		o.remark("\n")
@@ -163,6 +226,22 @@ func printDifference(o *output, c *inspect.Comparison) {
 		o.remark("%s not listed\n", plural(c.Omitted, "more name"))
 	}
 	o.remark("%s\n", formatComparison(c))
+	printDropped(o, "A", v.DroppedA)
+	printDropped(o, "B", v.DroppedB)
+}
+
+// printDropped prints how many names of a side were not compared, for each reason.
+func printDropped(o *output, side string, dropped []recipe.Dropped) {
+	counts := map[string]int{}
+	var reasons []string
+	for _, d := range dropped {
+		if counts[d.Reason]++; counts[d.Reason] == 1 {
+			reasons = append(reasons, d.Reason)
+		}
+	}
+	for _, r := range reasons {
+		o.remark("not compared, because the recipe drops them: %s of %s (%s)\n", plural(counts[r], "name"), side, clean(r))
+	}
 }
 
 func formatComparison(c *inspect.Comparison) string {

@@ -86,7 +86,7 @@ func (f *jobFlags) join(cmd *cobra.Command) (*tcp.Group, error) {
 			env = new(tcp.Env)
 		}
 		if cfg.Rank, cfg.Size, err = env.Slot(cmd.Context()); err != nil {
-			return nil, usagef(cmd, "--job: %v", err)
+			return nil, withHint(usagef(cmd, "--job: %v", err), "see 'cairn help jobs'")
 		}
 		if cfg.Size == 1 {
 			return nil, nil

@@ -37,11 +37,11 @@ func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, err
 	if err != nil {
 		return nil, err
 	}
-	c, err := formats.Open(ctx, store, nil)
+	c, at, err := formats.OpenLocated(ctx, store, nil)
 	if err != nil {
 		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, address, err))
 	}
-	return throughRecipe(ctx, store, c)
+	return throughRecipe(ctx, store, at, c)
 }
 
 // openStore opens the store at an address for reading. A path must exist.

@@ -151,6 +151,9 @@ func TestCommandsAreExplained(t *testing.T) {
 		if c.HasParent() && !c.HasSubCommands() && c.ValidArgsFunction == nil {
 			t.Errorf("%s: want completion of its arguments", c.CommandPath())
 		}
+		if strings.Contains(c.UsageString(), "(default )") {
+			t.Errorf("%s: a flag has an empty default in its help", c.CommandPath())
+		}
 		for line := range strings.Lines(c.Long) {
 			if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 82 {
 				t.Errorf("%s: a line of %d characters in its help: %s", c.CommandPath(), n, line)

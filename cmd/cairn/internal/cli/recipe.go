@@ -20,6 +20,8 @@ import (
 type recipeFlags struct {
 	view.Options
 	set []string
+	// opened is the form that open has returned last. Nil: there is no recipe.
+	opened *view.Checkpoint
 }
 
 func (f *recipeFlags) add(cmd *cobra.Command, what string) {
@@ -37,26 +39,40 @@ func (f *recipeFlags) add(cmd *cobra.Command, what string) {
 	}, "recipe")
 }
 
-// open returns the form of c that the flags ask for, or c if there is no recipe. It closes
-// c if it returns an error.
-func (f *recipeFlags) open(cmd *cobra.Command, store blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+// check returns an error if the flags are wrong, whatever the checkpoint.
+func (f *recipeFlags) check(cmd *cobra.Command) error {
 	if f.Recipe == "" {
 		if f.Reverse || f.Config != "" || len(f.set) > 0 {
-			return nil, errors.Join(usagef(cmd, "--reverse, --config and --set need --recipe"), c.Close())
+			return usagef(cmd, "--reverse, --config and --set need --recipe")
 		}
+		return nil
+	}
+	f.Set = map[string]any{}
+	for _, text := range f.set {
+		name, value, ok := strings.Cut(text, "=")
+		if _, twice := f.Set[name]; !ok || name == "" || twice {
+			return usagef(cmd, "--set %q: want NAME=VALUE, each name once", text)
+		}
+		f.Set[name] = value
+	}
+	return f.explain(cmd, f.Check())
+}
+
+// open returns the form of c, which is at the root of at, that the flags ask for, or c if
+// there is no recipe. Its address was store: at itself, or the folder of a run. It closes c if
+// it returns an error.
+func (f *recipeFlags) open(cmd *cobra.Command, store, at blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+	if err := f.check(cmd); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	if f.Recipe == "" {
 		return c, nil
 	}
 	o := f.Options
-	o.Set = map[string]any{}
-	for _, text := range f.set {
-		name, value, ok := strings.Cut(text, "=")
-		if _, twice := o.Set[name]; !ok || name == "" || twice {
-			return nil, errors.Join(usagef(cmd, "--set %q: want NAME=VALUE, each name once", text), c.Close())
-		}
-		o.Set[name] = value
-	}
-	v, err := view.OpenAs(cmd.Context(), store, c, o)
-	return v, explainRecipe(err)
+	o.Beside = append([]blob.Store{store}, o.Beside...)
+	v, err := view.OpenAs(cmd.Context(), at, c, o)
+	f.opened, _ = v.(*view.Checkpoint)
+	return v, f.explain(cmd, err)
 }
 
 // format returns the format that the result of a shipped recipe usually has, if the source
@@ -79,35 +95,60 @@ func (f *recipeFlags) format(from string) string {
 	return formats.TorchDCP
 }
 
-// explainRecipe adds a hint to an error about a recipe.
-func explainRecipe(err error) error {
+// explain adds a hint to an error about a recipe.
+func (f *recipeFlags) explain(cmd *cobra.Command, err error) error {
+	n, shipped := recipe.ParseName(f.Recipe)
+	if n.Family == "" {
+		shipped = false // the configuration tells the name
+	}
+	show := "'cairn recipes show " + f.Recipe + "'"
 	switch {
 	case errors.Is(err, recipe.ErrUnknown):
 		return withHint(err, "'cairn recipes' lists the recipes that ship")
 	case errors.Is(err, recipe.ErrSyntax):
 		return withHint(err, "docs/recipes.md describes the language")
-	case errors.Is(err, recipe.ErrVariable):
-		return withHint(err, "'cairn recipes show NAME' shows the variables of a recipe")
+	case errors.Is(err, recipe.ErrVariable) && shipped:
+		return withHint(err, show+" shows the variables of the recipe")
 	case errors.Is(err, recipe.ErrIncomplete):
-		return withHint(err, "nothing was written; 'cairn ls' lists the names and shapes, 'cairn recipes show NAME' the rules")
+		hint := "'cairn ls' lists the names and shapes"
+		if shipped {
+			hint += ", " + show + " the rules; --recipe FILE takes a changed copy"
+		}
+		if name := cmd.Name(); name == "convert" || name == "merge" {
+			hint = "nothing was written; " + hint
+		}
+		return withHint(err, hint)
 	}
 	return err
+}
+
+// listHint says how to list the names that the other flags are about.
+func (f *recipeFlags) listHint(path string) string {
+	if f.Recipe == "" {
+		return listHint(path)
+	}
+	reverse := ""
+	if f.Reverse {
+		reverse = " --reverse"
+	}
+	return fmt.Sprintf("'cairn ls %s --recipe %s%s' lists the names of the result", quoteArg(path), quoteArg(f.Recipe), reverse)
 }
 
 type recipeKey struct{}
 
 // context returns a context with which openCheckpoint uses the recipe.
 func (f *recipeFlags) context(cmd *cobra.Command) context.Context {
-	return context.WithValue(cmd.Context(), recipeKey{}, func(store blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
-		return f.open(cmd, store, c)
+	return context.WithValue(cmd.Context(), recipeKey{}, func(store, at blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+		return f.open(cmd, store, at, c)
 	})
 }
 
-// throughRecipe returns the form of a checkpoint that the flags of the command ask for.
-func throughRecipe(ctx context.Context, store blob.Store, c storage.Checkpoint) (*cairn.Checkpoint, error) {
-	if open, ok := ctx.Value(recipeKey{}).(func(blob.Store, storage.Checkpoint) (storage.Checkpoint, error)); ok {
+// throughRecipe returns the form of a checkpoint, at the root of at, that the flags of the
+// command ask for. Its address was store.
+func throughRecipe(ctx context.Context, store, at blob.Store, c storage.Checkpoint) (*cairn.Checkpoint, error) {
+	if open, ok := ctx.Value(recipeKey{}).(func(store, at blob.Store, c storage.Checkpoint) (storage.Checkpoint, error)); ok {
 		var err error
-		if c, err = open(store, c); err != nil {
+		if c, err = open(store, at, c); err != nil {
 			return nil, err
 		}
 		if v, ok := c.(*view.Checkpoint); ok {
@@ -116,7 +157,7 @@ func throughRecipe(ctx context.Context, store blob.Store, c storage.Checkpoint) 
 			}
 		}
 	}
-	return cairn.NewCheckpoint(store, c), nil
+	return cairn.NewCheckpoint(at, c), nil
 }
 
 // listedRecipe is what 'cairn recipes --json' prints for each recipe.
@@ -160,18 +201,45 @@ func newRecipesShowCmd() *cobra.Command {
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
 	return newCommand("recipes-show", wantArgs(1, 1), complete, func(cmd *cobra.Command, args []string) error {
+		o := outputOf(cmd)
+		for _, r := range recipe.Shipped() { // by the name that messages have
+			if r.Name == args[0] {
+				o.printf("%s", r.Text)
+				return nil
+			}
+		}
 		n, ok := recipe.ParseName(args[0])
 		if !ok {
-			return explainRecipe(fmt.Errorf("%w %q", recipe.ErrUnknown, args[0]))
+			err := fmt.Errorf("%w %q; the nearest are %s", recipe.ErrUnknown, args[0], strings.Join(recipe.Nearest(args[0]), ", "))
+			return new(recipeFlags).explain(cmd, err)
 		}
 		steps, err := recipe.Lookup(n)
 		if err != nil {
-			return explainRecipe(err)
+			return new(recipeFlags).explain(cmd, err)
 		}
-		o := outputOf(cmd)
-		for _, s := range steps {
+		for i, s := range steps {
+			if len(steps) > 1 {
+				o.printf("%s", stepComment(n, i, steps))
+			}
 			o.printf("%s", s.Recipe.Text)
 		}
 		return nil
 	})
+}
+
+// stepComment returns the lines before the text of step i of a recipe that consists of
+// several.
+func stepComment(n recipe.Name, i int, steps []recipe.Step) string {
+	s := steps[i]
+	to, how := s.Recipe.Sides[1], "as it is"
+	if to == s.From {
+		to, how = s.Recipe.Sides[0], "backwards (--reverse)"
+	}
+	text := ""
+	if i == 0 {
+		text = fmt.Sprintf("# %s is %d recipes, applied one after the other. To change them, save each as a\n# file of its own, and convert in %d steps.\n#\n", n, len(steps), len(steps))
+	} else {
+		text = "\n"
+	}
+	return text + fmt.Sprintf("# Step %d of %d, from %s to %s: the recipe %s, %s.\n\n", i+1, len(steps), s.From, to, s.Recipe.Name, how)
 }

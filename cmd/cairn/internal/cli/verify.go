@@ -25,6 +25,11 @@ type verdict struct {
 	SaveID string `json:"save_id"`
 	OK     bool   `json:"ok"`
 	*storage.VerifyReport
+	// Manifest is the number of tensors in the manifest that was compared. Nil: none was.
+	Manifest *int `json:"manifest_tensors,omitempty"`
+	// unchecked is the number of bytes without a checksum that have no digest in the manifest
+	// either.
+	unchecked int64
 	Seconds   float64          `json:"seconds"`
 	Leftovers *leftoverSummary `json:"leftovers,omitempty"`
 }
@@ -56,12 +61,20 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	if rep == nil {
 		return err
 	}
-	if against && err == nil && isFirst(g) {
-		if err := verifyManifest(cmd, args[0]); err != nil {
-			return err
+	v := verdict{Path: args[0], SaveID: c.Info().SaveID, VerifyReport: rep, Leftovers: leftoversAt(cmd.Context(), args[0])}
+	whole := err == nil && len(rep.Problems) == 0
+	if against && err == nil {
+		m, manifestErr := verifyManifestTogether(cmd, args[0], g)
+		if manifestErr != nil {
+			return manifestErr
 		}
+		v.Manifest, v.unchecked = &m.Tensors, rep.Unsummed-m.Bytes
+		rep.Problems = append(rep.Problems, m.Problems...)
 	}
-	v := verdict{args[0], c.Info().SaveID, err == nil, rep, time.Since(start).Seconds(), leftoversAt(cmd.Context(), args[0])}
+	if len(rep.Problems) > 0 {
+		err = cairn.ErrCorrupt
+	}
+	v.OK, v.Seconds = err == nil, time.Since(start).Seconds()
 	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {
 		return outErr
 	}
@@ -69,6 +82,9 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		return nil
 	}
 	err = fmt.Errorf("%s: %s: %w", args[0], plural(len(rep.Problems), "problem"), cairn.ErrCorrupt)
+	if whole {
+		return withHint(err, "its files are whole, but the checkpoint is not the one that the manifest describes: convert again, or look for the manifest that belongs to it")
+	}
 	if hasRest(cmd.Context(), c, rep.Problems) {
 		return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
 	}
@@ -162,8 +178,13 @@ func printVerdict(o *output, v *verdict) {
 	if v.OK {
 		o.remark("%s: %s: %s in %s, %s in %s (%s)\n", clean(v.Path), o.good("ok"), plural(v.Chunks, "chunk"),
 			plural(v.Files, "file"), formatBytes(v.Bytes), formatSeconds(v.Seconds), formatRate(float64(v.Bytes)/max(v.Seconds, 1e-9)))
-		if v.Unsummed > 0 {
-			o.remark("%s of it have no checksum in this format: they could be read, and no more can be said\n", formatBytes(v.Unsummed))
+		unchecked := v.Unsummed
+		if v.Manifest != nil {
+			o.remark("%s: as in %s\n", plural(*v.Manifest, "tensor"), manifestName)
+			unchecked = v.unchecked
+		}
+		if unchecked > 0 {
+			o.remark("%s of it have no checksum in this format: they could be read, and no more can be said\n", formatBytes(unchecked))
 		}
 		return
 	}
