@@ -203,7 +203,7 @@ func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) 
 		ContentLength: aws.Int64(int64(len(body))), ChecksumCRC32C: encoded(sum),
 	}, unsigned)
 	if err != nil {
-		return explain(err)
+		return u.reason(ctx, err)
 	}
 	if err := checkStored(out.ChecksumCRC32C, sum); err != nil {
 		return err
@@ -212,6 +212,19 @@ func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) 
 	defer u.mu.Unlock()
 	u.parts[number] = types.CompletedPart{PartNumber: n, ETag: out.ETag, ChecksumCRC32C: encoded(sum)}
 	return nil
+}
+
+// reason returns the error of a part. A service that refuses a part may close the connection
+// before it has read all bytes, and then its answer is lost: reason asks it whether the upload
+// exists.
+func (u *upload) reason(ctx context.Context, err error) error {
+	if statusOf(err) == 0 && ctx.Err() == nil {
+		_, again := u.v.client.ListParts(ctx, &s3.ListPartsInput{Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, MaxParts: aws.Int32(1)})
+		if again = explain(again); errors.Is(again, fs.ErrNotExist) {
+			return again
+		}
+	}
+	return explain(err)
 }
 
 func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c remote.Condition) (remote.Object, error) {
