@@ -46,6 +46,7 @@ var layers = []struct{ name, imports string }{
 	{"blob/cache", "blob blob/file internal/crc32c internal/size internal/work"},
 	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
+	{"internal/segment", ""},
 
 	// Ranks.
 	{"group/grouptest", "group"},
@@ -135,7 +136,7 @@ var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
-	"github.com/klauspost/compress":                        "storage/torchdcp",
+	"github.com/klauspost/compress":                        "internal/segment storage/torchdcp",
 	"github.com/pelletier/go-toml/v2":                      "recipe",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",
 	"go.opentelemetry.io/otel":                             "protocol",

@@ -1,0 +1,157 @@
+package segment
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// tileElems makes a tile of 1 MiB.
+func tileElems(width int) int { return MaxLen / width }
+
+func BenchmarkDiff(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	half := bf16(r, tileElems(2), 0.02)
+	single := fp32(r, tileElems(4), 0.02)
+	stretch := append([]byte(nil), half...)
+	copy(stretch[MaxLen/4:], step(r, half[MaxLen/4:MaxLen/4+4096], 2, 1))
+	for _, c := range []struct {
+		name      string
+		src, base []byte
+		width     int
+	}{
+		{"equal", half, half, 2},
+		{"bf16/0.1%", step(r, half, 2, 0.001), half, 2},
+		{"bf16/1%", step(r, half, 2, 0.01), half, 2},
+		{"bf16/1.5%", step(r, half, 2, 0.015), half, 2},
+		{"bf16/2%", step(r, half, 2, 0.02), half, 2},
+		{"bf16/10%", step(r, half, 2, 0.1), half, 2},
+		{"bf16/one stretch", stretch, half, 2},
+		{"fp32/1.5%", step(r, single, 4, 0.015), single, 4},
+	} {
+		b.Run(c.name, func(b *testing.B) { benchmarkDiff(b, c.src, c.base, c.width) })
+	}
+}
+
+func benchmarkDiff(b *testing.B, src, base []byte, width int) {
+	code, ok := AppendDiff(nil, src, base, width, len(src))
+	if !ok {
+		b.Fatal("no code")
+	}
+	ratio := float64(len(code)) / float64(len(src))
+	b.Run("encode", func(b *testing.B) {
+		b.SetBytes(int64(len(src)))
+		b.ReportAllocs()
+		for b.Loop() {
+			code, ok = AppendDiff(code[:0], src, base, width, len(src)/4)
+			if !ok {
+				b.Fatal("no code")
+			}
+		}
+		b.ReportMetric(ratio, "ratio")
+	})
+	b.Run("patch", func(b *testing.B) {
+		p := append([]byte(nil), base...)
+		b.SetBytes(int64(len(src)))
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := Patch(p, code, width); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(ratio, "ratio")
+	})
+}
+
+// BenchmarkAbandon has tiles that differ in nearly every element, as in pre-training.
+func BenchmarkAbandon(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	half := bf16(r, tileElems(2), 0.02)
+	single := fp32(r, tileElems(4), 0.02)
+	for _, c := range []struct {
+		name      string
+		src, base []byte
+		width     int
+	}{
+		{"bf16/90%", step(r, half, 2, 0.9), half, 2},
+		{"bf16/other", bf16(r, tileElems(2), 0.02), half, 2},
+		{"fp32/other", fp32(r, tileElems(4), 0.02), single, 4},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(int64(len(c.src)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, ok := AppendDiff(nil, c.src, c.base, c.width, len(c.src)/4); ok {
+					b.Fatal("the code is short")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkPacked(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 3))
+	for _, c := range []struct {
+		name  string
+		src   []byte
+		width int
+	}{
+		{"bf16/0.02", bf16(r, tileElems(2), 0.02), 2},
+		{"bf16/layers", bf16Layers(r, tileElems(2)), 2},
+		{"bf16/channels", bf16Channels(r, tileElems(2)), 2},
+		{"fp32/0.02", fp32(r, tileElems(4), 0.02), 4},
+		{"zero", make([]byte, MaxLen), 4},
+	} {
+		b.Run(c.name, func(b *testing.B) { benchmarkPacked(b, c.src, c.width) })
+	}
+}
+
+func benchmarkPacked(b *testing.B, src []byte, width int) {
+	code, ok := AppendPacked(nil, src, width, len(src))
+	if !ok {
+		b.Fatal("no code")
+	}
+	ratio := float64(len(code)) / float64(len(src))
+	b.Run("pack", func(b *testing.B) {
+		b.SetBytes(int64(len(src)))
+		b.ReportAllocs()
+		for b.Loop() {
+			if code, ok = AppendPacked(code[:0], src, width, len(src)); !ok {
+				b.Fatal("no code")
+			}
+		}
+		b.ReportMetric(ratio, "ratio")
+	})
+	b.Run("unpack", func(b *testing.B) {
+		p := make([]byte, len(src))
+		b.SetBytes(int64(len(src)))
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := Unpack(p, code, width); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(ratio, "ratio")
+	})
+}
+
+// BenchmarkPlanes measures the loops that split elements into planes and merge planes.
+func BenchmarkPlanes(b *testing.B) {
+	src := noise(rand.New(rand.NewPCG(1, 4)), MaxLen/8)
+	for _, width := range []int{2, 4, 8, 16} {
+		var p [maxWidth][]byte
+		planes := cut(&p, make([]byte, len(src)), width, len(src)/width)
+		b.Run(fmt.Sprint("split/", width), func(b *testing.B) {
+			b.SetBytes(int64(len(src)))
+			for b.Loop() {
+				split(planes, src)
+			}
+		})
+		b.Run(fmt.Sprint("merge/", width), func(b *testing.B) {
+			b.SetBytes(int64(len(src)))
+			for b.Loop() {
+				merge(src, planes)
+			}
+		})
+	}
+}
