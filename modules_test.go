@@ -16,18 +16,19 @@ import (
 )
 
 // People install a release with the go command: the program, and each package that the
-// documentation names. The proxy has the files of the working tree as the release, and
-// everything else is in the module cache.
+// documentation names. The proxy has the files of the working tree as the release. Most of
+// the rest is in the module cache; the go command asks the usual proxy for what is not.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	version := "v" + cairn.Version
 	proxy := proxyOf(t, version)
 	dir := t.TempDir()
 	cache := strings.TrimSpace(goTool(t, ".", nil, "env", "GOMODCACHE"))
+	usual := strings.TrimSpace(goTool(t, ".", nil, "env", "GOPROXY"))
 	env := []string{
 		"GOWORK=off", "GOSUMDB=off", "GOFLAGS=-modcacherw",
 		"GOMODCACHE=" + filepath.Join(dir, "cache"), // an unreleased version must not stay in the real one
-		"GOPROXY=file://" + proxy + ",file://" + filepath.Join(cache, "cache", "download"),
+		"GOPROXY=file://" + proxy + ",file://" + filepath.Join(cache, "cache", "download") + "," + usual,
 	}
 	// -n does all but compile: that would take a minute, and "make build" does it.
 	program := module + "/cmd/cairn"
