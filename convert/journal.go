@@ -42,7 +42,7 @@ type record struct {
 	Ended bool `json:"ended,omitempty"`
 }
 
-const recordVersion = 1
+const recordVersion = 2
 
 // journal records which files of a conversion are finished. It is in the store that the
 // writers write to.

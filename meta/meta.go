@@ -46,6 +46,7 @@ type Missing struct {
 
 // Storage describes a checkpoint as a whole, apart from its contents.
 type Storage struct {
+
 	// ID names the store of the checkpoint, for messages.
 	ID string
 	// SaveID is unique to the save that wrote it.
@@ -68,6 +69,12 @@ type Storage struct {
 	// Timeline says how long each rank took for the phases of the save. Nil: unknown.
 	// Writers take it from storage.Session.
 	Timeline Timeline
+	// Bases are the names of the folders beside the checkpoint's with files to which it
+	// refers. Nil: it stands alone.
+	Bases []string
+	// StoredBytes is the size of the checkpoint's own files, if some are stored in another
+	// form than readers see them. Zero: the files are as readers see them.
+	StoredBytes int64
 }
 
 // Entry is one name of a checkpoint. Exactly one of Tensor and Bytes is set.

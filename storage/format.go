@@ -54,9 +54,31 @@ type WriteOptions struct {
 	// and opening the checkpoint merges the metadata of all ranks. Such a save never
 	// replaces a checkpoint.
 	RankLocal bool
+	// Base, if not nil, lets the save store only what has changed since an earlier one.
+	Base *Base
+	// Compress stores data in compressed form.
+	Compress bool
 	// Apart means that ranks may have stores of their own, such as the disks of several
 	// hosts. Finish then accepts that the coordinator does not see the files of a rank.
 	Apart bool
+}
+
+// Base is an earlier checkpoint to which a save may refer.
+type Base struct {
+	// Folder is the name of a folder beside the folder of the save. It holds an earlier
+	// checkpoint of the same format. Where bytes have not changed, the new checkpoint refers
+	// to its files. If it cannot be read, the save does without it. Empty: there is none,
+	// and the save only keeps what later ones need in order to refer to it.
+	Folder string
+}
+
+// RefuseBase returns an error that wraps ErrOptions if Base or Compress is set. Formats that
+// other programs read call it with their name.
+func (o *WriteOptions) RefuseBase(format string) error {
+	return errors.Join(
+		RefuseIf(o.Base != nil, "Base: the format %s cannot refer to other checkpoints", format),
+		RefuseIf(o.Compress, "Compress: the format %s has no compression", format),
+	)
 }
 
 // MaxFilesPerRank is the largest FilesPerRank. More files at the same time do not

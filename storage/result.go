@@ -19,6 +19,9 @@ type WriteResults struct {
 	Items []WriteResult
 	// Files are the files that the rank wrote.
 	Files []File
+	// Coded are the files that items refer to and that are stored in another form, in files
+	// of Files.
+	Coded []Coded
 	// Phases are the phases of the rank so far. Their times count from the moment at
 	// which the ranks agreed on the plan, so they may be negative. The protocol sets
 	// them.
@@ -58,6 +61,23 @@ type File struct {
 	Unsummed bool
 }
 
+// Coded is a file that is stored in another form: what was written is the file Stored,
+// whose bytes may be fewer, and which may refer to files in other folders.
+type Coded struct {
+	// File is the file that readers see.
+	File
+	// Stored is the name of the file that was written.
+	Stored string
+	// Refers are the files that Stored refers to.
+	Refers []Reference
+}
+
+// Reference is a file in a folder beside the folder of a checkpoint.
+type Reference struct {
+	Folder, Name string
+	Size         int64
+}
+
 // Bytes returns the total size of the files.
 func (r *WriteResults) Bytes() int64 {
 	var n int64
@@ -87,6 +107,10 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		w.Uvarint(uint64(f.Size))
 		w.U32(f.CRC32C)
 	}
+	encodeCoded(&w, r.Coded)
+	for i, c := range r.Coded {
+		number[c.Name] = uint64(len(r.Files)+i) + 1
+	}
 	w.Uvarint(uint64(len(r.Items)))
 	for i := range r.Items {
 		encodeResult(&w, &r.Items[i], number)
@@ -106,6 +130,40 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		w.U32(c.Sum)
 	}
 	return w.B, nil
+}
+
+func encodeCoded(w *wire.Writer, coded []Coded) {
+	w.Uvarint(uint64(len(coded)))
+	for _, c := range coded {
+		w.String(c.Name)
+		w.Uvarint(uint64(c.Size))
+		w.U32(c.CRC32C)
+		w.String(c.Stored)
+		w.Uvarint(uint64(len(c.Refers)))
+		for _, f := range c.Refers {
+			w.String(f.Folder)
+			w.String(f.Name)
+			w.Uvarint(uint64(f.Size))
+		}
+	}
+}
+
+func decodeCoded(r *wire.Reader) []Coded {
+	n := r.Count(8) // the minimum size of an encoded file
+	if n == 0 {
+		return nil
+	}
+	out := make([]Coded, n)
+	for i := range out {
+		c := &out[i]
+		c.File = File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()}
+		c.Stored = r.String()
+		c.Refers = make([]Reference, r.Count(3))
+		for k := range c.Refers {
+			c.Refers[k] = Reference{r.String(), r.String(), r.Size()}
+		}
+	}
+	return out
 }
 
 func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
@@ -156,10 +214,18 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	for range r.Count(6) { // the minimum size of an encoded file
 		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
 	}
+	out.Coded = decodeCoded(r)
+	names := make([]string, 0, len(out.Files)+len(out.Coded))
+	for _, f := range out.Files {
+		names = append(names, f.Name)
+	}
+	for _, c := range out.Coded {
+		names = append(names, c.Name)
+	}
 	n := r.Count(10) // the minimum size of an encoded item
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
-		out.Items = append(out.Items, decodeResult(r, out.Files))
+		out.Items = append(out.Items, decodeResult(r, names))
 	}
 	if n := r.CountMax(meta.MaxPhases); n > 0 {
 		out.Phases = make([]meta.Phase, n)
@@ -181,7 +247,7 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	return out, nil
 }
 
-func decodeResult(r *wire.Reader, files []File) WriteResult {
+func decodeResult(r *wire.Reader, files []string) WriteResult {
 	it := WriteResult{Index: meta.Index{FQN: r.String()}}
 	if r.Bool() {
 		it.Index.Offset = decodeOffset(r)
@@ -211,10 +277,10 @@ func decodeOffset(r *wire.Reader) []int64 {
 	return out
 }
 
-func decodeLocation(r *wire.Reader, files []File) meta.Location {
+func decodeLocation(r *wire.Reader, files []string) meta.Location {
 	var l meta.Location
 	if f := r.CountMax(len(files)); f > 0 {
-		l.File = files[f-1].Name
+		l.File = files[f-1]
 	} else {
 		l.File = r.String()
 	}

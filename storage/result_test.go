@@ -28,7 +28,10 @@ var some = &storage.WriteResults{
 		{Index: meta.Index{FQN: "nothing"}, Inline: []byte{}},
 		{Index: meta.Index{FQN: "zip", Offset: []int64{0}, Hint: -1}, Loc: meta.Location{File: "f1", Length: -1, Detail: &meta.Detail{Key: "k", Transforms: []string{"zstd", ""}, StorageData: []byte("own")}}},
 	},
-	Files:  []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
+	Files: []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
+	Coded: []storage.Coded{
+		{File: storage.File{Name: "elsewhere", Size: 7, CRC32C: 1}, Stored: "f1", Refers: []storage.Reference{{Folder: "a", Name: "b", Size: 1 << 40}}},
+	},
 	Phases: []meta.Phase{{Name: "plan", Start: -2, End: -1}, {Name: "write", Start: 0, End: 1 << 60, Bytes: 1 << 40}},
 	Copies: []storage.CopySum{{Key: 1 << 63, Sum: 7}, {Key: 0, Sum: 1<<32 - 1}},
 }

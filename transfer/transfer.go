@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // Options change how Copy works. Nil means the defaults.
@@ -346,13 +347,25 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 	}
 	slices.SortFunc(j.old, func(a, b string) int { return formats.WriteOrder(format, b) - formats.WriteOrder(format, a) })
 	if old != nil {
-		for _, f := range old.Files() {
-			if !slices.Contains(j.old, f.Name) {
-				j.old = append(j.old, f.Name)
+		for _, name := range storedFiles(old) {
+			if !slices.Contains(j.old, name) {
+				j.old = append(j.old, name)
 			}
 		}
 	}
 	return nil
+}
+
+// storedFiles returns the names of the files that hold a checkpoint in its folder.
+func storedFiles(c storage.Checkpoint) []string {
+	if r, ok := c.(*reading.Checkpoint); ok {
+		return r.StoredFiles()
+	}
+	var names []string
+	for _, f := range c.Files() {
+		names = append(names, f.Name)
+	}
+	return names
 }
 
 // retract removes the record of the old checkpoint if other files of it would be changed

@@ -170,6 +170,19 @@ func (s *Store) String() string { return s.inner.String() }
 // Unwrap returns the wrapped store.
 func (s *Store) Unwrap() blob.Store { return s.inner }
 
+// Parent implements [blob.Child]. The folder above is read through the same cache.
+func (s *Store) Parent() (blob.Store, string, error) {
+	parent, name, err := blob.Parent(s.inner)
+	if err != nil {
+		return nil, "", err
+	}
+	cached, err := New(parent, s.opts)
+	if err != nil {
+		return nil, "", err
+	}
+	return cached, name, nil
+}
+
 // Create implements [blob.Store].
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	return s.inner.Create(ctx, name, opts)

@@ -117,6 +117,19 @@ func (s *Store) String() string { return s.shown }
 // Dir returns the absolute path of the directory.
 func (s *Store) Dir() string { return s.dir }
 
+// Parent implements [blob.Child].
+func (s *Store) Parent() (blob.Store, string, error) {
+	dir, name := filepath.Split(s.dir)
+	if name == "" {
+		return nil, "", s.fail("find the folder above", "", errors.ErrUnsupported)
+	}
+	parent, err := Open(dir, &s.opts)
+	if err != nil {
+		return nil, "", err
+	}
+	return parent, name, nil
+}
+
 // Stat implements [blob.Store].
 func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	if err := s.check(ctx, name); err != nil {

@@ -30,6 +30,7 @@ var (
 	_ blob.Versioner    = (*Store)(nil)
 	_ blob.BulkRemover  = (*Store)(nil)
 	_ blob.Hosted       = (*Store)(nil)
+	_ blob.Child        = (*Store)(nil)
 )
 
 const (
@@ -110,6 +111,21 @@ func (s *Store) String() string { return s.name }
 
 // Service returns the service and the prefix of the keys.
 func (s *Store) Service() (Service, string) { return s.service, s.prefix }
+
+// Parent implements [blob.Child].
+func (s *Store) Parent() (blob.Store, string, error) {
+	dir, name := path.Split(strings.TrimSuffix(s.prefix, "/"))
+	above, last := blob.SplitAddress(s.name)
+	if name == "" || last == "" {
+		return nil, "", s.fail("find the folder above", "", errors.ErrUnsupported)
+	}
+	parent, err := New(s.service, dir, above, &s.opts)
+	if err != nil {
+		return nil, "", err
+	}
+	parent.reached.Store(s.reached.Load())
+	return parent, name, nil
+}
 
 // Host implements [blob.Hosted], if the service does.
 func (s *Store) Host() string {

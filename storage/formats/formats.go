@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
@@ -131,6 +132,9 @@ func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 	// Most checkpoints are native. To open one without asking first saves a request.
 	c, err := native.Format{}.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
+		if r, ok := c.(*reading.Checkpoint); ok {
+			store = r.Store()
+		}
 		return c, store, err
 	}
 	at, name, err := Locate(ctx, store)

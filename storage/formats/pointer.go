@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // pointers are the files that training programs keep in the folder of a run, and that name
@@ -56,6 +57,9 @@ const maxPointer = 1 << 10
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	format, auxiliary, err := detect(ctx, store)
 	if _, single := store.(*blob.Single); single || !errors.Is(err, storage.ErrNotFound) && !auxiliary {
+		if format == Native && err == nil {
+			store = native.Whole(ctx, store)
+		}
 		return store, format, err // a pointer by itself is not the folder of a run
 	}
 	at, name, pointErr := pointed(ctx, store)
@@ -67,6 +71,9 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	}
 	if format, err = Detect(ctx, at); err != nil {
 		return store, "", fmt.Errorf("%s names %s: %w", name, at, err)
+	}
+	if format == Native {
+		at = native.Whole(ctx, at)
 	}
 	return at, format, nil
 }

@@ -120,6 +120,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	err := errors.Join(
 		o.Check(),
 		o.RefuseRankLocal(f.Name()),
+		o.RefuseBase(f.Name()),
 		storage.RefuseIf(f.Shards < 0, "Shards %d is negative", f.Shards),
 		storage.RefuseIf(f.MaxShardBytes < 0, "MaxShardBytes %d is negative", f.MaxShardBytes),
 		storage.RefuseIf(f.Shards > 0 && f.MaxShardBytes > 0, "Shards and MaxShardBytes contradict each other"),

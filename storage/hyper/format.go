@@ -41,7 +41,7 @@ func (Format) Name() string { return "hyper" }
 // all other values: hyper_parallel writes them as they are, but its reader expects a
 // pickle.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
-	err := errors.Join(o.Check(), storage.RefuseIf(f.MaxFileBytes < 0, "MaxFileBytes %d is negative", f.MaxFileBytes))
+	err := errors.Join(o.Check(), o.RefuseBase(f.Name()), storage.RefuseIf(f.MaxFileBytes < 0, "MaxFileBytes %d is negative", f.MaxFileBytes))
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -74,8 +75,10 @@ func noRecord(ctx context.Context, s blob.Store) error {
 // checkpoint is an open checkpoint. The record was read at opening; parts of the index
 // are read on demand. Its methods are safe for concurrent use. It must be closed.
 type checkpoint struct {
-	store blob.Store
-	rec   *record
+	raw   blob.Store  // as it was passed to Open
+	store blob.Store  // with all data files whole
+	rec   *record     // of store
+	full  *record     // of raw
 	file  blob.Reader // the index file
 	index *indexFile
 
@@ -106,9 +109,17 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 	if err != nil {
 		return nil, err
 	}
+	c := &checkpoint{raw: store, store: store, rec: rec, full: rec}
+	if len(rec.Coded) > 0 {
+		w, err := newWhole(store, rec)
+		if err != nil {
+			return nil, err
+		}
+		c.store, c.rec = w, w.rec
+	}
 	f := rec.Files[0]
 	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
-	c := &checkpoint{store: store, rec: rec, file: r}
+	c.file = r
 	if err == nil && r.Size() != f.Size {
 		r.Close()
 		return nil, fmt.Errorf("%s of %s: %w: it has %d bytes, the record says %d", f.Name, store, storage.ErrCorrupt, r.Size(), f.Size)
@@ -149,19 +160,34 @@ func (c *checkpoint) Close() error { return c.file.Close() }
 
 // Storage describes the checkpoint as a whole.
 func (c *checkpoint) Storage() meta.Storage {
-	r := c.rec
-	return meta.Storage{
+	r := c.full
+	out := meta.Storage{
 		ID: c.store.String(), SaveID: r.SaveID, Step: r.Step, Time: r.Time, WorldSize: r.WorldSize,
 		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", r.version()),
 		Timeline: r.Timeline,
 	}
+	for _, b := range r.Bases {
+		out.Bases = append(out.Bases, b.Folder)
+	}
+	if len(r.Coded) > 0 {
+		for _, f := range r.Files {
+			out.StoredBytes += f.Size
+		}
+	}
+	return out
 }
 
 // source describes the checkpoint to package reading.
 func (c *checkpoint) source() *reading.Source {
-	return &reading.Source{
+	s := &reading.Source{
 		Index: c, Files: c.rec.Files, Place: chunkOf, Check: c.check, CheckFiles: c.checkFiles, Changed: c.changed,
 	}
+	if c.full != c.rec || len(c.full.Hashes) > 0 {
+		for _, f := range append(slices.Clone(c.full.Files), c.full.Hashes...) {
+			s.Stored = append(s.Stored, f.Name)
+		}
+	}
+	return s
 }
 
 // Find returns the entry of that name. It needs at most one read of the index.
@@ -269,7 +295,7 @@ func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 
 // changed reports whether another save has replaced the checkpoint.
 func (c *checkpoint) changed(ctx context.Context) bool {
-	now, err := readRecord(ctx, c.store)
+	now, err := readRecord(ctx, c.raw)
 	return err == nil && now.SaveID != c.rec.SaveID
 }
 
@@ -288,6 +314,11 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 		}
 		if size != f.Size {
 			return nil, fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
+		}
+	}
+	if w, ok := c.store.(*whole); ok {
+		if err := w.checkBases(ctx); err != nil {
+			return nil, err
 		}
 	}
 	return infos, nil

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
@@ -26,7 +27,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 		return nil, err
 	}
 	e := &publish.Existing{Version: version, Time: rec.Time, Step: rec.Step}
-	for _, f := range rec.Files {
+	for _, f := range append(slices.Clone(rec.Files), rec.Hashes...) {
 		e.Files = append(e.Files, f.Name)
 		if isOf(f.Name, rec.SaveID) {
 			e.Replaced = append(e.Replaced, f.Name)
@@ -48,7 +49,7 @@ func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storag
 
 // commitIf is Commit with a condition of the record.
 func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File, cond *blob.CreateOptions) error {
-	index, rec, err := encode(md, files, nil)
+	index, rec, err := encode(md, &storage.WriteResults{Files: files}, nil)
 	if err != nil {
 		return err
 	}
@@ -59,14 +60,15 @@ func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []stor
 	return err
 }
 
-// encode returns the index and the record of a checkpoint with the given data files. It
+// encode returns the index and the record of a checkpoint with the files of written. It
 // calls timeline, which may be nil, when the index is made.
-func encode(md *meta.Metadata, files []storage.File, timeline func() meta.Timeline) (index, rec publish.File, err error) {
+func encode(md *meta.Metadata, written *storage.WriteResults, timeline func() meta.Timeline) (index, rec publish.File, err error) {
 	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
 	if index.Data, err = EncodeIndex(md.Entries); err != nil {
 		return index, rec, err
 	}
-	r := recordOf(md, files, index.Data)
+	r := recordOf(md, written.Files, index.Data)
+	r.addCoded(written.Coded)
 	if timeline != nil {
 		r.Timeline = timeline()
 	}

@@ -54,7 +54,7 @@ func openWith(ctx context.Context, store blob.Store, read func(context.Context, 
 	if err != nil {
 		return nil, err
 	}
-	return reading.Open(store, c.source()), nil
+	return reading.Open(c.store, c.source()), nil
 }
 
 // The versions of the format. A version number is never reused, and a test pins each
@@ -71,8 +71,12 @@ const (
 	// Version 2 is written only if tensors are tied: entries that are one tensor refer to
 	// the same chunks of the data files. Programs that read only version 1 would take
 	// them for entries that overlap.
+	//
+	// Version 3 is written only if data files are stored as delta files, which refer to
+	// files of other folders.
 	formatVersion = 1
 	tiedVersion   = 2
+	deltaVersion  = 3
 
 	// indexVersion is the version of the index file. It is separate from formatVersion,
 	// because the index can be rebuilt from the data files, so it can change on its

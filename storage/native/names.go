@@ -16,6 +16,9 @@ const (
 	// with the save's id, so that no save touches the files of another one.
 	indexSuffix = "-index.cairn"
 	dataSuffix  = ".safetensors"
+	// deltaSuffix ends the names of delta files: what changed in a data file since an
+	// earlier save, or the hashes of a data file.
+	deltaSuffix = ".delta"
 	// maxSaveID bounds a save's id, so that file names stay short of what file
 	// systems allow.
 	maxSaveID = 64
@@ -34,7 +37,7 @@ func checkSaveID(id string) error {
 // Recognize reports whether a file of that name at the root of a store describes a
 // checkpoint of this format, or holds data of one.
 func Recognize(name string) (describes, holds bool) {
-	_, _, _, holds = parseDataFileName(name)
+	_, holds = parseDataOrDelta(name)
 	_, describes = parseIndexFileName(name)
 	return describes || name == recordName, holds
 }
@@ -42,7 +45,7 @@ func Recognize(name string) (describes, holds bool) {
 // saveOf returns the id of the save that a data file or index of that name belongs to.
 // ok is false for all other names, also for the record, whose name all saves share.
 func saveOf(name string) (saveID string, ok bool) {
-	if saveID, _, _, ok = parseDataFileName(name); ok {
+	if saveID, ok = parseDataOrDelta(name); ok {
 		return saveID, true
 	}
 	return parseIndexFileName(name)
@@ -67,6 +70,16 @@ func parseDataFileName(name string) (saveID string, rank, n int, ok bool) {
 		return "", 0, 0, false
 	}
 	return saveID, rank, n, true
+}
+
+// parseDataOrDelta returns the id of the save that a data file or delta file of that name
+// belongs to.
+func parseDataOrDelta(name string) (saveID string, ok bool) {
+	if stem, isDelta := strings.CutSuffix(name, deltaSuffix); isDelta {
+		name = stem + dataSuffix
+	}
+	saveID, _, _, ok = parseDataFileName(name)
+	return saveID, ok
 }
 
 // parseIndexFileName is the inverse of indexFileName.

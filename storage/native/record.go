@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 )
 
 // maxRecordBytes bounds the commit record: room for some hundred thousand
@@ -28,7 +30,7 @@ const formatName = "cairn"
 // record is the commit record: what makes a set of files a checkpoint. Its bytes
 // are described in docs/format/native.md.
 type record struct {
-	// Tied means that the version is tiedVersion.
+	// Tied means that tensors are tied.
 	Tied      bool
 	SaveID    string
 	Step      *int64 // nil: unknown
@@ -43,6 +45,13 @@ type record struct {
 	Timeline meta.Timeline
 	// Files are the checkpoint's other files. The first is the index.
 	Files []storage.File
+	// Coded are the data files that are stored as delta files, which are in Files. Bases are
+	// the folders with files to which they refer, the one of the base of the save first.
+	Coded []storage.Coded
+	Bases []baseFolder
+	// Hashes are delta files with the hashes of data files in Files. Readers do without
+	// them.
+	Hashes []storage.File
 
 	sizes map[string]int64 // of the files; set by decodeRecord
 }
@@ -56,10 +65,33 @@ type recordTotals struct {
 
 // version returns the version of the checkpoint.
 func (r *record) version() int {
+	if len(r.Coded) > 0 {
+		return deltaVersion
+	}
 	if r.Tied {
 		return tiedVersion
 	}
 	return formatVersion
+}
+
+// alone returns the record of the checkpoint with all data files stored whole.
+func (r *record) alone() *record {
+	out := *r
+	stored := map[string]bool{}
+	for _, c := range r.Coded {
+		stored[c.Stored] = true
+	}
+	out.Files = slices.DeleteFunc(slices.Clone(r.Files), func(f storage.File) bool { return stored[f.Name] })
+	for _, c := range r.Coded {
+		out.Files = append(out.Files, c.File)
+	}
+	slices.SortFunc(out.Files[1:], func(a, b storage.File) int { return strings.Compare(a.Name, b.Name) })
+	out.Coded, out.Bases, out.Hashes = nil, nil, nil
+	out.sizes = make(map[string]int64, len(out.Files))
+	for _, f := range out.Files {
+		out.sizes[f.Name] = f.Size
+	}
+	return &out
 }
 
 // wrapRecord returns the content of the file that holds the record value. It depends
@@ -90,7 +122,16 @@ func decodeRecord(b []byte) (*record, error) {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
 	r := readRecordFields(o)
-	r.Tied = o.int("version", 0) == tiedVersion
+	switch o.int("version", 0) {
+	case tiedVersion:
+		r.Tied = true
+	case deltaVersion:
+		o.get("tied", &r.Tied)
+		r.readCoded(o)
+	}
+	if o.has("hashes") {
+		r.Hashes = readFiles(o, "hashes")
+	}
 	if o.err == nil {
 		o.err = r.check()
 	}
@@ -122,8 +163,8 @@ func unwrapRecord(b []byte) (*jsonFields, error) {
 	if o.err != nil {
 		return nil, o.err
 	}
-	if version < formatVersion || version > tiedVersion {
-		return nil, versionError(uint64(version), tiedVersion)
+	if version < formatVersion || version > deltaVersion {
+		return nil, versionError(uint64(version), deltaVersion)
 	}
 	if !bytes.Equal(b, wrapRecord(want, value)) {
 		return nil, errors.New("the bytes around the record are not as they were written")
@@ -158,37 +199,99 @@ func readRecordFields(o *jsonFields) *record {
 		r.Timeline, err = readTimeline(o.raw("timeline"), r.WorldSize)
 		o.fail("timeline", err)
 	}
-	r.Files = readFiles(o)
+	r.Files = readFiles(o, "files")
 	return r
 }
 
-// readFiles reads the list of files. There may be very many, so encoding/json decodes
+// readFiles reads a list of files. There may be very many, so encoding/json decodes
 // them at once.
-func readFiles(o *jsonFields) []storage.File {
+func readFiles(o *jsonFields, field string) []storage.File {
 	var list []struct {
 		Name *string `json:"name"`
 		Size *int64  `json:"size"`
 		CRC  *string `json:"crc32c"`
 	}
-	o.get("files", &list)
+	o.get(field, &list)
 	out := make([]storage.File, len(list))
 	for i, f := range list {
 		switch {
 		case f.Name == nil || f.CRC == nil:
-			o.fail(fmt.Sprintf("files[%d]", i), errors.New("name or crc32c: missing"))
+			o.fail(fmt.Sprintf("%s[%d]", field, i), errors.New("name or crc32c: missing"))
 		case f.Size == nil:
-			o.fail(fmt.Sprintf("files[%d]", i), errors.New("size: missing"))
+			o.fail(fmt.Sprintf("%s[%d]", field, i), errors.New("size: missing"))
 		case *f.Size < 0:
-			o.fail(fmt.Sprintf("files[%d]: size", i), fmt.Errorf("%d is below 0", *f.Size))
+			o.fail(fmt.Sprintf("%s[%d]: size", field, i), fmt.Errorf("%d is below 0", *f.Size))
 		default:
 			crc, err := parseCRC(*f.CRC)
 			if err != nil {
-				o.fail(fmt.Sprintf("files[%d]: crc32c", i), err)
+				o.fail(fmt.Sprintf("%s[%d]: crc32c", field, i), err)
 			}
 			out[i] = storage.File{Name: *f.Name, Size: *f.Size, CRC32C: crc}
 		}
 	}
 	return out
+}
+
+// readCoded reads the data files that are stored as delta files, and the folders to which
+// these refer.
+func (r *record) readCoded(o *jsonFields) {
+	var coded []struct {
+		Name   string `json:"name"`
+		Size   int64  `json:"size"`
+		CRC    string `json:"crc32c"`
+		Stored string `json:"stored"`
+	}
+	o.get("coded", &coded)
+	for i, c := range coded {
+		crc, err := parseCRC(c.CRC)
+		o.fail(fmt.Sprintf("coded[%d]: crc32c", i), err)
+		r.Coded = append(r.Coded, storage.Coded{File: storage.File{Name: c.Name, Size: c.Size, CRC32C: crc}, Stored: c.Stored})
+	}
+	var bases []struct {
+		Folder string `json:"folder"`
+		Files  []struct {
+			Name string `json:"name"`
+			Size int64  `json:"size"`
+		} `json:"files"`
+	}
+	o.get("bases", &bases)
+	for _, b := range bases {
+		base := baseFolder{Folder: b.Folder}
+		for _, f := range b.Files {
+			base.Files = append(base.Files, storage.Reference{Folder: b.Folder, Name: f.Name, Size: f.Size})
+		}
+		r.Bases = append(r.Bases, base)
+	}
+}
+
+// checkCoded returns an error unless the fields about delta files agree with the others.
+func (r *record) checkCoded() error {
+	for i, c := range r.Coded {
+		if _, _, _, ok := parseDataFileName(c.Name); !ok || c.Size < 0 || c.Stored != deltaFileName(c.Name) {
+			return fmt.Errorf("coded[%d]: %s of %d bytes in %s", i, c.Name, c.Size, c.Stored)
+		}
+		_, stored := r.sizes[c.Stored]
+		if _, twice := r.sizes[c.Name]; twice || !stored {
+			return fmt.Errorf("coded[%d]: %s is named twice, or %s is not", i, c.Name, c.Stored)
+		}
+		r.sizes[c.Name] = c.Size
+	}
+	for i, b := range r.Bases {
+		if err := delta.CheckFolder(b.Folder); err != nil {
+			return fmt.Errorf("bases[%d]: %w", i, err)
+		}
+		for k, f := range b.Files {
+			if err := blob.CheckName(f.Name); err != nil || f.Size < 0 {
+				return fmt.Errorf("bases[%d]: files[%d]: %d bytes: %w", i, k, f.Size, err)
+			}
+		}
+	}
+	for i, f := range r.Hashes {
+		if _, ok := parseDataOrDelta(f.Name); !ok || !strings.HasSuffix(f.Name, deltaSuffix) {
+			return fmt.Errorf("hashes[%d]: %q is not the name of a delta file", i, f.Name)
+		}
+	}
+	return nil
 }
 
 func readTags(o *jsonFields) map[string]string {
@@ -223,7 +326,7 @@ func (r *record) check() error {
 		}
 		r.sizes[f.Name] = f.Size
 	}
-	return nil
+	return r.checkCoded()
 }
 
 // time reads a field of RFC 3339 in UTC.
@@ -268,11 +371,20 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	if text := timelineText(r.Timeline, r.WorldSize); text != "" {
 		w.member("timeline", text)
 	}
-	files := make([]string, len(r.Files))
-	for i, f := range r.Files {
-		files[i] = fmt.Sprintf(`{"name": %s, "size": %d, "crc32c": "%s"}`, w.text(f.Name), f.Size, hexCRC(f.CRC32C))
+	if len(r.Coded) > 0 {
+		w.field("tied", r.Tied)
 	}
-	w.member("files", "[\n      "+strings.Join(files, ",\n      ")+"\n    ]")
+	w.list("files", len(r.Files), func(i int) string { return w.file(&r.Files[i]) })
+	if len(r.Coded) > 0 {
+		w.list("coded", len(r.Coded), func(i int) string {
+			c := &r.Coded[i]
+			return fmt.Sprintf(`{"name": %s, "size": %d, "crc32c": "%s", "stored": %s}`, w.text(c.Name), c.Size, hexCRC(c.CRC32C), w.text(c.Stored))
+		})
+		w.list("bases", len(r.Bases), func(i int) string { return w.base(&r.Bases[i]) })
+	}
+	if len(r.Hashes) > 0 {
+		w.list("hashes", len(r.Hashes), func(i int) string { return w.file(&r.Hashes[i]) })
+	}
 	if w.err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, w.err)
 	}
@@ -322,6 +434,31 @@ type recordWriter struct {
 
 func (w *recordWriter) member(name, text string) {
 	w.members = append(w.members, strconv.Quote(name)+": "+text)
+}
+
+// list adds a member that is a list, a line for each element.
+func (w *recordWriter) list(name string, n int, element func(i int) string) {
+	if n == 0 {
+		w.member(name, "[]")
+		return
+	}
+	all := make([]string, n)
+	for i := range all {
+		all[i] = element(i)
+	}
+	w.member(name, "[\n      "+strings.Join(all, ",\n      ")+"\n    ]")
+}
+
+func (w *recordWriter) file(f *storage.File) string {
+	return fmt.Sprintf(`{"name": %s, "size": %d, "crc32c": "%s"}`, w.text(f.Name), f.Size, hexCRC(f.CRC32C))
+}
+
+func (w *recordWriter) base(b *baseFolder) string {
+	files := make([]string, len(b.Files))
+	for i, f := range b.Files {
+		files[i] = fmt.Sprintf(`{"name": %s, "size": %d}`, w.text(f.Name), f.Size)
+	}
+	return fmt.Sprintf(`{"folder": %s, "files": [%s]}`, w.text(b.Folder), strings.Join(files, ", "))
 }
 
 // field adds a member whose value encoding/json writes.

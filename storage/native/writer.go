@@ -36,14 +36,15 @@ func (o *options) files(items []*plan.WriteItem) int {
 // writer writes checkpoints at the root of a store. Each rank has its own.
 type writer struct {
 	*publish.Publisher
-	opts options
+	store blob.Store
+	opts  options
 }
 
 var _ storage.Writer = (*writer)(nil)
 
 func newWriter(store blob.Store, o options) *writer {
 	o.WriteOptions = o.WithDefaults()
-	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), opts: o}
+	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), store: store, opts: o}
 }
 
 // SetUp begins a save. It returns an error if the record cannot hold s.Storage.
@@ -93,6 +94,15 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	parts := make([]*publish.DataFile, len(files))
 	for i, f := range files {
 		parts[i] = f.parts()
+	}
+	if w.opts.Base != nil || w.opts.Compress {
+		b := w.openBase(ctx)
+		defer b.close()
+		for i, f := range files {
+			if err := b.code(ctx, f, parts[i], w.opts.Compress); err != nil {
+				return nil, err
+			}
+		}
 	}
 	r, err := w.Write(ctx, parts, data, p.NumBytes())
 	if err != nil {
@@ -216,11 +226,12 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err := checkTies(entries); err != nil {
 		return err
 	}
-	var files []storage.File
+	var all storage.WriteResults
 	for _, r := range results {
-		files = append(files, r.Files...)
+		all.Files = append(all.Files, r.Files...)
+		all.Coded = append(all.Coded, r.Coded...)
 	}
-	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, files, w.Session().Timeline)
+	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, w.Session().Timeline)
 	if err != nil {
 		return err
 	}

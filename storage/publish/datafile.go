@@ -20,6 +20,33 @@ type DataFile struct {
 	// Results, if not nil, is called after the last part has ended. It returns the
 	// locations of the file's items.
 	Results func() []storage.WriteResult
+	// Coder, if not nil, codes the bytes: they are stored in another form.
+	Coder Coder
+	// Seen, if not nil, is called with pieces of the file while they are in memory, in any
+	// order and from several goroutines, each byte once. It must not keep or change p.
+	Seen func(p []byte, at int64)
+	// Beside, if not nil, returns a small file that is written after this one, which has
+	// the given checksum.
+	Beside func(crc uint32) File
+}
+
+// Coder stores the bytes of a file in another form, in a file of another name.
+type Coder interface {
+	// Name returns the name of the file that is stored.
+	Name() string
+	// Lengths returns the lengths of the segments that the file is divided into, none
+	// longer than the piece of a small budget.
+	Lengths() []int
+	// Encode returns what is stored of segment i with the bytes src. The result may be src,
+	// or nil if nothing is stored, or use the memory of code, which is at least as long. It
+	// is called from several goroutines at once.
+	Encode(ctx context.Context, i int, src, code []byte) ([]byte, error)
+	// Stored is called with the offset of what Encode has returned, unless that is empty.
+	Stored(i int, off int64)
+	// Finish is called after all other methods with the size and the checksum of the file
+	// itself. It returns the bytes at the end of the stored file, and what that file
+	// is.
+	Finish(size int64, crc uint32) (end []byte, coded storage.Coded)
 }
 
 // Size returns the total length of all parts.
@@ -137,6 +164,7 @@ func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int,
 	for _, r := range results {
 		out.Items = append(out.Items, r.Items...)
 		out.Files = append(out.Files, r.Files...)
+		out.Coded = append(out.Coded, r.Coded...)
 	}
 	return out, nil
 }
@@ -163,6 +191,9 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 // writeFile writes one file: its bytes are assembled in order, piece by piece, and
 // the pieces are written in parallel.
 func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
+	if f.Coder != nil {
+		return w.writeCoded(ctx, f)
+	}
 	size, total := int64(w.pieces.Size()), f.Size()
 	// With a journal, the file exists if it was finished, but not added to the journal. It is
 	// replaced in one step: a checkpoint may have it, if another run of the same save has
@@ -195,6 +226,9 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 		g.Go(work.Guard(func() error {
 			defer w.pieces.Put(buf)
 			crcs[at/size] = crc32c.Checksum(buf)
+			if f.Seen != nil {
+				f.Seen(buf, at)
+			}
 			if err := bw.WriteAt(gctx, buf, at); err != nil {
 				return err
 			}
@@ -223,6 +257,16 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	for i, crc := range crcs {
 		file := &out.Files[0]
 		file.CRC32C = crc32c.Join(file.CRC32C, crc, min(size, total-int64(i)*size))
+	}
+	if f.Beside != nil {
+		b := f.Beside(out.Files[0].CRC32C)
+		if w.created != nil {
+			w.created(b.Name)
+		}
+		if _, err := blob.WriteAll(ctx, w.store, b.Name, b.Data, &blob.CreateOptions{IfAbsent: opts.IfAbsent}); err != nil {
+			return nil, err
+		}
+		out.Files = append(out.Files, storage.File{Name: b.Name, Size: int64(len(b.Data)), CRC32C: crc32c.Checksum(b.Data)})
 	}
 	if f.Results != nil {
 		out.Items = f.Results()

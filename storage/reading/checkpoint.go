@@ -60,8 +60,25 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 	return c
 }
 
+// Store returns the store with the files of the checkpoint. It is another store than the one
+// that holds the checkpoint if some of the files are stored in another form.
+func (c *Checkpoint) Store() blob.Store { return c.store }
+
 // Files returns the checkpoint's files. Files that describe it come first.
 func (c *Checkpoint) Files() []storage.File { return c.src.Files }
+
+// StoredFiles returns the names of the files that hold the checkpoint in its folder. They
+// are those of Files, unless files are stored in another form.
+func (c *Checkpoint) StoredFiles() []string {
+	if c.src.Stored != nil {
+		return c.src.Stored
+	}
+	names := make([]string, len(c.src.Files))
+	for i, f := range c.src.Files {
+		names[i] = f.Name
+	}
+	return names
+}
 
 // TotalBytes returns the total size of all files.
 func (c *Checkpoint) TotalBytes() int64 {

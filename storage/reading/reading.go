@@ -34,6 +34,9 @@ type Source struct {
 	// come first. The size of a file is the recorded size if the format records a
 	// checksum of the file. Otherwise it is the size that the file had at opening.
 	Files []storage.File
+	// Stored are the names of the files that the store has, if they are others than Files.
+	// Nil: they are the same.
+	Stored []string
 	// Problems are problems that were found while the checkpoint was opened, and in
 	// spite of which it could be opened. Verify reports them. The names that cannot be
 	// read are in Metadata.Missing.

@@ -50,6 +50,7 @@ func (Format) Name() string { return "torchdcp" }
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
 	err := errors.Join(
 		o.Check(),
+		o.RefuseBase(f.Name()),
 		storage.RefuseIf(f.MaxFileBytes < 0, "MaxFileBytes %d is negative", f.MaxFileBytes),
 		storage.RefuseIf(f.FilePerTensor && f.MaxFileBytes > 0, "MaxFileBytes has no effect if FilePerTensor is set"),
 		storage.RefuseIf(len(f.Transforms) > 0, "Transforms has no effect on a save: the writer transforms nothing"),

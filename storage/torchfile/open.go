@@ -48,6 +48,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	err := errors.Join(
 		o.Check(),
 		o.RefuseRankLocal(f.Name()),
+		o.RefuseBase(f.Name()),
 		storage.RefuseIf(f.File == "", "the format %s is one file: the option \"file\" must be its name", f.Name()),
 		storage.RefuseIf(o.FilesPerRank > 1, "FilesPerRank %d: the format %s is one file", o.FilesPerRank, f.Name()),
 	)

@@ -1,0 +1,185 @@
+package cairn_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// trained is a state whose tensors change from save to save: some not at all, some in few
+// elements, some everywhere.
+type trained struct {
+	random *rand.Rand
+	state  map[string]*tensor.Tensor
+}
+
+func newTrained(t testing.TB, seed uint64) *trained {
+	s := &trained{rand.New(rand.NewPCG(seed, 1)), map[string]*tensor.Tensor{}}
+	for name, shape := range map[string][]int64{"frozen": {300, 1024}, "sparse": {700, 512}, "all": {64, 300}, "row": {3, 7}} {
+		x := must.Get(tensor.New(tensor.BFloat16, shape))(t)
+		b := x.Contents()
+		for i := 0; i < len(b); i += 2 {
+			binary.LittleEndian.PutUint16(b[i:], uint16(s.random.NormFloat64()*100)+0x3c00)
+		}
+		s.state[name] = x
+	}
+	return s
+}
+
+// step changes the state as a step of training does.
+func (s *trained) step() {
+	b := s.state["sparse"].Contents()
+	for range len(b) / 2 / 80 {
+		b[2*s.random.IntN(len(b)/2)] ^= 1 << s.random.IntN(3)
+	}
+	for _, name := range []string{"all", "row"} {
+		b := s.state[name].Contents()
+		for i := range b {
+			b[i] = byte(s.random.Uint32())
+		}
+	}
+}
+
+// parts returns the state of a rank: each tensor is cut into rows.
+func (s *trained) parts(t testing.TB, rank, size int) cairn.State {
+	out := cairn.State{}
+	for name, x := range s.state {
+		out[name] = cut(t, rows(size), x, rank)
+	}
+	out["step"] = int64(7)
+	return out
+}
+
+func (s *trained) clone(t testing.TB) map[string][]byte {
+	out := map[string][]byte{}
+	for name, x := range s.state {
+		out[name] = append([]byte{}, x.Contents()...)
+	}
+	return out
+}
+
+// saveChain saves n steps of s in folders of dir, each on the base of the one before, and
+// returns the contents of each.
+func saveChain(t testing.TB, dir string, s *trained, n, ranks int) []map[string][]byte {
+	t.Helper()
+	var want []map[string][]byte
+	for i := range n {
+		o := cairn.SaveOptions{Base: &storage.Base{}, Step: new(int64(i))}
+		if i > 0 {
+			o.Base.Folder = fmt.Sprintf("step-%d", i-1)
+			s.step()
+		}
+		store := must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", i)), nil))(t)
+		onRanks(t, ranks, func(ctx context.Context, g group.Group) error {
+			o := o
+			o.Group = g
+			_, err := cairn.Save(ctx, store, s.parts(t, g.Rank(), ranks), &o)
+			return err
+		})
+		want = append(want, s.clone(t))
+	}
+	return want
+}
+
+// checkContents loads a checkpoint on some ranks, cut into columns, and compares it.
+func checkContents(t testing.TB, store blob.Store, want map[string][]byte, like map[string]*tensor.Tensor, ranks int) {
+	t.Helper()
+	onRanks(t, ranks, func(ctx context.Context, g group.Group) error {
+		state := cairn.State{}
+		for name, x := range like {
+			zero := must.Get(tensor.New(x.DType(), x.Shape()))(t)
+			state[name] = cut(t, columns(ranks), zero, g.Rank())
+		}
+		if _, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g}); err != nil {
+			return err
+		}
+		for name, x := range like {
+			all := must.Get(tensor.FromBytes(x.DType(), x.Shape(), want[name]))(t)
+			got, right := state[name].(*shard.Tensor), cut(t, columns(ranks), all, g.Rank())
+			for i := range right.Boxes() {
+				a, b := must.Get(got.Part(i))(t), must.Get(right.Part(i))(t)
+				if !bytes.Equal(a.Contents(), b.Contents()) {
+					return fmt.Errorf("%s: part %d of rank %d differs", name, i, g.Rank())
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func bytesOf(t testing.TB, dir string) (n int64) {
+	must.Do(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			fi, err := d.Info()
+			n += fi.Size()
+			return err
+		}
+		return err
+	}))
+	return n
+}
+
+// Saves on the base of others store what changed, and load as what was saved, also after
+// more saves than a chain is long, on other numbers of ranks, copied and flattened.
+func TestChainOfSaves(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 1)
+	const n = 11
+	want := saveChain(t, dir, s, n, 2)
+	first := bytesOf(t, filepath.Join(dir, "step-0"))
+	for i := range n {
+		at := filepath.Join(dir, fmt.Sprintf("step-%d", i))
+		store := must.Get(file.Open(at, nil))(t)
+		checkContents(t, store, want[i], s.state, 3)
+		c := must.Get(cairn.Open(t.Context(), store))(t)
+		rep, err := c.Verify(t.Context(), nil)
+		if err != nil || len(rep.Problems) > 0 {
+			t.Errorf("step %d: Verify = %+v, %v", i, rep, err)
+		}
+		if missing, err := c.MissingFiles(t.Context()); len(missing) > 0 || err != nil {
+			t.Errorf("step %d: MissingFiles = %v, %v", i, missing, err)
+		}
+		info := c.Info()
+		if len(info.Bases) > 8 || i > 0 && len(info.Bases) == 0 {
+			t.Errorf("step %d refers to %v", i, info.Bases)
+		}
+		if size := bytesOf(t, at); i > 0 && i < 8 && size > first/4 {
+			t.Errorf("step %d has %d bytes, the first %d", i, size, first)
+		}
+		must.Do(t, c.Close())
+	}
+	last := must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", n-1)), nil))(t)
+	away := must.Get(file.Open(t.TempDir(), nil))(t)
+	must.Get(transfer.Copy(t.Context(), last, away, &transfer.Options{Full: true}))(t)
+	checkContents(t, away, want[n-1], s.state, 1)
+	if c := must.Get(cairn.Open(t.Context(), away))(t); len(c.Info().Bases) > 0 || c.Info().Version != "cairn 1" {
+		t.Errorf("the copy is %+v; want a checkpoint that stands alone", c.Info())
+	}
+	// Flattened in place.
+	must.Get(transfer.Copy(t.Context(), last, last, &transfer.Options{Overwrite: true}))(t)
+	for i := range n - 1 {
+		must.Do(t, os.RemoveAll(filepath.Join(dir, fmt.Sprintf("step-%d", i))))
+	}
+	checkContents(t, last, want[n-1], s.state, 2)
+	for _, e := range must.Get(os.ReadDir(last.Dir()))(t) {
+		if strings.HasSuffix(e.Name(), ".delta") {
+			t.Errorf("%s stays", e.Name())
+		}
+	}
+}

@@ -1,0 +1,409 @@
+package delta
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/segment"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Reader reads the file that a delta file stores. It implements blob.Reader.
+type Reader struct {
+	table  *Table
+	name   string        // of the delta file, for errors
+	starts []int64       // of the segments, and the end of the last one
+	files  []blob.Reader // by Body.File
+
+	mu     sync.Mutex
+	closed bool // guarded by mu
+}
+
+var (
+	_ blob.Reader       = (*Reader)(nil)
+	_ blob.DirectReader = (*Reader)(nil)
+)
+
+// firstRead is how many bytes at the end of a delta file are read at once.
+const firstRead = 64 << 10
+
+// ReadTable reads the table of a delta file.
+func ReadTable(ctx context.Context, r blob.Reader) (*Table, error) {
+	size := r.Size()
+	if size < tailBytes {
+		return nil, fmt.Errorf("%w: it has %d bytes", ErrTable, size)
+	}
+	end := make([]byte, min(size, firstRead))
+	if err := r.ReadAt(ctx, end, size-int64(len(end))); err != nil {
+		return nil, err
+	}
+	tail := end[len(end)-tailBytes:]
+	if string(tail[16:]) != magic {
+		return nil, fmt.Errorf("%w: it does not end as a delta file does", ErrTable)
+	}
+	if v := le32(tail[12:]); v != version {
+		return nil, fmt.Errorf("%w: version %d of delta files; this program reads version %d", storage.ErrVersion, v, version)
+	}
+	n := le64(tail)
+	if n > MaxTable || int64(n) > size-tailBytes {
+		return nil, fmt.Errorf("%w: a table of %d bytes in a file of %d", ErrTable, n, size)
+	}
+	body := size - tailBytes - int64(n)
+	text := end[:len(end)-tailBytes]
+	if int64(len(text)) >= int64(n) {
+		text = text[int64(len(text))-int64(n):]
+	} else {
+		text = make([]byte, n)
+		if err := r.ReadAt(ctx, text, body); err != nil {
+			return nil, err
+		}
+	}
+	if sum := crc32c.Checksum(text); sum != le32(tail[8:]) {
+		return nil, fmt.Errorf("%w: its checksum is %08x, not %08x", ErrTable, sum, le32(tail[8:]))
+	}
+	return decode(text, body)
+}
+
+func le32(p []byte) uint32 {
+	return uint32(p[0]) | uint32(p[1])<<8 | uint32(p[2])<<16 | uint32(p[3])<<24
+}
+
+func le64(p []byte) uint64 { return uint64(le32(p)) | uint64(le32(p[4:]))<<32 }
+
+// Open returns a reader of the file that the delta file name in store holds. It opens the
+// files that the table refers to, in folders beside the store. The errors of a missing or
+// shorter file wrap storage.ErrCorrupt and name it.
+func Open(ctx context.Context, store blob.Store, name string) (*Reader, error) {
+	r, err := store.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	v := &Reader{name: name, files: []blob.Reader{r}}
+	if v.table, err = ReadTable(ctx, r); err != nil {
+		v.Close()
+		if errors.Is(err, ErrTable) {
+			err = fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+		}
+		return nil, err
+	}
+	v.starts = startsOf(v.table)
+	for _, f := range v.table.Files {
+		r, err := openBeside(ctx, store, &f)
+		if err != nil {
+			v.Close()
+			return nil, fmt.Errorf("%s of %s: %w", name, store, err)
+		}
+		v.files = append(v.files, r)
+	}
+	return v, nil
+}
+
+// openBeside opens a file that a table refers to.
+func openBeside(ctx context.Context, store blob.Store, f *File) (blob.Reader, error) {
+	if f.Folder != "" {
+		var err error
+		if store, err = blob.Beside(store, f.Folder); err != nil {
+			return nil, fmt.Errorf("it refers to the folder %s beside it, which cannot be opened: %w", f.Folder, err)
+		}
+	}
+	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: it refers to %s of %s, which is gone: %w", storage.ErrCorrupt, f.Name, store, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.Size() != f.Size {
+		r.Close()
+		return nil, fmt.Errorf("%w: it refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, f.Name, store, r.Size(), f.Size)
+	}
+	return &besideReader{r, f.Name, store}, nil
+}
+
+// besideReader is a file of another folder. Its errors name it.
+type besideReader struct {
+	blob.Reader
+	name  string
+	store blob.Store
+}
+
+func (r *besideReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	err := r.Reader.ReadAt(ctx, p, off)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, blob.ErrChanged) || errors.Is(err, blob.ErrRange) {
+		return fmt.Errorf("%w: %s of %s, to which the checkpoint refers: %w", storage.ErrCorrupt, r.name, r.store, err)
+	}
+	return err
+}
+
+// startsOf returns where the segments begin, and the end of the last one.
+func startsOf(t *Table) []int64 {
+	out := make([]int64, 1+len(t.Segments))
+	for i := range t.Segments {
+		out[i+1] = out[i] + int64(t.Segments[i].Len)
+	}
+	return out
+}
+
+// Table returns the table of the delta file. It must not be changed.
+func (r *Reader) Table() *Table { return r.table }
+
+// Size returns the size of the file that is stored.
+func (r *Reader) Size() int64 { return r.table.Size }
+
+// Close closes all files.
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	var errs []error
+	for _, f := range r.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// segmentAt returns the number of the segment that holds the byte at off.
+func (r *Reader) segmentAt(off int64) int {
+	return sort.Search(len(r.table.Segments), func(i int) bool { return r.starts[i+1] > off })
+}
+
+// readBytes is the most bytes that ReadAt puts together at once.
+const readBytes = 8 << 20
+
+// ReadAt implements blob.Reader.
+func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	r.mu.Lock()
+	closed := r.closed
+	r.mu.Unlock()
+	switch {
+	case closed:
+		return &blob.Error{Op: "read", Name: r.name, Err: blob.ErrClosed}
+	case off < 0 || off > r.table.Size-int64(len(p)):
+		return &blob.Error{Op: "read", Name: r.name, Err: fmt.Errorf("%w: %d bytes from %d of %d", blob.ErrRange, len(p), off, r.table.Size)}
+	}
+	for len(p) > 0 {
+		i := r.segmentAt(off)
+		n, err := r.readSome(ctx, p, off, i)
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// readSome reads the beginning of p, which begins in segment i, and returns its length.
+func (r *Reader) readSome(ctx context.Context, p []byte, off int64, i int) (int, error) {
+	if n, file, at := r.plain(off, int64(len(p)), i); n > 0 {
+		return int(n), r.files[file].ReadAt(ctx, p[:n], at)
+	}
+	s := &r.table.Segments[i]
+	if off == r.starts[i] && s.Len <= len(p) {
+		j, n := i, 0
+		for j < len(r.table.Segments) && n+r.table.Segments[j].Len <= min(len(p), readBytes) {
+			if m, _, _ := r.plain(r.starts[j], int64(len(p)-n), j); j > i && m > plainBytes {
+				break
+			}
+			n += r.table.Segments[j].Len
+			j++
+		}
+		return n, r.assemble(ctx, p[:n], i, j)
+	}
+	buf := scratch.Get().(*[]byte)
+	defer scratch.Put(buf)
+	whole := (*buf)[:s.Len]
+	if err := r.assemble(ctx, whole, i, i+1); err != nil {
+		return 0, err
+	}
+	return copy(p, whole[off-r.starts[i]:]), nil
+}
+
+// plainBytes is the length from which a range that is stored as it is gets a read of its
+// own.
+const plainBytes = 1 << 20
+
+// scratch has buffers for one segment.
+var scratch = sync.Pool{New: func() any { b := make([]byte, segment.MaxLen); return &b }}
+
+// plain returns how many of the n bytes from off on are stored as they are, in one range of
+// a file, and where. i is the segment that holds off.
+func (r *Reader) plain(off, n int64, i int) (length int64, file int, at int64) {
+	for ; length < n && i < len(r.table.Segments); i++ {
+		s := &r.table.Segments[i]
+		if len(s.Bodies) != 1 || s.Bodies[0].Kind != Whole {
+			break
+		}
+		skip := off + length - r.starts[i]
+		b := &s.Bodies[0]
+		if length == 0 {
+			file, at = b.File, b.Off+skip
+		} else if b.File != file || b.Off != at+length {
+			break
+		}
+		length += int64(s.Len) - skip
+	}
+	return min(length, n), file, at
+}
+
+// Cached implements blob.DirectReader.
+func (r *Reader) Cached(off, n int64) bool {
+	if off < 0 || n <= 0 || off > r.table.Size-n {
+		return true
+	}
+	m, file, at := r.plain(off, n, r.segmentAt(off))
+	d, ok := r.direct(file)
+	return m < n || !ok || d.Cached(at, n)
+}
+
+// direct returns the reader of a file if it can read past the system's cache.
+func (r *Reader) direct(file int) (blob.DirectReader, bool) {
+	f := r.files[file]
+	if b, ok := f.(*besideReader); ok {
+		f = b.Reader
+	}
+	d, ok := f.(blob.DirectReader)
+	return d, ok
+}
+
+// ReadDirect implements blob.DirectReader.
+func (r *Reader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	if off >= 0 && n > 0 && off <= r.table.Size-n {
+		if m, file, at := r.plain(off, n, r.segmentAt(off)); m == n {
+			if d, ok := r.direct(file); ok {
+				return d.ReadDirect(ctx, buf, at, n)
+			}
+		}
+	}
+	return buf[:n], r.ReadAt(ctx, buf[:n], off)
+}
+
+// piece is a body on its way into a segment.
+type piece struct {
+	*Body
+	seg  int // position of the segment
+	nth  int // which of its bodies it is
+	code []byte
+}
+
+// joinGap is the largest hole between two bodies that is read rather than skipped, and
+// joinBytes bounds what is read at once.
+const (
+	joinGap   = 32 << 10
+	joinBytes = 4 << 20
+)
+
+// assemble fills p with the segments from i to j.
+func (r *Reader) assemble(ctx context.Context, p []byte, i, j int) error {
+	var pieces []piece
+	base := r.starts[i]
+	place := func(k int) []byte { return p[r.starts[k]-base : r.starts[k+1]-base] }
+	for k := i; k < j; k++ {
+		s := &r.table.Segments[k]
+		for n := range s.Bodies {
+			b := &s.Bodies[n]
+			if b.Kind != Whole {
+				pieces = append(pieces, piece{Body: b, seg: k, nth: n})
+			}
+		}
+	}
+	for k := i; k < j; { // ranges that are stored as they are
+		b := &r.table.Segments[k].Bodies[0]
+		if b.Kind != Whole {
+			k++
+			continue
+		}
+		first, n := k, int64(0)
+		for k < j {
+			c := &r.table.Segments[k].Bodies[0]
+			if c.Kind != Whole || c.File != b.File || c.Off != b.Off+n {
+				break
+			}
+			n += int64(c.Len)
+			k++
+		}
+		at := r.starts[first] - base
+		if err := r.files[b.File].ReadAt(ctx, p[at:at+n], b.Off); err != nil {
+			return err
+		}
+	}
+	free, err := r.fetch(ctx, pieces)
+	defer free()
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(pieces, func(a, b piece) int { return cmp.Or(cmp.Compare(a.seg, b.seg), cmp.Compare(a.nth, b.nth)) })
+	for k := range pieces {
+		q := &pieces[k]
+		width := r.table.Segments[q.seg].Width
+		if q.Kind == Packed {
+			err = segment.Unpack(place(q.seg), q.code, width)
+		} else {
+			err = segment.Patch(place(q.seg), q.code, width)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s: the segment at %d: %w", storage.ErrCorrupt, r.name, r.starts[q.seg], err)
+		}
+	}
+	return nil
+}
+
+// fetch reads the codes of pieces, neighbours at once. The caller calls free when it does
+// not need them any more.
+func (r *Reader) fetch(ctx context.Context, pieces []piece) (free func(), err error) {
+	var lent []*[]byte
+	free = func() {
+		for _, b := range lent {
+			codes.Put(b)
+		}
+	}
+	slices.SortFunc(pieces, func(a, b piece) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Off, b.Off)) })
+	for k := 0; k < len(pieces); {
+		first := &pieces[k]
+		end, n := first.Off+int64(first.Len), k+1
+		for n < len(pieces) && pieces[n].File == first.File && pieces[n].Off <= end+joinGap && pieces[n].Off+int64(pieces[n].Len)-first.Off <= joinBytes {
+			end = max(end, pieces[n].Off+int64(pieces[n].Len))
+			n++
+		}
+		buf := codes.Get().(*[]byte)
+		lent = append(lent, buf)
+		*buf = slices.Grow((*buf)[:0], int(end-first.Off))[:end-first.Off]
+		if err := r.files[first.File].ReadAt(ctx, *buf, first.Off); err != nil {
+			return free, err
+		}
+		for ; k < n; k++ {
+			at := pieces[k].Off - first.Off
+			pieces[k].code = (*buf)[at : at+int64(pieces[k].Len)]
+		}
+	}
+	return free, nil
+}
+
+// codes has buffers for codes.
+var codes = sync.Pool{New: func() any { return new([]byte) }}
+
+// Origins returns the files that hold the n bytes from off on, apart from the delta file
+// itself, as folder/name.
+func (r *Reader) Origins(off, n int64) []string {
+	var out []string
+	for i := r.segmentAt(off); i < len(r.table.Segments) && r.starts[i] < off+n; i++ {
+		for _, b := range r.table.Segments[i].Bodies {
+			if b.File > 0 {
+				f := &r.table.Files[b.File-1]
+				out = append(out, f.Folder+"/"+f.Name)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
