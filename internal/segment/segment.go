@@ -92,7 +92,8 @@ const (
 // A coder holds the memory that coding needs. Coders are pooled, so that coding a segment
 // allocates nothing in the long run.
 type coder struct {
-	enc, dec huff0.Scratch
+	huff huffman
+	dec  huff0.Scratch
 
 	// A group of a difference: see the package comment.
 	gaps   []byte
@@ -107,9 +108,7 @@ type coder struct {
 }
 
 var coders = sync.Pool{New: func() any {
-	c := new(coder)
-	c.enc.Reuse = huff0.ReusePolicyNone
-	return c
+	return new(coder)
 }}
 
 // grow returns a slice of n bytes with undefined contents, in the memory of p if p has room.
