@@ -7,8 +7,13 @@ import (
 	"github.com/klauspost/compress/fse"
 )
 
-// maxBits bounds the length of the code of a byte, as the format of RFC 8878 does.
-const maxBits = 11
+const (
+	// maxBits bounds the length of the code of a byte, as the format of RFC 8878 does.
+	maxBits = 11
+	// codeBits is the number of bits for a code of two bytes in the tables of codes.
+	codeBits = 24
+	codeMask = 1<<codeBits - 1
+)
 
 // A huffman makes Huffman codes that package huff0 decodes. The encoder of package huff0 is
 // half as fast: it counts bytes in one table and looks for the end of its buffer more often.
@@ -16,8 +21,10 @@ type huffman struct {
 	lanes   [4][256]uint32 // counts of every fourth byte
 	symbols []uint32       // the bytes that occur: their counts << 8, and the bytes
 	nodes   [512]node
-	lengths [256]uint8  // the length of the code of each byte, 0 if it does not occur
-	codes   [256]uint32 // the code of each byte, and its length << 16
+	lengths [256]uint8      // the length of the code of each byte, 0 if it does not occur
+	codes   [256]uint32     // the code of each byte, and its length << 24
+	pairs   [1 << 16]uint32 // the codes of two bytes, if paired
+	paired  bool
 	weights [256]byte
 	fse     fse.Scratch
 }
@@ -147,7 +154,7 @@ func (h *huffman) number(longest uint8) {
 	}
 	for v, l := range h.lengths {
 		if l > 0 {
-			h.codes[v] = first[l] | uint32(l)<<16
+			h.codes[v] = first[l] | uint32(l)<<codeBits
 			first[l]++
 		}
 	}
@@ -186,54 +193,98 @@ func (h *huffman) appendTable(dst []byte, longest uint8) ([]byte, bool) {
 	return dst, true
 }
 
+// A bitWriter writes codes to out, the low bits of a byte first. out has room for 8 bytes more
+// than are written.
+type bitWriter struct {
+	out []byte
+	at  int    // bytes written
+	acc uint64 // bits that are not written, at most 7 after each write
+	n   uint   // their number
+}
+
+// write writes all full bytes.
+func (w *bitWriter) write() {
+	binary.LittleEndian.PutUint64(w.out[w.at:], w.acc)
+	w.at += int(w.n >> 3)
+	w.acc >>= w.n &^ 7 & 63
+	w.n &= 7
+}
+
+// add adds a code of h.codes or h.pairs.
+func (w *bitWriter) add(code uint32) {
+	w.acc |= uint64(code&codeMask) << (w.n & 63)
+	w.n += uint(code >> codeBits)
+}
+
 // appendBits appends the codes of the bytes of p, from the last to the first, and the bit that
 // marks the end.
 func (h *huffman) appendBits(dst, p []byte) []byte {
-	codes := &h.codes
 	start := len(dst)
 	dst = slices.Grow(dst, len(p)*maxBits/8+16)
-	out := dst[start:cap(dst)]
-	var acc uint64
-	var n uint
-	at := 0
-	i := len(p)
-	for ; i&7 != 0; i-- {
-		c := codes[p[i-1]]
-		acc |= uint64(c&0xffff) << (n & 63)
-		n += uint(c >> 16)
-		binary.LittleEndian.PutUint64(out[at:], acc)
-		at += int(n >> 3)
-		acc >>= n &^ 7 & 63
-		n &= 7
+	w := bitWriter{out: dst[start:cap(dst)]}
+	full := len(p) &^ 7
+	for i := len(p); i > full; i-- {
+		w.add(h.codes[p[i-1]])
+		w.write()
 	}
-	for ; i > 0; i -= 8 {
-		x := binary.LittleEndian.Uint64(p[i-8 : i])
-		c7, c6 := codes[byte(x>>56)], codes[byte(x>>48)]
-		c5, c4 := codes[byte(x>>40)], codes[byte(x>>32)]
-		c3, c2 := codes[byte(x>>24)], codes[byte(x>>16)]
-		c1, c0 := codes[byte(x>>8)], codes[byte(x)]
-
-		acc |= (uint64(c7&0xffff) | uint64(c6&0xffff)<<(c7>>16&63)) << (n & 63)
-		n += uint(c7>>16) + uint(c6>>16)
-		acc |= (uint64(c5&0xffff) | uint64(c4&0xffff)<<(c5>>16&63)) << (n & 63)
-		n += uint(c5>>16) + uint(c4>>16)
-		binary.LittleEndian.PutUint64(out[at:], acc)
-		at += int(n >> 3)
-		acc >>= n &^ 7 & 63
-		n &= 7
-
-		acc |= (uint64(c3&0xffff) | uint64(c2&0xffff)<<(c3>>16&63)) << (n & 63)
-		n += uint(c3>>16) + uint(c2>>16)
-		acc |= (uint64(c1&0xffff) | uint64(c0&0xffff)<<(c1>>16&63)) << (n & 63)
-		n += uint(c1>>16) + uint(c0>>16)
-		binary.LittleEndian.PutUint64(out[at:], acc)
-		at += int(n >> 3)
-		acc >>= n &^ 7 & 63
-		n &= 7
+	if h.paired {
+		h.writePairs(&w, p[:full])
+	} else {
+		h.writeBytes(&w, p[:full])
 	}
-	acc |= 1 << n
-	out[at] = byte(acc)
-	return dst[:start+at+1]
+	w.acc |= 1 << w.n
+	w.out[w.at] = byte(w.acc)
+	return dst[:start+w.at+1]
+}
+
+// writeBytes writes the codes of p, whose length is a multiple of 8.
+func (h *huffman) writeBytes(to *bitWriter, p []byte) {
+	codes, w := &h.codes, *to
+	for i := len(p) - 8; i >= 0; i -= 8 {
+		x := binary.LittleEndian.Uint64(p[i : i+8])
+		w.add(codes[byte(x>>56)])
+		w.add(codes[byte(x>>48)])
+		w.add(codes[byte(x>>40)])
+		w.add(codes[byte(x>>32)])
+		w.write()
+		w.add(codes[byte(x>>24)])
+		w.add(codes[byte(x>>16)])
+		w.add(codes[byte(x>>8)])
+		w.add(codes[byte(x)])
+		w.write()
+	}
+	*to = w
+}
+
+// writePairs does what writeBytes does, with the codes of two bytes at a time.
+func (h *huffman) writePairs(to *bitWriter, p []byte) {
+	pairs, w := &h.pairs, *to
+	for i := len(p) - 8; i >= 0; i -= 8 {
+		x := binary.LittleEndian.Uint64(p[i : i+8])
+		w.add(pairs[x>>48])
+		w.add(pairs[uint16(x>>32)])
+		w.write()
+		w.add(pairs[uint16(x>>16)])
+		w.add(pairs[uint16(x)])
+		w.write()
+	}
+	*to = w
+}
+
+// pair sets the codes of pairs of bytes, if that pays for n bytes.
+func (h *huffman) pair(n int) {
+	h.paired = n >= 8*len(h.symbols)*len(h.symbols)
+	if !h.paired {
+		return
+	}
+	for _, s := range h.symbols {
+		last := h.codes[byte(s)] // the last byte is written first
+		row := h.pairs[int(byte(s))<<8:][:256]
+		for _, s := range h.symbols {
+			c := h.codes[byte(s)]
+			row[byte(s)] = last + c&^codeMask | c&codeMask<<(last>>codeBits&31)
+		}
+	}
 }
 
 // appendParts appends p in four parts of equal length, of which the last may be shorter, after

@@ -100,7 +100,8 @@ type coder struct {
 	extras []byte
 	elems  []byte // the XORed elements, one after the other
 	n      int    // elements in the group
-	next   int    // the index of the element after the last changed element
+	words  [scanBytes / 8]word
+	next   int // the index of the element after the last changed element
 
 	at     [groupElems]uint32 // the indices of the changed elements, for Patch
 	planes []byte             // memory of planes that have no other place

@@ -50,6 +50,7 @@ func (c *coder) appendStream(dst, p []byte) []byte {
 	if !ok {
 		return appendRaw(dst, p)
 	}
+	h.pair(len(p))
 	if mode == modeHuff1 {
 		out = h.appendBits(out, p)
 	} else {
