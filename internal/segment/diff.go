@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -55,82 +56,115 @@ func (c *coder) begin(width int) {
 	c.next = 0
 }
 
-// scanBytes is how many bytes scan compares at a time.
-const scanBytes = 32
+// scanBytes is the number of bytes that scan looks at between two checks of whether the group
+// has room for as many elements.
+const scanBytes = 2048
 
 // scan fills a group with the elements that differ at the offset off or later, and returns
 // the offset at which the next group continues.
 func (c *coder) scan(src, base []byte, width, off int) int {
 	c.n, c.extras = 0, c.extras[:0]
-	const full = groupElems - scanBytes
-	for ; off+scanBytes <= len(src) && c.n <= full; off += scanBytes {
-		a, b := (*[scanBytes]byte)(src[off:]), (*[scanBytes]byte)(base[off:])
-		x0 := binary.LittleEndian.Uint64(a[0:]) ^ binary.LittleEndian.Uint64(b[0:])
-		x1 := binary.LittleEndian.Uint64(a[8:]) ^ binary.LittleEndian.Uint64(b[8:])
-		x2 := binary.LittleEndian.Uint64(a[16:]) ^ binary.LittleEndian.Uint64(b[16:])
-		x3 := binary.LittleEndian.Uint64(a[24:]) ^ binary.LittleEndian.Uint64(b[24:])
-		if x0|x1|x2|x3 != 0 {
-			c.addWords(x0, x1, x2, x3, width, off)
+	for ; len(src)-off >= scanBytes; off += scanBytes {
+		a, b := src[off:off+scanBytes], base[off:off+scanBytes]
+		if bytes.Equal(a, b) {
+			continue
 		}
+		if c.n > groupElems-scanBytes {
+			return off
+		}
+		c.addWords(a, b, width, off/width)
 	}
-	if rest := len(src) - off; rest > 0 && rest < scanBytes && c.n <= full {
-		var a, b [scanBytes]byte
-		copy(a[:], src[off:])
-		copy(b[:], base[off:])
-		x0 := binary.LittleEndian.Uint64(a[0:]) ^ binary.LittleEndian.Uint64(b[0:])
-		x1 := binary.LittleEndian.Uint64(a[8:]) ^ binary.LittleEndian.Uint64(b[8:])
-		x2 := binary.LittleEndian.Uint64(a[16:]) ^ binary.LittleEndian.Uint64(b[16:])
-		x3 := binary.LittleEndian.Uint64(a[24:]) ^ binary.LittleEndian.Uint64(b[24:])
-		c.addWords(x0, x1, x2, x3, width, off)
-		off = len(src)
+	if off == len(src) || c.n > groupElems-scanBytes {
+		return off
 	}
-	return off
+	// The rest, as if zeros followed it.
+	var a, b [scanBytes]byte
+	copy(a[:], src[off:])
+	copy(b[:], base[off:])
+	c.addWords(a[:], b[:], width, off/width)
+	return len(src)
 }
 
-// addWords adds the elements that are not zero in four words at the offset off to the group.
-func (c *coder) addWords(x0, x1, x2, x3 uint64, width, off int) {
-	if width == maxWidth {
-		if x0|x1 != 0 {
-			c.add(off/maxWidth, x0, x1, width)
-		}
-		if x2|x3 != 0 {
-			c.add(off/maxWidth+1, x2, x3, width)
-		}
-		return
+// addWords adds the elements to the group that differ between a and b, which have scanBytes
+// bytes. first is the index of the first element of a.
+//
+// The loop that looks for changed words has no branch, because a few changes at random places
+// make branches slow.
+func (c *coder) addWords(a, b []byte, width, first int) {
+	x, y := (*[scanBytes]byte)(a), (*[scanBytes]byte)(b)
+	words := &c.words
+	n := 0
+	for i := 0; i < scanBytes; i += 8 {
+		d := binary.LittleEndian.Uint64(x[i:i+8]) ^ binary.LittleEndian.Uint64(y[i:i+8])
+		words[n&(len(words)-1)] = word{d, i}
+		n += int((d | -d) >> 63)
 	}
-	shift := uint(bits.TrailingZeros(uint(width))) + 3 // log2 of the bits of an element
+	if width == maxWidth {
+		c.addPairs(words[:n], first)
+	} else {
+		c.addElems(words[:n], first, width)
+	}
+}
+
+// A word is 8 bytes that changed.
+type word struct {
+	xor uint64
+	off int // of the first byte
+}
+
+// addElems adds the elements of words, which have at most 8 bytes each. first is the index of
+// the element at offset 0.
+func (c *coder) addElems(words []word, first, width int) {
+	log := uint(bits.TrailingZeros(uint(width)))
 	mask := ^uint64(0) >> (64 - 8*uint(width))
-	for k, x := range [4]uint64{x0, x1, x2, x3} {
-		first := (off + 8*k) / width
-		for x != 0 {
-			i := uint(bits.TrailingZeros64(x)) >> shift
-			bit := i << shift & 63
-			c.add(first+int(i), x>>bit&mask, 0, width)
-			x &^= mask << bit
+	gaps, elems := c.gaps[c.n:], c.elems[c.n*width:]
+	n, next := 0, c.next
+	for _, w := range words {
+		for d := w.xor; d != 0; {
+			k := uint(bits.TrailingZeros64(d)) >> (log + 3)
+			at := first + w.off>>log + int(k)
+			gap := at - next
+			next = at + 1
+			if gap >= escape1 {
+				gap = c.longGap(gap)
+			}
+			gaps[n] = byte(gap)
+			binary.LittleEndian.PutUint64(elems[n<<log:], d>>(k<<(log+3)&63)&mask)
+			n++
+			d &^= mask << (k << (log + 3) & 63)
 		}
+	}
+	c.n += n
+	c.next = next
+}
+
+// addPairs adds elements of 16 bytes, which are pairs of words.
+func (c *coder) addPairs(words []word, first int) {
+	for _, w := range words {
+		at := first + w.off/16
+		if at >= c.next { // else the other half of the element has been added
+			gap := at - c.next
+			c.next = at + 1
+			if gap >= escape1 {
+				gap = c.longGap(gap)
+			}
+			c.gaps[c.n] = byte(gap)
+			clear(c.elems[c.n*16 : c.n*16+16])
+			c.n++
+		}
+		binary.LittleEndian.PutUint64(c.elems[c.n*16-16+w.off&8:], w.xor)
 	}
 }
 
-// add adds an element to the group. hi has the upper 8 bytes of an element of 16 bytes.
-func (c *coder) add(i int, lo, hi uint64, width int) {
-	gap := i - c.next
-	c.next = i + 1
-	switch {
-	case gap < escape1:
-		c.gaps[c.n] = byte(gap)
-	case gap < escape3:
+// longGap adds extra bytes for a gap and returns its byte in the gaps.
+func (c *coder) longGap(gap int) int {
+	if gap < escape3 {
 		gap -= escape1
-		c.gaps[c.n] = byte(escape1 + gap>>8)
 		c.extras = append(c.extras, byte(gap))
-	default:
-		c.gaps[c.n] = 0xff
-		c.extras = append(c.extras, byte(gap), byte(gap>>8), byte(gap>>16))
+		return escape1 + gap>>8
 	}
-	binary.LittleEndian.PutUint64(c.elems[c.n*width:], lo)
-	if width == maxWidth {
-		binary.LittleEndian.PutUint64(c.elems[c.n*width+8:], hi)
-	}
-	c.n++
+	c.extras = append(c.extras, byte(gap), byte(gap>>8), byte(gap>>16))
+	return 0xff
 }
 
 // appendGroup appends the code of the group.
@@ -167,7 +201,9 @@ func (c *coder) estimateDiff(src, base []byte, width, limit int) float64 {
 			}
 		}
 	}
-	share := float64(changed) / float64(maxSample/width)
+	// Two standard deviations less, so that chance rarely refuses what would fit.
+	atLeast := float64(changed) - 2*math.Sqrt(float64(changed))
+	share := max(0, atLeast) / float64(maxSample/width)
 	elems := share * float64(len(src)/width)
 	if elems*float64(1+width) < float64(limit) {
 		return 0
@@ -188,10 +224,10 @@ func (c *coder) estimateDiff(src, base []byte, width, limit int) float64 {
 	}
 	perElem := 0.0
 	if share < 1 {
-		perElem = -math.Log2(share) - (1-share)/share*math.Log2(1-share) // the gaps
+		perElem = huffmanBits(-math.Log2(share) - (1-share)/share*math.Log2(1-share)) // the gaps
 	}
 	for k := range width {
-		perElem += entropy(&c.counts[k], changed)
+		perElem += huffmanBits(entropy(&c.counts[k], changed))
 	}
 	return elems * perElem / 8
 }

@@ -48,3 +48,12 @@ func entropy(counts *[256]uint16, total int) float64 {
 func place(i, length int) int {
 	return length / samplePlaces * i &^ (samplePlaceBytes - 1)
 }
+
+// huffmanBits returns the bits that a Huffman code takes for a byte with the given entropy. It
+// takes one at least, unless all bytes are equal.
+func huffmanBits(entropy float64) float64 {
+	if entropy == 0 {
+		return 0
+	}
+	return max(1, entropy)
+}

@@ -92,14 +92,16 @@ const (
 // A coder holds the memory that coding needs. Coders are pooled, so that coding a segment
 // allocates nothing in the long run.
 type coder struct {
-	enc, dec huff0.Scratch
+	huff huffman
+	dec  huff0.Scratch
 
 	// A group of a difference: see the package comment.
 	gaps   []byte
 	extras []byte
 	elems  []byte // the XORed elements, one after the other
 	n      int    // elements in the group
-	next   int    // the index of the element after the last changed element
+	words  [scanBytes / 8]word
+	next   int // the index of the element after the last changed element
 
 	at     [groupElems]uint32 // the indices of the changed elements, for Patch
 	planes []byte             // memory of planes that have no other place
@@ -107,9 +109,7 @@ type coder struct {
 }
 
 var coders = sync.Pool{New: func() any {
-	c := new(coder)
-	c.enc.Reuse = huff0.ReusePolicyNone
-	return c
+	return new(coder)
 }}
 
 // grow returns a slice of n bytes with undefined contents, in the memory of p if p has room.

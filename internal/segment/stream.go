@@ -2,7 +2,6 @@ package segment
 
 import (
 	"bytes"
-	"encoding/binary"
 
 	"github.com/klauspost/compress/huff0"
 )
@@ -36,17 +35,33 @@ func (c *coder) appendStream(dst, p []byte) []byte {
 	case len(p) < minHuff:
 		return appendRaw(dst, p)
 	}
-	mode, compress := byte(modeHuff1), huff0.Compress1X
-	if len(p) >= minHuff4 {
-		mode, compress = modeHuff4, huff0.Compress4X
-	}
-	c.enc.WantLogLess = wantLogLess
-	out, _, err := compress(p, &c.enc)
-	if err != nil { // it is not compressible
+	h := &c.huff
+	h.count(p)
+	total, longest := h.build()
+	if total/8 > len(p)-len(p)>>wantLogLess {
 		return appendRaw(dst, p)
 	}
-	dst = binary.AppendUvarint(append(dst, mode), uint64(len(out)))
-	return append(dst, out...)
+	start := len(dst)
+	mode := byte(modeHuff1)
+	if len(p) >= minHuff4 {
+		mode = modeHuff4
+	}
+	out, ok := h.appendTable(append(dst, mode, 0, 0, 0), longest)
+	if !ok {
+		return appendRaw(dst, p)
+	}
+	h.pair(len(p))
+	if mode == modeHuff1 {
+		out = h.appendBits(out, p)
+	} else {
+		out = h.appendParts(out, p)
+	}
+	size := len(out) - start - 4
+	if size >= len(p) {
+		return appendRaw(dst, p)
+	}
+	out[start+1], out[start+2], out[start+3] = byte(size), byte(size>>8), byte(size>>16)
+	return out
 }
 
 func appendRaw(dst, p []byte) []byte {
@@ -81,10 +96,11 @@ func (c *coder) readStream(buf, code []byte, n int) (p, rest []byte, err error) 
 
 // readHuff reads the rest of a stream with a Huffman code.
 func (c *coder) readHuff(buf, code []byte, n int, four bool) (p, rest []byte, err error) {
-	size, code, err := readUvarint(code, len(code))
-	if err != nil {
-		return nil, nil, err
+	if len(code) < 3 {
+		return nil, nil, corrupt("the length of a Huffman code is cut off")
 	}
+	size := int(code[0]) | int(code[1])<<8 | int(code[2])<<16
+	code = code[3:]
 	if len(code) < size {
 		return nil, nil, corrupt("a Huffman code has %d bytes, not %d", len(code), size)
 	}
