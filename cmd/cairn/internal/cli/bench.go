@@ -16,7 +16,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchDeltaCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
 		newBenchConvertCmd(), newBenchTinyCmd())
 	return cmd
 }
@@ -129,6 +129,27 @@ func printIOBench(o *output, r *bench.IOResult) {
 	t.add("save, durable", two(r.FloorSave), two(r.Save), two(r.SaveRatio))
 	t.add("load, cold, verified", two(r.FloorLoadCold), two(r.LoadCold), two(r.LoadColdRatio))
 	t.add("load, warm, verified", two(r.FloorLoadWarm), two(r.LoadWarm), two(r.LoadWarmRatio))
+	o.table(t)
+}
+
+func newBenchDeltaCmd() *cobra.Command {
+	o := bench.DeltaOptions{Bytes: 4 << 30, Ranks: 4}
+	cmd := benchCommand("delta", lowest{"ranks": 1, "size": 1 << 20}, func(ctx context.Context, out *output) (*bench.DeltaResult, error) {
+		o.Log = benchLog(out)
+		return bench.Delta(ctx, o)
+	}, printDeltaBench)
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
+	return cmd
+}
+
+func printDeltaBench(o *output, r *bench.DeltaResult) {
+	o.printf("%s from %s, a chain of %d saves\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), r.Chain)
+	t := newRows("", ">BYTES", ">FULL s", ">DELTA s", ">TIME", ">LOAD, COLD", ">LOAD, WARM")
+	for _, c := range r.Cases {
+		t.add(c.Case, two(100*c.BytesRatio)+" %", two(c.FullSeconds), two(c.DeltaSeconds), two(c.SecondsRatio), two(c.LoadColdRatio), two(c.LoadWarmRatio))
+	}
 	o.table(t)
 }
 
