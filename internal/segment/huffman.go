@@ -15,15 +15,15 @@ const (
 	codeMask = 1<<codeBits - 1
 )
 
-// A huffman makes Huffman codes that package huff0 decodes. The encoder of package huff0 is
-// half as fast: it counts bytes in one table and looks for the end of its buffer more often.
+// A huffman makes Huffman codes that package huff0 decodes. The encoder of package huff0 takes
+// half as long again: it counts all bytes in one table and looks up one code at a time.
 type huffman struct {
 	lanes   [4][256]uint32 // counts of every fourth byte
 	symbols []uint32       // the bytes that occur: their counts << 8, and the bytes
 	nodes   [512]node
 	lengths [256]uint8      // the length of the code of each byte, 0 if it does not occur
-	codes   [256]uint32     // the code of each byte, and its length << 24
-	pairs   [1 << 16]uint32 // the codes of two bytes, if paired
+	codes   [256]uint32     // the code of each byte, and its length << codeBits
+	pairs   [1 << 16]uint32 // the same for two bytes, if paired
 	paired  bool
 	weights [256]byte
 	fse     fse.Scratch

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 )
@@ -20,7 +21,7 @@ func random(t testing.TB) *rand.Rand {
 }
 
 // diff returns the code of a difference after it has checked that Patch undoes it.
-func diff(t *testing.T, src, base []byte, width int) []byte {
+func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)
 	if !ok || !bytes.HasPrefix(code, []byte("before")) {
@@ -38,7 +39,7 @@ func diff(t *testing.T, src, base []byte, width int) []byte {
 }
 
 // pack returns the packed form of src after it has checked that Unpack undoes it.
-func pack(t *testing.T, src []byte, width int) []byte {
+func pack(t testing.TB, src []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendPacked([]byte("before"), src, width, 2*len(src)+100)
 	if !ok || !bytes.HasPrefix(code, []byte("before")) {
@@ -57,7 +58,7 @@ func pack(t *testing.T, src []byte, width int) []byte {
 
 func TestRoundTripAtAllLengths(t *testing.T) {
 	r := random(t)
-	lengths := []int{MaxLen, MaxLen - 1, MaxLen - 7, MaxLen - 33, 64<<10 + 1, 2*maxSample - 1, 2 * maxSample}
+	lengths := []int{MaxLen, MaxLen - 1, MaxLen - 7, MaxLen - 33, 64<<10 + 1, 2*sampleBytes - 1, 2 * sampleBytes}
 	for n := range 131 {
 		lengths = append(lengths, n)
 	}
@@ -317,4 +318,53 @@ func TestGoldenCodes(t *testing.T) {
 			t.Errorf("%s: the code is\n%s, want\n%s", c.name, got, c.code)
 		}
 	}
+}
+
+// Coding a segment again takes no new memory. Garbage collection empties the pool of coders,
+// and the race detector makes it drop some at random, so one of many runs must do.
+func TestAllocations(t *testing.T) {
+	r := random(t)
+	base := bf16(r, 1<<15, 0.02)
+	src := step(r, base, 2, 0.015)
+	d, p := make([]byte, 0, MaxLen), make([]byte, 0, MaxLen)
+	q := bytes.Clone(base)
+	least := 1e9
+	for try := 0; try < 100 && least > 0; try++ {
+		least = min(least, testing.AllocsPerRun(1, func() {
+			d, _ = AppendDiff(d[:0], src, base, 2, len(src))
+			p, _ = AppendPacked(p[:0], src, 2, len(src))
+			if err := errors.Join(Patch(q, d, 2), Unpack(q, p, 2)); err != nil {
+				t.Fatal(err)
+			}
+		}))
+	}
+	if least > 0 {
+		t.Errorf("coding a segment again takes %v allocations", least)
+	}
+}
+
+// Many goroutines code segments at a time.
+func TestConcurrentUse(t *testing.T) {
+	r := random(t)
+	base := bf16(r, 1<<15, 0.02)
+	src := step(r, base, 2, 0.1)
+	d, p := diff(t, src, base, 2), pack(t, src, 2)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				a, _ := AppendDiff(nil, src, base, 2, len(src))
+				b, _ := AppendPacked(nil, src, 2, len(src))
+				q := bytes.Clone(base)
+				if err := Patch(q, d, 2); err != nil || !bytes.Equal(q, src) || !bytes.Equal(a, d) {
+					t.Errorf("the difference of a goroutine differs: %v", err)
+				}
+				clear(q)
+				if err := Unpack(q, p, 2); err != nil || !bytes.Equal(q, src) || !bytes.Equal(b, p) {
+					t.Errorf("the packed form of a goroutine differs: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
