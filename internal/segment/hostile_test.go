@@ -91,7 +91,7 @@ func TestBytesBeyondTheEnd(t *testing.T) {
 }
 
 func TestBadWidthsAndLengths(t *testing.T) {
-	for _, width := range []int{-1, 0, 3, 5, 32, 1 << 40} {
+	for _, width := range []int{-1, 0, 3, 5, 32, 1 << 20} {
 		mustRefuse(t, "Patch", Patch(make([]byte, 8), cat(kindDiff, width, 8, 0), width))
 		mustRefuse(t, "Unpack", Unpack(make([]byte, 8), cat(kindPacked, width, 8, 0), width))
 	}

@@ -306,6 +306,10 @@ func TestGoldenCodes(t *testing.T) {
 		{"packed nothing", []byte{}, nil, 2, "020200"},
 		{"packed raw", seq(9, 256), nil, 4, "02040900000400010500020600030708"},
 		{"packed fill", bytes.Repeat([]byte{1, 2}, 20), nil, 2, "02022801010102"},
+		{"packed planes of 2", seq(46, 256), nil, 2, "02022e000008020a040c060e1018121a141c161e20222426282a2c000109030b050d070f1119131b151d171f21232527292b2d"},
+		{"packed planes of 4", seq(71, 251), nil, 4, "0204470000081018040c141c20283038242c343c400001091119050d151d21293139252d353d4100020a121a060e161e222a323a262e363e4200030b131b070f171f232b333b272f373f43444546"},
+		{"packed planes of 8", seq(100, 99), nil, 8, "020864000008101820283038404850580001091119212931394149515900020a121a222a323a424a525a00030b131b232b333b434b535b00040c141c242c343c444c545c00050d151d252d353d454d555d00060e161e262e363e464e565e00070f171f272f373f474f575f60616200"},
+		{"packed in four parts", bytes.Repeat(skewed[:10], 110), nil, 1, "0201cc080305010087311000003f003e003f0019ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c86017319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c19ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c86017319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c"},
 		{"packed skewed", skewed, nil, 1, "0201c801023b000087311010009997c3a8342af372189546655e0ea3d2a8cccb61541a9579398c4aa3322f87516954e6e5302a8dcabc1c46a5519997c3a8342af37218"},
 	} {
 		var code []byte
@@ -317,7 +321,29 @@ func TestGoldenCodes(t *testing.T) {
 		if got := hex.EncodeToString(code); got != c.code {
 			t.Errorf("%s: the code is\n%s, want\n%s", c.name, got, c.code)
 		}
+		if err := readGolden(c.src, c.base, c.width, c.code); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
+}
+
+// readGolden checks that code is still read as src.
+func readGolden(src, base []byte, width int, code string) error {
+	b, err := hex.DecodeString(code)
+	if err != nil {
+		return err
+	}
+	p := make([]byte, len(src))
+	if base == nil {
+		err = Unpack(p, b, width)
+	} else {
+		copy(p, base)
+		err = Patch(p, b, width)
+	}
+	if err == nil && !bytes.Equal(p, src) {
+		err = errors.New("the code is read as another segment")
+	}
+	return err
 }
 
 // Coding a segment again takes no new memory. Garbage collection empties the pool of coders,
