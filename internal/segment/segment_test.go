@@ -58,7 +58,7 @@ func pack(t testing.TB, src []byte, width int) []byte {
 
 func TestRoundTripAtAllLengths(t *testing.T) {
 	r := random(t)
-	lengths := []int{MaxLen, MaxLen - 1, MaxLen - 7, MaxLen - 33, 64<<10 + 1, 2*sampleBytes - 1, 2 * sampleBytes}
+	lengths := []int{MaxLen, MaxLen - 7, 64<<10 + 1, 2*sampleBytes - 1, 2 * sampleBytes}
 	for n := range 131 {
 		lengths = append(lengths, n)
 	}
@@ -255,7 +255,7 @@ func TestDamagedCodes(t *testing.T) {
 		}
 		mustRefuse(t, "Patch of more", Patch(make([]byte, len(base)), append(bytes.Clone(d), 0), width))
 		mustRefuse(t, "Unpack of more", Unpack(make([]byte, len(base)), append(bytes.Clone(p), 0), width))
-		for range 2000 {
+		for range 500 {
 			d, p := bytes.Clone(d), bytes.Clone(p)
 			for range 1 + r.IntN(3) {
 				d[r.IntN(len(d))] = byte(r.Uint32())

@@ -6,9 +6,8 @@ import (
 )
 
 // stream returns the code of p as a stream after it has checked that the stream is read back.
-func stream(t *testing.T, p []byte) []byte {
+func stream(t *testing.T, s *streams, p []byte) []byte {
 	t.Helper()
-	var s streams
 	code := s.append(nil, p)
 	got, rest, err := s.read(make([]byte, len(p)), append(code, 1, 2, 3), len(p))
 	if err != nil {
@@ -24,6 +23,7 @@ func stream(t *testing.T, p []byte) []byte {
 // latter are limited.
 func TestStreamAlphabets(t *testing.T) {
 	r := random(t)
+	s := new(streams)
 	for symbols := 2; symbols <= 256; symbols++ {
 		for _, n := range []int{minHuff - 1, minHuff, minHuff4 - 1, minHuff4, 4099} {
 			equal, skewed := make([]byte, n), make([]byte, n)
@@ -31,8 +31,8 @@ func TestStreamAlphabets(t *testing.T) {
 				equal[i] = byte(r.IntN(symbols))
 				skewed[i] = byte(255 - min(symbols-1, int(r.ExpFloat64()*2)))
 			}
-			stream(t, equal)
-			stream(t, skewed)
+			stream(t, s, equal)
+			stream(t, s, skewed)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func TestStreamWithDeepTree(t *testing.T) {
 		p = append(p, bytes.Repeat([]byte{byte(7 * i)}, a)...)
 	}
 	random(t).Shuffle(len(p), func(i, j int) { p[i], p[j] = p[j], p[i] })
-	if code := stream(t, p); code[0] != modeHuff4 || len(code) > len(p)*3/8 {
+	if code := stream(t, new(streams), p); code[0] != modeHuff4 || len(code) > len(p)*3/8 {
 		t.Errorf("the stream has mode %d and %d bytes, of %d", code[0], len(code), len(p))
 	}
 	var h huffman
@@ -86,7 +86,7 @@ func TestStreamModes(t *testing.T) {
 		{"few bytes of few values", few[:500], modeHuff1},
 		{"bytes of few values", few, modeHuff4},
 	} {
-		if code := stream(t, c.p); code[0] != c.mode {
+		if code := stream(t, new(streams), c.p); code[0] != c.mode {
 			t.Errorf("%s: the mode is %d, want %d", c.name, code[0], c.mode)
 		}
 	}
