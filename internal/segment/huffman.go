@@ -15,15 +15,15 @@ const (
 	codeMask = 1<<codeBits - 1
 )
 
-// A huffman makes Huffman codes that package huff0 decodes. The encoder of package huff0 is
-// half as fast: it counts bytes in one table and looks for the end of its buffer more often.
+// A huffman makes Huffman codes that package huff0 decodes. The encoder of package huff0 takes
+// half as long again: it counts all bytes in one table and looks up one code at a time.
 type huffman struct {
-	lanes   [4][256]uint32 // counts of every fourth byte
+	lanes   [8][256]uint32 // counts of every eighth byte
 	symbols []uint32       // the bytes that occur: their counts << 8, and the bytes
 	nodes   [512]node
 	lengths [256]uint8      // the length of the code of each byte, 0 if it does not occur
-	codes   [256]uint32     // the code of each byte, and its length << 24
-	pairs   [1 << 16]uint32 // the codes of two bytes, if paired
+	codes   [256]uint32     // the code of each byte, and its length << codeBits
+	pairs   [1 << 16]uint32 // the same for two bytes, if paired
 	paired  bool
 	weights [256]byte
 	fse     fse.Scratch
@@ -36,28 +36,30 @@ type node struct {
 	depth  uint8
 }
 
-// count counts the bytes of p and sets h.symbols, from the rarest to the most frequent.
+// count counts the bytes of p and sets h.symbols, from the rarest to the most frequent. A lane
+// for each byte of a word avoids that an addition waits for the one before it.
 func (h *huffman) count(p []byte) {
-	clear(h.lanes[:])
-	a, b, c, d := &h.lanes[0], &h.lanes[1], &h.lanes[2], &h.lanes[3]
+	l := &h.lanes
+	clear(l[:])
 	i := 0
 	for ; i+8 <= len(p); i += 8 {
 		x := binary.LittleEndian.Uint64(p[i:])
-		a[byte(x)]++
-		b[byte(x>>8)]++
-		c[byte(x>>16)]++
-		d[byte(x>>24)]++
-		a[byte(x>>32)]++
-		b[byte(x>>40)]++
-		c[byte(x>>48)]++
-		d[byte(x>>56)]++
+		l[0][byte(x)]++
+		l[1][byte(x>>8)]++
+		l[2][byte(x>>16)]++
+		l[3][byte(x>>24)]++
+		l[4][byte(x>>32)]++
+		l[5][byte(x>>40)]++
+		l[6][byte(x>>48)]++
+		l[7][byte(x>>56)]++
 	}
 	for _, v := range p[i:] {
-		a[v]++
+		l[0][v]++
 	}
 	h.symbols = h.symbols[:0]
-	for v := range a {
-		if n := a[v] + b[v] + c[v] + d[v]; n > 0 {
+	for v := range 256 {
+		n := l[0][v] + l[1][v] + l[2][v] + l[3][v] + l[4][v] + l[5][v] + l[6][v] + l[7][v]
+		if n > 0 {
 			h.symbols = append(h.symbols, n<<8|uint32(v))
 		}
 	}
@@ -193,27 +195,24 @@ func (h *huffman) appendTable(dst []byte, longest uint8) ([]byte, bool) {
 	return dst, true
 }
 
-// A bitWriter writes codes to out, the low bits of a byte first. out has room for 8 bytes more
-// than are written.
-type bitWriter struct {
-	out []byte
-	at  int    // bytes written
-	acc uint64 // bits that are not written, at most 7 after each write
-	n   uint   // their number
+// bitBuffer has bits of codes that are not written yet, the first one lowest. Functions take
+// and return it by value, so that it stays in registers.
+type bitBuffer struct {
+	acc uint64
+	n   uint // the number of bits, at most 7 after flush
+	at  int  // the number of bytes written before
 }
 
-// write writes all full bytes.
-func (w *bitWriter) write() {
-	binary.LittleEndian.PutUint64(w.out[w.at:], w.acc)
-	w.at += int(w.n >> 3)
-	w.acc >>= w.n &^ 7 & 63
-	w.n &= 7
+// flush writes all full bytes to out, which has room for 8.
+func flush(b bitBuffer, out []byte) bitBuffer {
+	binary.LittleEndian.PutUint64(out[b.at:], b.acc)
+	return bitBuffer{b.acc >> (b.n &^ 7 & 63), b.n & 7, b.at + int(b.n>>3)}
 }
 
-// add adds a code of h.codes or h.pairs.
-func (w *bitWriter) add(code uint32) {
-	w.acc |= uint64(code&codeMask) << (w.n & 63)
-	w.n += uint(code >> codeBits)
+// add adds two codes of the tables.
+func add(b bitBuffer, x, y uint32) bitBuffer {
+	both := uint64(x&codeMask) | uint64(y&codeMask)<<(x>>codeBits&63)
+	return bitBuffer{b.acc | both<<(b.n&63), b.n + uint(x>>codeBits+y>>codeBits), b.at}
 }
 
 // appendBits appends the codes of the bytes of p, from the last to the first, and the bit that
@@ -221,54 +220,45 @@ func (w *bitWriter) add(code uint32) {
 func (h *huffman) appendBits(dst, p []byte) []byte {
 	start := len(dst)
 	dst = slices.Grow(dst, len(p)*maxBits/8+16)
-	w := bitWriter{out: dst[start:cap(dst)]}
+	out := dst[start:cap(dst)]
+	var b bitBuffer
 	full := len(p) &^ 7
 	for i := len(p); i > full; i-- {
-		w.add(h.codes[p[i-1]])
-		w.write()
+		b = flush(add(b, h.codes[p[i-1]], 0), out)
 	}
 	if h.paired {
-		h.writePairs(&w, p[:full])
+		b = h.writePairs(b, out, p[:full])
 	} else {
-		h.writeBytes(&w, p[:full])
+		b = h.writeBytes(b, out, p[:full])
 	}
-	w.acc |= 1 << w.n
-	w.out[w.at] = byte(w.acc)
-	return dst[:start+w.at+1]
+	out[b.at] = byte(b.acc | 1<<b.n)
+	return dst[:start+b.at+1]
 }
 
 // writeBytes writes the codes of p, whose length is a multiple of 8.
-func (h *huffman) writeBytes(to *bitWriter, p []byte) {
-	codes, w := &h.codes, *to
+func (h *huffman) writeBytes(b bitBuffer, out, p []byte) bitBuffer {
+	codes := &h.codes
 	for i := len(p) - 8; i >= 0; i -= 8 {
 		x := binary.LittleEndian.Uint64(p[i : i+8])
-		w.add(codes[byte(x>>56)])
-		w.add(codes[byte(x>>48)])
-		w.add(codes[byte(x>>40)])
-		w.add(codes[byte(x>>32)])
-		w.write()
-		w.add(codes[byte(x>>24)])
-		w.add(codes[byte(x>>16)])
-		w.add(codes[byte(x>>8)])
-		w.add(codes[byte(x)])
-		w.write()
+		b = add(b, codes[byte(x>>56)], codes[byte(x>>48)])
+		b = add(b, codes[byte(x>>40)], codes[byte(x>>32)])
+		b = flush(b, out)
+		b = add(b, codes[byte(x>>24)], codes[byte(x>>16)])
+		b = add(b, codes[byte(x>>8)], codes[byte(x)])
+		b = flush(b, out)
 	}
-	*to = w
+	return b
 }
 
 // writePairs does what writeBytes does, with the codes of two bytes at a time.
-func (h *huffman) writePairs(to *bitWriter, p []byte) {
-	pairs, w := &h.pairs, *to
+func (h *huffman) writePairs(b bitBuffer, out, p []byte) bitBuffer {
+	pairs := &h.pairs
 	for i := len(p) - 8; i >= 0; i -= 8 {
 		x := binary.LittleEndian.Uint64(p[i : i+8])
-		w.add(pairs[x>>48])
-		w.add(pairs[uint16(x>>32)])
-		w.write()
-		w.add(pairs[uint16(x>>16)])
-		w.add(pairs[uint16(x)])
-		w.write()
+		b = flush(add(b, pairs[x>>48], pairs[uint16(x>>32)]), out)
+		b = flush(add(b, pairs[uint16(x>>16)], pairs[uint16(x)]), out)
 	}
-	*to = w
+	return b
 }
 
 // pair sets the codes of pairs of bytes, if that pays for n bytes.

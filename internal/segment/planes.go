@@ -49,7 +49,8 @@ func untranspose4(a, b, c, d uint64) (x0, x1, x2, x3 uint64) {
 	return
 }
 
-// split sets the planes to the elements in src, of which there are as many as a plane has bytes.
+// split sets the planes to the elements in src. There are as many as a plane has bytes, at
+// least one.
 func split(planes [][]byte, src []byte) {
 	n := len(planes[0])
 	switch len(planes) {
@@ -122,7 +123,8 @@ func split8(planes [][]byte, src []byte, stride int) {
 	}
 }
 
-// merge sets dst to the elements whose planes are given. It is the inverse of split.
+// merge sets dst to the elements whose planes are given, at least one. It is the inverse of
+// split.
 func merge(dst []byte, planes [][]byte) {
 	n := len(planes[0])
 	switch len(planes) {

@@ -17,18 +17,24 @@
 //	width   1 byte: the size of an element, 1, 2, 4, 8 or 16 bytes
 //	length  varint: the length of the segment in bytes
 //
-// Byte plane k of some elements has byte k of each element, in the order of the elements.
+// Byte plane k of some elements has byte k of each element. Each full eight elements, counted
+// from the first, are in an order that depends on the width; elements after them are in their
+// own order:
+//
+//	width 2         0 4 1 5 2 6 3 7
+//	width 4         0 2 4 6 1 3 5 7
+//	width 1, 8, 16  0 1 2 3 4 5 6 7
 //
 // A stream codes a known number of bytes, n. Its first byte is its mode:
 //
 //	0  raw: the n bytes follow
 //	1  fill: one byte follows, and all n bytes are equal to it
-//	2  Huffman: a varint follows, and a code of that many bytes, in one part
+//	2  Huffman: a length of 3 bytes follows, and a code of that length, in one part
 //	3  Huffman: the same, in four parts
 //
-// A Huffman code is a Huffman tree description as in RFC 8878, section 4.2.1, and then one
-// bit stream, or a jump table of 6 bytes and four bit streams, as in sections 3.1.1.3.1.6 and
-// 4.2.2. The code has at most 11 bits for each byte.
+// A Huffman code is as in Zstandard (RFC 8878): a Huffman tree description (section 4.2.1),
+// and then one Huffman-coded stream (section 4.2.2), or a jump table of 6 bytes and four such
+// streams (section 3.1.1.3.1.6), of which the first three have (n+3)/4 bytes each.
 //
 // # Differences
 //
@@ -64,8 +70,6 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
-
-	"github.com/klauspost/compress/huff0"
 )
 
 // MaxLen is the length of the longest segment in bytes.
@@ -80,37 +84,19 @@ const (
 	kindPacked = 2
 )
 
-const (
-	// groupElems bounds the changed elements of a group of a difference.
-	groupElems = 1 << 14
-	// blockElems is the number of elements in a block of a packed segment.
-	blockElems = 1 << 16
-	// maxWidth is the size of the largest element.
-	maxWidth = 16
-)
+// maxWidth is the size of the largest element in bytes.
+const maxWidth = 16
 
-// A coder holds the memory that coding needs. Coders are pooled, so that coding a segment
-// allocates nothing in the long run.
+// A coder holds the memory that coding takes, at most 2 MiB. Coders are pooled, so that coding a
+// segment allocates nothing in the long run.
 type coder struct {
-	huff huffman
-	dec  huff0.Scratch
-
-	// A group of a difference: see the package comment.
-	gaps   []byte
-	extras []byte
-	elems  []byte // the XORed elements, one after the other
-	n      int    // elements in the group
-	words  [scanBytes / 8]word
-	next   int // the index of the element after the last changed element
-
-	at     [groupElems]uint32 // the indices of the changed elements, for Patch
-	planes []byte             // memory of planes that have no other place
-	counts counters           // of a sample
+	sample  sample
+	group   group
+	streams streams
+	planes  []byte
 }
 
-var coders = sync.Pool{New: func() any {
-	return new(coder)
-}}
+var coders = sync.Pool{New: func() any { return new(coder) }}
 
 // grow returns a slice of n bytes with undefined contents, in the memory of p if p has room.
 func grow(p []byte, n int) []byte {
@@ -120,13 +106,21 @@ func grow(p []byte, n int) []byte {
 	return p[:n]
 }
 
-// mustFit panics if the caller breaks the contract of this package.
-func mustFit(length, width int) {
+// fits returns an error if no segment has the given length or no element the given width.
+func fits(length, width int) error {
 	if length > MaxLen {
-		panic(fmt.Sprintf("segment: %d bytes are more than a segment can have", length))
+		return fmt.Errorf("a segment has at most %d bytes, not %d", MaxLen, length)
 	}
 	if width < 1 || width > maxWidth || bits.OnesCount(uint(width)) != 1 {
-		panic(fmt.Sprintf("segment: no element has a width of %d bytes", width))
+		return fmt.Errorf("no element has %d bytes", width)
+	}
+	return nil
+}
+
+// mustFit panics if the caller breaks the contract of AppendDiff or AppendPacked.
+func mustFit(length, width int) {
+	if err := fits(length, width); err != nil {
+		panic("segment: " + err.Error())
 	}
 }
 
@@ -137,6 +131,9 @@ func appendHeader(dst []byte, kind byte, width, length int) []byte {
 
 // readHeader returns code without its header, which must be the given one.
 func readHeader(code []byte, kind byte, width, length int) ([]byte, error) {
+	if err := fits(length, width); err != nil {
+		return nil, corrupt("%v", err)
+	}
 	if len(code) < 2 {
 		return nil, corrupt("it has %d bytes", len(code))
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 )
@@ -20,7 +21,7 @@ func random(t testing.TB) *rand.Rand {
 }
 
 // diff returns the code of a difference after it has checked that Patch undoes it.
-func diff(t *testing.T, src, base []byte, width int) []byte {
+func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)
 	if !ok || !bytes.HasPrefix(code, []byte("before")) {
@@ -38,7 +39,7 @@ func diff(t *testing.T, src, base []byte, width int) []byte {
 }
 
 // pack returns the packed form of src after it has checked that Unpack undoes it.
-func pack(t *testing.T, src []byte, width int) []byte {
+func pack(t testing.TB, src []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendPacked([]byte("before"), src, width, 2*len(src)+100)
 	if !ok || !bytes.HasPrefix(code, []byte("before")) {
@@ -57,7 +58,7 @@ func pack(t *testing.T, src []byte, width int) []byte {
 
 func TestRoundTripAtAllLengths(t *testing.T) {
 	r := random(t)
-	lengths := []int{MaxLen, MaxLen - 1, MaxLen - 7, MaxLen - 33, 64<<10 + 1, 2*maxSample - 1, 2 * maxSample}
+	lengths := []int{MaxLen, MaxLen - 7, 64<<10 + 1, 2*sampleBytes - 1, 2 * sampleBytes}
 	for n := range 131 {
 		lengths = append(lengths, n)
 	}
@@ -254,7 +255,7 @@ func TestDamagedCodes(t *testing.T) {
 		}
 		mustRefuse(t, "Patch of more", Patch(make([]byte, len(base)), append(bytes.Clone(d), 0), width))
 		mustRefuse(t, "Unpack of more", Unpack(make([]byte, len(base)), append(bytes.Clone(p), 0), width))
-		for range 2000 {
+		for range 500 {
 			d, p := bytes.Clone(d), bytes.Clone(p)
 			for range 1 + r.IntN(3) {
 				d[r.IntN(len(d))] = byte(r.Uint32())
@@ -305,6 +306,10 @@ func TestGoldenCodes(t *testing.T) {
 		{"packed nothing", []byte{}, nil, 2, "020200"},
 		{"packed raw", seq(9, 256), nil, 4, "02040900000400010500020600030708"},
 		{"packed fill", bytes.Repeat([]byte{1, 2}, 20), nil, 2, "02022801010102"},
+		{"packed planes of 2", seq(46, 256), nil, 2, "02022e000008020a040c060e1018121a141c161e20222426282a2c000109030b050d070f1119131b151d171f21232527292b2d"},
+		{"packed planes of 4", seq(71, 251), nil, 4, "0204470000081018040c141c20283038242c343c400001091119050d151d21293139252d353d4100020a121a060e161e222a323a262e363e4200030b131b070f171f232b333b272f373f43444546"},
+		{"packed planes of 8", seq(100, 99), nil, 8, "020864000008101820283038404850580001091119212931394149515900020a121a222a323a424a525a00030b131b232b333b434b535b00040c141c242c343c444c545c00050d151d252d353d454d555d00060e161e262e363e464e565e00070f171f272f373f474f575f60616200"},
+		{"packed in four parts", bytes.Repeat(skewed[:10], 110), nil, 1, "0201cc080305010087311000003f003e003f0019ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c86017319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c19ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c86017319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c867319ce653897e15c"},
 		{"packed skewed", skewed, nil, 1, "0201c801023b000087311010009997c3a8342af372189546655e0ea3d2a8cccb61541a9579398c4aa3322f87516954e6e5302a8dcabc1c46a5519997c3a8342af37218"},
 	} {
 		var code []byte
@@ -316,5 +321,76 @@ func TestGoldenCodes(t *testing.T) {
 		if got := hex.EncodeToString(code); got != c.code {
 			t.Errorf("%s: the code is\n%s, want\n%s", c.name, got, c.code)
 		}
+		if err := readGolden(c.src, c.base, c.width, c.code); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
+}
+
+// readGolden checks that code is still read as src.
+func readGolden(src, base []byte, width int, code string) error {
+	b, err := hex.DecodeString(code)
+	if err != nil {
+		return err
+	}
+	p := make([]byte, len(src))
+	if base == nil {
+		err = Unpack(p, b, width)
+	} else {
+		copy(p, base)
+		err = Patch(p, b, width)
+	}
+	if err == nil && !bytes.Equal(p, src) {
+		err = errors.New("the code is read as another segment")
+	}
+	return err
+}
+
+// Coding a segment again takes no new memory. Garbage collection empties the pool of coders,
+// and the race detector makes it drop some at random, so one of many runs must do.
+func TestAllocations(t *testing.T) {
+	r := random(t)
+	base := bf16(r, 1<<15, 0.02)
+	src := step(r, base, 2, 0.015)
+	d, p := make([]byte, 0, MaxLen), make([]byte, 0, MaxLen)
+	q := bytes.Clone(base)
+	least := 1e9
+	for try := 0; try < 100 && least > 0; try++ {
+		least = min(least, testing.AllocsPerRun(1, func() {
+			d, _ = AppendDiff(d[:0], src, base, 2, len(src))
+			p, _ = AppendPacked(p[:0], src, 2, len(src))
+			if err := errors.Join(Patch(q, d, 2), Unpack(q, p, 2)); err != nil {
+				t.Fatal(err)
+			}
+		}))
+	}
+	if least > 0 {
+		t.Errorf("coding a segment again takes %v allocations", least)
+	}
+}
+
+// Many goroutines code segments at a time.
+func TestConcurrentUse(t *testing.T) {
+	r := random(t)
+	base := bf16(r, 1<<15, 0.02)
+	src := step(r, base, 2, 0.1)
+	d, p := diff(t, src, base, 2), pack(t, src, 2)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				a, _ := AppendDiff(nil, src, base, 2, len(src))
+				b, _ := AppendPacked(nil, src, 2, len(src))
+				q := bytes.Clone(base)
+				if err := Patch(q, d, 2); err != nil || !bytes.Equal(q, src) || !bytes.Equal(a, d) {
+					t.Errorf("the difference of a goroutine differs: %v", err)
+				}
+				clear(q)
+				if err := Unpack(q, p, 2); err != nil || !bytes.Equal(q, src) || !bytes.Equal(b, p) {
+					t.Errorf("the packed form of a goroutine differs: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -18,15 +18,21 @@ const (
 	// minHuff is the length of the shortest stream that is worth a Huffman table.
 	minHuff = 64
 	// minHuff4 is the length of the shortest stream that is coded in four parts, which
-	// takes 10 bytes more and decodes about three times as fast.
+	// takes about 10 bytes more and decodes about three times as fast.
 	minHuff4 = 1 << 10
 	// wantLogLess: a Huffman code must save a sixteenth, or the stream stays raw, because
 	// reading raw bytes costs nothing.
 	wantLogLess = 4
 )
 
-// appendStream appends p as a stream.
-func (c *coder) appendStream(dst, p []byte) []byte {
+// streams writes and reads streams.
+type streams struct {
+	huff huffman
+	dec  huff0.Scratch
+}
+
+// append appends p as a stream.
+func (s *streams) append(dst, p []byte) []byte {
 	switch {
 	case len(p) < 2:
 		return appendRaw(dst, p)
@@ -35,7 +41,7 @@ func (c *coder) appendStream(dst, p []byte) []byte {
 	case len(p) < minHuff:
 		return appendRaw(dst, p)
 	}
-	h := &c.huff
+	h := &s.huff
 	h.count(p)
 	total, longest := h.build()
 	if total/8 > len(p)-len(p)>>wantLogLess {
@@ -68,9 +74,9 @@ func appendRaw(dst, p []byte) []byte {
 	return append(append(dst, modeRaw), p...)
 }
 
-// readStream reads a stream of n bytes and returns it and the rest of code. The stream is in
+// read reads a stream of n bytes and returns it and the rest of code. The stream is in
 // buf, which has at least n bytes, or in code.
-func (c *coder) readStream(buf, code []byte, n int) (p, rest []byte, err error) {
+func (s *streams) read(buf, code []byte, n int) (p, rest []byte, err error) {
 	if len(code) == 0 {
 		return nil, nil, corrupt("a stream is missing")
 	}
@@ -89,13 +95,13 @@ func (c *coder) readStream(buf, code []byte, n int) (p, rest []byte, err error) 
 		fill(p, code[0])
 		return p, code[1:], nil
 	case modeHuff1, modeHuff4:
-		return c.readHuff(buf, code, n, mode == modeHuff4)
+		return s.readHuff(buf, code, n, mode == modeHuff4)
 	}
 	return nil, nil, corrupt("a stream has mode %d", mode)
 }
 
 // readHuff reads the rest of a stream with a Huffman code.
-func (c *coder) readHuff(buf, code []byte, n int, four bool) (p, rest []byte, err error) {
+func (s *streams) readHuff(buf, code []byte, n int, four bool) (p, rest []byte, err error) {
 	if len(code) < 3 {
 		return nil, nil, corrupt("the length of a Huffman code is cut off")
 	}
@@ -104,14 +110,14 @@ func (c *coder) readHuff(buf, code []byte, n int, four bool) (p, rest []byte, er
 	if len(code) < size {
 		return nil, nil, corrupt("a Huffman code has %d bytes, not %d", len(code), size)
 	}
-	_, data, err := huff0.ReadTable(code[:size], &c.dec)
+	_, data, err := huff0.ReadTable(code[:size], &s.dec)
 	if err != nil {
 		return nil, nil, corrupt("Huffman table: %v", err)
 	}
 	if four {
-		p, err = c.dec.Decoder().Decompress4X(buf[:0:n], data)
+		p, err = s.dec.Decoder().Decompress4X(buf[:0:n], data)
 	} else {
-		p, err = c.dec.Decoder().Decompress1X(buf[:0:n], data)
+		p, err = s.dec.Decoder().Decompress1X(buf[:0:n], data)
 	}
 	if err != nil {
 		return nil, nil, corrupt("Huffman code: %v", err)
