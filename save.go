@@ -67,12 +67,9 @@ type SaveOptions struct {
 	// what has not changed. Only the native format can do that, and only cairn opens such a
 	// checkpoint. A Run sets Base by itself. Nil: the checkpoint stands alone.
 	Base *storage.Base
-	// Compress stores tensors in compressed form. Only the native format can do that, and
-	// only cairn opens such a checkpoint.
-	Compress bool
 	// Writer stores the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
-	// FailIfExists, SweepAfter, Base or Compress.
+	// FailIfExists, SweepAfter or Base.
 	Writer storage.Writer
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
@@ -244,7 +241,6 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 			option{"SaveOptions.FailIfExists", o.FailIfExists, why},
 			option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},
 			option{"SaveOptions.Base", o.Base != nil, why},
-			option{"SaveOptions.Compress", o.Compress, why},
 		)
 	}
 	if store == nil {
@@ -253,7 +249,7 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 	return o.format().NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
 		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: apart,
-		Base: o.Base, Compress: o.Compress,
+		Base: o.Base,
 	})
 }
 

@@ -56,8 +56,6 @@ type WriteOptions struct {
 	RankLocal bool
 	// Base, if not nil, lets the save store only what has changed since an earlier one.
 	Base *Base
-	// Compress stores data in compressed form.
-	Compress bool
 	// Apart means that ranks may have stores of their own, such as the disks of several
 	// hosts. Finish then accepts that the coordinator does not see the files of a rank.
 	Apart bool
@@ -72,13 +70,10 @@ type Base struct {
 	Folder string
 }
 
-// RefuseBase returns an error that wraps ErrOptions if Base or Compress is set. Formats that
-// other programs read call it with their name.
+// RefuseBase returns an error that wraps ErrOptions if Base is set. Formats that other
+// programs read call it with their name.
 func (o *WriteOptions) RefuseBase(format string) error {
-	return errors.Join(
-		RefuseIf(o.Base != nil, "Base: the format %s cannot refer to other checkpoints", format),
-		RefuseIf(o.Compress, "Compress: the format %s has no compression", format),
-	)
+	return RefuseIf(o.Base != nil, "Base: the format %s cannot refer to other checkpoints", format)
 }
 
 // MaxFilesPerRank is the largest FilesPerRank. More files at the same time do not

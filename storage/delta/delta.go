@@ -50,8 +50,6 @@ type Kind uint8
 const (
 	// Whole: the bytes of the segment themselves.
 	Whole Kind = iota
-	// Packed: the bytes in compressed form; see segment.Unpack.
-	Packed
 	// Diff: the difference to the bytes that the bodies before it give; see segment.Patch.
 	Diff
 )
@@ -72,7 +70,7 @@ type Segment struct {
 	// Width is the size of an element in bytes.
 	Width int
 	Hash  Hash
-	// Bodies are the places of its bytes. The first is Whole or Packed, the others are Diff.
+	// Bodies are the places of its bytes. The first is Whole, the others are Diff.
 	Bodies []Body
 }
 

@@ -1,7 +1,6 @@
 package delta
 
 import (
-	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -26,7 +25,6 @@ type Range struct {
 type Encoder struct {
 	ranges   []Range
 	segments []planned
-	pack     bool
 	allowed  map[string]bool
 	tried    tally
 	each     []tally // by range
@@ -46,18 +44,11 @@ type planned struct {
 // tally counts attempts to store a difference.
 type tally struct{ tries, wins atomic.Int32 }
 
-// EncoderOptions change what an Encoder does.
-type EncoderOptions struct {
-	// Folders are the names of the folders that segments may refer to.
-	Folders []string
-	// Pack compresses segments that are stored whole.
-	Pack bool
-}
-
-// NewEncoder returns an encoder for a file that consists of the ranges.
-func NewEncoder(ranges []Range, o EncoderOptions) *Encoder {
-	e := &Encoder{ranges: ranges, each: make([]tally, len(ranges)), pack: o.Pack, allowed: map[string]bool{}, files: map[File]int{}}
-	for _, f := range o.Folders {
+// NewEncoder returns an encoder for a file that consists of the ranges. folders are the
+// names of the folders that segments may refer to.
+func NewEncoder(ranges []Range, folders []string) *Encoder {
+	e := &Encoder{ranges: ranges, each: make([]tally, len(ranges)), allowed: map[string]bool{}, files: map[File]int{}}
+	for _, f := range folders {
 		e.allowed[f] = true
 	}
 	for i, r := range ranges {
@@ -92,36 +83,27 @@ func (e *Encoder) Encode(ctx context.Context, i int, src, code []byte) ([]byte, 
 	p := &e.segments[i]
 	rng := &e.ranges[p.rng]
 	s := Segment{Len: p.size, Width: rng.Width, Hash: HashOf(src)}
-	var hash *Hash
+	var hash Hash
 	var bodies []place
 	ok := false
 	if rng.Base != nil {
 		hash, bodies, ok = rng.Base.segment(rng.BaseOff+p.off, p.size)
 		ok = ok && !slices.ContainsFunc(bodies, func(b place) bool { return !e.allowed[b.file.Folder] })
 	}
-	if ok && hash != nil && *hash == s.Hash {
+	if ok && hash == s.Hash {
 		e.refer(&s, bodies)
 		e.keep(i, s)
 		return nil, nil
 	}
-	if ok && e.tries(p, i) {
-		out, how, err := e.compare(ctx, &s, src, code, rng.Base, rng.BaseOff+p.off, hash, len(bodies))
+	if ok && len(bodies) < MaxBodies && e.tries(p, i) {
+		out, err := diff(ctx, src, code, rng, p, hash)
 		if err != nil {
 			return nil, err
 		}
-		e.count(p, how != Whole)
-		if how != Whole {
+		e.count(p, out != nil)
+		if out != nil {
 			e.refer(&s, bodies)
-			if how == Diff {
-				s.Bodies = append(s.Bodies, Body{Len: len(out), Kind: Diff})
-			}
-			e.keep(i, s)
-			return out, nil
-		}
-	}
-	if e.pack {
-		if out, ok := segment.AppendPacked(code[:0], src, rng.Width, len(src)-len(src)/16); ok {
-			s.Bodies = []Body{{Len: len(out), Kind: Packed}}
+			s.Bodies = append(s.Bodies, Body{Len: len(out), Kind: Diff})
 			e.keep(i, s)
 			return out, nil
 		}
@@ -149,35 +131,26 @@ func (e *Encoder) count(p *planned, won bool) {
 	}
 }
 
-// same is what compare returns if the bytes are equal. It is no kind of a body.
-const same = Packed
-
-// compare reads the segment of the base and returns Diff with the code of the difference,
-// same if the bytes are equal, or Whole if neither pays. bodies is how many the segment has
-// in the base.
-func (e *Encoder) compare(ctx context.Context, s *Segment, src, code []byte, base *Source, off int64, hash *Hash, bodies int) ([]byte, Kind, error) {
+// diff returns the code of the difference between src and the segment of the base, whose
+// hash is given, or nil if the code is too long or the base cannot be read.
+func diff(ctx context.Context, src, code []byte, rng *Range, p *planned, hash Hash) ([]byte, error) {
 	buf := scratch.Get().(*[]byte)
 	defer scratch.Put(buf)
 	old := (*buf)[:len(src)]
-	if err := base.ReadAt(ctx, old, off); err != nil {
+	if err := rng.Base.ReadAt(ctx, old, rng.BaseOff+p.off); err != nil {
 		if ctx.Err() != nil {
-			return nil, Whole, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		return nil, Whole, nil // the base cannot be read: do without it
+		return nil, nil
 	}
-	if hash != nil && HashOf(old) != *hash {
-		return nil, Whole, nil // the base is damaged
+	if HashOf(old) != hash {
+		return nil, nil // the base is damaged
 	}
-	if bytes.Equal(src, old) {
-		return nil, same, nil
+	out, ok := segment.AppendDiff(code[:0], src, old, rng.Width, len(src)/diffShare)
+	if !ok {
+		return nil, nil
 	}
-	if bodies >= MaxBodies {
-		return nil, Whole, nil
-	}
-	if out, ok := segment.AppendDiff(code[:0], src, old, s.Width, len(src)/diffShare); ok {
-		return out, Diff, nil
-	}
-	return nil, Whole, nil
+	return out, nil
 }
 
 // refer makes the bodies of the base those of s.
@@ -250,7 +223,7 @@ type part struct {
 
 // NewHasher returns a hasher for a file that consists of the ranges.
 func NewHasher(ranges []Range) *Hasher {
-	h := &Hasher{enc: NewEncoder(ranges, EncoderOptions{}), parts: map[int]*part{}}
+	h := &Hasher{enc: NewEncoder(ranges, nil), parts: map[int]*part{}}
 	h.starts = make([]int64, 1, 1+len(h.enc.segments))
 	for _, s := range h.enc.segments {
 		h.starts = append(h.starts, h.starts[len(h.starts)-1]+int64(s.size))

@@ -346,12 +346,7 @@ func (r *Reader) assemble(ctx context.Context, p []byte, i, j int) error {
 	for k := range pieces {
 		q := &pieces[k]
 		width := r.table.Segments[q.seg].Width
-		if q.Kind == Packed {
-			err = segment.Unpack(place(q.seg), q.code, width)
-		} else {
-			err = segment.Patch(place(q.seg), q.code, width)
-		}
-		if err != nil {
+		if err := segment.Patch(place(q.seg), q.code, width); err != nil {
 			return fmt.Errorf("%w: %s: the segment at %d: %w", storage.ErrCorrupt, r.name, r.starts[q.seg], err)
 		}
 	}

@@ -2,8 +2,7 @@ package delta
 
 import (
 	"context"
-	"errors"
-	"io/fs"
+	"fmt"
 	"sort"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -14,43 +13,38 @@ type Source struct {
 	blob.Reader
 	folder string // of the earlier save
 	stored File   // the file with the bytes: the delta file, or the file itself
-	table  *Table // nil: the bytes have no hashes
+	table  *Table
 	starts []int64
 }
 
-// OpenSource opens a file of the checkpoint in store, which is the folder of that name. If
-// delta is not empty, the file is stored in that delta file. Otherwise hashes, if not empty,
-// is the name of a delta file whose table has the hashes of the file.
-func OpenSource(ctx context.Context, store blob.Store, folder, name, delta, hashes string) (*Source, error) {
-	if delta != "" {
+// OpenSource opens a file of the checkpoint in store, which is the folder of that name. The
+// delta file either stores the file or, if hashes is set, has the hashes of its segments.
+func OpenSource(ctx context.Context, store blob.Store, folder, name, delta string, hashes bool) (*Source, error) {
+	if !hashes {
 		r, err := Open(ctx, store, delta)
 		if err != nil {
 			return nil, err
 		}
 		return &Source{Reader: r, folder: folder, stored: File{folder, delta, r.files[0].Size()}, table: r.table, starts: r.starts}, nil
 	}
+	h, err := store.Open(ctx, delta)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	t, err := ReadTable(ctx, h)
+	if err != nil {
+		return nil, err
+	}
 	r, err := store.Open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{Reader: r, folder: folder, stored: File{folder, name, r.Size()}}
-	if hashes == "" {
-		return s, nil
-	}
-	h, err := store.Open(ctx, hashes)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil // the bytes are there, and can be compared
-	}
-	if err == nil {
-		defer h.Close()
-		s.table, err = ReadTable(ctx, h)
-	}
-	if err != nil {
+	if r.Size() != t.Size {
 		r.Close()
-		return nil, err
+		return nil, fmt.Errorf("%w: %s has %d bytes, and %s is about %d", ErrTable, name, r.Size(), delta, t.Size)
 	}
-	s.starts = startsOf(s.table)
-	return s, nil
+	return &Source{Reader: r, folder: folder, stored: File{folder, name, r.Size()}, table: t, starts: startsOf(t)}, nil
 }
 
 // place is a body with its file.
@@ -59,18 +53,12 @@ type place struct {
 	Body
 }
 
-// segment returns the hash and the bodies of the segment of n bytes at off. The hash is nil
-// if it is unknown. ok is false if there is no such segment.
-func (s *Source) segment(off int64, n int) (hash *Hash, bodies []place, ok bool) {
-	if s.table == nil {
-		if off < 0 || off > s.Size()-int64(n) {
-			return nil, nil, false
-		}
-		return nil, []place{{s.stored, Body{Off: off, Len: n}}}, true
-	}
+// segment returns the hash and the bodies of the segment of n bytes at off. ok is false if
+// there is no such segment.
+func (s *Source) segment(off int64, n int) (hash Hash, bodies []place, ok bool) {
 	i := sort.Search(len(s.table.Segments), func(i int) bool { return s.starts[i] >= off })
 	if i == len(s.table.Segments) || s.starts[i] != off || s.table.Segments[i].Len != n {
-		return nil, nil, false
+		return Hash{}, nil, false
 	}
 	seg := &s.table.Segments[i]
 	bodies = make([]place, len(seg.Bodies))
@@ -84,5 +72,5 @@ func (s *Source) segment(off int64, n int) (hash *Hash, bodies []place, ok bool)
 		}
 		bodies[k] = place{f, b}
 	}
-	return &seg.Hash, bodies, true
+	return seg.Hash, bodies, true
 }

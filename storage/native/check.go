@@ -38,7 +38,7 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 		return 0, nil
 	}
 	if s.crc != f.File.CRC32C {
-		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, f.File.CRC32C)
+		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, f.File.CRC32C) + c.origins(ctx, f.File.Name, bad)
 		if names := reading.Names(bad); len(names) > 1 { // one problem for all names here too
 			f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: names, Text: text})
 			return 0, nil

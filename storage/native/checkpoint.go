@@ -182,6 +182,9 @@ func (c *checkpoint) source() *reading.Source {
 	s := &reading.Source{
 		Index: c, Files: c.rec.Files, Place: chunkOf, Check: c.check, CheckFiles: c.checkFiles, Changed: c.changed,
 	}
+	for _, b := range c.full.Bases {
+		s.Bases = append(s.Bases, b.Folder)
+	}
 	if c.full != c.rec || len(c.full.Hashes) > 0 {
 		for _, f := range append(slices.Clone(c.full.Files), c.full.Hashes...) {
 			s.Stored = append(s.Stored, f.Name)

@@ -20,16 +20,26 @@ func Files() *publish.Format {
 }
 
 // readExisting implements publish.Format.Read. If the record also names files of other
-// saves, a save that replaces the checkpoint does not remove them.
+// saves, a save that replaces the checkpoint does not remove them. Neither does it remove
+// files to which other checkpoints refer.
 func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	rec, version, err := readRecordVersion(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	e := &publish.Existing{Version: version, Time: rec.Time, Step: rec.Step}
+	needed, err := neededBeside(ctx, s, rec)
+	if err != nil {
+		return nil, err
+	}
+	for name := range needed {
+		e.Files = append(e.Files, name)
+	}
 	for _, f := range append(slices.Clone(rec.Files), rec.Hashes...) {
-		e.Files = append(e.Files, f.Name)
-		if isOf(f.Name, rec.SaveID) {
+		if !needed[f.Name] {
+			e.Files = append(e.Files, f.Name)
+		}
+		if isOf(f.Name, rec.SaveID) && !needed[f.Name] {
 			e.Replaced = append(e.Replaced, f.Name)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // baseFolder is a folder beside the checkpoint that holds files to which it refers.
@@ -73,7 +74,7 @@ const maxBases = delta.MaxBodies
 // openBase opens the base of the save. If it cannot be used, the save does without it.
 func (w *writer) openBase(ctx context.Context) *base {
 	b := &base{sources: map[string]*delta.Source{}, warn: w.Session().Warn}
-	if w.opts.Base == nil || w.opts.Base.Folder == "" {
+	if w.opts.Base.Folder == "" {
 		return b
 	}
 	b.folder = w.opts.Base.Folder
@@ -115,6 +116,63 @@ func (w *writer) findBase(ctx context.Context) (*checkpoint, error) {
 	return openCheckpoint(ctx, store, readRecordOnly)
 }
 
+// neededBeside returns the names of files in the folder of a checkpoint with the record rec
+// to which checkpoints beside it refer. It looks for them only if there can be any.
+func neededBeside(ctx context.Context, store blob.Store, rec *record) (map[string]bool, error) {
+	possible := len(rec.Coded)+len(rec.Hashes) > 0
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		id, ours := saveOf(info.Name)
+		if possible = possible || ours && id != rec.SaveID; possible {
+			return referred(ctx, store)
+		}
+	}
+	return nil, nil
+}
+
+// referred returns the names of files in the folder of a checkpoint to which checkpoints in
+// the folders beside it refer.
+func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	parent, own, err := blob.Parent(store)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil, nil // nothing is beside it
+	}
+	if err != nil {
+		return nil, err
+	}
+	folders, err := blob.Folders(ctx, parent, "")
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, name := range folders {
+		if name == own || blob.CheckName(name) != nil {
+			continue
+		}
+		at, err := blob.NewSub(parent, name)
+		if err != nil {
+			return nil, err
+		}
+		rec, err := readRecordOnly(ctx, at)
+		if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
+			return nil, err
+		}
+		if err != nil {
+			continue
+		}
+		for _, b := range rec.Bases {
+			for _, f := range b.Files {
+				if b.Folder == own {
+					out[f.Name] = true
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
 // Whole returns a view of a checkpoint in which all of its files are stored as they are
 // and refer to no other folder. It returns store if that is so in the store itself, or if
 // there is no checkpoint of this format that can be opened.
@@ -142,11 +200,11 @@ func (b *base) close() {
 	}
 }
 
-// code decides how a data file is stored: as a delta file if it has a base or is
-// compressed, and otherwise as it is, with its hashes beside it.
-func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile, compress bool) error {
+// code decides how a data file is stored: as a delta file if it has a base, and otherwise as
+// it is, with its hashes beside it.
+func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) error {
 	ranges := []delta.Range{{Len: int64(len(f.header)), Width: 1}}
-	found := compress
+	found := false
 	for i := range f.items {
 		it := &f.items[i]
 		r := delta.Range{Len: it.length, Width: max(1, elementSize(it.item))}
@@ -165,7 +223,7 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile, comp
 		}
 		return nil
 	}
-	to.Coder = &coder{Encoder: delta.NewEncoder(ranges, delta.EncoderOptions{Folders: b.folders, Pack: compress}), name: f.name}
+	to.Coder = &coder{Encoder: delta.NewEncoder(ranges, b.folders), name: f.name}
 	return nil
 }
 
@@ -198,24 +256,20 @@ func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
 	if s, ok := b.sources[name]; ok {
 		return s, nil
 	}
-	stored, hashes := "", ""
-	for _, c := range b.c.full.Coded {
-		if c.Name == name {
-			stored = c.Stored
-		}
+	b.sources[name] = nil
+	stored := deltaFileName(name)
+	coded := slices.ContainsFunc(b.c.full.Coded, func(c storage.Coded) bool { return c.Name == name })
+	hashed := slices.ContainsFunc(b.c.full.Hashes, func(f storage.File) bool { return f.Name == stored })
+	if !coded && !hashed {
+		return nil, nil
 	}
-	for _, f := range b.c.full.Hashes {
-		if f.Name == deltaFileName(name) {
-			hashes = f.Name
-		}
-	}
-	s, err := delta.OpenSource(ctx, b.c.raw, b.folder, name, stored, hashes)
+	s, err := delta.OpenSource(ctx, b.c.raw, b.folder, name, stored, !coded)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
 		b.warn(fmt.Errorf("the save does not refer to %s of %s: %w", name, b.folder, err))
-		s = nil
+		return nil, nil
 	}
 	b.sources[name] = s
 	return s, nil
@@ -461,6 +515,36 @@ func cool(ctx context.Context, s blob.Store, name string) error {
 		return &blob.Error{Op: "cool", Store: s.String(), Name: name, Err: errors.ErrUnsupported}
 	}
 	return c.Cool(ctx, name)
+}
+
+// origins returns the end of a text about damaged chunks of a data file: which files of
+// other folders hold bytes of them. It is empty if the file refers to no other.
+func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.ChunkID) string {
+	w, ok := c.store.(*whole)
+	if !ok {
+		return ""
+	}
+	coded, ok := w.coded[file]
+	if !ok {
+		return ""
+	}
+	r, err := delta.Open(ctx, w.Store, coded.Stored)
+	if err != nil {
+		return ""
+	}
+	defer r.Close()
+	var names []string
+	for _, id := range bad {
+		names = append(names, r.Origins(id.Loc().Offset, id.Loc().Length)...)
+	}
+	if len(bad) == 0 {
+		names = r.Origins(0, r.Size())
+	}
+	slices.Sort(names)
+	if names = slices.Compact(names); len(names) == 0 {
+		return ""
+	}
+	return "; its bytes are also in " + strings.Join(names, ", ")
 }
 
 // checkBases returns an error that wraps storage.ErrCorrupt if a file to which the

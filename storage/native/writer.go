@@ -95,11 +95,11 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
-	if w.opts.Base != nil || w.opts.Compress {
+	if w.opts.Base != nil {
 		b := w.openBase(ctx)
 		defer b.close()
 		for i, f := range files {
-			if err := b.code(ctx, f, parts[i], w.opts.Compress); err != nil {
+			if err := b.code(ctx, f, parts[i]); err != nil {
 				return nil, err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -131,6 +132,9 @@ func (c *Checkpoint) explain(ctx context.Context, err error) error {
 	}
 	if c.changed(ctx) {
 		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, c.store, err)
+	}
+	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) {
+		return fmt.Errorf("%w (the checkpoint refers to bytes in %s beside it: verify these too)", err, strings.Join(c.src.Bases, ", "))
 	}
 	return err
 }

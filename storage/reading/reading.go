@@ -34,6 +34,9 @@ type Source struct {
 	// come first. The size of a file is the recorded size if the format records a
 	// checksum of the file. Otherwise it is the size that the file had at opening.
 	Files []storage.File
+	// Bases are the names of other folders that hold bytes of the files. Errors of damaged
+	// bytes name them.
+	Bases []string
 	// Stored are the names of the files that the store has, if they are others than Files.
 	// Nil: they are the same.
 	Stored []string
