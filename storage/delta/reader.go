@@ -22,9 +22,11 @@ type Reader struct {
 	name   string        // of the delta file, for errors
 	starts []int64       // of the segments, and the end of the last one
 	files  []blob.Reader // by Body.File
+	slow   bool          // requests to the store take long compared with the bytes that they read
 
 	mu     sync.Mutex
-	closed bool // guarded by mu
+	closed bool            // guarded by mu
+	kept   map[int]*[]byte // segments of which a part was read; guarded by mu
 }
 
 var (
@@ -87,6 +89,7 @@ func Open(ctx context.Context, store blob.Store, name string) (*Reader, error) {
 		return nil, err
 	}
 	v := &Reader{name: name, files: []blob.Reader{r}}
+	_, v.slow = blob.As[blob.GapReader](store)
 	if v.table, err = ReadTable(ctx, r); err != nil {
 		v.Close()
 		if errors.Is(err, ErrTable) {
@@ -165,7 +168,7 @@ func (r *Reader) Close() error {
 	if r.closed {
 		return nil
 	}
-	r.closed = true
+	r.closed, r.kept = true, nil
 	var errs []error
 	for _, f := range r.files {
 		errs = append(errs, f.Close())
@@ -220,13 +223,46 @@ func (r *Reader) readSome(ctx context.Context, p []byte, off int64, i int) (int,
 		}
 		return n, r.assemble(ctx, p[:n], i, j)
 	}
-	buf := scratch.Get().(*[]byte)
-	defer scratch.Put(buf)
-	whole := (*buf)[:s.Len]
-	if err := r.assemble(ctx, whole, i, i+1); err != nil {
-		return 0, err
+	return r.readPart(ctx, p, off, i)
+}
+
+// readPart fills the beginning of p with bytes of segment i from off on.
+func (r *Reader) readPart(ctx context.Context, p []byte, off int64, i int) (int, error) {
+	size := r.table.Segments[i].Len
+	r.mu.Lock()
+	buf := r.kept[i]
+	delete(r.kept, i)
+	r.mu.Unlock()
+	if buf == nil {
+		buf = scratch.Get().(*[]byte)
+		if err := r.assemble(ctx, (*buf)[:size], i, i+1); err != nil {
+			scratch.Put(buf)
+			return 0, err
+		}
 	}
-	return copy(p, whole[off-r.starts[i]:]), nil
+	n := copy(p, (*buf)[off-r.starts[i]:size])
+	if off+int64(n) == r.starts[i+1] || !r.keep(i, buf) {
+		scratch.Put(buf)
+	}
+	return n, nil
+}
+
+// maxKept bounds the number of segments of which a part was read and that are kept for the
+// rest.
+const maxKept = 32
+
+// keep keeps segment i, of which a part was read. It reports false if it does not.
+func (r *Reader) keep(i int, buf *[]byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.kept) >= maxKept || r.kept[i] != nil || r.closed {
+		return false
+	}
+	if r.kept == nil {
+		r.kept = map[int]*[]byte{}
+	}
+	r.kept[i] = buf
+	return true
 }
 
 // plainBytes is the length from which a range that is stored as it is gets a read of its
@@ -303,38 +339,19 @@ const (
 	joinBytes = 4 << 20
 )
 
+// stepBytes is how many bytes of a local file are read before they are patched. They are
+// then still in the processor's cache.
+const stepBytes = 512 << 10
+
 // assemble fills p with the segments from i to j.
 func (r *Reader) assemble(ctx context.Context, p []byte, i, j int) error {
 	var pieces []piece
-	base := r.starts[i]
-	place := func(k int) []byte { return p[r.starts[k]-base : r.starts[k+1]-base] }
 	for k := i; k < j; k++ {
 		s := &r.table.Segments[k]
 		for n := range s.Bodies {
-			b := &s.Bodies[n]
-			if b.Kind != Whole {
+			if b := &s.Bodies[n]; b.Kind != Whole {
 				pieces = append(pieces, piece{Body: b, seg: k, nth: n})
 			}
-		}
-	}
-	for k := i; k < j; { // ranges that are stored as they are
-		b := &r.table.Segments[k].Bodies[0]
-		if b.Kind != Whole {
-			k++
-			continue
-		}
-		first, n := k, int64(0)
-		for k < j {
-			c := &r.table.Segments[k].Bodies[0]
-			if c.Kind != Whole || c.File != b.File || c.Off != b.Off+n {
-				break
-			}
-			n += int64(c.Len)
-			k++
-		}
-		at := r.starts[first] - base
-		if err := r.files[b.File].ReadAt(ctx, p[at:at+n], b.Off); err != nil {
-			return err
 		}
 	}
 	free, err := r.fetch(ctx, pieces)
@@ -343,11 +360,28 @@ func (r *Reader) assemble(ctx context.Context, p []byte, i, j int) error {
 		return err
 	}
 	slices.SortFunc(pieces, func(a, b piece) int { return cmp.Or(cmp.Compare(a.seg, b.seg), cmp.Compare(a.nth, b.nth)) })
-	for k := range pieces {
-		q := &pieces[k]
-		width := r.table.Segments[q.seg].Width
-		if err := segment.Patch(place(q.seg), q.code, width); err != nil {
-			return fmt.Errorf("%w: %s: the segment at %d: %w", storage.ErrCorrupt, r.name, r.starts[q.seg], err)
+	for base := r.starts[i]; i < j; {
+		// A range that is stored as it is, and the patches of its segments.
+		b, n, first := &r.table.Segments[i].Bodies[0], int64(0), i
+		for i < j && (r.slow || n < stepBytes) {
+			c := &r.table.Segments[i].Bodies[0]
+			if c.File != b.File || c.Off != b.Off+n {
+				break
+			}
+			n += int64(c.Len)
+			i++
+		}
+		at := r.starts[first] - base
+		if err := r.files[b.File].ReadAt(ctx, p[at:at+n], b.Off); err != nil {
+			return err
+		}
+		for ; len(pieces) > 0 && pieces[0].seg < i; pieces = pieces[1:] {
+			q := &pieces[0]
+			s := &r.table.Segments[q.seg]
+			at := r.starts[q.seg] - base
+			if err := segment.Patch(p[at:at+int64(s.Len)], q.code, s.Width); err != nil {
+				return fmt.Errorf("%w: %s: the segment at %d: %w", storage.ErrCorrupt, r.name, r.starts[q.seg], err)
+			}
 		}
 	}
 	return nil

@@ -79,6 +79,7 @@ type checkpoint struct {
 	store blob.Store  // with all data files whole
 	rec   *record     // of store
 	full  *record     // of raw
+	whole *whole      // the view behind store, or nil
 	file  blob.Reader // the index file
 	index *indexFile
 
@@ -115,7 +116,7 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 		if err != nil {
 			return nil, err
 		}
-		c.store, c.rec = w, w.rec
+		c.whole, c.store, c.rec = w, w.view(), w.rec
 	}
 	f := rec.Files[0]
 	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
@@ -319,8 +320,8 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 			return nil, fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
 		}
 	}
-	if w, ok := c.store.(*whole); ok {
-		if err := w.checkBases(ctx); err != nil {
+	if c.whole != nil {
+		if err := c.whole.checkBases(ctx); err != nil {
 			return nil, err
 		}
 	}

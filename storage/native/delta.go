@@ -185,7 +185,7 @@ func Whole(ctx context.Context, store blob.Store) blob.Store {
 	if err != nil {
 		return store
 	}
-	return w
+	return w.view()
 }
 
 // close closes the base.
@@ -312,11 +312,29 @@ type whole struct {
 var (
 	_ blob.Store        = (*whole)(nil)
 	_ blob.Knower       = (*whole)(nil)
-	_ blob.GapReader    = (*whole)(nil)
 	_ blob.Locker       = (*whole)(nil)
 	_ blob.FolderLister = (*whole)(nil)
 	_ blob.Cooler       = (*whole)(nil)
 )
+
+// slowWhole is a whole over a store with expensive requests.
+type slowWhole struct{ *whole }
+
+var _ blob.GapReader = slowWhole{}
+
+// ReadGap implements blob.GapReader.
+func (w slowWhole) ReadGap() int64 {
+	g, _ := blob.As[blob.GapReader](w.Store)
+	return g.ReadGap()
+}
+
+// view returns w, with the capabilities of the store behind it.
+func (w *whole) view() blob.Store {
+	if _, slow := blob.As[blob.GapReader](w.Store); slow {
+		return slowWhole{w}
+	}
+	return w
+}
 
 // newWhole returns the view of a checkpoint with the record rec.
 func newWhole(store blob.Store, rec *record) (*whole, error) {
@@ -331,18 +349,6 @@ func newWhole(store blob.Store, rec *record) (*whole, error) {
 	var err error
 	w.record, err = encodeRecord(w.rec)
 	return w, err
-}
-
-// localGap is the hole between two ranges that is read rather than skipped. To put a
-// segment together costs about as much as to read that many bytes.
-const localGap = 64 << 10
-
-// ReadGap implements blob.GapReader: whole segments are put together at once.
-func (w *whole) ReadGap() int64 {
-	if g, ok := blob.As[blob.GapReader](w.Store); ok {
-		return g.ReadGap()
-	}
-	return localGap
 }
 
 // Create implements blob.Store.
@@ -520,15 +526,10 @@ func cool(ctx context.Context, s blob.Store, name string) error {
 // origins returns the end of a text about damaged chunks of a data file: which files of
 // other folders hold bytes of them. It is empty if the file refers to no other.
 func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.ChunkID) string {
-	w, ok := c.store.(*whole)
-	if !ok {
+	if c.whole == nil || c.whole.coded[file].Stored == "" {
 		return ""
 	}
-	coded, ok := w.coded[file]
-	if !ok {
-		return ""
-	}
-	r, err := delta.Open(ctx, w.Store, coded.Stored)
+	r, err := delta.Open(ctx, c.raw, c.whole.coded[file].Stored)
 	if err != nil {
 		return ""
 	}
