@@ -311,7 +311,6 @@ type whole struct {
 
 var (
 	_ blob.Store        = (*whole)(nil)
-	_ blob.Knower       = (*whole)(nil)
 	_ blob.Locker       = (*whole)(nil)
 	_ blob.FolderLister = (*whole)(nil)
 	_ blob.Cooler       = (*whole)(nil)
@@ -320,7 +319,10 @@ var (
 // slowWhole is a whole over a store with expensive requests.
 type slowWhole struct{ *whole }
 
-var _ blob.GapReader = slowWhole{}
+var (
+	_ blob.GapReader = slowWhole{}
+	_ blob.Knower    = slowWhole{}
+)
 
 // ReadGap implements blob.GapReader.
 func (w slowWhole) ReadGap() int64 {
@@ -412,7 +414,7 @@ func (r *recordReader) ReadAt(_ context.Context, p []byte, off int64) error {
 }
 
 // OpenKnown implements blob.Knower.
-func (w *whole) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
+func (w slowWhole) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
 	if _, ok := w.coded[o.Name]; ok || o.Name == recordName {
 		return w.Open(ctx, o.Name)
 	}
