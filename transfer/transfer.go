@@ -221,6 +221,10 @@ func (j *job) add(info blob.Info, sums map[string]storage.File) {
 	f, named := sums[info.Name]
 	it := item{Info: info, to: info.Name, sum: f.CRC32C, summed: named && !f.Unsummed, stage: formats.WriteOrder(j.rep.Format, info.Name)}
 	isRecord := it.stage > 1
+	if info.Name == storage.NotesFile && j.opts.As != "" {
+		j.rep.LeftOut = append(j.rep.LeftOut, info.Name) // a single file has no folder for it
+		return
+	}
 	if folder, _, below := strings.Cut(info.Name, "/"); below && !named {
 		j.rep.LeftOut = append(j.rep.LeftOut, folder+"/")
 		return

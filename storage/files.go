@@ -8,6 +8,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
+// NotesFile is the name of a file in the folder of a checkpoint with what is noted about it,
+// such as tags; see package run. It belongs to no format, and formats ignore it.
+const NotesFile = "cairn-notes.json"
+
 // MissingFiles returns the names of the files of a checkpoint that do not exist in store. If
 // requests are expensive, it lists all objects instead of a request for each.
 func MissingFiles(ctx context.Context, store blob.Store, files []File) ([]string, error) {
