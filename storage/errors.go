@@ -33,6 +33,10 @@ var (
 	// loaded. Loading again loads the new one. A save returns it if another save has
 	// replaced the checkpoint since it began, in stores with versions.
 	ErrChanged = errors.New("checkpoint was replaced meanwhile")
+	// ErrInUse reports a checkpoint that is not removed because a living process reads it.
+	ErrInUse = errors.New("checkpoint is in use")
+	// ErrRemoving reports a checkpoint that a living process is removing. It wraps ErrInUse.
+	ErrRemoving = fmt.Errorf("%w: it is being removed", ErrInUse)
 	// ErrExists reports a save onto a checkpoint that must not be overwritten.
 	ErrExists = errors.New("checkpoint exists")
 	// ErrOptions reports options that contradict each other, or an option that

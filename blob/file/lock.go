@@ -273,6 +273,9 @@ func (l *PathLock) Release() error {
 	return err
 }
 
+// Leave implements [blob.HeldLock].
+func (l *PathLock) Leave() error { return leaveFile(l.file) }
+
 // writeText makes b the content of f. It writes b first and truncates a longer text
 // afterwards. Readers ignore the rest of a longer text, so if the process ends in
 // between, they see the old text or the new one.

@@ -142,7 +142,13 @@ func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 		return nil, at, err
 	}
 	c, err = f.Open(ctx, at)
-	return c, at, err
+	if err != nil {
+		return nil, at, notRemains(ctx, at, name, err)
+	}
+	if err := checkRemains(ctx, at, name, c); err != nil {
+		return nil, at, errors.Join(err, c.Close())
+	}
+	return c, at, nil
 }
 
 // Records reports whether checkpoints of the named format record their step and
@@ -201,10 +207,11 @@ func swept() []*publish.Format {
 }
 
 // Leftovers returns the files that saves in all formats have left at the root of
-// store, as publish.Leftovers does. If the files of a checkpoint cannot be
+// store, as publish.Leftovers does, and the files of a removal that was interrupted. If the files of a checkpoint cannot be
 // determined, it returns an error beside the leftovers of the other formats.
 func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
-	return union(func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
+	removed, err := publish.RemovalLeftovers(ctx, store)
+	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
@@ -218,7 +225,8 @@ func isForeign(l *publish.Leftover) bool {
 	return l.Owner == blob.OwnerUnknown && l.SaveID == "" && !strings.HasPrefix(l.Name, blob.Reserved)
 }
 
-// Clean removes the leftovers that are Removable, and returns them.
+// Clean removes the leftovers that are Removable, finishes removals that were interrupted,
+// and returns the files that it has removed.
 func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
 	return CleanExcept(ctx, store, olderThan, "")
 }
@@ -226,16 +234,19 @@ func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]pu
 // CleanExcept is Clean without the files of the save saveID, unless that is empty.
 func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration, saveID string) ([]publish.Leftover, error) {
 	keep := func(l *publish.Leftover) bool { return isForeign(l) || saveID != "" && l.SaveID == saveID }
-	return union(func(f *publish.Format) ([]publish.Leftover, error) {
+	removed, err := publish.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
+	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) {
 		return publish.Sweep(ctx, store, f, olderThan, keep)
 	})
 }
 
-// union returns the results of find for all formats, each file once.
-func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
-	var out []publish.Leftover
-	var errs []error
+// union returns first and the results of find for all formats, each file once.
+func union(first []publish.Leftover, err error, find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
+	out, errs := first, []error{err}
 	seen, said := map[string]bool{}, map[string]bool{}
+	for _, l := range first {
+		seen[l.Name] = true
+	}
 	for _, f := range swept() {
 		left, err := find(f)
 		if err != nil && !said[err.Error()] { // all formats look at the same folder
