@@ -14,9 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
-// Remove removes the checkpoint at the root of store, in any format: its files, and the
-// files of torch.save that libraries write beside a model, such as optimizer.pt. Other files
-// in the folder stay. If the folder is empty then, Remove removes it.
+// Remove removes the checkpoint at the root of store, in any format: its files, its notes, and
+// the files of torch.save that libraries write beside a model, such as optimizer.pt. Other
+// files in the folder stay. If the folder is empty then, Remove removes it.
 //
 // The removal is one atomic step for readers: until then they see the whole checkpoint, and
 // then storage.ErrNotFound. A reader that has the files of a folder open goes on. The step
@@ -112,7 +112,7 @@ func filesOf(format string, c storage.Checkpoint, all map[string]blob.Info) map[
 	// The metadata of a rank does not name the copies of values that other ranks hold too.
 	ranks := (format == TorchDCP || format == Hyper) && !hasRecord(format, c)
 	for name := range all {
-		if ranks && Knows(format, name) || format == Native && WriteOrder(format, name) > 1 || (format == HF || format == Torch) && torchfile.Auxiliary(name) {
+		if name == storage.NotesFile || ranks && Knows(format, name) || format == Native && WriteOrder(format, name) > 1 || (format == HF || format == Torch) && torchfile.Auxiliary(name) {
 			out[name] = true
 		}
 	}
