@@ -69,8 +69,8 @@ type applied struct {
 	policy Policy
 	all    []Checkpoint
 	byName map[string]int // numbers in all
-	order  []int      // numbers of complete ones in all, the oldest first
-	why    [][]string // for each of all: the reasons for which it is kept by itself
+	order  []int          // numbers of complete ones in all, the oldest first
+	why    [][]string     // for each of all: the reasons for which it is kept by itself
 }
 
 // judge asks each rule.
