@@ -127,8 +127,11 @@ func hasRecord(format string, c storage.Checkpoint) bool {
 // isRecord reports whether the removal of a file of that name makes a checkpoint of several
 // files incomplete for all readers.
 func isRecord(format, name string) bool {
+	if WriteOrder(format, name) > 1 {
+		return true
+	}
 	describes, _ := recognize(format, name)
-	return WriteOrder(format, name) > 1 || describes && format != TorchDCP && format != Hyper
+	return describes && (format == HF || format == Torch || format == TorchRanked)
 }
 
 // rank returns when a file is removed relative to other files: first the record, then the
@@ -180,6 +183,9 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 	}
 	if removed, lockErr := publish.IsRemoved(ctx, store, files); removed && lockErr == nil {
 		return publish.Explain(ctx, store, storage.ErrNotFound)
+	}
+	if _, now := Detect(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
+		return now
 	}
 	return err
 }

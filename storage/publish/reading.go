@@ -49,7 +49,10 @@ func reading(ctx context.Context, store blob.Store, now, wait bool) (release fun
 			return nil, errors.Join(err, l.Release())
 		}
 	}
-	return func() { _ = l.Release() }, nil // a remaining lock belongs to a dead process soon
+	return func() {
+		_ = l.Release() // a remaining lock belongs to a dead process soon
+		removeFolder(context.WithoutCancel(ctx), store)
+	}, nil
 }
 
 // isEmpty reports whether a store certainly has no objects.
