@@ -56,6 +56,20 @@ func FinishRemovals(ctx context.Context, store blob.Store) (publish.Removed, err
 	return out, err
 }
 
+// Reading is publish.Reading for the checkpoint that Open opens. In a folder, which Locate
+// searches at no cost, it is the one that a pointer names if there is one.
+func Reading(ctx context.Context, store blob.Store) (release func(), err error) {
+	_, service := blob.As[blob.GapReader](store)
+	if _, locks := blob.As[blob.Locker](store); locks && !service {
+		at, _, err := Locate(ctx, store)
+		if err != nil {
+			return func() {}, nil // opening it returns the error
+		}
+		store = at
+	}
+	return publish.Reading(ctx, store)
+}
+
 // openAt opens the checkpoint at the root of store, and not one that a pointer names.
 func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, error) {
 	c, at, err := open(ctx, store, nil)

@@ -34,7 +34,8 @@ func ReadingNow(ctx context.Context, store blob.Store) (release func(), err erro
 }
 
 func reading(ctx context.Context, store blob.Store, now, wait bool) (release func(), err error) {
-	if now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
+	_, locks := blob.As[blob.Locker](store)
+	if !locks || now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
 		return func() {}, context.Cause(ctx)
 	}
 	l, err := newLock(ctx, store, readPrefix+rand.Text(), note{}, now)
