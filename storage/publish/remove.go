@@ -211,14 +211,29 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 		return nil, err
 	}
 	left = slices.DeleteFunc(left, func(l Leftover) bool { return kept[l.Name] })
-	names := make([]string, len(left))
-	for i, l := range left {
-		names[i] = l.Name
-	}
-	if len(names) == 0 {
+	if len(left) == 0 {
 		return nil, nil
 	}
-	return left, blob.RemoveAll(ctx, store, names)
+	if isService(store) {
+		names := make([]string, len(left))
+		for i, l := range left {
+			names[i] = l.Name
+		}
+		return left, blob.RemoveAll(ctx, store, names)
+	}
+	var out []Leftover
+	var errs []error
+	for _, l := range left {
+		if info, err := store.Stat(ctx, l.Name); err != nil || info.Size != l.Size || !info.ModTime.Equal(l.ModTime) {
+			continue // another process has removed or replaced it since it was listed
+		}
+		if err := store.Remove(ctx, l.Name); err != nil {
+			errs = append(errs, err)
+		} else {
+			out = append(out, l)
+		}
+	}
+	return out, errors.Join(errs...)
 }
 
 // left returns the files of r that are still there, in the order of Files.
@@ -233,7 +248,7 @@ func (r *Removal) left(ctx context.Context, store blob.Store) ([]Leftover, error
 	var out []Leftover
 	for _, f := range r.Files {
 		if info, ok := have[f.Name]; ok && f.matches(info) {
-			out = append(out, Leftover{Name: f.Name, Size: f.Size, ModTime: info.ModTime, Age: blob.Age(store, info.ModTime), SaveID: r.SaveID})
+			out = append(out, Leftover{Name: f.Name, Size: f.Size, ModTime: info.ModTime, Age: blob.Age(store, info.ModTime), SaveID: r.SaveID, Removed: true})
 		}
 	}
 	return out, nil
