@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"slices"
 	"strings"
@@ -127,6 +128,9 @@ func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Che
 	return c, at, nil
 }
 
+// openTries bounds how often a checkpoint is looked for if files disappear meanwhile.
+const openTries = 10
+
 func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
 	c, err := native.Format{}.OpenRecord(ctx, store)
@@ -134,6 +138,13 @@ func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 		return c, store, err
 	}
 	at, name, err := Locate(ctx, store)
+	for range openTries {
+		// A file that was found is gone: the checkpoint was replaced or removed meanwhile.
+		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrNotFound) {
+			break
+		}
+		at, name, err = Locate(ctx, store)
+	}
 	if err != nil {
 		return nil, at, err
 	}
