@@ -254,8 +254,12 @@ func (r *Removal) left(ctx context.Context, store blob.Store) ([]Leftover, error
 	return out, nil
 }
 
-// tidy removes the locks of dead readers, and the folder if it is empty.
+// tidy removes the locks of dead readers, and the folder if it is empty. In a service, no
+// reader is known to be dead.
 func tidy(ctx context.Context, store blob.Store) error {
+	if isService(store) {
+		return nil
+	}
 	readers, err := readLocks(ctx, store)
 	err = errors.Join(err, sweepLocks(ctx, store, readers, -1))
 	removeFolder(ctx, store)
