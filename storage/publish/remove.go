@@ -219,7 +219,10 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 		for i, l := range left {
 			names[i] = l.Name
 		}
-		return left, blob.RemoveAll(ctx, store, names)
+		if err := blob.RemoveAll(ctx, store, names); err != nil {
+			return nil, err // it is unknown which ones are gone
+		}
+		return left, nil
 	}
 	var out []Leftover
 	var errs []error
