@@ -257,6 +257,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 	if p.opts.Turn != nil && place.local {
 		end, err := p.opts.Turn(ctx)
 		if err != nil {
+			x.Outcome, x.Problem = Failed, err.Error()
 			return err
 		}
 		defer end()
