@@ -107,39 +107,8 @@ func (c *Checkpoint) Files() []storage.File { return c.c.Files() }
 
 // MissingFiles returns the names of the files that do not exist.
 func (c *Checkpoint) MissingFiles(ctx context.Context) ([]string, error) {
-	if _, expensive := blob.As[blob.GapReader](c.store); expensive && len(c.Files()) > 1 {
-		return c.missingByList(ctx)
-	}
-	var out []string
-	for _, f := range c.Files() {
-		_, err := c.store.Stat(ctx, f.Name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			out = append(out, f.Name)
-		case err != nil:
-			return nil, wrap("read", c.store, err)
-		}
-	}
-	return out, nil
-}
-
-// missingByList is MissingFiles for stores whose requests are expensive: it lists all
-// objects instead of a request for each.
-func (c *Checkpoint) missingByList(ctx context.Context) ([]string, error) {
-	have := map[string]bool{}
-	for info, err := range c.store.List(ctx, "") {
-		if err != nil {
-			return nil, wrap("read", c.store, err)
-		}
-		have[info.Name] = true
-	}
-	var out []string
-	for _, f := range c.Files() {
-		if !have[f.Name] {
-			out = append(out, f.Name)
-		}
-	}
-	return out, nil
+	out, err := storage.MissingFiles(ctx, c.store, c.Files())
+	return out, wrap("read", c.store, err)
 }
 
 // Metadata returns the description of everything in the checkpoint. It reads

@@ -25,6 +25,10 @@ var (
 	ErrCorrupt = storage.ErrCorrupt
 	// ErrVersion reports a format version that this program cannot read.
 	ErrVersion = storage.ErrVersion
+	// ErrInUse reports a checkpoint that is not removed because a living process reads it.
+	ErrInUse = storage.ErrInUse
+	// ErrRemoving reports a checkpoint that a living process is removing. It wraps ErrInUse.
+	ErrRemoving = storage.ErrRemoving
 	// ErrExists reports a save onto a checkpoint that must not be replaced.
 	ErrExists = storage.ErrExists
 	// ErrUncertain reports that it is unknown whether the commit took place: check
@@ -74,8 +78,8 @@ func refuse(all ...option) error {
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
-	// Op is what was being done: "save", "upload", "load", "open", "read", "verify" or
-	// "latest".
+	// Op is what was being done: "save", "upload", "load", "open", "read", "verify", "latest",
+	// or an operation of a Run: "run", "list", "note", "prune" or "sync".
 	Op string
 	// Where names the store of the checkpoint.
 	Where string

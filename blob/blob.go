@@ -192,6 +192,9 @@ var (
 	// ErrChanged reports an object that is another than CreateOptions.IfVersion says, or
 	// that was replaced while it was being read.
 	ErrChanged = errors.New("object has changed")
+	// ErrRemoved reports an object that does not exist although it should have a version. It
+	// wraps ErrChanged and fs.ErrNotExist.
+	ErrRemoved = fmt.Errorf("%w: %w", ErrChanged, fs.ErrNotExist)
 	// ErrUncertain reports a Commit whose fate is unknown: a service may have carried it
 	// out, or may do so later, although it gave no answer. If the Commit has a condition,
 	// its fate is known once the object is no longer as the condition says.

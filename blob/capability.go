@@ -2,6 +2,9 @@ package blob
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"time"
 )
 
@@ -122,6 +125,9 @@ type HeldLock interface {
 	Beat(ctx context.Context) error
 	// Release releases the lock and removes it.
 	Release() error
+	// Leave releases the lock and does not remove it, as if the process had died: another
+	// process finds it with its note.
+	Leave() error
 }
 
 // Locker is a capability of stores with locks. A lock is held until it is released or
@@ -200,6 +206,49 @@ func OpenKnown(ctx context.Context, s Store, o Info) (Reader, error) {
 type BulkRemover interface {
 	// RemoveAll removes objects, as Remove does. It continues after an error.
 	RemoveAll(ctx context.Context, names []string) error
+}
+
+// VersionRemover is a capability of stores that remove an object on a condition.
+type VersionRemover interface {
+	// RemoveVersion removes the object name if it has this Info.Version, and otherwise
+	// changes nothing. The error wraps ErrChanged if the object has another version or does
+	// not exist; if it does not exist, it wraps fs.ErrNotExist too. Unlike a removal by
+	// Remove, the removal survives a loss of power if the medium allows that.
+	//
+	// Of a removal and a writer with the same version in CreateOptions.IfVersion, one
+	// succeeds. A service may ignore the condition of a removal; the store then looks at
+	// the object right before, and an object that is written in between is lost. In a file
+	// system, the same holds for writers without IfVersion and for other programs.
+	RemoveVersion(ctx context.Context, name, version string) error
+}
+
+// RemoveVersion removes the object name of s if it has this version; see [VersionRemover].
+// If s has no such capability, RemoveVersion looks at the object right before it removes
+// it. If version is empty, the error wraps errors.ErrUnsupported: s has no versions.
+func RemoveVersion(ctx context.Context, s Store, name, version string) error {
+	if version == "" {
+		return &Error{Op: "remove", Store: s.String(), Name: name, Err: fmt.Errorf("%w: the store has no versions", errors.ErrUnsupported)}
+	}
+	if r, ok := As[VersionRemover](s); ok {
+		return r.RemoveVersion(ctx, name, version)
+	}
+	info, err := s.Stat(ctx, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &Error{Op: "remove", Store: s.String(), Name: name, Err: ErrRemoved}
+	case err != nil:
+		return err
+	case info.Version != version:
+		return &Error{Op: "remove", Store: s.String(), Name: name, Err: ErrChanged}
+	}
+	return s.Remove(ctx, name)
+}
+
+// FolderRemover is a capability of stores with folders that stay when they are empty.
+type FolderRemover interface {
+	// RemoveFolder removes the folder dir if it is empty. If it is not empty or does not
+	// exist, this is not an error. The empty dir is the root of the store.
+	RemoveFolder(ctx context.Context, dir string) error
 }
 
 // Reclaimer is a capability of stores that take long to free the space of removed objects,

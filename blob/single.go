@@ -8,8 +8,10 @@ import (
 )
 
 var (
-	_ Store   = (*Single)(nil)
-	_ Wrapper = (*Single)(nil)
+	_ Store          = (*Single)(nil)
+	_ Wrapper        = (*Single)(nil)
+	_ VersionRemover = (*Single)(nil)
+	_ FolderRemover  = (*Single)(nil)
 )
 
 // Single is a store of one object of another store. The object need not exist yet.
@@ -94,3 +96,15 @@ func (s *Single) Remove(ctx context.Context, name string) error {
 	}
 	return s.inner.Remove(ctx, name)
 }
+
+// RemoveVersion implements [VersionRemover].
+func (s *Single) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := s.check("remove", name, ErrRemoved); err != nil {
+		return err
+	}
+	return RemoveVersion(ctx, s.inner, name, version)
+}
+
+// RemoveFolder implements [FolderRemover]. It does nothing: the folder of the object is not
+// a part of the store.
+func (s *Single) RemoveFolder(context.Context, string) error { return nil }

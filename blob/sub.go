@@ -22,6 +22,9 @@ var (
 	_ Copier       = (*Sub)(nil)
 	_ Summer       = (*Sub)(nil)
 	_ BulkRemover  = (*Sub)(nil)
+
+	_ VersionRemover = (*Sub)(nil)
+	_ FolderRemover  = (*Sub)(nil)
 )
 
 // Sub is a folder of another store as a store: its objects are those below the folder,
@@ -180,6 +183,23 @@ func (s *Sub) RemoveAll(ctx context.Context, names []string) error {
 		inner[i] = s.prefix + name
 	}
 	return RemoveAll(ctx, s.inner, inner)
+}
+
+// RemoveVersion implements [VersionRemover].
+func (s *Sub) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := s.check("remove", name); err != nil {
+		return err
+	}
+	return s.shown("remove", name, RemoveVersion(ctx, s.inner, s.prefix+name, version))
+}
+
+// RemoveFolder implements [FolderRemover].
+func (s *Sub) RemoveFolder(ctx context.Context, dir string) error {
+	r, ok := As[FolderRemover](s.inner)
+	if !ok {
+		return nil
+	}
+	return s.shown("remove", dir, r.RemoveFolder(ctx, s.dir(dir)))
 }
 
 // RemoveAll removes objects of s, with as few requests as it can. It continues after an

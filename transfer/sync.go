@@ -43,6 +43,8 @@ type Synced struct {
 type SyncOptions struct {
 	// DryRun copies nothing.
 	DryRun bool
+	// Skip, if not nil, reports whether a folder is left out.
+	Skip func(folder string) bool
 	// Options returns the options for the copy of a folder. Nil: the defaults. Overwrite is
 	// ignored.
 	Options func(folder string) *Options
@@ -58,7 +60,7 @@ func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced
 	if opts != nil {
 		o = *opts
 	}
-	folders, err := checkpoints(ctx, src)
+	folders, err := checkpoints(ctx, src, o.Skip)
 	if err != nil {
 		return nil, err
 	}
@@ -83,21 +85,21 @@ func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced
 
 // aboutOne reports whether an error is about a single checkpoint.
 func aboutOne(err error) bool {
-	return slices.ContainsFunc([]error{storage.ErrCorrupt, blob.ErrChanged, blob.ErrLocked, storage.ErrUnderWay, ErrOccupied},
+	return slices.ContainsFunc([]error{storage.ErrCorrupt, blob.ErrChanged, blob.ErrLocked, storage.ErrUnderWay, storage.ErrInUse, ErrOccupied},
 		func(target error) bool { return errors.Is(err, target) })
 }
 
 // checkpoints returns the folders of a run that hold a checkpoint or a part of one, the
-// newest first.
-func checkpoints(ctx context.Context, run blob.Store) ([]Synced, error) {
+// newest first, without the ones for which skip, if not nil, returns true.
+func checkpoints(ctx context.Context, run blob.Store, skip func(folder string) bool) ([]Synced, error) {
 	names, err := blob.Folders(ctx, run, "")
 	if err != nil {
 		return nil, err
 	}
 	out := []Synced{}
 	for _, name := range names {
-		if strings.HasPrefix(name, ".") {
-			continue // of cairn, or of a conversion
+		if strings.HasPrefix(name, ".") || skip != nil && skip(name) {
+			continue // with a dot: of cairn, or of a conversion
 		}
 		f := Synced{Folder: name}
 		c, err := f.open(ctx, run)

@@ -183,6 +183,13 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 	return nil
 }
 
+func (v *service) RemoveVersion(ctx context.Context, key, version string) error {
+	_, err := v.client.NewBlobClient(key).Delete(ctx, &blob.DeleteOptions{
+		DeleteSnapshots: to.Ptr(blob.DeleteSnapshotsOptionTypeInclude), AccessConditions: conditions(remote.Condition{IfVersion: version}),
+	})
+	return explain(err)
+}
+
 // Copy copies objects of up to 256 MiB. The service could copy larger ones, but they
 // would be visible before they are complete.
 func (v *service) Copy(ctx context.Context, from remote.Source, key string, c remote.Condition) (remote.Object, error) {

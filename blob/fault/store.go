@@ -16,6 +16,8 @@ var (
 	_ blob.Store   = (*Store)(nil)
 	_ blob.Wrapper = (*Store)(nil)
 	_ blob.Sweeper = (*Store)(nil)
+
+	_ blob.VersionRemover = (*Store)(nil)
 )
 
 // Store passes operations on to another store, except if a rule fires. It logs every
@@ -190,6 +192,11 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 // Remove implements [blob.Store].
 func (s *Store) Remove(ctx context.Context, name string) error {
 	return s.do(ctx, Entry{Op: Remove, Name: name}, func(Action) error { return s.inner.Remove(ctx, name) })
+}
+
+// RemoveVersion implements [blob.VersionRemover]. It is a Remove.
+func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
+	return s.do(ctx, Entry{Op: Remove, Name: name}, func(Action) error { return blob.RemoveVersion(ctx, s.inner, name, version) })
 }
 
 // Temps implements [blob.Sweeper]. It returns nothing if the other store is not a

@@ -42,6 +42,9 @@ var (
 	_ blob.Locker       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
 	_ blob.Versioner    = (*Store)(nil)
+
+	_ blob.VersionRemover = (*Store)(nil)
+	_ blob.FolderRemover  = (*Store)(nil)
 )
 
 // Options change how a store works. Nil and the zero value are the defaults.

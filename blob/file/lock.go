@@ -148,6 +148,9 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 	}
 	defer root.Close()
 	entries, err := fs.ReadDir(root.FS(), ".")
+	if gone(err) { // the folder was removed meanwhile
+		err = nil
+	}
 	errs := []error{err}
 	for _, e := range entries {
 		if ctx.Err() != nil {
@@ -272,6 +275,9 @@ func (l *PathLock) Release() error {
 	removeEmpty(l.made)
 	return err
 }
+
+// Leave implements [blob.HeldLock].
+func (l *PathLock) Leave() error { return leaveFile(l.file) }
 
 // writeText makes b the content of f. It writes b first and truncates a longer text
 // afterwards. Readers ignore the rest of a longer text, so if the process ends in

@@ -41,7 +41,7 @@ func dropLock(f *os.File, path string) error {
 	if fi, err := f.Stat(); err == nil && fi.Size() == 0 {
 		return unlockFile(f, path)
 	}
-	return errors.Join(unlock(f), f.Close())
+	return leaveFile(f)
 }
 
 // lockOld takes the lock of the file at path. It returns nil if the previous holder
@@ -158,3 +158,6 @@ func control(f *os.File, fn func(fd int) error) error {
 func unlockFile(f *os.File, path string) error {
 	return errors.Join(os.Remove(path), unlock(f), f.Close())
 }
+
+// leaveFile releases the lock of the file and leaves the file.
+func leaveFile(f *os.File) error { return errors.Join(unlock(f), f.Close()) }

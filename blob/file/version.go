@@ -27,12 +27,12 @@ func version(fi fs.FileInfo) string {
 // wait means that its process is suspended.
 const replaceWait = 10 * time.Second
 
-// exclusively runs fn, which compares the object with IfVersion and replaces it, while
-// no other process does so. Without locks in the file system it just runs fn. If the
+// exclusively runs fn, which compares the version of the object and replaces or removes it,
+// while no other process does so. Without locks in the file system it just runs fn. If the
 // holder of the lock does not go on, the error wraps blob.ErrLocked: to go on without the
 // lock could replace an object that the holder has not seen, or the reverse.
-func (w *writer) exclusively(ctx context.Context, fn func() error) error {
-	name := w.s.path(path.Dir(w.name) + "/" + lockPrefix + "replace-" + path.Base(w.name))
+func (s *Store) exclusively(ctx context.Context, object string, fn func() error) error {
+	name := s.path(path.Dir(object) + "/" + lockPrefix + "replace-" + path.Base(object))
 	wait, cancel := context.WithTimeout(ctx, replaceWait)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -49,26 +49,78 @@ func (w *writer) exclusively(ctx context.Context, fn func() error) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return fmt.Errorf("another process has been replacing %s for %v, and may be suspended: %w", w.name, replaceWait, err)
+			return fmt.Errorf("another process has been replacing %s for %v, and may be suspended: %w", object, replaceWait, err)
 		}
 	}
 }
 
 // checkVersion returns an error that wraps blob.ErrChanged if the object has another
-// version than IfVersion, or does not exist. It opens the file, because network file
+// version than want, or does not exist. It opens the file, because network file
 // systems return older descriptions of files that are not opened.
-func (w *writer) checkVersion() error {
-	f, fi, err := openRegular(w.s.path(w.name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("it was removed: %w", blob.ErrChanged)
+func (s *Store) checkVersion(name, want string) error {
+	f, fi, err := openRegular(s.path(name))
+	if gone(err) {
+		return fmt.Errorf("it was removed: %w", blob.ErrRemoved)
 	}
 	if err != nil {
 		return err
 	}
 	f.Close()
-	if version(fi) != w.opts.IfVersion {
+	if version(fi) != want {
 		return blob.ErrChanged
 	}
+	return nil
+}
+
+// RemoveVersion implements [blob.VersionRemover]. It syncs the folder.
+func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := s.check(ctx, name); err != nil {
+		return s.fail("remove", name, err)
+	}
+	if _, err := os.Lstat(s.path(name)); gone(err) { // do not make a folder for the lock
+		return s.fail("remove", name, blob.ErrRemoved)
+	}
+	err := s.exclusively(ctx, name, func() error {
+		if err := s.checkVersion(name, version); err != nil {
+			return err
+		}
+		if err := s.step("remove"); err != nil {
+			return err
+		}
+		top, err := os.OpenRoot(s.dir)
+		if err != nil {
+			return err
+		}
+		defer top.Close()
+		if err := s.remove(top, name); err != nil {
+			return err
+		}
+		return s.syncPath(s.path(path.Dir(name)))
+	})
+	if err != nil {
+		return s.fail("remove", name, err)
+	}
+	return nil
+}
+
+// RemoveFolder implements [blob.FolderRemover].
+func (s *Store) RemoveFolder(ctx context.Context, dir string) error {
+	if dir == "" {
+		if fi, err := os.Lstat(s.dir); err != nil || !fi.IsDir() { // not a link, which os.Remove would remove
+			return nil
+		}
+		_ = os.Remove(s.dir) // it fails if the folder is not empty
+		return nil
+	}
+	if err := s.check(ctx, dir); err != nil {
+		return s.fail("remove", dir, err)
+	}
+	top, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return nil // there is no such folder
+	}
+	defer top.Close()
+	s.prune(top, dir)
 	return nil
 }
 

@@ -252,8 +252,8 @@ func (w *writer) commit(ctx context.Context) (fs.FileInfo, error) {
 	if w.opts.IfVersion == "" {
 		return w.replace(fi)
 	}
-	err = w.exclusively(ctx, func() error {
-		if err := w.checkVersion(); err != nil {
+	err = w.s.exclusively(ctx, w.name, func() error {
+		if err := w.s.checkVersion(w.name, w.opts.IfVersion); err != nil {
 			return err
 		}
 		fi, err = w.replace(fi)

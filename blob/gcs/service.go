@@ -209,6 +209,14 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 	return nil
 }
 
+func (v *service) RemoveVersion(ctx context.Context, key, version string) error {
+	query, err := conditions(remote.Condition{IfVersion: version})
+	if err != nil {
+		return err
+	}
+	return explain(v.client.call(ctx, http.MethodDelete, objectPath(v.bucket, key), query, nil, nil))
+}
+
 // Copy makes several requests if the objects are in different places.
 func (v *service) Copy(ctx context.Context, from remote.Source, key string, c remote.Condition) (remote.Object, error) {
 	query, err := conditions(c)

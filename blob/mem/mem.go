@@ -22,8 +22,9 @@ import (
 )
 
 var (
-	_ blob.Store     = (*Store)(nil)
-	_ blob.Versioner = (*Store)(nil)
+	_ blob.Store          = (*Store)(nil)
+	_ blob.Versioner      = (*Store)(nil)
+	_ blob.VersionRemover = (*Store)(nil)
 )
 
 // Store holds objects in memory. The zero value is an empty store, ready to
@@ -110,6 +111,25 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	defer s.mu.Unlock()
 	delete(s.objects, name)
 	return nil
+}
+
+// RemoveVersion implements [blob.VersionRemover].
+func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
+	err := check(ctx, name)
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch o := s.objects[name]; {
+		case o == nil:
+			err = blob.ErrRemoved
+		case o.info.Version != version:
+			err = blob.ErrChanged
+		default:
+			delete(s.objects, name)
+			return nil
+		}
+	}
+	return s.fail("remove", name, err)
 }
 
 // find returns the object name.

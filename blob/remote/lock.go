@@ -161,6 +161,9 @@ func (l *lock) Release() error {
 	return nil
 }
 
+// Leave implements [blob.HeldLock]. Until blob.Lease is over, the holder seems to be alive.
+func (l *lock) Leave() error { return nil }
+
 // Locks implements [blob.Locker]. It costs a request, and one more for each lock.
 func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	prefix := s.prefix

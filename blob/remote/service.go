@@ -43,6 +43,10 @@ type Service interface {
 	// Remove removes objects, at most Limits.Removes of them. It is no error if one does
 	// not exist.
 	Remove(ctx context.Context, keys []string) error
+	// RemoveVersion removes an object if it has this version. The error wraps ErrCondition
+	// if it has another, and ErrCondition or fs.ErrNotExist if it does not exist. A service
+	// may ignore the condition.
+	RemoveVersion(ctx context.Context, key, version string) error
 	// Uploads returns uploads that were begun and not ended, from a token on: uploads of
 	// keys in the folder prefix, which is empty or ends with a slash. If deep is true, it
 	// returns all uploads of the folders below it too; otherwise some may be among them.

@@ -31,6 +31,8 @@ var (
 	_ blob.BulkRemover  = (*Store)(nil)
 	_ blob.Hosted       = (*Store)(nil)
 	_ blob.Child        = (*Store)(nil)
+
+	_ blob.VersionRemover = (*Store)(nil)
 )
 
 const (
@@ -263,6 +265,50 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return s.fail("remove", name, err)
 	}
 	return nil
+}
+
+// RemoveVersion implements [blob.VersionRemover]. It costs two requests: services that
+// ignore the condition of a removal do not say so, so it looks at the object first.
+func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := check(ctx, name); err != nil {
+		return s.fail("remove", name, err)
+	}
+	key, sent := s.prefix+name, false
+	uncertain, err := s.repeat(ctx, "remove", key, 0, func(ctx context.Context) error {
+		o, err := s.service.Head(ctx, key)
+		if err == nil && o.Version != version {
+			err = ErrCondition
+		}
+		if err != nil {
+			return err
+		}
+		sent = true
+		return s.service.RemoveVersion(ctx, key, version)
+	})
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && sent && uncertain:
+		return nil // an attempt whose answer got lost has removed it
+	case errors.Is(err, fs.ErrNotExist):
+		err = fmt.Errorf("%w: %w", blob.ErrRemoved, err)
+	case errors.Is(err, ErrCondition):
+		err = fmt.Errorf("%w: %w", blob.ErrChanged, err)
+	case errors.Is(err, errors.ErrUnsupported):
+		err = s.removeAfterLook(ctx, key)
+	}
+	if err != nil {
+		return s.fail("remove", name, err)
+	}
+	return nil
+}
+
+// removeAfterLook removes an object that has just been looked at, for services that refuse
+// the condition.
+func (s *Store) removeAfterLook(ctx context.Context, key string) error {
+	_, err := s.repeat(ctx, "remove", key, 0, func(ctx context.Context) error { return s.service.Remove(ctx, []string{key}) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // RemoveAll implements [blob.BulkRemover].

@@ -365,6 +365,11 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 	return nil
 }
 
+func (v *service) RemoveVersion(ctx context.Context, key, version string) error {
+	_, err := v.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &v.bucket, Key: &key, IfMatch: &version})
+	return explain(err)
+}
+
 const (
 	// copyBytes is the default of remote.Options.CopyBytes.
 	copyBytes = 256 << 20

@@ -209,6 +209,9 @@ func listNames(ctx context.Context, store blob.Store) (*listing, error) {
 }
 
 func (l *listing) add(name string) {
+	if name == storage.NotesFile {
+		return
+	}
 	switch strings.Count(name, "/") {
 	case 0:
 		l.root = append(l.root, name)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"slices"
 	"strings"
@@ -121,32 +122,53 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 
 // OpenLocated is Open, and also returns the store whose root holds the checkpoint.
 func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
-	c, at, err := open(ctx, store, o)
+	c, at, _, err := open(ctx, store, o)
 	if err != nil {
 		return nil, nil, publish.Explain(ctx, at, err)
 	}
 	return c, at, nil
 }
 
-func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
+// open is OpenLocated without explanations. It also returns the name of the format.
+func open(ctx context.Context, store blob.Store, o *Options) (c storage.Checkpoint, at blob.Store, format string, err error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
-	c, err := native.Format{}.OpenRecord(ctx, store)
+	c, err = native.Format{}.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
 		if r, ok := c.(*reading.Checkpoint); ok {
 			store = r.Store()
 		}
-		return c, store, err
+		return c, store, Native, err
 	}
-	at, name, err := Locate(ctx, store)
+	at, format, err = locateAgain(ctx, store)
 	if err != nil {
-		return nil, at, err
+		return nil, at, format, err
 	}
-	f, err := ByName(name, o)
+	f, err := ByName(format, o)
 	if err != nil {
-		return nil, at, err
+		return nil, at, format, err
 	}
-	c, err = f.Open(ctx, at)
-	return c, at, err
+	if c, err = f.Open(ctx, at); err != nil {
+		return nil, at, format, notRemains(ctx, at, format, err)
+	}
+	if err := checkRemains(ctx, at, format, c); err != nil {
+		return nil, at, format, errors.Join(err, c.Close())
+	}
+	return c, at, format, nil
+}
+
+// openTries bounds how often a checkpoint is looked for if files disappear meanwhile.
+const openTries = 10
+
+// locateAgain is Locate, and looks again if a file that was found is gone: the checkpoint
+// was replaced or removed meanwhile.
+func locateAgain(ctx context.Context, store blob.Store) (at blob.Store, format string, err error) {
+	for range openTries {
+		at, format, err = Locate(ctx, store)
+		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrNotFound) {
+			break
+		}
+	}
+	return at, format, err
 }
 
 // Records reports whether checkpoints of the named format record their step and
@@ -205,10 +227,11 @@ func swept() []*publish.Format {
 }
 
 // Leftovers returns the files that saves in all formats have left at the root of
-// store, as publish.Leftovers does. If the files of a checkpoint cannot be
+// store, as publish.Leftovers does, and the files of a removal that was interrupted. If the files of a checkpoint cannot be
 // determined, it returns an error beside the leftovers of the other formats.
 func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
-	return union(func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
+	removed, err := publish.RemovalLeftovers(ctx, store)
+	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
@@ -222,7 +245,8 @@ func isForeign(l *publish.Leftover) bool {
 	return l.Owner == blob.OwnerUnknown && l.SaveID == "" && !strings.HasPrefix(l.Name, blob.Reserved)
 }
 
-// Clean removes the leftovers that are Removable, and returns them.
+// Clean removes the leftovers that are Removable, finishes removals that were interrupted,
+// and returns the files that it has removed.
 func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
 	return CleanExcept(ctx, store, olderThan, "")
 }
@@ -230,16 +254,19 @@ func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]pu
 // CleanExcept is Clean without the files of the save saveID, unless that is empty.
 func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration, saveID string) ([]publish.Leftover, error) {
 	keep := func(l *publish.Leftover) bool { return isForeign(l) || saveID != "" && l.SaveID == saveID }
-	return union(func(f *publish.Format) ([]publish.Leftover, error) {
+	removed, err := publish.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
+	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) {
 		return publish.Sweep(ctx, store, f, olderThan, keep)
 	})
 }
 
-// union returns the results of find for all formats, each file once.
-func union(find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
-	var out []publish.Leftover
-	var errs []error
+// union returns first and the results of find for all formats, each file once.
+func union(first []publish.Leftover, err error, find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
+	out, errs := first, []error{err}
 	seen, said := map[string]bool{}, map[string]bool{}
+	for _, l := range first {
+		seen[l.Name] = true
+	}
 	for _, f := range swept() {
 		left, err := find(f)
 		if err != nil && !said[err.Error()] { // all formats look at the same folder

@@ -14,7 +14,7 @@ import (
 )
 
 // Leftover is a file that no checkpoint needs: of a save that did not finish, or
-// of a checkpoint that was replaced.
+// of a checkpoint that was replaced or removed.
 type Leftover struct {
 	Name    string    `json:"name"`
 	Size    int64     `json:"bytes"`
@@ -29,6 +29,9 @@ type Leftover struct {
 	// Uncertain means that the commit of the save is uncertain: the record that names
 	// the file may still appear.
 	Uncertain bool `json:"uncertain,omitempty"`
+	// Removed means that the file belongs to a checkpoint that was removed: the removal was
+	// interrupted, or is under way.
+	Removed bool `json:"removed_checkpoint,omitempty"`
 }
 
 // settled is the age after which a write of a record that got no answer has not taken
@@ -95,7 +98,7 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	return out, err
 }
 
-// foundLock is the lock of a save that was found in a store.
+// foundLock is a lock that was found in a store.
 type foundLock struct {
 	saveID string
 	note   note
@@ -133,6 +136,32 @@ func (l *foundLock) settle(ctx context.Context, store blob.Store) error {
 // saveLocks returns the locks of saves in a format and of pending saves. If format
 // is empty, it returns the locks of saves in all formats.
 func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLock, error) {
+	all, err := locksOf(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	return savesOf(ctx, store, all, format)
+}
+
+// savesOf returns the locks among all that saveLocks returns.
+func savesOf(ctx context.Context, store blob.Store, all []foundLock, format string) ([]foundLock, error) {
+	var out []foundLock
+	for _, f := range all {
+		of, id, ok := strings.Cut(strings.TrimPrefix(f.Name, savePrefix), "-")
+		if !ok || !strings.HasPrefix(f.Name, savePrefix) || format != "" && of != format && of != pending {
+			continue
+		}
+		f.saveID = id
+		if err := f.settle(ctx, store); err != nil {
+			return nil, err
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// locksOf returns all locks at the root of a store, with their notes.
+func locksOf(ctx context.Context, store blob.Store) ([]foundLock, error) {
 	locker, ok := blob.As[blob.Locker](store)
 	if !ok {
 		return nil, nil
@@ -141,23 +170,18 @@ func saveLocks(ctx context.Context, store blob.Store, format string) ([]foundLoc
 	if err != nil {
 		return nil, err
 	}
-	var out []foundLock
-	for _, l := range locks {
-		rest, ok := strings.CutPrefix(l.Name, savePrefix)
-		if !ok {
-			continue
-		}
-		of, id, ok := strings.Cut(rest, "-")
-		if ok && (format == "" || of == format || of == pending) {
-			f := foundLock{saveID: id, Lock: l}
-			_ = json.Unmarshal(l.Note, &f.note) // without a valid note, no replaced files are known
-			if err := f.settle(ctx, store); err != nil {
-				return nil, err
-			}
-			out = append(out, f)
-		}
+	out := make([]foundLock, len(locks))
+	for i, l := range locks {
+		out[i].Lock = l
+		_ = json.Unmarshal(l.Note, &out[i].note) // without a valid note, no replaced files are known
 	}
 	return out, nil
+}
+
+// readLocks returns the locks of readers.
+func readLocks(ctx context.Context, store blob.Store) ([]foundLock, error) {
+	all, err := locksOf(ctx, store)
+	return slices.DeleteFunc(all, func(l foundLock) bool { return !strings.HasPrefix(l.Name, readPrefix) }), err
 }
 
 // own sets the owner of a data file from the locks of its save and of saves that
@@ -222,7 +246,8 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
 			errs = append(errs, sweepLocks(ctx, store, locks, olderThan))
 		}
-		return errors.Join(errs...)
+		readers, err := readLocks(ctx, store)
+		return errors.Join(append(errs, err, sweepLocks(ctx, store, readers, olderThan))...)
 	})
 	return out, err
 }
@@ -230,8 +255,12 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 // anyDead reports whether a dead process has left a lock or a temporary file. It costs
 // less than listing all files.
 func anyDead(ctx context.Context, store blob.Store, format string) (bool, error) {
+	isDead := func(l foundLock) bool { return l.Owner == blob.OwnerDead }
 	locks, err := saveLocks(ctx, store, format)
-	if err != nil || slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner == blob.OwnerDead }) {
+	if err != nil || slices.ContainsFunc(locks, isDead) {
+		return err == nil, err
+	}
+	if locks, err = readLocks(ctx, store); err != nil || slices.ContainsFunc(locks, isDead) {
 		return err == nil, err
 	}
 	temps, err := tempsAt(ctx, store)
@@ -264,8 +293,8 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepLocks removes the locks whose saves have ended. The caller has removed the
-// files of these saves.
+// sweepLocks removes the locks whose saves or readers have ended. The caller has removed
+// the files of these saves.
 func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderThan time.Duration) error {
 	if len(locks) == 0 {
 		return nil

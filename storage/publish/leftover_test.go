@@ -52,6 +52,7 @@ type dyingLock struct {
 
 func (l *dyingLock) SetNote([]byte) error       { return nil }
 func (l *dyingLock) Beat(context.Context) error { return nil }
+func (l *dyingLock) Leave() error               { return nil }
 
 func (l *dyingLock) Release() error {
 	l.s.locked = l.s.locked && l.name != "save-toy-a"

@@ -132,7 +132,14 @@ func (p *Publisher) begin(ctx context.Context) error {
 	if !p.sess.Coordinator {
 		return nil
 	}
-	if err := p.checkReplaceable(ctx); err != nil {
+	err := p.checkReplaceable(ctx)
+	if err != nil && !p.sess.Private {
+		// The files that are in the way may be what a removal has left.
+		if finished, finishErr := FinishRemovals(ctx, p.store, p.recorded); finishErr == nil && len(finished) > 0 {
+			err = p.checkReplaceable(ctx)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	p.coordinates = true
@@ -144,7 +151,6 @@ func (p *Publisher) begin(ctx context.Context) error {
 	if p.sess.Private || p.lock != nil || p.f.OneFile {
 		return nil
 	}
-	var err error
 	p.lock, err = LockSave(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
 	return err
 }
@@ -503,16 +509,31 @@ func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) (n int) 
 	if p.noSweep || p.sess.Private || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return 0
 	}
-	var err error
+	finished, err := FinishRemovals(ctx, p.store, p.recorded)
+	p.warn(err)
+	n = len(finished)
 	if !p.f.OneFile {
 		var removed []Leftover
 		removed, err = Sweep(ctx, p.store, p.f, olderThan, nil)
-		n = len(removed)
+		n += len(removed)
 	} else if s, ok := blob.As[blob.Sweeper](p.store); ok {
 		n, err = s.SweepTemp(ctx, "", olderThan)
 	}
 	p.warn(err)
 	return n
+}
+
+// recorded returns the files of the checkpoint in the store, if it has a record. Files
+// without a record may be what a removal has left.
+func (p *Publisher) recorded(ctx context.Context) (map[string]bool, error) {
+	for _, name := range p.f.Records {
+		if ok, err := p.exists(ctx, name); err != nil {
+			return nil, err
+		} else if ok && p.f.Read != nil {
+			return p.f.current(ctx, p.store)
+		}
+	}
+	return nil, nil
 }
 
 // release releases the lock of the save.

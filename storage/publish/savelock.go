@@ -14,11 +14,14 @@ import (
 )
 
 // The names of locks. Each save under way holds a lock whose name is savePrefix, the
-// name of its format or pending, a dash, and the id of the save. storeLock is held while
+// name of its format or pending, a dash, and the id of the save. Each reader holds a lock
+// whose name is readPrefix and random. A removal holds removeLock. storeLock is held while
 // the record is replaced or files are removed.
 const (
 	savePrefix = "save-"
 	pending    = "pending"
+	readPrefix = "read-"
+	removeLock = "remove"
 	storeLock  = "place"
 )
 
@@ -32,6 +35,8 @@ type note struct {
 	// replaces, or empty if there was no record: any other version settles it.
 	Record string `json:"record,omitempty"`
 	Base   string `json:"base,omitempty"`
+	// Removal is what a removal removes.
+	Removal *Removal `json:"removal,omitempty"`
 }
 
 const (
@@ -66,22 +71,32 @@ type SaveLock struct {
 // LockSave takes the lock of a save in a format. The error wraps blob.ErrLocked if
 // another process holds it, because it writes or repairs the same save.
 func LockSave(ctx context.Context, store blob.Store, format, saveID string) (*SaveLock, error) {
+	l, err := newLock(ctx, store, savePrefix+format+"-"+saveID, note{}, !isService(store))
+	if err != nil {
+		return nil, fmt.Errorf("save %s: %w", saveID, err)
+	}
+	return l, nil
+}
+
+// newLock returns the lock of a name with a note. It takes the lock if now is set, and
+// otherwise after LockAfter. If the store has no locks, it returns nil.
+func newLock(ctx context.Context, store blob.Store, name string, n note, now bool) (*SaveLock, error) {
 	locker, ok := blob.As[blob.Locker](store)
 	if !ok {
 		return nil, nil
 	}
-	l := &SaveLock{take: func(ctx context.Context, note []byte) (blob.HeldLock, error) {
-		return locker.TryLock(ctx, savePrefix+format+"-"+saveID, note)
+	l := &SaveLock{note: n, take: func(ctx context.Context, note []byte) (blob.HeldLock, error) {
+		return locker.TryLock(ctx, name, note)
 	}}
-	first := beatEvery
-	if isService(store) {
-		first = LockAfter
-	} else if lock, err := l.take(ctx, []byte("{}")); errors.Is(err, errors.ErrUnsupported) {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("save %s: %w", saveID, err)
-	} else {
-		l.lock, l.beat = lock, time.Now()
+	first := LockAfter
+	if now {
+		first = beatEvery
+		if err := l.write(ctx); errors.Is(err, errors.ErrUnsupported) {
+			return nil, nil
+		} else if err != nil {
+			return nil, err
+		}
+		l.beat = time.Now()
 	}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock() // the timer may fire before it is kept
@@ -236,6 +251,17 @@ func (l *SaveLock) LeaveUncertain(ctx context.Context, record, base string) erro
 	return err
 }
 
+// leave ends the beats and leaves the lock in the store, for another process to find.
+func (l *SaveLock) leave() error {
+	if l == nil {
+		return nil
+	}
+	if lock := l.end(); lock != nil {
+		return lock.Leave()
+	}
+	return nil
+}
+
 // Release releases the lock, if it is held.
 func (l *SaveLock) Release() error {
 	if l == nil {
@@ -284,7 +310,12 @@ func CheckUnderWay(ctx context.Context, store blob.Store) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range locks {
+	return underWay(store, locks)
+}
+
+// underWay returns the error of CheckUnderWay for the locks of saves.
+func underWay(store blob.Store, saves []foundLock) error {
+	for _, l := range saves {
 		if l.Owner == blob.OwnerAlive {
 			return fmt.Errorf("%w: process %d on %s saves %s to %s: wait until it has ended", storage.ErrUnderWay, l.PID, l.Host, l.saveID, store)
 		}
@@ -305,17 +336,25 @@ func CheckUncertain(ctx context.Context, store blob.Store) error {
 }
 
 // Explain returns a better error than err, the error of opening the checkpoint at the
-// root of store, if there is no checkpoint and a save has left its lock there. If the save
-// is under way, that error wraps storage.ErrUnderWay instead of err, and if its commit is
-// uncertain, storage.ErrIncomplete and storage.ErrUncertain.
+// root of store, if there is no checkpoint and a save or a removal has left its lock there.
+// If the save is under way, that error wraps storage.ErrUnderWay instead of err, and if its
+// commit is uncertain, storage.ErrIncomplete and storage.ErrUncertain. After a removal, the
+// error wraps storage.ErrNotFound: the files that are left are not damage.
 func Explain(ctx context.Context, store blob.Store, err error) error {
 	if _, single := blob.As[*blob.Single](store); single || !isAbsent(err) {
 		return err // the locks in the folder of a single file are not about that file
 	}
-	if under := CheckUnderWay(ctx, store); errors.Is(under, storage.ErrUnderWay) {
+	all, lockErr := locksOf(ctx, store)
+	if lockErr != nil {
+		return err
+	}
+	locks, lockErr := savesOf(ctx, store, all, "")
+	if under := underWay(store, locks); under != nil {
 		return under
 	}
-	locks, lockErr := saveLocks(ctx, store, "")
+	if removal := removalOf(all); removal != nil {
+		return removal.explain(store)
+	}
 	uncertain := slices.IndexFunc(locks, func(l foundLock) bool { return l.uncertain })
 	switch {
 	case lockErr != nil || len(locks) == 0:

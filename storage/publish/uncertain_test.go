@@ -112,6 +112,7 @@ func (l *serviceLock) SetNote(note []byte) error {
 	return l.change(func(held *blob.Lock) { held.Note = note })
 }
 func (l *serviceLock) Beat(context.Context) error { return l.change(func(*blob.Lock) {}) }
+func (l *serviceLock) Leave() error               { return nil }
 func (l *serviceLock) Release() error {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()

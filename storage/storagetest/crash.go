@@ -50,6 +50,11 @@ func (c *Crash) small(t testing.TB, seed byte) plan.State {
 	return o.small(t, seed)
 }
 
+// Save saves a small state, another one for each seed.
+func (c *Crash) Save(ctx context.Context, t testing.TB, s blob.Store, id string, seed byte) error {
+	return c.save(ctx, t, s, id, seed)
+}
+
 // save saves the state of a seed.
 func (c *Crash) save(ctx context.Context, t testing.TB, s blob.Store, id string, seed byte) error {
 	state := c.small(t, seed)

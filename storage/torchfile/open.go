@@ -187,7 +187,7 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 		if seen++; seen > maxListed {
 			break
 		}
-		if strings.Contains(info.Name, "/") {
+		if strings.Contains(info.Name, "/") || info.Name == storage.NotesFile {
 			continue
 		}
 		all = append(all, info.Name)

@@ -1,0 +1,102 @@
+package run
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+const (
+	// maxDocument bounds the size of the files of this package.
+	maxDocument = 1 << 20
+	// documentVersion is the version of their contents.
+	documentVersion = 1
+	// changeTries bounds how often a file is changed again because another process has
+	// changed it meanwhile.
+	changeTries = 30
+)
+
+// decodeStrict decodes one value of JSON. The error wraps storage.ErrCorrupt if there are
+// unknown fields, or bytes after the value.
+func decodeStrict(data []byte, v any) error {
+	if len(data) > maxDocument {
+		return fmt.Errorf("%w: it has %d bytes, at most %d", storage.ErrCorrupt, len(data), maxDocument)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: there are more bytes after the object", storage.ErrCorrupt)
+	}
+	return nil
+}
+
+// checkVersion returns an error if this program cannot read a version.
+func checkVersion(v int) error {
+	switch {
+	case v < 1:
+		return fmt.Errorf("%w: it has no version", storage.ErrCorrupt)
+	case v > documentVersion:
+		return fmt.Errorf("%w: version %d of a newer cairn, and this one reads up to %d", storage.ErrVersion, v, documentVersion)
+	}
+	return nil
+}
+
+// readDocument returns the bytes of a file and its version, which is empty if the store has
+// no versions. Nil: there is no such file.
+func readDocument(ctx context.Context, store blob.Store, name string) ([]byte, string, error) {
+	data, version, err := blob.ReadVersion(ctx, store, name, maxDocument)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", nil
+	}
+	if errors.Is(err, blob.ErrTooLarge) {
+		err = fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	return data, version, err
+}
+
+// changeDocument replaces a file by what change makes of its bytes, which are nil if it
+// does not exist. If another process changes the file meanwhile, it begins again. It does
+// not write bytes that are there already.
+func changeDocument(ctx context.Context, store blob.Store, name string, change func(old []byte) ([]byte, error)) error {
+	for try := 1; ; try++ {
+		old, version, err := readDocument(ctx, store, name)
+		if err != nil {
+			return err
+		}
+		data, err := change(old)
+		if err != nil || bytes.Equal(data, old) {
+			return err
+		}
+		o := &blob.CreateOptions{IfAbsent: old == nil}
+		if old != nil && version != "" && blob.HasVersions(store) {
+			o.IfVersion = version
+		}
+		_, err = blob.WriteAll(ctx, store, name, data, o)
+		if err == nil || try == changeTries || !isRace(err) {
+			return err
+		}
+		select {
+		case <-time.After(time.Duration(rand.Int64N(int64(try) * int64(10*time.Millisecond)))):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// isRace reports whether another process has changed an object meanwhile, or whether it is
+// unknown if this one did: reading it again shows that.
+func isRace(err error) bool {
+	return errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrExist) || errors.Is(err, blob.ErrUncertain)
+}

@@ -1,0 +1,270 @@
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// NotesFile is the name of the file in the folder of a checkpoint that holds its Notes. It
+// is not a file of the checkpoint: formats ignore it, and copies take it along.
+const NotesFile = storage.NotesFile
+
+// Notes are what is known about a checkpoint beside its contents, and may change after its
+// save.
+type Notes struct {
+	// Tags are words by which the checkpoint is found and kept, in order and each once.
+	Tags []string
+	// Metrics are numbers about the state, such as the loss.
+	Metrics Metrics
+}
+
+// Metrics are numbers by their names. A number may be NaN or infinite; in JSON it is then
+// the string "NaN", "+Inf" or "-Inf".
+type Metrics map[string]float64
+
+// MarshalJSON implements json.Marshaler.
+func (m Metrics) MarshalJSON() ([]byte, error) {
+	out := make(map[string]number, len(m))
+	for name, v := range m {
+		out[name] = number(v)
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (m *Metrics) UnmarshalJSON(data []byte) error {
+	var in map[string]number
+	if err := json.Unmarshal(data, &in); err != nil || in == nil {
+		return err
+	}
+	*m = make(Metrics, len(in))
+	for name, v := range in {
+		(*m)[name] = float64(v)
+	}
+	return nil
+}
+
+// The bounds of Notes.
+const (
+	maxTags    = 1000
+	maxMetrics = 1000
+)
+
+// notesDocument is the file. Notes of another save than that of the checkpoint do not count:
+// the checkpoint was replaced. If the format does not record its save, all notes count.
+type notesDocument struct {
+	Version int      `json:"version"`
+	SaveID  string   `json:"save_id"`
+	Tags    []string `json:"tags,omitempty"`
+	Metrics Metrics  `json:"metrics,omitempty"`
+}
+
+// number is a number in JSON. NaN and infinite ones are strings.
+type number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n number) MarshalJSON() ([]byte, error) {
+	if f := float64(n); !math.IsNaN(f) && !math.IsInf(f, 0) {
+		return json.Marshal(f)
+	}
+	return json.Marshal(strconv.FormatFloat(float64(n), 'g', -1, 64))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *number) UnmarshalJSON(data []byte) error {
+	var f float64
+	if len(data) > 0 && data[0] != '"' {
+		if string(data) == "null" {
+			return errors.New("a metric is null")
+		}
+		err := json.Unmarshal(data, &f)
+		*n = number(f)
+		return err
+	}
+	switch string(data) {
+	case `"NaN"`:
+		f = math.NaN()
+	case `"+Inf"`:
+		f = math.Inf(1)
+	case `"-Inf"`:
+		f = math.Inf(-1)
+	default:
+		return fmt.Errorf("a metric is %.40s: want a number, \"NaN\", \"+Inf\" or \"-Inf\"", data)
+	}
+	*n = number(f)
+	return nil
+}
+
+// Check returns an error that wraps storage.ErrOptions if a tag or the name of a metric is
+// invalid (see CheckLabel), or if there are too many.
+func (n *Notes) Check() error {
+	var errs []error
+	for _, t := range n.Tags {
+		errs = append(errs, CheckLabel(t))
+	}
+	for name := range n.Metrics {
+		errs = append(errs, CheckLabel(name))
+	}
+	if len(n.Tags) > maxTags {
+		errs = append(errs, fmt.Errorf("there are %d tags, at most %d", len(n.Tags), maxTags))
+	}
+	if len(n.Metrics) > maxMetrics {
+		errs = append(errs, fmt.Errorf("there are %d metrics, at most %d", len(n.Metrics), maxMetrics))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w: %w", storage.ErrOptions, err)
+	}
+	return nil
+}
+
+// Tag adds a tag.
+func (n *Notes) Tag(tag string) {
+	if !slices.Contains(n.Tags, tag) {
+		n.Tags = append(n.Tags, tag)
+		slices.Sort(n.Tags)
+	}
+}
+
+// Untag removes a tag, and reports whether it was there.
+func (n *Notes) Untag(tag string) bool {
+	i := slices.Index(n.Tags, tag)
+	if i >= 0 {
+		n.Tags = slices.Delete(n.Tags, i, i+1)
+	}
+	return i >= 0
+}
+
+// SetMetric sets a metric.
+func (n *Notes) SetMetric(name string, value float64) {
+	if n.Metrics == nil {
+		n.Metrics = Metrics{}
+	}
+	n.Metrics[name] = value
+}
+
+// join adds the tags of other notes, and the metrics that n lacks.
+func (n *Notes) join(other *Notes) {
+	for _, t := range other.Tags {
+		n.Tag(t)
+	}
+	for name, v := range other.Metrics {
+		if _, ok := n.Metrics[name]; !ok {
+			n.SetMetric(name, v)
+		}
+	}
+}
+
+func (n *Notes) encode(saveID string) ([]byte, error) {
+	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics}
+	b, err := json.Marshal(&d)
+	return append(b, '\n'), err
+}
+
+// decodeNotes decodes the file and returns the id of the save that it belongs to.
+func decodeNotes(data []byte) (n Notes, saveID string, err error) {
+	var d notesDocument
+	if err := decodeStrict(data, &d); err != nil {
+		return n, "", err
+	}
+	if err := checkVersion(d.Version); err != nil {
+		return n, "", err
+	}
+	n.Tags = slices.Compact(slices.Sorted(slices.Values(d.Tags)))
+	if len(d.Metrics) > 0 {
+		n.Metrics = d.Metrics
+	}
+	if err := n.Check(); err != nil {
+		return Notes{}, "", fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	return n, d.SaveID, nil
+}
+
+// ReadNotes returns the notes of the checkpoint at the root of store, whose save has this id;
+// it is empty if the format does not record it. They are empty if there are no notes, or only
+// notes of another save. The error wraps storage.ErrCorrupt if the file is damaged.
+func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, error) {
+	data, _, err := readDocument(ctx, store, NotesFile)
+	if err != nil || data == nil {
+		return Notes{}, err
+	}
+	n, of, err := decodeNotes(data)
+	if err != nil {
+		return Notes{}, fmt.Errorf("%s of %s: %w", NotesFile, store, err)
+	}
+	if !isOf(of, saveID) {
+		return Notes{}, nil
+	}
+	return n, nil
+}
+
+// isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,
+// which is empty if its format does not record it.
+func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
+
+// ChangeNotes changes the notes of the checkpoint at the root of store, whose save has this
+// id. change receives the notes that are there, and may be called several times: if another
+// process changes the notes meanwhile, ChangeNotes begins again, and loses nothing. Notes that
+// are damaged or belong to another save are replaced.
+func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change func(*Notes) error) error {
+	err := changeDocument(ctx, store, NotesFile, func(old []byte) ([]byte, error) {
+		n, id := Notes{}, saveID
+		if old != nil {
+			have, of, err := decodeNotes(old)
+			switch {
+			case errors.Is(err, storage.ErrVersion):
+				return nil, err
+			case err == nil && isOf(of, saveID):
+				n, id = have, of
+			}
+		}
+		if err := change(&n); err != nil {
+			return nil, err
+		}
+		if err := n.Check(); err != nil {
+			return nil, err
+		}
+		if old == nil && len(n.Tags) == 0 && len(n.Metrics) == 0 {
+			return nil, nil
+		}
+		return n.encode(id)
+	})
+	if err != nil {
+		return fmt.Errorf("%s of %s: %w", NotesFile, store, err)
+	}
+	return nil
+}
+
+// Note changes the notes of a checkpoint of the run, in each place that has a complete copy;
+// see ChangeNotes. The error wraps storage.ErrNotFound if no place has one.
+func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) error {
+	var missing error
+	noted := false
+	for _, p := range r.places() {
+		f := p.look(ctx, name)
+		switch {
+		case f.err == nil:
+			if err := ChangeNotes(ctx, f.folder.store, f.saveID, change); err != nil {
+				return err
+			}
+			noted = true
+		case errors.Is(f.err, storage.ErrNotFound), errors.Is(f.err, storage.ErrIncomplete), errors.Is(f.err, storage.ErrCorrupt):
+			if missing == nil {
+				missing = f.err
+			}
+		default:
+			return f.err
+		}
+	}
+	if !noted {
+		return missing
+	}
+	return nil
+}

@@ -1,0 +1,373 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+// PruneOptions say what Prune keeps. Nil keeps everything.
+type PruneOptions struct {
+	// Keep is the policy of the local place, and KeepRemote of the remote one.
+	Keep, KeepRemote Policy
+	// DryRun removes nothing.
+	DryRun bool
+	// Force removes local checkpoints even if they are not uploaded yet.
+	Force bool
+	// Now is the time for rules about the age of checkpoints. Zero: the time of the call.
+	Now time.Time
+	// Turn, if not nil, is called before each removal from a folder. It waits until the disk may
+	// be used, and returns a function that is called after the removal. See Turn.
+	Turn func(ctx context.Context) (end func(), err error)
+	// Removed, if not nil, is called after each removal.
+	Removed func(p *Pruned)
+}
+
+// Outcome is what Prune did with a copy of a checkpoint.
+type Outcome string
+
+// The outcomes of Prune.
+const (
+	Kept        Outcome = "kept"         // by the policy
+	Removed     Outcome = "removed"      // or already removed by another process
+	WouldRemove Outcome = "would remove" // in a dry run
+	NotUploaded Outcome = "not uploaded" // it stays until the remote place has it
+	InUse       Outcome = "in use"       // a living process reads it, saves there or removes it
+	Failed      Outcome = "failed"       // Pruned.Problem says why
+)
+
+// Pruned is what Prune did with a copy of a checkpoint.
+type Pruned struct {
+	Name  string `json:"name"`
+	Step  *int64 `json:"step"`
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
+	// Outcome says what became of it, Reasons why the policy keeps it or not.
+	Outcome Outcome  `json:"outcome"`
+	Reasons []string `json:"reasons"`
+	// Problem says why a checkpoint stays that the policy does not keep.
+	Problem string `json:"problem,omitempty"`
+
+	saveID string
+}
+
+// Report is what Prune did.
+type Report struct {
+	// Local and Remote are the copies in both places, the oldest first.
+	Local  []Pruned `json:"local"`
+	Remote []Pruned `json:"remote"`
+	// Count and Bytes are how many copies were removed, or would be in a dry run, and how
+	// many bytes they had.
+	Count int   `json:"removed"`
+	Bytes int64 `json:"removed_bytes"`
+	// Warnings are about rules that may not mean what was meant.
+	Warnings []string `json:"warnings"`
+}
+
+// Prune removes the checkpoints of the run that its policies do not keep: from the local
+// place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
+// is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
+// Force is set. Prune also completes removals whose process has died.
+//
+// Each removal is one atomic step: see formats.Remove. A checkpoint that a living process
+// reads stays, and is removed by a later Prune. Two processes may prune the same run at the
+// same time. If Prune fails or dies, another one goes on.
+//
+// The error joins the errors of all checkpoints that could not be removed; the report
+// describes all of them. Errors of the store that are not about a single checkpoint end Prune.
+func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
+	var o PruneOptions
+	if opts != nil {
+		o = *opts
+	}
+	if err := errors.Join(o.Keep.Check(), o.KeepRemote.Check()); err != nil {
+		return nil, err
+	}
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.prune(ctx, all, &o)
+}
+
+// prune is Prune of the checkpoints that were found.
+func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Report, error) {
+	if o.Now.IsZero() {
+		o.Now = time.Now()
+	}
+	p := &pruning{run: r, opts: o, all: all, wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: warnings(all, o.Keep, o.KeepRemote)}}
+	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
+		p.wanted[v.Checkpoint.Name] = v.Keep
+	}
+	var errs []error
+	for _, place := range r.places() {
+		list, policy := &p.rep.Local, o.Keep
+		if place.remote {
+			list, policy = &p.rep.Remote, o.KeepRemote
+		}
+		if !o.DryRun && !policy.KeepsAll() {
+			errs = append(errs, p.finish(ctx, place))
+		}
+		err := p.place(ctx, place, policy, list)
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return p.rep, errors.Join(errs...)
+}
+
+// pruning is a Prune under way.
+type pruning struct {
+	run    *Run
+	opts   *PruneOptions
+	all    []Checkpoint
+	wanted map[string]bool // by the remote policy, if all of them were there
+	rep    *Report
+	// describe is the function of that name. Tests replace it.
+	describe func(ctx context.Context, dir *folder) (*found, error)
+}
+
+// warnings returns what may be wrong with policies.
+func warnings(all []Checkpoint, policies ...Policy) []string {
+	out := []string{}
+	for _, p := range policies {
+		for _, rule := range p.Rules {
+			b, ok := rule.(Best)
+			if !ok || len(all) == 0 || slices.ContainsFunc(all, func(c Checkpoint) bool { _, has := c.Metrics[b.By]; return has }) {
+				continue
+			}
+			if text := fmt.Sprintf("%q keeps nothing: no checkpoint has the metric %s", b, b.By); !slices.Contains(out, text) {
+				out = append(out, text)
+			}
+		}
+	}
+	return out
+}
+
+// in returns the checkpoint as it is in one place. ok is false if it is not there.
+func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
+	out := *c
+	copied := c.Local
+	if p.remote {
+		copied, out.Local = c.Remote, nil
+	} else {
+		out.Remote = nil
+	}
+	if copied == nil {
+		return out, false
+	}
+	if copied.SaveID != c.SaveID || !copied.complete() {
+		out.describe(copied.found)
+	}
+	out.Bytes = copied.Bytes
+	return out, true
+}
+
+// place removes what the policy of a place does not keep.
+func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
+	*list = append(*list, p.judge(place, policy)...)
+	var errs []error
+	for i := range *list {
+		x := &(*list)[i]
+		if x.Outcome != WouldRemove {
+			continue
+		}
+		if err := p.carryOut(ctx, place, x); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
+			if !aboutOne(err) {
+				break
+			}
+		}
+		if x.Outcome == Removed || x.Outcome == WouldRemove {
+			p.rep.Count++
+			p.rep.Bytes += x.Bytes
+		}
+	}
+	for i := range *list { // after an error that ended the loop
+		if x := &(*list)[i]; !p.opts.DryRun && x.Outcome == WouldRemove {
+			x.Outcome, x.Problem = Failed, "not tried after an error"
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// judge returns what the policy of a place says about its checkpoints, the oldest first.
+func (p *pruning) judge(place *Place, policy Policy) []Pruned {
+	var here []Checkpoint
+	for i := range p.all {
+		if c, ok := p.all[i].in(place); ok {
+			here = append(here, c)
+		}
+	}
+	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
+	var out []Pruned
+	for _, v := range Apply(policy, here, p.opts.Now) {
+		c := v.Checkpoint
+		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
+		if !v.Keep {
+			x.Outcome = WouldRemove
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// carryOut removes a checkpoint that the policy does not keep, unless it must be uploaded
+// first, or in a dry run.
+func (p *pruning) carryOut(ctx context.Context, place *Place, x *Pruned) error {
+	if p.mustUpload(place, x.Name) {
+		x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s lacks it", p.run.Remote)
+		return nil
+	}
+	if p.opts.DryRun {
+		return nil
+	}
+	return p.remove(ctx, place, x)
+}
+
+// mustUpload reports whether a local checkpoint stays because the remote place lacks it.
+func (p *pruning) mustUpload(place *Place, name string) bool {
+	if place.remote || p.run.Remote == nil || p.opts.Force || !p.wanted[name] {
+		return false
+	}
+	i := slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
+	return !p.all[i].Uploaded()
+}
+
+// aboutOne reports whether an error is about a single checkpoint.
+func aboutOne(err error) bool {
+	return slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, errReferred},
+		func(target error) bool { return errors.Is(err, target) })
+}
+
+// errReferred reports a checkpoint to which another one refers, which was saved meanwhile.
+var errReferred = errors.New("another checkpoint refers to it")
+
+// remove removes a copy and notes the outcome. The error is nil if it stays because it is in
+// use.
+func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
+	if p.opts.Turn != nil && place.local {
+		end, err := p.opts.Turn(ctx)
+		if err != nil {
+			x.Outcome, x.Problem = Failed, err.Error()
+			return err
+		}
+		defer end()
+	}
+	store, err := place.StoreOf(x.Name)
+	if err == nil {
+		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
+	}
+	switch {
+	case err == nil, isGone(ctx, place, x.Name, err):
+		x.Outcome = Removed
+	case errors.Is(err, errNotUploaded):
+		x.Outcome, x.Problem, err = NotUploaded, err.Error(), nil
+	case errors.Is(err, errReferred):
+		x.Outcome, x.Reasons, err = Kept, []string{ReasonReferred}, nil
+	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrRemoving), errors.Is(err, storage.ErrChanged):
+		x.Outcome, x.Problem, err = InUse, err.Error(), nil
+	default:
+		x.Outcome, x.Problem = Failed, err.Error()
+		return err
+	}
+	if x.Outcome == Removed && p.opts.Removed != nil {
+		p.opts.Removed(x)
+	}
+	return nil
+}
+
+// isGone reports whether err, of a removal, means that another process has removed the
+// checkpoint, or is about to: its files may vanish while they are read.
+func isGone(ctx context.Context, place *Place, name string, err error) bool {
+	if errors.Is(err, errNotUploaded) || errors.Is(err, storage.ErrUnderWay) || ctx.Err() != nil {
+		return false
+	}
+	if errors.Is(err, storage.ErrNotFound) {
+		return true
+	}
+	if !slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist}, func(target error) bool { return errors.Is(err, target) }) {
+		return false
+	}
+	now := place.look(ctx, name)
+	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
+}
+
+// look describes the checkpoint in a folder of the place.
+func (p *Place) look(ctx context.Context, name string) *found {
+	store, err := p.StoreOf(name)
+	if err != nil {
+		return &found{err: err}
+	}
+	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, false)
+}
+
+// errNotUploaded reports a checkpoint whose remote copy has vanished.
+var errNotUploaded = errors.New("the remote copy is no longer complete")
+
+// check looks again, right before a checkpoint is removed: whether one that was saved
+// meanwhile refers to it, and whether the remote copy that allows the removal is still there.
+func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
+	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
+		if f := p.run.Remote.look(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
+			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
+		}
+	}
+	dirs, err := place.folders(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range dirs {
+		if dirs[i].name == "" || dirs[i].name == x.Name || p.wasComplete(place, dirs[i].name) {
+			continue
+		}
+		f, err := p.describe(ctx, &dirs[i])
+		if err != nil {
+			return err
+		}
+		if f != nil && slices.Contains(f.bases, x.Name) {
+			return fmt.Errorf("%w: %s", errReferred, dirs[i].name)
+		}
+	}
+	return nil
+}
+
+// wasComplete reports whether a checkpoint was complete when Prune began, so that what it
+// refers to is known.
+func (p *pruning) wasComplete(place *Place, name string) bool {
+	return slices.ContainsFunc(p.all, func(c Checkpoint) bool {
+		if c.Name != name {
+			return false
+		}
+		if place.remote {
+			return c.Remote.complete()
+		}
+		return c.Local.complete()
+	})
+}
+
+// finish completes the removals of processes that have died. What they leave is not complete.
+func (p *pruning) finish(ctx context.Context, place *Place) error {
+	dirs, err := place.folders(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range dirs {
+		if dirs[i].name == "" || p.wasComplete(place, dirs[i].name) {
+			continue
+		}
+		if _, err := formats.FinishRemovals(ctx, dirs[i].store); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", dirs[i].name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,297 @@
+// Package run looks after a run: the checkpoints of one training, in folders below one folder
+// or address, and perhaps a second time in another store. It lists them, notes tags and
+// metrics, decides by a policy which ones are kept, removes the others, and uploads what the
+// second store lacks. It does not depend on how states are saved. The contract is at Apply
+// and Prune; docs/runs.md describes how to use it.
+package run
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/work"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Run is a run in one or two places.
+type Run struct {
+	// Local is the place of its saves, of any kind.
+	Local *Place
+	// Remote is the place to which checkpoints are uploaded. Nil: there is none.
+	Remote *Place
+}
+
+// Open returns the run at an address: a path, or a URL whose scheme is registered. The
+// folder need not exist. remote is the address of the same run in another store; empty:
+// there is none.
+func Open(ctx context.Context, address, remote string) (*Run, error) {
+	local, err := openPlace(ctx, address, false)
+	if err != nil {
+		return nil, err
+	}
+	r := &Run{Local: local}
+	if remote == "" {
+		return r, nil
+	}
+	if r.Remote, err = openPlace(ctx, remote, true); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// OpenSettings opens a run with the settings that it has, if they are not set in s. It
+// returns the settings in effect.
+func OpenSettings(ctx context.Context, address string, s Settings) (*Run, Settings, error) {
+	local, err := openPlace(ctx, address, false)
+	if err != nil {
+		return nil, s, err
+	}
+	stored, err := ReadSettings(ctx, local.Store)
+	if err != nil {
+		return nil, s, err
+	}
+	s = s.or(stored)
+	r, err := Open(ctx, address, s.Remote)
+	return r, s, err
+}
+
+// String returns the address of the run for messages.
+func (r *Run) String() string { return r.Local.String() }
+
+// places returns the one or two places.
+func (r *Run) places() []*Place {
+	if r.Remote == nil {
+		return []*Place{r.Local}
+	}
+	return []*Place{r.Local, r.Remote}
+}
+
+// FolderName returns the name of the folder of a checkpoint of a step, in a run that
+// chooses the names itself. In the order of names, later steps come last.
+func FolderName(step int64) string { return fmt.Sprintf("step-%09d", step) }
+
+// State is the state of a copy of a checkpoint.
+type State string
+
+// The states of a copy.
+const (
+	Complete   State = "complete"   // it can be opened, and all of its files exist
+	Incomplete State = "incomplete" // a part, or damaged, or of a version that cairn cannot read; Copy.Problem says which
+	UnderWay   State = "under way"  // a living process is saving it
+)
+
+// Copy is a copy of a checkpoint in one of the places of a run.
+type Copy struct {
+	// Path is the address of its folder.
+	Path  string `json:"path"`
+	State State  `json:"state"`
+	// Problem says why the copy is not complete.
+	Problem string `json:"problem,omitempty"`
+	// SaveID identifies the save, if the format records it. Copies of one save have the
+	// same.
+	SaveID string `json:"save_id,omitempty"`
+	// Bytes are the bytes of all files in the folder.
+	Bytes int64 `json:"bytes"`
+
+	found *found
+}
+
+// Checkpoint is a checkpoint of a run, in one or both of its places.
+type Checkpoint struct {
+	// Name is the name of its folder.
+	Name string `json:"name"`
+	// Step is the step that the checkpoint records or, if it does not record one, the
+	// number at the end of its name. Nil: it has neither.
+	Step *int64 `json:"step"`
+	// Time is when its save began or, if the format does not record it, when its newest
+	// file was written.
+	Time time.Time `json:"time,omitzero"`
+	// Bytes are the bytes of all files of a copy.
+	Bytes  int64  `json:"bytes"`
+	SaveID string `json:"save_id,omitempty"`
+	Format string `json:"format,omitempty"`
+	// Metrics and Tags are from the notes of the checkpoint; see Notes.
+	Metrics Metrics  `json:"metrics,omitempty"`
+	Tags    []string `json:"tags,omitempty"`
+	// Bases are the names of the checkpoints of the run to whose bytes it refers.
+	Bases []string `json:"bases,omitempty"`
+	// Local and Remote are the copies. Nil: there is no copy in that place.
+	Local  *Copy `json:"local,omitempty"`
+	Remote *Copy `json:"remote,omitempty"`
+	// Problem says what is wrong with the notes.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Complete reports whether a copy is complete.
+func (c *Checkpoint) Complete() bool { return c.Local.complete() || c.Remote.complete() }
+
+func (c *Copy) complete() bool { return c != nil && c.State == Complete }
+
+// Uploaded reports whether the remote copy is complete and of the same save as the local one.
+func (c *Checkpoint) Uploaded() bool {
+	return c.Remote.complete() && (!c.Local.complete() || c.Local.SaveID == c.Remote.SaveID)
+}
+
+// Copies returns "local", "remote", "both", or "" if no copy is complete. Two copies of
+// different saves are "differ".
+func (c *Checkpoint) Copies() string {
+	switch l, r := c.Local.complete(), c.Remote.complete(); {
+	case l && r && c.Local.SaveID != c.Remote.SaveID:
+		return "differ"
+	case l && r:
+		return "both"
+	case l:
+		return "local"
+	case r:
+		return "remote"
+	}
+	return ""
+}
+
+// lacks returns the reason for which a policy does not judge a checkpoint.
+func (c *Checkpoint) lacks() string {
+	for _, copied := range []*Copy{c.Local, c.Remote} {
+		if copied != nil && copied.State == UnderWay {
+			return ReasonUnderWay
+		}
+	}
+	return ReasonIncomplete
+}
+
+// Compare orders checkpoints by step, then by time, then by name. One without a step comes
+// first.
+func (c *Checkpoint) Compare(d *Checkpoint) int {
+	return cmp.Or(compareSteps(c.Step, d.Step), c.Time.Compare(d.Time), cmp.Compare(len(c.Name), len(d.Name)), strings.Compare(c.Name, d.Name))
+}
+
+// compareSteps orders steps. Nil comes first.
+func compareSteps(a, b *int64) int {
+	step := func(p *int64) int64 {
+		if p == nil {
+			return -1
+		}
+		return *p
+	}
+	return cmp.Compare(step(a), step(b))
+}
+
+// parallelFolders is how many folders of a run are opened at the same time.
+const parallelFolders = 8
+
+// Checkpoints returns the checkpoints of the run in all formats that cairn reads, the oldest
+// first, also incomplete ones. It opens each, and lists its files, but does not read their
+// contents. Folders without a checkpoint, the folder of the run itself, and folders of other
+// runs below it are left out.
+func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
+	var dirs []folder
+	for _, p := range r.places() {
+		more, err := p.folders(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(more) > 0 {
+			dirs = append(dirs, more[1:]...)
+		}
+	}
+	each := make([]*found, len(dirs))
+	err := work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
+		each[i], err = describe(ctx, &dirs[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]*Checkpoint{}
+	for i, f := range each {
+		if f == nil {
+			continue
+		}
+		c := byName[dirs[i].name]
+		if c == nil {
+			c = &Checkpoint{Name: dirs[i].name}
+			byName[c.Name] = c
+		}
+		c.add(f, dirs[i].place.remote)
+	}
+	out := []Checkpoint{}
+	for _, c := range byName {
+		c.summarize()
+		out = append(out, *c)
+	}
+	slices.SortFunc(out, func(a, b Checkpoint) int { return a.Compare(&b) })
+	return out, nil
+}
+
+// Find returns the checkpoint of that name, or of that step if name is a number and no
+// folder has that name. The error wraps storage.ErrNotFound if the run has no such
+// checkpoint.
+func (r *Run) Find(ctx context.Context, name string) (*Checkpoint, error) {
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(all, func(c Checkpoint) bool { return c.Name == name }); i >= 0 {
+		return &all[i], nil
+	}
+	if step, err := strconv.ParseInt(name, 10, 64); err == nil {
+		for i := len(all) - 1; i >= 0; i-- {
+			if all[i].Step != nil && *all[i].Step == step {
+				return &all[i], nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("%w: %s has no checkpoint %q", storage.ErrNotFound, r, name)
+}
+
+// add adds a copy.
+func (c *Checkpoint) add(f *found, remote bool) {
+	copied := &Copy{Path: f.folder.address, State: f.state(), SaveID: f.saveID, Bytes: f.bytes, found: f}
+	if f.err != nil {
+		copied.Problem = f.err.Error()
+	}
+	if remote {
+		c.Remote = copied
+	} else {
+		c.Local = copied
+	}
+}
+
+// summarize describes the checkpoint by its best copy: a complete one, of complete ones of
+// different saves the newer, and otherwise the local one.
+func (c *Checkpoint) summarize() {
+	best, other := c.Local, c.Remote
+	switch {
+	case best == nil, other.complete() && !best.complete():
+		best, other = other, best
+	case other.complete() && best.SaveID != other.SaveID && other.found.compare(best.found) > 0:
+		best, other = other, best
+	}
+	c.describe(best.found)
+	if other.complete() && other.SaveID == best.SaveID {
+		n := Notes{Tags: c.Tags, Metrics: c.Metrics}
+		n.join(&other.found.notes)
+		c.Tags, c.Metrics = n.Tags, n.Metrics
+		if other.found.notesErr != nil && c.Problem == "" {
+			c.Problem = other.found.notesErr.Error()
+		}
+	}
+}
+
+// describe fills in what was found of a copy.
+func (c *Checkpoint) describe(f *found) {
+	c.Step, c.Time, c.Bytes, c.SaveID, c.Format, c.Bases = f.step, f.time, f.bytes, f.saveID, f.format, f.bases
+	if c.Time.IsZero() {
+		c.Time = f.written
+	}
+	c.Tags, c.Metrics = slices.Clone(f.notes.Tags), maps.Clone(f.notes.Metrics)
+	c.Problem = ""
+	if f.notesErr != nil {
+		c.Problem = f.notesErr.Error()
+	}
+}

@@ -1,0 +1,138 @@
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+)
+
+// SettingsFile is the name of the file in the folder of a run that holds its Settings.
+const SettingsFile = "cairn-run.json"
+
+// Settings are what a run knows about itself, so that commands need not be told.
+type Settings struct {
+	// Remote is the address of the run in another store, to which its checkpoints are
+	// uploaded. Empty: there is none.
+	Remote string
+	// Keep and KeepRemote are the policies of the run and of the remote one.
+	Keep, KeepRemote Policy
+}
+
+// settingsDocument is the file.
+type settingsDocument struct {
+	Version    int    `json:"version"`
+	Remote     string `json:"remote,omitempty"`
+	Keep       string `json:"keep,omitempty"`
+	KeepRemote string `json:"keep_remote,omitempty"`
+}
+
+// harmless are the keys of the query of an address that hold no secrets. Other keys, such as
+// those of a token, are not stored.
+var harmless = []string{"endpoint", "region", "path_style", "unconditional", "account"}
+
+// withoutSecrets returns an address without its user, and without the parts of its query
+// that may hold a secret.
+func withoutSecrets(address string) string {
+	bare := blob.Redact(address)
+	u, err := url.Parse(address)
+	if bare == address || err != nil || !strings.Contains(address, "://") {
+		return bare
+	}
+	query := u.Query()
+	for key := range query {
+		if !slices.Contains(harmless, key) {
+			query.Del(key)
+		}
+	}
+	if e, err := url.Parse(query.Get("endpoint")); err != nil || e.User != nil || e.RawQuery != "" {
+		query.Del("endpoint")
+	}
+	if len(query) == 0 {
+		return bare
+	}
+	return bare + "?" + query.Encode()
+}
+
+func (s *Settings) encode() ([]byte, error) {
+	d := settingsDocument{Version: documentVersion, Remote: withoutSecrets(s.Remote)}
+	for _, p := range []struct {
+		from *Policy
+		to   *string
+	}{{&s.Keep, &d.Keep}, {&s.KeepRemote, &d.KeepRemote}} {
+		text, err := p.from.MarshalText()
+		if err != nil {
+			return nil, err
+		}
+		*p.to = string(text)
+	}
+	b, err := json.MarshalIndent(&d, "", "  ")
+	return append(b, '\n'), err
+}
+
+func decodeSettings(data []byte) (Settings, error) {
+	var d settingsDocument
+	var s Settings
+	if err := decodeStrict(data, &d); err != nil {
+		return s, err
+	}
+	if err := checkVersion(d.Version); err != nil {
+		return s, err
+	}
+	keep, err := ParsePolicy(d.Keep)
+	if err != nil {
+		return s, fmt.Errorf("keep: %w", err)
+	}
+	keepRemote, err := ParsePolicy(d.KeepRemote)
+	if err != nil {
+		return s, fmt.Errorf("keep_remote: %w", err)
+	}
+	return Settings{Remote: d.Remote, Keep: keep, KeepRemote: keepRemote}, nil
+}
+
+// ReadSettings returns the settings of the run in store. They are empty if it has none.
+func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
+	data, _, err := readDocument(ctx, store, SettingsFile)
+	if err != nil || data == nil {
+		return Settings{}, err
+	}
+	s, err := decodeSettings(data)
+	if err != nil {
+		return Settings{}, fmt.Errorf("%s of %s: %w", SettingsFile, store, err)
+	}
+	return s, nil
+}
+
+// WriteSettings replaces the settings of the run in store, unless they are the same. The
+// address of the remote run is stored without its user and its query, except for keys that
+// hold no secrets, such as endpoint and region.
+func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
+	data, err := s.encode()
+	if err != nil {
+		return err
+	}
+	return changeDocument(ctx, store, SettingsFile, func([]byte) ([]byte, error) { return data, nil })
+}
+
+// isZero reports whether nothing is set.
+func (s *Settings) isZero() bool {
+	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll()
+}
+
+// or returns the settings with those of other in place of the ones that are not set.
+func (s Settings) or(other Settings) Settings {
+	if s.Remote == "" {
+		s.Remote = other.Remote
+	}
+	if s.Keep.KeepsAll() {
+		s.Keep = other.Keep
+	}
+	if s.KeepRemote.KeepsAll() {
+		s.KeepRemote = other.KeepRemote
+	}
+	return s
+}

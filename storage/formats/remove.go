@@ -1,0 +1,223 @@
+package formats
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
+)
+
+// Remove removes the checkpoint at the root of store, in any format: its files, its notes, and
+// the files of torch.save that libraries write beside a model, such as optimizer.pt. Other
+// files in the folder stay. If the folder is empty then, Remove removes it.
+//
+// The removal is one atomic step for readers: until then they see the whole checkpoint, and
+// then storage.ErrNotFound. A reader that has the files of a folder open goes on. The step
+// is the removal of the record, the first file that goes:
+//
+//   - native: cairn.json.
+//   - torchdcp and hyper: .metadata.
+//   - hf: the index, cairn-save.json or the only file.
+//   - torch: the index or the only file.
+//   - torch_checkpointing: metadata.pkl.
+//
+// Checkpoints without such a file are hf of several files without an index, torchdcp and
+// hyper with one metadata file of each rank, torch_checkpointing without metadata.pkl, and
+// deepspeed. For those, the step is a note in the lock of the removal, which Open reads. The
+// first file that goes is then the metadata of rank 0, the model file of rank 0, or the
+// first file by name: other programs see an incomplete checkpoint.
+//
+// Conditions and errors: see publish.Remove. The error also wraps storage.ErrNotFound,
+// ErrIncomplete or ErrCorrupt if there is no checkpoint that can be opened.
+func Remove(ctx context.Context, store blob.Store, opts *publish.RemoveOptions) (publish.Removed, error) {
+	find := func(ctx context.Context) (*publish.Removal, error) {
+		r, err := removal(ctx, store)
+		return r, publish.Explain(ctx, store, err)
+	}
+	return publish.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, opts)
+}
+
+// FinishRemovals removes the files of removals at the root of store whose process died after
+// the record was gone, and forgets removals whose process died before. See
+// publish.FinishRemovals.
+func FinishRemovals(ctx context.Context, store blob.Store) (publish.Removed, error) {
+	left, err := publish.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
+	var out publish.Removed
+	for _, l := range left {
+		out.Add(publish.Removed{Files: 1, Bytes: l.Size})
+	}
+	return out, err
+}
+
+// Reading is publish.Reading for the checkpoint that Open opens. In a folder, which Locate
+// searches at no cost, it is the one that a pointer names if there is one.
+func Reading(ctx context.Context, store blob.Store) (release func(), err error) {
+	_, service := blob.As[blob.GapReader](store)
+	if _, locks := blob.As[blob.Locker](store); locks && !service {
+		at, _, err := Locate(ctx, store)
+		if err != nil {
+			return func() {}, nil // opening it returns the error
+		}
+		store = at
+	}
+	return publish.Reading(ctx, store)
+}
+
+// openAt opens the checkpoint at the root of store, and not one that a pointer names.
+func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, error) {
+	c, at, format, err := open(ctx, store, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	if at != store {
+		return nil, "", errors.Join(fmt.Errorf("%w: %s is the folder of a run, whose newest checkpoint is %s", storage.ErrNotFound, store, at), c.Close())
+	}
+	return c, format, nil
+}
+
+// removal describes the files of the checkpoint at the root of store.
+func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
+	all := map[string]blob.Info{} // before the checkpoint is opened, so that a later change is noticed
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		all[info.Name] = info
+	}
+	c, format, err := openAt(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	r := &publish.Removal{Format: format, SaveID: c.Storage().SaveID}
+	for name := range filesOf(format, c, all) {
+		info := all[name]
+		r.Files = append(r.Files, publish.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
+	}
+	if len(r.Files) == 0 {
+		return nil, fmt.Errorf("%w: the files of %s were removed meanwhile", storage.ErrNotFound, store)
+	}
+	slices.SortFunc(r.Files, func(a, b publish.RemovedFile) int {
+		return cmp.Or(cmp.Compare(rank(format, a.Name), rank(format, b.Name)), strings.Compare(a.Name, b.Name))
+	})
+	r.HasRecord = len(r.Files) == 1 || isRecord(format, r.Files[0].Name)
+	return r, nil
+}
+
+// filesOf returns the names of the files in all that belong to a checkpoint.
+func filesOf(format string, c storage.Checkpoint, all map[string]blob.Info) map[string]bool {
+	out := map[string]bool{}
+	for _, f := range c.Files() {
+		if _, ok := all[f.Name]; ok {
+			out[f.Name] = true
+		}
+	}
+	// The metadata of a rank does not name the copies of values that other ranks hold too.
+	ranks := (format == TorchDCP || format == Hyper) && !hasRecord(format, c)
+	for name := range all {
+		if name == storage.NotesFile || ranks && Knows(format, name) || format == Native && WriteOrder(format, name) > 1 || (format == HF || format == Torch) && torchfile.Auxiliary(name) {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// hasRecord reports whether a checkpoint has a file that isRecord.
+func hasRecord(format string, c storage.Checkpoint) bool {
+	return slices.ContainsFunc(c.Files(), func(f storage.File) bool { return isRecord(format, f.Name) })
+}
+
+// isRecord reports whether the removal of a file of that name makes a checkpoint of several
+// files incomplete for all readers.
+func isRecord(format, name string) bool {
+	if WriteOrder(format, name) > 1 {
+		return true
+	}
+	describes, _ := recognize(format, name)
+	return describes && (format == HF || format == Torch || format == TorchRanked)
+}
+
+// rank returns when a file is removed relative to other files: first the record, then the
+// files that describe the checkpoint or are beside it, and then the data.
+func rank(format, name string) int {
+	describes, holds := recognize(format, name)
+	switch {
+	case isRecord(format, name):
+		return 0
+	case describes, format == DeepSpeed && strings.HasSuffix(name, "_model_states.pt"):
+		return 1
+	case !holds:
+		return 2
+	}
+	return 3
+}
+
+// checkRemains returns an error that wraps storage.ErrNotFound if the checkpoint that was
+// opened is what a removal has left of another one.
+func checkRemains(ctx context.Context, store blob.Store, format string, c storage.Checkpoint) error {
+	if _, single := store.(*blob.Single); single || hasRecord(format, c) {
+		return nil // a removal removes the record first
+	}
+	var files []string
+	for _, f := range c.Files() {
+		files = append(files, f.Name)
+	}
+	if removed, err := publish.IsRemoved(ctx, store, files); removed && err == nil {
+		return publish.Explain(ctx, store, storage.ErrNotFound)
+	}
+	return nil
+}
+
+// notRemains returns err, the error of opening a checkpoint in a format. If all files of the
+// format are what a removal has left of a checkpoint, it returns an error that wraps
+// storage.ErrNotFound instead.
+func notRemains(ctx context.Context, store blob.Store, format string, err error) error {
+	if _, single := store.(*blob.Single); single || ctx.Err() != nil {
+		return err
+	}
+	var files []string
+	for info, listErr := range store.List(ctx, "") {
+		if listErr != nil {
+			return err
+		}
+		if Knows(format, info.Name) || format == Torch && isTorchFile(info.Name) {
+			files = append(files, info.Name)
+		}
+	}
+	if removed, lockErr := publish.IsRemoved(ctx, store, files); removed && lockErr == nil {
+		return publish.Explain(ctx, store, storage.ErrNotFound)
+	}
+	if _, _, now := locateAgain(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
+		return now
+	}
+	return err
+}
+
+// current returns the names of the files of the checkpoint at the root of store, if there
+// is one.
+func current(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	c, at, _, err := open(ctx, store, nil)
+	if err != nil {
+		for _, absent := range []error{storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt} {
+			if errors.Is(err, absent) {
+				return nil, nil
+			}
+		}
+		return nil, err
+	}
+	defer c.Close()
+	out := map[string]bool{}
+	if at == store {
+		for _, f := range c.Files() {
+			out[f.Name] = true
+		}
+	}
+	return out, nil
+}
