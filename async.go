@@ -680,7 +680,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 func (o *AsyncOptions) describe(job *protocol.RankSave) saver.Save {
 	v := saver.Save{
 		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
-		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Owner: plan.EveryHolder, Cache: o.Cache != nil,
+		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Base: o.Base, Owner: plan.EveryHolder, Cache: o.Cache != nil,
 	}
 	if p, ok := job.Planner.(*plan.DefaultSave); ok { // a planner of the caller may have several ranks write one tensor
 		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer

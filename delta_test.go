@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -19,6 +20,9 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -180,6 +184,95 @@ func TestChainOfSaves(t *testing.T) {
 	for _, e := range must.Get(os.ReadDir(last.Dir()))(t) {
 		if strings.HasSuffix(e.Name(), ".delta") {
 			t.Errorf("%s stays", e.Name())
+		}
+	}
+}
+
+// A Run refers from save to save by itself, keeps what is referred to, and goes on after a
+// load.
+func TestRunRefersToItsCheckpoints(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 2)
+	keep := must.Get(cairn.ParsePolicy("last 1"))(t)
+	save := func(r *cairn.Run, i int64) {
+		t.Helper()
+		must.Get(r.Save(t.Context(), s.parts(t, 0, 1), &cairn.SaveOptions{Step: &i}))(t)
+	}
+	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Keep: keep}))(t)
+	for i := range int64(4) {
+		save(r, i)
+		s.step()
+	}
+	must.Do(t, r.Close(t.Context()))
+	r = must.Get(cairn.NewRun(dir, &cairn.RunOptions{Keep: keep}))(t)
+	must.Get(r.Load(t.Context(), s.parts(t, 0, 1), nil))(t)
+	save(r, 5)
+	must.Do(t, r.Close(t.Context()))
+	want := s.clone(t)
+	all := must.Get(r.Checkpoints(t.Context()))(t)
+	last := all[len(all)-1]
+	if len(last.Bases) == 0 || last.Bytes > all[0].Bytes/4 {
+		t.Errorf("the last checkpoint has %d bytes and refers to %v; the first has %d bytes", last.Bytes, last.Bases, all[0].Bytes)
+	}
+	for _, base := range last.Bases {
+		if _, err := os.Stat(filepath.Join(dir, base, "cairn.json")); err != nil {
+			t.Errorf("the base %s: %v", base, err)
+		}
+	}
+	store := must.Get(file.Open(filepath.Join(dir, last.Name), nil))(t)
+	checkContents(t, store, want, s.state, 2)
+}
+
+// A save that replaces a checkpoint leaves the files to which other checkpoints refer, and so
+// does a sweep.
+func TestReplacedBaseStays(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 3)
+	want := saveChain(t, dir, s, 3, 1)
+	zero := must.Get(file.Open(filepath.Join(dir, "step-0"), nil))(t)
+	for range 2 {
+		must.Get(cairn.Save(t.Context(), zero, cairn.State{"other": whole(t, []int64{3}, 1)}, nil))(t)
+	}
+	must.Get(publish.Sweep(t.Context(), zero, native.Files(), 0, nil))(t)
+	checkContents(t, must.Get(file.Open(filepath.Join(dir, "step-2"), nil))(t), want[2], s.state, 2)
+}
+
+// A damaged base is named, by loads and by a verification.
+func TestDamagedBaseIsNamed(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 4)
+	saveChain(t, dir, s, 3, 1)
+	files := must.Get(filepath.Glob(filepath.Join(dir, "step-0", "*.safetensors")))(t)
+	b := must.Get(os.ReadFile(files[0]))(t)
+	b[len(b)/2] ^= 4
+	must.Do(t, os.WriteFile(files[0], b, 0o666))
+	store := must.Get(file.Open(filepath.Join(dir, "step-2"), nil))(t)
+	state := s.parts(t, 0, 1)
+	if _, err := cairn.Load(t.Context(), store, state, nil); !errors.Is(err, cairn.ErrCorrupt) || !strings.Contains(err.Error(), "step-0") {
+		t.Errorf("Load = %v; want %v and the name of the base", err, cairn.ErrCorrupt)
+	}
+	c := must.Get(cairn.Open(t.Context(), store))(t)
+	defer c.Close()
+	if _, err := c.Verify(t.Context(), nil); !errors.Is(err, cairn.ErrCorrupt) || !strings.Contains(err.Error(), "step-0/") {
+		t.Errorf("Verify = %v; want a problem with the name of the base", err)
+	}
+	must.Do(t, os.Remove(files[0]))
+	if _, err := cairn.Load(t.Context(), store, state, nil); !errors.Is(err, cairn.ErrCorrupt) || !strings.Contains(err.Error(), "step-0") {
+		t.Errorf("Load without the base = %v; want %v and its name", err, cairn.ErrCorrupt)
+	}
+}
+
+// A checkpoint to which others refer cannot be removed. When nothing refers to it any more,
+// it goes with all of its files.
+func TestRemoveOfABase(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 5)
+	want := saveChain(t, dir, s, 3, 1)
+	at := func(i int) *file.Store { return must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", i)), nil))(t) }
+	if _, err := formats.Remove(t.Context(), at(0), nil); !errors.Is(err, storage.ErrInUse) {
+		t.Errorf("Remove of a base = %v; want %v", err, storage.ErrInUse)
+	}
+	checkContents(t, at(2), want[2], s.state, 1)
+	for i := 2; i >= 0; i-- {
+		must.Get(formats.Remove(t.Context(), at(i), nil))(t)
+		if left, err := os.ReadDir(filepath.Join(dir, fmt.Sprintf("step-%d", i))); len(left) > 0 {
+			t.Errorf("step %d: %v stay, %v", i, left, err)
 		}
 	}
 }

@@ -93,7 +93,7 @@ var layers = []struct{ name, imports string }{
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
-	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish storage/reading"},
+	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"run", "blob blob/file group internal/size internal/work storage storage/formats storage/publish transfer"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},

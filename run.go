@@ -11,6 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -46,6 +48,10 @@ type RunOptions struct {
 	// Keep is the policy of the run, and KeepRemote of the remote run. The zero Policy keeps
 	// all checkpoints.
 	Keep, KeepRemote Policy
+	// Alone makes every checkpoint stand alone. Otherwise, if the run is a folder without a
+	// remote run, a save in the native format refers to the one before it, instead of
+	// writing what has not changed, as long as that pays; see SaveOptions.Base.
+	Alone bool
 	// Stager holds the memory of SaveAsync. Nil: the Run makes one, which Close closes.
 	Stager *Stager
 }
@@ -66,6 +72,7 @@ type Run struct {
 	options RunOptions
 	group   Group
 	tender  run.Tender // after Save
+	chain   run.Chain
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
@@ -157,6 +164,7 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+	o.Base = r.base(m, &o)
 	report, err := Save(ctx, store, state, &o)
 	if err == nil && r.group.Rank() == 0 {
 		r.tender.Tend(r.ctx, m, nil, func(done *run.Tended, err error) {
@@ -169,6 +177,17 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 		})
 	}
 	return report, err
+}
+
+// base returns SaveOptions.Base of a save.
+func (r *Run) base(m *run.Member, o *SaveOptions) *storage.Base {
+	if o.Base != nil || r.options.Alone || r.options.Remote != "" || blob.Scheme(r.address) != "file" || o.Writer != nil {
+		return o.Base
+	}
+	if _, ok := o.format().(native.Format); !ok {
+		return nil
+	}
+	return r.chain.Next(m.Name)
 }
 
 // warn reports a problem that does not make the save fail.
@@ -205,6 +224,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 		return nil, r.wrap("save", err)
 	}
 	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
+	o.Base = r.base(m, &o.SaveOptions)
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
 	}
@@ -254,7 +274,11 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 	if err != nil {
 		return nil, r.wrap("load", err)
 	}
-	return Load(ctx, store, state, &o)
+	report, err := Load(ctx, store, state, &o)
+	if _, name := blob.SplitAddress(found.Path); err == nil {
+		r.chain.Loaded(name)
+	}
+	return report, err
 }
 
 // Checkpoints returns the checkpoints of the run, the oldest first, also incomplete ones.

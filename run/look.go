@@ -29,7 +29,7 @@ type found struct {
 	notes    Notes
 	notesErr error
 	missing  []string
-	bases    []string // names of folders beside it; no format records them yet
+	bases    []string // names of folders beside it, to which it refers
 }
 
 // state returns the state of the copy.
@@ -104,12 +104,12 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		return f
 	}
 	defer c.Close()
-	if whole && at != dir.store {
+	if whole && at.String() != dir.store.String() {
 		f.err = fmt.Errorf("%w: %s is a run of its own", storage.ErrNotFound, dir.shown())
 		return f
 	}
 	s := c.Storage()
-	f.saveID, f.time = s.SaveID, s.Time
+	f.saveID, f.time, f.bases = s.SaveID, s.Time, s.Bases
 	if s.Step != nil {
 		f.step = s.Step
 	}
@@ -120,6 +120,9 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		return f
 	}
 	f.err = f.examine(ctx, at, c.Files())
+	if s.StoredBytes > 0 {
+		f.bytes = s.StoredBytes
+	}
 	return f
 }
 

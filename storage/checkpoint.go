@@ -59,6 +59,19 @@ type CopyChecker interface {
 	CheckCopies(ctx context.Context, want func(fqn string) bool, o ReadOptions) (*CopyReport, error)
 }
 
+// StoredFiles returns the names of the files that hold a checkpoint in its folder. They are
+// those of Files, unless files are stored in another form than readers see them.
+func StoredFiles(c Checkpoint) []string {
+	if s, ok := c.(interface{ StoredFiles() []string }); ok {
+		return s.StoredFiles()
+	}
+	names := make([]string, len(c.Files()))
+	for i, f := range c.Files() {
+		names[i] = f.Name
+	}
+	return names
+}
+
 // CopyReport is the result of CopyChecker.CheckCopies.
 type CopyReport struct {
 	// Tensors is the number of tensors that were compared. Zero: the checkpoint holds

@@ -67,7 +67,10 @@ type Base struct {
 	// checkpoint of the same format. Where bytes have not changed, the new checkpoint refers
 	// to its files. If it cannot be read, the save does without it. Empty: there is none,
 	// and the save only keeps what later ones need in order to refer to it.
-	Folder string
+	Folder string `json:"folder,omitempty"`
+	// Paid, if not nil, is called on each rank that has referred to the base, with the bytes
+	// that it has written and the bytes that it would have written without a base.
+	Paid func(written, bytes int64) `json:"-"`
 }
 
 // RefuseBase returns an error that wraps ErrOptions if Base is set. Formats that other

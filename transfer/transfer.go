@@ -19,7 +19,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
-	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
 // Options change how Copy works. Nil means the defaults.
@@ -154,7 +153,8 @@ type job struct {
 	opts     Options
 	pool     *work.Pool
 	rep      Report
-	items    []item // in the order of their stages
+	items    []item   // in the order of their stages
+	beside   []string // files of the checkpoint that readers can do without
 	have     map[string]blob.Info
 	old      []string          // files of the checkpoint that is replaced, the record first
 	lock     *publish.SaveLock // of the target
@@ -202,6 +202,11 @@ func (j *job) plan(ctx context.Context) error {
 			return fmt.Errorf("%w: %s of %s is missing or has another size", storage.ErrCorrupt, f.Name, j.src)
 		}
 	}
+	for _, name := range storage.StoredFiles(c) {
+		if _, ok := sums[name]; !ok {
+			j.beside = append(j.beside, name)
+		}
+	}
 	for _, info := range all {
 		j.add(info, sums)
 	}
@@ -239,7 +244,7 @@ func (j *job) add(info blob.Info, sums map[string]storage.File) {
 		j.rep.LeftOut = append(j.rep.LeftOut, folder+"/")
 		return
 	}
-	if !named && !isRecord && formats.Knows(j.rep.Format, info.Name) {
+	if !named && !isRecord && formats.Knows(j.rep.Format, info.Name) && !slices.Contains(j.beside, info.Name) {
 		j.rep.LeftOut = append(j.rep.LeftOut, info.Name)
 		return
 	}
@@ -371,25 +376,13 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 	}
 	slices.SortFunc(j.old, func(a, b string) int { return formats.WriteOrder(format, b) - formats.WriteOrder(format, a) })
 	if old != nil {
-		for _, name := range storedFiles(old) {
+		for _, name := range storage.StoredFiles(old) {
 			if !slices.Contains(j.old, name) {
 				j.old = append(j.old, name)
 			}
 		}
 	}
 	return nil
-}
-
-// storedFiles returns the names of the files that hold a checkpoint in its folder.
-func storedFiles(c storage.Checkpoint) []string {
-	if r, ok := c.(*reading.Checkpoint); ok {
-		return r.StoredFiles()
-	}
-	var names []string
-	for _, f := range c.Files() {
-		names = append(names, f.Name)
-	}
-	return names
 }
 
 // retract removes the record of the old checkpoint if other files of it would be changed

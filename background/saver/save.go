@@ -34,6 +34,8 @@ type Save struct {
 	BufferBytes   int64             `json:"buffer_bytes,omitempty"`
 	FailIfExists  bool              `json:"fail_if_exists,omitempty"`
 	SweepAfter    time.Duration     `json:"sweep_after_ns,omitempty"`
+	// Base is storage.WriteOptions.Base. Nil: see InRun.Refer.
+	Base *storage.Base `json:"base,omitempty"`
 	// Owner, ValuesMayDiffer and TensorsMayDiffer are options of plan.DefaultSave.
 	// TensorsMayDiffer holds for all tensors.
 	Owner            plan.OwnerRule `json:"owner,omitempty"`
@@ -54,6 +56,9 @@ type InRun struct {
 	Remote     string `json:"remote,omitempty"`
 	Keep       string `json:"keep,omitempty"`
 	KeepRemote string `json:"keep_remote,omitempty"`
+	// Refer lets each save refer to the one before it, as long as that pays. It has no
+	// effect if there is a remote store, or in another format than the native one.
+	Refer bool `json:"refer,omitempty"`
 }
 
 // member returns what to do for the run of the checkpoint after the save, or nil. The error
@@ -85,6 +90,16 @@ func (v *Save) member() (*run.Member, error) {
 	return m, err
 }
 
+// setBase chooses the base of the save if the run of the checkpoint says so.
+func (v *Save) setBase(c *run.Chain) {
+	above, name := blob.SplitAddress(v.Store)
+	if v.Base != nil || v.Run == nil || !v.Run.Refer || v.Remote != "" || v.Run.Remote != "" || above == "" || name == "" ||
+		v.Format != formats.Native || blob.Scheme(v.Store) != "file" {
+		return
+	}
+	v.Base = c.Next(name)
+}
+
 // SetStorage sets the fields that a checkpoint keeps.
 func (v *Save) SetStorage(s *meta.Storage) {
 	v.SaveID, v.Time, v.Writer, v.Step, v.Tags = s.SaveID, s.Time.Format(time.RFC3339Nano), s.Writer, s.Step, s.Tags
@@ -94,6 +109,6 @@ func (v *Save) SetStorage(s *meta.Storage) {
 func (v *Save) writeOptions(apart bool) storage.WriteOptions {
 	return storage.WriteOptions{
 		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfter: v.SweepAfter,
-		Others: formats.CheckOthers, Apart: apart,
+		Others: formats.CheckOthers, Apart: apart, Base: v.Base,
 	}
 }

@@ -89,6 +89,7 @@ type server struct {
 	stop   context.CancelCauseFunc // ends the work for runs
 
 	runner Runner
+	chain  run.Chain // of the run that saves go to
 	cache  plan.Cache
 	claims claims // parts of the arena that are in use
 
@@ -490,6 +491,7 @@ func (s *server) job(b *saveBody, st *savePlanner) (protocol.RankSave, *Tiers, e
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
+	b.setBase(&s.chain)
 	w, err := f.NewWriter(store, b.writeOptions(tiers != nil))
 	if err != nil {
 		return protocol.RankSave{}, nil, err

@@ -48,6 +48,9 @@ func (v *Save) folder(local blob.Store) (string, error) {
 	if v.LocalBytes < 0 {
 		return "", storage.RefuseIf(true, "the ceiling of local checkpoints is negative")
 	}
+	if v.Base != nil {
+		return "", storage.RefuseIf(true, "a checkpoint that is uploaded must stand alone: it cannot have a base")
+	}
 	dir, err := folderOf(local)
 	if err != nil && v.LocalBytes == 0 {
 		return "", nil // without a ceiling, the local store may be any other one

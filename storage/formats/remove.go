@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
@@ -41,7 +42,21 @@ func Remove(ctx context.Context, store blob.Store, opts *publish.RemoveOptions) 
 		r, err := removal(ctx, store)
 		return r, publish.Explain(ctx, store, err)
 	}
-	return publish.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, opts)
+	var o publish.RemoveOptions
+	if opts != nil {
+		o = *opts
+	}
+	check := o.Check
+	o.Check = func(ctx context.Context) error {
+		if err := native.CheckUnreferred(ctx, store); err != nil {
+			return err
+		}
+		if check != nil {
+			return check(ctx)
+		}
+		return nil
+	}
+	return publish.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, &o)
 }
 
 // FinishRemovals removes the files of removals at the root of store whose process died after
@@ -76,7 +91,7 @@ func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, 
 	if err != nil {
 		return nil, "", err
 	}
-	if at != store {
+	if at.String() != store.String() {
 		return nil, "", errors.Join(fmt.Errorf("%w: %s is the folder of a run, whose newest checkpoint is %s", storage.ErrNotFound, store, at), c.Close())
 	}
 	return c, format, nil
@@ -114,9 +129,9 @@ func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
 // filesOf returns the names of the files in all that belong to a checkpoint.
 func filesOf(format string, c storage.Checkpoint, all map[string]blob.Info) map[string]bool {
 	out := map[string]bool{}
-	for _, f := range c.Files() {
-		if _, ok := all[f.Name]; ok {
-			out[f.Name] = true
+	for _, name := range storage.StoredFiles(c) {
+		if _, ok := all[name]; ok {
+			out[name] = true
 		}
 	}
 	// The metadata of a rank does not name the copies of values that other ranks hold too.

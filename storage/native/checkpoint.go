@@ -321,7 +321,7 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 		}
 	}
 	if c.whole != nil {
-		if err := c.whole.checkBases(ctx); err != nil {
+		if err := checkBases(ctx, c.raw, c.full.Bases); err != nil {
 			return nil, err
 		}
 	}

@@ -132,6 +132,20 @@ func neededBeside(ctx context.Context, store blob.Store, rec *record) (map[strin
 	return nil, nil
 }
 
+// CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder
+// beside the store refers to the checkpoint in it.
+func CheckUnreferred(ctx context.Context, store blob.Store) error {
+	rec, err := readRecordOnly(ctx, store)
+	if err != nil || len(rec.Coded)+len(rec.Hashes) == 0 {
+		return nil // there is nothing to refer to
+	}
+	names, err := referred(ctx, store)
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("%w: other checkpoints of the run refer to %s; 'cairn flatten' makes them stand alone", storage.ErrInUse, store)
+	}
+	return err
+}
+
 // referred returns the names of files in the folder of a checkpoint to which checkpoints in
 // the folders beside it refer.
 func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
@@ -186,6 +200,39 @@ func Whole(ctx context.Context, store blob.Store) blob.Store {
 		return store
 	}
 	return w.view()
+}
+
+// holdBases keeps the folders to which the results refer from being removed, and checks that
+// the files are there. From the commit on, the record shows that they are needed; the
+// caller calls release after it.
+func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
+	var held []func()
+	release = func() {
+		for _, f := range held {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
+	var rec record
+	for _, r := range results {
+		rec.addCoded(r.Coded)
+	}
+	for _, b := range rec.Bases {
+		at, err := blob.Beside(w.store, b.Folder)
+		if err != nil {
+			return nil, err
+		}
+		free, err := publish.ReadingNow(ctx, at)
+		if err != nil {
+			return nil, fmt.Errorf("the save refers to %s: %w", at, err)
+		}
+		held = append(held, free)
+	}
+	return release, checkBases(ctx, w.store, rec.Bases)
 }
 
 // close closes the base.
@@ -551,22 +598,22 @@ func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.Chu
 }
 
 // checkBases returns an error that wraps storage.ErrCorrupt if a file to which the
-// checkpoint refers is gone or has another size.
-func (w *whole) checkBases(ctx context.Context) error {
-	for _, b := range w.bases {
-		at, err := blob.Beside(w.Store, b.Folder)
+// checkpoint in store refers is gone or has another size.
+func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error {
+	for _, b := range bases {
+		at, err := blob.Beside(store, b.Folder)
 		if err != nil {
-			return fmt.Errorf("%s refers to the folder %s beside it: %w", w, b.Folder, err)
+			return fmt.Errorf("%s refers to the folder %s beside it: %w", store, b.Folder, err)
 		}
 		for _, f := range b.Files {
 			info, err := at.Stat(ctx, f.Name)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
-				return fmt.Errorf("%w: %s refers to %s of %s, which is gone: %w", storage.ErrCorrupt, w, f.Name, at, err)
+				return fmt.Errorf("%w: %s refers to %s of %s, which is gone: %w", storage.ErrCorrupt, store, f.Name, at, err)
 			case err != nil:
 				return err
 			case info.Size != f.Size:
-				return fmt.Errorf("%w: %s refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, w, f.Name, at, info.Size, f.Size)
+				return fmt.Errorf("%w: %s refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, store, f.Name, at, info.Size, f.Size)
 			}
 		}
 	}

@@ -109,6 +109,13 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		return nil, err
 	}
 	r.Items = append(r.Items, inline.Items...)
+	if len(r.Coded) > 0 && w.opts.Base.Paid != nil {
+		var bytes int64
+		for _, c := range r.Coded {
+			bytes += c.Size
+		}
+		w.opts.Base.Paid(r.Bytes(), bytes)
+	}
 	return r, nil
 }
 
@@ -226,6 +233,11 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err := checkTies(entries); err != nil {
 		return err
 	}
+	release, err := w.holdBases(ctx, results)
+	if err != nil {
+		return err
+	}
+	defer release()
 	var all storage.WriteResults
 	for _, r := range results {
 		all.Files = append(all.Files, r.Files...)

@@ -68,8 +68,7 @@ func (c *Checkpoint) Store() blob.Store { return c.store }
 // Files returns the checkpoint's files. Files that describe it come first.
 func (c *Checkpoint) Files() []storage.File { return c.src.Files }
 
-// StoredFiles returns the names of the files that hold the checkpoint in its folder. They
-// are those of Files, unless files are stored in another form.
+// StoredFiles implements storage.StoredFiles.
 func (c *Checkpoint) StoredFiles() []string {
 	if c.src.Stored != nil {
 		return c.src.Stored

@@ -1,0 +1,57 @@
+package run
+
+import (
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Chain chooses the bases of the saves of one rank to a run: each save refers to the one
+// before it, as long as that pays. Its methods are safe for concurrent use.
+type Chain struct {
+	mu   sync.Mutex
+	last string // the folder of the last save, or of the checkpoint that was loaded; guarded by mu
+	rest int    // saves without a base that are to come, because the last base did not pay; guarded by mu
+}
+
+const (
+	// restSaves is the number of saves without a base after one that did not pay.
+	restSaves = 8
+	// paying is the largest part of its bytes, in percent, that a save on a base may write
+	// if the base is to pay.
+	paying = 90
+)
+
+// Next returns the base of the next save, to the folder name. Nil: the save is not worth a
+// base.
+func (c *Chain) Next(name string) *storage.Base {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.last
+	c.last = name
+	if c.rest > 0 {
+		c.rest--
+		return nil
+	}
+	b := &storage.Base{Paid: c.paid}
+	if last != name { // a checkpoint cannot refer to the one that it replaces
+		b.Folder = last
+	}
+	return b
+}
+
+// Loaded says that the training goes on from the checkpoint in the folder name.
+func (c *Chain) Loaded(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = name
+}
+
+// paid is storage.Base.Paid.
+func (c *Chain) paid(written, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if written/paying > bytes/100 {
+		c.rest = restSaves
+	}
+}
