@@ -422,6 +422,9 @@ func TestLoadsShareACheckpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := formats.Remove(t.Context(), must.Get(file.Open(src.Store, nil))(t), nil); !errors.Is(err, storage.ErrInUse) {
+			t.Errorf("round %d: Remove during a load = %v; want ErrInUse", round, err)
+		}
 		if a != b || opens != round {
 			t.Errorf("round %d: the loads share a checkpoint: %t; it was opened %d times in all", round, a == b, opens)
 		}

@@ -25,9 +25,11 @@ const (
 	// lockPrefix begins the last elements of the keys of locks. List does not yield them,
 	// because no name of an object has this prefix.
 	lockPrefix = blob.Reserved + "lock-"
-	// maxLock bounds the size of a lock that is read, and maxLocks how many are read.
-	maxLock  = 1 << 20
-	maxLocks = 100
+	// maxLock bounds the size of a lock that is read, maxLocks how many are read, and
+	// maxLockBytes the size of all of them. Removals of many files have large locks.
+	maxLock      = 8 << 20
+	maxLocks     = 100
+	maxLockBytes = 16 << 20
 )
 
 // lockText is the content of a lock.
@@ -174,6 +176,7 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 		prefix += dir + "/"
 	}
 	var out []blob.Lock
+	left := int64(maxLockBytes)
 	for o, err := range pages(ctx, s, "list", prefix+lockPrefix, s.service.List) {
 		if err != nil {
 			return nil, s.fail("locks", dir, err)
@@ -183,8 +186,9 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 			continue // below dir
 		}
 		l := blob.Lock{Name: path.Join(dir, name), ModTime: o.ModTime, Owner: s.ownerAt(o.ModTime)}
-		if len(out) < maxLocks && o.Size <= maxLock {
+		if len(out) < maxLocks && o.Size <= min(maxLock, left) {
 			s.readLock(ctx, o, &l)
+			left -= o.Size
 		}
 		out = append(out, l)
 	}

@@ -609,7 +609,7 @@ func TestSizesOfUploads(t *testing.T) {
 func TestRemoveVersion(t *testing.T) {
 	lost := &Error{Err: errReset, Retry: true, Sent: true}
 	for name, c := range map[string]struct {
-		service  scripted
+		service  *scripted
 		version  string
 		absent   bool
 		want     error
@@ -619,19 +619,22 @@ func TestRemoveVersion(t *testing.T) {
 		"the version":                {version: "1", requests: 2},
 		"another version":            {version: "2", want: blob.ErrChanged, stays: true, requests: 1},
 		"no object":                  {version: "1", absent: true, want: fs.ErrNotExist, requests: 1},
-		"an attempt that was lost":   {service: scripted{remove: once(lost)}, version: "1", requests: 4},
-		"an answer that was lost":    {service: scripted{after: once(lost)}, version: "1", requests: 3},
-		"replaced after the look":    {service: scripted{remove: once(ErrCondition)}, version: "1", want: blob.ErrChanged, stays: true, requests: 2},
-		"a service without the like": {service: scripted{remove: once(errors.ErrUnsupported)}, version: "1", requests: 3},
-		"an error that stays":        {service: scripted{remove: once(errReset)}, version: "1", want: errReset, stays: true, requests: 2},
+		"an attempt that was lost":   {service: &scripted{remove: once(lost)}, version: "1", requests: 4},
+		"an answer that was lost":    {service: &scripted{after: once(lost)}, version: "1", requests: 3},
+		"replaced after the look":    {service: &scripted{remove: once(ErrCondition)}, version: "1", want: blob.ErrChanged, stays: true, requests: 2},
+		"a service without the like": {service: &scripted{remove: once(errors.ErrUnsupported)}, version: "1", requests: 3},
+		"an error that stays":        {service: &scripted{remove: once(errReset)}, version: "1", want: errReset, stays: true, requests: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				if c.service == nil {
+					c.service = new(scripted)
+				}
 				c.service.objects = map[string]Object{"x/a": {Key: "x/a", Version: "1"}}
 				if c.absent {
 					clear(c.service.objects)
 				}
-				s := newStore(t, &c.service, nil)
+				s := newStore(t, c.service, nil)
 				err := s.RemoveVersion(t.Context(), "a", c.version)
 				if !errors.Is(err, c.want) || c.want == nil && err != nil {
 					t.Errorf("RemoveVersion = %v; want %v", err, c.want)

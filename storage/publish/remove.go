@@ -58,9 +58,10 @@ func (f *RemovedFile) matches(info blob.Info) bool {
 	return f.Name == info.Name && f.Size == info.Size && f.Version == info.Version
 }
 
-// maxNoted bounds how many files the lock of a removal lists, so that it can be read. If a
-// removal of more files is interrupted, the other files are leftovers of an unknown save.
-const maxNoted = 40_000
+// maxNoted bounds the bytes of the list in the lock of a removal, so that the lock can be read:
+// about 40,000 files. If a removal of more files is interrupted, the other files are leftovers
+// of an unknown save.
+const maxNoted = 5 << 20
 
 // Remove removes the checkpoint at the root of store that find describes:
 //
@@ -125,7 +126,15 @@ func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*
 // noted returns what the lock says about r.
 func (r *Removal) noted() *Removal {
 	out := *r
-	out.Files = r.Files[:min(len(r.Files), maxNoted)]
+	left := maxNoted
+	out.Files = slices.Clone(r.Files)
+	for i := range out.Files {
+		const around = len(`{"name":"","size":9223372036854775807,"version":""},`)
+		if left -= len(out.Files[i].Name) + len(out.Files[i].Version) + around; left < 0 && i > 0 {
+			out.Files = out.Files[:i]
+			break
+		}
+	}
 	return &out
 }
 

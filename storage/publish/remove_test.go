@@ -2,13 +2,16 @@ package publish_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -145,4 +148,27 @@ func TestRemoveOfAReplacedRecord(t *testing.T) {
 			t.Errorf("%s: there are %q", name, names)
 		}
 	}
+}
+
+// The lock of a removal of very many files can be read.
+func TestRemovalOfManyFiles(t *testing.T) {
+	s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
+	storagetest.Put(t, s, "record", []byte("x"))
+	info := must.Get(s.Stat(t.Context(), "record"))(t)
+	find := func(context.Context) (*publish.Removal, error) {
+		r := &publish.Removal{HasRecord: true, Files: []publish.RemovedFile{{Name: "record", Size: 1, Version: info.Version}}}
+		for i := range 200_000 {
+			r.Files = append(r.Files, publish.RemovedFile{Name: fmt.Sprintf("a file with a name that is quite long %d", i), Version: info.Version})
+		}
+		return r, nil
+	}
+	_, err := publish.Remove(t.Context(), s, find, nothing, &publish.RemoveOptions{Check: func(ctx context.Context) error {
+		locks := must.Get(s.Locks(ctx, ""))(t)
+		var note struct{ Removal publish.Removal }
+		if len(locks) != 1 || json.Unmarshal(locks[0].Note, &note) != nil || len(note.Removal.Files) < 10_000 {
+			t.Errorf("there are %d locks, the first one with %d files", len(locks), len(note.Removal.Files))
+		}
+		return nil
+	}})
+	must.Do(t, err)
 }
