@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -56,7 +57,7 @@ func newRunsCmd() *cobra.Command {
 const maxPaths = 1 << 20
 
 func runRuns(cmd *cobra.Command, dirs []string, depth int) error {
-	ctx, o := cmd.Context(), outputOf(cmd)
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
