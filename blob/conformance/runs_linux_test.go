@@ -39,7 +39,7 @@ func TestRunsInS3(t *testing.T) {
 	call(true, []string{"tag", local + "/step-1", "release", "--metric", "loss=0.5"}, "tags release", "metrics loss=0.5")
 	call(true, []string{"settings", local, "--keep", "last 2", "--remote", remote, "--keep-remote", "last 3, tagged"}, remote)
 	call(true, []string{"log", local}, "4 checkpoints not uploaded yet", "step-0 0")
-	call(true, []string{"prune", local}, "step-1 1 4", "not uploaded no rule keeps it", "1 checkpoint removed")
+	call(true, []string{"prune", local}, "step-1 1", "not uploaded no rule keeps it", "1 checkpoint removed")
 	call(true, []string{"sync", local}, "4 checkpoints copied")
 	call(true, []string{"prune", local}, "2 checkpoints removed")
 	call(true, []string{"log", local}, "remote loss=0.5 release", "both - - last 2, newest last 3, newest", "!not uploaded")
