@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -26,8 +27,8 @@ type Member struct {
 
 // TendOptions change how Member.Tend works. Nil means the defaults.
 type TendOptions struct {
-	// Skip, if not nil, reports whether a checkpoint is not uploaded now, because another upload of it
-	// is under way or has just failed.
+	// Skip, if not nil, reports whether a checkpoint is not uploaded now, because another
+	// upload of it is under way or has just failed.
 	Skip func(name string) bool
 }
 
@@ -37,6 +38,46 @@ type Tended struct {
 	Uploaded []transfer.Synced
 	// Pruned is the report of Prune.
 	Pruned *Report
+}
+
+// Attrs describe what was done, for a log. They are empty if nothing was.
+func (t *Tended) Attrs() []slog.Attr {
+	if t == nil {
+		return nil
+	}
+	var out []slog.Attr
+	var uploaded []string
+	for _, s := range t.Uploaded {
+		if s.State == transfer.Copied {
+			uploaded = append(uploaded, s.Folder)
+		}
+	}
+	if len(uploaded) > 0 {
+		out = append(out, slog.Any("uploaded", uploaded))
+	}
+	if t.Pruned == nil || t.Pruned.Count == 0 {
+		return out
+	}
+	for _, place := range []struct {
+		key  string
+		list []Pruned
+	}{{"removed", t.Pruned.Local}, {"removed_remote", t.Pruned.Remote}} {
+		if names := removedOf(place.list); len(names) > 0 {
+			out = append(out, slog.Any(place.key, names))
+		}
+	}
+	return append(out, slog.Int64("removed_bytes", t.Pruned.Bytes))
+}
+
+// removedOf returns the names of the checkpoints that were removed.
+func removedOf(list []Pruned) []string {
+	var out []string
+	for _, p := range list {
+		if p.Outcome == Removed {
+			out = append(out, p.Name)
+		}
+	}
+	return out
 }
 
 // Tend keeps the run in order after a save: it writes the settings, uploads what the remote
@@ -110,8 +151,8 @@ func NoteMetrics(ctx context.Context, store blob.Store, saveID string, metrics M
 	})
 }
 
-// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next save
-// or 'cairn sync' and 'cairn prune' complete.
+// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next
+// save or 'cairn sync' and 'cairn prune' complete.
 const TendWait = 2 * time.Minute
 
 // Tender tends runs in the background, one at a time. If several saves are over meanwhile, it

@@ -145,9 +145,9 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 	}
 }
 
-// tend keeps the run of a save in order, in the background. saved is the error of the save. It is called
-// before the outcome is reported, so that what waits for the outcome can wait for the rest too. If the upload of the
-// save has failed, it is repeated with the next save.
+// tend keeps the run of a save in order, in the background. saved is the error of the save. It
+// is called before the outcome is reported, so that what waits for the outcome can wait for
+// the rest too. If the upload of the save has failed, it is repeated with the next save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || run.Job.Group.Rank() != 0 || saved != nil {
 		return
@@ -156,10 +156,13 @@ func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 		ctx = r.Background
 	}
 	skip := func(name string) bool { return run.Tiers != nil && name == run.Run.Name || r.isUploading(name) }
-	warn := run.Job.Recorder.Warn
-	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(_ *runs.Tended, err error) {
+	rec := run.Job.Recorder
+	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(done *runs.Tended, err error) {
+		if attrs := done.Attrs(); len(attrs) > 0 {
+			rec.Inform("run: kept in order", attrs...)
+		}
 		if err != nil {
-			warn(err)
+			rec.Warn(err)
 		}
 	})
 }
