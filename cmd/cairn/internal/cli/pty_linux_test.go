@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -281,4 +282,29 @@ func TestPruneAsks(t *testing.T) {
 	if strings.Contains(text, "[y/N]") || !strings.Contains(text, "1 checkpoint would be removed") || !strings.Contains(text, "1 checkpoint removed") {
 		t.Errorf("without a question: %s", text)
 	}
+}
+
+// Ctrl-C ends prune while it waits for an answer.
+func TestPruneIsInterruptedWhileItAsks(t *testing.T) {
+	stdin := os.Stdin
+	defer func() { os.Stdin = stdin }()
+	run := makeRun(t, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	onTerminalWithInput(t, 100, func(tty *os.File, input io.Writer, printed func() string) {
+		os.Stdin = tty
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			waitFor(t, printed, "? [y/N] ")
+			cancel()
+		}()
+		if code := Main(ctx, []string{"prune", run, "--keep", "last 1"}, tty, tty); code != exitInterrupted {
+			t.Errorf("exit code %d; want %d", code, exitInterrupted)
+		}
+		<-asked
+		must.Get(io.WriteString(input, "y\n"))(t) // ends the read
+		if left := must.Get(os.ReadDir(run))(t); len(left) != 2 {
+			t.Errorf("%d checkpoints are left; want both", len(left))
+		}
+	})
 }
