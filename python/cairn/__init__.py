@@ -24,6 +24,7 @@ from cairn.errors import (
     ExistsError,
     GoneError,
     IncompleteError,
+    InUseError,
     MismatchError,
     MissingError,
     NotFoundError,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "CorruptError", "ExistsError",
-    "GoneError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError", "OptionsError",
+    "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError",
+    "OptionsError",
     "Phase", "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError",
     "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError",
     "convert", "latest", "open",

@@ -34,6 +34,10 @@ class UnderWayError(IncompleteError):
     """There is no checkpoint yet, but a process is saving to this place."""
 
 
+class InUseError(CairnError):
+    """The checkpoint is not removed, because a process reads it, or another process is removing it."""
+
+
 class NotFoundError(CairnError, FileNotFoundError):
     """There is no checkpoint at this place."""
 
@@ -115,6 +119,7 @@ _CLASSES: dict[str, type[CairnError]] = {
     "storage.underway": UnderWayError,
     "storage.incomplete": IncompleteError,
     "storage.notfound": NotFoundError,
+    "storage.inuse": InUseError,
     "storage.exists": ExistsError,
     "storage.changed": ChangedError,
     "storage.uncertain": UncertainError,

@@ -17,6 +17,7 @@ class Errors(unittest.TestCase):
             (["storage.incomplete"], cairn.IncompleteError, ()),
             (["storage.notfound", "fs.ErrNotExist"], cairn.NotFoundError, (FileNotFoundError,)),
             (["fs.ErrNotExist"], cairn.NotFoundError, (OSError,)),
+            (["storage.inuse", "storage.removing"], cairn.InUseError, ()),
             (["storage.exists"], cairn.ExistsError, (FileExistsError,)),
             (["storage.corrupt"], cairn.CorruptError, ()),
             (["storage.version"], cairn.VersionError, ()),
