@@ -50,6 +50,27 @@ func TestTend(t *testing.T) {
 	}
 }
 
+// A process replaces the settings that it has, and a file that is damaged.
+func TestTendKeepsSettings(t *testing.T) {
+	dir := t.TempDir()
+	store := openDir(t, dir)
+	must.Do(t, WriteSettings(t.Context(), store, Settings{Remote: "s3://bucket/run", Keep: keep(t, "last 1"), KeepRemote: keep(t, "every day")}))
+	m := &Member{Address: dir, Settings: Settings{Keep: keep(t, "last 9")}}
+	must.Get(m.Tend(t.Context(), nil))(t)
+	if s := must.Get(ReadSettings(t.Context(), store))(t); s.Remote != "s3://bucket/run" || s.Keep.String() != "last 9" || s.KeepRemote.String() != "every day" {
+		t.Errorf("the settings are %+v", s)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, SettingsFile), []byte("{"), 0o666))
+	must.Get((&Member{Address: dir}).Tend(t.Context(), nil))(t) // it has no settings
+	if _, err := ReadSettings(t.Context(), store); err == nil {
+		t.Error("a process without settings has written them")
+	}
+	must.Get(m.Tend(t.Context(), nil))(t)
+	if s := must.Get(ReadSettings(t.Context(), store))(t); s.Remote != "" || s.Keep.String() != "last 9" {
+		t.Errorf("the settings are %+v", s)
+	}
+}
+
 // If the remote place does not answer, nothing is removed.
 func TestTendWithoutRemote(t *testing.T) {
 	local := t.TempDir()

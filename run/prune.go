@@ -187,37 +187,16 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 
 // place removes what the policy of a place does not keep.
 func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
-	var here []Checkpoint
-	for i := range p.all {
-		if c, ok := p.all[i].in(place); ok {
-			here = append(here, c)
-		}
-	}
-	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
-	for _, v := range Apply(policy, here, p.opts.Now) {
-		c := v.Checkpoint
-		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
-		if !v.Keep {
-			x.Outcome = WouldRemove
-		}
-		*list = append(*list, x)
-	}
+	*list = append(*list, p.judge(place, policy)...)
 	var errs []error
 	for i := range *list {
 		x := &(*list)[i]
 		if x.Outcome != WouldRemove {
 			continue
 		}
-		if p.mustUpload(place, x.Name) {
-			x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s lacks it", p.run.Remote)
-			continue
-		}
-		if !p.opts.DryRun {
-			err := p.remove(ctx, place, x)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
-			}
-			if err != nil && !aboutOne(err) {
+		if err := p.carryOut(ctx, place, x); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
+			if !aboutOne(err) {
 				break
 			}
 		}
@@ -232,6 +211,40 @@ func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// judge returns what the policy of a place says about its checkpoints, the oldest first.
+func (p *pruning) judge(place *Place, policy Policy) []Pruned {
+	var here []Checkpoint
+	for i := range p.all {
+		if c, ok := p.all[i].in(place); ok {
+			here = append(here, c)
+		}
+	}
+	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
+	var out []Pruned
+	for _, v := range Apply(policy, here, p.opts.Now) {
+		c := v.Checkpoint
+		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
+		if !v.Keep {
+			x.Outcome = WouldRemove
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// carryOut removes a checkpoint that the policy does not keep, unless it must be uploaded
+// first, or in a dry run.
+func (p *pruning) carryOut(ctx context.Context, place *Place, x *Pruned) error {
+	if p.mustUpload(place, x.Name) {
+		x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s lacks it", p.run.Remote)
+		return nil
+	}
+	if p.opts.DryRun {
+		return nil
+	}
+	return p.remove(ctx, place, x)
 }
 
 // mustUpload reports whether a local checkpoint stays because the remote place lacks it.
@@ -258,6 +271,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 	if p.opts.Turn != nil && place.local {
 		end, err := p.opts.Turn(ctx)
 		if err != nil {
+			x.Outcome, x.Problem = Failed, err.Error()
 			return err
 		}
 		defer end()
