@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -99,6 +101,23 @@ func printRemoved(o *output, res *removeResult) {
 		case run.WouldRemove:
 			o.printf("%s: would be removed, %s\n", clean(shownPath(p.Path)), formatBytes(p.Bytes))
 		}
+	}
+	printStaying(o, res.Removed)
+}
+
+// printStaying names folders that were not removed with their checkpoints, because they have
+// other files. It looks at folders of this host only.
+func printStaying(o *output, list []run.Pruned) {
+	var staying []string
+	for _, p := range list {
+		if path, local, err := file.LocalPath(p.Path); p.Outcome == run.Removed && local && err == nil {
+			if _, err := os.Stat(path); err == nil {
+				staying = append(staying, shownPath(path))
+			}
+		}
+	}
+	if len(staying) > 0 {
+		o.remark("files that are not of a checkpoint stay in %s, such as %s\n", plural(len(staying), "folder"), clean(staying[0]))
 	}
 }
 
