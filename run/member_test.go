@@ -172,3 +172,22 @@ func TestTurns(t *testing.T) {
 		end()
 	})
 }
+
+// An upload that was interrupted is completed, and not begun again.
+func TestTendCompletesUploads(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	name := save(t, local, 1)
+	copyFolder(t, filepath.Join(local, name), filepath.Join(remote, name))
+	must.Do(t, os.Remove(filepath.Join(remote, name, "cairn.json"))) // the last file
+	m := &Member{Address: local, Settings: Settings{Remote: remote}}
+	done := must.Get(m.Tend(t.Context(), nil))(t)
+	if len(done.Uploaded) != 1 || done.Uploaded[0].Copy == nil || done.Uploaded[0].Copy.KeptFiles != 2 {
+		t.Errorf("uploaded: %+v", done.Uploaded)
+	}
+	if got := list(t, openRun(t, local, remote)); !slices.Equal(got, []string{name + " both"}) {
+		t.Errorf("there are %q", got)
+	}
+	if done := must.Get(m.Tend(t.Context(), nil))(t); len(done.Uploaded) != 0 || done.Pruned != nil || done.Attrs() != nil {
+		t.Errorf("a second time: %+v", done)
+	}
+}
