@@ -119,7 +119,7 @@ func dataLoader(r *rig, workers int) {
 	}{
 		{4, 7, 14, []string{"of StatefulDataLoader was saved by 2 ranks, and 4 ranks load it", "not loaded",
 			"were saved by 2 ranks, and 4 ranks load them: ranks 0 to 1 get the states of the same number, and ranks 2 to 3 new ones"}},
-		{1, 14, 19, []string{"was saved by 4 ranks, and 1 rank load", "rank 0 gets the state of the same number, and the others are not used"}},
+		{1, 14, 19, []string{"was saved by 4 ranks, and 1 rank loads", "rank 0 gets the state of the same number, and the others are not used"}},
 		{8, 19, 26, []string{"ranks 1 to 7 new ones"}},
 	}
 	if workers > 0 {

@@ -171,7 +171,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle(args)
         optimizer, rank = kwargs["optimizer"], _rank()
-        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)), "random": {str(rank): random_states(every_device=True)}}
+        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)),
+                                 "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
             if self._files is None:
                 self._files = _files(kwargs["model"], kwargs.get("processing_class"))

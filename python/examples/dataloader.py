@@ -46,7 +46,7 @@ class Order(torch.utils.data.Sampler):
 
 
 def train(run, steps, every=5, workers=0):
-    """Trains up to a number of steps. For each step it yields the step, the epoch, the samples of this rank, and data."""
+    """Trains up to a number of steps. It yields the number of each, the epoch, the samples of this rank and data."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     torch.manual_seed(1000 + rank)
     order = Order(len(Data()), rank, ranks)

@@ -30,8 +30,8 @@ from cairn.torch._save import async_save, close, prepare, save
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Handle", "PerRank", "Preemption", "RandomState", "Reader", "Stager", "Writer", "async_save", "close", "load",
-           "on_signal", "prepare", "save"]
+__all__ = ["Handle", "PerRank", "Preemption", "RandomState", "Reader", "Stager", "Writer", "async_save", "close",
+           "load", "on_signal", "prepare", "save"]
 
 
 def __dir__() -> list[str]:

@@ -70,7 +70,8 @@ class PerRank:
             self.of.load_state_dict(held[0])
         else:
             self._say(f"the state of {type(self.of).__name__} was saved by {_count(saved)}, and {_count(self.ranks)} "
-                      "load it: the state of a rank fits the same number of ranks only, so it is not loaded")
+                      f"{_loads(self.ranks)} it: the state of a rank fits the same number of ranks only, so it is not "
+                      "loaded")
 
     def _say(self, text: str) -> None:
         if not distributed() or dist.get_rank() == 0:
@@ -111,7 +112,8 @@ class RandomState(PerRank):
             seed(_bytes(first[0]["cpu"]), self.rank)
         if saved == ranks:
             return
-        text = f"the states of random number generators were saved by {_count(saved)}, and {_count(ranks)} load them"
+        text = f"the states of random number generators were saved by {_count(saved)}, and {_count(ranks)} " \
+               f"{_loads(ranks)} them"
         if not saved:
             text += ": the generators stay as they are"
         elif saved < ranks:
@@ -180,6 +182,10 @@ def seed(state: bytes, rank: int) -> None:
 
 def _count(n: int) -> str:
     return "no rank" if not n else "1 rank" if n == 1 else f"{n} ranks"
+
+
+def _loads(n: int) -> str:
+    return "loads" if n == 1 else "load"
 
 
 def _get(n: int) -> str:

@@ -65,8 +65,8 @@ class Generators(Case):
         for rank in range(2):
             got, loaded, said = self.load(rank, 2)
             self.assertEqual((got, loaded), (want[rank], True))
-            self.assertIn("saved by 3 ranks, and 2 ranks load them: ranks 0 to 1 get the states of the same number, and "
-                          "the others are not used", said)
+            self.assertIn("saved by 3 ranks, and 2 ranks load them: ranks 0 to 1 get the states of the same number, "
+                          "and the others are not used", said)
 
     def test_more_ranks(self):
         want = self.save(2)
@@ -74,8 +74,8 @@ class Generators(Case):
         for rank in range(5):
             got, loaded, said = self.load(rank, 5)
             self.assertEqual(loaded, rank < 2)
-            self.assertIn("saved by 2 ranks, and 5 ranks load them: ranks 0 to 1 get the states of the same number, and "
-                          "ranks 2 to 4 new ones, with seeds that are made of the state of rank 0", said)
+            self.assertIn("saved by 2 ranks, and 5 ranks load them: ranks 0 to 1 get the states of the same number, "
+                          "and ranks 2 to 4 new ones, with seeds that are made of the state of rank 0", said)
             self.assertEqual(self.load(rank, 5)[0], got)  # the same whenever it is loaded
             drawn.append(got)
         self.assertEqual(drawn[:2], want)

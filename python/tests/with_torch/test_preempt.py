@@ -11,10 +11,11 @@ import time
 import unittest
 
 import torch
+import torch.utils.data
 
 import cairn
 import cairn.torch
-from device import ENV, Case, noise
+from device import ENV, Case, noise, slow
 
 # Trains until a signal comes. It prints the process id of its saver, "stop N", "staged" and "saved N".
 TRAINER = """
@@ -120,6 +121,7 @@ class Ranks(Case):
         self.assertRegex(job.said(), r"was complete \d+\.\d s after SIGTERM, 3\d{3}\.\d s before the deadline")
         self.assertNotIn("SIGTERM", job.said(1) + job.said(2))
 
+    @slow
     def test_all_ranks_get_a_signal_and_agree_in_each_third_call(self):
         job = Job(self, 2, every=3)
         for process, number in zip(job.ranks, (signal.SIGUSR1, signal.SIGTERM)):
@@ -162,6 +164,7 @@ class Ranks(Case):
         self.assertRegex(job.said(), r"is not complete, \d+\.\d s after SIGTERM, -?\d+\.\d s before the deadline: rank "
                                      r"0 has written 0 of \d+ bytes")
 
+    @slow
     def test_a_save_that_is_late(self):
         job = Job(self, 1, grace=0.001)
         job.ranks[0].send_signal(signal.SIGTERM)
@@ -209,6 +212,21 @@ class Alone(Case):
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGTERM)
             self.assertFalse(preempt.requested())
             self.assertEqual(signal.getsignal(signal.SIGTERM), preempt._note)
+
+    def test_workers_of_a_data_loader(self):
+        """Forked workers do not die of an announcement. SIGTERM ends them."""
+        with cairn.torch.on_signal([signal.SIGTERM, signal.SIGUSR1]) as preempt:
+            loader = torch.utils.data.DataLoader(range(1000), num_workers=1, multiprocessing_context="fork")
+            batches = iter(loader)
+            next(batches)
+            (worker,) = (w.pid for w in batches._workers)
+            os.kill(worker, signal.SIGUSR1)
+            self.assertEqual(next(batches).item(), 1)
+            self.assertFalse(preempt.requested())
+            os.kill(worker, signal.SIGTERM)
+            with self.assertRaisesRegex(RuntimeError, "worker.*(killed|exited)"):
+                for _ in batches:
+                    pass
 
     def test_a_save_without_a_signal_and_one_that_fails(self):
         with cairn.torch.on_signal(signal.SIGUSR1, grace=1000) as preempt:
