@@ -65,9 +65,10 @@ class PerRank:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved, held = state["ranks"], state.get(str(self.rank))
-        self.loaded = held is not None and saved == self.ranks
-        if self.loaded:
+        self.loaded = False
+        if held is not None and saved == self.ranks:
             self.of.load_state_dict(held[0])
+            self.loaded = True
         else:
             self._say(f"the state of {type(self.of).__name__} was saved by {_count(saved)}, and {_count(self.ranks)} "
                       f"{_loads(self.ranks)} it: the state of a rank fits the same number of ranks only, so it is not "
