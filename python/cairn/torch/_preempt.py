@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cairn import errors
 from cairn.reports import SaveReport
-from cairn.torch._handle import Handle, Outcome
+from cairn.torch._handle import Handle, Outcome, unseen
 from cairn.torch._job import distributed
 from cairn.torch._save import async_save
 
@@ -121,9 +121,10 @@ class Preemption:
             self._agreed = when, number, 0
         if self._agreed is None:
             return False
-        left = "" if self._grace is None else f" Seconds to the deadline: {self.left():.1f}."
-        self._say(logging.WARNING, f"the job is about to end: {self._after()}, on rank {self._agreed[2]}, all ranks "
-                                   f"have agreed to stop at this step.{left}")
+        first, number, rank = self._agreed
+        left = "" if self._grace is None else f", {self.left():.1f} s before the deadline"
+        self._say(logging.WARNING, f"{_name(number)} has reached rank {rank} {time.time() - first:.1f} s ago: the job is "
+                                   f"about to end. All ranks stop at this step{left}")
         return True
 
     def _least(self, value: float, dtype: torch.dtype) -> float:
@@ -132,7 +133,12 @@ class Preemption:
             if not dist.is_gloo_available():
                 raise errors.OptionsError("this PyTorch has no gloo: on_signal needs group=, a process group whose "
                                           "collectives take tensors in host memory", ("storage.options",))
-            self._group, self._own = dist.new_group(backend="gloo"), True
+            try:
+                self._group, self._own = dist.new_group(backend="gloo"), True
+            except RuntimeError as e:
+                raise errors.GoneError(f"on_signal cannot connect the ranks with gloo: {e}. GLOO_SOCKET_IFNAME names "
+                                       "the network interface, and group= another process group",
+                                       ("group.ErrGone",)) from e
         t = torch.tensor([value], dtype=dtype)
         try:
             dist.all_reduce(t, dist.ReduceOp.MIN, group=self._group)
@@ -154,11 +160,12 @@ class Preemption:
         nothing. Rank 0 logs (logger "cairn") when the state is staged, and whether the checkpoint was complete before
         the deadline, or that it is not when the deadline is near.
         """
+        self._report_unseen()
         try:
             handle = async_save(state, path, **options)
             self._wait(handle, handle.staged, "staged")
-            self._say(logging.WARNING, f"the state for {handle._path} was staged {self._after()}: the saver processes "
-                                       "complete the save even if this process is killed")
+            self._say(logging.WARNING, f"the state for {handle._path} was staged {self._after()}: when all ranks have "
+                                       "staged it, the saver processes complete the save even if the ranks are killed")
             report: SaveReport = self._wait(handle, handle, "complete")
             self._wait(handle, handle.uploaded, "uploaded")
         except BaseException as e:
@@ -170,6 +177,15 @@ class Preemption:
         self._say(logging.ERROR if left is not None and left < 0 else logging.WARNING,
                   f"the save to {handle._path} was complete {self._after()}{how}")
         return report
+
+    @staticmethod
+    def _report_unseen() -> None:
+        """Warns of earlier saves that have failed. If a filter makes that an error, this save takes place anyway."""
+        while True:
+            try:
+                return unseen.report()
+            except errors.SaveWarning as w:
+                _log.error("%s", w)
 
     def _wait(self, handle: Handle, future: Outcome[Any], what: str) -> Any:
         """Waits for an outcome of a save. Shortly before the deadline it logs that the save is not over."""

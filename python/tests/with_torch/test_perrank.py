@@ -9,7 +9,7 @@ import torch
 
 import cairn
 import cairn.torch
-from device import CUDA, DEVICE, Case, noise
+from device import CUDA, DEVICE, Case, join, noise, spawn
 
 
 def draw():
@@ -29,6 +29,21 @@ class Loader:
 
     def load_state_dict(self, state):
         self.state = state
+
+
+def replicas(rank, folder):
+    """Saves on a rank whose data is that of all ranks, and then on one whose data is not."""
+    join("gloo", folder, rank, 2)
+    cairn.torch.save({"loader": cairn.torch.PerRank(Loader(seen=3), rank=0, ranks=1)}, f"{folder}/same")
+    got = cairn.torch.PerRank(Loader(), rank=0, ranks=1)
+    cairn.torch.load({"loader": got}, f"{folder}/same")
+    assert (got.loaded, got.of.state) == (True, {"seen": 3}), got.of.state
+    try:
+        cairn.torch.save({"loader": cairn.torch.PerRank(Loader(seen=rank), rank=0, ranks=1)}, f"{folder}/other")
+    except cairn.StateError as e:
+        assert "loader.0" in str(e), e
+    else:
+        raise AssertionError("states that differ were saved under one name")
 
 
 class Generators(Case):
@@ -116,6 +131,12 @@ class Loaders(Case):
         self.assertEqual(repr(got.of.state), repr(state))
         with cairn.open(self.path()) as c:
             self.assertEqual(sorted(n for n in c if n.startswith("loader")), ["loader.0", "loader.ranks"])
+
+    def test_ranks_with_the_same_data(self):
+        """Two ranks are one rank of data parallelism: their states are equal, and saved once."""
+        spawn(2, replicas, self.folder)
+        with cairn.open(self.path("same")) as c:
+            self.assertEqual((c["loader.ranks"], c["loader.0"]), (1, ({"seen": 3},)))
 
     def test_another_number_of_ranks(self):
         cairn.torch.save({"loader": cairn.torch.PerRank(Loader(seen=3))}, self.path())

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import unittest
+import warnings
 
 import torch
 import torch.utils.data
@@ -116,7 +117,7 @@ class Ranks(Case):
         job = Job(self, 3, grace=3600)
         job.ranks[2].send_signal(signal.SIGTERM)
         job.saved(job.stop())
-        self.assertRegex(job.said(), r"about to end: \d+\.\d s after SIGTERM, on rank 2, .* the deadline: 3\d{3}\.\d")
+        self.assertRegex(job.said(), r"SIGTERM has reached rank 2 \d+\.\d s ago: .*, 3\d{3}\.\d s before the deadline")
         self.assertRegex(job.said(), r"was staged \d+\.\d s after SIGTERM")
         self.assertRegex(job.said(), r"was complete \d+\.\d s after SIGTERM, 3\d{3}\.\d s before the deadline")
         self.assertNotIn("SIGTERM", job.said(1) + job.said(2))
@@ -238,6 +239,16 @@ class Alone(Case):
             with self.assertRaises(cairn.ExistsError), self.assertLogs("cairn", "ERROR") as said:
                 preempt.save({"w": noise((3,))}, self.path(), step=5)
             self.assertRegex(said.output[-1], "has failed, .* s after SIGUSR1: ExistsError")
+
+    def test_a_save_that_failed_before(self):
+        cairn.torch.save({"w": noise((3,))}, self.path("other"), format="torchdcp")
+        cairn.torch.async_save({"w": noise((3,))}, self.path("other"))._reply.wait(100)
+        with cairn.torch.on_signal(signal.SIGUSR1) as preempt, warnings.catch_warnings():
+            warnings.simplefilter("error", cairn.SaveWarning)
+            with self.assertLogs("cairn", "WARNING") as said:
+                preempt.save({"w": noise((3,))}, self.path(), step=4)
+        self.assertRegex(said.output[0], "ERROR.*other has failed")
+        self.assertEqual(cairn.open(self.path()).step, 4)
 
     def test_arguments(self):
         for signals, options in ((signal.SIGKILL, {}), ([], {}), (1000, {}), (signal.SIGUSR1, {"grace": -1}),
