@@ -123,8 +123,8 @@ class Preemption:
             return False
         first, number, rank = self._agreed
         left = "" if self._grace is None else f", {self.left():.1f} s before the deadline"
-        self._say(logging.WARNING, f"{_name(number)} has reached rank {rank} {time.time() - first:.1f} s ago: the job is "
-                                   f"about to end. All ranks stop at this step{left}")
+        self._say(logging.WARNING, f"{_name(number)} has reached rank {rank} {time.time() - first:.1f} s ago: the job "
+                                   f"is about to end. All ranks stop at this step{left}")
         return True
 
     def _least(self, value: float, dtype: torch.dtype) -> float:
