@@ -25,8 +25,8 @@ var update = flag.Bool("update", false, "write the quoted code into the pages")
 // quoted is a code block with the place it is from: a file, relative to the
 // module, and perhaps the name of a function in it. Without one it is all of
 // the file behind the imports, and all of a program behind its comment; in
-// Python, all of the file.
-var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```(?:go|python)\n(.*?)```\n")
+// other languages, all of the file.
+var quoted = regexp.MustCompile("(?s)<!-- from (\\S+?)(?:#(\\w+))? -->\n```(?:go|python|sh|yaml)\n(.*?)```\n")
 
 func TestQuotesAreTheExamples(t *testing.T) {
 	total := 0
@@ -70,7 +70,7 @@ func source(file, function string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if path.Ext(file) == ".py" {
+	if path.Ext(file) != ".go" {
 		return sourcePython(file, string(src), function)
 	}
 	fset := token.NewFileSet()
@@ -103,8 +103,8 @@ func source(file, function string) (string, error) {
 	return text(end, f.FileEnd), nil
 }
 
-// sourcePython returns a file, or one function of it: the lines behind its head
-// that are indented or empty.
+// sourcePython returns a file, or one function of it if it is in Python: the lines
+// behind its head that are indented or empty.
 func sourcePython(file, src, function string) (string, error) {
 	if function == "" {
 		return strings.TrimSpace(src) + "\n", nil

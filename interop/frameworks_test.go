@@ -5,6 +5,7 @@ package interop
 import (
 	"fmt"
 	"maps"
+	"strings"
 )
 
 // frameworks are trainings with Lightning and the Trainer of Hugging Face that save
@@ -36,6 +37,12 @@ var frameworks = []testCase{
 		if r.frameworks().ranks(2, "with_lightning.sharded", args{"folder": r.there("run")}, &got); got != "StateError" {
 			r.Errorf("%s; want StateError", got)
 		}
+	}},
+	{name: "torchdata: the example dataloader.py goes on with as many ranks, more and fewer", needs: "torchdata", run: func(r *rig) {
+		dataLoader(r, 0)
+	}},
+	{name: "torchdata: the example dataloader.py, with worker processes", needs: "torchdata", slow: true, run: func(r *rig) {
+		dataLoader(r, 1)
 	}},
 	{name: "Accelerate: the recipe of the docs", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_accelerate.resumed", args{"folder": r.there("run")})
@@ -83,6 +90,51 @@ var frameworks = []testCase{
 
 // fsdp2 makes the Trainer of Hugging Face cut the model.
 var fsdp2 = args{"fsdp": true, "fsdp_config": args{"version": 2, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}
+
+// dataLoader lets runs of python/examples/dataloader.py go on with other numbers of ranks. An
+// epoch has 12 steps. If the processes of the ranks themselves fetch the data, their generators
+// make its noise.
+func dataLoader(r *rig, workers int) {
+	r.Helper()
+	folder := r.there("data")
+	train := func(ranks int, name string, steps int) string {
+		var said []string
+		r.frameworks().ranks(ranks, "with_torchdata.train", args{"folder": folder, "name": name, "steps": steps, "workers": workers}, &said)
+		return strings.Join(said, "\n")
+	}
+	compare := func(name string, ranks, first, end int, noise bool) {
+		r.frameworks().nothing("with_torchdata.compared", args{"folder": folder, "name": name, "ranks": ranks, "first": first, "end": end, "noise": noise})
+	}
+	own := workers == 0 // the noise is kept
+	train(2, "undisturbed", 26)
+	if said := train(2, "same", 7) + train(2, "same", 14); said != "" {
+		r.Errorf("a load into as many ranks says %q", said)
+	}
+	compare("same", 2, 0, 14, own)
+	// From 2 ranks to 4, into the next epoch, to 1 and to 8.
+	train(2, "other", 7)
+	stages := []struct {
+		ranks, first, end int
+		want              []string
+	}{
+		{4, 7, 14, []string{"of StatefulDataLoader was saved by 2 ranks, and 4 ranks load it", "not loaded",
+			"were saved by 2 ranks, and 4 ranks load them: ranks 0 to 1 get the states of the same number, and ranks 2 to 3 new ones"}},
+		{1, 14, 19, []string{"was saved by 4 ranks, and 1 rank loads", "rank 0 gets the state of the same number, and the others are not used"}},
+		{8, 19, 26, []string{"ranks 1 to 7 new ones"}},
+	}
+	if workers > 0 {
+		stages = stages[:1]
+	}
+	for _, c := range stages {
+		said := train(c.ranks, "other", c.end)
+		for _, w := range c.want {
+			if !strings.Contains(said, w) {
+				r.Errorf("a load into %d ranks does not say %q:\n%s", c.ranks, w, said)
+			}
+		}
+		compare("other", c.ranks, c.first, c.end, false)
+	}
+}
 
 // ddp has two ranks call a function that returns what it finds wrong.
 func ddp(r *rig, function string, more args) {

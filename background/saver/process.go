@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
@@ -94,9 +93,9 @@ func Run(opts *ServeOptions) error {
 		return err
 	}
 	os.Unsetenv(variable)
-	// What ends a job ends its trainers. Their savers end when they are done.
-	// SIGPIPE would end a saver whose log goes to a trainer that has ended.
-	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// What announces the end of a job, or ends it, is for its trainers. Their savers end when
+	// they are done.
+	signal.Ignore(ignored...)
 	yieldToTrainer()
 	nameProcess()
 	sock, arena := os.NewFile(sockFD, "socket"), os.NewFile(arenaFD, "arena")

@@ -13,3 +13,6 @@ func socketPair() (net.Conn, *os.File, error) {
 }
 
 func detach(*exec.Cmd) {}
+
+// ignored are the signals that a saver ignores.
+var ignored = []os.Signal{os.Interrupt}

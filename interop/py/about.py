@@ -56,6 +56,7 @@ def features():
         "async-process": hasattr(state_dict_saver, "AsyncCheckpointerType"),
         "lightning": framework("lightning"),
         "transformers": framework("transformers") and framework("accelerate"),
+        "torchdata": framework("torchdata"),
         "mypy": framework("mypy"),
     }
 

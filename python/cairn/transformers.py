@@ -16,7 +16,6 @@ import functools
 import itertools
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -25,7 +24,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 import transformers
 
@@ -34,6 +32,7 @@ import cairn.torch
 from cairn import errors
 from cairn._saver import address_of, binary
 from cairn.torch._job import agree, distributed
+from cairn.torch._perrank import RandomState, random_states
 from cairn.torch._whole import async_save_whole, load_whole
 
 _STATE_FILE = "trainer_state.json"  # that the Trainer reads
@@ -59,7 +58,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._saving = 0  # its step
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._answer: str | None = None  # what resume has returned
-        self._random: dict[str, Any] | None = None  # its states of the random number generators of this rank
+        self._random: dict[str, Any] = {}  # its states of the random number generators, by rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
         if not hasattr(transformers.Trainer.train, "_cairn"):
             transformers.Trainer.train = _resuming(transformers.Trainer.train)
@@ -137,7 +136,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         kwargs["lr_scheduler"].load_state_dict(rest["scheduler"])
         if rest["scaler"] is not None and (scaler := getattr(optimizer, "scaler", None)) is not None:
             scaler.load_state_dict(rest["scaler"])
-        self._random = rest["random"].get(str(_rank()))
+        self._random = rest["random"]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The Trainer has the data of this step already, as it has when _set_random is called.
@@ -157,14 +156,8 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
-        found, self._random = self._random, None
-        if found is None:  # fewer ranks saved
-            return
-        random.setstate(found["python"])
-        numpy.random.set_state(found["numpy"])
-        torch.set_rng_state(found["cpu"])
-        if "cuda" in found and len(found["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(found["cuda"])
+        found, self._random = self._random, {}
+        RandomState().load_state_dict({"ranks": len(found), **{rank: (states,) for rank, states in found.items()}})
 
     def _claim(self, control: Any) -> Any:
         """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
@@ -178,7 +171,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle(args)
         optimizer, rank = kwargs["optimizer"], _rank()
-        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)), "random": {str(rank): _random()}}
+        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)),
+                                 "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
             if self._files is None:
                 self._files = _files(kwargs["model"], kwargs.get("processing_class"))
@@ -350,14 +344,3 @@ def _rank() -> int:
 def _bare(optimizer: Any) -> Any:
     """Returns the optimizer of PyTorch that accelerate has wrapped."""
     return getattr(optimizer, "optimizer", optimizer)
-
-
-def _random() -> dict[str, Any]:
-    """Returns the states of the random number generators of this process."""
-    numbers: Any = numpy.random.get_state()
-    name, keys, *rest = numbers
-    out: dict[str, Any] = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest),
-                           "cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        out["cuda"] = torch.cuda.get_rng_state_all()
-    return out

@@ -1,31 +1,9 @@
 """Parts of training loops that docs/python.md shows."""
 
 import os
-import signal
 
 import cairn
 import cairn.torch
-
-
-def train_until_told(train_step, state, run, steps, every=100):
-    """Trains until a signal announces the end, saves, and returns the step to continue with."""
-    told = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):                  # Kubernetes, and Slurm with --signal
-        signal.signal(number, lambda number, frame: told.append(number))
-    save = None
-    for step in range(state["step"] + 1, steps):
-        train_step(step)
-        state["step"] = step
-        if told or (step + 1) % every == 0 or step + 1 == steps:
-            if save:
-                save.result()
-            save = cairn.torch.async_save(state, f"{run}/step-{step}", step=step)
-        if told:
-            break
-    if save:
-        save.result()                                                # before the container and its saver processes end
-    cairn.torch.close()
-    return state["step"] + 1
 
 
 def with_accelerate(accelerator, model, optimizer, path, step):

@@ -18,12 +18,18 @@ func (p *Process) Stop(t testing.TB) {
 	Stop(t, p.os.Pid)
 }
 
+// Signal sends a signal to the process.
+func (p *Process) Signal(t testing.TB, s os.Signal) {
+	t.Helper()
+	if err := p.os.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Continue lets a process go on that was stopped.
 func (p *Process) Continue(t testing.TB) {
 	t.Helper()
-	if err := p.os.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	p.Signal(t, syscall.SIGCONT)
 }
 
 // Stop keeps a process from running. When it returns, no thread of the process runs: the

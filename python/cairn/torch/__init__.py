@@ -23,12 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.torch._handle import Handle
 from cairn.torch._load import load
+from cairn.torch._perrank import PerRank, RandomState
+from cairn.torch._preempt import Preemption, on_signal
 from cairn.torch._save import async_save, close, prepare, save
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Handle", "Reader", "Stager", "Writer", "async_save", "close", "load", "prepare", "save"]
+__all__ = ["Handle", "PerRank", "Preemption", "RandomState", "Reader", "Stager", "Writer", "async_save", "close",
+           "load", "on_signal", "prepare", "save"]
 
 
 def __dir__() -> list[str]:

@@ -24,6 +24,7 @@ from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, agree, job
+from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
@@ -136,7 +137,7 @@ class _Load:
         for k, v in owners.items():
             if isinstance(v, torch.optim.Optimizer) and not v.state:
                 self._create_state(k, v, there)
-        opened = {k: v.state_dict() if k in owners else v for k, v in state.items()}
+        opened = {k: self._open(k, v, there) if k in owners else v for k, v in state.items()}
         leaves = flatten(opened)
         loading = Loading(self.job.memory)
         replaced: list[tuple[Leaf, Any]] = []
@@ -161,6 +162,8 @@ class _Load:
                     loading.tensor(wanted[leaf.name], p.shape, p.offsets or [0] * len(p.shape), p.local)
         rest: dict[Any, Tree] = {}
         for k, v in owners.items():
+            if isinstance(v, PerRank):
+                continue
             if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
@@ -186,6 +189,13 @@ class _Load:
             loading.give(module, state)
         lacks = set(report.missing)
         return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
+
+    def _open(self, key: Any, owner: Any, there: Callable[[str], str]) -> Any:
+        """Returns the dict of an object of the state, to be filled."""
+        if not isinstance(owner, PerRank):
+            return owner.state_dict()
+        # The checkpoint has names of the ranks that saved it, not of these ranks.
+        return {"ranks": 0, **{n: None for n in owner.wanted() if there(f"{key}.{n}") in self.entries}}
 
     def _create_state(self, key: Any, optimizer: torch.optim.Optimizer, there: Callable[[str], str]) -> None:
         """Creates what a new optimizer keeps for the parameters that the checkpoint has something of."""
