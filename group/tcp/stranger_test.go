@@ -235,7 +235,8 @@ func TestJoinWithMissingRanks(t *testing.T) {
 				js[r].cancel(enough)
 				<-js[r].done
 				ge, ok := errors.AsType[*group.Error](js[r].err)
-				if !ok || !errors.Is(ge, context.Canceled) || !slices.Contains(ge.Ranks, 1) || !slices.Contains(ge.Ranks, 4) {
+				// On a busy machine, rank 0 itself may have been missing in between.
+				if !ok || !errors.Is(ge, context.Canceled) || !strings.Contains(ge.Error(), "ranks 1, 3, 4") {
 					t.Errorf("Join of rank %d = %v; want it to name ranks 1, 3 and 4", r, js[r].err)
 				}
 			}
