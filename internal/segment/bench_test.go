@@ -2,7 +2,6 @@ package segment
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"testing"
 )
@@ -85,73 +84,6 @@ func BenchmarkAbandon(b *testing.B) {
 				if _, ok := AppendDiff(nil, c.src, c.base, c.width, len(c.src)/4); ok {
 					b.Fatal("the code is short")
 				}
-			}
-		})
-	}
-}
-
-func BenchmarkPacked(b *testing.B) {
-	r := rand.New(rand.NewPCG(1, 3))
-	for _, c := range []struct {
-		name  string
-		src   []byte
-		width int
-	}{
-		{"bf16/0.02", bf16(r, tileElems(2), 0.02), 2},
-		{"bf16/layers", bf16Layers(r, tileElems(2)), 2},
-		{"bf16/channels", bf16Channels(r, tileElems(2)), 2},
-		{"fp32/0.02", fp32(r, tileElems(4), 0.02), 4},
-		{"zero", make([]byte, MaxLen), 4},
-	} {
-		b.Run(c.name, func(b *testing.B) { benchmarkPacked(b, c.src, c.width) })
-	}
-}
-
-func benchmarkPacked(b *testing.B, src []byte, width int) {
-	code, ok := AppendPacked(nil, src, width, len(src))
-	if !ok {
-		b.Fatal("no code")
-	}
-	ratio := float64(len(code)) / float64(len(src))
-	b.Run("pack", func(b *testing.B) {
-		b.SetBytes(int64(len(src)))
-		b.ReportAllocs()
-		for b.Loop() {
-			if code, ok = AppendPacked(code[:0], src, width, len(src)); !ok {
-				b.Fatal("no code")
-			}
-		}
-		b.ReportMetric(ratio, "ratio")
-	})
-	b.Run("unpack", func(b *testing.B) {
-		p := make([]byte, len(src))
-		b.SetBytes(int64(len(src)))
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := Unpack(p, code, width); err != nil {
-				b.Fatal(err)
-			}
-		}
-		b.ReportMetric(ratio, "ratio")
-	})
-}
-
-// BenchmarkPlanes measures the loops that split elements into planes and merge planes.
-func BenchmarkPlanes(b *testing.B) {
-	src := noise(rand.New(rand.NewPCG(1, 4)), MaxLen/8)
-	for _, width := range []int{2, 4, 8, 16} {
-		var p [maxWidth][]byte
-		planes := cut(&p, make([]byte, len(src)), width, len(src)/width)
-		b.Run(fmt.Sprint("split/", width), func(b *testing.B) {
-			b.SetBytes(int64(len(src)))
-			for b.Loop() {
-				split(planes, src)
-			}
-		})
-		b.Run(fmt.Sprint("merge/", width), func(b *testing.B) {
-			b.SetBytes(int64(len(src)))
-			for b.Loop() {
-				merge(src, planes)
 			}
 		})
 	}

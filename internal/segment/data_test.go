@@ -16,24 +16,6 @@ func bf16(r *rand.Rand, n int, std float64) []byte {
 	return p
 }
 
-// bf16Layers returns n elements of bf16 tensors of several scales, one after the other.
-func bf16Layers(r *rand.Rand, n int) []byte {
-	var p []byte
-	for _, std := range []float64{0.02, 0.005, 0.1, 1} {
-		p = append(p, bf16(r, n/4, std)...)
-	}
-	return p
-}
-
-// bf16Channels returns n elements of a bf16 tensor whose rows of 4096 have different scales.
-func bf16Channels(r *rand.Rand, n int) []byte {
-	var p []byte
-	for len(p) < 2*n {
-		p = append(p, bf16(r, 4096, 0.02*math.Exp(r.NormFloat64()))...)
-	}
-	return p[:2*n]
-}
-
 // fp32 returns n elements of an fp32 tensor with the standard deviation std.
 func fp32(r *rand.Rand, n int, std float64) []byte {
 	p := make([]byte, 4*n)

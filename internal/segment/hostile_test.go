@@ -2,7 +2,6 @@ package segment
 
 import (
 	"bytes"
-	"slices"
 	"testing"
 )
 
@@ -20,97 +19,65 @@ func cat(parts ...any) (p []byte) {
 }
 
 // The smallest code that breaks each rule of the format.
-func TestHostileDifferences(t *testing.T) {
-	const n = 100 // elements of two bytes
-	head := cat(kindDiff, 2, 200, 1)
-	fill := func(b int) []byte { return cat(modeFill, b) }
+func TestHostileCodes(t *testing.T) {
+	const length = 1025 // 512 elements of two bytes and a rest
+	head := cat(2, 0x81, 8)
+	fill := func(b int) []byte { return cat(1, b) }
+	planes := cat(fill(1), fill(1), 9)
 	for _, c := range []struct {
 		name string
 		code []byte
 	}{
 		{"no code", nil},
-		{"no width", cat(kindDiff)},
-		{"no length", cat(kindDiff, 2)},
-		{"a length that never ends", cat(kindDiff, 2, bytes.Repeat([]byte{0xff}, 20))},
-		{"a length of 2^63", cat(kindDiff, 2, bytes.Repeat([]byte{0x80}, 9), 1)},
-		{"no groups", head},
-		{"bytes after the end", cat(head, 0, 0)},
-		{"a group that is too large", cat(head, 0x81, 0x80, 1, fill(0), 0, fill(1), fill(1), 0)},
-		{"more elements than the segment has", cat(head, n+1, fill(0), 0, fill(1), fill(1), 0)},
-		{"a second group beyond the end", cat(head, n, fill(0), 0, fill(1), fill(1), 1, fill(0), 0, fill(1), fill(1), 0)},
-		{"a gap beyond the end", cat(head, 1, fill(n), 0, fill(1), fill(1), 0)},
-		{"a gap of 2^24-1", cat(head, 1, fill(0xff), 3, fill(0xff), fill(1), fill(1), 0)},
-		{"a gap without its extra byte", cat(head, 1, fill(0xf0), 0, fill(1), fill(1), 0)},
-		{"a gap with one of three extra bytes", cat(head, 1, fill(0xff), 1, fill(0), fill(1), fill(1), 0)},
-		{"an extra byte without a gap", cat(head, 1, fill(0), 1, fill(0), fill(1), fill(1), 0)},
-		{"more extra bytes than gaps can have", cat(head, 1, fill(0), 4, fill(0), fill(1), fill(1), 0)},
-		{"a missing plane", cat(head, 1, fill(0), 0, fill(1))},
-		{"an unknown mode", cat(head, 1, 9, 0, 0, fill(1), fill(1), 0)},
-		{"a raw stream that is cut off", cat(head, 50, fill(0), 0, fill(1), modeRaw, 1, 2, 3)},
-		{"a Huffman code that is cut off", cat(head, 50, modeHuff1, 255, 255, 255, 1, 2, 3)},
-		{"a Huffman code without a length", cat(head, 50, modeHuff4, 1)},
-		{"a Huffman code without a table", cat(head, 50, modeHuff1, 0, 0, 0, 0, fill(1), fill(1), 0)},
-		{"a Huffman table without a code", cat(head, 50, modeHuff1, 2, 0, 0, 128, 0x10, 0, fill(1), fill(1), 0)},
-		{"four parts of one byte", cat(head, 1, modeHuff4, 9, 0, 0, 128, 0x10, 1, 0, 1, 0, 1, 0, 1, 0, fill(1), fill(1), 0)},
-		{"parts longer than the code", cat(head, 50, modeHuff4, 9, 0, 0, 128, 0x10, 255, 255, 255, 255, 255, 255, 1, 0, fill(1), fill(1), 0)},
+		{"no length", cat(2)},
+		{"half a length", cat(2, 0x81)},
+		{"a length that never ends", cat(2, bytes.Repeat([]byte{0xff}, 20))},
+		{"no blocks", head},
+		{"no rest", cat(head, 0)},
+		{"too much rest", cat(head, 0, 1, 2)},
+		{"more gaps than elements", cat(head, 0x81, 4, fill(0), planes)},
+		{"a size of gaps of 2^63", cat(head, bytes.Repeat([]byte{0x80}, 9), 1, fill(0), planes)},
+		{"a size of gaps that never ends", cat(head, bytes.Repeat([]byte{0x80}, 20))},
+		{"a gap beyond the end", cat(head, 2, 2, 0x80, 4, planes)},
+		{"a gap of 2^63", cat(head, 10, 10, bytes.Repeat([]byte{0x80}, 9), 1, planes)},
+		{"an element after the last", cat(head, 3, 3, 0xff, 3, 0, planes)},
+		{"a gap that is cut off", cat(head, 1, 1, 0x80, planes)},
+		{"no gaps", cat(head, 1)},
+		{"no planes", cat(head, 1, fill(0))},
+		{"one plane", cat(head, 1, fill(0), fill(1))},
+		{"a stream of no bytes", cat(head, 3, 0, planes)},
+		{"a stream of too many bytes", cat(head, 3, 4, 0, 0, 0, 0, planes)},
+		{"a raw stream that is cut off", cat(head, 50, fill(0), fill(1), 50, 1, 2, 3)},
+		{"a fill without a byte", cat(head, 50, 1)},
+		{"a Huffman code that is cut off", cat(head, 50, 40, 1, 2, 3)},
+		{"a Huffman table without a code", cat(head, 50, 2, 128, 0x10, planes)},
+		{"a Huffman table that is cut off", cat(head, 50, 2, 100, 0x10, planes)},
+		{"weights that are all zero", cat(head, 50, 12, 128, 0, 1, 0, 1, 0, 1, 0, 1, 1, 1, 1, planes)},
+		{"parts longer than the code", cat(head, 50, 9, 128, 0x10, 255, 255, 255, 255, 255, 255, 1, planes)},
+		{"parts of few bytes", cat(head, 50, 12, 128, 0x10, 1, 0, 1, 0, 1, 0, 1, 1, 1, 1, planes)},
+		{"parts of many bytes", cat(head, 50, 48, 128, 0x10, 10, 0, 10, 0, 10, 0, bytes.Repeat([]byte{0x81}, 40), planes)},
 	} {
-		mustRefuse(t, c.name, Patch(make([]byte, 2*n), c.code, 2))
+		mustRefuse(t, c.name, Patch(make([]byte, length), c.code, 2))
 	}
-}
-
-func TestHostilePackedSegments(t *testing.T) {
-	head := cat(kindPacked, 2, 201, 1)
-	fill := cat(modeFill, 7)
-	for _, c := range []struct {
-		name string
-		code []byte
-	}{
-		{"no planes", head},
-		{"one plane", cat(head, fill)},
-		{"no rest", cat(head, fill, fill)},
-		{"too much rest", cat(head, fill, fill, 1, 2)},
-		{"a fill without a byte", cat(head, fill, modeFill)},
-		{"a raw plane that is cut off", cat(head, fill, modeRaw, 1, 2)},
-		{"a Huffman code of few bytes", cat(head, fill, modeHuff1, 3, 0, 0, 128, 0x10, 1, 1)},
-		{"a Huffman code of many bytes", cat(head, fill, modeHuff1, 42, 0, 0, 128, 0x10, bytes.Repeat([]byte{0x81}, 40), 1)},
-		{"weights that are all zero", cat(head, fill, modeHuff1, 3, 0, 0, 128, 0, 1, 1)},
-	} {
-		mustRefuse(t, c.name, Unpack(make([]byte, 201), c.code, 2))
+	if err := Patch(make([]byte, length), cat(head, 3, 3, 0xfe, 3, 0, planes), 2); err != nil {
+		t.Errorf("changes of the last elements: %v", err)
 	}
-}
-
-// The last element of a difference has bytes beyond the end of the segment, which must be zero.
-func TestBytesBeyondTheEnd(t *testing.T) {
-	code := cat(kindDiff, 4, 6, 1, modeFill, 1, 0, modeFill, 1, modeFill, 2, modeFill, 0, modeFill, 0, 0)
-	p := make([]byte, 6)
-	if err := Patch(p, code, 4); err != nil || !bytes.Equal(p, []byte{0, 0, 0, 0, 1, 2}) {
-		t.Errorf("the patched bytes are %v, %v", p, err)
-	}
-	code[len(code)-2] = 1
-	mustRefuse(t, "a byte beyond the end", Patch(make([]byte, 6), code, 4))
 }
 
 func TestBadWidthsAndLengths(t *testing.T) {
 	for _, width := range []int{-1, 0, 3, 5, 32, 1 << 20} {
-		mustRefuse(t, "Patch", Patch(make([]byte, 8), cat(kindDiff, width, 8, 0), width))
-		mustRefuse(t, "Unpack", Unpack(make([]byte, 8), cat(kindPacked, width, 8, 0), width))
+		mustRefuse(t, "Patch", Patch(make([]byte, 512), cat(width, 0x80, 4, 0), width))
 	}
-	long := make([]byte, MaxLen+1)
-	mustRefuse(t, "Patch of a long segment", Patch(long, cat(kindDiff, 1, 0x81, 0x80, 0x40, 0), 1))
-	mustRefuse(t, "Unpack of a long segment", Unpack(long, cat(kindPacked, 1, 0x81, 0x80, 0x40, 0), 1))
+	mustRefuse(t, "Patch of a long segment", Patch(make([]byte, MaxLen+1), cat(1, 0x81, 0x80, 0x40, 0, 0, 0), 1))
 }
 
 // A short code can be for a long segment. It takes no more memory than any other.
-func TestBombs(t *testing.T) {
-	fill := cat(modeFill, 7)
-	blocks := cat(kindPacked, 1, 0x80, 0x80, 0x40)
-	for range MaxLen / blockElems {
-		blocks = append(blocks, fill...)
-	}
+func TestBomb(t *testing.T) {
+	block := cat(0x80, 0x80, 0x20, 1, 0, 1, 7)
+	code := cat(1, 0x80, 0x80, 0x40, block, block)
 	p := make([]byte, MaxLen)
-	if err := Unpack(p, blocks, 1); err != nil || !slices.Equal(p, bytes.Repeat([]byte{7}, MaxLen)) {
-		t.Errorf("a segment of equal bytes: %v", err)
+	if err := Patch(p, code, 1); err != nil || !bytes.Equal(p, bytes.Repeat([]byte{7}, MaxLen)) {
+		t.Errorf("a segment of which every byte changed: %v", err)
 	}
-	mustRefuse(t, "a block too many", Unpack(p, append(blocks, fill...), 1))
-	mustRefuse(t, "a segment of 2^40 bytes", Unpack(p, cat(kindPacked, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, fill), 1))
+	mustRefuse(t, "a block too many", Patch(p, cat(code, block), 1))
 }

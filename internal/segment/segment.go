@@ -1,75 +1,44 @@
-// Package segment codes the bytes of segments, which are pieces of data files of at most
-// 1 MiB. It does no I/O and does not depend on where segments are or what they refer to.
-//
-// A difference (AppendDiff, Patch) has what changed between a segment and its base. It is
-// made for tensors of which a training step changed few elements, by little. A packed segment
-// (AppendPacked, Unpack) stands alone. It is made for floating-point numbers, whose exponents
-// take few values.
+// Package segment codes the difference between a segment and its base. A segment is a piece of
+// a data file of at most 1 MiB. The codes are made for tensors of which a training step changed
+// few elements, by little. The package does no I/O and does not depend on where segments are.
 //
 // # Format
 //
-// All numbers are unsigned varints as in encoding/binary (7 bits in a byte, low bits first),
-// unless they have a given number of bytes; those are little-endian.
+// A difference is the XOR of the segment and its base, without the elements that are zero:
 //
-// A code begins with a header:
-//
-//	kind    1 byte: 1 for a difference, 2 for a packed segment
 //	width   1 byte: the size of an element, 1, 2, 4, 8 or 16 bytes
-//	length  varint: the length of the segment in bytes
+//	length  number: the length of the segment
+//	blocks  the XOR without the rest, 512 KiB in each block but the last
+//	rest    the last length%512 bytes of the XOR
 //
-// Byte plane k of some elements has byte k of each element. Each full eight elements, counted
-// from the first, are in an order that depends on the width; elements after them are in their
-// own order:
+// A number is an unsigned varint as in encoding/binary: 7 bits in a byte, low bits first.
 //
-//	width 2         0 4 1 5 2 6 3 7
-//	width 4         0 2 4 6 1 3 5 7
-//	width 1, 8, 16  0 1 2 3 4 5 6 7
+// A block has the gaps and the byte planes of its changed elements. An element of 16 bytes is
+// coded as two elements of 8 bytes. The gap of a changed element is the number of elements
+// between it and the changed element before it, or the start of the block. Byte plane k has
+// byte k of each changed element:
 //
-// A stream codes a known number of bytes, n. Its first byte is its mode:
+//	size    number: the size of all gaps in bytes, 0 if no element changed; the block then ends
+//	gaps    stream of size bytes: a number of at most three bytes for each changed element
+//	planes  a stream for each byte plane, from 0 on, with a byte for each changed element
 //
-//	0  raw: the n bytes follow
-//	1  fill: one byte follows, and all n bytes are equal to it
-//	2  Huffman: a length of 3 bytes follows, and a code of that length, in one part
-//	3  Huffman: the same, in four parts
+// A stream begins with a number, its size. What follows depends on the number n of bytes that
+// the stream is known to have:
 //
-// A Huffman code is as in Zstandard (RFC 8878): a Huffman tree description (section 4.2.1),
-// and then one Huffman-coded stream (section 4.2.2), or a jump table of 6 bytes and four such
-// streams (section 3.1.1.3.1.6), of which the first three have (n+3)/4 bytes each.
+//	size is n  the bytes
+//	size is 1  one byte, which all n bytes are equal to
+//	otherwise  a Huffman code of size bytes
 //
-// # Differences
-//
-// The elements of a segment are numbered from 0. If the length is not a multiple of the width,
-// the last element is shorter, and is coded as if zeros followed it. A changed element is
-// coded by its XOR with the element of the base. Changed elements are in order and form groups
-// of at most 16384. After the header come the groups and then a 0. A group is:
-//
-//	count   varint: the number n of changed elements, at least 1
-//	gaps    stream of n bytes
-//	size    varint: the number of extra bytes, at most 3n
-//	extras  stream of the extra bytes, absent if size is 0
-//	planes  for each byte plane of the n XORs, from 0 on: a stream of n bytes
-//
-// The gap of a changed element is the number of elements between it and the changed element
-// before it, which may be in the group before, or the start of the segment. The byte b in gaps
-// means:
-//
-//	0x00 to 0xef  a gap of b
-//	0xf0 to 0xfe  a gap of 0xf0 + 256*(b-0xf0) + x; x is the next extra byte
-//	0xff          a gap that the next three extra bytes have, low byte first
-//
-// # Packed segments
-//
-// After the header come blocks of 65536 elements, the last of which may be smaller. A block is
-// a stream for each of its byte planes, from 0 on. If the length is not a multiple of the
-// width, the remaining bytes follow, raw.
+// A Huffman code is as in Zstandard (RFC 8878): a tree description (section 4.2.1), a jump
+// table of 6 bytes and four streams (section 3.1.1.3.1.6).
 package segment
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
-	"sync"
 )
 
 // MaxLen is the length of the longest segment in bytes.
@@ -78,91 +47,103 @@ const MaxLen = 1 << 20
 // ErrCode reports a code that does not describe a segment of the given length and width.
 var ErrCode = errors.New("segment code is corrupt")
 
-// The kinds of codes. A kind never changes its meaning.
 const (
-	kindDiff   = 1
-	kindPacked = 2
+	// blockLen is the length of a block. Shorter blocks take more Huffman tables. The streams
+	// of longer blocks could exceed huff0.BlockSizeMax in tensors of bf16, and would stay raw.
+	blockLen = 512 << 10
+
+	// rowLen is the number of bytes that are compared at a time.
+	rowLen = 512
+
+	// samplePlaces is the number of places that a sample looks at, placeLen the number of
+	// bytes at each place.
+	samplePlaces = 64
+	placeLen     = 128
+	sampleLen    = samplePlaces * placeLen
 )
 
-// maxWidth is the size of the largest element in bytes.
-const maxWidth = 16
-
-// A coder holds the memory that coding takes, at most 2 MiB. Coders are pooled, so that coding a
-// segment allocates nothing in the long run.
-type coder struct {
-	sample  sample
-	group   group
-	streams streams
-	planes  []byte
-}
-
-var coders = sync.Pool{New: func() any { return new(coder) }}
-
-// grow returns a slice of n bytes with undefined contents, in the memory of p if p has room.
-func grow(p []byte, n int) []byte {
-	if cap(p) < n {
-		return make([]byte, n)
+// AppendDiff appends the code of the difference between src and base to dst. The lengths of
+// src and base are equal and at most MaxLen. width is the size of an element in bytes: 1, 2,
+// 4, 8 or 16. The last element may be shorter.
+//
+// If the code would be longer than limit, AppendDiff returns dst and false. It codes a sample
+// first, so that it costs little if nearly everything differs. Rarely, the sample makes it
+// refuse a segment of which a few large parts changed, and whose code would be shorter.
+func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
+	if err := check(len(src), width); err != nil {
+		panic("segment: " + err.Error())
 	}
-	return p[:n]
+	if len(base) != len(src) {
+		panic("segment: the segment and its base differ in length")
+	}
+	c := coders.Get().(*coder)
+	defer coders.Put(c)
+	c.width = min(width, 8)
+	if c.tooLong(src, base, limit) {
+		return dst, false
+	}
+	out := appendHeader(dst, width, len(src))
+	end := len(src) &^ (rowLen - 1)
+	for off := 0; off < end && len(out)-len(dst) <= limit; off += blockLen {
+		next := min(off+blockLen, end)
+		c.compare(src[off:next], base[off:next])
+		out = c.appendBlock(out, src[off:next], base[off:next])
+	}
+	for i := end; i < len(src); i++ {
+		out = append(out, src[i]^base[i])
+	}
+	if len(out)-len(dst) > limit {
+		return dst, false
+	}
+	return out, true
 }
 
-// fits returns an error if no segment has the given length or no element the given width.
-func fits(length, width int) error {
+// Patch changes p from the base of a difference to the segment, in place. code is from
+// AppendDiff with the same width. If code is corrupt or belongs to another length or width,
+// Patch returns an error that wraps ErrCode; p may then be changed in part. The memory that
+// Patch takes is bounded, whatever code has.
+func Patch(p, code []byte, width int) error {
+	if err := check(len(p), width); err != nil {
+		return corrupt("%v", err)
+	}
+	var mem [8]byte
+	code, ok := bytes.CutPrefix(code, appendHeader(mem[:0], width, len(p)))
+	if !ok {
+		return corrupt("it is not for %d bytes in elements of %d", len(p), width)
+	}
+	c := coders.Get().(*coder)
+	defer coders.Put(c)
+	c.width = min(width, 8)
+	end := len(p) &^ (rowLen - 1)
+	for off := 0; off < end; off += blockLen {
+		var err error
+		if code, err = c.patchBlock(p[off:min(off+blockLen, end)], code); err != nil {
+			return err
+		}
+	}
+	if len(code) != len(p)-end {
+		return corrupt("it ends with %d bytes, not %d", len(code), len(p)-end)
+	}
+	for i, b := range code {
+		p[end+i] ^= b
+	}
+	return nil
+}
+
+// check returns an error if no segment has the given length or no element the given width.
+func check(length, width int) error {
 	if length > MaxLen {
 		return fmt.Errorf("a segment has at most %d bytes, not %d", MaxLen, length)
 	}
-	if width < 1 || width > maxWidth || bits.OnesCount(uint(width)) != 1 {
+	if width < 1 || width > 16 || bits.OnesCount(uint(width)) != 1 {
 		return fmt.Errorf("no element has %d bytes", width)
 	}
 	return nil
 }
 
-// mustFit panics if the caller breaks the contract of AppendDiff or AppendPacked.
-func mustFit(length, width int) {
-	if err := fits(length, width); err != nil {
-		panic("segment: " + err.Error())
-	}
-}
-
-// appendHeader appends what every code begins with.
-func appendHeader(dst []byte, kind byte, width, length int) []byte {
-	return binary.AppendUvarint(append(dst, kind, byte(width)), uint64(length))
-}
-
-// readHeader returns code without its header, which must be the given one.
-func readHeader(code []byte, kind byte, width, length int) ([]byte, error) {
-	if err := fits(length, width); err != nil {
-		return nil, corrupt("%v", err)
-	}
-	if len(code) < 2 {
-		return nil, corrupt("it has %d bytes", len(code))
-	}
-	if code[0] != kind {
-		return nil, corrupt("its kind is %d, not %d", code[0], kind)
-	}
-	if int(code[1]) != width {
-		return nil, corrupt("its elements have %d bytes, not %d", code[1], width)
-	}
-	n, code, err := readUvarint(code[2:], MaxLen)
-	if err != nil {
-		return nil, err
-	}
-	if n != length {
-		return nil, corrupt("it is for %d bytes, not %d", n, length)
-	}
-	return code, nil
-}
-
-// readUvarint reads a number that is at most limit, and returns the rest of code.
-func readUvarint(code []byte, limit int) (int, []byte, error) {
-	v, n := binary.Uvarint(code)
-	if n <= 0 {
-		return 0, nil, corrupt("a number is cut off or too long")
-	}
-	if v > uint64(limit) {
-		return 0, nil, corrupt("a number is %d, over %d", v, limit)
-	}
-	return int(v), code[n:], nil
+// appendHeader appends what a code begins with.
+func appendHeader(dst []byte, width, length int) []byte {
+	return binary.AppendUvarint(append(dst, byte(width)), uint64(length))
 }
 
 func corrupt(format string, args ...any) error {

@@ -1,0 +1,212 @@
+package segment
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/bits"
+	"sync"
+
+	"github.com/klauspost/compress/huff0"
+)
+
+// A coder codes blocks. It holds the memory that coding takes, a few MiB at most. Coders are
+// pooled, so that coding a segment allocates nothing in the long run.
+type coder struct {
+	width    int                  // the size of an element, at most 8 bytes
+	words    [blockLen / 8]uint32 // the offsets of words of 8 bytes that changed
+	at       []uint32             // the offsets of elements that changed
+	gaps     []byte               // their gaps
+	plane    [blockLen]byte       // a byte plane of them, or any stream that is read
+	sample   [2][sampleLen]byte   // of the segment and its base
+	code     []byte               // the code of the sample
+	enc, dec huff0.Scratch
+}
+
+// A Huffman code must save a sixteenth, or the stream stays raw, because reading raw bytes costs
+// nothing.
+var coders = sync.Pool{New: func() any {
+	return &coder{enc: huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: 4}}
+}}
+
+// tooLong estimates from a sample whether the code will be longer than limit.
+func (c *coder) tooLong(src, base []byte, limit int) bool {
+	if len(src) < 8*sampleLen {
+		return false
+	}
+	a, b := c.sample[0][:], c.sample[1][:]
+	for i := range samplePlaces {
+		at := len(src) / samplePlaces * i &^ 7
+		copy(a[i*placeLen:(i+1)*placeLen], src[at:])
+		copy(b[i*placeLen:(i+1)*placeLen], base[at:])
+	}
+	limit = int(int64(limit) * sampleLen / int64(len(src)))
+	if c.compare(a, b); len(c.at)*(1+c.width) <= limit {
+		return false
+	}
+	c.code = c.appendBlock(c.code[:0], a, b)
+	return len(c.code) > limit+limit/16+128 // a sample varies, and has its own Huffman tables
+}
+
+// compare sets c.at to the offsets of the elements that differ between a and b, which have at
+// most blockLen bytes and full rows.
+func (c *coder) compare(a, b []byte) {
+	words, n := &c.words, 0
+	for i := 0; i < len(a); i += rowLen {
+		x, y := (*[rowLen]byte)(a[i:]), (*[rowLen]byte)(b[i:])
+		if *x == *y {
+			continue
+		}
+		// No branch, because a few changes at random places make branches slow.
+		for j := 0; j < rowLen; j += 8 {
+			d := binary.LittleEndian.Uint64(x[j:j+8]) ^ binary.LittleEndian.Uint64(y[j:j+8])
+			words[n&(len(words)-1)] = uint32(i + j)
+			n += int((d | -d) >> 63)
+		}
+	}
+	log := bits.TrailingZeros(uint(8 * c.width))
+	mask := ^uint64(0) >> (64 - 8*c.width)
+	at := c.at[:0]
+	for _, w := range words[:n] {
+		d := binary.LittleEndian.Uint64(a[w:]) ^ binary.LittleEndian.Uint64(b[w:])
+		for d != 0 {
+			k := bits.TrailingZeros64(d) >> log << log
+			at = append(at, w+uint32(k/8))
+			d &^= mask << k
+		}
+	}
+	c.at = at
+}
+
+// appendBlock appends the code of the block a with the base b, which compare has compared.
+func (c *coder) appendBlock(dst, a, b []byte) []byte {
+	log := bits.TrailingZeros(uint(c.width))
+	gaps, next := c.gaps[:0], uint32(0)
+	for _, at := range c.at {
+		gaps = binary.AppendUvarint(gaps, uint64((at-next)>>log))
+		next = at + uint32(c.width)
+	}
+	c.gaps = gaps
+	dst = binary.AppendUvarint(dst, uint64(len(gaps)))
+	if len(c.at) == 0 {
+		return dst
+	}
+	dst = c.appendStream(dst, gaps)
+	plane := c.plane[:len(c.at)]
+	for k := range c.width {
+		a, b := a[k:], b[k:]
+		for i, at := range c.at {
+			plane[i] = a[at] ^ b[at]
+		}
+		dst = c.appendStream(dst, plane)
+	}
+	return dst
+}
+
+// patchBlock applies the code of a block to p and returns the rest of code.
+func (c *coder) patchBlock(p, code []byte) ([]byte, error) {
+	size, code, err := readNumber(code, len(p)/c.width)
+	if size == 0 || err != nil {
+		return code, err
+	}
+	gaps, code, err := c.readStream(code, size)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.locate(gaps, len(p)); err != nil {
+		return nil, err
+	}
+	for k := range c.width {
+		var plane []byte
+		if plane, code, err = c.readStream(code, len(c.at)); err != nil {
+			return nil, err
+		}
+		p := p[k:]
+		for i, at := range c.at[:len(plane)] {
+			p[at] ^= plane[i]
+		}
+	}
+	return code, nil
+}
+
+// locate sets c.at to the offsets of the changed elements of a block of length bytes.
+func (c *coder) locate(gaps []byte, length int) error {
+	at, next := c.at[:0], 0
+	gap, shift := 0, 0
+	for _, b := range gaps {
+		gap |= int(b&0x7f) << shift
+		if b >= 0x80 {
+			if shift += 7; shift > 14 {
+				return corrupt("a gap has more than three bytes")
+			}
+			continue
+		}
+		if next += gap * c.width; next >= length {
+			return corrupt("byte %d has changed, of %d", next, length)
+		}
+		at = append(at, uint32(next))
+		next += c.width
+		gap, shift = 0, 0
+	}
+	if shift > 0 {
+		return corrupt("a gap is cut off")
+	}
+	c.at = at
+	return nil
+}
+
+// appendStream appends p, which has at least one byte, as a stream.
+func (c *coder) appendStream(dst, p []byte) []byte {
+	code, _, err := huff0.Compress4X(p, &c.enc)
+	if errors.Is(err, huff0.ErrUseRLE) {
+		code = p[:1]
+	} else if err != nil { // too few bytes, too many, or too different
+		code = p
+	}
+	return append(binary.AppendUvarint(dst, uint64(len(code))), code...)
+}
+
+// readStream reads a stream of n bytes and returns it and the rest of code. The stream is valid
+// until the next call.
+func (c *coder) readStream(code []byte, n int) (p, rest []byte, err error) {
+	size, code, err := readNumber(code, n)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(code) < size {
+		return nil, nil, corrupt("a stream has %d bytes, not %d", len(code), size)
+	}
+	code, rest = code[:size], code[size:]
+	if size == n {
+		return code, rest, nil
+	}
+	p = c.plane[:n]
+	if size == 1 {
+		for i := range p {
+			p[i] = code[0]
+		}
+		return p, rest, nil
+	}
+	_, code, err = huff0.ReadTable(code, &c.dec)
+	if err == nil {
+		p, err = c.dec.Decoder().Decompress4X(p[:0:n], code)
+	}
+	if err != nil {
+		return nil, nil, corrupt("Huffman code: %v", err)
+	}
+	if len(p) != n {
+		return nil, nil, corrupt("a Huffman code is for %d bytes, not %d", len(p), n)
+	}
+	return p, rest, nil
+}
+
+// readNumber reads a number that is at most limit, and returns the rest of code.
+func readNumber(code []byte, limit int) (int, []byte, error) {
+	v, n := binary.Uvarint(code)
+	if n <= 0 {
+		return 0, nil, corrupt("a number is cut off or too long")
+	}
+	if v > uint64(limit) {
+		return 0, nil, corrupt("a number is %d, over %d", v, limit)
+	}
+	return int(v), code[n:], nil
+}
