@@ -237,8 +237,8 @@ func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 // carryOut removes a checkpoint that the policy does not keep, unless it must be uploaded
 // first, or in a dry run.
 func (p *pruning) carryOut(ctx context.Context, place *Place, x *Pruned) error {
-	if p.mustUpload(place, x.Name) {
-		x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s lacks it", p.run.Remote)
+	if why := p.mustUpload(place, x.Name); why != "" {
+		x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s %s", p.run.Remote, why)
 		return nil
 	}
 	if p.opts.DryRun {
@@ -247,13 +247,19 @@ func (p *pruning) carryOut(ctx context.Context, place *Place, x *Pruned) error {
 	return p.remove(ctx, place, x)
 }
 
-// mustUpload reports whether a local checkpoint stays because the remote place lacks it.
-func (p *pruning) mustUpload(place *Place, name string) bool {
+// mustUpload returns why a local checkpoint stays because of the remote place, or "".
+func (p *pruning) mustUpload(place *Place, name string) string {
 	if place.remote || p.run.Remote == nil || p.opts.Force || !p.wanted[name] {
-		return false
+		return ""
 	}
 	i := slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
-	return !p.all[i].Uploaded()
+	switch c := &p.all[i]; {
+	case c.Uploaded():
+		return ""
+	case c.Copies() == "differ":
+		return "holds another save of that name"
+	}
+	return "lacks it"
 }
 
 // aboutOne reports whether an error is about a single checkpoint.
@@ -315,13 +321,18 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
 }
 
-// look describes the checkpoint in a folder of the place.
-func (p *Place) look(ctx context.Context, name string) *found {
+// look describes the checkpoint in a folder of the place: whether it is complete.
+func (p *Place) look(ctx context.Context, name string) *found { return p.lookAt(ctx, name, false) }
+
+// lookWhole is look that also compares the sizes of files.
+func (p *Place) lookWhole(ctx context.Context, name string) *found { return p.lookAt(ctx, name, true) }
+
+func (p *Place) lookAt(ctx context.Context, name string, whole bool) *found {
 	store, err := p.StoreOf(name)
 	if err != nil {
 		return &found{err: err}
 	}
-	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, false)
+	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, whole)
 }
 
 // errNotUploaded reports a checkpoint whose remote copy has vanished.
@@ -331,7 +342,7 @@ var errNotUploaded = errors.New("the remote copy is no longer complete")
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.
 func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
-		if f := p.run.Remote.look(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
+		if f := p.run.Remote.lookWhole(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
 			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
 		}
 	}
