@@ -31,6 +31,10 @@ type Summary struct {
 	Time      time.Time         `json:"time,omitzero"`
 	WorldSize int               `json:"world_size,omitzero"`
 	Writer    string            `json:"writer"`
+	// Bases are the folders beside the checkpoint's to which it refers, and StoredBytes the
+	// bytes of its own files if they hold less than the whole.
+	Bases       []string `json:"refers_to,omitempty"`
+	StoredBytes int64    `json:"stored_bytes,omitempty"`
 	Tags      map[string]string `json:"tags"`
 	// Notes describe what could not be checked about the checkpoint as a whole.
 	Notes  []string `json:"notes,omitempty"`
@@ -160,7 +164,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	s := src.Info()
 	out := &Summary{
 		Path: s.ID, Format: s.Version, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize,
-		Writer: s.Writer, Tags: s.Tags, Notes: s.Notes, Missing: MissingNames(md),
+		Writer: s.Writer, Bases: s.Bases, StoredBytes: s.StoredBytes, Tags: s.Tags, Notes: s.Notes, Missing: MissingNames(md),
 	}
 	if out.Tags == nil {
 		out.Tags = map[string]string{}

@@ -409,8 +409,12 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 
 // leftovers removes the files of the old checkpoint that the new one does not have.
 func (j *job) leftovers(ctx context.Context) error {
+	needed, err := formats.Needed(ctx, j.dst)
+	if err != nil {
+		return fmt.Errorf("the copy is complete, but files of the old checkpoint stay: %w", err)
+	}
 	for _, name := range j.old {
-		if slices.ContainsFunc(j.items, func(it item) bool { return it.to == name }) {
+		if needed[name] || slices.ContainsFunc(j.items, func(it item) bool { return it.to == name }) {
 			continue
 		}
 		if err := j.dst.Remove(ctx, name); err != nil {

@@ -72,6 +72,7 @@ func TestScripts(t *testing.T) {
 			"timeline":   makeTimeline,
 			"interrupt":  interruptRemoval,
 			"lose":       loseFile,
+			"chain":      makeChain,
 		},
 	})
 }
@@ -127,6 +128,26 @@ func makeTensors(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	_, err = cairn.Save(context.Background(), s, state, nil)
 	ts.Check(err)
+}
+
+// makeChain saves a run whose checkpoints step-0, step-1, … refer to each other: chain DIR N.
+func makeChain(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	x, err := tensor.New(tensor.Uint8, []int64{1 << 20})
+	ts.Check(err)
+	b, _ := x.Bytes()
+	for i := range n {
+		s, err := file.Open(filepath.Join(ts.MkAbs(args[0]), fmt.Sprintf("step-%d", i)), &file.Options{NoSync: true})
+		ts.Check(err)
+		base := &storage.Base{}
+		if i > 0 {
+			base.Folder = fmt.Sprintf("step-%d", i-1)
+		}
+		b[i]++
+		_, err = cairn.Save(context.Background(), s, cairn.State{"w": x}, &cairn.SaveOptions{Base: base, Step: new(int64(i))})
+		ts.Check(err)
+	}
 }
 
 // saveFixed saves a state with all kinds of values from two ranks.

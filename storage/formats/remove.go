@@ -59,6 +59,12 @@ func Remove(ctx context.Context, store blob.Store, opts *publish.RemoveOptions) 
 	return publish.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, &o)
 }
 
+// Needed returns the names of files at the root of a store to which other checkpoints
+// refer.
+func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	return native.Needed(ctx, store)
+}
+
 // FinishRemovals removes the files of removals at the root of store whose process died after
 // the record was gone, and forgets removals whose process died before. See
 // publish.FinishRemovals.

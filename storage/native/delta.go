@@ -125,21 +125,27 @@ func neededBeside(ctx context.Context, store blob.Store, rec *record) (map[strin
 			return nil, err
 		}
 		id, ours := saveOf(info.Name)
-		if possible = possible || ours && id != rec.SaveID; possible {
+		if possible = possible || ours && (id != rec.SaveID || strings.HasSuffix(info.Name, deltaSuffix)); possible {
 			return referred(ctx, store)
 		}
 	}
 	return nil, nil
 }
 
+// Needed returns the names of files at the root of a store to which checkpoints in the
+// folders beside it refer. They are not removed when the checkpoint there is replaced.
+func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	rec, err := readRecordOnly(ctx, store)
+	if err != nil {
+		return nil, nil // there is nothing to refer to
+	}
+	return neededBeside(ctx, store, rec)
+}
+
 // CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder
 // beside the store refers to the checkpoint in it.
 func CheckUnreferred(ctx context.Context, store blob.Store) error {
-	rec, err := readRecordOnly(ctx, store)
-	if err != nil || len(rec.Coded)+len(rec.Hashes) == 0 {
-		return nil // there is nothing to refer to
-	}
-	names, err := referred(ctx, store)
+	names, err := Needed(ctx, store)
 	if err == nil && len(names) > 0 {
 		err = fmt.Errorf("%w: other checkpoints of the run refer to %s; 'cairn flatten' makes them stand alone", storage.ErrInUse, store)
 	}

@@ -151,6 +151,10 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	t.add("time", when)
 	t.add("world size", world)
 	t.add("writer", clean(v.Writer))
+	if len(v.Bases) > 0 {
+		t.add("refers to", clean(strings.Join(v.Bases, ", "))+"; only cairn opens it")
+		t.add("own files", formatBytes(v.StoredBytes))
+	}
 	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
 		t.add("tag "+clean(k), clean(v.Tags[k]))
 	}

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// flattened is what 'cairn flatten --json' prints for a checkpoint.
+type flattened struct {
+	Path string `json:"path"`
+	// Bases are the folders to which it has referred.
+	Bases []string `json:"referred_to"`
+	// Files and Bytes count the files of the checkpoint, if they were written.
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+func newFlattenCmd() *cobra.Command {
+	var f copyFlags
+	cmd := newCommand("flatten", wantArgs(1, -1), completePaths(maxPaths), func(cmd *cobra.Command, args []string) error {
+		o := outputOf(cmd)
+		all := []*flattened{}
+		for _, arg := range args {
+			r, err := f.flatten(cmd, arg)
+			if err != nil {
+				return err
+			}
+			all = append(all, r)
+		}
+		return o.result(all, func() {
+			for _, r := range all {
+				if len(r.Bases) == 0 {
+					o.printf("%s stands alone already\n", clean(r.Path))
+					continue
+				}
+				o.printf("%s stands alone now: %s\n", clean(r.Path), formatBytes(r.Bytes))
+			}
+		})
+	})
+	f.addTo(cmd)
+	return cmd
+}
+
+func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	opts, err := f.options(cmd)
+	if err != nil {
+		return nil, err
+	}
+	at := checkpointAddress(ctx, arg)
+	store, err := openStore(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	c, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return nil, err
+	}
+	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
+	alone := c.Storage().StoredBytes == 0
+	if err := c.Close(); err != nil || alone {
+		r.Bases = []string{}
+		return r, err
+	}
+	start := time.Now()
+	err = o.withPlanned("flatten", func(planned, moved func(int64)) error {
+		opts.Overwrite, opts.Planned, opts.Progress = true, planned, moved
+		rep, err := transfer.Copy(ctx, store, store, opts)
+		if err == nil {
+			r.Files, r.Bytes = rep.Files, rep.Bytes
+		}
+		return err
+	})
+	r.Seconds = time.Since(start).Seconds()
+	return r, err
+}
