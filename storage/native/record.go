@@ -242,6 +242,9 @@ func (r *record) readCoded(o *jsonFields) {
 		Stored string `json:"stored"`
 	}
 	o.get("coded", &coded)
+	if o.err == nil && len(coded) == 0 {
+		o.fail("coded", errors.New("empty"))
+	}
 	for i, c := range coded {
 		crc, err := parseCRC(c.CRC)
 		o.fail(fmt.Sprintf("coded[%d]: crc32c", i), err)

@@ -218,9 +218,9 @@ func TestRecordWithoutAStep(t *testing.T) {
 
 func TestRecordOfAnotherVersionIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct{ file, want string }{
-		"newer":                       {string(sealRecord(recordWith("version", "3", ""))), "version 3, this program reads 2: written by a newer cairn, upgrade"},
-		"newer, all else has changed": {`{"seal": {"sha256": "…"}, "record": {"version": 3, "format": "cairn", "files": null}}`, "version 3"},
-		"zero":                        {string(sealRecord(recordWith("version", "0", ""))), "version 0, this program reads 2"},
+		"newer":                       {string(sealRecord(recordWith("version", "4", ""))), "version 4, this program reads 3: written by a newer cairn, upgrade"},
+		"newer, all else has changed": {`{"seal": {"sha256": "…"}, "record": {"version": 4, "format": "cairn", "files": null}}`, "version 4"},
+		"zero":                        {string(sealRecord(recordWith("version", "0", ""))), "version 0, this program reads 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := decodeRecord([]byte(tc.file))
@@ -228,6 +228,41 @@ func TestRecordOfAnotherVersionIsRefused(t *testing.T) {
 				t.Errorf("decodeRecord = %v; want ErrVersion with %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// recordWithReferences returns a record of version 3.
+func recordWithReferences() *record {
+	r := sampleRecord()
+	data := r.Files[1]
+	r.Files[1] = storage.File{Name: deltaFileName(data.Name), Size: 77, CRC32C: 9}
+	r.Tied = true
+	r.Coded = []storage.Coded{{File: data, Stored: r.Files[1].Name}}
+	r.Bases = []baseFolder{{"step-1", []storage.Reference{{Folder: "step-1", Name: "a-r00000-0.delta", Size: 5}, {Folder: "step-1", Name: "a-r00000-0.safetensors", Size: 6}}}}
+	r.Hashes = []storage.File{{Name: DataFileName(r.SaveID, 1, 0)[:len(r.SaveID)+7] + "-0.delta", Size: 8, CRC32C: 10}}
+	return r
+}
+
+func TestHostileReferencesAreRefused(t *testing.T) {
+	for claim, change := range map[string]func(r *record){
+		"a folder that is not beside":      func(r *record) { r.Bases[0].Folder = "../x" },
+		"a folder below another":           func(r *record) { r.Bases[0].Folder = "x/y" },
+		"a file that leaves its folder":    func(r *record) { r.Bases[0].Files[0].Name = "../x" },
+		"a delta file that is not there":   func(r *record) { r.Files = r.Files[:1] },
+		"another name of the delta file":   func(r *record) { r.Coded[0].Stored = r.Files[0].Name },
+		"a data file that is stored twice": func(r *record) { r.Files = append(r.Files, r.Coded[0].File) },
+		"a data file of another name":      func(r *record) { r.Coded[0].Name = "x.safetensors" },
+		"hashes of another name":           func(r *record) { r.Hashes[0].Name = "x" },
+		"a negative size":                  func(r *record) { r.Coded[0].Size = -1 },
+	} {
+		r := recordWithReferences()
+		change(r)
+		if _, err := encodeRecord(r); err == nil { // it decodes what it has encoded
+			t.Errorf("%s: encodeRecord = nil; want an error", claim)
+		}
+	}
+	if _, err := decodeRecord(sealRecord(recordWith("version", "3", `"tied": false, "coded": [], "bases": []`))); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("version 3 without delta files: decodeRecord = %v; want ErrCorrupt", err)
 	}
 }
 
@@ -258,6 +293,10 @@ func FuzzDecodeRecord(f *testing.F) {
 	}
 	f.Add(b)
 	if b, err = encodeRecord(recordWithTimeline()); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	if b, err = encodeRecord(recordWithReferences()); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b)

@@ -23,6 +23,8 @@ func TestConstantsOfTheFormat(t *testing.T) {
 		got, want any
 	}{
 		{"formatVersion", formatVersion, 1},
+		{"other versions", []int{tiedVersion, deltaVersion}, []int{2, 3}},
+		{"deltaSuffix", deltaSuffix, ".delta"},
 		{"indexVersion", indexVersion, 1},
 		{"formatName", formatName, "cairn"},
 		{"recordName", recordName, "cairn.json"},
@@ -95,9 +97,14 @@ func TestGoldenIndex(t *testing.T) {
 }
 
 func TestGoldenRecord(t *testing.T) {
-	want := sampleRecord()
+	for name, want := range map[string]*record{"record-v1.json": sampleRecord(), "record-v3.json": recordWithReferences()} {
+		t.Run(name, func(t *testing.T) { checkGoldenRecord(t, name, want) })
+	}
+}
+
+func checkGoldenRecord(t *testing.T, name string, want *record) {
 	b := must.Get(encodeRecord(want))(t)
-	old := golden(t, "record-v1.json", b)
+	old := golden(t, name, b)
 	got, err := decodeRecord(old)
 	if err != nil {
 		t.Fatalf("decodeRecord = %v; want nil", err)
