@@ -98,6 +98,24 @@ def address_of(path: str | bytes | os.PathLike[str] | None) -> str:
     return urllib.parse.unquote(url.path)
 
 
+def join_address(address: str, name: str) -> str:
+    """Returns the address of a folder below an address, whose query it keeps."""
+    if "://" not in address:
+        return os.path.join(address, name)
+    before, mark, query = address.partition("?")
+    return f"{before.rstrip('/')}/{urllib.parse.quote(name, safe='=@:$&+,;~!*()')}{mark}{query}"
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Returns the address of what is above an address, whose query it keeps, and the name of the last part of it."""
+    if "://" not in address:
+        return os.path.split(address.rstrip("/"))
+    scheme, _, rest = address.partition("://")
+    before, mark, query = rest.partition("?")
+    above, slash, name = before.rstrip("/").rpartition("/")
+    return (f"{scheme}://{above}{mark}{query}", urllib.parse.unquote(name)) if slash else (address, "")
+
+
 def default_ceiling() -> int:
     """Returns the most bytes to share: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
 

@@ -54,6 +54,10 @@ class ChangedError(CairnError):
     """The checkpoint was replaced while it was being read."""
 
 
+class InUseError(CairnError):
+    """The checkpoint is not removed, because a living process reads or removes it."""
+
+
 class UncertainError(CairnError):
     """It is unknown whether the checkpoint was published."""
 
@@ -112,6 +116,7 @@ _CLASSES: dict[str, type[CairnError]] = {
     "tensor.cast": CastError,
     "plan.mismatch": MismatchError,
     "plan.state": StateError,
+    "storage.inuse": InUseError,
     "storage.underway": UnderWayError,
     "storage.incomplete": IncompleteError,
     "storage.notfound": NotFoundError,
