@@ -95,7 +95,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"run", "blob blob/file group internal/size internal/work storage storage/formats storage/publish transfer"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
-	{"background/saver", "blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
+	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
 	{".", "run blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
 
 	// What stands on it.

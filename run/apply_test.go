@@ -38,7 +38,7 @@ func TestApply(t *testing.T) {
 	var all []Checkpoint
 	for i := range 12 {
 		c := at(int64(1000*(i+1)), 20*i)
-		c.Metrics = map[string]float64{"loss": math.Abs(float64(i) - 4), "accuracy": float64(i % 5)}
+		c.Metrics = Metrics{"loss": math.Abs(float64(i) - 4), "accuracy": float64(i % 5)}
 		all = append(all, c)
 	}
 	all[2].Tags = []string{"release"}
@@ -202,7 +202,7 @@ func randomCheckpoints(r *rand.Rand) []Checkpoint {
 			c.Tags = []string{[]string{"a", "b"}[r.IntN(2)]}
 		}
 		if r.IntN(3) > 0 {
-			c.Metrics = map[string]float64{"loss": []float64{1, 2, 3, math.NaN(), math.Inf(1)}[r.IntN(5)]}
+			c.Metrics = Metrics{"loss": []float64{1, 2, 3, math.NaN(), math.Inf(1)}[r.IntN(5)]}
 		}
 		if i > 0 && r.IntN(3) == 0 { // a checkpoint refers to earlier ones only
 			c.Bases = []string{fmt.Sprint("c", r.IntN(i))}

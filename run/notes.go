@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -23,9 +22,34 @@ const NotesFile = storage.NotesFile
 type Notes struct {
 	// Tags are words by which the checkpoint is found and kept, in order and each once.
 	Tags []string
-	// Metrics are numbers about the state, such as the loss, by their names. A number may
-	// be NaN or infinite.
-	Metrics map[string]float64
+	// Metrics are numbers about the state, such as the loss.
+	Metrics Metrics
+}
+
+// Metrics are numbers by their names. A number may be NaN or infinite; in JSON it is then
+// the string "NaN", "+Inf" or "-Inf".
+type Metrics map[string]float64
+
+// MarshalJSON implements json.Marshaler.
+func (m Metrics) MarshalJSON() ([]byte, error) {
+	out := make(map[string]number, len(m))
+	for name, v := range m {
+		out[name] = number(v)
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (m *Metrics) UnmarshalJSON(data []byte) error {
+	var in map[string]number
+	if err := json.Unmarshal(data, &in); err != nil || in == nil {
+		return err
+	}
+	*m = make(Metrics, len(in))
+	for name, v := range in {
+		(*m)[name] = float64(v)
+	}
+	return nil
 }
 
 // The bounds of Notes.
@@ -37,10 +61,10 @@ const (
 // notesDocument is the file. Notes of another save than that of the checkpoint do not count:
 // the checkpoint was replaced.
 type notesDocument struct {
-	Version int               `json:"version"`
-	SaveID  string            `json:"save_id"`
-	Tags    []string          `json:"tags,omitempty"`
-	Metrics map[string]number `json:"metrics,omitempty"`
+	Version int      `json:"version"`
+	SaveID  string   `json:"save_id"`
+	Tags    []string `json:"tags,omitempty"`
+	Metrics Metrics  `json:"metrics,omitempty"`
 }
 
 // number is a number in JSON. NaN and infinite ones are strings.
@@ -121,7 +145,7 @@ func (n *Notes) Untag(tag string) bool {
 // SetMetric sets a metric.
 func (n *Notes) SetMetric(name string, value float64) {
 	if n.Metrics == nil {
-		n.Metrics = map[string]float64{}
+		n.Metrics = Metrics{}
 	}
 	n.Metrics[name] = value
 }
@@ -139,13 +163,7 @@ func (n *Notes) join(other *Notes) {
 }
 
 func (n *Notes) encode(saveID string) ([]byte, error) {
-	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags)))}
-	for name, v := range n.Metrics {
-		if d.Metrics == nil {
-			d.Metrics = map[string]number{}
-		}
-		d.Metrics[name] = number(v)
-	}
+	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics}
 	b, err := json.Marshal(&d)
 	return append(b, '\n'), err
 }
@@ -160,8 +178,8 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 		return n, "", err
 	}
 	n.Tags = slices.Compact(slices.Sorted(slices.Values(d.Tags)))
-	for _, name := range slices.Sorted(maps.Keys(d.Metrics)) {
-		n.SetMetric(name, float64(d.Metrics[name]))
+	if len(d.Metrics) > 0 {
+		n.Metrics = d.Metrics
 	}
 	if err := n.Check(); err != nil {
 		return Notes{}, "", fmt.Errorf("%w: %w", storage.ErrCorrupt, err)

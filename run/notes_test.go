@@ -35,7 +35,7 @@ func TestNotes(t *testing.T) {
 		n.SetMetric("grad/norm", math.Inf(1))
 		return nil
 	}))
-	want := Notes{Tags: []string{"best", "release"}, Metrics: map[string]float64{"loss": 0.25, "grad/norm": math.Inf(1)}}
+	want := Notes{Tags: []string{"best", "release"}, Metrics: Metrics{"loss": 0.25, "grad/norm": math.Inf(1)}}
 	if n := must.Get(ReadNotes(ctx, s, "save1"))(t); !reflect.DeepEqual(n, want) {
 		t.Errorf("the notes are %+v; want %+v", n, want)
 	}
@@ -56,7 +56,7 @@ func TestNotes(t *testing.T) {
 
 // The format of the file is fixed.
 func TestNotesFile(t *testing.T) {
-	n := Notes{Tags: []string{"release", "best"}, Metrics: map[string]float64{"loss": 0.25, "x": math.NaN(), "y": math.Inf(-1)}}
+	n := Notes{Tags: []string{"release", "best"}, Metrics: Metrics{"loss": 0.25, "x": math.NaN(), "y": math.Inf(-1)}}
 	got := must.Get(n.encode("save1"))(t)
 	const want = `{"version":1,"save_id":"save1","tags":["best","release"],"metrics":{"loss":0.25,"x":"NaN","y":"-Inf"}}` + "\n"
 	if string(got) != want {

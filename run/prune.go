@@ -23,8 +23,8 @@ type PruneOptions struct {
 	Force bool
 	// Now is the time for rules about the age of checkpoints. Zero: the time of the call.
 	Now time.Time
-	// Turn, if not nil, is called before each removal. It waits until the disk may be used,
-	// and returns a function that is called after the removal.
+	// Turn, if not nil, is called before each removal from a folder. It waits until the disk may
+	// be used, and returns a function that is called after the removal. See Turn.
 	Turn func(ctx context.Context) (end func(), err error)
 	// Removed, if not nil, is called after each removal.
 	Removed func(p *Pruned)
@@ -240,7 +240,7 @@ var errReferred = errors.New("another checkpoint refers to it")
 
 // remove removes a copy and notes the outcome. The error is nil if it stays because it is in use.
 func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
-	if p.opts.Turn != nil {
+	if p.opts.Turn != nil && place.local {
 		end, err := p.opts.Turn(ctx)
 		if err != nil {
 			return err

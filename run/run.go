@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -120,8 +121,8 @@ type Checkpoint struct {
 	SaveID string `json:"save_id,omitempty"`
 	Format string `json:"format,omitempty"`
 	// Metrics and Tags are from the notes of the checkpoint; see Notes.
-	Metrics map[string]float64 `json:"metrics,omitempty"`
-	Tags    []string           `json:"tags,omitempty"`
+	Metrics Metrics  `json:"metrics,omitempty"`
+	Tags    []string `json:"tags,omitempty"`
 	// Bases are the names of the checkpoints of the run to whose bytes it refers.
 	Bases []string `json:"bases,omitempty"`
 	// Local and Remote are the copies. Nil: there is no copy in that place.
@@ -319,13 +320,7 @@ func (c *Checkpoint) describe(f *found) {
 	if c.Time.IsZero() {
 		c.Time = f.written
 	}
-	c.Tags, c.Metrics = slices.Clone(f.notes.Tags), nil
-	for name, v := range f.notes.Metrics {
-		if c.Metrics == nil {
-			c.Metrics = map[string]float64{}
-		}
-		c.Metrics[name] = v
-	}
+	c.Tags, c.Metrics = slices.Clone(f.notes.Tags), maps.Clone(f.notes.Metrics)
 	c.Problem = ""
 	if f.notesErr != nil {
 		c.Problem = f.notesErr.Error()

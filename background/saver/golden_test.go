@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -29,6 +30,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -62,8 +64,12 @@ var messages = map[string]any{
 		},
 		Absent: []string{"model.bias"},
 	},
-	"save-least":   saveBody{Generation: 1, Save: Save{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
-	"save-tiers":   saveBody{Generation: 8, Save: Save{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
+	"save-least": saveBody{Generation: 1, Save: Save{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
+	"save-tiers": saveBody{Generation: 8, Save: Save{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
+	"save-run": saveBody{Generation: 9, Save: Save{
+		Store: "/ssd/run/step-000000300", Remote: "s3://bucket/run/step-000000300", Format: "native", SaveID: "c", Time: "2026-11-16T00:00:00Z", Step: new(int64(300)),
+		Metrics: run.Metrics{"accuracy": 0.5, "loss": math.NaN()}, Run: &InRun{Remote: "s3://bucket/run", Keep: "last 3, best 2 by loss", KeepRemote: "every 5000 steps"},
+	}, Items: []itemBody{}},
 	"staged":       stagedBody{Generation: 7, Units: []unitBody{{Stamp: 0, Items: []int{0, 1}, At: []int64{64, 128}}, {Stamp: 4096, Items: []int{2}, At: []int64{4160}}}},
 	"staged-all":   stagedBody{Generation: 7, All: true, StageNS: 120_000_000, StageBytes: 8192},
 	"abandon":      abandonBody{7, errorBody{Text: "context canceled", Codes: []string{"context.Canceled"}}},

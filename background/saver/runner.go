@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	runs "github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -30,12 +31,25 @@ type Task struct {
 	Over func(*protocol.SaveReport, error)
 	// Tiers is set if the checkpoint goes to a second store.
 	Tiers *Tiers
+
+	// Store is the store of the save. Rank 0 notes Metrics there, and after an upload in the
+	// second store.
+	Store   blob.Store
+	Metrics runs.Metrics
+	// Run is set if rank 0 keeps the run of the checkpoint in order afterwards.
+	Run *runs.Member
 }
 
 // Runner runs the background saves of one rank, one after another. When a save is over,
 // its upload begins, if it has one, and the next save begins at the same time. Uploads run
-// one after another too.
+// one after another too. After a save and its upload, rank 0 keeps the run in order, if
+// there is one, and removes checkpoints only while no save is being written.
 type Runner struct {
+	// Background is the context of work for runs, which goes on after the save. Nil: the
+	// context of the save.
+	Background context.Context
+
+	tender  runs.Tender
 	mu      sync.Mutex
 	saves   []*running // that are not over, in order
 	uploads []*running // pending uploads in order, including uploads of pending saves
@@ -81,24 +95,83 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		if err == nil && t.Tiers != nil && !run.direct {
 			r.removeReplaced(ctx, run, report)
 		}
+		run.note(ctx, report, err)
 		t.Over(report, err)
 		r.mu.Lock()
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
-		close(run.done)
 		if t.Tiers == nil {
+			r.tend(ctx, run, err, nil)
+			close(run.done)
 			return
 		}
+		close(run.done)
 		if uploadBefore != nil {
 			<-uploadBefore.uploaded
 		}
-		t.Tiers.Uploaded(run.upload(ctx, report, err))
+		uploaded, uploadErr := run.upload(ctx, report, err)
+		run.carryNotes(ctx, uploaded)
+		t.Tiers.Uploaded(uploaded, uploadErr)
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()
+		r.tend(ctx, run, err, uploadErr)
 		close(run.uploaded)
 	}()
 }
+
+// note notes the metrics of a save that is over. Rank 0 does so for all ranks.
+func (run *running) note(ctx context.Context, report *protocol.SaveReport, err error) {
+	if err != nil || len(run.Metrics) == 0 || run.Job.Group.Rank() != 0 {
+		return
+	}
+	store := run.Store
+	if run.direct {
+		store = run.Tiers.Remote
+	}
+	if err := runs.NoteMetrics(ctx, store, report.SaveID, run.Metrics); err != nil {
+		run.Job.Recorder.Warn(err)
+	}
+}
+
+// carryNotes notes in the second store what is noted in the first one, after an upload.
+func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
+	if report == nil || report.Direct || run.Job.Group.Rank() != 0 || len(run.Metrics) == 0 && run.Run == nil {
+		return
+	}
+	if err := runs.CopyNotes(ctx, run.Store, run.Tiers.Remote, report.SaveID); err != nil {
+		run.Job.Recorder.Warn(err)
+	}
+}
+
+// tend keeps the run of a save in order, in the background. saved and uploaded are the
+// errors of the save and of its upload. An upload that has just failed is repeated with the
+// next save.
+func (r *Runner) tend(ctx context.Context, run *running, saved, uploaded error) {
+	if run.Run == nil || run.Job.Group.Rank() != 0 || saved != nil {
+		return
+	}
+	if r.Background != nil {
+		ctx = r.Background
+	}
+	skip := func(name string) bool { return uploaded != nil && name == run.Run.Name || r.isUploading(name) }
+	warn := run.Job.Recorder.Warn
+	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(_ *runs.Tended, err error) {
+		if err != nil {
+			warn(err)
+		}
+	})
+}
+
+// isUploading reports whether the upload of a checkpoint of that name is pending.
+func (r *Runner) isUploading(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.uploads, func(u *running) bool { return u.Run != nil && u.Run.Name == name })
+}
+
+// WaitTended waits until no run is being kept in order. It returns false if ctx ends first.
+func (r *Runner) WaitTended(ctx context.Context) bool { return r.tender.Wait(ctx) }
 
 // last returns the last element, or nil.
 func last(runs []*running) *running {
@@ -232,6 +305,9 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 	}
 	if err := r.makeRoom(ctx, run); err != nil {
 		return nil, err
+	}
+	if run.Job.Group.Rank() == 0 { // all ranks write while rank 0 does
+		defer runs.Saving(ctx)()
 	}
 	return protocol.Save(ctx, run.Job)
 }

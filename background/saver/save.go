@@ -1,11 +1,14 @@
 package saver
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -37,6 +40,49 @@ type Save struct {
 	ValuesMayDiffer  bool           `json:"values_may_differ,omitempty"`
 	TensorsMayDiffer bool           `json:"tensors_may_differ,omitempty"`
 	Cache            bool           `json:"cache,omitempty"`
+	// Metrics are noted with the checkpoint.
+	Metrics run.Metrics `json:"metrics,omitempty"`
+	// Run makes the folder above Store a run, which is kept in order after the save.
+	Run *InRun `json:"run,omitempty"`
+}
+
+// InRun says how the run of a checkpoint is kept in order. Policies are texts; see
+// run.ParsePolicy.
+type InRun struct {
+	// Remote is the address of the run in another store. Empty: the folder above
+	// Save.Remote, if that is set.
+	Remote     string `json:"remote,omitempty"`
+	Keep       string `json:"keep,omitempty"`
+	KeepRemote string `json:"keep_remote,omitempty"`
+}
+
+// member returns what to do for the run of the checkpoint after the save, or nil. The error
+// wraps storage.ErrOptions if that, or a metric, makes no sense.
+func (v *Save) member() (*run.Member, error) {
+	if err := (&run.Notes{Metrics: v.Metrics}).Check(); err != nil {
+		return nil, err
+	}
+	if v.Run == nil {
+		return nil, nil
+	}
+	m := &run.Member{Settings: run.Settings{Remote: v.Run.Remote}}
+	m.Address, m.Name = blob.SplitAddress(v.Store)
+	if m.Address == "" || m.Name == "" {
+		return nil, storage.RefuseIf(true, "the checkpoint %s has no folder above it, which would be its run", blob.Redact(v.Store))
+	}
+	if v.Remote != "" {
+		above, name := blob.SplitAddress(v.Remote)
+		if name != m.Name {
+			return nil, storage.RefuseIf(true, "the checkpoint is called %q in the run and %q in the remote one", m.Name, name)
+		}
+		m.Settings.Remote = cmp.Or(m.Settings.Remote, above)
+	}
+	var err error
+	if m.Settings.Keep, err = run.ParsePolicy(v.Run.Keep); err != nil {
+		return nil, err
+	}
+	m.Settings.KeepRemote, err = run.ParsePolicy(v.Run.KeepRemote)
+	return m, err
 }
 
 // SetStorage sets the fields that a checkpoint keeps.

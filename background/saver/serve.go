@@ -25,6 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
@@ -85,6 +86,7 @@ type server struct {
 	mem    []byte // the arena
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	stop   context.CancelCauseFunc // ends the work for runs
 
 	runner Runner
 	cache  plan.Cache
@@ -131,6 +133,8 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	defer s.cancel(context.Canceled)
+	s.runner.Background, s.stop = context.WithCancelCause(blob.WithLogger(ctx, s.Logger))
+	defer s.stop(context.Canceled)
 	defer context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) })()
 	err = s.listen()
 	if errors.Is(err, ErrMessage) {
@@ -172,6 +176,7 @@ func (s *server) listen() error {
 // the trainer has staged may make as little sense as what it sent.
 func (s *server) refuse(err error) {
 	s.cancel(err)
+	s.stop(err)
 	s.mu.Lock()
 	for _, st := range s.saves {
 		st.fail(err)
@@ -238,10 +243,22 @@ func (s *server) finish(err error) {
 	s.mu.Unlock()
 	s.runner.Wait()
 	s.work.Wait()
+	s.waitTended()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leave != nil {
 		s.leave()
+	}
+}
+
+// waitTended waits until the run is in order, but not for long: the trainer waits for the
+// end of this process.
+func (s *server) waitTended() {
+	ctx, cancel := context.WithTimeout(s.runner.Background, run.TendWait)
+	defer cancel()
+	if !s.runner.WaitTended(ctx) {
+		s.stop(fmt.Errorf("%w: the run is not in order %v after the trainer", context.DeadlineExceeded, run.TendWait))
+		s.runner.WaitTended(context.Background())
 	}
 }
 
@@ -364,6 +381,12 @@ func (s *server) save(b *saveBody) error {
 	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
 	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
 	job, tiers, err := s.job(b, st)
+	task := Task{Generation: b.Generation, Metrics: b.Metrics}
+	if err == nil {
+		if task.Run, err = b.member(); err == nil {
+			task.Store, err = s.folder(b.Store) // which job has opened
+		}
+	}
 	unlock := s.lockPending(b)
 	since := s.since(b.Store)
 	saved := false
@@ -397,7 +420,8 @@ func (s *server) save(b *saveBody) error {
 	}
 	job.Group, job.Recorder = s.group, st.recorder
 	s.saves[b.Generation] = st
-	s.runner.Submit(s.ctx, Task{Generation: b.Generation, Job: job, Over: over, Tiers: tiers})
+	task.Job, task.Over, task.Tiers = job, over, tiers
+	s.runner.Submit(s.ctx, task)
 	return nil
 }
 

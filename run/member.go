@@ -1,0 +1,188 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// Member is a checkpoint that a process saves to a run, and what the process does for the
+// run afterwards.
+type Member struct {
+	// Address is the address of the run.
+	Address string
+	// Settings are the settings of the run. The process writes them into its folder.
+	Settings Settings
+	// Name is the name of the folder of the checkpoint.
+	Name string
+}
+
+// TendOptions change how Member.Tend works. Nil means the defaults.
+type TendOptions struct {
+	// Skip, if not nil, reports whether a checkpoint is not uploaded now, because another upload of it
+	// is under way or has just failed.
+	Skip func(name string) bool
+}
+
+// Tended is what Member.Tend did.
+type Tended struct {
+	// Uploaded are the checkpoints that the remote place lacked.
+	Uploaded []transfer.Synced
+	// Pruned is the report of Prune.
+	Pruned *Report
+}
+
+// Tend keeps the run in order after a save: it writes the settings, uploads what the remote
+// place lacks, such as checkpoints whose upload was interrupted, and removes what the
+// policies do not keep. It removes nothing from a folder while this process writes a save; see
+// Saving. The caller makes sure that one process of a job calls it.
+//
+// If the remote place does not answer, Tend removes nothing: it cannot find out what is
+// uploaded.
+func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
+	var o TendOptions
+	if opts != nil {
+		o = *opts
+	}
+	r, err := Open(ctx, m.Address, m.Settings.Remote)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	if m.Settings.Remote != "" || !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
+		if err := WriteSettings(ctx, r.Local.Store, m.Settings); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	out := &Tended{}
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return out, errors.Join(append(errs, err)...)
+	}
+	if r.Remote != nil {
+		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})
+		errs = append(errs, err)
+		if slices.ContainsFunc(out.Uploaded, func(s transfer.Synced) bool { return s.State == transfer.Copied }) {
+			if all, err = r.Checkpoints(ctx); err != nil {
+				return out, errors.Join(append(errs, err)...)
+			}
+		}
+	}
+	if !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
+		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn})
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return out, fmt.Errorf("run %s: %w", r, err)
+	}
+	return out, nil
+}
+
+// CopyNotes adds the notes of the copy of a save in one store to the copy in another.
+func CopyNotes(ctx context.Context, from, to blob.Store, saveID string) error {
+	n, err := ReadNotes(ctx, from, saveID)
+	if err != nil || len(n.Tags)+len(n.Metrics) == 0 {
+		return err
+	}
+	return ChangeNotes(ctx, to, saveID, func(have *Notes) error {
+		have.join(&n)
+		return nil
+	})
+}
+
+// NoteMetrics adds metrics to the notes of a save.
+func NoteMetrics(ctx context.Context, store blob.Store, saveID string, metrics Metrics) error {
+	if len(metrics) == 0 {
+		return nil
+	}
+	return ChangeNotes(ctx, store, saveID, func(n *Notes) error {
+		for name, v := range metrics {
+			n.SetMetric(name, v)
+		}
+		return nil
+	})
+}
+
+// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next save
+// or 'cairn sync' and 'cairn prune' complete.
+const TendWait = 2 * time.Minute
+
+// Tender tends runs in the background, one at a time. If several saves are over meanwhile, it
+// tends the run once for all of them. The zero value is ready to use.
+type Tender struct {
+	mu   sync.Mutex
+	next func()        // guarded by mu; tends the run of the newest save; nil: there is none
+	idle chan struct{} // guarded by mu; closed when nothing is under way; nil: nothing was
+}
+
+// Tend calls Member.Tend in the background. done receives what it returns, unless a later
+// call replaces this one before it begins.
+func (t *Tender) Tend(ctx context.Context, m *Member, opts *TendOptions, done func(*Tended, error)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	begin := t.next == nil && !t.busy()
+	t.next = func() {
+		var out *Tended
+		err := group.Catch(func() (err error) { // a panic of a store must not end the process
+			out, err = m.Tend(ctx, opts)
+			return err
+		})
+		done(out, err)
+	}
+	if begin {
+		t.idle = make(chan struct{})
+		go t.work(t.idle)
+	}
+}
+
+// busy reports whether a goroutine works. The caller holds mu.
+func (t *Tender) busy() bool {
+	if t.idle == nil {
+		return false
+	}
+	select {
+	case <-t.idle:
+		return false
+	default:
+		return true
+	}
+}
+
+// work tends runs until there is nothing more to do.
+func (t *Tender) work(idle chan struct{}) {
+	for {
+		t.mu.Lock()
+		next := t.next
+		t.next = nil
+		if next == nil {
+			close(idle)
+			t.mu.Unlock()
+			return
+		}
+		t.mu.Unlock()
+		next()
+	}
+}
+
+// Wait waits until the Tender is idle. It returns false if ctx ends first.
+func (t *Tender) Wait(ctx context.Context) bool {
+	t.mu.Lock()
+	idle := t.idle
+	t.mu.Unlock()
+	if idle == nil {
+		return true
+	}
+	select {
+	case <-idle:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
