@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ConvertReport", "Copy", "LoadReport", "Phase", "PruneReport", "Pruned", "RunCheckpoint", "SaveReport", "SyncReport",
-           "Synced", "Traffic", "UploadReport"]
+__all__ = ["ConvertReport", "Copy", "LoadReport", "Phase", "PruneReport", "Pruned", "RunCheckpoint", "SaveReport",
+           "SyncReport", "Synced", "Traffic", "UploadReport"]
 
 
 # Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the
@@ -259,6 +259,8 @@ class RunCheckpoint:
     """The copy in the run itself, or None."""
     remote: Copy | None = None
     """The copy in the remote run, or None."""
+    not_uploaded: bool = False
+    """The remote run lacks it, and should have it."""
     problem: str = ""
     """What is wrong with its tags and metrics."""
 
@@ -292,7 +294,8 @@ class RunCheckpoint:
         local, remote = (None if m.get(name) is None else Copy.from_message(m[name]) for name in ("local", "remote"))
         return cls(m.get("name") or "", m.get("step"), m.get("time"), _number(m, "bytes"), m.get("save_id") or "",
                    m.get("format") or "", {name: float(v) for name, v in (m.get("metrics") or {}).items()},
-                   tuple(m.get("tags") or ()), tuple(m.get("bases") or ()), local, remote, m.get("problem") or "")
+                   tuple(m.get("tags") or ()), tuple(m.get("bases") or ()), local, remote,
+                   bool(m.get("not_uploaded")), m.get("problem") or "")
 
 
 @dataclass(frozen=True)
@@ -340,8 +343,8 @@ class PruneReport:
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> PruneReport:
-        return cls(*(tuple(Pruned.from_message(p) for p in m.get(name) or ()) for name in ("local", "remote")),
-                   _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()))
+        local, remote = (tuple(Pruned.from_message(p) for p in m.get(name) or ()) for name in ("local", "remote"))
+        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()))
 
 
 @dataclass(frozen=True)

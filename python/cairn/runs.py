@@ -10,18 +10,21 @@ keeps: docs/runs.md describes it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cairn import _command, checkpoint as _checkpoint, errors
 from cairn._saver import address_of, join_address, split_address
 from cairn.reports import PruneReport, RunCheckpoint, SyncReport
 
-__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "tagged", "within"]
+_T = TypeVar("_T")
+__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "remove_one", "tagged", "within"]
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,15 @@ def _text(policy: Policy | None) -> str:
         return ""
     parts = [policy] if isinstance(policy, (str, Rule)) else list(policy)
     if not all(isinstance(part, (str, Rule)) for part in parts):
-        raise errors.OptionsError(f"the policy is {policy!r}; want a text such as 'last 3, best 2 by loss', or rules such "
-                                  "as cairn.last(3)", ("storage.options",))
+        raise errors.OptionsError(f"the policy is {policy!r}; want a text such as 'last 3, best 2 by loss', or rules "
+                                  "such as cairn.last(3)", ("storage.options",))
     return ", ".join(map(str, parts))
 
 
 def _checked(policy: Policy | None) -> str:
     """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it."""
     if text := _text(policy):
-        with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
+        with tempfile.TemporaryDirectory(prefix="cairn-") as empty, contextlib.suppress(errors.NotFoundError):
             _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
     return text
 
@@ -139,10 +142,8 @@ class Run:
     """The run in a folder, or at a URL: the checkpoints below it, and which of them are kept.
 
     >>> run = cairn.Run("run", keep=[cairn.last(3), cairn.tagged()])
-    >>> run.tag(100, "release").tags
-    ('release',)
     >>> [(c.name, c.step, c.tags) for c in run.checkpoints()]
-    [('step-100', 100, ('release',))]
+    [('step-100', 100, ())]
     >>> run.prune(dry_run=True).removed
     0
 
@@ -182,11 +183,14 @@ class Run:
         """Returns the checkpoints of the run, in any format, the oldest first, also incomplete ones.
 
         >>> c = cairn.Run("run").checkpoints()[-1]
-        >>> c.step, c.copies, c.uploaded, c.metrics
+        >>> c.step, c.copies, c.not_uploaded, c.metrics
         (100, 'local', False, {})
         """
-        found = _command.run("log", self._flags(), self.path)["checkpoints"]
-        return [RunCheckpoint.from_message(c) for c in found]
+        try:
+            found = _command.run("log", self._flags(), self.path)["checkpoints"]
+        except errors.NotFoundError:
+            return []
+        return [RunCheckpoint.from_message(self._complete(c)) for c in found]
 
     def latest(self, *, wait: bool = False, timeout: float | None = None) -> str | None:
         """Returns the path or the URL of the newest complete checkpoint, or None if there is none.
@@ -206,39 +210,85 @@ class Run:
         [('step-100', 'kept', ('last 1', 'newest'))]
 
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
-        are not uploaded yet.
+        are not uploaded yet. OptionsError: the run has no policy.
         """
         flags = [*self._flags(), *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
         if self.keep:
             flags.append(f"--keep={self.keep}")
-        if self.keep_remote:
-            flags.append(f"--keep-remote={self.keep_remote}")
-        return PruneReport.from_message(_command.run("prune", flags, self.path))
+        try:
+            done = _command.run("prune", flags, self.path)
+        except errors.NotFoundError:  # there are no checkpoints
+            return PruneReport()
+        for where, root in ("local", self.path), ("remote", self.remote):
+            done[where] = [_addressed(p, root) for p in done.get(where) or ()]
+        return PruneReport.from_message(done)
 
     def sync(self, *, dry_run: bool = False) -> SyncReport:
-        """Uploads the checkpoints that remote lacks now, for example because an upload was interrupted.
+        """Uploads at once the checkpoints that remote lacks, for example because an upload was interrupted.
 
         >>> cairn.Run("run", remote="copies").sync().copied
         ('step-100',)
 
-        A save to the run does so too.
+        What keep_remote would not keep is not uploaded. A save to the run does the same in the background.
+        OptionsError: the run has no remote place.
         """
         flags = [*self._flags(), *(["--dry-run"] if dry_run else [])]
         return SyncReport.from_message(_command.run("sync", flags, self.path))
 
-    def tag(self, checkpoint: int | str | RunCheckpoint, *tags: str, remove: Iterable[str] = (),
-            metrics: Mapping[str, float] | None = None) -> RunCheckpoint:
-        """Adds tags to a checkpoint, and removes some. A checkpoint is a step, a name, a path or a RunCheckpoint.
+    def tag(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *tags: str, remove: Iterable[str] = (),
+            metrics: Mapping[str, float] | None = None) -> tuple[str, ...]:
+        """Adds tags to a checkpoint, removes tags, sets metrics, and returns all tags that it has then.
 
-        >>> cairn.Run("run").tag(100, "release", "best", remove=["old"]).tags
+        >>> cairn.Run("run").tag(100, "release", "best", metrics={"loss": 2.3})
         ('best', 'release')
+        >>> cairn.Run("run").tag("step-100", remove=["best"])
+        ('release',)
 
-        NotFoundError: the run has no such checkpoint.
+        A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. NotFoundError: the run has no such
+        checkpoint.
         """
-        raise NotImplementedError
+        flags = [*(f"--remove={t}" for t in remove),
+                 *(f"--metric={name}={float(v)!r}" for name, v in (metrics or {}).items())]
+        done = self._everywhere(checkpoint, lambda address: _command.run("tag", flags, address, *tags))
+        return tuple(sorted({t for answer in done for t in answer["tags"]}))
 
-    def remove(self, checkpoint: int | str | RunCheckpoint) -> None:
-        raise NotImplementedError
+    def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False) -> None:
+        """Removes a checkpoint, in one atomic step in each place.
+
+        >>> report = cairn.convert("run/step-100", "old/step-50")
+        >>> cairn.Run("old").remove("step-50", force=True)
+
+        A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. The newest complete one is removed
+        only with force. NotFoundError: the run has no such checkpoint. InUseError: a living process reads it.
+        """
+        self._everywhere(checkpoint, functools.partial(remove_one, force=force))
+
+    def _everywhere(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint,
+                    call: Callable[[str], _T]) -> list[_T]:
+        """Calls a function with the address of each copy of a checkpoint. One copy may be missing."""
+        member = Member(self, self._name(checkpoint))
+        out, missing = [], None
+        for address in (member.path, member.remote):
+            try:
+                if address is not None:
+                    out.append(call(address))
+            except errors.NotFoundError as e:
+                missing = missing or e
+        if missing is not None and not out:
+            raise missing
+        return out
+
+    def _name(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint) -> str:
+        """Returns the name of the folder of a checkpoint."""
+        if isinstance(checkpoint, RunCheckpoint):
+            return checkpoint.name
+        if isinstance(checkpoint, (str, os.PathLike)):
+            return split_address(os.fspath(checkpoint))[1]
+        step = operator.index(checkpoint)
+        names = [c.name for c in self.checkpoints() if c.step == step]
+        if not names:
+            raise errors.NotFoundError(f"{self.path} has no checkpoint of step {step}", ("storage.notfound",))
+        return names[-1]
 
     def path_of(self, step: int) -> str:
         """Returns the address that a save of a step has.
@@ -261,7 +311,24 @@ class Run:
         return Member(self, name) if name and above == self.path.rstrip("/") else None
 
     def _flags(self) -> list[str]:
-        return [f"--remote={self.remote}"] if self.remote else []
+        """Returns the flags about the remote run."""
+        flags = [f"--remote={self.remote}"] if self.remote else []
+        return [*flags, f"--keep-remote={self.keep_remote}"] if self.keep_remote else flags
+
+    def _complete(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Returns a checkpoint of a message with the addresses of its copies."""
+        return {**m, **{where: _addressed({"name": m["name"], **m[where]}, root)
+                        for where, root in (("local", self.path), ("remote", self.remote)) if m.get(where)}}
+
+
+def _addressed(m: dict[str, Any], root: str | None) -> dict[str, Any]:
+    """Returns a message about a copy with its address. Messages leave out the query of a URL, which may be secret."""
+    return m if root is None else {**m, "path": join_address(root, m["name"])}
+
+
+def remove_one(address: str, force: bool = False) -> None:
+    """Removes the checkpoint at an address in one atomic step. force: also the newest one of its run."""
+    _command.run("rm", ["--force"] if force else [], address)
 
 
 @dataclass(frozen=True)

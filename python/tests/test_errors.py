@@ -22,6 +22,7 @@ class Errors(unittest.TestCase):
             (["storage.version"], cairn.VersionError, ()),
             (["storage.changed"], cairn.ChangedError, ()),
             (["storage.uncertain"], cairn.UncertainError, ()),
+            (["storage.inuse"], cairn.InUseError, ()),
             (["storage.options"], cairn.OptionsError, (ValueError,)),
             (["formats.unknown"], cairn.OptionsError, ()),
             (["storage.represent"], cairn.RepresentError, ()),

@@ -496,7 +496,8 @@ def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float | str]:
         try:
             n = float(v)
         except (TypeError, ValueError, RuntimeError) as e:
-            raise errors.OptionsError(f"the metric {name!r} is {v!r}; want a number: {e}", ("storage.options",)) from None
+            raise errors.OptionsError(f"the metric {name!r} is {v!r}; want a number: {e}",
+                                      ("storage.options",)) from None
         out[name] = n if math.isfinite(n) else "NaN" if math.isnan(n) else "+Inf" if n > 0 else "-Inf"
     return out
 
