@@ -21,6 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run"
 )
 
 // AsyncOptions change how SaveAsync works. Nil means the defaults.
@@ -54,6 +55,8 @@ type AsyncOptions struct {
 	// Remote at once, with a warning. Zero: there is no bound. All ranks set
 	// it, or no rank does.
 	LocalBytes int64
+
+	member *run.Member // set by Run.SaveAsync
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -144,12 +147,14 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 	}
 	s := &Stager{arena: a, options: o, call: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	s.runner.Background = s.ctx
 	return s, nil
 }
 
 // Close waits for the saves and uploads that are under way and releases the memory. If ctx
 // ends first, they are cancelled, and so is a SaveAsync that has not returned. A saver
-// process completes what is staged all the same, and uploads it.
+// process completes what is staged all the same, and uploads it. If the saves belong to a
+// Run, Close then waits at most two minutes until the run is in order.
 func (s *Stager) Close(ctx context.Context) error {
 	if s.call == nil {
 		return errNoStager
@@ -164,7 +169,11 @@ func (s *Stager) Close(ctx context.Context) error {
 		s.process.Disconnect()
 	}
 	s.settle(context.Background())
+	tended, cancel := context.WithTimeout(s.ctx, run.TendWait)
+	s.runner.WaitTended(tended)
+	cancel()
 	s.stop(context.Canceled)
+	s.runner.WaitTended(context.Background())
 	if s.process != nil {
 		s.process.Disconnect()
 		<-s.process.Ended()
@@ -225,6 +234,9 @@ type Pending struct {
 
 	number   uint64
 	recorder *protocol.Recorder
+
+	metrics run.Metrics
+	member  *run.Member // nil: the checkpoint belongs to no Run
 }
 
 // Staged is closed once the state has been copied aside, so that the caller may change
@@ -344,7 +356,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 	defer func() { <-s.call }()
 	p := &Pending{
 		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
-		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder,
+		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
 	}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
@@ -648,7 +660,9 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		if p.tiers != nil {
 			p.tiers.Group, p.tiers.Uploaded = s.uploading, uploaded
 		}
-		s.runner.Submit(ctx, saver.Task{Generation: p.number, Job: job, Over: over, Tiers: p.tiers})
+		s.runner.Submit(ctx, saver.Task{
+			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Store: p.store, Metrics: p.metrics, Run: p.member,
+		})
 		return
 	}
 	p.request.Began = time.Now()
@@ -689,16 +703,43 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 		return nil, err
 	}
 	v := o.describe(job)
-	v.Store = address
+	v.Store, v.Metrics = address, o.Metrics
+	if v.Run, err = o.inRun(); err != nil {
+		return nil, err
+	}
 	if v.FormatOptions, err = saver.FormatOptions(o.format()); err != nil {
 		return nil, err
 	}
-	if path, local, err := file.LocalPath(o.Remote); err == nil && local && o.Remote != "" {
-		if v.Remote, err = filepath.Abs(path); err != nil { // the saver may have another working directory
-			return nil, err
-		}
+	if v.Remote, err = absolute(o.Remote); err != nil {
+		return nil, err
 	}
 	return saver.NewRequest(v, p.snapshot), nil
+}
+
+// inRun returns how a saver process keeps the run of the checkpoint in order, or nil.
+func (o *AsyncOptions) inRun() (*saver.InRun, error) {
+	if o.member == nil {
+		return nil, nil
+	}
+	s := &o.member.Settings
+	keep, err := s.Keep.MarshalText()
+	if err != nil {
+		return nil, err
+	}
+	keepRemote, err := s.KeepRemote.MarshalText()
+	if err != nil {
+		return nil, err
+	}
+	remote, err := absolute(s.Remote)
+	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote)}, err
+}
+
+// absolute returns an address for a saver process, which may have another working directory.
+func absolute(address string) (string, error) {
+	if path, local, err := file.LocalPath(address); err == nil && local && address != "" {
+		return filepath.Abs(path)
+	}
+	return address, nil
 }
 
 // addressOf returns the address by which a saver process opens a store.

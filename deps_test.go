@@ -96,7 +96,7 @@ var layers = []struct{ name, imports string }{
 	{"run", "blob blob/file group internal/size internal/work storage storage/formats storage/publish transfer"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
 	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
-	{".", "run blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload value"},
+	{".", "run blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload transfer value"},
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
@@ -106,7 +106,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe storage storage/formats storage/hf storage/native storage/publish storage/torchdcp storage/view tensor transfer value"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/torchdcp storage/view tensor transfer value"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},

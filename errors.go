@@ -74,8 +74,8 @@ func refuse(all ...option) error {
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
-	// Op is what was being done: "save", "upload", "load", "open", "read", "verify" or
-	// "latest".
+	// Op is what was being done: "save", "upload", "load", "open", "read", "verify", "latest",
+	// or an operation of a Run: "run", "list", "note", "prune" or "sync".
 	Op string
 	// Where names the store of the checkpoint.
 	Where string

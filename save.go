@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -34,6 +35,11 @@ type SaveOptions struct {
 	Step *int64
 	// Tags are stored in the checkpoint. cairn does not interpret them.
 	Tags map[string]string
+	// Metrics are numbers about the state, such as the loss, by their names, which have no
+	// spaces and commas. They are noted beside the checkpoint when it is complete, and a
+	// Policy can keep the best checkpoints by a metric. The metrics of rank 0 count. If they
+	// cannot be noted, the save succeeds, and Observer.Warned receives why.
+	Metrics map[string]float64
 
 	// Planner decides which rank writes what. Nil: a new plan.DefaultSave.
 	Planner plan.SavePlanner
@@ -65,7 +71,7 @@ type SaveOptions struct {
 	SweepAfter time.Duration
 	// Writer stores the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
-	// FailIfExists or SweepAfter.
+	// FailIfExists or SweepAfter, and with Metrics only if there is a store.
 	Writer storage.Writer
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
@@ -153,9 +159,24 @@ func (o *SaveOptions) save(ctx context.Context, store blob.Store, state State, j
 	if err != nil {
 		return nil, job.NumberRank(err)
 	}
-	r, err := protocol.Save(ctx, *job)
+	r, err := o.saveAndNote(ctx, store, job)
 	if o.Group == nil && o.RankLocal == nil && lacksParts(err) {
 		err = fmt.Errorf("%w (this process saves alone: SaveOptions.Group is not set)", err)
+	}
+	return r, err
+}
+
+// saveAndNote saves, and notes the metrics if the save succeeds.
+func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *protocol.RankSave) (*SaveReport, error) {
+	first := job.RankLocal && job.Rank == 0 || !job.RankLocal && job.Group.Rank() == 0
+	if first { // all ranks write while rank 0 does
+		defer run.Saving(ctx, store)()
+	}
+	r, err := protocol.Save(ctx, *job)
+	if err == nil && first {
+		if err := run.NoteMetrics(ctx, store, r.SaveID, o.Metrics); err != nil {
+			job.Recorder.Warn(err)
+		}
 	}
 	return r, err
 }
@@ -223,7 +244,7 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
 	)
 	if err == nil {
-		err = o.RankLocal.check(o)
+		err = errors.Join(o.RankLocal.check(o), (&run.Notes{Metrics: o.Metrics}).Check())
 	}
 	if err != nil {
 		return nil, err
@@ -236,6 +257,7 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 			option{"SaveOptions.BufferBytes", o.BufferBytes != 0, why},
 			option{"SaveOptions.FailIfExists", o.FailIfExists, why},
 			option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},
+			option{"SaveOptions.Metrics", len(o.Metrics) > 0 && store == nil, "needs a store"},
 		)
 	}
 	if store == nil {

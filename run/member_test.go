@@ -65,7 +65,7 @@ func TestTender(t *testing.T) {
 	if !tender.Wait(t.Context()) {
 		t.Error("a Tender that did nothing is not idle")
 	}
-	end := Saving(t.Context()) // holds removals up
+	end := Saving(t.Context(), openDir(t, local)) // holds removals up
 	calls := atomic.Int64{}
 	m := &Member{Address: local, Settings: Settings{Keep: keep(t, "last 1")}}
 	for step := range int64(4) {

@@ -59,7 +59,7 @@ const (
 )
 
 // notesDocument is the file. Notes of another save than that of the checkpoint do not count:
-// the checkpoint was replaced.
+// the checkpoint was replaced. If the format does not record its save, all notes count.
 type notesDocument struct {
 	Version int      `json:"version"`
 	SaveID  string   `json:"save_id"`
@@ -188,7 +188,7 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 }
 
 // ReadNotes returns the notes of the checkpoint at the root of store, whose save has this
-// id. They are empty if there are no notes, or only notes of another save. The error wraps
+// id; it is empty if the format does not record it. They are empty if there are no notes, or only notes of another save. The error wraps
 // storage.ErrCorrupt if the file is damaged.
 func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, error) {
 	data, _, err := readDocument(ctx, store, NotesFile)
@@ -199,11 +199,15 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 	if err != nil {
 		return Notes{}, fmt.Errorf("%s of %s: %w", NotesFile, store, err)
 	}
-	if of != saveID {
+	if !isOf(of, saveID) {
 		return Notes{}, nil
 	}
 	return n, nil
 }
+
+// isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,
+// which is empty if its format does not record it.
+func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
 
 // ChangeNotes changes the notes of the checkpoint at the root of store, whose save has this
 // id. change receives the notes that are there, and may be called several times: if another
@@ -211,14 +215,14 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 // are damaged or belong to another save are replaced.
 func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change func(*Notes) error) error {
 	err := changeDocument(ctx, store, NotesFile, func(old []byte) ([]byte, error) {
-		var n Notes
+		n, id := Notes{}, saveID
 		if old != nil {
 			have, of, err := decodeNotes(old)
 			switch {
 			case errors.Is(err, storage.ErrVersion):
 				return nil, err
-			case err == nil && of == saveID:
-				n = have
+			case err == nil && isOf(of, saveID):
+				n, id = have, of
 			}
 		}
 		if err := change(&n); err != nil {
@@ -230,7 +234,7 @@ func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change fu
 		if old == nil && len(n.Tags) == 0 && len(n.Metrics) == 0 {
 			return nil, nil
 		}
-		return n.encode(saveID)
+		return n.encode(id)
 	})
 	if err != nil {
 		return fmt.Errorf("%s of %s: %w", NotesFile, store, err)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 )
 
 // disk decides whether this process writes a save or frees the files of a removed
@@ -19,32 +22,43 @@ const maxTurn = 10 * time.Second
 // saves.
 type turns struct {
 	mu       sync.Mutex
-	saves    int           // guarded by mu; that are being written
-	waiting  int           // guarded by mu; removals that wait
-	removing bool          // guarded by mu
-	changed  chan struct{} // guarded by mu; closed when one of these changes
+	saves    int             // guarded by mu; that are being written
+	waiting  int             // guarded by mu; removals that wait
+	removing bool            // guarded by mu
+	queue    []chan struct{} // guarded by mu; closed when one of these changes
 }
 
-// Saving announces that this process writes a save until end is called. It waits for the removal of
-// a checkpoint that is under way, but not for long.
-func Saving(ctx context.Context) (end func()) { return disk.save(ctx) }
+// Saving announces that this process writes a save to a store until end is called. It waits
+// for the removal of a checkpoint that is under way, but not for long. Only stores in folders
+// count.
+func Saving(ctx context.Context, store blob.Store) (end func()) {
+	if store == nil {
+		return func() {}
+	}
+	if _, isFolder := blob.As[*file.Store](store); !isFolder {
+		return func() {}
+	}
+	return disk.save(ctx)
+}
 
 // Turn waits until this process writes no save, and announces that it removes a checkpoint
 // until end is called. It is for PruneOptions.Turn.
 func Turn(ctx context.Context) (end func(), err error) { return disk.turn(ctx) }
 
-// change changes the state with fn, if fn allows it, and tells the ones that wait.
+// change changes the state with fn, if fn allows it, and tells the ones that wait. Otherwise
+// it returns a channel that is closed at the next change.
 func (t *turns) change(fn func() bool) (ok bool, wait <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.changed == nil {
-		t.changed = make(chan struct{})
-	}
 	if !fn() {
-		return false, t.changed
+		c := make(chan struct{})
+		t.queue = append(t.queue, c)
+		return false, c
 	}
-	close(t.changed)
-	t.changed = make(chan struct{})
+	for _, c := range t.queue {
+		close(c)
+	}
+	t.queue = nil
 	return true, nil
 }
 

@@ -96,26 +96,27 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 			r.removeReplaced(ctx, run, report)
 		}
 		run.note(ctx, report, err)
+		if t.Tiers == nil {
+			r.tend(ctx, run, err)
+		}
 		t.Over(report, err)
 		r.mu.Lock()
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
+		close(run.done)
 		if t.Tiers == nil {
-			r.tend(ctx, run, err, nil)
-			close(run.done)
 			return
 		}
-		close(run.done)
 		if uploadBefore != nil {
 			<-uploadBefore.uploaded
 		}
 		uploaded, uploadErr := run.upload(ctx, report, err)
 		run.carryNotes(ctx, uploaded)
+		r.tend(ctx, run, err)
 		t.Tiers.Uploaded(uploaded, uploadErr)
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()
-		r.tend(ctx, run, err, uploadErr)
 		close(run.uploaded)
 	}()
 }
@@ -144,17 +145,17 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 	}
 }
 
-// tend keeps the run of a save in order, in the background. saved and uploaded are the
-// errors of the save and of its upload. An upload that has just failed is repeated with the
-// next save.
-func (r *Runner) tend(ctx context.Context, run *running, saved, uploaded error) {
+// tend keeps the run of a save in order, in the background. saved is the error of the save. It is called
+// before the outcome is reported, so that what waits for the outcome can wait for the rest too. If the upload of the
+// save has failed, it is repeated with the next save.
+func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || run.Job.Group.Rank() != 0 || saved != nil {
 		return
 	}
 	if r.Background != nil {
 		ctx = r.Background
 	}
-	skip := func(name string) bool { return uploaded != nil && name == run.Run.Name || r.isUploading(name) }
+	skip := func(name string) bool { return run.Tiers != nil && name == run.Run.Name || r.isUploading(name) }
 	warn := run.Job.Recorder.Warn
 	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(_ *runs.Tended, err error) {
 		if err != nil {
@@ -307,7 +308,7 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 		return nil, err
 	}
 	if run.Job.Group.Rank() == 0 { // all ranks write while rank 0 does
-		defer runs.Saving(ctx)()
+		defer runs.Saving(ctx, run.Store)()
 	}
 	return protocol.Save(ctx, run.Job)
 }

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
@@ -30,6 +32,7 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -67,6 +70,8 @@ func TestScripts(t *testing.T) {
 			"fields":     checkFields,
 			"mask":       maskLayout,
 			"timeline":   makeTimeline,
+			"interrupt":  interruptRemoval,
+			"lose":       loseFile,
 		},
 	})
 }
@@ -206,6 +211,32 @@ func cutShort(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := strconv.ParseInt(args[1], 10, 64)
 	ts.Check(err)
 	ts.Check(os.Truncate(ts.MkAbs(args[0]), n))
+}
+
+// interruptRemoval begins to remove a native checkpoint, and stops after its record is gone:
+// interrupt DIR.
+func interruptRemoval(ts *testscript.TestScript, _ bool, args []string) {
+	s, err := file.Open(ts.MkAbs(args[0]), nil)
+	ts.Check(err)
+	broken := errors.New("interrupted")
+	data := func(name string) bool { return strings.HasSuffix(name, ".safetensors") }
+	_, err = formats.Remove(context.Background(), fault.New(s, fault.Rule{On: fault.Remove, Match: data, Do: fault.Fail(broken)}), nil)
+	if !errors.Is(err, broken) {
+		ts.Fatalf("remove: %v; want %v", err, broken)
+	}
+	if _, err := s.Stat(context.Background(), "cairn.json"); !errors.Is(err, fs.ErrNotExist) {
+		ts.Fatalf("the record: %v; want it to be gone", err)
+	}
+}
+
+// loseFile removes the one file that a pattern matches: lose PATTERN.
+func loseFile(ts *testscript.TestScript, _ bool, args []string) {
+	names, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if len(names) != 1 {
+		ts.Fatalf("%s matches %d files; want 1", args[0], len(names))
+	}
+	ts.Check(os.Remove(names[0]))
 }
 
 // flipBit inverts a bit of the one file that a pattern matches: flip PATTERN

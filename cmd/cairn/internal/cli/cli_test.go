@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
@@ -55,6 +56,7 @@ func TestExitCodes(t *testing.T) {
 		recipe.ErrVariable:      2,
 		recipe.ErrIncomplete:    7,
 		view.ErrCheck:           7,
+		run.ErrPolicy:           2,
 		context.Canceled:        1, // it is the ended context that counts
 		cornered(t, "both"):     5,
 		withHint(errNested, ""): 4,
@@ -245,7 +247,7 @@ func TestHintAtCheckpointsBelow(t *testing.T) {
 		name = filepath.Join(dir, filepath.FromSlash(name))
 		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, nil, 0o666)))
 	}
-	if got, want := placeHint(t.Context(), dir), "4 checkpoints below it; the last is "+quoteArg(dir+"/step-10"); got != want {
+	if got, want := placeHint(t.Context(), dir), fmt.Sprintf("4 checkpoints below it; the last is %s; 'cairn log %s' lists them", quoteArg(dir+"/step-10"), quoteArg(dir)); got != want {
 		t.Errorf("placeHint = %q; want %q", got, want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -42,7 +43,7 @@ var exits = []exit{
 	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
 	{
 		code: 2, name: "usage", meaning: "The command line is wrong.",
-		errs: []error{errUsage, blob.ErrAddress, inspect.ErrPattern, recipe.ErrUnknown, recipe.ErrSyntax, recipe.ErrVariable},
+		errs: []error{errUsage, blob.ErrAddress, inspect.ErrPattern, recipe.ErrUnknown, recipe.ErrSyntax, recipe.ErrVariable, run.ErrPolicy},
 	},
 	{
 		code: 6, name: "version", meaning: "This program cannot read that version of the format.",

@@ -100,7 +100,7 @@ func printFlags(w io.Writer, title string, flags *pflag.FlagSet) {
 func newTopics() []*cobra.Command {
 	tables := map[string]func() string{"exit-codes": exitTable, "dtypes": dtypeTable}
 	var out []*cobra.Command
-	for _, name := range []string{"exit-codes", "output", "formats", "dtypes", "paths", "patterns", "jobs"} {
+	for _, name := range []string{"exit-codes", "output", "formats", "dtypes", "paths", "patterns", "policies", "jobs"} {
 		cmd := newCommand(name, nil, nil, nil)
 		if table := tables[name]; table != nil {
 			cmd.Long = strings.Replace(cmd.Long, "TABLE\n", table(), 1)

@@ -72,6 +72,9 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 		for _, s := range f.Skipped {
 			o.warn("skipped %s: %s", clean(blob.Redact(s.Path)), clean(oneLine(s.Problem)))
 		}
+		if len(f.Skipped) > 0 {
+			o.warn("'cairn log %s' lists all of its checkpoints", quoteArg(blob.Redact(address)))
+		}
 	})
 }
 

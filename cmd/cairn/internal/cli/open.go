@@ -170,7 +170,8 @@ func placeHint(ctx context.Context, address string) string {
 	if len(inside) == 0 {
 		return "see 'cairn help paths' for what a checkpoint can be"
 	}
-	return fmt.Sprintf("%s below it; the last is %s", plural(len(inside), "checkpoint"), quoteArg(inside[len(inside)-1]))
+	return fmt.Sprintf("%s below it; the last is %s; 'cairn log %s' lists them",
+		plural(len(inside), "checkpoint"), quoteArg(blob.Redact(inside[len(inside)-1])), quoteArg(blob.Redact(address)))
 }
 
 // maxBelow and maxBelowURL bound the number of folders that are searched for a hint.

@@ -98,7 +98,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
-		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
+		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRmCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -27,7 +28,10 @@ type syncResult struct {
 func newSyncCmd() *cobra.Command {
 	var f copyFlags
 	var dryRun bool
-	cmd := newCommand("sync", wantArgs(2, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
+	cmd := newCommand("sync", wantArgs(1, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return f.upload(cmd, args[0], dryRun)
+		}
 		return f.sync(cmd, args[0], args[1], dryRun)
 	})
 	f.addTo(cmd)
@@ -52,29 +56,75 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 	if err != nil {
 		return err
 	}
-	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
-	var bar *progress
-	defer func() { bar.done() }()
-	all, err := transfer.Sync(ctx, from, to, &transfer.SyncOptions{DryRun: dryRun, Options: func(folder string) *transfer.Options {
-		bar.done()
-		bar = nil
+	finish := f.measure(o, src, dst, from, to, dryRun)
+	all, err := transfer.Sync(ctx, from, to, &transfer.SyncOptions{DryRun: dryRun, Options: finish.options(opts)})
+	if err := finish.print(all, err); err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		err = fmt.Errorf("%s: %w", blob.Redact(src), cairn.ErrNotFound)
+		return withHint(err, "RUN is the folder of a run, with a folder for each checkpoint; 'cairn cp' copies one checkpoint")
+	}
+	return nil
+}
+
+// upload copies the checkpoints that the remote place of a run lacks.
+func (f *copyFlags) upload(cmd *cobra.Command, address string, dryRun bool) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	opts, err := f.options(cmd)
+	if err != nil {
+		return err
+	}
+	var none settingsFlags
+	r, s, err := none.openRun(cmd, address)
+	if err != nil {
+		return err
+	}
+	if r.Remote == nil {
+		shown := quoteArg(r.String())
+		return withHint(usagef(cmd, "%s has no remote run: give the second RUN", r), fmt.Sprintf("'cairn settings %s --remote URL' stores its address", shown))
+	}
+	finish := f.measure(o, address, s.Remote, r.Local.Store, r.Remote.Store, dryRun)
+	all, err := r.Sync(ctx, &run.SyncOptions{KeepRemote: s.KeepRemote, DryRun: dryRun, Options: finish.options(opts)})
+	return finish.print(all, err)
+}
+
+// syncing is a sync under way: its progress bar, its time and its traffic.
+type syncing struct {
+	out           *output
+	bar           *progress
+	start         time.Time
+	read, written func() *blob.Traffic
+	result        *syncResult
+}
+
+func (f *copyFlags) measure(o *output, src, dst string, from, to blob.Store, dryRun bool) *syncing {
+	return &syncing{out: o, start: time.Now(), read: blob.Since(from), written: blob.Since(to),
+		result: &syncResult{Source: blob.Redact(src), Target: blob.Redact(dst), DryRun: dryRun}}
+}
+
+// options returns a function that begins a progress bar for each folder.
+func (s *syncing) options(opts *transfer.Options) func(folder string) *transfer.Options {
+	return func(folder string) *transfer.Options {
+		s.bar.done()
+		s.bar = nil
 		copied := *opts
-		copied.Planned = func(total int64) { bar = o.progress(folder, total) }
-		copied.Progress = func(n int64) { bar.add(n) }
+		copied.Planned = func(total int64) { s.bar = s.out.progress(folder, total) }
+		copied.Progress = func(n int64) { s.bar.add(n) }
 		return &copied
-	}})
-	bar.done()
-	bar = nil
+	}
+}
+
+// print prints the folders of a sync that ended with err, which it returns.
+func (s *syncing) print(all []transfer.Synced, err error) error {
+	s.bar.done()
 	if all == nil && err != nil {
 		return err
 	}
-	r := &syncResult{blob.Redact(src), blob.Redact(dst), dryRun, all, time.Since(start).Seconds(), copyTraffic{read(), written()}}
-	if outErr := o.result(r, func() { printSynced(o, r) }); outErr != nil {
+	r := s.result
+	r.Folders, r.Seconds, r.copyTraffic = all, time.Since(s.start).Seconds(), copyTraffic{s.read(), s.written()}
+	if outErr := s.out.result(r, func() { printSynced(s.out, r) }); outErr != nil {
 		return outErr
-	}
-	if err == nil && len(all) == 0 {
-		err = fmt.Errorf("%s: %w", blob.Redact(src), cairn.ErrNotFound)
-		return withHint(err, "RUN is the folder of a run, with a folder for each checkpoint; 'cairn cp' copies one checkpoint")
 	}
 	return withHint(err, "the same command goes on from there")
 }

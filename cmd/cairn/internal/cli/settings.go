@@ -1,0 +1,251 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// settingsFlags are the flags that replace settings of a run: for one command, or for good in
+// 'cairn settings'.
+type settingsFlags struct{ remote, keep, keepRemote string }
+
+func (f *settingsFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.keep, "keep", "", "`policy` of RUN, such as \"last 3, every 5000 steps\"")
+	fl.StringVar(&f.keepRemote, "keep-remote", "", "`policy` of the remote run")
+	fl.StringVar(&f.remote, "remote", "", "`address` of the remote run, to which checkpoints are uploaded")
+	completeFlag(cmd, choices(), "keep", "keep-remote")
+}
+
+// apply replaces the settings that have a flag.
+func (f *settingsFlags) apply(cmd *cobra.Command, s *run.Settings) error {
+	for _, p := range []struct {
+		flag, text string
+		to         *run.Policy
+	}{{"keep", f.keep, &s.Keep}, {"keep-remote", f.keepRemote, &s.KeepRemote}} {
+		if !cmd.Flags().Changed(p.flag) {
+			continue
+		}
+		policy, err := run.ParsePolicy(p.text)
+		if err != nil {
+			return withHint(fmt.Errorf("--%s: %w", p.flag, err), policyHint)
+		}
+		*p.to = policy
+	}
+	if cmd.Flags().Changed("remote") {
+		s.Remote = f.remote
+	}
+	return nil
+}
+
+const policyHint = "'cairn help policies' lists the rules"
+
+// openRun opens the run at an address with its settings, as far as flags do not replace them,
+// and returns the settings in effect. A path must exist.
+func (f *settingsFlags) openRun(cmd *cobra.Command, address string) (*run.Run, run.Settings, error) {
+	ctx := cmd.Context()
+	if err := checkFolder(address); err != nil {
+		return nil, run.Settings{}, err
+	}
+	s, err := readSettings(ctx, address)
+	if err == nil {
+		err = f.apply(cmd, &s)
+	}
+	if err != nil {
+		return nil, s, err
+	}
+	if s.Remote != "" {
+		if err := apart(address, s.Remote); err != nil {
+			return nil, s, withHint(err, "the remote run has another address")
+		}
+	}
+	r, err := run.Open(ctx, address, s.Remote)
+	return r, s, err
+}
+
+// readSettings returns the settings of the run at an address.
+func readSettings(ctx context.Context, address string) (run.Settings, error) {
+	r, err := run.Open(ctx, address, "")
+	if err != nil {
+		return run.Settings{}, err
+	}
+	return run.ReadSettings(ctx, r.Local.Store)
+}
+
+// checkFolder returns an error unless an address is a URL or the path of a folder.
+func checkFolder(address string) error {
+	path, local, err := file.LocalPath(address)
+	if err != nil || !local {
+		return err
+	}
+	fi, err := os.Stat(path)
+	if err != nil {
+		if e, ok := errors.AsType[*fs.PathError](err); ok {
+			err = e.Err
+		}
+		return withHint(fmt.Errorf("%s: %w", address, err), "check the path; the first save of a run makes its folder")
+	}
+	if !fi.IsDir() {
+		return withHint(fmt.Errorf("%s: %w: it is a file", address, cairn.ErrNotFound), "a run is a folder, with a folder for each checkpoint")
+	}
+	return nil
+}
+
+// noCheckpoints returns the error of a run without checkpoints.
+func noCheckpoints(ctx context.Context, address string) error {
+	shown := blob.Redact(address)
+	err := fmt.Errorf("%s: %w in its folders", shown, cairn.ErrNotFound)
+	if formatOf(ctx, address) != "" {
+		if dir, _ := splitRun(address); dir != "" {
+			return withHint(err, fmt.Sprintf("it is a checkpoint itself: 'cairn log %s' lists the checkpoints of its run", quoteArg(blob.Redact(dir))))
+		}
+	}
+	return withHint(err, "RUN is the folder of a run, with a folder for each checkpoint; 'cairn runs' finds runs")
+}
+
+// splitRun returns the address of the run in which the checkpoint at an address is, and the
+// name of its folder. The name is empty if there is nothing above the address.
+func splitRun(address string) (dir, name string) {
+	path, local, err := file.LocalPath(address)
+	if err != nil {
+		return "", ""
+	}
+	if !local {
+		dir, name := blob.SplitAddress(address)
+		if name == "" {
+			return "", ""
+		}
+		return dir, name
+	}
+	path = filepath.Clean(path)
+	if name := filepath.Base(path); name == "." || name == ".." {
+		if path, err = filepath.Abs(path); err != nil {
+			return "", ""
+		}
+	}
+	dir, name = filepath.Dir(path), filepath.Base(path)
+	if strings.ContainsRune(name, filepath.Separator) { // the root
+		return "", ""
+	}
+	return dir, name
+}
+
+// splitCheckpoint is splitRun for the folder of a checkpoint. It follows links and refuses a
+// single file.
+func splitCheckpoint(ctx context.Context, address string) (dir, name string, err error) {
+	address = checkpointAddress(ctx, address)
+	store, err := openStore(ctx, address)
+	if err != nil {
+		return "", "", err
+	}
+	shown := blob.Redact(address)
+	if _, single := store.(*blob.Single); single {
+		format, err := formats.Detect(ctx, store)
+		if format == "" || err != nil {
+			return "", "", withHint(fmt.Errorf("%s: %w", shown, errors.Join(cairn.ErrNotFound, err)), openHint(ctx, address, cairn.ErrNotFound))
+		}
+		return "", "", withHint(fmt.Errorf("%s is a single file: %w", shown, errors.ErrUnsupported), "a checkpoint of a run is a folder")
+	}
+	if path, local, err := file.LocalPath(address); err == nil && local {
+		if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Base(filepath.Clean(path)) != filepath.Base(real) {
+			address = real
+		}
+	}
+	if dir, name = splitRun(address); name == "" {
+		return "", "", withHint(fmt.Errorf("%s: %w: it is not a folder of a run", shown, errors.ErrUnsupported), "a checkpoint of a run is in a folder below the run")
+	}
+	return dir, name, nil
+}
+
+// settingsResult is what 'cairn settings --json' prints.
+type settingsResult struct {
+	Path       string `json:"path"`
+	Remote     string `json:"remote"`
+	Keep       string `json:"keep"`
+	KeepRemote string `json:"keep_remote"`
+}
+
+func newSettingsCmd() *cobra.Command {
+	var f settingsFlags
+	cmd := newCommand("settings", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		return f.run(cmd, args[0])
+	})
+	f.add(cmd)
+	return cmd
+}
+
+func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	changed := cmd.Flags().Changed("remote") || cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
+	if err := checkFolder(address); err != nil && (!changed || !errors.Is(err, fs.ErrNotExist)) {
+		return err
+	}
+	r, err := run.Open(ctx, address, "")
+	if err != nil {
+		return err
+	}
+	s, err := run.ReadSettings(ctx, r.Local.Store)
+	if err != nil && !changed {
+		return err
+	}
+	if changed {
+		if err != nil { // they are damaged
+			o.warn("the settings that are there cannot be read, and are replaced: %s", clean(oneLine(err.Error())))
+		}
+		if s, err = f.change(cmd, r, s); err != nil {
+			return err
+		}
+	}
+	res := settingsResult{r.String(), s.Remote, s.Keep.String(), s.KeepRemote.String()}
+	return o.result(res, func() {
+		t := newPlainRows(2)
+		t.add("keep", clean(res.Keep))
+		t.add("remote", clean(res.Remote))
+		if res.Remote != "" {
+			t.add("keep-remote", clean(res.KeepRemote))
+		}
+		o.table(t)
+	})
+}
+
+// change writes the settings that flags replace, and returns what was written.
+func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	if err := f.apply(cmd, &s); err != nil {
+		return s, err
+	}
+	if s.Remote != "" {
+		if err := apart(r.Local.Address(), s.Remote); err != nil {
+			return s, withHint(err, "the remote run has another address")
+		}
+		if _, err := run.Open(ctx, r.Local.Address(), s.Remote); err != nil {
+			return s, err
+		}
+		if path, local, err := file.LocalPath(s.Remote); err == nil && local {
+			if s.Remote, err = filepath.Abs(path); err != nil {
+				return s, err
+			}
+		}
+	}
+	if err := run.WriteSettings(ctx, r.Local.Store, s); err != nil {
+		return s, err
+	}
+	written, err := run.ReadSettings(ctx, r.Local.Store)
+	if err == nil && written.Remote != s.Remote {
+		o.warn("the parts of the address that may be secrets are not stored: it is %s", clean(written.Remote))
+	}
+	return written, err
+}

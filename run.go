@@ -1,0 +1,333 @@
+package cairn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/transfer"
+)
+
+// Policy says which checkpoints of a Run are kept. Package run has its rules, such as
+// run.Last.
+type Policy = run.Policy
+
+// ParsePolicy returns the policy of a text such as "last 3, every 5000 steps, best 2 by
+// loss"; see docs/runs.md. The error wraps ErrOptions and names the word that is wrong.
+func ParsePolicy(text string) (Policy, error) { return run.ParsePolicy(text) }
+
+// The parts of a Run; see package run.
+type (
+	// RunCheckpoint is a checkpoint of a Run, in one or both of its places.
+	RunCheckpoint = run.Checkpoint
+	// Notes are the tags and metrics of a checkpoint.
+	Notes = run.Notes
+	// PruneOptions change how Run.Prune works.
+	PruneOptions = run.PruneOptions
+	// PruneReport is what Run.Prune did.
+	PruneReport = run.Report
+)
+
+// RunOptions describe a Run. Nil means the defaults.
+type RunOptions struct {
+	// Group has the ranks that save to the run. Nil: a job of one rank.
+	Group Group
+	// Remote is the address of the run in another store, to which its checkpoints are
+	// uploaded. Empty: there is none.
+	Remote string
+	// LocalBytes is AsyncOptions.LocalBytes of SaveAsync.
+	LocalBytes int64
+	// Keep is the policy of the run, and KeepRemote of the remote run. The zero Policy keeps
+	// all checkpoints.
+	Keep, KeepRemote Policy
+	// Stager holds the memory of SaveAsync. Nil: the Run makes one, which Close closes.
+	Stager *Stager
+}
+
+// Run is the checkpoints of one training: folders below one folder, or below an address in
+// object storage, and perhaps a second time in another store. It names the folders of new
+// checkpoints, removes the ones that its policies do not keep, and uploads again what was
+// not uploaded. All ranks of a job make one with the same address. NewRun makes one; its
+// methods are safe for concurrent use.
+//
+// After a save and its upload, rank 0 keeps the run in order in the background: it writes
+// the policies into the file cairn-run.json, where the commands of cairn find them, uploads
+// complete checkpoints that the remote run lacks, and removes checkpoints. It removes
+// nothing from a folder while this process writes a save. Problems go to Observer.Warned and
+// Logger of the save.
+type Run struct {
+	address string
+	options RunOptions
+	group   Group
+	tender  run.Tender // after Save
+	ctx     context.Context
+	stop    context.CancelCauseFunc
+
+	mu     sync.Mutex
+	stager *Stager // guarded by mu; nil: not made yet
+	closed bool    // guarded by mu
+}
+
+// NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and writes
+// nothing. The error wraps ErrOptions if a policy makes no sense.
+func NewRun(address string, opts *RunOptions) (*Run, error) {
+	var o RunOptions
+	if opts != nil {
+		o = *opts
+	}
+	err := errors.Join(o.Keep.Check(), o.KeepRemote.Check(), refuse(
+		option{"RunOptions.KeepRemote", o.Remote == "" && !o.KeepRemote.KeepsAll(), "has no effect without RunOptions.Remote"},
+		option{"RunOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
+		option{"RunOptions.LocalBytes", o.LocalBytes != 0 && o.Remote == "", "has no effect without RunOptions.Remote"},
+		option{"the address", address == "", "of the run is empty"},
+	))
+	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}
+	if path, local, pathErr := file.LocalPath(address); pathErr != nil {
+		err = errors.Join(err, pathErr)
+	} else if local {
+		r.address = path
+	}
+	if err != nil {
+		return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
+	}
+	if r.group == nil {
+		r.group = group.Solo()
+	}
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	return r, nil
+}
+
+// Address returns the address of the run.
+func (r *Run) Address() string { return r.address }
+
+// wrap adds the operation and the address to err.
+func (r *Run) wrap(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Op: op, Where: blob.Redact(r.address), Err: err}
+}
+
+// open opens the run. Without options, it has the settings that are stored in its folder.
+func (r *Run) open(ctx context.Context) (*run.Run, run.Settings, error) {
+	return run.OpenSettings(ctx, r.address, r.settings())
+}
+
+func (r *Run) settings() run.Settings {
+	return run.Settings{Remote: r.options.Remote, Keep: r.options.Keep, KeepRemote: r.options.KeepRemote}
+}
+
+// place returns the store of a new checkpoint, and what to do for the run after its save.
+// All ranks use the step of rank 0.
+func (r *Run) place(ctx context.Context, step *int64) (blob.Store, *run.Member, error) {
+	name, err := group.Broadcast(ctx, r.group, "folder", 0, group.JSON[string](), func(context.Context) (string, error) {
+		if step == nil || *step < 0 {
+			return "", fmt.Errorf("%w: SaveOptions.Step is not set or negative: it names the folder of the checkpoint", ErrOptions)
+		}
+		return run.FolderName(*step), nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := openAddress(ctx, blob.JoinAddress(r.address, name))
+	return store, &run.Member{Address: r.address, Settings: r.settings(), Name: name}, err
+}
+
+// Save saves state as the checkpoint of its step, which SaveOptions.Step must contain, in a
+// folder such as step-000005000. It replaces a checkpoint that is there. Otherwise it is
+// like the function Save. Group is the group of the run. When Save returns, the upload and
+// the removal of other checkpoints are still to be done: the next Save does not wait for
+// them, and Close does.
+func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveReport, error) {
+	var o SaveOptions
+	if opts != nil {
+		o = *opts
+	}
+	o.Group = r.group
+	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
+		return nil, r.wrap("save", err)
+	}
+	store, m, err := r.place(ctx, o.Step)
+	if err != nil {
+		return nil, r.wrap("save", err)
+	}
+	report, err := Save(ctx, store, state, &o)
+	if err == nil && r.group.Rank() == 0 {
+		r.tender.Tend(r.ctx, m, nil, func(_ *run.Tended, err error) {
+			if err != nil {
+				o.warn(err)
+			}
+		})
+	}
+	return report, err
+}
+
+// warn reports a problem that does not make the save fail.
+func (o *SaveOptions) warn(err error) {
+	if o.Observer != nil && o.Observer.Warned != nil {
+		o.Observer.Warned(err)
+	}
+	if o.Logger != nil {
+		o.Logger.Warn("run: warning", "error", err)
+	}
+}
+
+// SaveAsync is Save in the background; see the function SaveAsync. AsyncOptions.Group,
+// Remote, LocalBytes and Stager are those of the run.
+func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*Pending, error) {
+	var o AsyncOptions
+	if opts != nil {
+		o = *opts
+	}
+	err := refuse(
+		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"},
+		option{"AsyncOptions.Remote", o.Remote != "", "is RunOptions.Remote in a Run"},
+		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0, "is RunOptions.LocalBytes in a Run"},
+		option{"AsyncOptions.Stager", o.Stager != nil, "is RunOptions.Stager in a Run"},
+	)
+	if err == nil {
+		o.Stager, err = r.stagerOf()
+	}
+	if err != nil {
+		return nil, r.wrap("save", err)
+	}
+	store, m, err := r.place(ctx, o.Step)
+	if err != nil {
+		return nil, r.wrap("save", err)
+	}
+	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
+	if r.options.Remote != "" {
+		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
+	}
+	return SaveAsync(ctx, store, state, &o)
+}
+
+// stagerOf returns the Stager of the run, and makes one if need be.
+func (r *Run) stagerOf() (*Stager, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("%w: the Run is closed", ErrOptions)
+	}
+	var err error
+	if r.stager == nil {
+		r.stager, err = NewStager(nil)
+	}
+	return r.stager, err
+}
+
+// Latest returns the newest complete checkpoint of the run, in both of its places; see the
+// function Latest. All ranks call it. Nil options mean the defaults; Group and Remote are
+// those of the run.
+func (r *Run) Latest(ctx context.Context, opts *LatestOptions) (*Found, error) {
+	var o LatestOptions
+	if opts != nil {
+		o = *opts
+	}
+	o.Group, o.Remote = r.group, r.options.Remote
+	return Latest(ctx, r.address, &o)
+}
+
+// Load loads the newest complete checkpoint of the run into state; see the function Load.
+// All ranks call it. The error wraps ErrNotFound if there is no checkpoint: the training can
+// begin at its beginning.
+func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadReport, error) {
+	var o LoadOptions
+	if opts != nil {
+		o = *opts
+	}
+	o.Group = r.group
+	found, err := r.Latest(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	store, err := openAddress(ctx, found.Path)
+	if err != nil {
+		return nil, r.wrap("load", err)
+	}
+	return Load(ctx, store, state, &o)
+}
+
+// Checkpoints returns the checkpoints of the run, the oldest first, also incomplete ones.
+// Any process may call it.
+func (r *Run) Checkpoints(ctx context.Context) ([]RunCheckpoint, error) {
+	opened, _, err := r.open(ctx)
+	if err != nil {
+		return nil, r.wrap("list", err)
+	}
+	all, err := opened.Checkpoints(ctx)
+	return all, r.wrap("list", err)
+}
+
+// Note changes the tags and metrics of a checkpoint, which name names: a folder of the run, in each of its places that
+// has a complete copy. Any process may call it. change may be called several times: if another process changes them
+// meanwhile, Note begins again.
+func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) error {
+	opened, _, err := r.open(ctx)
+	if err == nil {
+		err = opened.Note(ctx, name, change)
+	}
+	return r.wrap("note", err)
+}
+
+// Prune removes the checkpoints that the policies of the run do not keep: see run.Run.Prune.
+// Keep and KeepRemote of the options are ignored. Any process may call it; saves of a Run do
+// so by themselves.
+func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*PruneReport, error) {
+	var o PruneOptions
+	if opts != nil {
+		o = *opts
+	}
+	opened, s, err := r.open(ctx)
+	if err != nil {
+		return nil, r.wrap("prune", err)
+	}
+	o.Keep, o.KeepRemote = s.Keep, s.KeepRemote
+	if o.Turn == nil {
+		o.Turn = run.Turn
+	}
+	report, err := opened.Prune(ctx, &o)
+	return report, r.wrap("prune", err)
+}
+
+// Sync uploads the checkpoints that the remote run lacks, and returns what it did with each.
+// Any process may call it; saves of a Run do so by themselves.
+func (r *Run) Sync(ctx context.Context) ([]transfer.Synced, error) {
+	opened, s, err := r.open(ctx)
+	if err != nil {
+		return nil, r.wrap("sync", err)
+	}
+	done, err := opened.Sync(ctx, &run.SyncOptions{KeepRemote: s.KeepRemote})
+	return done, r.wrap("sync", err)
+}
+
+// Close waits until the run is in order, for at most two minutes after its saves and
+// uploads, and closes the Stager that the Run has made. If ctx ends first, the rest is
+// cancelled: the next save to the run goes on with it.
+func (r *Run) Close(ctx context.Context) error {
+	defer r.stop(context.Canceled)
+	defer context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })()
+	r.mu.Lock()
+	r.closed = true
+	own := r.stager
+	if r.options.Stager != nil {
+		own = nil
+	}
+	r.mu.Unlock()
+	var err error
+	if own != nil {
+		err = own.Close(ctx)
+	}
+	tended, cancel := context.WithTimeout(r.ctx, run.TendWait)
+	defer cancel()
+	if !r.tender.Wait(tended) {
+		r.stop(context.DeadlineExceeded)
+		r.tender.Wait(context.Background())
+	}
+	return err
+}

@@ -1,0 +1,147 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+// The reasons for which Run.Remove refuses a checkpoint.
+var (
+	// ErrNewest reports the newest complete checkpoint of a run.
+	ErrNewest = errors.New("it is the newest complete checkpoint of its run")
+	// ErrReferred reports a checkpoint that another one needs.
+	ErrReferred = errReferred
+)
+
+// RemoveOptions change how Run.Remove works. Nil means the defaults.
+type RemoveOptions struct {
+	// Force also removes the newest complete checkpoint, and damaged ones that can be opened.
+	Force bool
+	// DryRun removes nothing.
+	DryRun bool
+	// Removed, if not nil, is called after each removal.
+	Removed func(p *Pruned)
+}
+
+// Remove removes single checkpoints from the local place, by the names of their folders. It
+// does not look at the remote place. Each removal is one atomic step: see formats.Remove.
+//
+// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest or ErrReferred,
+// unless the checkpoints that refer to it are removed too, or what storage returns for a
+// checkpoint that is not there or not complete. If a living process reads a checkpoint or
+// saves there, Remove goes on with the others, and the error wraps storage.ErrInUse or
+// storage.ErrUnderWay. The result describes the checkpoints of names in their order.
+func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) ([]Pruned, error) {
+	var o RemoveOptions
+	if opts != nil {
+		o = *opts
+	}
+	only := &Run{Local: r.Local}
+	all, err := only.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &pruning{run: only, opts: &PruneOptions{Force: true, Removed: o.Removed}, all: all, rep: &Report{}, describe: describe}
+	out := make([]Pruned, len(names))
+	var errs []error
+	for i, name := range names {
+		if out[i], err = p.choose(ctx, name, names, o.Force); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", blob.Redact(r.Local.AddressOf(name)), err))
+		}
+	}
+	if len(errs) > 0 || o.DryRun {
+		return out, errors.Join(errs...)
+	}
+	// A checkpoint is removed before the ones that it refers to.
+	order := make([]int, len(out))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return p.position(out[j].Name) - p.position(out[i].Name) })
+	for _, i := range order {
+		if err := p.removeOne(ctx, &out[i]); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", blob.Redact(out[i].Path), err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// position returns the number of a checkpoint in all, where the oldest is first.
+func (p *pruning) position(name string) int {
+	return slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
+}
+
+// choose describes a checkpoint that is to be removed together with the other ones in names.
+func (p *pruning) choose(ctx context.Context, name string, names []string, force bool) (Pruned, error) {
+	x := Pruned{Name: name, Path: p.run.Local.AddressOf(name), Outcome: Failed, Reasons: []string{}}
+	i := p.position(name)
+	if i < 0 {
+		err := p.run.Local.look(ctx, name).err
+		if err == nil { // such as a folder whose newest checkpoint another file names
+			err = storage.ErrNotFound
+		}
+		x.Problem = err.Error()
+		return x, err
+	}
+	c := &p.all[i]
+	x.Step, x.Bytes, x.saveID = c.Step, c.Bytes, c.SaveID
+	err := p.refusal(c, names, force)
+	if err != nil {
+		x.Problem = err.Error()
+		return x, err
+	}
+	x.Outcome = WouldRemove
+	return x, nil
+}
+
+// refusal returns the reason for which a checkpoint is not removed.
+func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
+	if err := c.Local.found.err; err != nil && !(force && errors.Is(err, storage.ErrCorrupt)) {
+		return err
+	}
+	last := -1
+	for i := range p.all {
+		if p.all[i].Complete() {
+			last = i
+		}
+		if slices.Contains(p.all[i].Bases, c.Name) && !slices.Contains(names, p.all[i].Name) {
+			return fmt.Errorf("%w: %s", ErrReferred, p.all[i].Name)
+		}
+	}
+	if last >= 0 && p.all[last].Name == c.Name && !force {
+		return ErrNewest
+	}
+	return nil
+}
+
+// removeOne removes a checkpoint and notes the outcome.
+func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
+	store, err := p.run.Local.StoreOf(x.Name)
+	if err == nil {
+		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, p.run.Local, x) }})
+	}
+	switch {
+	case err == nil, isGone(ctx, p.run.Local, x.Name, err):
+		x.Outcome = Removed
+		if p.opts.Removed != nil {
+			p.opts.Removed(x)
+		}
+		return nil
+	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrChanged):
+		x.Outcome = InUse
+	default:
+		x.Outcome = Failed
+	}
+	x.Problem = err.Error()
+	return err
+}
