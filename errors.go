@@ -25,6 +25,10 @@ var (
 	ErrCorrupt = storage.ErrCorrupt
 	// ErrVersion reports a format version that this program cannot read.
 	ErrVersion = storage.ErrVersion
+	// ErrInUse reports a checkpoint that is not removed because a living process reads it.
+	ErrInUse = storage.ErrInUse
+	// ErrRemoving reports a checkpoint that a living process is removing. It wraps ErrInUse.
+	ErrRemoving = storage.ErrRemoving
 	// ErrExists reports a save onto a checkpoint that must not be replaced.
 	ErrExists = storage.ErrExists
 	// ErrUncertain reports that it is unknown whether the commit took place: check

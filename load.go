@@ -124,10 +124,19 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.RankLoad, begin func(context.Context, *protocol.RankLoad) (State, error)) (*LoadReport, error) {
 	var state State
 	var stateful map[string]Stateful
+	release := func() {}
+	defer func() { release() }()
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
 		var err error
 		if job.Reader, err = o.reader(store, job.Group.Rank()); err != nil {
 			return err
+		}
+		if o.Reader == nil && job.Group.Rank() == 0 { // until the end of the load on all ranks
+			done, err := formats.Reading(ctx, store)
+			if err != nil {
+				return err
+			}
+			release = done
 		}
 		if state, err = begin(ctx, job); err != nil {
 			return err

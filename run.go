@@ -73,8 +73,8 @@ type Run struct {
 	closed bool    // guarded by mu
 }
 
-// NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and writes
-// nothing. The error wraps ErrOptions if a policy makes no sense.
+// NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
+// writes nothing. The error wraps ErrOptions if a policy makes no sense.
 func NewRun(address string, opts *RunOptions) (*Run, error) {
 	var o RunOptions
 	if opts != nil {
@@ -264,9 +264,9 @@ func (r *Run) Checkpoints(ctx context.Context) ([]RunCheckpoint, error) {
 	return all, r.wrap("list", err)
 }
 
-// Note changes the tags and metrics of a checkpoint, which name names: a folder of the run, in each of its places that
-// has a complete copy. Any process may call it. change may be called several times: if another process changes them
-// meanwhile, Note begins again.
+// Note changes the tags and metrics of a checkpoint, which name names: a folder of the run, in
+// each of its places that has a complete copy. Any process may call it. change may be called
+// several times: if another process changes them meanwhile, Note begins again.
 func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) error {
 	opened, _, err := r.open(ctx)
 	if err == nil {

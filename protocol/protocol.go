@@ -138,6 +138,8 @@ func init() {
 		"storage.underway":   storage.ErrUnderWay,
 		"storage.corrupt":    storage.ErrCorrupt,
 		"storage.version":    storage.ErrVersion,
+		"storage.inuse":      storage.ErrInUse,
+		"storage.removing":   storage.ErrRemoving,
 		"storage.exists":     storage.ErrExists,
 		"storage.uncertain":  storage.ErrUncertain,
 		"storage.changed":    storage.ErrChanged,

@@ -26,16 +26,18 @@ const (
 	ReasonNoRule     = "no rule keeps it"
 )
 
-// Apply returns the verdicts of a policy about the checkpoints of one place, in the order
-// of all. It keeps what a rule keeps, and in any case the newest complete checkpoint, the ones to which a
-// kept one refers, and what is incomplete or under way. AtMost removes the oldest of the ones that rules keep, until
-// the complete ones have no more bytes; it does not remove the newest, tagged ones that a rule keeps for their tags, and the
-// ones to which a remaining one refers.
+// Apply returns the verdicts of a policy about the checkpoints of one place, in the order of
+// all. It keeps what a rule keeps, and in any case the newest complete checkpoint, the ones to
+// which a kept one refers, and what is incomplete or under way. AtMost removes the oldest of
+// the ones that rules keep, until the complete ones have no more bytes; it does not remove the
+// newest, tagged ones that a rule keeps for their tags, and the ones to which a remaining one
+// refers.
 //
 // What Apply keeps, it also keeps when it is applied again to the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
-	a := &applied{policy: p, why: make([][]string, len(all)), all: all}
+	a := &applied{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {
+		a.byName[all[i].Name] = i
 		if all[i].Complete() {
 			a.order = append(a.order, i)
 		}
@@ -43,14 +45,14 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	slices.SortStableFunc(a.order, func(i, j int) int { return all[i].Compare(&all[j]) })
 	a.judge(now)
 	above := a.shrink()
-	kept := a.closure()
+	kept, referred := a.closure()
 	out := make([]Verdict, len(all))
 	for i := range all {
 		v := Verdict{Checkpoint: all[i], Keep: kept[i], Reasons: a.why[i]}
 		switch {
 		case !all[i].Complete():
 			v.Keep, v.Reasons = true, []string{all[i].lacks()}
-		case kept[i] && a.refers(kept, i):
+		case kept[i] && referred[i]:
 			v.Reasons = append(v.Reasons, ReasonReferred)
 		case above[i]:
 			v.Reasons = []string{"above " + bytesText(p.AtMost)}
@@ -66,8 +68,9 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 type applied struct {
 	policy Policy
 	all    []Checkpoint
-	order  []int      // numbers of complete ones in all, the oldest first
-	why    [][]string // for each of all: the reasons for which it is kept by itself
+	byName map[string]int // numbers in all
+	order  []int          // numbers of complete ones in all, the oldest first
+	why    [][]string     // for each of all: the reasons for which it is kept by itself
 }
 
 // judge asks each rule.
@@ -92,13 +95,10 @@ func (a *applied) judge(now time.Time) {
 	}
 }
 
-// closure returns the checkpoints that are kept for a reason of their own, or because a kept or an incomplete one refers to them.
-func (a *applied) closure() []bool {
-	byName := map[string]int{}
-	for i := range a.all {
-		byName[a.all[i].Name] = i
-	}
-	kept := make([]bool, len(a.all))
+// closure returns the checkpoints that are kept for a reason of their own, or because a kept
+// or an incomplete one refers to them, and the ones to which a kept one refers.
+func (a *applied) closure() (kept, referred []bool) {
+	kept, referred = make([]bool, len(a.all)), make([]bool, len(a.all))
 	var keep func(i int)
 	keep = func(i int) {
 		if kept[i] {
@@ -106,7 +106,8 @@ func (a *applied) closure() []bool {
 		}
 		kept[i] = true
 		for _, base := range a.all[i].Bases {
-			if j, ok := byName[base]; ok {
+			if j, ok := a.byName[base]; ok && j != i {
+				referred[j] = true
 				keep(j)
 			}
 		}
@@ -116,17 +117,7 @@ func (a *applied) closure() []bool {
 			keep(i)
 		}
 	}
-	return kept
-}
-
-// refers reports whether another kept checkpoint refers to number i.
-func (a *applied) refers(kept []bool, i int) bool {
-	for j := range a.all {
-		if j != i && kept[j] && slices.Contains(a.all[j].Bases, a.all[i].Name) {
-			return true
-		}
-	}
-	return false
+	return kept, referred
 }
 
 // shrink takes the reasons of the oldest checkpoints away until the kept ones fit below
@@ -134,14 +125,14 @@ func (a *applied) refers(kept []bool, i int) bool {
 func (a *applied) shrink() []bool {
 	above := make([]bool, len(a.all))
 	for a.policy.AtMost > 0 && len(a.order) > 0 {
-		kept := a.closure()
+		kept, referred := a.closure()
 		total, oldest := int64(0), -1
 		for k, i := range a.order {
 			if !kept[i] {
 				continue
 			}
 			total = addBytes(total, a.all[i].Bytes)
-			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !a.refers(kept, i) {
+			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] {
 				oldest = i
 			}
 		}

@@ -26,8 +26,8 @@ type Member struct {
 
 // TendOptions change how Member.Tend works. Nil means the defaults.
 type TendOptions struct {
-	// Skip, if not nil, reports whether a checkpoint is not uploaded now, because another upload of it
-	// is under way or has just failed.
+	// Skip, if not nil, reports whether a checkpoint is not uploaded now, because another
+	// upload of it is under way or has just failed.
 	Skip func(name string) bool
 }
 
@@ -110,8 +110,8 @@ func NoteMetrics(ctx context.Context, store blob.Store, saveID string, metrics M
 	})
 }
 
-// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next save
-// or 'cairn sync' and 'cairn prune' complete.
+// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next
+// save or 'cairn sync' and 'cairn prune' complete.
 const TendWait = 2 * time.Minute
 
 // Tender tends runs in the background, one at a time. If several saves are over meanwhile, it

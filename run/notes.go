@@ -187,9 +187,9 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	return n, d.SaveID, nil
 }
 
-// ReadNotes returns the notes of the checkpoint at the root of store, whose save has this
-// id; it is empty if the format does not record it. They are empty if there are no notes, or only notes of another save. The error wraps
-// storage.ErrCorrupt if the file is damaged.
+// ReadNotes returns the notes of the checkpoint at the root of store, whose save has this id;
+// it is empty if the format does not record it. They are empty if there are no notes, or only
+// notes of another save. The error wraps storage.ErrCorrupt if the file is damaged.
 func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, error) {
 	data, _, err := readDocument(ctx, store, NotesFile)
 	if err != nil || data == nil {

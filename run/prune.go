@@ -238,7 +238,8 @@ func aboutOne(err error) bool {
 // errReferred reports a checkpoint to which another one refers, which was saved meanwhile.
 var errReferred = errors.New("another checkpoint refers to it")
 
-// remove removes a copy and notes the outcome. The error is nil if it stays because it is in use.
+// remove removes a copy and notes the outcome. The error is nil if it stays because it is in
+// use.
 func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 	if p.opts.Turn != nil && place.local {
 		end, err := p.opts.Turn(ctx)
@@ -325,7 +326,8 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	return nil
 }
 
-// wasComplete reports whether a checkpoint was complete when Prune began, so that what it refers to is known.
+// wasComplete reports whether a checkpoint was complete when Prune began, so that what it
+// refers to is known.
 func (p *pruning) wasComplete(place *Place, name string) bool {
 	return slices.ContainsFunc(p.all, func(c Checkpoint) bool {
 		if c.Name != name {

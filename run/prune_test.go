@@ -342,8 +342,8 @@ func TestKillAtEveryStepOfPrune(t *testing.T) {
 	}
 }
 
-// Errors of the store at any step leave the kept checkpoints alone, and a second Prune completes the
-// work.
+// Errors of the store at any step leave the kept checkpoints alone, and a second Prune
+// completes the work.
 func TestFaultAtEveryStepOfPrune(t *testing.T) {
 	broken := errors.New("broken")
 	for step := int64(1); ; step++ {

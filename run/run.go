@@ -190,7 +190,8 @@ const parallelFolders = 8
 
 // Checkpoints returns the checkpoints of the run in all formats that cairn reads, the oldest
 // first, also incomplete ones. It opens each, and lists its files, but does not read their
-// contents. Folders without a checkpoint, the folder of the run itself, and folders of other runs below it are left out.
+// contents. Folders without a checkpoint, the folder of the run itself, and folders of other
+// runs below it are left out.
 func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	var dirs []folder
 	for _, p := range r.places() {

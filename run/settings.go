@@ -108,8 +108,8 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 }
 
 // WriteSettings replaces the settings of the run in store, unless they are the same. The
-// address of the remote run is stored without its user and its query, except for keys that hold no
-// secrets, such as endpoint and region.
+// address of the remote run is stored without its user and its query, except for keys that
+// hold no secrets, such as endpoint and region.
 func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 	data, err := s.encode()
 	if err != nil {

@@ -16,10 +16,10 @@ var disk turns
 // maxTurn bounds how long a save waits for a removal. A removal that takes longer may hang.
 const maxTurn = 10 * time.Second
 
-// turns lets either saves or one removal go on. Saves do not wait for each other, because
-// one may need the other: they may be ranks of one job. A removal waits until no save is
-// under way, and is then next: so a process that always saves also removes checkpoints, one between two
-// saves.
+// turns lets either saves or one removal go on. Saves do not wait for each other, because one
+// may need the other: they may be ranks of one job. A removal waits until no save is under
+// way, and is then next: so a process that always saves also removes checkpoints, one between
+// two saves.
 type turns struct {
 	mu       sync.Mutex
 	saves    int             // guarded by mu; that are being written

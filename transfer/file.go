@@ -288,6 +288,11 @@ func (j *job) check(ctx context.Context) error {
 	if err := j.lock.Confirm(ctx); err != nil {
 		return err
 	}
+	if len(j.have) > 0 && j.opts.As == "" {
+		if err := publish.CheckNoRemoval(ctx, j.dst); err != nil {
+			return err
+		}
+	}
 	now, err := list(ctx, j.dst)
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced
 
 // aboutOne reports whether an error is about a single checkpoint.
 func aboutOne(err error) bool {
-	return slices.ContainsFunc([]error{storage.ErrCorrupt, blob.ErrChanged, blob.ErrLocked, storage.ErrUnderWay, ErrOccupied},
+	return slices.ContainsFunc([]error{storage.ErrCorrupt, blob.ErrChanged, blob.ErrLocked, storage.ErrUnderWay, storage.ErrInUse, ErrOccupied},
 		func(target error) bool { return errors.Is(err, target) })
 }
 

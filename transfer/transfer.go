@@ -112,8 +112,9 @@ var ErrOccupied = errors.New("the target holds other files")
 // checkpoint and Options.Overwrite is not set, storage.ErrCorrupt if a file is not as the checkpoint
 // says, and blob.ErrChanged if src was replaced meanwhile.
 func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, error) {
-	j := &job{src: src, dst: dst, opts: opts.withDefaults()}
+	j := &job{src: src, dst: dst, opts: opts.withDefaults(), release: func() {}}
 	j.pool = work.NewPool(buffer, j.opts.Memory, 2)
+	defer func() { j.release() }()
 	if g := j.opts.Group; g != nil && g.Size() > 1 {
 		return j.together(ctx)
 	}
@@ -156,6 +157,7 @@ type job struct {
 	have     map[string]blob.Info
 	old      []string          // files of the checkpoint that is replaced, the record first
 	lock     *publish.SaveLock // of the target
+	release  func()            // ends the lock of the source
 	service  atomic.Int64
 }
 
@@ -174,6 +176,13 @@ func (j *job) plan(ctx context.Context) error {
 		return publish.Explain(ctx, src, err)
 	}
 	j.src = src
+	if g := j.opts.Group; g == nil || g.Rank() == 0 {
+		release, err := publish.Reading(ctx, j.src)
+		if err != nil {
+			return err
+		}
+		j.release = release
+	}
 	all, err := list(ctx, j.src) // before the checkpoint is opened, so that a later change is noticed
 	if err != nil {
 		return err
@@ -270,6 +279,17 @@ func (j *job) look(ctx context.Context) (err error) {
 	}
 	if len(j.have) == 0 {
 		return nil
+	}
+	if j.opts.As == "" {
+		// Files that an interrupted removal has left would become part of the copy, and
+		// another process would remove them.
+		finished, err := formats.FinishRemovals(ctx, j.dst)
+		if err == nil && finished.Files > 0 {
+			j.have, err = list(ctx, j.dst)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if j.opts.As != "" {
 		if _, exists := j.have[j.opts.As]; exists && !j.opts.Overwrite {

@@ -198,6 +198,8 @@ type opened struct {
 	err   error
 	ready chan struct{} // closed once the fields above are set
 	users int
+	// release ends the lock that shows that the checkpoint is read. Nil: there is no lock.
+	release func()
 }
 
 func (o *opened) Metadata(context.Context) (*meta.Metadata, error) { return o.md, nil }
@@ -217,7 +219,7 @@ func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done f
 		s.opened[key] = o
 		s.work.Go(func() {
 			defer close(o.ready)
-			o.Checkpoint, o.md, o.err = s.open(src)
+			o.err = o.open(s, src)
 			o.check = sync.OnceValue(func() error { return o.Checkpoint.CheckFiles(s.ctx) })
 		})
 	}
@@ -225,9 +227,14 @@ func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done f
 	s.mu.Unlock()
 	done = func() {
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		if o.users--; o.users == 0 {
+		o.users--
+		last := o.users == 0
+		if last {
 			delete(s.opened, key)
+		}
+		s.mu.Unlock()
+		if last {
+			o.end(&s.work)
 		}
 	}
 	select {
@@ -243,6 +250,26 @@ func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done f
 	return o, done, nil
 }
 
+// end releases the lock of a checkpoint, at once or in the background if it is still being
+// opened.
+func (o *opened) end(work *sync.WaitGroup) {
+	select {
+	case <-o.ready:
+		o.releaseLock()
+	default:
+		work.Go(func() {
+			<-o.ready
+			o.releaseLock()
+		})
+	}
+}
+
+func (o *opened) releaseLock() {
+	if o.release != nil {
+		o.release()
+	}
+}
+
 // key returns a text that is equal for equal sources.
 func (src *source) key() (string, error) {
 	text, err := json.Marshal(src)
@@ -250,25 +277,28 @@ func (src *source) key() (string, error) {
 }
 
 // open opens a checkpoint and describes it. It is closed again, but can be read.
-func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
+func (o *opened) open(s *server, src *source) error {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 		return formats.Open(ctx, store, nil)
 	}
 	if src.Recipe != nil && s.OpenAs == nil {
-		return nil, nil, fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
+		return fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
 	}
 	if src.Format != "" {
 		f, err := decodeFormat(src.Format, src.FormatOptions)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		open = f.Open
 	} else if len(src.FormatOptions) > 0 {
-		return nil, nil, fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
+		return fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
 	store, err := s.store(src.Store)
 	if err != nil {
-		return nil, nil, err
+		return err
+	}
+	if o.release, err = formats.Reading(s.ctx, store); err != nil {
+		return err
 	}
 	c, err := open(s.ctx, store)
 	if errors.Is(err, storage.ErrNotFound) {
@@ -280,11 +310,12 @@ func (s *server) open(src *source) (storage.Checkpoint, *meta.Metadata, error) {
 		c, err = s.OpenAs(s.ctx, store, c, src.Recipe)
 	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer c.Close()
-	md, err := c.Metadata(s.ctx)
-	return c, md, err
+	o.Checkpoint = c
+	o.md, err = c.Metadata(s.ctx)
+	return err
 }
 
 // describe says what a checkpoint holds.

@@ -145,9 +145,9 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 	}
 }
 
-// tend keeps the run of a save in order, in the background. saved is the error of the save. It is called
-// before the outcome is reported, so that what waits for the outcome can wait for the rest too. If the upload of the
-// save has failed, it is repeated with the next save.
+// tend keeps the run of a save in order, in the background. saved is the error of the save. It
+// is called before the outcome is reported, so that what waits for the outcome can wait for
+// the rest too. If the upload of the save has failed, it is repeated with the next save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || run.Job.Group.Rank() != 0 || saved != nil {
 		return

@@ -77,6 +77,16 @@ func tryPut(t *testing.T, s blob.Store, name, data string) bool {
 	return err == nil
 }
 
+// version returns the version of an object, or ends the test.
+func version(t *testing.T, s blob.Store, name string) string {
+	t.Helper()
+	info, err := s.Stat(t.Context(), name)
+	if err != nil {
+		t.Fatalf("Stat(%q) = %v; want nil", name, err)
+	}
+	return info.Version
+}
+
 // create returns a writer that is aborted at the end of the test.
 func create(t *testing.T, s blob.Store, name string, opts *blob.CreateOptions) blob.Writer {
 	t.Helper()

@@ -17,6 +17,8 @@ type Broken struct {
 	DoStat   func(ctx context.Context, name string) (blob.Info, error)
 	DoList   func(ctx context.Context, prefix string) iter.Seq2[blob.Info, error]
 	DoRemove func(ctx context.Context, name string) error
+
+	DoRemoveVersion func(ctx context.Context, name, version string) error
 }
 
 // Create implements [blob.Store].
@@ -57,6 +59,14 @@ func (b *Broken) Remove(ctx context.Context, name string) error {
 		return b.DoRemove(ctx, name)
 	}
 	return b.Store.Remove(ctx, name)
+}
+
+// RemoveVersion implements [blob.VersionRemover].
+func (b *Broken) RemoveVersion(ctx context.Context, name, version string) error {
+	if b.DoRemoveVersion != nil {
+		return b.DoRemoveVersion(ctx, name, version)
+	}
+	return blob.RemoveVersion(ctx, b.Store, name, version)
 }
 
 // BrokenWriter is a writer with some methods replaced.

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
@@ -118,6 +119,22 @@ var mutants = map[string]func() blob.Store{
 				return err
 			}
 			return s.Remove(ctx, name)
+		}}
+	},
+	"RemoveVersion": func() blob.Store {
+		s := new(mem.Store)
+		return &blobtest.Broken{Store: s, DoRemoveVersion: func(ctx context.Context, name, _ string) error { return s.Remove(ctx, name) }}
+	},
+	"OneOfRemovalAndReplacementWins": func() blob.Store {
+		s := new(mem.Store)
+		return &blobtest.Broken{Store: s, DoRemoveVersion: func(ctx context.Context, name, version string) error {
+			for range 10_000 { // until the object is replaced
+				if info, err := s.Stat(ctx, name); err != nil || info.Version != version {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return s.Remove(ctx, name) // two winners
 		}}
 	},
 	"BadNamesRefused": func() blob.Store {

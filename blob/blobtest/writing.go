@@ -123,6 +123,54 @@ var writing = []claim{
 		wantErr(t, err, blob.ErrChanged, "commit", "x")
 		wantNone(t, s, "x")
 	}},
+	{"RemoveVersion", func(t *testing.T, s blob.Store) {
+		put(t, s, "x", "first")
+		first := version(t, s, "x")
+		if first == "" { // the store has no versions
+			wantErr(t, blob.RemoveVersion(t.Context(), s, "x", ""), errors.ErrUnsupported, "remove", "x")
+			return
+		}
+		put(t, s, "x", "second")
+		wantErr(t, blob.RemoveVersion(t.Context(), s, "x", first), blob.ErrChanged, "remove", "x")
+		wantObject(t, s, "x", "second")
+		second := version(t, s, "x")
+		w := create(t, s, "x", &blob.CreateOptions{IfVersion: second})
+		write(t, w, "third", 0)
+		if err := blob.RemoveVersion(t.Context(), s, "x", second); err != nil {
+			t.Errorf("RemoveVersion = %v; want nil", err)
+		}
+		wantNone(t, s, "x")
+		_, err := w.Commit(t.Context())
+		wantErr(t, err, blob.ErrChanged, "commit", "x")
+		wantNone(t, s, "x")
+		err = blob.RemoveVersion(t.Context(), s, "x", second)
+		wantErr(t, err, blob.ErrChanged, "remove", "x")
+		wantErr(t, err, fs.ErrNotExist, "remove", "x")
+	}},
+	{"OneOfRemovalAndReplacementWins", func(t *testing.T, s blob.Store) {
+		for i := range 10 {
+			put(t, s, "x", fmt.Sprint("old ", i))
+			old := version(t, s, "x")
+			if old == "" {
+				return // the store has no versions
+			}
+			w := create(t, s, "x", &blob.CreateOptions{IfVersion: old})
+			write(t, w, fmt.Sprint("new ", i), 0)
+			var wg sync.WaitGroup
+			var removed, replaced error
+			wg.Go(func() { removed = blob.RemoveVersion(t.Context(), s, "x", old) })
+			wg.Go(func() { _, replaced = w.Commit(t.Context()) })
+			wg.Wait()
+			switch {
+			case removed == nil && errors.Is(replaced, blob.ErrChanged):
+				wantNone(t, s, "x")
+			case replaced == nil && errors.Is(removed, blob.ErrChanged):
+				wantObject(t, s, "x", fmt.Sprint("new ", i))
+			default:
+				t.Errorf("RemoveVersion = %v, Commit with the same version = %v; want nil once and ErrChanged once", removed, replaced)
+			}
+		}
+	}},
 	{"VersionsChange", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "one")
 		before, err := s.Stat(t.Context(), "x")
@@ -136,6 +184,11 @@ var writing = []claim{
 		now, err := s.Stat(t.Context(), "x")
 		if err != nil || now.Version != info.Version || now.Version == before.Version {
 			t.Errorf("the versions are %q, %q by Commit and %q by Stat, %v; want a new one twice", before.Version, info.Version, now.Version, err)
+		}
+		for info, err := range s.List(t.Context(), "") {
+			if err != nil || info.Version != now.Version {
+				t.Errorf("List yields the version %q, %v; Stat %q", info.Version, err, now.Version)
+			}
 		}
 		// Readers need not have versions.
 		p, version, err := blob.ReadVersion(t.Context(), s, "x", 100)

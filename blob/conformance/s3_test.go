@@ -112,6 +112,7 @@ func openS3(t *testing.T, o *remote.Options) *remote.Store {
 var versitygwGaps = []blobtest.Gap{
 	{Claim: "ReplacementIsAtomicForReaders", Why: "versitygw lists its temporary files while it replaces an object; TestS3Replacement tests the rest"},
 	{Claim: "CreateAndRemoveSideBySide", Why: "versitygw refuses an object while it removes the folder of another one"},
+	{Claim: "OneOfRemovalAndReplacementWins", Why: "versitygw refuses an object while it removes another one; testRemoveVersion tests the condition"},
 }
 
 func TestS3(t *testing.T) {
@@ -161,6 +162,8 @@ func TestServiceS3(t *testing.T) {
 		testOneWriterWins(t, openS3(t, nil), 10, piece, blob.CreateOptions{Piece: piece})
 	})
 	t.Run("WrongSum", func(t *testing.T) { testWrongSum(t, openS3(t, nil)) })
+	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openS3(t, nil), true) })
+	t.Run("RemoveCheckpoint", func(t *testing.T) { testRemoveCheckpoint(t, openS3(t, nil)) })
 	t.Run("CopyInParts", testCopyInParts)
 }
 

@@ -148,6 +148,9 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 	}
 	defer root.Close()
 	entries, err := fs.ReadDir(root.FS(), ".")
+	if gone(err) { // the folder was removed meanwhile
+		err = nil
+	}
 	errs := []error{err}
 	for _, e := range entries {
 		if ctx.Err() != nil {

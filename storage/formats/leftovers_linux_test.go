@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(dirEnv); dir != "" {
 		writeAndDie(dir, os.Getenv(formatEnv))
 	}
+	removeAsChild()
 	storagetest.RunAsChild(crashes)
 	os.Exit(m.Run())
 }

@@ -56,6 +56,20 @@ func FinishRemovals(ctx context.Context, store blob.Store) (publish.Removed, err
 	return out, err
 }
 
+// Reading is publish.Reading for the checkpoint that Open opens. In a folder, which Locate
+// searches at no cost, it is the one that a pointer names if there is one.
+func Reading(ctx context.Context, store blob.Store) (release func(), err error) {
+	_, service := blob.As[blob.GapReader](store)
+	if _, locks := blob.As[blob.Locker](store); locks && !service {
+		at, _, err := Locate(ctx, store)
+		if err != nil {
+			return func() {}, nil // opening it returns the error
+		}
+		store = at
+	}
+	return publish.Reading(ctx, store)
+}
+
 // openAt opens the checkpoint at the root of store, and not one that a pointer names.
 func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, error) {
 	c, at, err := open(ctx, store, nil)
@@ -127,8 +141,11 @@ func hasRecord(format string, c storage.Checkpoint) bool {
 // isRecord reports whether the removal of a file of that name makes a checkpoint of several
 // files incomplete for all readers.
 func isRecord(format, name string) bool {
+	if WriteOrder(format, name) > 1 {
+		return true
+	}
 	describes, _ := recognize(format, name)
-	return WriteOrder(format, name) > 1 || describes && format != TorchDCP && format != Hyper
+	return describes && (format == HF || format == Torch || format == TorchRanked)
 }
 
 // rank returns when a file is removed relative to other files: first the record, then the
@@ -180,6 +197,9 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 	}
 	if removed, lockErr := publish.IsRemoved(ctx, store, files); removed && lockErr == nil {
 		return publish.Explain(ctx, store, storage.ErrNotFound)
+	}
+	if _, now := Detect(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
+		return now
 	}
 	return err
 }

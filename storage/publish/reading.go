@@ -34,7 +34,8 @@ func ReadingNow(ctx context.Context, store blob.Store) (release func(), err erro
 }
 
 func reading(ctx context.Context, store blob.Store, now, wait bool) (release func(), err error) {
-	if now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
+	_, locks := blob.As[blob.Locker](store)
+	if !locks || now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
 		return func() {}, context.Cause(ctx)
 	}
 	l, err := newLock(ctx, store, readPrefix+rand.Text(), note{}, now)
@@ -49,7 +50,10 @@ func reading(ctx context.Context, store blob.Store, now, wait bool) (release fun
 			return nil, errors.Join(err, l.Release())
 		}
 	}
-	return func() { _ = l.Release() }, nil // a remaining lock belongs to a dead process soon
+	return func() {
+		_ = l.Release() // a remaining lock belongs to a dead process soon
+		removeFolder(context.WithoutCancel(ctx), store)
+	}, nil
 }
 
 // isEmpty reports whether a store certainly has no objects.

@@ -243,10 +243,16 @@ func (r *Removal) left(ctx context.Context, store blob.Store) ([]Leftover, error
 func tidy(ctx context.Context, store blob.Store) error {
 	readers, err := readLocks(ctx, store)
 	err = errors.Join(err, sweepLocks(ctx, store, readers, -1))
-	if f, ok := blob.As[blob.FolderRemover](store); ok {
-		err = errors.Join(err, f.RemoveFolder(ctx, ""))
-	}
+	removeFolder(ctx, store)
 	return err
+}
+
+// removeFolder removes the folder of the store if it is empty. A reader calls it too, because
+// its lock may be the last file of a checkpoint that was removed meanwhile.
+func removeFolder(ctx context.Context, store blob.Store) {
+	if f, ok := blob.As[blob.FolderRemover](store); ok {
+		_ = f.RemoveFolder(ctx, "") // an empty folder does no harm
+	}
 }
 
 // removalAt returns the lock of a removal at the root of store, or nil.
@@ -305,10 +311,21 @@ func IsRemoved(ctx context.Context, store blob.Store, files []string) (bool, err
 	if begun, err := l.begun(ctx, store); !begun || err != nil {
 		return false, err
 	}
-	left, err := l.note.Removal.left(ctx, store)
-	return err == nil && !slices.ContainsFunc(files, func(name string) bool {
-		return !slices.ContainsFunc(left, func(f Leftover) bool { return f.Name == name })
-	}), err
+	removed := map[string]RemovedFile{}
+	for _, f := range l.note.Removal.Files {
+		removed[f.Name] = f
+	}
+	for _, name := range files {
+		f, ok := removed[name]
+		if !ok {
+			return false, nil
+		}
+		info, err := store.Stat(ctx, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && !f.matches(info) {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // FinishRemovals removes the files of a removal whose process died after the record was
