@@ -143,7 +143,6 @@ func init() {
 		"storage.exists":     storage.ErrExists,
 		"storage.uncertain":  storage.ErrUncertain,
 		"storage.changed":    storage.ErrChanged,
-		"storage.inuse":      storage.ErrInUse,
 		"storage.options":    storage.ErrOptions,
 		"storage.represent":  storage.ErrNotRepresentable,
 		"tensor.cast":        tensor.ErrCast,

@@ -255,7 +255,7 @@ class Run:
     def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False) -> None:
         """Removes a checkpoint, in one atomic step in each place.
 
-        >>> report = cairn.convert("run/step-100", "old/step-50")
+        >>> report = cairn.convert("run/step-100", "old/step-50", format="native")
         >>> cairn.Run("old").remove("step-50", force=True)
 
         A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. The newest complete one is removed
