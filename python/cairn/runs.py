@@ -159,7 +159,7 @@ class Run:
     OptionsError: a policy is wrong.
 
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
-    keep_remote, the methods use these.
+    keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
@@ -253,7 +253,7 @@ class Run:
         return tuple(sorted({t for answer in done for t in answer["tags"]}))
 
     def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False) -> None:
-        """Removes a checkpoint, in one atomic step in each place.
+        """Removes a checkpoint from path and from remote, in one atomic step each.
 
         >>> report = cairn.convert("run/step-100", "old/step-50", format="native")
         >>> cairn.Run("old").remove("step-50", force=True)
