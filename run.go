@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -158,7 +159,10 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	}
 	report, err := Save(ctx, store, state, &o)
 	if err == nil && r.group.Rank() == 0 {
-		r.tender.Tend(r.ctx, m, nil, func(_ *run.Tended, err error) {
+		r.tender.Tend(r.ctx, m, nil, func(done *run.Tended, err error) {
+			if attrs := done.Attrs(); len(attrs) > 0 && o.Logger != nil {
+				o.Logger.LogAttrs(r.ctx, slog.LevelInfo, "run: kept in order", attrs...)
+			}
 			if err != nil {
 				o.warn(err)
 			}

@@ -272,3 +272,26 @@ func TestRunAtAnAddress(t *testing.T) {
 		t.Errorf("the run has %s", got)
 	}
 }
+
+// While a save is being written, no checkpoint is removed from a folder.
+func TestSavesHoldRemovalsUp(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	asked := 0
+	o := cairn.SaveOptions{Step: new(int64(1)), Observer: &cairn.Observer{Planned: func(int64) {
+		asked++
+		if _, err := run.Turn(over); !errors.Is(err, context.Canceled) {
+			t.Errorf("a removal during a save: %v", err)
+		}
+	}}}
+	r := newRun(t, t.TempDir(), nil)
+	state := cairn.State{"x": whole(t, []int64{4}, 1)}
+	must.Get(r.Save(t.Context(), state, &o))(t)
+	p := must.Get(r.SaveAsync(t.Context(), state, &cairn.AsyncOptions{SaveOptions: o}))(t)
+	must.Get(p.Wait(t.Context()))(t)
+	if asked != 2 {
+		t.Errorf("%d saves were observed", asked)
+	}
+	end := must.Get(run.Turn(t.Context()))(t) // the saves are over
+	end()
+}

@@ -406,6 +406,17 @@ func (r *Recorder) Warn(err error) {
 	r.log(slog.LevelWarn, r.out.Op+": warning", attrs)
 }
 
+// Inform logs what was done for a save after its end.
+func (r *Recorder) Inform(text string, attrs ...slog.Attr) {
+	if r.logger == nil {
+		return
+	}
+	r.mu.Lock()
+	all := append(r.logAttrs(), attrs...)
+	r.mu.Unlock()
+	r.log(slog.LevelInfo, text, all)
+}
+
 // log writes a log record. The context of the save may have ended.
 func (r *Recorder) log(level slog.Level, text string, attrs []slog.Attr) {
 	if r.logger != nil {

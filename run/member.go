@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,46 @@ type Tended struct {
 	Uploaded []transfer.Synced
 	// Pruned is the report of Prune.
 	Pruned *Report
+}
+
+// Attrs describe what was done, for a log. They are empty if nothing was.
+func (t *Tended) Attrs() []slog.Attr {
+	if t == nil {
+		return nil
+	}
+	var out []slog.Attr
+	var uploaded []string
+	for _, s := range t.Uploaded {
+		if s.State == transfer.Copied {
+			uploaded = append(uploaded, s.Folder)
+		}
+	}
+	if len(uploaded) > 0 {
+		out = append(out, slog.Any("uploaded", uploaded))
+	}
+	if t.Pruned == nil || t.Pruned.Count == 0 {
+		return out
+	}
+	for _, place := range []struct {
+		key  string
+		list []Pruned
+	}{{"removed", t.Pruned.Local}, {"removed_remote", t.Pruned.Remote}} {
+		if names := removedOf(place.list); len(names) > 0 {
+			out = append(out, slog.Any(place.key, names))
+		}
+	}
+	return append(out, slog.Int64("removed_bytes", t.Pruned.Bytes))
+}
+
+// removedOf returns the names of the checkpoints that were removed.
+func removedOf(list []Pruned) []string {
+	var out []string
+	for _, p := range list {
+		if p.Outcome == Removed {
+			out = append(out, p.Name)
+		}
+	}
+	return out
 }
 
 // Tend keeps the run in order after a save: it writes the settings, uploads what the remote

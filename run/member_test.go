@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +32,15 @@ func TestTend(t *testing.T) {
 	if got := list(t, r); !slices.Equal(got, want) {
 		t.Errorf("there are %q; want %q", got, want)
 	}
-	must.Get(m.Tend(t.Context(), nil))(t)
+	done := must.Get(m.Tend(t.Context(), nil))(t)
+	var told []string
+	for _, a := range done.Attrs() {
+		told = append(told, fmt.Sprint(a.Key, " ", a.Value))
+	}
+	slices.Sort(told)
+	if len(told) != 4 || told[0] != "removed ["+FolderName(2)+"]" || told[2] != "removed_remote ["+FolderName(1)+"]" || told[3] != "uploaded ["+FolderName(2)+"]" {
+		t.Errorf("the log has %q", told)
+	}
 	want = []string{FolderName(2) + " remote", FolderName(3) + " both", FolderName(4) + " both"}
 	if got := list(t, r); !slices.Equal(got, want) {
 		t.Errorf("there are %q; want %q", got, want)

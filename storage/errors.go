@@ -29,8 +29,8 @@ var (
 	// ErrUncertain reports a commit that may or may not have taken effect. The files
 	// that the new checkpoint would need are kept.
 	ErrUncertain = errors.New("commit is uncertain")
-	// ErrChanged reports a checkpoint that was replaced while it was being
-	// loaded. Loading again loads the new one. A save returns it if another save has
+	// ErrChanged reports a checkpoint that was replaced or removed while it was being
+	// loaded. Loading again loads the new one, if there is one. A save returns it if another save has
 	// replaced the checkpoint since it began, in stores with versions.
 	ErrChanged = errors.New("checkpoint was replaced meanwhile")
 	// ErrInUse reports a checkpoint that is not removed because a living process reads it.

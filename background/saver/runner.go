@@ -156,10 +156,13 @@ func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 		ctx = r.Background
 	}
 	skip := func(name string) bool { return run.Tiers != nil && name == run.Run.Name || r.isUploading(name) }
-	warn := run.Job.Recorder.Warn
-	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(_ *runs.Tended, err error) {
+	rec := run.Job.Recorder
+	r.tender.Tend(ctx, run.Run, &runs.TendOptions{Skip: skip}, func(done *runs.Tended, err error) {
+		if attrs := done.Attrs(); len(attrs) > 0 {
+			rec.Inform("run: kept in order", attrs...)
+		}
 		if err != nil {
-			warn(err)
+			rec.Warn(err)
 		}
 	})
 }

@@ -367,6 +367,9 @@ func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err
 			}
 			removed = true
 		}
+		if err == nil && removed && there.noted {
+			err = store.Remove(ctx, storage.NotesFile)
+		}
 		return err
 	})
 	_ = os.Remove(c.dir) // other files keep it
@@ -384,6 +387,7 @@ func ignoreUnderWay(err error) error {
 type complete struct {
 	format, saveID string
 	sizes          map[string]int64 // of its files
+	noted          bool             // it has notes; see package run
 }
 
 // whole returns the checkpoint in a store. It is nil if the store has no checkpoint, if a file is
@@ -413,6 +417,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 			return nil, err
 		}
 		have[info.Name] = info.Size
+		out.noted = out.noted || info.Name == storage.NotesFile
 		if formats.WriteOrder(out.format, info.Name) > 1 { // a record need not name itself
 			out.sizes[info.Name] = info.Size
 		}

@@ -83,6 +83,14 @@ func TestOnlyCompleteCopiesAreRemoved(t *testing.T) {
 		"files of the user": {func(t *testing.T, local, remote string) {
 			must.Do(t, os.WriteFile(filepath.Join(local, "notes.txt"), nil, 0o666))
 		}, nil, []string{"notes.txt"}, false},
+		"notes": {func(t *testing.T, local, remote string) {
+			for _, dir := range []string{local, remote} {
+				must.Do(t, os.WriteFile(filepath.Join(dir, storage.NotesFile), nil, 0o666))
+			}
+		}, nil, nil, false},
+		"notes that the copy lacks": {func(t *testing.T, local, _ string) {
+			must.Do(t, os.WriteFile(filepath.Join(local, storage.NotesFile), nil, 0o666))
+		}, nil, []string{storage.NotesFile}, false},
 		"a part without a record":  {func(t *testing.T, local, _ string) { remove(t, local, "cairn.json"); remove(t, local, "*-index.cairn") }, nil, nil, false},
 		"a part of another save":   {func(t *testing.T, _, remote string) { remove(t, remote, "*"); save(t, remote, "save9") }, nil, []string{"*"}, false},
 		"a newer save replaces it": {func(t *testing.T, local, _ string) { save(t, local, "save9") }, nil, []string{"*"}, false},
@@ -108,7 +116,7 @@ func TestOnlyCompleteCopiesAreRemoved(t *testing.T) {
 			if c.wrap != nil {
 				r.Remote = c.wrap(r.Remote)
 			}
-			if got, want := r.make(t.Context(), 900), c.stays == nil || c.stays[0] == "notes.txt"; got != want || (len(warned) > 0) != c.warns {
+			if got, want := r.make(t.Context(), 900), c.stays == nil || c.stays[0] != "*"; got != want || (len(warned) > 0) != c.warns {
 				t.Errorf("make = %v, warnings %v; want %v", got, warned, want)
 			}
 			after := names(t, a)

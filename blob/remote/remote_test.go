@@ -26,6 +26,7 @@ type scripted struct {
 	get     func(ctx context.Context, p []byte, off int64) (int, Object, error)
 	before  func(ctx context.Context, key string, c Condition) error // of Put
 	after   func(key string) error
+	remove  func(key string) error // before RemoveVersion
 
 	mu      sync.Mutex
 	objects map[string]Object // guarded by mu
@@ -72,6 +73,35 @@ func (s *scripted) Put(ctx context.Context, key string, body []byte, _ uint32, c
 		return o, s.after(key)
 	}
 	return o, nil
+}
+
+func (s *scripted) RemoveVersion(ctx context.Context, key, version string) error {
+	CountRequest(ctx)
+	if s.remove != nil {
+		if err := s.remove(key); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, ok := s.objects[key]; !ok || o.Version != version {
+		return ErrCondition
+	}
+	delete(s.objects, key)
+	if s.after != nil {
+		return s.after(key)
+	}
+	return nil
+}
+
+func (s *scripted) Remove(ctx context.Context, keys []string) error {
+	CountRequest(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range keys {
+		delete(s.objects, key)
+	}
+	return nil
 }
 
 func newStore(t *testing.T, s Service, o *Options) *Store {
@@ -571,5 +601,60 @@ func TestSizesOfUploads(t *testing.T) {
 	}
 	if dirs, err := s.TempFolders(t.Context(), ""); err != nil || !slices.Equal(dirs, []string{"b"}) {
 		t.Errorf("TempFolders = %q, %v; want b", dirs, err)
+	}
+}
+
+// The removal of a version is repeated like other requests. If the answer to an attempt got
+// lost, the object that is gone is not an error.
+func TestRemoveVersion(t *testing.T) {
+	lost := &Error{Err: errReset, Retry: true, Sent: true}
+	for name, c := range map[string]struct {
+		service  scripted
+		version  string
+		absent   bool
+		want     error
+		stays    bool
+		requests int64
+	}{
+		"the version":                {version: "1", requests: 2},
+		"another version":            {version: "2", want: blob.ErrChanged, stays: true, requests: 1},
+		"no object":                  {version: "1", absent: true, want: fs.ErrNotExist, requests: 1},
+		"an attempt that was lost":   {service: scripted{remove: once(lost)}, version: "1", requests: 4},
+		"an answer that was lost":    {service: scripted{after: once(lost)}, version: "1", requests: 3},
+		"replaced after the look":    {service: scripted{remove: once(ErrCondition)}, version: "1", want: blob.ErrChanged, stays: true, requests: 2},
+		"a service without the like": {service: scripted{remove: once(errors.ErrUnsupported)}, version: "1", requests: 3},
+		"an error that stays":        {service: scripted{remove: once(errReset)}, version: "1", want: errReset, stays: true, requests: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c.service.objects = map[string]Object{"x/a": {Key: "x/a", Version: "1"}}
+				if c.absent {
+					clear(c.service.objects)
+				}
+				s := newStore(t, &c.service, nil)
+				err := s.RemoveVersion(t.Context(), "a", c.version)
+				if !errors.Is(err, c.want) || c.want == nil && err != nil {
+					t.Errorf("RemoveVersion = %v; want %v", err, c.want)
+				}
+				if absent := errors.Is(err, fs.ErrNotExist); absent != c.absent || absent && !errors.Is(err, blob.ErrChanged) {
+					t.Errorf("RemoveVersion = %v; the object was absent: %v", err, c.absent)
+				}
+				if _, there := c.service.objects["x/a"]; there != c.stays {
+					t.Errorf("the object is there: %v; want %v", there, c.stays)
+				}
+				if n := s.Traffic().Requests; n != c.requests {
+					t.Errorf("%d requests; want %d", n, c.requests)
+				}
+			})
+		})
+	}
+}
+
+// once returns a function that returns err at its first call.
+func once(err error) func(string) error {
+	return func(string) error {
+		first := err
+		err = nil
+		return first
 	}
 }

@@ -34,6 +34,10 @@ class UnderWayError(IncompleteError):
     """There is no checkpoint yet, but a process is saving to this place."""
 
 
+class InUseError(CairnError):
+    """The checkpoint is not removed, because a process reads it, or another process is removing it."""
+
+
 class NotFoundError(CairnError, FileNotFoundError):
     """There is no checkpoint at this place."""
 
@@ -52,10 +56,6 @@ class VersionError(CairnError):
 
 class ChangedError(CairnError):
     """The checkpoint was replaced while it was being read."""
-
-
-class InUseError(CairnError):
-    """The checkpoint is not removed, because a living process reads or removes it."""
 
 
 class UncertainError(CairnError):
@@ -116,10 +116,10 @@ _CLASSES: dict[str, type[CairnError]] = {
     "tensor.cast": CastError,
     "plan.mismatch": MismatchError,
     "plan.state": StateError,
-    "storage.inuse": InUseError,
     "storage.underway": UnderWayError,
     "storage.incomplete": IncompleteError,
     "storage.notfound": NotFoundError,
+    "storage.inuse": InUseError,
     "storage.exists": ExistsError,
     "storage.changed": ChangedError,
     "storage.uncertain": UncertainError,

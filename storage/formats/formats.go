@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"slices"
 	"strings"
@@ -120,35 +121,50 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 
 // OpenLocated is Open, and also returns the store whose root holds the checkpoint.
 func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
-	c, at, err := open(ctx, store, o)
+	c, at, _, err := open(ctx, store, o)
 	if err != nil {
 		return nil, nil, publish.Explain(ctx, at, err)
 	}
 	return c, at, nil
 }
 
-func open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
+// open is OpenLocated without explanations. It also returns the name of the format.
+func open(ctx context.Context, store blob.Store, o *Options) (c storage.Checkpoint, at blob.Store, format string, err error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
-	c, err := native.Format{}.OpenRecord(ctx, store)
+	c, err = native.Format{}.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
-		return c, store, err
+		return c, store, Native, err
 	}
-	at, name, err := Locate(ctx, store)
+	at, format, err = locateAgain(ctx, store)
 	if err != nil {
-		return nil, at, err
+		return nil, at, format, err
 	}
-	f, err := ByName(name, o)
+	f, err := ByName(format, o)
 	if err != nil {
-		return nil, at, err
+		return nil, at, format, err
 	}
-	c, err = f.Open(ctx, at)
-	if err != nil {
-		return nil, at, notRemains(ctx, at, name, err)
+	if c, err = f.Open(ctx, at); err != nil {
+		return nil, at, format, notRemains(ctx, at, format, err)
 	}
-	if err := checkRemains(ctx, at, name, c); err != nil {
-		return nil, at, errors.Join(err, c.Close())
+	if err := checkRemains(ctx, at, format, c); err != nil {
+		return nil, at, format, errors.Join(err, c.Close())
 	}
-	return c, at, nil
+	return c, at, format, nil
+}
+
+// openTries bounds how often a checkpoint is looked for if files disappear meanwhile.
+const openTries = 10
+
+// locateAgain is Locate, and looks again if a file that was found is gone: the checkpoint
+// was replaced or removed meanwhile.
+func locateAgain(ctx context.Context, store blob.Store) (at blob.Store, format string, err error) {
+	for range openTries {
+		at, format, err = Locate(ctx, store)
+		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrNotFound) {
+			break
+		}
+	}
+	return at, format, err
 }
 
 // Records reports whether checkpoints of the named format record their step and

@@ -72,16 +72,12 @@ func Reading(ctx context.Context, store blob.Store) (release func(), err error) 
 
 // openAt opens the checkpoint at the root of store, and not one that a pointer names.
 func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, error) {
-	c, at, err := open(ctx, store, nil)
+	c, at, format, err := open(ctx, store, nil)
 	if err != nil {
 		return nil, "", err
 	}
 	if at != store {
 		return nil, "", errors.Join(fmt.Errorf("%w: %s is the folder of a run, whose newest checkpoint is %s", storage.ErrNotFound, store, at), c.Close())
-	}
-	format, err := Detect(ctx, store)
-	if err != nil {
-		return nil, "", errors.Join(err, c.Close())
 	}
 	return c, format, nil
 }
@@ -198,7 +194,7 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 	if removed, lockErr := publish.IsRemoved(ctx, store, files); removed && lockErr == nil {
 		return publish.Explain(ctx, store, storage.ErrNotFound)
 	}
-	if _, now := Detect(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
+	if _, _, now := locateAgain(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
 		return now
 	}
 	return err
@@ -207,7 +203,7 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 // current returns the names of the files of the checkpoint at the root of store, if there
 // is one.
 func current(ctx context.Context, store blob.Store) (map[string]bool, error) {
-	c, at, err := open(ctx, store, nil)
+	c, at, _, err := open(ctx, store, nil)
 	if err != nil {
 		for _, absent := range []error{storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt} {
 			if errors.Is(err, absent) {

@@ -173,7 +173,9 @@ func checkEnds(t *testing.T, name string, c removable, dir string) {
 		before := onDisk(t, at)
 		must.Do(t, end(s))
 		after := onDisk(t, at)
-		lockless := slices.DeleteFunc(before, func(name string) bool { return filepath.Base(name)[0] == '.' && filepath.Base(name) != ".metadata" && !isRankMetadata(name) })
+		lockless := slices.DeleteFunc(before, func(name string) bool {
+			return filepath.Base(name)[0] == '.' && filepath.Base(name) != ".metadata" && !isRankMetadata(name)
+		})
 		if whole && !slices.Equal(after, lockless) || !whole && !slices.Equal(after, c.beside) {
 			t.Errorf("after %s there are %q; before %q; the checkpoint was whole: %v", how, after, before, whole)
 		}

@@ -267,10 +267,10 @@ func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	return reading.Place{Region: &reading.Region{File: loc.File, Offset: loc.Offset, End: loc.Offset + loc.Length, DType: t.dtype, Tiles: t}}, nil
 }
 
-// changed reports whether another save has replaced the checkpoint.
+// changed reports whether another save has replaced the checkpoint, or it was removed.
 func (c *checkpoint) changed(ctx context.Context) bool {
-	now, err := readRecord(ctx, c.store)
-	return err == nil && now.SaveID != c.rec.SaveID
+	now, err := readRecordOnly(ctx, c.store)
+	return err == nil && now.SaveID != c.rec.SaveID || errors.Is(err, storage.ErrNotFound)
 }
 
 // checkFiles returns an error if a file that the record names is missing or has another

@@ -72,6 +72,11 @@ func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResu
 	if err := p.lock.Confirm(ctx); err != nil {
 		return err
 	}
+	if p.sess.Journal != nil && !p.sess.Private { // an earlier attempt may have finished, and may have been removed
+		if err := CheckNoRemoval(ctx, p.store); err != nil {
+			return err
+		}
+	}
 	have, err := p.sizes(ctx)
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 )
 
 // Leftover is a file that no checkpoint needs: of a save that did not finish, or
-// of a checkpoint that was replaced.
+// of a checkpoint that was replaced or removed.
 type Leftover struct {
 	Name    string    `json:"name"`
 	Size    int64     `json:"bytes"`
@@ -29,6 +29,9 @@ type Leftover struct {
 	// Uncertain means that the commit of the save is uncertain: the record that names
 	// the file may still appear.
 	Uncertain bool `json:"uncertain,omitempty"`
+	// Removed means that the file belongs to a checkpoint that was removed: the removal was
+	// interrupted, or is under way.
+	Removed bool `json:"removed_checkpoint,omitempty"`
 }
 
 // settled is the age after which a write of a record that got no answer has not taken

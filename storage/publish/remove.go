@@ -211,14 +211,32 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 		return nil, err
 	}
 	left = slices.DeleteFunc(left, func(l Leftover) bool { return kept[l.Name] })
-	names := make([]string, len(left))
-	for i, l := range left {
-		names[i] = l.Name
-	}
-	if len(names) == 0 {
+	if len(left) == 0 {
 		return nil, nil
 	}
-	return left, blob.RemoveAll(ctx, store, names)
+	if isService(store) {
+		names := make([]string, len(left))
+		for i, l := range left {
+			names[i] = l.Name
+		}
+		if err := blob.RemoveAll(ctx, store, names); err != nil {
+			return nil, err // it is unknown which ones are gone
+		}
+		return left, nil
+	}
+	var out []Leftover
+	var errs []error
+	for _, l := range left {
+		if info, err := store.Stat(ctx, l.Name); err != nil || info.Size != l.Size || !info.ModTime.Equal(l.ModTime) {
+			continue // another process has removed or replaced it since it was listed
+		}
+		if err := store.Remove(ctx, l.Name); err != nil {
+			errs = append(errs, err)
+		} else {
+			out = append(out, l)
+		}
+	}
+	return out, errors.Join(errs...)
 }
 
 // left returns the files of r that are still there, in the order of Files.
@@ -233,14 +251,18 @@ func (r *Removal) left(ctx context.Context, store blob.Store) ([]Leftover, error
 	var out []Leftover
 	for _, f := range r.Files {
 		if info, ok := have[f.Name]; ok && f.matches(info) {
-			out = append(out, Leftover{Name: f.Name, Size: f.Size, ModTime: info.ModTime, Age: blob.Age(store, info.ModTime), SaveID: r.SaveID})
+			out = append(out, Leftover{Name: f.Name, Size: f.Size, ModTime: info.ModTime, Age: blob.Age(store, info.ModTime), SaveID: r.SaveID, Removed: true})
 		}
 	}
 	return out, nil
 }
 
-// tidy removes the locks of dead readers, and the folder if it is empty.
+// tidy removes the locks of dead readers, and the folder if it is empty. In a service, no
+// reader is known to be dead.
 func tidy(ctx context.Context, store blob.Store) error {
+	if isService(store) {
+		return nil
+	}
 	readers, err := readLocks(ctx, store)
 	err = errors.Join(err, sweepLocks(ctx, store, readers, -1))
 	removeFolder(ctx, store)

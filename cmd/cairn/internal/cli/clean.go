@@ -45,8 +45,10 @@ type leftover struct {
 }
 
 type leftoverSummary struct {
-	Files       int              `json:"files"`
-	dead        int              // files that clean removes without --older-than
+	Files       int `json:"files"`
+	dead        int // files that clean removes without --older-than
+	removed     int // of Files: of checkpoints whose removal was interrupted
+	removedSize int64
 	Bytes       int64            `json:"nbytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
 	// Uncertain means that another save here got no answer to its commit.
@@ -452,6 +454,9 @@ func printCleaned(o *output, r *cleanResult) {
 		} else if i < len(r.Removed) {
 			files++
 		}
+		if l.Leftover.Removed {
+			action += ", of a checkpoint whose removal was interrupted"
+		}
 		t.add(clean(pathOf(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
 	}
 	if len(r.Removed)+len(r.Kept) > 0 {
@@ -522,6 +527,10 @@ func (l *leftoverSummary) count(ctx context.Context, dir folder) {
 		case f.Owner != blob.OwnerAlive:
 			l.Files++
 			l.Bytes += f.Size
+			if f.Removed {
+				l.removed++
+				l.removedSize += f.Size
+			}
 			if f.Owner == blob.OwnerDead {
 				l.dead++
 			}
@@ -563,12 +572,16 @@ func (l *leftoverSummary) lines(path string) []string {
 	if l.Uncertain {
 		out = append(out, uncertainText)
 	}
-	if l.Files > 0 {
+	if l.removed > 0 {
+		out = append(out, fmt.Sprintf("%s, %s, of a checkpoint whose removal was interrupted; 'cairn clean %s' removes them",
+			plural(l.removed, "file"), formatBytes(l.removedSize), quoteArg(path)))
+	}
+	if files := l.Files - l.removed; files > 0 {
 		what := fmt.Sprintf("'cairn clean %s' removes files of saves that are certainly over", quoteArg(path))
-		if l.dead == 0 {
+		if l.dead == l.removed {
 			what = fmt.Sprintf("'cairn clean %s --older-than 24h' removes them if they are a day old", quoteArg(path))
 		}
-		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; %s", plural(l.Files, "file"), formatBytes(l.Bytes), what))
+		out = append(out, fmt.Sprintf("%s, %s, left by saves that did not finish; %s", plural(files, "file"), formatBytes(l.Bytes-l.removedSize), what))
 	}
 	return out
 }
