@@ -97,6 +97,20 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 	return r.prune(ctx, all, &o)
 }
 
+// Plan returns what Prune would do, for checkpoints that Checkpoints has returned. It reads and
+// removes nothing.
+func (r *Run) Plan(all []Checkpoint, opts *PruneOptions) (*Report, error) {
+	o := PruneOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	if err := errors.Join(o.Keep.Check(), o.KeepRemote.Check()); err != nil {
+		return nil, err
+	}
+	o.DryRun = true
+	return r.prune(context.Background(), all, &o)
+}
+
 // prune is Prune of the checkpoints that were found.
 func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Report, error) {
 	if o.Now.IsZero() {

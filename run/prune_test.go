@@ -52,6 +52,9 @@ func TestPrune(t *testing.T) {
 	if got := outcomes(rep.Local); got != dry || rep.Count != 3 || rep.Bytes != before[0].Bytes+before[2].Bytes+before[3].Bytes {
 		t.Errorf("a dry run: %s, %d with %d bytes; want %s", got, rep.Count, rep.Bytes, dry)
 	}
+	if plan := must.Get(r.Plan(before, &PruneOptions{Keep: opts.Keep}))(t); outcomes(plan.Local) != dry {
+		t.Errorf("Plan: %s; want %s", outcomes(plan.Local), dry)
+	}
 	if after := list(t, r); len(after) != 5 {
 		t.Fatalf("a dry run leaves %q", after)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -22,7 +23,8 @@ var (
 
 // RemoveOptions change how Run.Remove works. Nil means the defaults.
 type RemoveOptions struct {
-	// Force also removes the newest complete checkpoint, and damaged ones that can be opened.
+	// Force also removes the newest complete checkpoint, and damaged ones: those
+	// that can be opened, although files are missing.
 	Force bool
 	// DryRun removes nothing.
 	DryRun bool
@@ -53,7 +55,7 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 	var errs []error
 	for i, name := range names {
 		if out[i], err = p.choose(ctx, name, names, o.Force); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", blob.Redact(r.Local.AddressOf(name)), err))
+			errs = append(errs, named(&out[i], err))
 		}
 	}
 	if len(errs) > 0 || o.DryRun {
@@ -67,13 +69,22 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 	slices.SortStableFunc(order, func(i, j int) int { return p.position(out[j].Name) - p.position(out[i].Name) })
 	for _, i := range order {
 		if err := p.removeOne(ctx, &out[i]); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", blob.Redact(out[i].Path), err))
+			errs = append(errs, named(&out[i], err))
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	return out, errors.Join(errs...)
+}
+
+// named returns err with the address of the checkpoint that it is about.
+func named(x *Pruned, err error) error {
+	shown := blob.Redact(x.Path)
+	if strings.Contains(err.Error(), shown) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", shown, err)
 }
 
 // position returns the number of a checkpoint in all, where the oldest is first.
@@ -106,8 +117,8 @@ func (p *pruning) choose(ctx context.Context, name string, names []string, force
 
 // refusal returns the reason for which a checkpoint is not removed.
 func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
-	if err := c.Local.found.err; err != nil && !(force && errors.Is(err, storage.ErrCorrupt)) {
-		return err
+	if f := c.Local.found; f.err != nil && !(force && len(f.missing) > 0) {
+		return f.err
 	}
 	last := -1
 	for i := range p.all {

@@ -20,10 +20,11 @@ import (
 var readers = []string{
 	"ls CK", "inspect CK", "inspect CK step", "digest CK", "cat CK model.norm.weight", "stats CK", "diff CK GOOD", "diff GOOD CK",
 	"convert CK OUT --to dcp", "merge CK OUT.pt", "verify CK", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run",
+	"tag CK", "rm CK --force --dry-run",
 }
 
 // describers are the commands that read no data: damaged data does not stop them.
-var describers = []string{"ls CK", "inspect CK", "inspect CK step", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run"}
+var describers = []string{"ls CK", "inspect CK", "inspect CK step", "table CK -o OUT", "repair CK --dry-run", "clean CK --dry-run", "tag CK", "rm CK --force --dry-run"}
 
 // situations are the ways in which a checkpoint can be wrong, with the exit code of
 // every command that reads it and the exceptions.
@@ -55,7 +56,7 @@ var situations = []struct {
 	},
 	{
 		name: "a damaged index", make: func(t *testing.T, dir string) { damage(t, only(t, dir, "*-index.cairn"), 30) },
-		code: 5, except: map[string]int{"repair CK --dry-run": 0, "clean CK --dry-run": 0},
+		code: 5, except: map[string]int{"repair CK --dry-run": 0, "clean CK --dry-run": 0, "tag CK": 0, "rm CK --force --dry-run": 0},
 	},
 	{
 		name: "a lost index", make: func(t *testing.T, dir string) { must.Do(t, os.Remove(only(t, dir, "*-index.cairn"))) },
@@ -71,7 +72,7 @@ var situations = []struct {
 		for _, f := range files(t, dir, "*.safetensors") {
 			must.Do(t, os.Remove(f))
 		}
-	}, code: 5, except: with(zero(describers), "repair CK --dry-run", 4)},
+	}, code: 5, except: with(with(zero(describers), "repair CK --dry-run", 4), "tag CK", 5)},
 }
 
 func with(m map[string]int, line string, code int) map[string]int {

@@ -58,7 +58,7 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 	}
 	f, err := cairn.Latest(ctx, run, opts)
 	if err != nil {
-		return withHint(err, latestHint(ctx, run, err))
+		return withHint(err, latestHint(ctx, run, opts.Remote, err))
 	}
 	return o.result(f, func() {
 		path := f.Path
@@ -103,7 +103,7 @@ func isUncertain(ctx context.Context, address string) bool {
 	return err == nil && errors.Is(publish.CheckUncertain(ctx, s), cairn.ErrUncertain)
 }
 
-func latestHint(ctx context.Context, run string, err error) string {
+func latestHint(ctx context.Context, run, remote string, err error) string {
 	shown := quoteArg(blob.Redact(run))
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -113,6 +113,9 @@ func latestHint(ctx context.Context, run string, err error) string {
 	case errors.Is(err, cairn.ErrCorrupt):
 		return verifyHint(ctx, run)
 	case errors.Is(err, cairn.ErrNotFound):
+		if s, err := readSettings(ctx, run); err == nil && s.Remote != "" && remote == "" {
+			return fmt.Sprintf("the run is uploaded: '--remote %s' looks there too", quoteArg(s.Remote))
+		}
 		if _, err := os.Stat(run); isLocal(run) && errors.Is(err, fs.ErrNotExist) {
 			return "check the path; the first save of a run makes its folder"
 		}

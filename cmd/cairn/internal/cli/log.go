@@ -67,7 +67,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	res := &logResult{settingsResult: settingsResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String()}, Warnings: []string{}}
 	res.add(all, r.Lacking(all, s.KeepRemote, time.Now()))
 	if !s.Keep.KeepsAll() || !s.KeepRemote.KeepsAll() {
-		rep, err := r.Prune(ctx, &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, DryRun: true})
+		rep, err := r.Plan(all, &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote})
 		if err != nil {
 			return err
 		}

@@ -93,8 +93,8 @@ func (f *pruneFlags) asker(cmd *cobra.Command, o *output) io.Reader {
 	return in
 }
 
-// confirm shows what would be removed and asks. It returns the number of bytes, or -1 if there
-// is nothing to remove or the answer is not yes.
+// confirm shows what would be removed and asks. It returns the number of bytes, or -1 if the
+// answer is not yes. It does not ask if no checkpoint would be removed.
 func (f *pruneFlags) confirm(ctx context.Context, o *output, r *run.Run, opts run.PruneOptions, in io.Reader) (int64, error) {
 	opts.DryRun = true
 	rep, err := r.Prune(ctx, &opts)

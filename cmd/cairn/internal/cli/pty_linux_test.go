@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -27,6 +28,12 @@ import (
 // columns. While it runs, printed returns the text so far.
 func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func() string)) string {
 	t.Helper()
+	return onTerminalWithInput(t, columns, func(tty *os.File, _ io.Writer, printed func() string) { use(tty, printed) })
+}
+
+// onTerminalWithInput is onTerminal, and use types what it writes to input.
+func onTerminalWithInput(t *testing.T, columns int, use func(tty *os.File, input io.Writer, printed func() string)) string {
+	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
@@ -46,7 +53,7 @@ func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func()
 		defer close(done)
 		_, _ = io.Copy(&b, master) // ends with an error once the terminal is closed
 	}()
-	use(tty, b.text)
+	use(tty, master, b.text)
 	tty.Close()
 	<-done
 	return b.text()
@@ -234,4 +241,70 @@ func TestTablesAtAnyWidth(t *testing.T) {
 			}
 		}
 	}
+}
+
+// On a terminal, prune shows what it would remove and asks. Only a yes removes.
+func TestPruneAsks(t *testing.T) {
+	stdin := os.Stdin
+	defer func() { os.Stdin = stdin }()
+	for reply, want := range map[string]struct {
+		left int
+		says string
+	}{"n\n": {3, "nothing was removed"}, "\n": {3, "nothing was removed"}, "Yes\n": {1, "2 checkpoints removed"}} {
+		run := makeRun(t, 3)
+		text := onTerminalWithInput(t, 100, func(tty *os.File, input io.Writer, printed func() string) {
+			os.Stdin = tty
+			answered := make(chan struct{})
+			go func() {
+				defer close(answered)
+				waitFor(t, printed, "? [y/N] ")
+				_, _ = io.WriteString(input, reply)
+			}()
+			if code := Main(t.Context(), []string{"prune", run, "--keep", "last 1"}, tty, tty); code != 0 {
+				t.Errorf("%q: exit code %d", reply, code)
+			}
+			<-answered
+		})
+		left := must.Get(os.ReadDir(run))(t)
+		if len(left) != want.left || !strings.Contains(text, want.says) || !strings.Contains(text, "Remove 2 checkpoints, ") || strings.Count(text, "OUTCOME") != 1 {
+			t.Errorf("%q: %d checkpoints are left; want %d, and %q in %s", reply, len(left), want.left, want.says, text)
+		}
+	}
+	run := makeRun(t, 2)
+	text := onTerminal(t, 100, func(tty *os.File, _ func() string) {
+		os.Stdin = tty
+		for _, flag := range []string{"--dry-run", "--yes", "--yes"} {
+			if code := Main(t.Context(), []string{"prune", run, "--keep", "last 1", flag}, tty, tty); code != 0 {
+				t.Errorf("%s: exit code %d", flag, code)
+			}
+		}
+	})
+	if strings.Contains(text, "[y/N]") || !strings.Contains(text, "1 checkpoint would be removed") || !strings.Contains(text, "1 checkpoint removed") {
+		t.Errorf("without a question: %s", text)
+	}
+}
+
+// Ctrl-C ends prune while it waits for an answer.
+func TestPruneIsInterruptedWhileItAsks(t *testing.T) {
+	stdin := os.Stdin
+	defer func() { os.Stdin = stdin }()
+	run := makeRun(t, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	onTerminalWithInput(t, 100, func(tty *os.File, input io.Writer, printed func() string) {
+		os.Stdin = tty
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			waitFor(t, printed, "? [y/N] ")
+			cancel()
+		}()
+		if code := Main(ctx, []string{"prune", run, "--keep", "last 1"}, tty, tty); code != exitInterrupted {
+			t.Errorf("exit code %d; want %d", code, exitInterrupted)
+		}
+		<-asked
+		must.Get(io.WriteString(input, "y\n"))(t) // ends the read
+		if left := must.Get(os.ReadDir(run))(t); len(left) != 2 {
+			t.Errorf("%d checkpoints are left; want both", len(left))
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -32,7 +33,7 @@ func newRmCmd() *cobra.Command {
 }
 
 func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error {
-	ctx, o := cmd.Context(), outputOf(cmd)
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	dirs := []string{} // in the order of the arguments
 	names := map[string][]string{}
 	for _, a := range addresses {

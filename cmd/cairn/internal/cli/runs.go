@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -56,7 +57,7 @@ func newRunsCmd() *cobra.Command {
 const maxPaths = 1 << 20
 
 func runRuns(cmd *cobra.Command, dirs []string, depth int) error {
-	ctx, o := cmd.Context(), outputOf(cmd)
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
@@ -81,24 +82,46 @@ func runRuns(cmd *cobra.Command, dirs []string, depth int) error {
 
 // search adds the runs at an address and below it.
 func (res *runsResult) search(ctx context.Context, address string, depth int) error {
-	r, err := run.Open(ctx, address, "")
+	local, err := run.Open(ctx, address, "")
 	if err != nil {
 		return err
 	}
-	all, err := r.Checkpoints(ctx)
+	s, problem := run.ReadSettings(ctx, local.Local.Store)
+	r, all, err := checkpointsOf(ctx, address, s.Remote)
+	if err != nil && s.Remote != "" && ctx.Err() == nil { // the remote run does not answer
+		problem = errors.Join(problem, err)
+		r, all, err = checkpointsOf(ctx, address, "")
+	}
 	if err != nil {
 		return err
 	}
-	s, settingsErr := run.ReadSettings(ctx, r.Local.Store)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	out := summarize(r, all, &s)
+	out.Path, out.Remote = blob.Redact(address), blob.Redact(s.Remote)
+	if problem != nil {
+		out.Problem = problem.Error()
 	}
-	if len(all) > 0 || settingsErr != nil || s.Remote != "" || !s.Keep.KeepsAll() {
-		res.Runs = append(res.Runs, summarize(ctx, address, all, s, settingsErr))
+	// A folder that cannot be read, such as lost+found, counts as an incomplete checkpoint.
+	if out.Checkpoints > 0 || out.Bytes > 0 || problem != nil || s.Remote != "" || !s.Keep.KeepsAll() {
+		res.Runs = append(res.Runs, out)
 	}
 	if depth == 0 {
 		return nil
 	}
+	return res.below(ctx, r, all, depth-1)
+}
+
+// checkpointsOf opens a run and returns its checkpoints.
+func checkpointsOf(ctx context.Context, address, remote string) (*run.Run, []run.Checkpoint, error) {
+	r, err := run.Open(ctx, address, remote)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := r.Checkpoints(ctx)
+	return r, all, err
+}
+
+// below searches the folders of a run, which has these checkpoints.
+func (res *runsResult) below(ctx context.Context, r *run.Run, all []run.Checkpoint, depth int) error {
 	names, err := blob.Folders(ctx, r.Local.Store, "")
 	if err != nil {
 		return err
@@ -106,37 +129,24 @@ func (res *runsResult) search(ctx context.Context, address string, depth int) er
 	for _, name := range names {
 		// The folder of a checkpoint is not searched, except that a Hugging Face trainer keeps
 		// its checkpoints in folders of the model that it writes at the end.
-		i := slices.IndexFunc(all, func(c run.Checkpoint) bool { return c.Name == name })
+		i := slices.IndexFunc(all, func(c run.Checkpoint) bool { return c.Name == name && c.Local != nil })
 		if strings.HasPrefix(name, ".") || i >= 0 && all[i].Format != formats.HF {
 			continue
 		}
-		below := depth - 1
+		levels := depth
 		if i >= 0 {
-			below = 0
+			levels = 0
 		}
-		if err := res.search(ctx, r.Local.AddressOf(name), below); err != nil {
+		if err := res.search(ctx, r.Local.AddressOf(name), levels); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// summarize describes a run. If the run has a remote place that does not answer, the problem
-// says why, and the rest is about the local place.
-func summarize(ctx context.Context, address string, all []run.Checkpoint, s run.Settings, problem error) runSummary {
-	r := &run.Run{}
-	if s.Remote != "" {
-		both, err := run.Open(ctx, address, s.Remote)
-		var merged []run.Checkpoint
-		if err == nil {
-			merged, err = both.Checkpoints(ctx)
-		}
-		if err == nil {
-			r, all = both, merged
-		}
-		problem = errors.Join(problem, err)
-	}
-	out := runSummary{Path: blob.Redact(address), Remote: blob.Redact(s.Remote), Tags: []string{}, Keep: s.Keep.String()}
+// summarize describes a run by its checkpoints.
+func summarize(r *run.Run, all []run.Checkpoint, s *run.Settings) runSummary {
+	out := runSummary{Tags: []string{}, Keep: s.Keep.String(), NotUploaded: len(r.Lacking(all, s.KeepRemote, time.Now()))}
 	for i := range all {
 		c := &all[i]
 		if c.Local != nil {
@@ -155,10 +165,6 @@ func summarize(ctx context.Context, address string, all []run.Checkpoint, s run.
 	}
 	slices.Sort(out.Tags)
 	out.Tags = slices.Compact(out.Tags)
-	out.NotUploaded = len(r.Lacking(all, s.KeepRemote, time.Now()))
-	if problem != nil {
-		out.Problem = problem.Error()
-	}
 	return out
 }
 

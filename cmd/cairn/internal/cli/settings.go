@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -59,10 +60,10 @@ func (f *settingsFlags) apply(cmd *cobra.Command, s *run.Settings) error {
 const policyHint = "'cairn help policies' lists the rules"
 
 // openRun opens the run at an address with its settings, as far as flags do not replace them,
-// and returns the settings in effect. A path must exist.
+// and returns the settings in effect. A path must exist, unless --remote names another place.
 func (f *settingsFlags) openRun(cmd *cobra.Command, address string) (*run.Run, run.Settings, error) {
-	ctx := cmd.Context()
-	if err := checkFolder(address); err != nil {
+	ctx := cache.Without(cmd.Context())
+	if err := checkFolder(address); err != nil && (f.remote == "" || !errors.Is(err, fs.ErrNotExist)) {
 		return nil, run.Settings{}, err
 	}
 	s, err := readSettings(ctx, address)
@@ -193,7 +194,7 @@ func newSettingsCmd() *cobra.Command {
 }
 
 func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
-	ctx, o := cmd.Context(), outputOf(cmd)
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	changed := cmd.Flags().Changed("remote") || cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
 	if err := checkFolder(address); err != nil && (!changed || !errors.Is(err, fs.ErrNotExist)) {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -42,7 +43,7 @@ func newTagCmd() *cobra.Command {
 }
 
 func (f *tagFlags) run(cmd *cobra.Command, address string, tags []string) error {
-	ctx, o := cmd.Context(), outputOf(cmd)
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	metrics, err := f.parse(cmd, tags)
 	if err != nil {
 		return err
