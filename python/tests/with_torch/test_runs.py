@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 import warnings
 
 import torch
@@ -65,6 +66,20 @@ class Runs(Case):
         cairn.torch.save(state_of(2), run, step=2)
         cairn.torch.close()
         self.assertEqual([(c.copies, c.not_uploaded) for c in run.checkpoints()], [("both", False)] * 2)
+
+    def test_problems_after_the_save_are_warnings(self):
+        with open(self.path("remote"), "w"):  # a file in the place of the remote run
+            pass
+        run = self.run_of(keep="last 1", remote=self.path("remote"))
+        with self.assertLogs("cairn", "WARNING") as logged:
+            handle = cairn.torch.async_save(state_of(1), run, step=1)
+            handle.result()
+            self.assertIsInstance(handle.uploaded.exception(), cairn.CairnError)
+            end = time.monotonic() + 200
+            while not handle.warnings and time.monotonic() < end:
+                time.sleep(0.05)
+        self.assertIn(self.path("remote"), handle.warnings[0])
+        self.assertIn(handle.warnings[0], logged.output[0])
 
     def test_what_is_refused(self):
         run = self.run_of()
