@@ -1,8 +1,11 @@
 """Saves to runs and loads from them, and the removal of checkpoints for frameworks."""
 
+import concurrent.futures
 import math
 import os
+import threading
 import time
+import unittest.mock
 import warnings
 
 import torch
@@ -10,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 import cairn
 import cairn.torch
+from cairn.torch import _removal
 from cairn.torch._removal import Remover, remove_now
 from device import Case, blank, differs, join, noise, spawn
 
@@ -148,7 +152,7 @@ def load_both(rank, folder):
 class Removals(Case):
     """The removal of checkpoints for Lightning and the Trainer of Hugging Face."""
 
-    def save(self, step, run=None):
+    def save(self, step):
         path = os.path.join(self.path("run"), f"step-{step}")
         return path, cairn.torch.async_save({"w": noise((1 << 20,), seed=step)}, path, step=step)
 
@@ -196,6 +200,41 @@ class Removals(Case):
         self.assertTrue(os.path.isdir(self.path("target")))
         remove_now(os.path.join(run, "nothing"))
 
+    def test_what_is_in_use_is_removed_later(self):
+        remover, calls = Remover(), []
+
+        def remove_one(address, force):
+            calls.append(address)
+            if len(calls) < 3:
+                raise cairn.InUseError("it is being read", ("storage.inuse",))
+
+        with unittest.mock.patch.object(_removal, "remove_one", remove_one):
+            remover.add("s3://bucket/run/step-1")
+            for n in 1, 2, 3, 3:
+                remover.begin(None)
+                remover.settle()
+                self.assertEqual(calls, ["s3://bucket/run/step-1"] * n)
+            calls.clear()
+            remover.add("s3://bucket/run/step-2")
+            with self.assertWarnsRegex(UserWarning, "a checkpoint stays: it is being read"):
+                remover.settle(last=True)
+            remover.settle(last=True)
+            self.assertEqual(calls, ["s3://bucket/run/step-2"])
+
+    def test_an_upload_that_is_under_way_is_not_disturbed(self):
+        remover, calls = Remover(), []
+        run = cairn.Run("s3://bucket/run", remote="gs://bucket/run")
+        handle = unittest.mock.Mock(uploaded=concurrent.futures.Future())
+        with unittest.mock.patch.object(_removal, "remove_one", lambda address, force: calls.append(address)):
+            remover.saved(run.member(1), handle)
+            remover.add(run.member(1))
+            remover.begin(None)
+            remover.settle()
+            self.assertEqual(calls, [])
+            threading.Timer(0.2, handle.uploaded.set_result, [None]).start()
+            remover.settle(last=True)
+        self.assertEqual(calls, [run.member(1).path, run.member(1).remote])
+
     def test_problems_are_warnings(self):
         remover = Remover()
         remover.add("gopher://bucket/run/step-1")
@@ -210,6 +249,4 @@ class Removals(Case):
 
 
 if __name__ == "__main__":
-    import unittest
-
     unittest.main()
