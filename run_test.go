@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -294,4 +295,25 @@ func TestSavesHoldRemovalsUp(t *testing.T) {
 	}
 	end := must.Get(run.Turn(t.Context()))(t) // the saves are over
 	end()
+}
+
+// Of ranks that save without a group, rank 0 notes its metrics.
+func TestMetricsOfRanksWithoutAGroup(t *testing.T) {
+	for _, background := range []bool{false, true} {
+		s := new(mem.Store)
+		for rank := range 2 {
+			o := withStep(1, float64(rank))
+			o.Format, o.RankLocal = torchdcp.Format{}, &cairn.RankLocal{Rank: rank, Size: 2, SaveID: "save"}
+			state := cairn.State{"x": whole(t, []int64{4}, 1)}
+			if !background {
+				must.Get(cairn.Save(t.Context(), s, state, o))(t)
+				continue
+			}
+			p := must.Get(cairn.SaveAsync(t.Context(), s, state, &cairn.AsyncOptions{SaveOptions: *o}))(t)
+			must.Get(p.Wait(t.Context()))(t)
+		}
+		if n := must.Get(run.ReadNotes(t.Context(), s, "save"))(t); len(n.Metrics) != 1 || n.Metrics["loss"] != 0 {
+			t.Errorf("background %v: the notes are %+v", background, n)
+		}
+	}
 }

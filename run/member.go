@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -19,7 +20,8 @@ import (
 type Member struct {
 	// Address is the address of the run.
 	Address string
-	// Settings are the settings of the run. The process writes them into its folder.
+	// Settings are the settings of the run. The process writes them into its folder, where
+	// settings stay that it does not have.
 	Settings Settings
 	// Name is the name of the folder of the checkpoint.
 	Name string
@@ -96,13 +98,11 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if err != nil {
 		return nil, err
 	}
-	var errs []error
-	if m.Settings.Remote != "" || !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
-		if err := WriteSettings(ctx, r.Local.Store, m.Settings); err != nil {
-			errs = append(errs, err)
-		}
-	}
 	out := &Tended{}
+	if m.Settings.isZero() {
+		return out, nil
+	}
+	errs := []error{m.store(ctx, r.Local)}
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return out, errors.Join(append(errs, err)...)
@@ -124,6 +124,16 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
 	return out, nil
+}
+
+// store writes the settings into the folder of the run. Settings that the process does not
+// have stay as they are there.
+func (m *Member) store(ctx context.Context, p *Place) error {
+	stored, err := ReadSettings(ctx, p.Store)
+	if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, ErrPolicy) {
+		return err
+	}
+	return WriteSettings(ctx, p.Store, m.Settings.or(stored))
 }
 
 // CopyNotes adds the notes of the copy of a save in one store to the copy in another.

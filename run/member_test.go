@@ -50,6 +50,27 @@ func TestTend(t *testing.T) {
 	}
 }
 
+// A process replaces the settings that it has, and a file that is damaged.
+func TestTendKeepsSettings(t *testing.T) {
+	dir := t.TempDir()
+	store := openDir(t, dir)
+	must.Do(t, WriteSettings(t.Context(), store, Settings{Remote: "s3://bucket/run", Keep: keep(t, "last 1"), KeepRemote: keep(t, "every day")}))
+	m := &Member{Address: dir, Settings: Settings{Keep: keep(t, "last 9")}}
+	must.Get(m.Tend(t.Context(), nil))(t)
+	if s := must.Get(ReadSettings(t.Context(), store))(t); s.Remote != "s3://bucket/run" || s.Keep.String() != "last 9" || s.KeepRemote.String() != "every day" {
+		t.Errorf("the settings are %+v", s)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, SettingsFile), []byte("{"), 0o666))
+	must.Get((&Member{Address: dir}).Tend(t.Context(), nil))(t) // it has no settings
+	if _, err := ReadSettings(t.Context(), store); err == nil {
+		t.Error("a process without settings has written them")
+	}
+	must.Get(m.Tend(t.Context(), nil))(t)
+	if s := must.Get(ReadSettings(t.Context(), store))(t); s.Remote != "" || s.Keep.String() != "last 9" {
+		t.Errorf("the settings are %+v", s)
+	}
+}
+
 // If the remote place does not answer, nothing is removed.
 func TestTendWithoutRemote(t *testing.T) {
 	local := t.TempDir()
@@ -150,4 +171,23 @@ func TestTurns(t *testing.T) {
 		e()
 		end()
 	})
+}
+
+// An upload that was interrupted is completed, and not begun again.
+func TestTendCompletesUploads(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	name := save(t, local, 1)
+	copyFolder(t, filepath.Join(local, name), filepath.Join(remote, name))
+	must.Do(t, os.Remove(filepath.Join(remote, name, "cairn.json"))) // the last file
+	m := &Member{Address: local, Settings: Settings{Remote: remote}}
+	done := must.Get(m.Tend(t.Context(), nil))(t)
+	if len(done.Uploaded) != 1 || done.Uploaded[0].Copy == nil || done.Uploaded[0].Copy.KeptFiles != 2 {
+		t.Errorf("uploaded: %+v", done.Uploaded)
+	}
+	if got := list(t, openRun(t, local, remote)); !slices.Equal(got, []string{name + " both"}) {
+		t.Errorf("there are %q", got)
+	}
+	if done := must.Get(m.Tend(t.Context(), nil))(t); len(done.Uploaded) != 0 || done.Pruned != nil || done.Attrs() != nil {
+		t.Errorf("a second time: %+v", done)
+	}
 }

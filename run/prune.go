@@ -187,37 +187,16 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 
 // place removes what the policy of a place does not keep.
 func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
-	var here []Checkpoint
-	for i := range p.all {
-		if c, ok := p.all[i].in(place); ok {
-			here = append(here, c)
-		}
-	}
-	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
-	for _, v := range Apply(policy, here, p.opts.Now) {
-		c := v.Checkpoint
-		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
-		if !v.Keep {
-			x.Outcome = WouldRemove
-		}
-		*list = append(*list, x)
-	}
+	*list = append(*list, p.judge(place, policy)...)
 	var errs []error
 	for i := range *list {
 		x := &(*list)[i]
 		if x.Outcome != WouldRemove {
 			continue
 		}
-		if p.mustUpload(place, x.Name) {
-			x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s lacks it", p.run.Remote)
-			continue
-		}
-		if !p.opts.DryRun {
-			err := p.remove(ctx, place, x)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
-			}
-			if err != nil && !aboutOne(err) {
+		if err := p.carryOut(ctx, place, x); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
+			if !aboutOne(err) {
 				break
 			}
 		}
@@ -234,13 +213,53 @@ func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *
 	return errors.Join(errs...)
 }
 
-// mustUpload reports whether a local checkpoint stays because the remote place lacks it.
-func (p *pruning) mustUpload(place *Place, name string) bool {
+// judge returns what the policy of a place says about its checkpoints, the oldest first.
+func (p *pruning) judge(place *Place, policy Policy) []Pruned {
+	var here []Checkpoint
+	for i := range p.all {
+		if c, ok := p.all[i].in(place); ok {
+			here = append(here, c)
+		}
+	}
+	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
+	var out []Pruned
+	for _, v := range Apply(policy, here, p.opts.Now) {
+		c := v.Checkpoint
+		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
+		if !v.Keep {
+			x.Outcome = WouldRemove
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// carryOut removes a checkpoint that the policy does not keep, unless it must be uploaded
+// first, or in a dry run.
+func (p *pruning) carryOut(ctx context.Context, place *Place, x *Pruned) error {
+	if why := p.mustUpload(place, x.Name); why != "" {
+		x.Outcome, x.Problem = NotUploaded, fmt.Sprintf("%s %s", p.run.Remote, why)
+		return nil
+	}
+	if p.opts.DryRun {
+		return nil
+	}
+	return p.remove(ctx, place, x)
+}
+
+// mustUpload returns why a local checkpoint stays because of the remote place, or "".
+func (p *pruning) mustUpload(place *Place, name string) string {
 	if place.remote || p.run.Remote == nil || p.opts.Force || !p.wanted[name] {
-		return false
+		return ""
 	}
 	i := slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
-	return !p.all[i].Uploaded()
+	switch c := &p.all[i]; {
+	case c.Uploaded():
+		return ""
+	case c.Copies() == "differ":
+		return "holds another save of that name"
+	}
+	return "lacks it"
 }
 
 // aboutOne reports whether an error is about a single checkpoint.
@@ -258,6 +277,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 	if p.opts.Turn != nil && place.local {
 		end, err := p.opts.Turn(ctx)
 		if err != nil {
+			x.Outcome, x.Problem = Failed, err.Error()
 			return err
 		}
 		defer end()
@@ -297,17 +317,17 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	if !slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist}, func(target error) bool { return errors.Is(err, target) }) {
 		return false
 	}
-	now := place.look(ctx, name)
+	now := place.look(ctx, name, false)
 	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
 }
 
-// look describes the checkpoint in a folder of the place.
-func (p *Place) look(ctx context.Context, name string) *found {
+// look describes the checkpoint in a folder of the place; see the function look.
+func (p *Place) look(ctx context.Context, name string, whole bool) *found {
 	store, err := p.StoreOf(name)
 	if err != nil {
 		return &found{err: err}
 	}
-	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, false)
+	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, whole)
 }
 
 // errNotUploaded reports a checkpoint whose remote copy has vanished.
@@ -317,7 +337,7 @@ var errNotUploaded = errors.New("the remote copy is no longer complete")
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.
 func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
-		if f := p.run.Remote.look(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
+		if f := p.run.Remote.look(ctx, x.Name, true); f.err != nil || f.saveID != x.saveID {
 			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
 		}
 	}

@@ -122,6 +122,27 @@ func TestPruneTwoPlaces(t *testing.T) {
 	}
 }
 
+// A remote copy that is shorter, or of another save, does not allow the removal of the local
+// one.
+func TestPruneLooksAtRemoteCopies(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	for step := range int64(3) {
+		save(t, local, step)
+	}
+	copyFolder(t, local, remote)
+	data := must.Get(filepath.Glob(filepath.Join(remote, FolderName(0), "*.safetensors")))(t)
+	must.Do(t, os.Truncate(data[0], 100))
+	must.Do(t, os.RemoveAll(filepath.Join(remote, FolderName(1))))
+	saveIn(t, openDir(t, remote, FolderName(1)), native.Format{}, "another", 1)
+	rep := must.Get(openRun(t, local, remote).Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1")}))(t)
+	if got, want := outcomes(rep.Local), "0 not uploaded, 1 not uploaded, 2 kept"; got != want {
+		t.Errorf("Prune: %s; want %s", got, want)
+	}
+	if !strings.HasSuffix(rep.Local[0].Problem, "lacks it") || !strings.Contains(rep.Local[1].Problem, "another save") {
+		t.Errorf("the problems are %q and %q", rep.Local[0].Problem, rep.Local[1].Problem)
+	}
+}
+
 // Sync uploads what the remote place lacks and wants, and Prune can then remove it.
 func TestSyncThenPrune(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()

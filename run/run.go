@@ -8,19 +8,15 @@ package run
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // Run is a run in one or two places.
@@ -253,34 +249,6 @@ func (r *Run) Find(ctx context.Context, name string) (*Checkpoint, error) {
 	return nil, fmt.Errorf("%w: %s has no checkpoint %q", storage.ErrNotFound, r, name)
 }
 
-// found is what was found in a folder.
-type found struct {
-	folder *folder
-	err    error // why it is not complete
-
-	step     *int64
-	time     time.Time // recorded
-	written  time.Time // of the newest file
-	bytes    int64
-	saveID   string
-	format   string
-	notes    Notes
-	notesErr error
-	missing  []string
-	bases    []string // names of folders beside it; no format records them yet
-}
-
-// state returns the state of the copy.
-func (f *found) state() State {
-	switch {
-	case f.err == nil:
-		return Complete
-	case errors.Is(f.err, storage.ErrUnderWay):
-		return UnderWay
-	}
-	return Incomplete
-}
-
 // add adds a copy.
 func (c *Checkpoint) add(f *found, remote bool) {
 	copied := &Copy{Path: f.folder.address, State: f.state(), SaveID: f.saveID, Bytes: f.bytes, found: f}
@@ -326,144 +294,4 @@ func (c *Checkpoint) describe(f *found) {
 	if f.notesErr != nil {
 		c.Problem = f.notesErr.Error()
 	}
-}
-
-// compare orders what was found: by step, then by the time that is recorded.
-func (f *found) compare(g *found) int {
-	return cmp.Or(compareSteps(f.step, g.step), f.time.Compare(g.time))
-}
-
-// describe returns what is in a folder of a run, or nil if that is not a checkpoint.
-func describe(ctx context.Context, dir *folder) (*found, error) {
-	f := look(ctx, dir, true)
-	if f.err == nil {
-		return f, nil
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	for _, about := range []error{storage.ErrIncomplete, storage.ErrCorrupt, storage.ErrVersion, storage.ErrUncertain} {
-		if errors.Is(f.err, about) {
-			return f, nil
-		}
-	}
-	switch {
-	case errors.Is(f.err, storage.ErrNotFound):
-		return nil, nil
-	case dir.place.local && errors.Is(f.err, fs.ErrPermission): // such as lost+found
-		return f, nil
-	}
-	return nil, f.err
-}
-
-// look describes the checkpoint in a folder. Files of a checkpoint may be missing because
-// a save has replaced it since it was opened. So look looks again, until the same save has
-// missing files twice. whole also finds out its bytes, its format and its notes.
-func look(ctx context.Context, dir *folder, whole bool) *found {
-	var last *found
-	for {
-		f := lookOnce(ctx, dir, whole)
-		if f.err != nil || len(f.missing) == 0 {
-			return f
-		}
-		if last != nil && last.saveID == f.saveID && last.time.Equal(f.time) {
-			f.err = fmt.Errorf("%s: %w: %d files are missing, such as %s", dir.shown(), storage.ErrCorrupt, len(f.missing), f.missing[0])
-			return f
-		}
-		last = f
-	}
-}
-
-// lookOnce opens the checkpoint in a folder and finds out which of its files are missing.
-func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
-	f := &found{folder: dir}
-	if dir.name != "" { // the name of a run says nothing about steps
-		f.step = numberOf(dir.name)
-	}
-	c, at, err := formats.OpenLocated(ctx, dir.store, nil)
-	if err != nil {
-		f.err = fmt.Errorf("open %s: %w", dir.store, err)
-		if whole && !errors.Is(err, storage.ErrNotFound) && ctx.Err() == nil {
-			f.measure(ctx, dir.store) // an error does not matter: it is incomplete anyway
-		}
-		return f
-	}
-	defer c.Close()
-	if whole && at != dir.store {
-		f.err = fmt.Errorf("%w: %s is a run of its own", storage.ErrNotFound, dir.shown())
-		return f
-	}
-	s := c.Storage()
-	f.saveID, f.time = s.SaveID, s.Time
-	if s.Step != nil {
-		f.step = s.Step
-	}
-	if !whole {
-		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
-			f.err = fmt.Errorf("read %s: %w", at, err)
-		}
-		return f
-	}
-	have, err := f.measure(ctx, at)
-	if err != nil {
-		f.err = err
-		return f
-	}
-	f.missing = lacking(have, c.Files())
-	f.format = formats.Native
-	if !hasRecord(have) {
-		if f.format, f.err = formats.Detect(ctx, at); f.err != nil {
-			return f
-		}
-	}
-	if _, ok := have[NotesFile]; ok {
-		f.notes, f.notesErr = ReadNotes(ctx, at, f.saveID)
-	}
-	return f
-}
-
-// hasRecord reports whether the files of a folder have the record of cairn's own format.
-func hasRecord(have map[string]blob.Info) bool {
-	for name := range have {
-		if formats.WriteOrder(formats.Native, name) > 1 {
-			return true
-		}
-	}
-	return false
-}
-
-// measure lists the files of a folder.
-func (f *found) measure(ctx context.Context, store blob.Store) (map[string]blob.Info, error) {
-	have := map[string]blob.Info{}
-	for info, err := range store.List(ctx, "") {
-		if err != nil {
-			return nil, err
-		}
-		have[info.Name] = info
-		f.bytes += info.Size
-		if info.ModTime.After(f.written) && info.Name != NotesFile {
-			f.written = info.ModTime
-		}
-	}
-	return have, nil
-}
-
-// lacking returns the files of a checkpoint that do not exist, or have another size.
-func lacking(have map[string]blob.Info, files []storage.File) []string {
-	var out []string
-	for _, f := range files {
-		if info, ok := have[f.Name]; !ok || info.Size != f.Size {
-			out = append(out, f.Name)
-		}
-	}
-	return out
-}
-
-// numberOf returns the number at the end of a folder's name, or nil.
-func numberOf(name string) *int64 {
-	n, err := strconv.ParseInt(name[len(strings.TrimRight(name, "0123456789")):], 10, 64)
-	if err != nil {
-		return nil
-	}
-	return &n
 }

@@ -118,6 +118,11 @@ func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 	return changeDocument(ctx, store, SettingsFile, func([]byte) ([]byte, error) { return data, nil })
 }
 
+// isZero reports whether nothing is set.
+func (s *Settings) isZero() bool {
+	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll()
+}
+
 // or returns the settings with those of other in place of the ones that are not set.
 func (s Settings) or(other Settings) Settings {
 	if s.Remote == "" {

@@ -39,20 +39,32 @@ func BeginParts(ctx context.Context, src, dst blob.Store, s Saved, opts *Options
 	p := &Parts{j: &job{src: src, dst: dst, opts: opts.withDefaults(), rep: Report{Format: s.Format, SaveID: s.SaveID, LeftOut: []string{}}}}
 	p.j.opts.As, p.j.opts.Full = "", false
 	p.j.pool = work.NewPool(buffer, p.j.opts.Memory, 2)
-	if err := p.list(ctx, &s); err != nil {
+	var err error
+	if p.j.release, err = publish.Reading(ctx, src); err != nil {
 		return nil, err
 	}
-	var err error
+	if err := p.begin(ctx, &s); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// begin lists the files and looks at the target.
+func (p *Parts) begin(ctx context.Context, s *Saved) (err error) {
+	if err := p.list(ctx, s); err != nil {
+		return err
+	}
 	if len(p.last) == 0 {
-		p.j.have, err = list(ctx, dst)
-		return p, err
+		p.j.have, err = list(ctx, p.j.dst)
+		return err
 	}
 	p.j.items = slices.Concat(p.data, p.last)
 	if err := p.j.look(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	p.j.lock, err = publish.LockSave(ctx, dst, s.Format, p.j.lockID())
-	return p, err
+	p.j.lock, err = publish.LockSave(ctx, p.j.dst, s.Format, p.j.lockID())
+	return err
 }
 
 // list finds out which files this rank copies.
@@ -135,5 +147,8 @@ func (p *Parts) Report() *Report {
 	return &rep
 }
 
-// Close releases the lock of the target.
-func (p *Parts) Close() { _ = p.j.lock.Release() } // a lock that stays belongs to a dead process
+// Close releases the locks of the source and of the target.
+func (p *Parts) Close() {
+	_ = p.j.lock.Release() // a lock that stays belongs to a dead process
+	p.j.release()
+}

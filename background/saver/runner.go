@@ -121,9 +121,17 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 	}()
 }
 
+// leads reports whether this is rank 0.
+func (run *running) leads() bool {
+	if run.Job.RankLocal {
+		return run.Job.Rank == 0
+	}
+	return run.Job.Group.Rank() == 0
+}
+
 // note notes the metrics of a save that is over. Rank 0 does so for all ranks.
 func (run *running) note(ctx context.Context, report *protocol.SaveReport, err error) {
-	if err != nil || len(run.Metrics) == 0 || run.Job.Group.Rank() != 0 {
+	if err != nil || len(run.Metrics) == 0 || !run.leads() {
 		return
 	}
 	store := run.Store
@@ -137,7 +145,7 @@ func (run *running) note(ctx context.Context, report *protocol.SaveReport, err e
 
 // carryNotes notes in the second store what is noted in the first one, after an upload.
 func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
-	if report == nil || report.Direct || run.Job.Group.Rank() != 0 || len(run.Metrics) == 0 && run.Run == nil {
+	if report == nil || report.Direct || !run.leads() || len(run.Metrics) == 0 && run.Run == nil {
 		return
 	}
 	if err := runs.CopyNotes(ctx, run.Store, run.Tiers.Remote, report.SaveID); err != nil {
@@ -149,7 +157,7 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 // is called before the outcome is reported, so that what waits for the outcome can wait for
 // the rest too. If the upload of the save has failed, it is repeated with the next save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
-	if run.Run == nil || run.Job.Group.Rank() != 0 || saved != nil {
+	if run.Run == nil || !run.leads() || saved != nil {
 		return
 	}
 	if r.Background != nil {
@@ -310,7 +318,7 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 	if err := r.makeRoom(ctx, run); err != nil {
 		return nil, err
 	}
-	if run.Job.Group.Rank() == 0 { // all ranks write while rank 0 does
+	if run.leads() { // all ranks write while rank 0 does
 		defer runs.Saving(ctx, run.Store)()
 	}
 	return protocol.Save(ctx, run.Job)

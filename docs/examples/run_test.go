@@ -3,6 +3,7 @@ package examples
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,7 +82,7 @@ func TestTrainInARun(t *testing.T) {
 		for _, c := range all {
 			got = append(got, *c.Step)
 		}
-		if len(got) != len(want) {
+		if !slices.Equal(got, want) {
 			t.Errorf("%s has the steps %v; want %v", dir, got, want)
 		}
 	}

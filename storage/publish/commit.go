@@ -72,12 +72,14 @@ func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResu
 	if err := p.lock.Confirm(ctx); err != nil {
 		return err
 	}
-	if p.sess.Journal != nil && !p.sess.Private { // an earlier attempt may have finished, and may have been removed
-		if err := CheckNoRemoval(ctx, p.store); err != nil {
-			return err
+	have, old, err := p.sizes(ctx)
+	if err == nil && old && !p.sess.Private {
+		// An earlier attempt of this save has written files. If it has finished, its
+		// checkpoint may be being removed.
+		if err = CheckNoRemoval(ctx, p.store); err == nil {
+			have, _, err = p.sizes(ctx)
 		}
 	}
-	have, err := p.sizes(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,15 +124,21 @@ func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 }
 
 // sizes returns the sizes of the data files in the store, by name. If the format has
-// IDFirst, it returns only those whose names begin with the id of this save.
-func (p *Publisher) sizes(ctx context.Context) (map[string]int64, error) {
+// IDFirst, it returns only those whose names begin with the id of this save. old reports
+// whether a save with a journal has found files that are older than itself.
+func (p *Publisher) sizes(ctx context.Context) (out map[string]int64, old bool, err error) {
 	files, err := p.f.list(ctx, p.store, p.ownPrefix())
-	out := make(map[string]int64, len(files))
+	out = make(map[string]int64, len(files))
 	for _, f := range files {
 		out[f.Name] = f.Size
+		old = old || p.sess.Journal != nil && blob.Age(p.store, f.ModTime) > time.Since(p.began)+timeSlack
 	}
-	return out, err
+	return out, old, err
 }
+
+// timeSlack is how far the times of files and of this host may be apart: services return whole
+// seconds.
+const timeSlack = 5 * time.Second
 
 func (p *Publisher) ownPrefix() string {
 	if p.f.IDFirst {

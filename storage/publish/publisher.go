@@ -50,6 +50,7 @@ type Publisher struct {
 	again bool      // the checkpoint is the one of this save, whose commit is repeated
 	old   *Existing // the checkpoint whose record has the version in found, or nil
 	last  []string  // the files that the last commit has written, the record last
+	began time.Time // when SetUp was called
 
 	mu    sync.Mutex
 	names []string // files of this save that may exist; guarded by mu
@@ -82,7 +83,7 @@ var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
-	p.sess, p.coordinates, p.last = s, false, nil
+	p.sess, p.coordinates, p.last, p.began = s, false, nil, time.Now()
 	p.found, p.empty, p.old, p.again = nil, false, nil, false
 	p.mu.Lock()
 	p.names, p.kept = nil, false
