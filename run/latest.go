@@ -87,7 +87,16 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 	var best *found
 	var problems []error
 	skipped := []Skipped{}
+	parts := map[*Place]map[string]bool{}
 	for _, f := range each {
+		if f.err == nil && f.folder.name == "" {
+			parts[f.folder.place] = f.folder.place.partsAt(ctx)
+		}
+	}
+	for _, f := range each {
+		if parts[f.folder.place][f.folder.name] {
+			continue
+		}
 		switch err := f.err; {
 		case err == nil:
 			if best == nil || f.preferred(best) > 0 {

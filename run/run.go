@@ -207,6 +207,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	dropParts(ctx, r.places(), dirs, each)
 	byName := map[string]*Checkpoint{}
 	for i, f := range each {
 		if f == nil {

@@ -3,11 +3,18 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -81,4 +88,71 @@ func TestReadingCommandsOnEveryFixture(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A run may consist of checkpoints of all programs: they are listed, tagged and removed. Tags
+// do not change what is read.
+func TestRunOfEveryFixture(t *testing.T) {
+	run := filepath.Join(t.TempDir(), "run")
+	var names []string
+	for _, c := range storagetest.Fixtures(t, "*/*") {
+		if fi := must.Get(os.Stat(c.Dir))(t); !fi.IsDir() {
+			continue
+		}
+		store := must.Get(file.Open(c.Dir, nil))(t)
+		at, _, err := formats.Locate(t.Context(), store) // some are runs, of which a file names the newest checkpoint
+		must.Do(t, err)
+		name := strings.ReplaceAll(c.Name, "/", "+")
+		must.Do(t, os.CopyFS(filepath.Join(run, name), os.DirFS(at.String())))
+		names = append(names, name)
+	}
+	if len(names) < 10 {
+		t.Fatalf("there are %d fixtures; want more", len(names))
+	}
+	type listing struct {
+		Checkpoints []struct {
+			Name, Format, Copies string
+			Bytes                int64
+			Tags                 []string
+			Metrics              map[string]float64
+		}
+	}
+	var before, after, last listing
+	cairnJSON(t, &before, "log", run)
+	for _, c := range before.Checkpoints {
+		if c.Copies != "local" || c.Format == "" || c.Bytes == 0 || len(c.Tags) > 0 {
+			t.Errorf("cairn log: %+v; want a complete checkpoint without tags", c)
+		}
+	}
+	var ignored any
+	for _, name := range names {
+		dir := filepath.Join(run, name)
+		var plain, tagged map[string]any
+		cairnJSON(t, &plain, "digest", dir)
+		cairnJSON(t, &ignored, "tag", dir, "x", "--metric", "loss=1.5")
+		cairnJSON(t, &tagged, "digest", dir)
+		if d := cmp.Diff(plain, tagged); d != "" {
+			t.Errorf("%s: a tag changes the digest (-without +with):\n%s", name, d)
+		}
+		cairnJSON(t, &ignored, "verify", dir)
+	}
+	cairnJSON(t, &after, "log", run)
+	if len(after.Checkpoints) != len(names) {
+		t.Errorf("cairn log lists %d checkpoints; there are %d", len(after.Checkpoints), len(names))
+	}
+	for _, c := range after.Checkpoints {
+		if !slices.Equal(c.Tags, []string{"x"}) || c.Metrics["loss"] != 1.5 || c.Copies != "local" {
+			t.Errorf("cairn log after cairn tag: %+v", c)
+		}
+	}
+	var pruned struct{ Removed int }
+	cairnJSON(t, &pruned, "prune", run, "--keep", "last 1")
+	if pruned.Removed != len(names)-1 {
+		t.Errorf("cairn prune removes %d; want all but one of %d", pruned.Removed, len(names))
+	}
+	cairnJSON(t, &last, "log", run)
+	if len(last.Checkpoints) != 1 {
+		t.Fatalf("after cairn prune there are %v", last.Checkpoints)
+	}
+	cairnJSON(t, &ignored, "verify", filepath.Join(run, last.Checkpoints[0].Name))
 }

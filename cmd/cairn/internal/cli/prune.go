@@ -148,6 +148,7 @@ func printPruned(o *output, res *pruneResult, table bool) {
 		word = "would be removed"
 	}
 	o.remark("%s: %s %s, %s\n", clean(res.Path), plural(res.Count, "checkpoint"), word, formatBytes(res.Bytes))
+	printStaying(o, slices.Concat(res.Local, res.Remote))
 	if slices.ContainsFunc(res.Local, func(p run.Pruned) bool { return p.Outcome == run.NotUploaded }) {
 		o.remark("'cairn sync %s' uploads what is not uploaded; --force removes it even so\n", quoteArg(res.Path))
 	}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -34,49 +36,28 @@ func newRmCmd() *cobra.Command {
 
 func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error {
 	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
-	dirs := []string{} // in the order of the arguments
-	names := map[string][]string{}
-	for _, a := range addresses {
-		dir, name, err := splitCheckpoint(ctx, a)
-		if err != nil {
-			return err
-		}
-		if !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-		if !slices.Contains(names[dir], name) {
-			names[dir] = append(names[dir], name)
-		}
+	b, err := groupByRun(ctx, addresses)
+	if err != nil {
+		return err
 	}
-	remove := func(dryRun bool, moved func(int64)) ([]run.Pruned, error) {
-		out, errs := []run.Pruned{}, []error{}
-		opts.DryRun, opts.Removed = dryRun, func(p *run.Pruned) { moved(p.Bytes) }
-		for _, dir := range dirs {
-			r, err := run.Open(ctx, dir, "")
-			var list []run.Pruned
-			if err == nil {
-				list, err = r.Remove(ctx, names[dir], &opts)
-			}
-			out, errs = append(out, list...), append(errs, err)
-		}
-		return out, errors.Join(errs...)
-	}
-	res := &removeResult{DryRun: opts.DryRun}
-	// All are checked before the first one is removed.
-	list, err := remove(true, func(int64) {})
+	dryRun := opts.DryRun
+	opts.DryRun = true // all are checked before the first one is removed
+	list, err := b.remove(ctx, opts)
 	if err != nil {
 		return withHint(err, rmHint(ctx, addresses[0], err))
 	}
-	total := int64(0)
-	for _, p := range list {
-		total += p.Bytes
-	}
-	if !res.DryRun {
+	if !dryRun {
+		total := int64(0)
+		for _, p := range list {
+			total += p.Bytes
+		}
 		err = o.withProgress("rm", total, func(moved func(int64)) (err error) {
-			list, err = remove(false, moved)
+			opts.DryRun, opts.Removed = false, func(p *run.Pruned) { moved(p.Bytes) }
+			list, err = b.remove(ctx, opts)
 			return err
 		})
 	}
+	res := &removeResult{DryRun: dryRun, Removed: list}
 	for i := range list {
 		list[i].Path = blob.Redact(list[i].Path)
 		if p := &list[i]; p.Outcome == run.Removed || p.Outcome == run.WouldRemove {
@@ -84,11 +65,48 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			res.Bytes += p.Bytes
 		}
 	}
-	res.Removed = list
 	if outErr := o.result(res, func() { printRemoved(o, res) }); outErr != nil {
 		return outErr
 	}
 	return withHint(err, rmHint(ctx, addresses[0], err))
+}
+
+// byRun are checkpoints of one or several runs.
+type byRun struct {
+	dirs  []string // the addresses of the runs, in the order of the arguments
+	names map[string][]string
+}
+
+// groupByRun returns the checkpoints at some addresses, each once.
+func groupByRun(ctx context.Context, addresses []string) (*byRun, error) {
+	b := &byRun{names: map[string][]string{}}
+	for _, a := range addresses {
+		dir, name, err := splitCheckpoint(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(b.dirs, dir) {
+			b.dirs = append(b.dirs, dir)
+		}
+		if !slices.Contains(b.names[dir], name) {
+			b.names[dir] = append(b.names[dir], name)
+		}
+	}
+	return b, nil
+}
+
+// remove removes the checkpoints of each run.
+func (b *byRun) remove(ctx context.Context, opts run.RemoveOptions) ([]run.Pruned, error) {
+	out, errs := []run.Pruned{}, []error{}
+	for _, dir := range b.dirs {
+		r, err := run.Open(ctx, dir, "")
+		var list []run.Pruned
+		if err == nil {
+			list, err = r.Remove(ctx, b.names[dir], &opts)
+		}
+		out, errs = append(out, list...), append(errs, err)
+	}
+	return out, errors.Join(errs...)
 }
 
 func printRemoved(o *output, res *removeResult) {
@@ -99,6 +117,23 @@ func printRemoved(o *output, res *removeResult) {
 		case run.WouldRemove:
 			o.printf("%s: would be removed, %s\n", clean(shownPath(p.Path)), formatBytes(p.Bytes))
 		}
+	}
+	printStaying(o, res.Removed)
+}
+
+// printStaying names folders that were not removed with their checkpoints, because they have
+// other files. It looks at folders of this host only.
+func printStaying(o *output, list []run.Pruned) {
+	var staying []string
+	for _, p := range list {
+		if path, local, err := file.LocalPath(p.Path); p.Outcome == run.Removed && local && err == nil {
+			if _, err := os.Stat(path); err == nil {
+				staying = append(staying, shownPath(path))
+			}
+		}
+	}
+	if len(staying) > 0 {
+		o.remark("files that are not of a checkpoint stay in %s, such as %s\n", plural(len(staying), "folder"), clean(staying[0]))
 	}
 }
 
