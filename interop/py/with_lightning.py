@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import unittest.mock
+import warnings
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -193,6 +194,15 @@ def in_a_run(folder):
     run = check("top", {20: "both"})  # save_top_k=1 removes both copies
     if (path := run.latest()) != os.path.join(run.path, "step=20.ckpt"):
         wrong.append(f"the newest is {path}")
+    io = cairn.lightning.CheckpointIO(run=run)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for name in ("a.ckpt", "b.ckpt"):
+            io.save_checkpoint({"w": torch.ones(3)}, f"{folder}/elsewhere/{name}")
+        io.teardown()
+    texts = [str(w.message) for w in said]
+    if [text.partition(" ")[0] for text in texts] != ["a.ckpt"] or not os.path.isdir(f"{folder}/elsewhere/b.ckpt"):
+        wrong.append(f"checkpoints outside of the run: {texts}")
     return wrong
 
 

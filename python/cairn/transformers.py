@@ -67,7 +67,6 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._remover = Remover()
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
-        self._saving = 0  # its step
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._answer: str | None = None  # what resume has returned
         self._random: dict[str, Any] | None = None  # its states of the random number generators of this rank
@@ -155,7 +154,7 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._save(args, state, kwargs)
-        self._settle(args, last=True)
+        self._settle(last=True)
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
@@ -178,7 +177,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if not self._due:
             return
         self._due = False
-        self._settle(args)
+        self._settle()
         optimizer, rank = kwargs["optimizer"], _rank()
         whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)), "random": {str(rank): _random()}}
         if rank == 0:
@@ -191,7 +190,6 @@ class CheckpointCallback(transformers.TrainerCallback):
             whole["trainer"] = json.dumps(dataclasses.asdict(state))
         name = f"checkpoint-{state.global_step}"
         target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
-        self._saving = state.global_step
         # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
         buffers = any(True for _ in kwargs["model"].buffers())
         self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
@@ -201,7 +199,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             self._remover.begin(self._handle, functools.partial(self._old, self._run(args), state.global_step,
                                                                 args.save_total_limit))
 
-    def _settle(self, args: Any, last: bool = False) -> None:
+    def _settle(self, last: bool = False) -> None:
         """Waits for the save and the removals that are under way, and raises the error of the save."""
         handle, self._handle = self._handle, None
         try:
