@@ -248,7 +248,7 @@ func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) 
 	var missing error
 	noted := false
 	for _, p := range r.places() {
-		f := p.look(ctx, name, false)
+		f := p.look(ctx, name)
 		switch {
 		case f.err == nil:
 			if err := ChangeNotes(ctx, f.folder.store, f.saveID, change); err != nil {

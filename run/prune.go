@@ -317,12 +317,17 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	if !slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist}, func(target error) bool { return errors.Is(err, target) }) {
 		return false
 	}
-	now := place.look(ctx, name, false)
+	now := place.look(ctx, name)
 	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
 }
 
-// look describes the checkpoint in a folder of the place; see the function look.
-func (p *Place) look(ctx context.Context, name string, whole bool) *found {
+// look describes the checkpoint in a folder of the place: whether it is complete.
+func (p *Place) look(ctx context.Context, name string) *found { return p.lookAt(ctx, name, false) }
+
+// lookWhole is look that also compares the sizes of files.
+func (p *Place) lookWhole(ctx context.Context, name string) *found { return p.lookAt(ctx, name, true) }
+
+func (p *Place) lookAt(ctx context.Context, name string, whole bool) *found {
 	store, err := p.StoreOf(name)
 	if err != nil {
 		return &found{err: err}
@@ -337,7 +342,7 @@ var errNotUploaded = errors.New("the remote copy is no longer complete")
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.
 func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
-		if f := p.run.Remote.look(ctx, x.Name, true); f.err != nil || f.saveID != x.saveID {
+		if f := p.run.Remote.lookWhole(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
 			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
 		}
 	}
