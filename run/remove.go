@@ -97,7 +97,7 @@ func (p *pruning) choose(ctx context.Context, name string, names []string, force
 	x := Pruned{Name: name, Path: p.run.Local.AddressOf(name), Outcome: Failed, Reasons: []string{}}
 	i := p.position(name)
 	if i < 0 {
-		err := p.run.Local.look(ctx, name, false).err
+		err := p.run.Local.look(ctx, name).err
 		if err == nil { // such as a folder whose newest checkpoint another file names
 			err = storage.ErrNotFound
 		}
