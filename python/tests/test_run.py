@@ -233,6 +233,31 @@ class Saves(Case):
             saver.close()
         self.assertEqual([(c.step, c.copies) for c in run.checkpoints()], [(1, "remote"), (2, "both")])
 
+    def test_an_interrupted_upload_is_repeated(self):
+        run = cairn.Run(self.path, remote=self.remote)
+        large = {"w": ("uint8", (64 << 20,), bytes(64 << 20))}
+        for step, tensors in (1, large), (2, SMALL), (3, SMALL):
+            saver = _saver.Saver(ceiling=160 << 20)
+            member, uploads = run.member(step), []
+            try:
+                saving.join(saver)
+                saving.save(saver, member.path, tensors, step=step, uploads=uploads, remote=member.remote,
+                            run=member.message())
+                if step == 1:
+                    saver.process.kill()  # while it uploads
+                else:
+                    uploads[0].result(120)
+            finally:
+                saver.close()
+            if step == 2:  # it may end before it has uploaded all
+                run.sync()
+                self.assertEqual([(c.step, c.copies) for c in run.checkpoints()], [(1, "both"), (2, "both")])
+                cairn.Run(self.remote).remove(1)
+                self.assertEqual([(c.step, c.not_uploaded) for c in run.checkpoints()], [(1, True), (2, False)])
+        self.assertEqual([(c.step, c.copies) for c in run.checkpoints()], [(1, "both"), (2, "both"), (3, "both")])
+        with cairn.open(os.path.join(self.remote, "step-000000001"), framework="memory") as c:
+            self.assertEqual(bytes(c["w"][:]), large["w"][2])
+
     def test_a_wrong_policy_fails_the_save(self):
         with self.assertRaisesRegex(cairn.OptionsError, "newest"):
             saving.checkpoint(os.path.join(self.path, "step-1"), SMALL, run={"keep": "newest 3"})
