@@ -1,81 +1,63 @@
 package conformance
 
 import (
-	"cmp"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// runScript saves to a run in S3, and to one in a folder that is uploaded to S3, and uses
-// the methods of cairn.Run. Its arguments are the address of an empty run, whose query
-// has the endpoint, and an empty folder.
-const runScript = `
-import sys, cairn
-from cairn._saver import Saver
-from saving import join, save
-address, folder = sys.argv[1:]
-
-def saves(run, steps):
-    s = Saver(ceiling=1 << 20)
-    join(s)
-    for step, loss in steps:
-        m, uploads = run.member(step), []
-        more = {"remote": m.remote, "uploads": uploads} if m.remote else {}
-        save(s, m.path, {"w": ("uint8", [3], bytes([step] * 3))}, step=step, metrics={"loss": loss}, run=m.message(), **more)
-        for u in uploads:
-            u.result(120)
-    s.close()  # the run is in order then
-
-def found(run):
-    return [(c.step, c.copies) for c in run.checkpoints()]
-
-def check(got, want):
-    assert got == want, "%r; want %r" % (got, want)
-
-run = cairn.Run(address, keep="last 2, best 1 by loss")
-check((run.checkpoints(), run.latest()), ([], None))
-saves(run, [(1, 4.0), (2, 1.0), (3, "NaN"), (4, 3.0), (5, 2.0)])
-check(found(run), [(2, "local"), (4, "local"), (5, "local")])
-check((run.latest(), run.checkpoints()[-1].path), (run.path_of(5),) * 2)
-check(run.tag(2, "release"), ("release",))
-check([(c.tags, c.metrics) for c in run.checkpoints()][0], (("release",), {"loss": 1.0}))
-with cairn.open(run.checkpoints()[0].path, framework="memory") as c:
-    check(c["w"][:].tolist(), [2, 2, 2])
-report = cairn.Run(address, keep="last 1, tagged").prune(dry_run=True)
-check([p.outcome for p in report.local], ["kept", "would remove", "kept"])
-run.remove(4)
-check(found(run), [(2, "local"), (5, "local")])
-try:
-    run.remove(5)
-    assert False
-except cairn.CairnError as e:
-    assert "newest" in str(e), e
-run.remove(5, force=True)
-check(found(run), [(2, "local")])
-
-both = cairn.Run(folder, keep="last 1", remote=address, keep_remote="last 3")
-saves(both, [(6, 1.0), (7, 1.0)])
-check(found(both), [(2, "remote"), (6, "remote"), (7, "both")])
-cairn.Run(address).remove(7, force=True)
-check([c.not_uploaded for c in both.checkpoints()], [False, False, True])
-check(both.sync().copied, ("step-000000007",))
-check(found(both), [(2, "remote"), (6, "remote"), (7, "both")])
-`
-
-// TestPythonRunInS3 has the Python package use runs in S3.
-func TestPythonRunInS3(t *testing.T) {
-	python, err := exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
-	if err != nil {
-		t.Skip(err)
+// TestRunsInS3 runs the commands for runs: with a run in S3, and with a run in a folder that
+// is uploaded to S3.
+func TestRunsInS3(t *testing.T) {
+	program := buildCairn(t)
+	base := fmt.Sprintf("s3://bucket/%d", folders.Add(1))
+	remote, local := base+"/run", filepath.Join(t.TempDir(), "run")
+	env := []string{"AWS_ENDPOINT_URL_S3=" + endpoint}
+	call := func(ok bool, args []string, want ...string) {
+		t.Helper()
+		out, err := command(t, env, append([]string{program}, args...)...)
+		if (err == nil) != ok {
+			t.Errorf("cairn %s = %v, printed %q", strings.Join(args, " "), err, out)
+		}
+		for _, w := range want {
+			absent := strings.HasPrefix(w, "!")
+			if strings.Contains(strings.Join(strings.Fields(out), " "), strings.TrimPrefix(w, "!")) == absent {
+				t.Errorf("cairn %s printed %q; want %q", strings.Join(args, " "), out, w)
+			}
+		}
 	}
-	env := []string{"CAIRN_BINARY=" + buildCairn(t), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" +
-		strings.Join([]string{filepath.Join("..", "..", "python"), filepath.Join("..", "..", "python", "tests")}, string(os.PathListSeparator))}
-	address := fmt.Sprintf("s3://bucket/%d/run?endpoint=%s", folders.Add(1), endpoint)
-	if out, err := command(t, env, python, "-c", runScript, address, t.TempDir()); err != nil {
-		t.Errorf("runs of Python = %v:\n%s", err, out)
+	state := cairn.State{"x": must.Get(tensor.New(tensor.Float32, []int64{1000}))(t)}
+	for step := range int64(5) {
+		s := must.Get(cairn.OpenStore(filepath.Join(local, fmt.Sprint("step-", step))))(t)
+		must.Get(cairn.Save(t.Context(), s, state, &cairn.SaveOptions{Step: &step}))(t)
 	}
+	call(true, []string{"tag", local + "/step-1", "release", "--metric", "loss=0.5"}, "tags release", "metrics loss=0.5")
+	call(true, []string{"settings", local, "--keep", "last 2", "--remote", remote, "--keep-remote", "last 3, tagged"}, remote)
+	call(true, []string{"log", local}, "4 checkpoints not uploaded yet", "step-0 0")
+	call(true, []string{"prune", local}, "step-1 1", "not uploaded no rule keeps it", "1 checkpoint removed")
+	call(true, []string{"sync", local}, "4 checkpoints copied")
+	call(true, []string{"prune", local}, "2 checkpoints removed")
+	call(true, []string{"log", local}, "remote loss=0.5 release", "both - - last 2, newest last 3, newest", "!not uploaded")
+	call(true, []string{"runs", base}, remote+" 4 ", "release")
+
+	// The run in S3 by itself, with another format.
+	call(true, []string{"convert", remote + "/step-4", remote + "/step-9", "--to", "dcp"})
+	call(true, []string{"tag", remote + "/step-9", "dcp"}, "tags dcp")
+	call(true, []string{"log", remote}, "step-9 9", "complete - dcp", "5 checkpoints, ")
+	call(true, []string{"rm", remote + "/step-2"}, remote+"/step-2: removed")
+	call(false, []string{"rm", remote + "/step-9"}, "newest complete checkpoint of its run")
+	call(true, []string{"log", remote, "--keep", "last 1, best 1 by loss"}, "step-1 1", "best 1 by loss", "2 checkpoints, ", "would be removed", "!step-2")
+	call(true, []string{"prune", remote, "--keep", "last 1, best 1 by loss", "--dry-run"}, "2 checkpoints would be removed")
+	call(true, []string{"prune", remote, "--keep", "last 1, best 1 by loss"}, "2 checkpoints removed")
+	call(true, []string{"log", remote}, "2 checkpoints, ", "step-1", "step-9", "!step-4")
+	call(true, []string{"verify", remote + "/step-1"}, "ok")
+	call(true, []string{"verify", remote + "/step-9"}, "ok")
+	call(true, []string{"clean", remote}, "0 files removed")
+	call(false, []string{"prune", remote}, "has no policy")
+	call(false, []string{"log", base + "/nothing"}, "no checkpoint here")
 }
