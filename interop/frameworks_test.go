@@ -29,6 +29,9 @@ var frameworks = []testCase{
 	{name: "Lightning: the removal of checkpoints that are URLs", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.removed", args{"folder": r.there("run")})
 	}},
+	{name: "Lightning: runs, with a policy and with save_top_k", needs: "lightning", run: func(r *rig) {
+		r.frameworks().nothing("with_lightning.in_a_run", args{"folder": r.there("run")})
+	}},
 	{name: "Lightning: a background save that fails is an error, and loses nothing", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.failed", args{"folder": r.there("run")})
 	}},
@@ -82,6 +85,13 @@ var frameworks = []testCase{
 	}},
 	{name: "Hugging Face: a damaged checkpoint is an error", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.damaged", "CorruptError")
+	}},
+	{name: "Hugging Face: runs, with a policy and with save_total_limit", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.in_a_run", args{"folder": r.there("run")})
+		r.frameworks().nothing("with_transformers.in_object_storage", args{"folder": r.there("run")})
+	}},
+	{name: "Hugging Face: 2 ranks with DDP in a run", needs: "transformers", run: func(r *rig) {
+		ddp(r, "with_transformers.in_a_run", nil)
 	}},
 	{name: "Hugging Face: what the callback cannot do is refused", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.refused", "OptionsError")

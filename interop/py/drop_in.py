@@ -272,6 +272,7 @@ def other_format(path):
                     dist.barrier()
                     if sorted(os.listdir(place)) != files:
                         found.append(f"{what}: the files have changed")
+                    dist.barrier()  # a load has a lock in the folder
                     got = blank(state("old"))
                     dcp.load(got, storage_reader=cairn.torch.Reader(place))
                     if digest.of_state(got) != digest.of_state(state("old")):

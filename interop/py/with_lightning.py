@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import unittest.mock
 import warnings
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cairn
 import cairn.lightning
 import cairn.torch
+import cairn.torch._removal
 import interrupt
 
 BATCHES = 4  # of an epoch
@@ -70,7 +72,7 @@ def plain(v):
     return f"{type(v).__name__}{[plain(x) for x in v]}" if isinstance(v, (list, tuple)) else repr(v)
 
 
-def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, ranks=1, keep=1):
+def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, ranks=1, keep=1, run=None):
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
         os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE=str(ranks),
@@ -83,7 +85,7 @@ def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, 
         max_epochs=epochs, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False,
         enable_progress_bar=False, enable_model_summary=False,
         callbacks=[ModelCheckpoint(folder, monitor="step", mode="max", save_top_k=keep, filename="{step}")],
-        plugins=[cairn.lightning.CheckpointIO(background=background)],
+        plugins=[cairn.lightning.CheckpointIO(background=background, run=run)],
     )
     with contextlib.suppress(Interrupted):
         trainer.fit(module, DataLoader(data, batch_size=6 // ranks),
@@ -153,18 +155,54 @@ def objects(folder):
 def removed(folder):
     """Returns what is wrong with the removal of checkpoints that are URLs."""
     path = os.path.abspath(folder) + "/x.ckpt"
-    io = cairn.lightning.CheckpointIO()
-    io.save_checkpoint({"w": torch.ones(3)}, "file://" + path)
-    io.teardown()
-    wrong = [] if os.path.isdir(path) else ["it was not saved"]
-    io.remove_checkpoint("file://" + path)
-    if os.path.lexists(path):
-        wrong.append("a checkpoint is left")
+    wrong = []
+    for pending in (False, True):
+        io = cairn.lightning.CheckpointIO()
+        io.save_checkpoint({"w": torch.ones(3)}, "file://" + path)
+        if not pending:
+            io.teardown()
+            wrong += [] if os.path.isdir(path) else ["it was not saved"]
+        io.remove_checkpoint("file://" + path)  # if its save is under way, when that is complete
+        io.teardown()
+        if os.path.lexists(path):
+            wrong.append(f"a checkpoint is left, pending: {pending}")
+    with unittest.mock.patch.object(cairn.torch._removal, "remove_one") as remove:
+        io.remove_checkpoint("s3://bucket/x.ckpt")
+        io.teardown()
+    if remove.mock_calls != [unittest.mock.call("s3://bucket/x.ckpt", force=True)]:
+        wrong.append(f"the calls were {remove.mock_calls}")
+    return wrong
+
+
+def in_a_run(folder):
+    """Returns what is wrong with trainings in runs, with a policy and without."""
+    wrong = []
+
+    def check(name, want, **options):
+        run = cairn.Run(f"{folder}/{name}", remote=f"{folder}/{name}-remote", **options)
+        train(run.path, run=run)
+        got = {c.step: c.copies for c in run.checkpoints()}
+        if got != want:
+            wrong.append(f"{name}: there are {got}")
+        return run
+
+    # What ModelCheckpoint monitors, here the step, is a metric.
+    run = check("policy", {4: "local", 16: "both", 20: "both"}, keep="last 2, best 1 by step",
+                keep_remote="best 2 by highest step")
+    if metrics := [c.metrics for c in run.checkpoints() if c.metrics != {"step": c.step}]:
+        wrong.append(f"metrics {metrics}")
+    run = check("top", {20: "both"})  # save_top_k=1 removes both copies
+    if (path := run.latest()) != os.path.join(run.path, "step=20.ckpt"):
+        wrong.append(f"the newest is {path}")
+    io = cairn.lightning.CheckpointIO(run=run)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        io.remove_checkpoint("s3://bucket/x.ckpt")
-    if not said:
-        wrong.append("no warning that a checkpoint stays")
+        for name in ("a.ckpt", "b.ckpt"):
+            io.save_checkpoint({"w": torch.ones(3)}, f"{folder}/elsewhere/{name}")
+        io.teardown()
+    texts = [str(w.message) for w in said]
+    if [text.partition(" ")[0] for text in texts] != ["a.ckpt"] or not os.path.isdir(f"{folder}/elsewhere/b.ckpt"):
+        wrong.append(f"checkpoints outside of the run: {texts}")
     return wrong
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import unittest.mock
 
 import accelerate
 import torch
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 import cairn
 import cairn.torch
+import cairn.torch._removal
 import cairn.transformers
 import interrupt
 
@@ -58,10 +60,10 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                          num_attention_heads=2, num_key_value_heads=2, attention_dropout=0.2, tie_word_embeddings=True)
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (PER_EPOCH * 4, 12))]
-    args = TrainingArguments(
-        output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4 // ranks, learning_rate=1e-2, logging_steps=1,
-        save_steps=SAVE,
-        save_total_limit=2, warmup_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, **more)
+    args = TrainingArguments(**{
+        "output_dir": folder, "max_steps": STEPS, "per_device_train_batch_size": 4 // ranks, "learning_rate": 1e-2,
+        "logging_steps": 1, "save_steps": SAVE, "save_total_limit": 2, "warmup_steps": 3, "use_cpu": True,
+        "report_to": [], "disable_tqdm": True, **more})
     checkpoints = cairn.transformers.CheckpointCallback(to)
     callbacks = [Stop(stop, how)] if stock else [checkpoints, Stop(stop, how)]
     trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=data, callbacks=callbacks)
@@ -113,10 +115,10 @@ def damaged(folder):
 
 
 def refused(folder):
-    """Returns the error of a Trainer that saves the best model itself, and of one that limits checkpoints in object
-    storage."""
+    """Returns the error of a Trainer that saves the best model itself, and of one with a limit beside the policy of its
+    run."""
     for options in ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "no"},
-                    {"to": "s3://bucket/run"}):
+                    {"to": cairn.Run(folder, keep="last 1")}):
         try:
             train(folder, **options)
             return "nothing"
@@ -124,6 +126,40 @@ def refused(folder):
             if not isinstance(e, cairn.OptionsError):
                 return type(e).__name__
     return "OptionsError"
+
+
+def in_a_run(folder, ranks=1):
+    """Returns what is wrong with trainings in runs, with a policy and with save_total_limit."""
+    wrong = []
+    for name, limit, options, want in (
+            ("policy", None, {"keep": "last 1, best 1 by highest epoch", "keep_remote": "last 3"},
+             {8: "remote", 12: "remote", 15: "both"}),
+            ("limit", 2, {}, {12: "both", 15: "both"})):
+        run = cairn.Run(f"{folder}/{name}", remote=f"{folder}/{name}-remote", **options)
+        logged = train(f"{folder}/output", to=run, ranks=ranks, save_total_limit=limit)
+        found = run.checkpoints()
+        if (got := {c.step: c.copies for c in found}) != want:
+            wrong.append(f"{name}: there are {got}")
+        wrong += [f"step {c.step}: {c.metrics}, not {logged[c.step]}" for c in found
+                  if (c.metrics["loss"], c.metrics["grad_norm"], c.metrics["learning_rate"]) != logged[c.step]]
+        if ranks == 1 and list(train(f"{folder}/output", to=run, resume="call", save_total_limit=limit, max_steps=17)) \
+                != list(range(1, 18)):
+            wrong.append("the training did not go on")
+    return wrong
+
+
+def in_object_storage(folder):
+    """Returns what is wrong with the checkpoints that save_total_limit removes from object storage."""
+    callback = cairn.transformers.CheckpointCallback("s3://bucket/run?region=x")
+    names = ["best", "checkpoint-4", "checkpoint-8", "checkpoint-12", "checkpoint-16"]
+    found = [cairn.RunCheckpoint(name) for name in names]
+    with unittest.mock.patch.object(cairn.Run, "checkpoints", lambda run: found), \
+            unittest.mock.patch.object(cairn.torch._removal, "remove_one") as remove:
+        callback._remover.begin(None, lambda: callback._old("s3://bucket/run?region=x", 12, 1))
+        callback._remover.settle(last=True)
+    want = [f"s3://bucket/run/checkpoint-{step}?region=x" for step in (4, 8)]
+    return [] if remove.mock_calls == [unittest.mock.call(path, force=True) for path in want] else \
+        [f"the calls were {remove.mock_calls}"]
 
 
 def nothing_yet(folder):

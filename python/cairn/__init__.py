@@ -39,20 +39,34 @@ from cairn.errors import (
     UnderWayError,
     VersionError,
 )
-from cairn.reports import ConvertReport, LoadReport, Phase, SaveReport, Traffic, UploadReport
+from cairn.reports import (
+    ConvertReport,
+    Copy,
+    LoadReport,
+    Phase,
+    Pruned,
+    PruneReport,
+    RunCheckpoint,
+    SaveReport,
+    Synced,
+    SyncReport,
+    Traffic,
+    UploadReport,
+)
 from cairn.version import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from cairn._convert import convert
     from cairn.checkpoint import Checkpoint, Tensor, latest, open
+    from cairn.runs import Rule, Run, at_most, best, every, last, tagged, within
 
 __all__ = [
-    "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "CorruptError", "ExistsError",
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CorruptError", "ExistsError",
     "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError",
-    "OptionsError",
-    "Phase", "PickleWarning", "ReplacedError", "RepresentError", "SaveReport", "SaveWarning", "SaverError",
-    "StateError", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError",
-    "convert", "latest", "open",
+    "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError", "RepresentError", "Rule", "Run",
+    "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError", "SyncReport", "Synced", "Tensor",
+    "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "at_most", "best", "convert", "every",
+    "last", "latest", "open", "tagged", "within",
 ]
 
 
@@ -66,6 +80,10 @@ def __getattr__(name: str) -> object:
         from cairn import checkpoint
 
         return getattr(checkpoint, name)
+    if name in ("Rule", "Run", "at_most", "best", "every", "last", "tagged", "within"):
+        from cairn import runs
+
+        return getattr(runs, name)
     if name == "convert":
         from cairn import _convert
 

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import functools
 import json
+import logging
 import mmap
 import os
 import platform
@@ -45,6 +46,7 @@ _MADV_POPULATE_WRITE = 23
 _POPULATED = 64 << 20  # bytes that a thread populates at a time
 _ZEROS = 1 << 20  # bytes that are written at a time to a file in place of memory
 _libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger("cairn")
 _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
 
@@ -96,6 +98,24 @@ def address_of(path: str | bytes | os.PathLike[str] | None) -> str:
     if url.netloc not in ("", "localhost") or not url.path or url.query or url.fragment:
         raise OptionsError(f"{address}: want a path or file:///path", ("storage.options",))
     return urllib.parse.unquote(url.path)
+
+
+def join_address(address: str, name: str) -> str:
+    """Returns the address of a folder below an address, whose query it keeps."""
+    if "://" not in address:
+        return os.path.join(address, name)
+    before, mark, query = address.partition("?")
+    return f"{before.rstrip('/')}/{urllib.parse.quote(name, safe='=@:$&+,;~!*()')}{mark}{query}"
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Returns the address of what is above an address, whose query it keeps, and the name of the last part of it."""
+    if "://" not in address:
+        return os.path.split(address.rstrip("/"))
+    scheme, _, rest = address.partition("://")
+    before, mark, query = rest.partition("?")
+    above, slash, name = before.rstrip("/").rpartition("/")
+    return (f"{scheme}://{above}{mark}{query}", urllib.parse.unquote(name)) if slash else (address, "")
 
 
 def default_ceiling() -> int:
@@ -390,6 +410,8 @@ class Saver:
         self._lock = threading.Lock()
         self._numbers = 0
         self._waiting: dict[Any, Reply] = {}
+        # Replies of saves that may be over, for warnings about their runs, which come later.
+        self._saves: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
         self._order: list[Reply] = []  # answers without a number: ready, listening, joined
         self._ended: CairnError | None = None
         self._pid = os.getpid()
@@ -470,6 +492,8 @@ class Saver:
         with self._lock:
             self._check()
             self._waiting[subject] = reply
+            if subject[0] == "generation":
+                self._saves[subject[1]] = reply
         try:
             self.send(kind, encoded, **{subject[0]: subject[1]}, **body)
         except Exception:  # it was not sent
@@ -525,6 +549,9 @@ class Saver:
         if kind == "fetch" and (reply is None or reply.on is None):  # every fetch has an answer
             self.send("fetched", fetch=body["fetch"], error={"text": "the save is over"})
             return
+        if reply is None and kind == "warning" and subject[0] == "generation":
+            _log.warning("%s", body.get("text"))
+            reply = self._saves.get(subject[1])
         if reply is None:
             return
         if error is not None:

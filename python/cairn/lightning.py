@@ -4,14 +4,19 @@
     trainer = Trainer(plugins=[CheckpointIO()])
     trainer.fit(model, ckpt_path=cairn.latest("checkpoints", wait=True))
 
+With a run, its policy decides which checkpoints are kept, and they are uploaded if it has a remote place::
+
+    run = cairn.Run("checkpoints", keep="last 3, best 2 by val_loss", remote="s3://bucket/run")
+    trainer = Trainer(plugins=[CheckpointIO(run=run)], callbacks=[ModelCheckpoint(run.path, monitor="val_loss")])
+
 It needs the package ``lightning`` or ``pytorch-lightning``. If both are installed, import the one that you
 use before this module.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
 import warnings
 from typing import Any
@@ -19,8 +24,10 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._saver import address_of
+from cairn._saver import address_of, split_address
+from cairn.runs import Member, Run
 from cairn.torch._handle import Handle
+from cairn.torch._removal import Remover
 from cairn.torch._whole import async_save_whole, load_whole
 
 if "lightning_fabric" in sys.modules and "lightning.fabric" not in sys.modules:
@@ -47,12 +54,17 @@ class CheckpointIO(_CheckpointIO):
 
     Lightning collects the state on rank 0, which saves it; each rank loads it. Strategies that
     save shards, such as FSDPStrategy and ModelParallelStrategy, use no CheckpointIO for that.
+
+    run is a :class:`cairn.Run` in whose folder ModelCheckpoint saves. If it has a policy, the
+    policy decides which checkpoints of the run are removed, and not save_top_k. Values that
+    ModelCheckpoint monitors become metrics.
     """
 
-    def __init__(self, background: bool = True, allow_pickle: bool = False):
-        self.background, self.allow_pickle = background, allow_pickle
+    def __init__(self, background: bool = True, allow_pickle: bool = False, run: Run | None = None):
+        self.background, self.allow_pickle, self.run = background, allow_pickle, run
         self._handle: Handle | None = None
-        self._unwanted: list[str] = []  # checkpoints to remove when the save that is under way is complete
+        self._remover = Remover()
+        self._outside = False  # a checkpoint was saved outside of the run
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
                         storage_options: Any | None = None) -> None:
@@ -62,9 +74,26 @@ class CheckpointIO(_CheckpointIO):
                                       ("storage.options",))
         self._settle()
         step = checkpoint.get("global_step")
-        self._handle = async_save_whole(checkpoint, path, step if isinstance(step, int) else None, alone=True)
+        target = self._target(path, True)
+        self._handle = async_save_whole(checkpoint, target, step if isinstance(step, int) else None, alone=True,
+                                        metrics=_metrics(checkpoint))
+        self._remover.saved(target, self._handle)
         if not self.background:
             self._settle()
+
+    def _target(self, path: str | os.PathLike[str], saves: bool = False) -> str | Member:
+        """Returns the place of a checkpoint, which is in the run if the path is."""
+        address = address_of(path)
+        if self.run is None:
+            return address
+        if (found := self.run.find(address)) is not None:
+            return found
+        if saves and not self._outside and not split_address(address)[1].startswith("."):
+            self._outside = True
+            warnings.warn(f"{split_address(address)[1]} is not directly below {self.run.path}, so it is not a "
+                          "checkpoint of the run: pass the path of the run to ModelCheckpoint",
+                          stacklevel=errors.outside())
+        return address
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None,
                         weights_only: bool | None = None) -> dict[str, Any]:
@@ -76,28 +105,39 @@ class CheckpointIO(_CheckpointIO):
         return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint, after the pending save, in case that it fails. Object storage is left alone."""
-        path = address_of(path)
-        if "://" in path:
-            name = path.partition("?")[0].rstrip("/").rpartition("/")[2]
-            warnings.warn(f"cairn.lightning.CheckpointIO removes folders only: {name} stays in object storage")
+        """Removes a checkpoint in the background, when the pending save is complete. If that fails, it stays.
+
+        In a run with a policy, the policy decides: it stays.
+        """
+        target = self._target(path)
+        if isinstance(target, Member) and (target.run.keep or target.run.keep_remote):
             return
-        self._unwanted.append(path)
-        if self._handle is None or self._handle.done():
+        self._remover.add(target)
+        self._remover.begin(self._handle)
+        if not self.background:
             self._settle()
 
     def teardown(self) -> None:
         """Waits for the save that is under way. Lightning calls it at the end of the training."""
-        self._settle()
+        self._settle(last=True)
 
-    def _settle(self) -> None:
-        """Waits for the save that is under way, and raises its error."""
+    def _settle(self, last: bool = False) -> None:
+        """Waits for the save and the removals that are under way, and raises the error of the save."""
         handle, self._handle = self._handle, None
-        unwanted, self._unwanted = self._unwanted, []
-        if handle is not None:
-            handle.result()
-        for path in unwanted:
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            elif os.path.lexists(path):  # a link, or a file that Lightning's own CheckpointIO has saved
-                os.unlink(path)
+        try:
+            if handle is not None:
+                handle.result()
+        finally:
+            self._remover.settle(last)
+
+
+def _metrics(checkpoint: dict[str, Any]) -> dict[str, float]:
+    """Returns the values that ModelCheckpoint monitors, by name."""
+    out: dict[str, float] = {}
+    for state in (checkpoint.get("callbacks") or {}).values():
+        if not isinstance(state, dict) or not isinstance(name := state.get("monitor"), str):
+            continue
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            # Tags and metrics are single words.
+            out["_".join(name.replace(",", " ").split())] = float(state["current_score"])
+    return out

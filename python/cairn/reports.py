@@ -1,4 +1,4 @@
-"""The reports of saves, loads, uploads and conversions: bytes, files and times.
+"""The reports of saves, loads, uploads and conversions, and of what was done for a run: bytes, files and times.
 
     >>> report = SaveReport(step=100, bytes=2_000_000_000, write_seconds=0.8)
     >>> f"{report.bytes / report.write_seconds / 1e9:.1f} GB/s"
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ConvertReport", "LoadReport", "Phase", "SaveReport", "Traffic", "UploadReport"]
+__all__ = ["ConvertReport", "Copy", "LoadReport", "Phase", "PruneReport", "Pruned", "RunCheckpoint", "SaveReport",
+           "SyncReport", "Synced", "Traffic", "UploadReport"]
 
 
 # Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the
@@ -201,6 +202,190 @@ class ConvertReport:
         return cls(m.get("to") or "", m.get("save_id") or "", m.get("step"), _number(m, "tensors"),
                    _number(m, "objects"), _number(m, "nbytes"), tuple(m.get("skipped") or ()), _number(m, "files"),
                    _number(m, "file_bytes"), _number(m, "kept_files"), float(m.get("seconds") or 0))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a checkpoint, in one of the two places of a run.
+
+    >>> Copy("/run/step-100", "incomplete", problem="a file is missing").complete
+    False
+    """
+
+    path: str = ""
+    """The path or the URL of its folder."""
+    state: str = ""
+    """"complete", "incomplete", or "under way" if a living process is saving it."""
+    problem: str = ""
+    """Why the copy is not complete."""
+    save_id: str = ""
+    bytes: int = 0
+    """Bytes of all files in the folder."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files of the copy exist."""
+        return self.state == "complete"
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Copy:
+        return cls(m.get("path") or "", m.get("state") or "", m.get("problem") or "", m.get("save_id") or "",
+                   _number(m, "bytes"))
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A checkpoint of a run; see :meth:`cairn.Run.checkpoints`.
+
+    >>> c = RunCheckpoint("step-100", 100, metrics={"loss": 2.5}, local=Copy("/run/step-100", "complete", bytes=512))
+    >>> c.copies, c.uploaded, c.path
+    ('local', False, '/run/step-100')
+    """
+
+    name: str = ""
+    """The name of its folder."""
+    step: int | None = None
+    time: str | None = None
+    """When its save began, as ISO 8601."""
+    bytes: int = 0
+    """Bytes of all files of a copy."""
+    save_id: str = ""
+    format: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    """Names of the checkpoints of the run to whose bytes it refers."""
+    local: Copy | None = None
+    """The copy in the run itself, or None."""
+    remote: Copy | None = None
+    """The copy in the remote run, or None."""
+    not_uploaded: bool = False
+    """The remote run lacks it, and should have it."""
+    problem: str = ""
+    """What is wrong with its tags and metrics."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether a copy is complete."""
+        return self.copies != ""
+
+    @property
+    def copies(self) -> str:
+        """Where complete copies are: "local", "remote", "both" or "". Copies of different saves are "differ"."""
+        local = self.local is not None and self.local.complete
+        remote = self.remote is not None and self.remote.complete
+        if local and remote:
+            assert self.local is not None and self.remote is not None
+            return "both" if self.local.save_id == self.remote.save_id else "differ"
+        return "local" if local else "remote" if remote else ""
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether the remote copy is complete, and of the same save as the local one."""
+        return self.copies in ("both", "remote")
+
+    @property
+    def path(self) -> str | None:
+        """The address of a complete copy, of two the local one, or None if there is none."""
+        return next((c.path for c in (self.local, self.remote) if c is not None and c.complete), None)
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> RunCheckpoint:
+        local, remote = (None if m.get(name) is None else Copy.from_message(m[name]) for name in ("local", "remote"))
+        return cls(m.get("name") or "", m.get("step"), m.get("time"), _number(m, "bytes"), m.get("save_id") or "",
+                   m.get("format") or "", {name: float(v) for name, v in (m.get("metrics") or {}).items()},
+                   tuple(m.get("tags") or ()), tuple(m.get("bases") or ()), local, remote,
+                   bool(m.get("not_uploaded")), m.get("problem") or "")
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What became of a copy of a checkpoint.
+
+    >>> Pruned("step-100", 100, "/run/step-100", 512, "kept", ("last 3", "newest")).reasons
+    ('last 3', 'newest')
+    """
+
+    name: str = ""
+    step: int | None = None
+    path: str = ""
+    bytes: int = 0
+    outcome: str = ""
+    """"kept", "removed", "would remove" in a dry run, "not uploaded" yet, "in use" by a living process, or "failed"."""
+    reasons: tuple[str, ...] = ()
+    """The rules that keep the copy, or why no rule does."""
+    problem: str = ""
+    """Why a copy stays that the policy does not keep."""
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Pruned:
+        return cls(m.get("name") or "", m.get("step"), m.get("path") or "", _number(m, "bytes"),
+                   m.get("outcome") or "", tuple(m.get("reasons") or ()), m.get("problem") or "")
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What :meth:`cairn.Run.prune` did, or would do.
+
+    >>> PruneReport((Pruned("step-100", outcome="removed", bytes=512),), removed=1, removed_bytes=512).remote
+    ()
+    """
+
+    local: tuple[Pruned, ...] = ()
+    """The copies in the run itself, the oldest first."""
+    remote: tuple[Pruned, ...] = ()
+    """The copies in the remote run."""
+    removed: int = 0
+    """How many copies were removed, or would be in a dry run."""
+    removed_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    """Rules that may not mean what was meant, such as one for a metric that no checkpoint has."""
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> PruneReport:
+        local, remote = (tuple(Pruned.from_message(p) for p in m.get(name) or ()) for name in ("local", "remote"))
+        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()))
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What :meth:`cairn.Run.sync` did with a checkpoint.
+
+    >>> Synced("step-100", 100, "copied").problem
+    ''
+    """
+
+    name: str = ""
+    step: int | None = None
+    state: str = ""
+    """"copied", "lacking" in a dry run, "present" if remote has it, "differs" if remote has another checkpoint of that
+    name, "incomplete" or "failed"."""
+    problem: str = ""
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Synced:
+        return cls(m.get("folder") or "", m.get("step"), m.get("state") or "", m.get("problem") or "")
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What :meth:`cairn.Run.sync` did.
+
+    >>> SyncReport((Synced("step-100", 100, "copied"),)).copied
+    ('step-100',)
+    """
+
+    checkpoints: tuple[Synced, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The names of the checkpoints that were uploaded."""
+        return tuple(s.name for s in self.checkpoints if s.state == "copied")
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> SyncReport:
+        return cls(tuple(Synced.from_message(s) for s in m.get("folders") or ()), float(m.get("seconds") or 0))
 
 
 def _number(m: Mapping[str, Any], name: str) -> int:

@@ -5,6 +5,11 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[checkpoints])
     trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))
 
+With a run, its policy decides which checkpoints are kept, and they are uploaded if it has a remote place::
+
+    run = cairn.Run("run", keep="last 3, best 2 by eval_loss", remote="s3://bucket/run")
+    checkpoints = CheckpointCallback(run)
+
 ``export`` writes the model of a checkpoint for ``from_pretrained``. It needs the package
 ``transformers``.
 """
@@ -17,7 +22,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,9 +34,11 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors
-from cairn._saver import address_of, binary
-from cairn.torch._job import agree, distributed
+from cairn._saver import address_of, binary, join_address, split_address
+from cairn.runs import Member, Run
+from cairn.torch._job import agree, distributed, first_says
 from cairn.torch._perrank import RandomState, random_states
+from cairn.torch._removal import Remover, Target
 from cairn.torch._whole import async_save_whole, load_whole
 
 _STATE_FILE = "trainer_state.json"  # that the Trainer reads
@@ -47,15 +53,19 @@ class CheckpointCallback(transformers.TrainerCallback):
     and how many checkpoints to keep (save_total_limit). The error of a save is raised by the next one, or at
     the end of the training.
 
+    folder may be a URL, or a :class:`cairn.Run`, whose policy decides which checkpoints are kept, in place of
+    save_total_limit. What the Trainer has logged in the step of a save are the metrics of the checkpoint.
+
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
     from the path of a checkpoint, of cairn or of the Trainer itself.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None):
-        self.folder = None if folder is None else os.fspath(folder)
+    def __init__(self, folder: str | os.PathLike[str] | Run | None = None):
+        self.run = folder if isinstance(folder, Run) else None
+        self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
+        self._remover = Remover()
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
-        self._saving = 0  # its step
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._answer: str | None = None  # what resume has returned
         self._random: dict[str, Any] = {}  # its states of the random number generators, by rank
@@ -71,17 +81,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         if that is newer. It waits for saver processes that have outlived their trainers, and prints which
         checkpoint it is.
         """
-        found: list[Any] = [None]
-        error = None
-        if _rank() == 0:
-            try:
-                found = [_newest(self._run(trainer.args))]
-            except BaseException as e:  # the other ranks must know
-                error = e
-        agree("latest", error)
-        if distributed():
-            torch.distributed.broadcast_object_list(found)
-        self._answer = None if found[0] is None else self._prepare(trainer, found[0])
+        found = first_says("latest", lambda: _newest(self.run or Run(self._run(trainer.args))))
+        self._answer = None if found is None else self._prepare(trainer, found)
         return self._answer
 
     def _prepare(self, trainer: transformers.Trainer, path: str) -> str:
@@ -120,7 +121,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         return self._prepare(trainer, address_of(wanted))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        _check(args, self._run(args), kwargs["optimizer"])
+        _check(args, self.run, kwargs["optimizer"])
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
@@ -152,7 +153,7 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._save(args, state, kwargs)
-        self._settle(args)
+        self._settle(last=True)
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
@@ -169,7 +170,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if not self._due:
             return
         self._due = False
-        self._settle(args)
+        self._settle()
         optimizer, rank = kwargs["optimizer"], _rank()
         whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)),
                                  "random": {str(rank): random_states(every_device=True)}}
@@ -181,25 +182,36 @@ class CheckpointCallback(transformers.TrainerCallback):
             whole["scheduler"] = kwargs["lr_scheduler"].state_dict()
             whole["scaler"] = None if scaler is None else scaler.state_dict()
             whole["trainer"] = json.dumps(dataclasses.asdict(state))
-        path = os.path.join(self._run(args), f"checkpoint-{state.global_step}")
-        self._saving = state.global_step
+        name = f"checkpoint-{state.global_step}"
+        target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
         # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
         buffers = any(True for _ in kwargs["model"].buffers())
-        self._handle = async_save_whole(whole, path, state.global_step, alone=False, may_differ=buffers)
+        self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
+                                        metrics=_metrics(state))
+        if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
+            self._remover.saved(target, self._handle)
+            self._remover.begin(self._handle, functools.partial(self._old, self._run(args), state.global_step,
+                                                                args.save_total_limit))
 
-    def _settle(self, args: Any) -> None:
-        """Waits for the save that is under way, raises its error, and removes old checkpoints."""
+    def _settle(self, last: bool = False) -> None:
+        """Waits for the save and the removals that are under way, and raises the error of the save."""
         handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        handle.result()
-        if _rank() != 0 or not args.save_total_limit or args.save_total_limit < 0:
-            return
-        run = self._run(args)
-        steps = [int(m[1]) for name in os.listdir(run) if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
+        try:
+            if handle is not None:
+                handle.result()
+        finally:
+            self._remover.settle(last)
+
+    def _old(self, folder: str, newest: int, keep: int) -> list[Target]:
+        """Returns all checkpoints up to a step but the newest ones."""
+        if self.run is None and "://" not in folder:
+            names = os.listdir(folder)  # also what is left of saves that were killed
+        else:
+            names = [c.name for c in (self.run or Run(folder)).checkpoints()]
+        steps = [int(m[1]) for name in names if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
         # Folders of later steps belong to a run before this one, which may not have completed them.
-        for step in sorted(s for s in steps if s <= self._saving)[:-args.save_total_limit]:
-            shutil.rmtree(os.path.join(run, f"checkpoint-{step}"), ignore_errors=True)
+        old = [f"checkpoint-{step}" for step in sorted(s for s in steps if s <= newest)[:-keep]]
+        return [join_address(folder, name) if self.run is None else Member(self.run, name) for name in old]
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
@@ -252,24 +264,33 @@ def _is_stock(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _STATE_FILE))
 
 
-def _newest(run: str) -> str | None:
+def _newest(run: Run) -> str | None:
     """Returns the newest complete checkpoint of a run, of cairn or of the Trainer itself."""
     def step(path: str) -> int:
-        return int(number[0]) if (number := re.findall(r"-(\d+)$", path.rstrip("/"))) else -1
+        return int(number[0]) if (number := re.findall(r"-(\d+)$", split_address(path)[1])) else -1
 
-    found = [path] if (path := cairn.latest(run, wait=True)) else []
-    if os.path.isdir(run):  # sharded checkpoints of the Trainer are folders that cairn does not take for one checkpoint
-        found += [p for name in os.listdir(run) if re.fullmatch(r"checkpoint-\d+", name)
-                  and _is_stock(p := os.path.join(run, name))]
+    found = [path] if (path := run.latest(wait=True)) else []
+    if os.path.isdir(run.path):  # sharded checkpoints of the Trainer are folders that cairn does not take for one
+        found += [p for name in os.listdir(run.path) if re.fullmatch(r"checkpoint-\d+", name)
+                  and _is_stock(p := os.path.join(run.path, name))]
     return max(found, key=step, default=None)
 
 
-def _check(args: Any, run: str, optimizer: Any) -> None:
+def _metrics(state: Any) -> dict[str, float]:
+    """Returns what the Trainer has logged in this step, such as loss and eval_loss."""
+    out: dict[str, float] = {}
+    for entry in state.log_history:
+        if entry.get("step") == state.global_step:
+            out.update((name, float(v)) for name, v in entry.items()
+                       if name != "step" and isinstance(v, (int, float)) and name.split() == [name] and "," not in name)
+    return out
+
+
+def _check(args: Any, run: Run | None, optimizer: Any) -> None:
     """Refuses arguments that this callback does not support."""
-    if args.save_total_limit and "://" in run:
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback removes folders only: "
-                                  "save_total_limit must be None if checkpoints go to object storage",
-                                  ("storage.options",))
+    if args.save_total_limit and run is not None and (run.keep or run.keep_remote):
+        raise errors.OptionsError(f"cairn.transformers.CheckpointCallback: the run keeps {run.keep or 'all'!r}; "
+                                  "save_total_limit must be None", ("storage.options",))
     if args.load_best_model_at_end or getattr(args.save_strategy, "value", args.save_strategy) == "best":
         raise errors.OptionsError("cairn.transformers.CheckpointCallback: the Trainer saves the best model itself; "
                                   "use neither save_strategy='best' nor load_best_model_at_end", ("storage.options",))

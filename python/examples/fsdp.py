@@ -7,8 +7,6 @@ Kill it at any time and start it again, with any number of ranks that divides th
 
 import argparse
 import os
-import pathlib
-import shutil
 import sys
 
 import torch
@@ -60,7 +58,7 @@ def state_of(model, optimizer, step):
 
 def resume(run, model, optimizer):
     """Loads the newest complete checkpoint, if there is one. Returns the step to continue with."""
-    found = [cairn.latest(run, wait=True)]  # if the job was killed, its savers may still be writing
+    found = [run.latest(wait=True)]  # if the job was killed, its savers may still be writing
     dist.broadcast_object_list(found)  # what rank 0 has found counts
     if found[0] is None:
         return 0
@@ -80,14 +78,6 @@ def succeeds(wait):
     except cairn.CairnError as e:
         print("the save failed:", e, file=sys.stderr, flush=True)
         return False
-
-
-def prune(run, keep):
-    """Removes all but the newest complete checkpoints."""
-    complete = sorted(p.parent for p in pathlib.Path(run).glob("step-*/cairn.json"))
-    for old in complete[:-keep]:
-        (old / "cairn.json").unlink()  # first: without it, the folder is not a checkpoint
-        shutil.rmtree(old)
 
 
 def main():
@@ -112,8 +102,9 @@ def main():
         fully_shard(layer, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
+    run = cairn.Run(args.folder, keep=cairn.last(args.keep))
     save = None  # the save that may be under way
-    for step in range(resume(args.folder, model, optimizer), args.steps):
+    for step in range(resume(run, model, optimizer), args.steps):
         loss = model(batch(step, device))
         loss.backward()
         # The copy was made during the forward and backward pass. When it is complete, the state may change.
@@ -130,10 +121,8 @@ def main():
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             if save is not None:
                 succeeds(save.result)  # training waits here only if the disk is slow
-            if rank == 0:
-                prune(args.folder, args.keep)
-            save = cairn.torch.async_save(state_of(model, optimizer, step), f"{args.folder}/step-{step:09d}", step=step,
-                                          overlap=True)
+            save = cairn.torch.async_save(state_of(model, optimizer, step), run, step=step,
+                                          metrics={"loss": mean.item()}, overlap=True)
 
     if save is not None:
         succeeds(save.result)

@@ -10,6 +10,7 @@ import cairn
 import cairn._convert
 import cairn.checkpoint
 import cairn.reports
+import cairn.runs
 import saving
 from cairn import _saver
 
@@ -31,7 +32,7 @@ class Docstrings(unittest.TestCase):
             "model.bias": ("float32", (4,), bytes(16)),
         }, {"step": 100}, step=100)
         self.addCleanup(close)
-        for module in (cairn, cairn._convert, cairn.checkpoint, cairn.reports):
+        for module in (cairn, cairn._convert, cairn.checkpoint, cairn.reports, cairn.runs):
             with self.subTest(module.__name__):
                 self.assertEqual(docstrings.failures(module, {"cairn": cairn}), "")
 

@@ -179,6 +179,30 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
     return outcome["lacks"]
 
 
+def first_says(kind: str, ask: Callable[[], Any]) -> Any:
+    """Returns on all ranks what ask, which rank 0 calls, returns, or raises its error. The answer becomes JSON.
+
+    Like agree it uses the job's store.
+    """
+    error, answer = None, None
+    if not distributed():
+        return ask()
+    rank, number = dist.get_rank(), _count(f"{kind}/answer")
+    key = f"cairn/{kind}/answer/{number}"
+    if rank == 0:
+        try:
+            answer = ask()
+            _store().set(key, json.dumps(answer))
+        except BaseException as e:  # the other ranks must know
+            error = e
+    agree(kind, error)
+    if rank != 0:
+        answer = json.loads(_store().get(key))
+    elif number > 1:  # all ranks have read the previous answer
+        _delete(_store(), f"cairn/{kind}/answer/{number - 1}")
+    return answer
+
+
 def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict[str, Any], lacks: bool,
               patient: bool) -> dict[str, Any]:
     """Returns what all ranks say together: an error of any of them, and whether one lacks something.

@@ -22,13 +22,14 @@ from cairn._boxes import PIECE, cut
 from cairn._saver import Saver, address_of
 from cairn.names import Rename
 from cairn.reports import LoadReport
+from cairn.runs import Run
 from cairn.torch import _memory
-from cairn.torch._job import Job, agree, job
+from cairn.torch._job import Job, agree, first_says, job
 from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
 
 
-def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
+def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str] | Run, *, strict: bool = True,
          rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
          allow_pickle: bool = False, cast: str = "in-range", alone: bool = False,
          recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
@@ -41,6 +42,9 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     ()
     >>> state
     {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
+
+    path is a checkpoint, or a :class:`cairn.Run`, whose newest complete checkpoint is loaded: the same on all ranks.
+    It waits for saver processes that are still writing to the run. NotFoundError: there is no checkpoint yet.
 
     Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
     Values are replaced in the dict. A name that only the state has is a MissingError; so are, as a
@@ -72,6 +76,8 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
     error, report = None, LoadReport()
+    if isinstance(path, Run):
+        path = newest(path, alone)
     try:
         chosen = _recipe.message(recipe, config, reverse, variables)
         j = job(alone)
@@ -87,6 +93,16 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     elif error is not None:
         raise error
     return report
+
+
+def newest(run: Run, alone: bool) -> str:
+    """Returns the newest complete checkpoint of a run: what rank 0 finds. All ranks call it, or one alone."""
+    def find() -> str:
+        if (path := run.latest(wait=True)) is None:
+            raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
+        return path
+
+    return find() if alone else first_says("latest", find)
 
 
 class _Load:

@@ -9,6 +9,7 @@ import gc
 import io
 import itertools
 import json
+import math
 import operator
 import os
 import secrets
@@ -27,6 +28,7 @@ import torch
 from cairn import errors, values
 from cairn._saver import address_of
 from cairn.reports import SaveReport
+from cairn.runs import Member, Run
 from cairn.torch import _job, _memory
 from cairn.torch._handle import Handle, unseen
 from cairn.torch._job import Job, job, ready
@@ -38,9 +40,9 @@ _STAMP = 64  # bytes before the blobs of a unit
 _GROUP = 512 << 20  # bytes of new memory that are taken while the ones before are copied to
 
 
-def save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
-         tags: dict[str, str] | None = None, overwrite: bool = True, format: str = "native",
-         format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
+def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: int | None = None,
+         tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool = True,
+         format: str = "native", format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
          remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
          may_differ: bool = False) -> SaveReport:
     """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
@@ -51,7 +53,7 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | 
 
     See :func:`async_save` for the state and the options.
     """
-    handle = async_save(state, path, step=step, tags=tags, overwrite=overwrite, format=format,
+    handle = async_save(state, path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
                         format_options=format_options, files_per_rank=files_per_rank, remote=remote,
                         local_bytes=local_bytes, alone=alone, may_differ=may_differ)
     report = handle.result()
@@ -59,11 +61,11 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | 
     return report
 
 
-def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
-               tags: dict[str, str] | None = None, overwrite: bool = True, format: str = "native",
-               format_options: dict[str, Any] | None = None, files_per_rank: int = 0, overlap: bool = False,
-               remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
-               may_differ: bool = False) -> Handle:
+def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: int | None = None,
+               tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool = True,
+               format: str = "native", format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
+               overlap: bool = False, remote: str | os.PathLike[str] | None = None, local_bytes: int = 0,
+               alone: bool = False, may_differ: bool = False) -> Handle:
     """Saves a state in the background. All ranks call it.
 
     >>> w = torch.ones(3)
@@ -85,9 +87,11 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: 
     equal on all ranks: give a tensor or value of one rank a name of its own. Buffers of modules may differ,
     such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
-    path is a folder. A checkpoint that is there is replaced when the new one is complete, or, without
+    path is a folder, or a :class:`cairn.Run`, in which the step names the folder: then the saver process keeps the
+    run in order afterwards. A checkpoint that is there is replaced when the new one is complete, or, without
     overwrite, the save fails with ExistsError. It also fails with that error if the checkpoint there has
-    another format. step and tags are recorded; :func:`cairn.latest` goes by the step. format is "native",
+    another format. step and tags are recorded; :func:`cairn.latest` goes by the step. metrics are numbers
+    such as {"loss": 2.3}, by which a run may keep the best checkpoints; those of rank 0 count. format is "native",
     "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
     format_options={"file": "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is
     the number of files that each rank writes at the same time; 0 leaves it to the format.
@@ -100,7 +104,7 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str], *, step: 
     With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
-                 files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ)
+                 files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ, metrics=metrics)
 
 
 def described(j: Job, state: Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
@@ -483,6 +487,21 @@ def _pickle(name: str, v: Any, what: str) -> Pickled:
 _pickles: set[tuple[str, str]] = set()  # names and types of values that were saved as pickles
 
 
+def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float | str]:
+    """Returns metrics as a message has them. What float accepts is a number, such as a tensor with one element."""
+    out: dict[str, float | str] = {}
+    for name, v in (metrics or {}).items():
+        if not isinstance(name, str):
+            raise errors.OptionsError(f"a metric is called {name!r}; want a string", ("storage.options",))
+        try:
+            n = float(v)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise errors.OptionsError(f"the metric {name!r} is {v!r}; want a number: {e}",
+                                      ("storage.options",)) from None
+        out[name] = n if math.isfinite(n) else "NaN" if math.isnan(n) else "+Inf" if n > 0 else "-Inf"
+    return out
+
+
 def new_id() -> str:
     """Returns the id of a new save, or of a load."""
     return secrets.token_hex(10)
@@ -490,14 +509,23 @@ def new_id() -> str:
 
 def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None, overwrite: bool,
           format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
-          remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False) -> Handle:
+          remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False,
+          metrics: Mapping[str, Any] | None = None) -> Handle:
     """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
-    The id of the save is the save_id of rank 0, or a new one if that is empty.
+    path is an address, a Run or a Member of one. The id of the save is the save_id of rank 0, or a new one if that is
+    empty.
     """
     j = error = None
     try:
         unseen.report()
+        member = path.member(step) if isinstance(path, Run) else path if isinstance(path, Member) else None
+        if member is not None:
+            if remote is not None:
+                raise errors.OptionsError("remote is set, but the run has the address of the remote run",
+                                          ("storage.options",))
+            path, remote = member.path, member.remote
+        noted = numbers(metrics)
         store = address_of(path)
         above = store
         while "://" not in store and not os.path.exists(above):
@@ -536,6 +564,10 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
         message["step"] = step
     if tags:
         message["tags"] = tags
+    if noted:
+        message["metrics"] = noted
+    if member is not None:
+        message["run"] = member.message()
     if may_differ:
         message["tensors_may_differ"] = True
     if upload_to is not None:

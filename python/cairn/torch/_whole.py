@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
 
 from cairn import errors
 from cairn._saver import address_of
+from cairn.runs import Member
 from cairn.torch import _memory
 from cairn.torch._handle import Handle
 from cairn.torch._job import job
@@ -20,14 +21,14 @@ from cairn.torch._save import begin, described
 from cairn.torch._state import Tree
 
 
-def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str], step: int | None, alone: bool,
-                     may_differ: bool = False) -> Handle:
+def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
+                     may_differ: bool = False, metrics: Mapping[str, float] | None = None) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
     return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False,
-                 alone, may_differ=may_differ)
+                 alone, may_differ=may_differ, metrics=metrics)
 
 
 def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,

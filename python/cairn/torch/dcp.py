@@ -48,8 +48,10 @@ from torch.futures import Future
 
 from cairn import errors
 from cairn._saver import SCHEMES, address_of
-from cairn.reports import SaveReport
+from cairn.reports import SaveReport, UploadReport
+from cairn.runs import Member, Run
 from cairn.torch import _memory
+from cairn.torch._handle import Outcome
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading, pickled, revive
 from cairn.torch._save import Pickled, State, begin, copy_units, events, new_id, span
@@ -132,16 +134,19 @@ class Writer(StorageWriter, Stager):
     For the options after the star see :func:`cairn.torch.save`. The checkpoint appears when it is complete on
     all ranks; until then, and if a rank fails, the previous one stays.
 
+    In place of a path, it accepts a :class:`cairn.Run`, whose folder of the step it saves to. If the run has a remote
+    one, ``uploaded`` is the future of the upload of the last save, as ``Handle.uploaded``.
+
     PyTorch's ``FileSystemWriter`` has the other options. ``thread_count`` is another name of
     ``files_per_rank``. If an option has no meaning here, a warning says why. ``_extensions`` other than
     PyTorch's compression are refused: they might encrypt.
     """
 
-    def __init__(self, path: str | os.PathLike[str], single_file_per_rank: bool = True, sync_files: bool = True,
+    def __init__(self, path: str | os.PathLike[str] | Run, single_file_per_rank: bool = True, sync_files: bool = True,
                  thread_count: int | None = None, per_thread_copy_ahead: int = _COPY_AHEAD,
                  cache_staged_state_dict: bool = False, overwrite: bool = True,
                  _extensions: Sequence[Any] | None = None, serialization_format: Any = None, *, step: int | None = None,
-                 tags: dict[str, str] | None = None, format: str = "native",
+                 tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, format: str = "native",
                  format_options: dict[str, Any] | None = None, files_per_rank: int = 0):
         if not single_file_per_rank:
             _note("single_file_per_rank=False",
@@ -161,13 +166,16 @@ class Writer(StorageWriter, Stager):
                 raise errors.OptionsError(f"_extensions has a {type(extension).__name__}, which Writer cannot apply: "
                                           "save with PyTorch's FileSystemWriter, or without it", ("storage.options",))
             _note("_extensions", "data is written as it is: tensors hardly get smaller by compression")
-        self.path = _path(path)
+        self.run = path if isinstance(path, Run) else None
+        self.path = _path(path.member(step).path if isinstance(path, Run) else path)
         self.fs = _file_system(self.path)
-        self.overwrite = overwrite
+        self.overwrite, self.metrics = overwrite, metrics
         self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
         self.save_id, self._used = new_id(), False
         self.report: SaveReport | None = None
         """The report of the last save."""
+        self.uploaded: Outcome[UploadReport | None] | None = None
+        """The upload of the last save."""
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -175,11 +183,21 @@ class Writer(StorageWriter, Stager):
         return self.path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins a save. It goes to checkpoint_id, if there is one."""
+        """Begins a save. It goes to checkpoint_id, if there is one, which must be in the run of the Writer."""
         if checkpoint_id:
+            self._target(checkpoint_id)
             self.path = _path(checkpoint_id)
             self.fs = _file_system(self.path)
-        self.save_id, self._used, self.report = new_id(), False, None
+        self.save_id, self._used, self.report, self.uploaded = new_id(), False, None, None
+
+    def _target(self, path: str | os.PathLike[str]) -> str | os.PathLike[str] | Member:
+        """Returns the place of a save to a path."""
+        if self.run is None:
+            return path
+        if (found := self.run.find(path)) is None:
+            raise errors.OptionsError(f"{os.fspath(path)} is not directly below {self.run.path}, the run of the Writer",
+                                      ("storage.options",))
+        return found
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -207,8 +225,10 @@ class Writer(StorageWriter, Stager):
             self.save_id = new_id()
         self._used = True
         try:
-            self.report = begin(lambda j: State(_leaves(plan, planner), j.memory), self.path, *self.options,
-                                overlap=False, alone=plan.storage_data == 1 < ranks, save_id=self.save_id).result()
+            handle = begin(lambda j: State(_leaves(plan, planner), j.memory), self._target(self.path), *self.options,
+                           overlap=False, alone=plan.storage_data == 1 < ranks, save_id=self.save_id,
+                           metrics=self.metrics)
+            self.report, self.uploaded = handle.result(), handle.uploaded
         except errors.ExistsError as e:
             if self.overwrite:
                 raise

@@ -24,11 +24,16 @@ import (
 type settingsFlags struct{ remote, keep, keepRemote string }
 
 func (f *settingsFlags) add(cmd *cobra.Command) {
-	fl := cmd.Flags()
-	fl.StringVar(&f.keep, "keep", "", "`policy` of RUN, such as \"last 3, every 5000 steps\"")
-	fl.StringVar(&f.keepRemote, "keep-remote", "", "`policy` of the remote run")
-	fl.StringVar(&f.remote, "remote", "", "`address` of the remote run, to which checkpoints are uploaded")
-	completeFlag(cmd, choices(), "keep", "keep-remote")
+	cmd.Flags().StringVar(&f.keep, "keep", "", "`policy` of RUN, such as \"last 3, every 5000 steps\"")
+	completeFlag(cmd, choices(), "keep")
+	f.addRemote(cmd)
+}
+
+// addRemote adds the flags about the remote run.
+func (f *settingsFlags) addRemote(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.keepRemote, "keep-remote", "", "`policy` of the remote run")
+	cmd.Flags().StringVar(&f.remote, "remote", "", "`address` of the remote run, to which checkpoints are uploaded")
+	completeFlag(cmd, choices(), "keep-remote")
 }
 
 // apply replaces the settings that have a flag.

@@ -28,13 +28,15 @@ type syncResult struct {
 func newSyncCmd() *cobra.Command {
 	var f copyFlags
 	var dryRun bool
+	var remote settingsFlags
 	cmd := newCommand("sync", wantArgs(1, 2), completePaths(2), func(cmd *cobra.Command, args []string) error {
 		if len(args) == 1 {
-			return f.upload(cmd, args[0], dryRun)
+			return f.upload(cmd, &remote, args[0], dryRun)
 		}
 		return f.sync(cmd, args[0], args[1], dryRun)
 	})
 	f.addTo(cmd)
+	remote.addRemote(cmd)
 	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "show what would be copied, and copy nothing")
 	return cmd
 }
@@ -69,14 +71,13 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 }
 
 // upload copies the checkpoints that the remote place of a run lacks.
-func (f *copyFlags) upload(cmd *cobra.Command, address string, dryRun bool) error {
+func (f *copyFlags) upload(cmd *cobra.Command, remote *settingsFlags, address string, dryRun bool) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	opts, err := f.options(cmd)
 	if err != nil {
 		return err
 	}
-	var none settingsFlags
-	r, s, err := none.openRun(cmd, address)
+	r, s, err := remote.openRun(cmd, address)
 	if err != nil {
 		return err
 	}

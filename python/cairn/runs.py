@@ -1,0 +1,354 @@
+"""Runs: the checkpoints of one training, and which of them are kept.
+
+    >>> run = cairn.Run("run", keep="last 3, every 5000 steps, best 2 by loss")
+    >>> [(c.step, c.copies) for c in run.checkpoints()]
+    [(100, 'local')]
+
+A policy is a text, or the rules of this module, which make the same text. The program cairn decides what a policy
+keeps: docs/runs.md describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cairn import _command, checkpoint as _checkpoint, errors
+from cairn._saver import address_of, join_address, split_address
+from cairn.reports import PruneReport, RunCheckpoint, SyncReport
+
+_T = TypeVar("_T")
+__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "remove_one", "tagged", "within"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a policy. ``str`` returns its text.
+
+    >>> cairn.Rule("last 3") == cairn.last(3)
+    True
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Policy = str | Rule | Iterable[str | Rule]
+
+
+def last(n: int) -> Rule:
+    """Keeps the n newest checkpoints.
+
+    >>> str(cairn.last(3))
+    'last 3'
+    """
+    return Rule(f"last {operator.index(n)}")
+
+
+def every(*, steps: int | None = None, weeks: int | None = None, days: int | None = None, hours: int | None = None,
+          minutes: int | None = None, seconds: int | None = None) -> Rule:
+    """Keeps the first checkpoint of each period: of a number of steps, or of a time.
+
+    >>> str(cairn.every(steps=5000)), str(cairn.every(hours=6))
+    ('every 5000 steps', 'every 6 hours')
+    """
+    return Rule(f"every {_amount(step=steps, week=weeks, day=days, hour=hours, minute=minutes, second=seconds)}")
+
+
+def best(n: int, metric: str, *, highest: bool = False) -> Rule:
+    """Keeps the n checkpoints with the lowest values of a metric or, with highest, with the highest ones.
+
+    >>> str(cairn.best(2, "loss")), str(cairn.best(1, "accuracy", highest=True))
+    ('best 2 by loss', 'best 1 by highest accuracy')
+    """
+    order = "highest " if highest else "lowest " if metric.lower() in ("highest", "lowest") else ""
+    return Rule(f"best {operator.index(n)} by {order}{_word(metric)}")
+
+
+def tagged(tag: str | None = None) -> Rule:
+    """Keeps the checkpoints that have a tag, or that have any tag.
+
+    >>> str(cairn.tagged()), str(cairn.tagged("release"))
+    ('tagged', 'tagged release')
+    """
+    return Rule("tagged" if tag is None else f"tagged {_word(tag)}")
+
+
+def within(*, weeks: int | None = None, days: int | None = None, hours: int | None = None,
+           minutes: int | None = None, seconds: int | None = None) -> Rule:
+    """Keeps the checkpoints that are not older than a time.
+
+    >>> str(cairn.within(hours=12))
+    'within 12 hours'
+    """
+    return Rule(f"within {_amount(week=weeks, day=days, hour=hours, minute=minutes, second=seconds)}")
+
+
+def at_most(size: str | int) -> Rule:
+    """Removes the oldest of the checkpoints that the other rules keep, until the rest has at most this size.
+
+    >>> str(cairn.at_most("2TB")), str(cairn.at_most(10**9))
+    ('at most 2TB', 'at most 1000000000 B')
+    """
+    return Rule(f"at most {size}" if isinstance(size, str) else f"at most {operator.index(size)} B")
+
+
+def _amount(**units: int | None) -> str:
+    """Returns a number of the one unit that is given, such as "6 hours"."""
+    given = [(name, n) for name, n in units.items() if n is not None]
+    if len(given) != 1:
+        raise errors.OptionsError(f"want one of {', '.join(name + 's' for name in units)}", ("storage.options",))
+    name, n = given[0]
+    n = operator.index(n)
+    return f"{n} {name}{'' if n == 1 else 's'}"
+
+
+def _word(text: str) -> str:
+    """Refuses a tag or a metric that would become several words or rules of a text."""
+    if not text or "," in text or text.split() != [text]:
+        raise errors.OptionsError(f"{text!r} is not a tag or the name of a metric: want one word without commas",
+                                  ("storage.options",))
+    return text
+
+
+def _text(policy: Policy | None) -> str:
+    """Returns the text of a policy. It is empty if there is none."""
+    if policy is None:
+        return ""
+    parts = [policy] if isinstance(policy, (str, Rule)) else list(policy)
+    if not all(isinstance(part, (str, Rule)) for part in parts):
+        raise errors.OptionsError(f"the policy is {policy!r}; want a text such as 'last 3, best 2 by loss', or rules "
+                                  "such as cairn.last(3)", ("storage.options",))
+    return ", ".join(map(str, parts))
+
+
+def _checked(policy: Policy | None) -> str:
+    """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it."""
+    if text := _text(policy):
+        with tempfile.TemporaryDirectory(prefix="cairn-") as empty, contextlib.suppress(errors.NotFoundError):
+            _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
+    return text
+
+
+class Run:
+    """The run in a folder, or at a URL: the checkpoints below it, and which of them are kept.
+
+    >>> run = cairn.Run("run", keep=[cairn.last(3), cairn.tagged()])
+    >>> [(c.name, c.step, c.tags) for c in run.checkpoints()]
+    [('step-100', 100, ())]
+    >>> run.prune(dry_run=True).removed
+    0
+
+    ``cairn.torch.save`` and ``async_save`` accept a Run in place of a path::
+
+        run = cairn.Run("/nvme/run", keep="last 3", remote="s3://bucket/run", keep_remote="every 5000 steps")
+        handle = cairn.torch.async_save(state, run, step=step, metrics={"loss": 2.3})
+
+    keep is the policy of path, and keep_remote that of remote, the same run in another store, to which checkpoints
+    are uploaded. After each save and its upload, the saver process uploads what remote lacks, and removes what the
+    policies do not keep. Without a policy, nothing is removed. The newest complete checkpoint, and one that a
+    program reads, always stay. A checkpoint that is not uploaded yet stays if keep_remote would keep it.
+    OptionsError: a policy is wrong.
+
+    A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
+    keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
+                 remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None):
+        self.path: str = address_of(path)
+        """The absolute path, or the URL."""
+        self.remote: str | None = None if remote is None else address_of(remote)
+        """The address of the same run in another store."""
+        if self.remote is None and keep_remote is not None:
+            raise errors.OptionsError("keep_remote is set without remote", ("storage.options",))
+        self.keep: str = _checked(keep)
+        """The text of the policy; empty if there is none."""
+        self.keep_remote: str = _checked(keep_remote)
+        """The text of the policy of remote; empty if there is none."""
+
+    def __repr__(self) -> str:
+        more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote}
+        return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
+
+    def checkpoints(self) -> list[RunCheckpoint]:
+        """Returns the checkpoints of the run, in any format, the oldest first, also incomplete ones.
+
+        >>> c = cairn.Run("run").checkpoints()[-1]
+        >>> c.step, c.copies, c.not_uploaded, c.metrics
+        (100, 'local', False, {})
+        """
+        try:
+            found = _command.run("log", self._flags(), self.path)["checkpoints"]
+        except errors.NotFoundError:
+            return []
+        return [RunCheckpoint.from_message(self._complete(c)) for c in found]
+
+    def latest(self, *, wait: bool = False, timeout: float | None = None) -> str | None:
+        """Returns the path or the URL of the newest complete checkpoint, or None if there is none.
+
+        >>> cairn.Run("run").latest()                    # doctest: +ELLIPSIS
+        '/.../run/step-100'
+
+        See :func:`cairn.latest`.
+        """
+        return _checkpoint.latest(self.path, wait=wait, timeout=timeout, remote=self.remote)
+
+    def prune(self, *, dry_run: bool = False, force: bool = False) -> PruneReport:
+        """Removes the checkpoints that the policies do not keep, each in one atomic step.
+
+        >>> report = cairn.Run("run", keep="last 1").prune(dry_run=True)
+        >>> [(p.name, p.outcome, p.reasons) for p in report.local]
+        [('step-100', 'kept', ('last 1', 'newest'))]
+
+        Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
+        are not uploaded yet. OptionsError: the run has no policy.
+        """
+        flags = [*self._flags(), *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
+        if self.keep:
+            flags.append(f"--keep={self.keep}")
+        try:
+            done = _command.run("prune", flags, self.path)
+        except errors.NotFoundError:  # there are no checkpoints
+            return PruneReport()
+        for where, root in ("local", self.path), ("remote", self.remote):
+            done[where] = [_addressed(p, root) for p in done.get(where) or ()]
+        return PruneReport.from_message(done)
+
+    def sync(self, *, dry_run: bool = False) -> SyncReport:
+        """Uploads at once the checkpoints that remote lacks, for example because an upload was interrupted.
+
+        >>> cairn.Run("run", remote="copies").sync().copied
+        ('step-100',)
+
+        What keep_remote would not keep is not uploaded. A save to the run does the same in the background.
+        OptionsError: the run has no remote place.
+        """
+        flags = [*self._flags(), *(["--dry-run"] if dry_run else [])]
+        return SyncReport.from_message(_command.run("sync", flags, self.path))
+
+    def tag(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *tags: str, remove: Iterable[str] = (),
+            metrics: Mapping[str, float] | None = None) -> tuple[str, ...]:
+        """Adds tags to a checkpoint, removes tags, sets metrics, and returns all tags that it has then.
+
+        >>> cairn.Run("run").tag(100, "release", "best", metrics={"loss": 2.3})
+        ('best', 'release')
+        >>> cairn.Run("run").tag("step-100", remove=["best"])
+        ('release',)
+
+        A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. NotFoundError: the run has no such
+        checkpoint.
+        """
+        flags = [*(f"--remove={t}" for t in remove),
+                 *(f"--metric={name}={float(v)!r}" for name, v in (metrics or {}).items())]
+        done = self._everywhere(checkpoint, lambda address: _command.run("tag", flags, address, *tags))
+        return tuple(sorted({t for answer in done for t in answer["tags"]}))
+
+    def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False) -> None:
+        """Removes a checkpoint from path and from remote, in one atomic step each.
+
+        >>> report = cairn.convert("run/step-100", "old/step-50", format="native")
+        >>> cairn.Run("old").remove("step-50", force=True)
+
+        A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. The newest complete one is removed
+        only with force. NotFoundError: the run has no such checkpoint. InUseError: a living process reads it.
+        """
+        self._everywhere(checkpoint, functools.partial(remove_one, force=force))
+
+    def _everywhere(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint,
+                    call: Callable[[str], _T]) -> list[_T]:
+        """Calls a function with the address of each copy of a checkpoint. One copy may be missing."""
+        member = Member(self, self._name(checkpoint))
+        out, missing = [], None
+        for address in (member.path, member.remote):
+            try:
+                if address is not None:
+                    out.append(call(address))
+            except errors.NotFoundError as e:
+                missing = missing or e
+        if missing is not None and not out:
+            raise missing
+        return out
+
+    def _name(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint) -> str:
+        """Returns the name of the folder of a checkpoint."""
+        if isinstance(checkpoint, RunCheckpoint):
+            return checkpoint.name
+        if isinstance(checkpoint, (str, os.PathLike)):
+            return split_address(os.fspath(checkpoint))[1]
+        step = operator.index(checkpoint)
+        names = [c.name for c in self.checkpoints() if c.step == step]
+        if not names:
+            raise errors.NotFoundError(f"{self.path} has no checkpoint of step {step}", ("storage.notfound",))
+        return names[-1]
+
+    def path_of(self, step: int) -> str:
+        """Returns the address that a save of a step has.
+
+        >>> cairn.Run("run").path_of(100)                # doctest: +ELLIPSIS
+        '/.../run/step-000000100'
+        """
+        return self.member(step).path
+
+    def member(self, step: int | None) -> Member:
+        """Returns the place of a save of a step."""
+        if step is None or operator.index(step) < 0:
+            raise errors.OptionsError(f"the step is {step}; a save to a run needs one, which names its folder",
+                                      ("storage.options",))
+        return Member(self, f"step-{operator.index(step):09}")
+
+    def find(self, path: str | os.PathLike[str]) -> Member | None:
+        """Returns the place of a path directly in the run, or None for other paths."""
+        above, name = split_address(address_of(path))
+        return Member(self, name) if name and above == self.path.rstrip("/") else None
+
+    def _flags(self) -> list[str]:
+        """Returns the flags about the remote run."""
+        flags = [f"--remote={self.remote}"] if self.remote else []
+        return [*flags, f"--keep-remote={self.keep_remote}"] if self.keep_remote else flags
+
+    def _complete(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Returns a checkpoint of a message with the addresses of its copies."""
+        return {**m, **{where: _addressed({"name": m["name"], **m[where]}, root)
+                        for where, root in (("local", self.path), ("remote", self.remote)) if m.get(where)}}
+
+
+def _addressed(m: dict[str, Any], root: str | None) -> dict[str, Any]:
+    """Returns a message about a copy with its address. Messages leave out the query of a URL, which may be secret."""
+    return m if root is None else {**m, "path": join_address(root, m["name"])}
+
+
+def remove_one(address: str, force: bool = False) -> None:
+    """Removes the checkpoint at an address in one atomic step. force: also the newest one of its run."""
+    _command.run("rm", ["--force"] if force else [], address)
+
+
+@dataclass(frozen=True)
+class Member:
+    """The place of a checkpoint in a run."""
+
+    run: Run
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The address in the run."""
+        return join_address(self.run.path, self.name)
+
+    @property
+    def remote(self) -> str | None:
+        """The address in the remote run, if there is one."""
+        return None if self.run.remote is None else join_address(self.run.remote, self.name)
+
+    def message(self) -> dict[str, Any]:
+        """Returns the field "run" of the message of a save."""
+        policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
+        return {name: text for name, text in policies.items() if text}

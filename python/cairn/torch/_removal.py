@@ -1,0 +1,117 @@
+"""Removal of checkpoints that a framework does not want any more."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+
+from cairn import errors
+from cairn.runs import Member, remove_one
+from cairn.torch._handle import Handle
+
+Target = str | Member  # an address, or a checkpoint of a run, in all of its places
+
+
+class Remover:
+    """Removes checkpoints in a thread, while no save of the framework is under way.
+
+    A checkpoint that a program reads, or that is still being uploaded, is removed later.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: list[Target] = []  # guarded by _lock
+        self._thread: threading.Thread | None = None
+        self._problems: list[str] = []
+        self._uploads: dict[Target, Handle] = {}  # of saves whose upload may be under way
+
+    def saved(self, target: Target, handle: Handle) -> None:
+        """Notes a save, whose upload a removal must not disturb."""
+        self._uploads = {t: h for t, h in self._uploads.items() if not h.uploaded.done()}
+        self._uploads[target] = handle
+
+    def add(self, target: Target) -> None:
+        """Adds a checkpoint, for the next call of begin."""
+        with self._lock:
+            if target not in self._wanted:
+                self._wanted.append(target)
+
+    def _take(self) -> list[Target]:
+        with self._lock:
+            wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def begin(self, after: Handle | None, find: Callable[[], Iterable[Target]] = list) -> None:
+        """Begins to remove what was added, and what find returns, when a save is complete.
+
+        If the save fails, all of it stays: it may be needed.
+        """
+        before = self._thread
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            # This way of asking for the error does not count as having seen it.
+            if after is not None and concurrent.futures.Future.exception(after) is not None:
+                self._take()
+                return
+            try:
+                for target in find():
+                    self.add(target)
+            except errors.CairnError as e:
+                self._problems.append(f"old checkpoints could not be listed: {e}")
+            self._remove_all()
+
+        self._thread = threading.Thread(target=work, name="cairn-remove", daemon=True)
+        self._thread.start()
+
+    def settle(self, last: bool = False) -> None:
+        """Waits until nothing is being removed, and warns of problems. The last call also waits for uploads."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if last:
+            for target in self._wanted:  # nothing else uses it now
+                if target in self._uploads:
+                    concurrent.futures.Future.exception(self._uploads[target].uploaded)
+            self._remove_all(last)
+        problems, self._problems = self._problems, []
+        for text in problems:
+            warnings.warn(text, stacklevel=errors.outside())
+
+    def _remove_all(self, last: bool = False) -> None:
+        for target in self._take():
+            if target in self._uploads and not self._uploads[target].uploaded.done():
+                self.add(target)
+                continue
+            try:
+                remove_now(target)
+            except (errors.InUseError, errors.UnderWayError) as e:
+                if last:
+                    self._problems.append(f"a checkpoint stays: {e}")
+                else:
+                    self.add(target)
+            except (errors.CairnError, OSError) as e:
+                self._problems.append(f"a checkpoint could not be removed: {e}")
+
+
+def remove_now(target: Target) -> None:
+    """Removes a checkpoint in one atomic step, and what else is in its folder. One that is not there is no error."""
+    path = target.path if isinstance(target, Member) else target
+    if "://" not in path and os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+        os.unlink(path)  # a link, or a file that Lightning's own CheckpointIO has saved
+        return
+    for address in [path, target.remote] if isinstance(target, Member) else [path]:
+        try:
+            if address is not None:
+                remove_one(address, force=True)
+        except errors.UnderWayError:
+            raise
+        except (errors.NotFoundError, errors.IncompleteError, errors.CorruptError):
+            pass  # a part of a checkpoint
+    if "://" not in path:
+        shutil.rmtree(path, ignore_errors=True)
