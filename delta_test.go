@@ -264,7 +264,9 @@ func TestDamagedBaseIsNamed(t *testing.T) {
 func TestRemoveOfABase(t *testing.T) {
 	dir, s := t.TempDir(), newTrained(t, 5)
 	want := saveChain(t, dir, s, 3, 1)
-	at := func(i int) *file.Store { return must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", i)), nil))(t) }
+	at := func(i int) *file.Store {
+		return must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", i)), nil))(t)
+	}
 	if _, err := formats.Remove(t.Context(), at(0), nil); !errors.Is(err, storage.ErrInUse) {
 		t.Errorf("Remove of a base = %v; want %v", err, storage.ErrInUse)
 	}
@@ -274,5 +276,19 @@ func TestRemoveOfABase(t *testing.T) {
 		if left, err := os.ReadDir(filepath.Join(dir, fmt.Sprintf("step-%d", i))); len(left) > 0 {
 			t.Errorf("step %d: %v stay, %v", i, left, err)
 		}
+	}
+}
+
+// A repair does not leave data files out that are stored as differences.
+func TestRepairOfReferencesIsRefused(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 6)
+	saveChain(t, dir, s, 2, 1)
+	store := must.Get(file.Open(filepath.Join(dir, "step-1"), nil))(t)
+	if rep, err := native.Repair(t.Context(), store, nil); err != nil || rep.Rebuilt {
+		t.Errorf("Repair of a whole checkpoint = %+v, %v", rep, err)
+	}
+	must.Do(t, store.Remove(t.Context(), "cairn.json"))
+	if _, err := native.Repair(t.Context(), store, nil); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Repair without the record = %v; want %v", err, errors.ErrUnsupported)
 	}
 }

@@ -28,14 +28,14 @@ type Summary struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"` // nil: unknown
 	// Time is the zero time, and WorldSize zero, if they are unknown.
-	Time      time.Time         `json:"time,omitzero"`
-	WorldSize int               `json:"world_size,omitzero"`
-	Writer    string            `json:"writer"`
+	Time      time.Time `json:"time,omitzero"`
+	WorldSize int       `json:"world_size,omitzero"`
+	Writer    string    `json:"writer"`
 	// Bases are the folders beside the checkpoint's to which it refers, and StoredBytes the
 	// bytes of its own files if they hold less than the whole.
-	Bases       []string `json:"refers_to,omitempty"`
-	StoredBytes int64    `json:"stored_bytes,omitempty"`
-	Tags      map[string]string `json:"tags"`
+	Bases       []string          `json:"refers_to,omitempty"`
+	StoredBytes int64             `json:"stored_bytes,omitempty"`
+	Tags        map[string]string `json:"tags"`
 	// Notes describe what could not be checked about the checkpoint as a whole.
 	Notes  []string `json:"notes,omitempty"`
 	Totals Totals   `json:"totals"`

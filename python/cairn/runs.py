@@ -158,12 +158,16 @@ class Run:
     program reads, always stay. A checkpoint that is not uploaded yet stays if keep_remote would keep it.
     OptionsError: a policy is wrong.
 
+    A save to a folder without remote stores only what has changed since the one before it, as long as that pays:
+    the checkpoint refers to others of the run, which stay. Only cairn opens such a checkpoint; ``cairn flatten`` makes
+    it stand alone. With alone=True, all checkpoints do.
+
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
-                 remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None):
+                 remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -174,9 +178,11 @@ class Run:
         """The text of the policy; empty if there is none."""
         self.keep_remote: str = _checked(keep_remote)
         """The text of the policy of remote; empty if there is none."""
+        self.alone: bool = alone
+        """Whether no checkpoint refers to another one."""
 
     def __repr__(self) -> str:
-        more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote}
+        more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone}
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -351,4 +357,7 @@ class Member:
     def message(self) -> dict[str, Any]:
         """Returns the field "run" of the message of a save."""
         policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
-        return {name: text for name, text in policies.items() if text}
+        message: dict[str, Any] = {name: text for name, text in policies.items() if text}
+        if not self.run.alone and self.run.remote is None:
+            message["refer"] = True
+        return message

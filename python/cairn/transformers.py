@@ -36,7 +36,7 @@ import cairn.torch
 from cairn import errors
 from cairn._saver import address_of, binary, join_address, split_address
 from cairn.runs import Member, Run
-from cairn.torch._job import agree, distributed, first_says
+from cairn.torch._job import distributed, first_says
 from cairn.torch._perrank import RandomState, random_states
 from cairn.torch._removal import Remover, Target
 from cairn.torch._whole import async_save_whole, load_whole

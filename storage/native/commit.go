@@ -16,30 +16,21 @@ const lockFormat = "native"
 
 // Files describes the files of this format.
 func Files() *publish.Format {
-	return &publish.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting}
+	return &publish.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting, Needed: referred}
 }
 
 // readExisting implements publish.Format.Read. If the record also names files of other
-// saves, a save that replaces the checkpoint does not remove them. Neither does it remove
-// files to which other checkpoints refer.
+// saves, a save that replaces the checkpoint does not remove them.
 func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 	rec, version, err := readRecordVersion(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	e := &publish.Existing{Version: version, Time: rec.Time, Step: rec.Step}
-	needed, err := neededBeside(ctx, s, rec)
-	if err != nil {
-		return nil, err
-	}
-	for name := range needed {
-		e.Files = append(e.Files, name)
-	}
+	e.Referable = len(rec.Coded)+len(rec.Hashes) > 0
 	for _, f := range append(slices.Clone(rec.Files), rec.Hashes...) {
-		if !needed[f.Name] {
-			e.Files = append(e.Files, f.Name)
-		}
-		if isOf(f.Name, rec.SaveID) && !needed[f.Name] {
+		e.Files = append(e.Files, f.Name)
+		if isOf(f.Name, rec.SaveID) {
 			e.Replaced = append(e.Replaced, f.Name)
 		}
 	}

@@ -132,6 +132,25 @@ func neededBeside(ctx context.Context, store blob.Store, rec *record) (map[strin
 	return nil, nil
 }
 
+// refuseDeltas returns an error if a store holds a data file in the form of a delta file. A
+// repair would leave it out.
+func refuseDeltas(ctx context.Context, store blob.Store) error {
+	infos := map[string]bool{}
+	for info, err := range store.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		infos[info.Name] = true
+	}
+	for name := range infos {
+		stem, ok := strings.CutSuffix(name, deltaSuffix)
+		if _, ours := parseDataOrDelta(name); ok && ours && !infos[stem+dataSuffix] {
+			return fmt.Errorf("%w: %s of %s stores a data file that refers to other checkpoints, and its record or index cannot be rebuilt", errors.ErrUnsupported, name, store)
+		}
+	}
+	return nil
+}
+
 // Needed returns the names of files at the root of a store to which checkpoints in the
 // folders beside it refer. They are not removed when the checkpoint there is replaced.
 func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {

@@ -97,6 +97,10 @@ func repair(ctx context.Context, s blob.Store, o RepairOptions) (*RepairReport, 
 	if err != nil {
 		return nil, err
 	}
+	if whole && len(rec.Coded) > 0 { // it refers to others, and is as it was written
+		rep.count(rec.SaveID, len(rec.Files)-1, rec.Totals)
+		return rep, nil
+	}
 	if whole {
 		if err := checkBeforeRepair(ctx, s, rec, o); err != nil {
 			return nil, err
@@ -120,6 +124,9 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 		want = rec.SaveID
 	}
 	if err := publish.CheckIdle(ctx, s, lockFormat); err != nil {
+		return err
+	}
+	if err := refuseDeltas(ctx, s); err != nil {
 		return err
 	}
 	rb, err := chooseSave(ctx, s, want, rep)
@@ -211,8 +218,10 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	c, err := openCheckpoint(ctx, s, readRecord)
 	if err == nil {
 		defer c.Close()
-		rec = c.rec // it may be a later one
-		_, err = c.Metadata(ctx)
+		rec = c.full // it may be a later one
+		if _, err = c.Metadata(ctx); err == nil && len(rec.Coded) > 0 {
+			_, err = c.checkFiles(ctx)
+		}
 	}
 	if broken(err) {
 		return rec, false, nil

@@ -222,7 +222,7 @@ func TestRepairPrefersTheSaveOfTheRecord(t *testing.T) {
 func TestRepairRefusesOtherVersions(t *testing.T) {
 	s := new(mem.Store)
 	mustSave(t, s, "a1", 1)
-	mustWrite(t, s, recordName, `{"record": {"format": "cairn", "version": 3}}`)
+	mustWrite(t, s, recordName, `{"record": {"format": "cairn", "version": 4}}`)
 	for _, force := range []bool{false, true} {
 		if _, err := Repair(t.Context(), s, &RepairOptions{Force: force}); !errors.Is(err, storage.ErrVersion) {
 			t.Errorf("Repair with force %v = %v; want %v", force, err, storage.ErrVersion)

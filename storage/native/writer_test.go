@@ -132,7 +132,7 @@ func TestSaveReplacesADamagedCheckpoint(t *testing.T) {
 
 func TestSaveDoesNotReplaceANewerVersion(t *testing.T) {
 	s := new(mem.Store)
-	newer := []byte(`{"record": {"format": "cairn", "version": 3}}`)
+	newer := []byte(`{"record": {"format": "cairn", "version": 4}}`)
 	must.Get(blob.WriteAll(t.Context(), s, recordName, newer, nil))(t)
 	if err := save(t, s, "old", small(t, 1), nil); !errors.Is(err, storage.ErrVersion) {
 		t.Errorf("save = %v; want %v", err, storage.ErrVersion)

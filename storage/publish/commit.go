@@ -250,12 +250,25 @@ func (c *commit) replace(ctx context.Context) error {
 		return err
 	}
 	if old != nil {
-		c.warn(c.removeAll(ctx, slices.DeleteFunc(slices.Clone(old.Replaced), func(n string) bool { return c.named[n] })))
+		c.warn(c.removeReplaced(ctx, old))
 	}
 	if oldErr != nil && !isAbsent(oldErr) {
 		c.warn(oldErr)
 	}
 	return nil
+}
+
+// removeReplaced removes the files of the old checkpoint, apart from those that the new one
+// or checkpoints beside it use.
+func (c *commit) removeReplaced(ctx context.Context, old *Existing) error {
+	var needed map[string]bool
+	if old.Referable && c.f.Needed != nil {
+		var err error
+		if needed, err = c.f.Needed(ctx, c.store); err != nil {
+			return err
+		}
+	}
+	return c.removeAll(ctx, slices.DeleteFunc(slices.Clone(old.Replaced), func(n string) bool { return c.named[n] || needed[n] }))
 }
 
 // hiding returns the records that exist and that readers prefer to the new one. If the

@@ -49,6 +49,9 @@ type Format struct {
 	// the files that are known. A format with several records always returns a
 	// description, unless the store failed.
 	Read func(ctx context.Context, store blob.Store) (*Existing, error)
+	// Needed, if not nil, returns the names of files at the root of a store to which
+	// checkpoints in the folders beside it refer. They are not removed.
+	Needed func(ctx context.Context, store blob.Store) (map[string]bool, error)
 	// Check, if not nil, returns an error if the store holds a checkpoint that would
 	// not be replaced by a new one.
 	Check func(ctx context.Context, store blob.Store) error
@@ -67,6 +70,8 @@ type Existing struct {
 	// Replaced are the files that a save removes after its checkpoint has replaced
 	// this one, records first. Files that the new checkpoint uses too are kept.
 	Replaced []string
+	// Referable means that other checkpoints may refer to the files; see Format.Needed.
+	Referable bool
 	// Version is the version of the record that Read has read, if the format has one
 	// record, or "" if it is unknown.
 	Version string

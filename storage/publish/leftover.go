@@ -81,6 +81,13 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 			out = append(out, l)
 		}
 	}
+	if len(out) > 0 && f.Needed != nil {
+		needed, err := f.Needed(ctx, store)
+		if err != nil {
+			return temps, errors.Join(err, tempErr)
+		}
+		out = slices.DeleteFunc(out, func(l Leftover) bool { return needed[l.Name] })
+	}
 	return append(out, temps...), tempErr
 }
 

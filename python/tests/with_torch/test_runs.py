@@ -102,6 +102,23 @@ class Runs(Case):
         cairn.torch.save(state_of(1), os.path.join(self.path("run"), "one"), metrics={"loss": 0.5})
         self.assertEqual([c.metrics for c in self.run_of().checkpoints()], [{"loss": 0.5}])
 
+    def test_only_what_has_changed(self):
+        state = {"frozen": torch.randn(1 << 18), "w": torch.zeros(10)}
+        alone = cairn.Run(self.path("alone"), alone=True)
+        for step in 1, 2, 3:
+            state["w"] += 1
+            for run in self.run_of(), alone:
+                cairn.torch.save(state, run, step=step)
+        first, _, last = (c.bytes for c in self.run_of().checkpoints())
+        self.assertLess(last, first / 4)
+        for run in self.run_of(), alone:
+            loaded = {name: torch.zeros_like(value) for name, value in state.items()}
+            cairn.torch.load(loaded, run)
+            for name, value in state.items():
+                self.assertTrue(torch.equal(loaded[name], value), name)
+        sizes = [c.bytes for c in alone.checkpoints()]
+        self.assertLess(max(sizes), min(sizes) * 1.1)
+
     def test_writer(self):
         run = self.run_of(keep="last 1", remote=self.path("remote"))
         for step in 1, 2:
