@@ -656,8 +656,8 @@ func TestTiersReplaceOnSeveralDisks(t *testing.T) {
 						return err
 					}
 					for name := range filesBelow(t, disk) {
-						if strings.HasPrefix(filepath.Base(name), ".cairn-tmp-lock-read-") {
-							continue // of the upload
+						if strings.HasPrefix(filepath.Base(name), blob.Reserved) {
+							continue // the lock of the upload, which reads the checkpoint
 						}
 						if !strings.Contains(name, r.SaveID) && filepath.Base(name) != "cairn.json" {
 							t.Errorf("step %d: %s stays after the save %s", step, name, r.SaveID)
