@@ -109,6 +109,9 @@ func (w *writer) findBase(ctx context.Context) (*checkpoint, error) {
 	if own == folder {
 		return nil, errors.New("it is the folder that is saved to")
 	}
+	if err := delta.CheckFolder(own); err != nil { // a removal of the base would not find this checkpoint
+		return nil, err
+	}
 	store, err := blob.Beside(w.store, folder)
 	if err != nil {
 		return nil, err
@@ -155,10 +158,13 @@ func refuseDeltas(ctx context.Context, store blob.Store) error {
 // folders beside it refer. They are not removed when the checkpoint there is replaced.
 func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	rec, err := readRecordOnly(ctx, store)
-	if err != nil {
-		return nil, nil // there is nothing to refer to
+	switch {
+	case err == nil:
+		return neededBeside(ctx, store, rec)
+	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrCorrupt), errors.Is(err, storage.ErrVersion):
+		return neededBeside(ctx, store, &record{}) // the files may still be there
 	}
-	return neededBeside(ctx, store, rec)
+	return nil, err
 }
 
 // CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder
@@ -195,11 +201,11 @@ func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
 			return nil, err
 		}
 		rec, err := readRecordOnly(ctx, at)
-		if err != nil && !errors.Is(err, storage.ErrNotFound) && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrVersion) {
-			return nil, err
-		}
-		if err != nil {
+		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) {
 			continue
+		}
+		if err != nil { // a record of a later version may refer to anything
+			return nil, err
 		}
 		for _, b := range rec.Bases {
 			for _, f := range b.Files {
@@ -232,14 +238,14 @@ func Whole(ctx context.Context, store blob.Store) blob.Store {
 // caller calls release after it.
 func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
 	var held []func()
-	release = func() {
+	free := func() {
 		for _, f := range held {
 			f()
 		}
 	}
 	defer func() {
 		if err != nil {
-			release()
+			free()
 		}
 	}()
 	var rec record
@@ -251,13 +257,13 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 		if err != nil {
 			return nil, err
 		}
-		free, err := publish.ReadingNow(ctx, at)
+		done, err := publish.ReadingNow(ctx, at)
 		if err != nil {
 			return nil, fmt.Errorf("the save refers to %s: %w", at, err)
 		}
-		held = append(held, free)
+		held = append(held, done)
 	}
-	return release, checkBases(ctx, w.store, rec.Bases)
+	return free, checkBases(ctx, w.store, rec.Bases)
 }
 
 // close closes the base.

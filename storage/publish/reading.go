@@ -74,8 +74,13 @@ func awaitRemoval(ctx context.Context, store blob.Store, wait bool) error {
 		switch {
 		case err != nil || l == nil:
 			return context.Cause(ctx)
-		case l.Owner != blob.OwnerAlive && (wait || !l.note.Removal.Begun):
+		case l.Owner != blob.OwnerAlive && wait:
 			return nil // opening the checkpoint shows whether it is gone
+		case l.Owner != blob.OwnerAlive:
+			if begun, err := l.begun(ctx, store); !begun || err != nil {
+				return err
+			}
+			return fmt.Errorf("%w: %s, and the removal was interrupted", storage.ErrRemoving, store)
 		case !wait || time.Now().After(end):
 			return fmt.Errorf("%w: %s by process %d on %s", storage.ErrRemoving, store, l.PID, l.Host)
 		}
