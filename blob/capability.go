@@ -195,7 +195,7 @@ func OpenKnown(ctx context.Context, s Store, o Info) (Reader, error) {
 	if err != nil || o.Version == "" {
 		return r, err
 	}
-	if v, ok := r.(VersionReader); ok && v.Version() != o.Version {
+	if v, ok := r.(VersionReader); ok && v.Version() != "" && v.Version() != o.Version {
 		r.Close()
 		return nil, &Error{Op: "open", Store: s.String(), Name: o.Name, Err: ErrChanged}
 	}

@@ -423,9 +423,6 @@ func newWhole(store blob.Store, rec *record) (*whole, error) {
 		w.coded[c.Name] = c
 		w.stored[c.Stored] = true
 	}
-	for _, f := range rec.Hashes {
-		w.stored[f.Name] = true
-	}
 	var err error
 	w.record, err = encodeRecord(w.rec)
 	return w, err

@@ -74,7 +74,8 @@ func (r *record) version() int {
 	return formatVersion
 }
 
-// alone returns the record of the checkpoint with all data files stored whole.
+// alone returns the record of the checkpoint with all data files stored whole. It keeps the
+// hashes, which show that other checkpoints may refer to the files that they are about.
 func (r *record) alone() *record {
 	out := *r
 	stored := map[string]bool{}
@@ -86,7 +87,7 @@ func (r *record) alone() *record {
 		out.Files = append(out.Files, c.File)
 	}
 	slices.SortFunc(out.Files[1:], func(a, b storage.File) int { return strings.Compare(a.Name, b.Name) })
-	out.Coded, out.Bases, out.Hashes = nil, nil, nil
+	out.Coded, out.Bases = nil, nil
 	out.sizes = make(map[string]int64, len(out.Files))
 	for _, f := range out.Files {
 		out.sizes[f.Name] = f.Size
