@@ -120,9 +120,17 @@ func (s *Store) String() string { return s.shown }
 // Dir returns the absolute path of the directory.
 func (s *Store) Dir() string { return s.dir }
 
-// Parent implements [blob.Child].
+// Parent implements [blob.Child]. If the folder is a link to a folder beside it, the name is
+// that of the other one.
 func (s *Store) Parent() (blob.Store, string, error) {
 	dir, name := filepath.Split(s.dir)
+	if fi, err := os.Lstat(s.dir); err == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		target, err := filepath.EvalSymlinks(s.dir)
+		above, aboveErr := filepath.EvalSymlinks(dir)
+		if err == nil && aboveErr == nil && filepath.Dir(target) == above {
+			name = filepath.Base(target)
+		}
+	}
 	if name == "" {
 		return nil, "", s.fail("find the folder above", "", errors.ErrUnsupported)
 	}
