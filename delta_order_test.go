@@ -2,6 +2,7 @@ package cairn_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -173,6 +174,42 @@ func TestAnyOrderOfSavesAndRemovals(t *testing.T) {
 			}
 			if err != nil {
 				t.Fatalf("%s: %v after\n%s", n, err, strings.Join(log, "\n"))
+			}
+		}
+	}
+}
+
+// While a save writes its record, another one replaces its base, or the base is flattened. The
+// files to which the new record refers stay.
+func TestBaseIsReplacedDuringASave(t *testing.T) {
+	for _, c := range []struct {
+		suffix string
+		fails  bool
+	}{{".delta", true}, {"-index.cairn", false}} {
+		for _, flatten := range []bool{false, true} {
+			dir, s := t.TempDir(), newTrained(t, 15)
+			saveChain(t, dir, s, 2, 1)
+			s.step()
+			store := &onCreate{Store: stepAt(t, dir, 2), suffix: c.suffix, do: func() {
+				base, err := stepAt(t, dir, 1), error(nil)
+				if flatten {
+					_, err = transfer.Copy(context.Background(), base, base, &transfer.Options{Overwrite: true})
+				} else {
+					_, err = cairn.Save(context.Background(), base, cairn.State{"other": whole(t, []int64{3}, 1)}, nil)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				if _, err := publish.Sweep(context.Background(), base, native.Files(), 0, nil); err != nil {
+					t.Error(err)
+				}
+			}}
+			_, err := cairn.Save(t.Context(), store, s.parts(t, 0, 1), &cairn.SaveOptions{Base: &storage.Base{Folder: "step-1"}})
+			if (err != nil) != c.fails {
+				t.Errorf("at %s: Save = %v; want an error: %v", c.suffix, err, c.fails)
+			}
+			if err == nil {
+				checkContents(t, stepAt(t, dir, 2), s.clone(t), s.state, 1)
 			}
 		}
 	}

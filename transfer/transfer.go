@@ -409,6 +409,13 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 
 // leftovers removes the files of the old checkpoint that the new one does not have.
 func (j *job) leftovers(ctx context.Context) error {
+	if len(j.old) == 0 {
+		return nil
+	}
+	return publish.Locked(ctx, j.dst, func() error { return j.removeOld(ctx) })
+}
+
+func (j *job) removeOld(ctx context.Context) error {
 	needed, err := formats.Needed(ctx, j.dst)
 	if err != nil {
 		return fmt.Errorf("the copy is complete, but files of the old checkpoint stay: %w", err)

@@ -192,6 +192,18 @@ func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
 		return nil, err
 	}
 	out := map[string]bool{}
+	soon, err := publish.Referring(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	if soon { // a save is about to refer to some of the files
+		for info, err := range store.List(ctx, "") {
+			if err != nil {
+				return nil, err
+			}
+			out[info.Name] = true
+		}
+	}
 	for _, name := range folders {
 		if name == own || blob.CheckName(name) != nil {
 			continue
@@ -257,13 +269,22 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 		if err != nil {
 			return nil, err
 		}
-		done, err := publish.ReadingNow(ctx, at)
-		if err != nil {
-			return nil, fmt.Errorf("the save refers to %s: %w", at, err)
+		if err := checkBases(ctx, w.store, []baseFolder{b}); err != nil { // a lock would make the folder
+			return nil, err
 		}
-		held = append(held, done)
+		err = publish.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
+			done, err := publish.ReadingNow(ctx, at)
+			if err != nil {
+				return fmt.Errorf("the save refers to %s: %w", at, err)
+			}
+			held = append(held, done)
+			return checkBases(ctx, w.store, []baseFolder{b})
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	return free, checkBases(ctx, w.store, rec.Bases)
+	return free, nil
 }
 
 // close closes the base.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,12 +34,29 @@ func ReadingNow(ctx context.Context, store blob.Store) (release func(), err erro
 	return reading(ctx, store, true, false)
 }
 
+// Referring reports whether a living process holds the lock of ReadingNow at the root of
+// store: a record that refers to files there may appear. Who calls ReadingNow and then looks
+// for the files, and who asks and then removes files, does so in Locked.
+func Referring(ctx context.Context, store blob.Store) (bool, error) {
+	locks, err := locksOf(ctx, store)
+	return slices.ContainsFunc(locks, func(l foundLock) bool {
+		return l.Owner == blob.OwnerAlive && strings.HasPrefix(l.Name, referPrefix)
+	}), err
+}
+
+// referPrefix begins the names of the locks of ReadingNow.
+const referPrefix = readPrefix + "refer-"
+
 func reading(ctx context.Context, store blob.Store, now, wait bool) (release func(), err error) {
 	_, locks := blob.As[blob.Locker](store)
 	if !locks || now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
 		return func() {}, context.Cause(ctx)
 	}
-	l, err := newLock(ctx, store, readPrefix+rand.Text(), note{}, now)
+	prefix := readPrefix
+	if !wait {
+		prefix = referPrefix
+	}
+	l, err := newLock(ctx, store, prefix+rand.Text(), note{}, now)
 	if ctx.Err() != nil {
 		return nil, errors.Join(context.Cause(ctx), l.Release())
 	}
