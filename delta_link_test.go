@@ -2,10 +2,12 @@ package cairn_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -36,5 +38,27 @@ func TestLinkToElsewhere(t *testing.T) {
 	}
 	if _, err := formats.Remove(t.Context(), stepAt(t, dir, 0), nil); !errors.Is(err, storage.ErrInUse) {
 		t.Errorf("Remove = %v; want %v", err, storage.ErrInUse)
+	}
+}
+
+// A run has links to its checkpoints, as many programs make them. A policy does not remove
+// a checkpoint by a link to it.
+func TestPruneWithLinks(t *testing.T) {
+	for _, name := range []string{"best", "zlast"} { // before and after the names of checkpoints
+		for _, target := range []int{0, 1} {
+			dir, s := t.TempDir(), newTrained(t, 16)
+			want := saveChain(t, dir, s, 2, 1)
+			must.Do(t, os.Symlink(fmt.Sprintf("step-%d", target), filepath.Join(dir, name)))
+			r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Keep: must.Get(cairn.ParsePolicy("last 1"))(t)}))(t)
+			rep := must.Get(r.Prune(t.Context(), nil))(t)
+			must.Do(t, r.Close(t.Context()))
+			for i := range 2 {
+				if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("step-%d", i), "cairn.json")); err != nil {
+					t.Errorf("with the link %s to step-%d: %v: %+v", name, target, err, rep)
+					continue
+				}
+				checkContents(t, stepAt(t, dir, i), want[i], s.state, 1)
+			}
+		}
 	}
 }

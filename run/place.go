@@ -105,6 +105,11 @@ func (p *Place) folders(ctx context.Context) ([]folder, error) {
 		if err != nil {
 			return nil, err
 		}
+		// A link such as latest to a folder of the run is no checkpoint of its own: the policy
+		// would remove it as a second one, and with it what it names.
+		if _, own, err := blob.Parent(store); err == nil && own != name {
+			continue
+		}
 		out = append(out, folder{place: p, name: name, address: p.AddressOf(name), store: store})
 	}
 	return out, nil
