@@ -62,3 +62,19 @@ func TestPruneWithLinks(t *testing.T) {
 		}
 	}
 }
+
+// A run begins with a link to a checkpoint of another run, which a policy does not remove.
+func TestPruneWithALinkToAnotherRun(t *testing.T) {
+	first, dir, s := t.TempDir(), t.TempDir(), newTrained(t, 17)
+	want := saveChain(t, first, s, 1, 1)
+	must.Do(t, os.Symlink(filepath.Join(first, "step-0"), filepath.Join(dir, "init")))
+	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Keep: must.Get(cairn.ParsePolicy("last 1"))(t), Alone: true}))(t)
+	must.Get(r.Save(t.Context(), s.parts(t, 0, 1), &cairn.SaveOptions{Step: new(int64(1))}))(t)
+	must.Get(r.Prune(t.Context(), nil))(t)
+	must.Do(t, r.Close(t.Context()))
+	checkContents(t, stepAt(t, first, 0), want[0], s.state, 1)
+	all := must.Get(r.Checkpoints(t.Context()))(t)
+	if len(all) != 2 || all[0].Name != "init" {
+		t.Errorf("the run has %+v; want init and the checkpoint of step 1", all)
+	}
+}

@@ -12,7 +12,7 @@ type Verdict struct {
 	Checkpoint Checkpoint `json:"checkpoint"`
 	Keep       bool       `json:"keep"`
 	// Reasons say why: the rules that keep the checkpoint, "newest", "others refer to it",
-	// "incomplete", "under way"; or why no rule does.
+	// "incomplete", "under way", "a link" (in a Pruned); or why no rule does.
 	Reasons []string `json:"reasons"`
 }
 
@@ -21,6 +21,7 @@ const (
 	ReasonAll        = "all"                // the policy has no rules
 	ReasonNewest     = "newest"             // it is the newest complete one
 	ReasonReferred   = "others refer to it" // one that is kept needs it
+	ReasonLink       = "a link"             // its folder is a link, perhaps to another run
 	ReasonIncomplete = "incomplete"         // policies are about complete ones
 	ReasonUnderWay   = "under way"
 	ReasonNoRule     = "no rule keeps it"

@@ -114,3 +114,13 @@ func (p *Place) folders(ctx context.Context) ([]folder, error) {
 	}
 	return out, nil
 }
+
+// isLink reports whether the folder of a checkpoint is a link to another place, whose
+// checkpoint may belong to another run.
+func (p *Place) isLink(name string) bool {
+	if !p.local {
+		return false
+	}
+	fi, err := os.Lstat(p.AddressOf(name))
+	return err == nil && fi.Mode()&fs.ModeSymlink != 0
+}

@@ -226,7 +226,9 @@ func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 	for _, v := range Apply(policy, here, p.opts.Now) {
 		c := v.Checkpoint
 		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
-		if !v.Keep {
+		if !v.Keep && place.isLink(c.Name) {
+			x.Reasons = []string{ReasonLink}
+		} else if !v.Keep {
 			x.Outcome = WouldRemove
 		}
 		out = append(out, x)
