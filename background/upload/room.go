@@ -350,7 +350,8 @@ func (r *Room) local() []copied {
 }
 
 // remove removes the files that the remote run has too, if both are of the same save. It
-// removes no other files, and nothing while a save is under way.
+// removes no other files, and nothing while a save is under way or if other checkpoints refer
+// to it.
 func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err error) {
 	store, err := file.Open(c.dir, nil)
 	if err != nil {
@@ -359,6 +360,9 @@ func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err
 	err = publish.Locked(ctx, store, func() error {
 		if err := publish.CheckUnderWay(ctx, store); err != nil {
 			return ignoreUnderWay(err)
+		}
+		if needed, err := formats.Needed(ctx, store); len(needed) > 0 || err != nil {
+			return err // local checkpoints refer to it, which the remote run may lack
 		}
 		names, err := there.common(ctx, store)
 		for _, name := range names {
