@@ -78,3 +78,19 @@ func TestPruneWithALinkToAnotherRun(t *testing.T) {
 		t.Errorf("the run has %+v; want init and the checkpoint of step 1", all)
 	}
 }
+
+// A link to a checkpoint of the run is not uploaded as a second one.
+func TestSyncWithALink(t *testing.T) {
+	dir, remote, s := t.TempDir(), t.TempDir(), newTrained(t, 19)
+	saveChain(t, dir, s, 1, 1)
+	must.Do(t, os.Symlink("step-0", filepath.Join(dir, "latest")))
+	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remote: remote}))(t)
+	defer r.Close(t.Context())
+	must.Get(r.Sync(t.Context()))(t)
+	if _, err := os.Stat(filepath.Join(remote, "latest")); err == nil {
+		t.Error("latest was uploaded")
+	}
+	if _, err := os.Stat(filepath.Join(remote, "step-0", "cairn.json")); err != nil {
+		t.Error(err)
+	}
+}
