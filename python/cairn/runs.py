@@ -142,8 +142,9 @@ class Run:
     """The run in a folder, or at a URL: the checkpoints below it, and which of them are kept.
 
     >>> run = cairn.Run("run", keep=[cairn.last(3), cairn.tagged()])
-    >>> [(c.name, c.step, c.tags) for c in run.checkpoints()]
-    [('step-100', 100, ())]
+    >>> for c in run.checkpoints():
+    ...     print(c.name, c.step, c.copies)
+    step-100 100 local
     >>> run.prune(dry_run=True).removed
     0
 
@@ -212,8 +213,9 @@ class Run:
         """Removes the checkpoints that the policies do not keep, each in one atomic step.
 
         >>> report = cairn.Run("run", keep="last 1").prune(dry_run=True)
-        >>> [(p.name, p.outcome, p.reasons) for p in report.local]
-        [('step-100', 'kept', ('last 1', 'newest'))]
+        >>> for p in report.local:
+        ...     print(p.name, p.outcome, *p.reasons, sep=", ")
+        step-100, kept, last 1, newest
 
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
         are not uploaded yet. OptionsError: the run has no policy.
