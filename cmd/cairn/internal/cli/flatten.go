@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/transfer"
@@ -60,7 +61,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	}
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		return nil, err
+		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, arg, err))
 	}
 	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
 	alone := c.Storage().StoredBytes == 0
