@@ -27,14 +27,19 @@ func newFlattenCmd() *cobra.Command {
 	cmd := newCommand("flatten", wantArgs(1, -1), completePaths(maxPaths), func(cmd *cobra.Command, args []string) error {
 		o := outputOf(cmd)
 		all := []*flattened{}
+		var failed error
 		for _, arg := range args {
 			r, err := f.flatten(cmd, arg)
 			if err != nil {
-				return err
+				failed = err
+				break
 			}
 			all = append(all, r)
 		}
-		return o.result(all, func() {
+		if len(all) == 0 && failed != nil {
+			return failed
+		}
+		err := o.result(all, func() {
 			for _, r := range all {
 				if len(r.Bases) == 0 {
 					o.printf("%s stands alone already\n", clean(r.Path))
@@ -43,6 +48,10 @@ func newFlattenCmd() *cobra.Command {
 				o.printf("%s stands alone now: %s\n", clean(r.Path), formatBytes(r.Bytes))
 			}
 		})
+		if err != nil {
+			return err
+		}
+		return failed
 	})
 	f.addTo(cmd)
 	return cmd
