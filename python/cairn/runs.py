@@ -123,7 +123,7 @@ def _text(policy: Policy | None) -> str:
     """Returns the text of a policy. It is empty if there is none."""
     if policy is None:
         return ""
-    parts = [policy] if isinstance(policy, (str, Rule)) else list(policy)
+    parts = [policy] if isinstance(policy, (str, Rule)) or not isinstance(policy, Iterable) else list(policy)
     if not all(isinstance(part, (str, Rule)) for part in parts):
         raise errors.OptionsError(f"the policy is {policy!r}; want a text such as 'last 3, best 2 by loss', or rules "
                                   "such as cairn.last(3)", ("storage.options",))
@@ -134,7 +134,10 @@ def _checked(policy: Policy | None) -> str:
     """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it."""
     if text := _text(policy):
         with tempfile.TemporaryDirectory(prefix="cairn-") as empty, contextlib.suppress(errors.NotFoundError):
-            _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
+            try:
+                _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
+            except errors.OptionsError as e:  # without the name of the flag
+                raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
     return text
 
 
