@@ -685,6 +685,9 @@ func (o *AsyncOptions) describe(job *protocol.RankSave) saver.Save {
 	if p, ok := job.Planner.(*plan.DefaultSave); ok { // a planner of the caller may have several ranks write one tensor
 		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer
 	}
+	if o.member != nil && o.member.Refer {
+		v.Base = nil // the saver chooses it, and learns whether it pays
+	}
 	v.SetStorage(&job.Storage)
 	return v
 }
@@ -731,7 +734,7 @@ func (o *AsyncOptions) inRun() (*saver.InRun, error) {
 		return nil, err
 	}
 	remote, err := absolute(s.Remote)
-	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote)}, err
+	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer}, err
 }
 
 // absolute returns an address for a saver process, which may have another working directory.

@@ -292,3 +292,29 @@ func TestRepairOfReferencesIsRefused(t *testing.T) {
 		t.Errorf("Repair without the record = %v; want %v", err, errors.ErrUnsupported)
 	}
 }
+
+// Saves in the background refer to each other too.
+func TestBackgroundSavesReferToEachOther(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 7)
+	r := must.Get(cairn.NewRun(dir, nil))(t)
+	for i := range int64(3) {
+		p := must.Get(r.SaveAsync(t.Context(), s.parts(t, 0, 1), &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Step: &i}}))(t)
+		must.Get(p.Wait(t.Context()))(t)
+		if i < 2 {
+			s.step()
+		}
+	}
+	must.Do(t, r.Close(t.Context()))
+	all := must.Get(r.Checkpoints(t.Context()))(t)
+	last := all[len(all)-1]
+	if len(last.Bases) != 2 || last.Bytes > all[0].Bytes/4 {
+		t.Errorf("the last checkpoint has %d bytes and refers to %v; the first has %d bytes", last.Bytes, last.Bases, all[0].Bytes)
+	}
+	checkContents(t, must.Get(file.Open(filepath.Join(dir, last.Name), nil))(t), s.clone(t), s.state, 2)
+	remote := &cairn.AsyncOptions{Remote: t.TempDir(), SaveOptions: cairn.SaveOptions{Base: &storage.Base{}, Step: new(int64(9))}}
+	remote.Stager = must.Get(cairn.NewStager(nil))(t)
+	defer remote.Stager.Close(t.Context())
+	if _, err := cairn.SaveAsync(t.Context(), must.Get(file.Open(t.TempDir(), nil))(t), s.parts(t, 0, 1), remote); !errors.Is(err, cairn.ErrOptions) {
+		t.Errorf("SaveAsync with a base and a remote store = %v; want %v", err, cairn.ErrOptions)
+	}
+}

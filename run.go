@@ -187,6 +187,7 @@ func (r *Run) base(m *run.Member, o *SaveOptions) *storage.Base {
 	if _, ok := o.format().(native.Format); !ok {
 		return nil
 	}
+	m.Refer = true
 	return r.chain.Next(m.Name)
 }
 

@@ -30,6 +30,7 @@ type found struct {
 	notesErr error
 	missing  []string
 	bases    []string // names of folders beside it, to which it refers
+	baseErr  error    // a file there is gone
 }
 
 // state returns the state of the copy.
@@ -78,16 +79,22 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 	var last *found
 	for {
 		f := lookOnce(ctx, dir, whole)
-		if f.err != nil || len(f.missing) == 0 {
+		if f.err != nil || !f.damaged() {
 			return f
 		}
 		if last != nil && last.saveID == f.saveID && last.time.Equal(f.time) {
-			f.err = fmt.Errorf("%s: %w: %d files are missing, such as %s", dir.shown(), storage.ErrCorrupt, len(f.missing), f.missing[0])
+			f.err = f.baseErr
+			if len(f.missing) > 0 {
+				f.err = fmt.Errorf("%s: %w: %d files are missing, such as %s", dir.shown(), storage.ErrCorrupt, len(f.missing), f.missing[0])
+			}
 			return f
 		}
 		last = f
 	}
 }
+
+// damaged reports whether the checkpoint can be opened, although files are missing.
+func (f *found) damaged() bool { return len(f.missing) > 0 || f.baseErr != nil }
 
 // lookOnce opens the checkpoint in a folder and finds out which of its files are missing.
 func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
@@ -117,13 +124,26 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
 			f.err = fmt.Errorf("read %s: %w", at, err)
 		}
-		return f
+	} else {
+		f.err = f.examine(ctx, at, c.Files())
+		if s.StoredBytes > 0 {
+			f.bytes = s.StoredBytes
+		}
 	}
-	f.err = f.examine(ctx, at, c.Files())
-	if s.StoredBytes > 0 {
-		f.bytes = s.StoredBytes
+	if f.err == nil && len(f.missing) == 0 && len(f.bases) > 0 {
+		f.checkBases(ctx, c)
 	}
 	return f
+}
+
+// checkBases finds out whether the files to which the checkpoint refers exist.
+func (f *found) checkBases(ctx context.Context, c storage.Checkpoint) {
+	err := c.CheckFiles(ctx)
+	if errors.Is(err, storage.ErrCorrupt) {
+		f.baseErr = err
+	} else {
+		f.err = err
+	}
 }
 
 // examine finds out the bytes, the format and the notes of a checkpoint, and which of its

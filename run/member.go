@@ -25,6 +25,8 @@ type Member struct {
 	Settings Settings
 	// Name is the name of the folder of the checkpoint.
 	Name string
+	// Refer means that a Chain chooses the base of the save.
+	Refer bool
 }
 
 // TendOptions change how Member.Tend works. Nil means the defaults.

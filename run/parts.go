@@ -17,7 +17,7 @@ func (p *Place) partsAt(ctx context.Context) map[string]bool {
 		return nil
 	}
 	defer c.Close()
-	if at != p.Store { // a file names the newest checkpoint of the run
+	if at.String() != p.Store.String() { // a file names the newest checkpoint of the run
 		return nil
 	}
 	out := map[string]bool{}

@@ -301,7 +301,7 @@ func (p *Policy) add(words []string) error {
 	case "all":
 		err = errors.New("all stands alone")
 	default:
-		err = fmt.Errorf("%q is no rule: want last, every, best, tagged, within, at most or all", words[0])
+		err = fmt.Errorf("%q is not a rule: want last, every, best, tagged, within, at most or all", words[0])
 	}
 	if err == nil {
 		p.Rules = append(p.Rules, r)
@@ -327,14 +327,17 @@ func parseNumber(words []string) (int64, []string, error) {
 	}
 	n, err := strconv.ParseInt(words[0], 10, 64)
 	if err != nil {
-		return 0, nil, fmt.Errorf("%q is no number", words[0])
+		if c := words[0][0]; c >= '0' && c <= '9' {
+			return 0, nil, fmt.Errorf(`%q is not a whole number; a unit stands apart, as in "12 hours"`, words[0])
+		}
+		return 0, nil, fmt.Errorf("%q is not a number", words[0])
 	}
 	return n, words[1:], positive(n)
 }
 
 func nothingAfter(words []string) error {
 	if len(words) > 0 {
-		return fmt.Errorf("%q is too much", words[0])
+		return fmt.Errorf("%q is unexpected; rules have commas between them", words[0])
 	}
 	return nil
 }
@@ -342,7 +345,7 @@ func nothingAfter(words []string) error {
 // parseEvery parses "5000 steps", "6 hours", "hour" and so on.
 func parseEvery(words []string) (Rule, error) {
 	n, rest := int64(1), words
-	if len(words) != 1 { // a single word is a unit
+	if len(words) != 1 || words[0][0] >= '0' && words[0][0] <= '9' { // otherwise a single word is a unit
 		var err error
 		if n, rest, err = parseNumber(words); err != nil {
 			return nil, err
@@ -378,7 +381,7 @@ func parseTime(n int64, words []string, others string) (time.Duration, error) {
 		}
 		return time.Duration(n) * u.Duration, nothingAfter(words[1:])
 	}
-	return 0, fmt.Errorf("%q is no unit: want %sseconds, minutes, hours, days or weeks", words[0], others)
+	return 0, fmt.Errorf("%q is not a unit: want %sseconds, minutes, hours, days or weeks", words[0], others)
 }
 
 // parseBest parses "2 by loss" and "2 by highest accuracy".
@@ -422,9 +425,13 @@ func (p *Policy) parseCeiling(words []string) error {
 	if p.AtMost != 0 {
 		return errors.New("there are two ceilings")
 	}
-	n, err := size.Parse(strings.Join(words[1:], " "))
-	if err == nil && n < 1 {
+	text := strings.Join(words[1:], " ")
+	n, err := size.Parse(text)
+	switch _, bare := strconv.ParseFloat(text, 64); {
+	case err == nil && n < 1:
 		err = positive(n)
+	case err == nil && bare == nil: // 2 bytes are not meant
+		err = fmt.Errorf("%q has no unit: want B, MB, GB, TB, MiB, GiB or TiB", text)
 	}
 	p.AtMost = n
 	return err

@@ -181,7 +181,7 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 	if copied.SaveID != c.SaveID || !copied.complete() {
 		out.describe(copied.found)
 	}
-	out.Bytes = copied.Bytes
+	out.Bytes, out.Bases = copied.Bytes, copied.bases() // uploads stand alone
 	return out, true
 }
 

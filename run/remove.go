@@ -117,7 +117,7 @@ func (p *pruning) choose(ctx context.Context, name string, names []string, force
 
 // refusal returns the reason for which a checkpoint is not removed.
 func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
-	if f := c.Local.found; f.err != nil && !(force && len(f.missing) > 0) {
+	if f := c.Local.found; f.err != nil && !(force && f.damaged()) {
 		return f.err
 	}
 	last := -1

@@ -133,6 +133,14 @@ func (c *Checkpoint) Complete() bool { return c.Local.complete() || c.Remote.com
 
 func (c *Copy) complete() bool { return c != nil && c.State == Complete }
 
+// bases returns the names of the folders beside the copy to which it refers.
+func (c *Copy) bases() []string {
+	if c == nil || c.found == nil {
+		return nil
+	}
+	return c.found.bases
+}
+
 // Uploaded reports whether the remote copy is complete and of the same save as the local one.
 func (c *Checkpoint) Uploaded() bool {
 	return c.Remote.complete() && (!c.Local.complete() || c.Local.SaveID == c.Remote.SaveID)

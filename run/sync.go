@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -24,11 +25,20 @@ func (r *Run) Lacking(all []Checkpoint, keepRemote Policy, now time.Time) []Chec
 }
 
 // wanted returns the verdicts of the policy of the remote place, as if it had all checkpoints.
+// Uploads stand alone.
 func (r *Run) wanted(all []Checkpoint, keepRemote Policy, now time.Time) []Verdict {
 	if r.Remote == nil {
 		return nil
 	}
-	return Apply(keepRemote, all, now)
+	there := slices.Clone(all)
+	for i := range there {
+		there[i].Bases = there[i].Remote.bases()
+	}
+	out := Apply(keepRemote, there, now)
+	for i := range out {
+		out[i].Checkpoint = all[i]
+	}
+	return out
 }
 
 // SyncOptions change how Run.Sync works. Nil means the defaults.

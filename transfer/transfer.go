@@ -409,19 +409,23 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 
 // leftovers removes the files of the old checkpoint that the new one does not have.
 func (j *job) leftovers(ctx context.Context) error {
-	if len(j.old) == 0 {
+	old := slices.DeleteFunc(slices.Clone(j.old), func(name string) bool {
+		return slices.ContainsFunc(j.items, func(it item) bool { return it.to == name })
+	})
+	if len(old) == 0 {
 		return nil
 	}
-	return publish.Locked(ctx, j.dst, func() error { return j.removeOld(ctx) })
+	return publish.Locked(ctx, j.dst, func() error { return j.removeOld(ctx, old) })
 }
 
-func (j *job) removeOld(ctx context.Context) error {
+// removeOld removes files of the old checkpoint, apart from those to which others refer.
+func (j *job) removeOld(ctx context.Context, old []string) error {
 	needed, err := formats.Needed(ctx, j.dst)
 	if err != nil {
 		return fmt.Errorf("the copy is complete, but files of the old checkpoint stay: %w", err)
 	}
-	for _, name := range j.old {
-		if needed[name] || slices.ContainsFunc(j.items, func(it item) bool { return it.to == name }) {
+	for _, name := range old {
+		if needed[name] {
 			continue
 		}
 		if err := j.dst.Remove(ctx, name); err != nil {

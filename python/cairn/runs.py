@@ -123,7 +123,7 @@ def _text(policy: Policy | None) -> str:
     """Returns the text of a policy. It is empty if there is none."""
     if policy is None:
         return ""
-    parts = [policy] if isinstance(policy, (str, Rule)) else list(policy)
+    parts = [policy] if isinstance(policy, (str, Rule)) or not isinstance(policy, Iterable) else list(policy)
     if not all(isinstance(part, (str, Rule)) for part in parts):
         raise errors.OptionsError(f"the policy is {policy!r}; want a text such as 'last 3, best 2 by loss', or rules "
                                   "such as cairn.last(3)", ("storage.options",))
@@ -134,7 +134,10 @@ def _checked(policy: Policy | None) -> str:
     """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it."""
     if text := _text(policy):
         with tempfile.TemporaryDirectory(prefix="cairn-") as empty, contextlib.suppress(errors.NotFoundError):
-            _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
+            try:
+                _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
+            except errors.OptionsError as e:  # without the name of the flag
+                raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
     return text
 
 
@@ -142,8 +145,9 @@ class Run:
     """The run in a folder, or at a URL: the checkpoints below it, and which of them are kept.
 
     >>> run = cairn.Run("run", keep=[cairn.last(3), cairn.tagged()])
-    >>> [(c.name, c.step, c.tags) for c in run.checkpoints()]
-    [('step-100', 100, ())]
+    >>> for c in run.checkpoints():
+    ...     print(c.name, c.step, c.copies)
+    step-100 100 local
     >>> run.prune(dry_run=True).removed
     0
 
@@ -212,8 +216,9 @@ class Run:
         """Removes the checkpoints that the policies do not keep, each in one atomic step.
 
         >>> report = cairn.Run("run", keep="last 1").prune(dry_run=True)
-        >>> [(p.name, p.outcome, p.reasons) for p in report.local]
-        [('step-100', 'kept', ('last 1', 'newest'))]
+        >>> for p in report.local:
+        ...     print(p.name, p.outcome, *p.reasons, sep=", ")
+        step-100, kept, last 1, newest
 
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
         are not uploaded yet. OptionsError: the run has no policy.

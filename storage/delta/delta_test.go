@@ -3,6 +3,7 @@ package delta
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -343,6 +344,7 @@ func BenchmarkReadChain(b *testing.B) {
 	rd := must.Get(Open(b.Context(), folderOf(b, run, MaxBodies-1), "data.delta"))(b)
 	defer rd.Close()
 	b.SetBytes(int64(len(data)))
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		p := make([]byte, 8<<20)
 		for pb.Next() {
@@ -353,4 +355,21 @@ func BenchmarkReadChain(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkHash compares hashes of one segment.
+func BenchmarkHash(b *testing.B) {
+	p := make([]byte, SegmentBytes)
+	for name, sum := range map[string]func(){
+		"BLAKE3":  func() { HashOf(p) },
+		"SHA-256": func() { sha256.Sum256(p) },
+		"CRC-32C": func() { crc32c.Checksum(p) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(p)))
+			for b.Loop() {
+				sum()
+			}
+		})
+	}
 }

@@ -235,9 +235,9 @@ func current(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	}
 	defer c.Close()
 	out := map[string]bool{}
-	if at == store {
-		for _, f := range c.Files() {
-			out[f.Name] = true
+	if at.String() == store.String() { // the store of a checkpoint that refers to others is another one
+		for _, name := range storage.StoredFiles(c) {
+			out[name] = true
 		}
 	}
 	return out, nil

@@ -200,9 +200,11 @@ func (v *verifier) file(ctx context.Context, file storage.File) (err error) {
 		unsummed = f.Size
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		v.update(func() {
-			v.gone[file.Name] = storage.VerifyProblem{File: file.Name, FQNs: Names(f.Chunks), Text: "the file is gone"}
-		})
+		text := "the file is gone"
+		if len(v.c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) { // it names the base
+			text = err.Error()
+		}
+		v.update(func() { v.gone[file.Name] = storage.VerifyProblem{File: file.Name, FQNs: Names(f.Chunks), Text: text} })
 		return nil
 	}
 	if err != nil {

@@ -123,7 +123,7 @@ class Preemption:
             return False
         first, number, rank = self._agreed
         left = "" if self._grace is None else f", {self.left():.1f} s before the deadline"
-        self._say(logging.WARNING, f"{_name(number)} has reached rank {rank} {time.time() - first:.1f} s ago: the job "
+        self._say(logging.WARNING, f"{_name(number)} reached rank {rank} {time.time() - first:.1f} s ago: the job "
                                    f"is about to end. All ranks stop at this step{left}")
         return True
 

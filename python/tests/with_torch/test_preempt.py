@@ -117,7 +117,7 @@ class Ranks(Case):
         job = Job(self, 3, grace=3600)
         job.ranks[2].send_signal(signal.SIGTERM)
         job.saved(job.stop())
-        self.assertRegex(job.said(), r"SIGTERM has reached rank 2 \d+\.\d s ago: .*, 3\d{3}\.\d s before the deadline")
+        self.assertRegex(job.said(), r"SIGTERM reached rank 2 \d+\.\d s ago: .*, 3\d{3}\.\d s before the deadline")
         self.assertRegex(job.said(), r"was staged \d+\.\d s after SIGTERM")
         self.assertRegex(job.said(), r"was complete \d+\.\d s after SIGTERM, 3\d{3}\.\d s before the deadline")
         self.assertNotIn("SIGTERM", job.said(1) + job.said(2))

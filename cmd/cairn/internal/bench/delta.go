@@ -19,8 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/shard"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -166,11 +166,12 @@ type deltaBench struct {
 	o              *DeltaOptions
 	dir            string
 	source, target []*rankState
-	names          []string // of the tensors
+	chains         []run.Chain // by rank
+	names          []string    // of the tensors
 }
 
 func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *rand.Rand)) (row *DeltaRow, total int64, err error) {
-	b := &deltaBench{o: o}
+	b := &deltaBench{o: o, chains: make([]run.Chain, o.Ranks)}
 	if b.dir, err = os.MkdirTemp(o.Dir, "cairn-bench-"); err != nil {
 		return nil, 0, err
 	}
@@ -226,23 +227,19 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 			return err
 		}
 	}
-	name := func(i int) string { return "step-" + strconv.Itoa(i) }
-	base := &storage.Base{}
-	if i > 0 {
-		base.Folder = name(i - 1)
-	}
+	name := "step-" + strconv.Itoa(i)
 	full := func() error {
 		if err := os.RemoveAll(filepath.Join(b.dir, "full")); err != nil {
 			return err
 		}
-		took, err := timed(func() error { return b.save(ctx, "full", nil) })
+		took, err := timed(func() error { return b.save(ctx, "full", false) })
 		if i > 0 {
 			row.FullSeconds = min(row.FullSeconds, took.Seconds())
 		}
 		return err
 	}
 	changed := func() error {
-		took, err := timed(func() error { return b.save(ctx, name(i), base) })
+		took, err := timed(func() error { return b.save(ctx, name, true) })
 		if i > 0 {
 			row.DeltaSeconds = min(row.DeltaSeconds, took.Seconds())
 		}
@@ -257,7 +254,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 	}
 	if i > 0 {
 		whole, err := folderBytes(filepath.Join(b.dir, "full"))
-		part, err2 := folderBytes(filepath.Join(b.dir, name(i)))
+		part, err2 := folderBytes(filepath.Join(b.dir, name))
 		if err := errors.Join(err, err2); err != nil {
 			return err
 		}
@@ -267,13 +264,18 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 	return nil
 }
 
-func (b *deltaBench) save(ctx context.Context, name string, base *storage.Base) error {
+// save saves the state, with the base that a run would choose if inRun is set.
+func (b *deltaBench) save(ctx context.Context, name string, inRun bool) error {
 	store, err := file.Open(filepath.Join(b.dir, name), nil)
 	if err != nil {
 		return err
 	}
 	return inproc.Run(ctx, b.o.Ranks, func(ctx context.Context, g group.Group) error {
-		_, err := cairn.Save(ctx, store, b.source[g.Rank()].State, &cairn.SaveOptions{Group: g, Base: base})
+		o := &cairn.SaveOptions{Group: g}
+		if inRun {
+			o.Base = b.chains[g.Rank()].Next(name)
+		}
+		_, err := cairn.Save(ctx, store, b.source[g.Rank()].State, o)
 		return err
 	})
 }

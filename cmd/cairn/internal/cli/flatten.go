@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/transfer"
@@ -26,14 +27,19 @@ func newFlattenCmd() *cobra.Command {
 	cmd := newCommand("flatten", wantArgs(1, -1), completePaths(maxPaths), func(cmd *cobra.Command, args []string) error {
 		o := outputOf(cmd)
 		all := []*flattened{}
+		var failed error
 		for _, arg := range args {
 			r, err := f.flatten(cmd, arg)
 			if err != nil {
-				return err
+				failed = err
+				break
 			}
 			all = append(all, r)
 		}
-		return o.result(all, func() {
+		if len(all) == 0 && failed != nil {
+			return failed
+		}
+		err := o.result(all, func() {
 			for _, r := range all {
 				if len(r.Bases) == 0 {
 					o.printf("%s stands alone already\n", clean(r.Path))
@@ -42,6 +48,10 @@ func newFlattenCmd() *cobra.Command {
 				o.printf("%s stands alone now: %s\n", clean(r.Path), formatBytes(r.Bytes))
 			}
 		})
+		if err != nil {
+			return err
+		}
+		return failed
 	})
 	f.addTo(cmd)
 	return cmd
@@ -60,7 +70,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	}
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
-		return nil, err
+		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, arg, err))
 	}
 	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
 	alone := c.Storage().StoredBytes == 0

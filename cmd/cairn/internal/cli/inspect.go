@@ -153,7 +153,6 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	t.add("writer", clean(v.Writer))
 	if len(v.Bases) > 0 {
 		t.add("refers to", clean(strings.Join(v.Bases, ", "))+"; only cairn opens it")
-		t.add("own files", formatBytes(v.StoredBytes))
 	}
 	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
 		t.add("tag "+clean(k), clean(v.Tags[k]))
@@ -189,6 +188,9 @@ func onDisk(s *inspect.Summary) string {
 		}
 	}
 	text := formatBytes(s.FileBytes) + " in " + plural(len(s.Files)-missing, "file")
+	if s.StoredBytes > 0 {
+		text = formatBytes(s.StoredBytes) + "; " + text + " if it stood alone"
+	}
 	if missing > 0 {
 		text += "; " + plural(missing, "more file") + " missing"
 	}

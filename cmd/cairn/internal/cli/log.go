@@ -23,6 +23,9 @@ type logResult struct {
 	Removable      int      `json:"removable"`
 	RemovableBytes int64    `json:"removable_bytes"`
 	Warnings       []string `json:"warnings"`
+
+	// The flags that replace settings, for the commands of hints.
+	syncFlags, pruneFlags string
 }
 
 // logCheckpoint describes a checkpoint of a run.
@@ -64,7 +67,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	if len(all) == 0 {
 		return noCheckpoints(ctx, address)
 	}
-	res := &logResult{settingsResult: settingsResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String()}, Warnings: []string{}}
+	res := &logResult{settingsResult: settingsResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String()}, Warnings: []string{}, syncFlags: f.given(cmd, "remote", "keep-remote"), pruneFlags: f.given(cmd, "keep", "remote", "keep-remote")}
 	res.add(all, r.Lacking(all, s.KeepRemote, time.Now()))
 	if !s.Keep.KeepsAll() || !s.KeepRemote.KeepsAll() {
 		rep, err := r.Plan(all, &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote})
@@ -220,16 +223,22 @@ func (res *logResult) printTotals(o *output) {
 	}
 	o.remark("\n")
 	path := quoteArg(res.Path)
-	lacking := 0
+	lacking, referring := 0, 0
 	for i := range res.Checkpoints {
 		if res.Checkpoints[i].NotUploaded {
 			lacking++
 		}
+		if len(res.Checkpoints[i].Bases) > 0 {
+			referring++
+		}
+	}
+	if referring > 0 {
+		o.remark("%s with references to others: see 'cairn help flatten'\n", plural(referring, "checkpoint"))
 	}
 	if lacking > 0 {
-		o.remark("%s not uploaded yet: 'cairn sync %s'\n", plural(lacking, "checkpoint"), path)
+		o.remark("%s not uploaded yet: 'cairn sync %s%s'\n", plural(lacking, "checkpoint"), path, res.syncFlags)
 	}
 	if res.Removable > 0 {
-		o.remark("%s, %s, would be removed: 'cairn prune %s'\n", plural(res.Removable, "checkpoint"), formatBytes(res.RemovableBytes), path)
+		o.remark("%s, %s, would be removed: 'cairn prune %s%s'\n", plural(res.Removable, "checkpoint"), formatBytes(res.RemovableBytes), path, res.pruneFlags)
 	}
 }

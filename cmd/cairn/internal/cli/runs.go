@@ -74,7 +74,13 @@ func runRuns(cmd *cobra.Command, dirs []string, depth int) error {
 		return err
 	}
 	if len(res.Runs) == 0 {
-		err := fmt.Errorf("%s: %w in its folders", blob.Redact(dirs[0]), cairn.ErrNotFound)
+		if len(dirs) == 1 && formatOf(ctx, dirs[0]) != "" {
+			return noCheckpoints(ctx, dirs[0])
+		}
+		for i := range dirs {
+			dirs[i] = blob.Redact(dirs[i])
+		}
+		err := fmt.Errorf("%s: %w in its folders", strings.Join(dirs, ", "), cairn.ErrNotFound)
 		return withHint(err, fmt.Sprintf("runs are searched %s below DIR: --depth changes that", plural(depth, "level")))
 	}
 	return nil

@@ -57,6 +57,18 @@ func (f *settingsFlags) apply(cmd *cobra.Command, s *run.Settings) error {
 	return nil
 }
 
+// given returns those of the flags that were given, as they are written after a command. They
+// do not contain secrets.
+func (f *settingsFlags) given(cmd *cobra.Command, flags ...string) string {
+	out := ""
+	for _, name := range flags {
+		if flag := cmd.Flags().Lookup(name); flag.Changed {
+			out += " --" + name + " " + quoteArg(blob.Redact(flag.Value.String()))
+		}
+	}
+	return out
+}
+
 const policyHint = "'cairn help policies' lists the rules"
 
 // openRun opens the run at an address with its settings, as far as flags do not replace them,
@@ -196,8 +208,9 @@ func newSettingsCmd() *cobra.Command {
 func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
 	changed := cmd.Flags().Changed("remote") || cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
-	if err := checkFolder(address); err != nil && (!changed || !errors.Is(err, fs.ErrNotExist)) {
-		return err
+	missing := checkFolder(address)
+	if missing != nil && (!changed || !errors.Is(missing, fs.ErrNotExist)) {
+		return missing
 	}
 	r, err := run.Open(ctx, address, "")
 	if err != nil {
@@ -224,13 +237,37 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 			t.add("keep-remote", clean(res.KeepRemote))
 		}
 		o.table(t)
+		if missing != nil {
+			o.remark("%s is a new folder, without checkpoints\n", clean(blob.Redact(address)))
+		}
 	})
+}
+
+// checkNoCheckpoint returns an error if the folder of a run is a checkpoint itself, and has no
+// checkpoints in its folders.
+func checkNoCheckpoint(ctx context.Context, r *run.Run) error {
+	address := r.Local.Address()
+	if formatOf(ctx, address) == "" {
+		return nil
+	}
+	all, err := r.Checkpoints(ctx)
+	if err != nil || len(all) > 0 {
+		return err
+	}
+	hint := "RUN is the folder of a run, with a folder for each checkpoint"
+	if dir, _ := splitRun(address); dir != "" {
+		hint = fmt.Sprintf("its run is %s: 'cairn settings %s'", blob.Redact(dir), quoteArg(blob.Redact(dir)))
+	}
+	return withHint(fmt.Errorf("%s: %w in its folders: it is a checkpoint itself", blob.Redact(address), cairn.ErrNotFound), hint)
 }
 
 // change writes the settings that flags replace, and returns what was written.
 func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if err := f.apply(cmd, &s); err != nil {
+		return s, err
+	}
+	if err := checkNoCheckpoint(ctx, r); err != nil {
 		return s, err
 	}
 	if s.Remote != "" {

@@ -83,7 +83,7 @@ func (f *copyFlags) upload(cmd *cobra.Command, remote *settingsFlags, address st
 	}
 	if r.Remote == nil {
 		shown := quoteArg(r.String())
-		return withHint(usagef(cmd, "%s has no remote run: give the second RUN", r), fmt.Sprintf("'cairn settings %s --remote URL' stores its address", shown))
+		return withHint(usagef(cmd, "%s has no remote run", r), fmt.Sprintf("give the address of the second RUN, or store it: 'cairn settings %s --remote URL'", shown))
 	}
 	finish := f.measure(o, address, s.Remote, r.Local.Store, r.Remote.Store, dryRun)
 	all, err := r.Sync(ctx, &run.SyncOptions{KeepRemote: s.KeepRemote, DryRun: dryRun, Options: finish.options(opts)})
@@ -132,7 +132,7 @@ func (s *syncing) print(all []transfer.Synced, err error) error {
 
 func printSynced(o *output, r *syncResult) {
 	t := newRows("FOLDER", ">STEP", "STATE", ">COPIED")
-	copied := 0
+	copied, lacking := 0, 0
 	for _, s := range r.Folders {
 		step, size := "", ""
 		if s.Step != nil {
@@ -141,6 +141,9 @@ func printSynced(o *output, r *syncResult) {
 		if s.Copy != nil {
 			size = formatBytes(s.Copy.Bytes - s.Copy.KeptBytes)
 			copied++
+		}
+		if s.State == transfer.Lacking {
+			lacking++
 		}
 		t.add(clean(filepath.ToSlash(s.Folder)), step, s.State, size)
 	}
@@ -154,7 +157,7 @@ func printSynced(o *output, r *syncResult) {
 	}
 	what := plural(copied, "checkpoint") + " copied"
 	if r.DryRun {
-		what = "nothing was copied"
+		what = plural(lacking, "checkpoint") + " would be copied"
 	}
 	o.remark("%s: %s (%s)\n", clean(r.Target), what, formatSeconds(r.Seconds))
 	r.copyTraffic.print(o, r.Source, r.Target)

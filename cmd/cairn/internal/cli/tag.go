@@ -139,11 +139,11 @@ func saveOf(ctx context.Context, p *run.Place, name string) (string, error) {
 		return "", withHint(&cairn.Error{Op: "open", Where: blob.Redact(address), Err: err}, openHint(ctx, address, err))
 	}
 	defer c.Close()
-	if at != store {
+	if at.String() != store.String() { // the store of a checkpoint that refers to others is another one
 		err := fmt.Errorf("%s is a run, whose newest checkpoint is %s: %w", blob.Redact(address), at, cairn.ErrNotFound)
 		return "", withHint(err, fmt.Sprintf("'cairn log %s' lists its checkpoints", quoteArg(blob.Redact(address))))
 	}
-	missing, err := storage.MissingFiles(ctx, store, c.Files())
+	missing, err := storage.MissingFiles(ctx, at, c.Files())
 	if err == nil && len(missing) > 0 {
 		err = fmt.Errorf("%s: %w: %s missing, such as %s", blob.Redact(address), cairn.ErrCorrupt, plural(len(missing), "file"), missing[0])
 	}
