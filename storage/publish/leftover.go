@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // Leftover is a file that no checkpoint needs: of a save that did not finish, or
@@ -83,6 +84,9 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 	}
 	if len(out) > 0 && f.Needed != nil {
 		needed, err := f.Needed(ctx, store)
+		if errors.Is(err, storage.ErrVersion) {
+			return temps, tempErr // a checkpoint of a later version may refer to any of them
+		}
 		if err != nil {
 			return temps, errors.Join(err, tempErr)
 		}
