@@ -16,7 +16,7 @@ const lockFormat = "native"
 
 // Files describes the files of this format.
 func Files() *publish.Format {
-	return &publish.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting, Needed: referred}
+	return &publish.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting, Needed: neededForSweeps}
 }
 
 // readExisting implements publish.Format.Read. If the record also names files of other

@@ -177,9 +177,21 @@ func CheckUnreferred(ctx context.Context, store blob.Store) error {
 	return err
 }
 
+// neededForSweeps is referred without the folders that this process may not read. A folder of
+// checkpoints may be beside private folders of others, such as in /tmp.
+func neededForSweeps(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	return referredBy(ctx, store, func(err error) bool { return errors.Is(err, fs.ErrPermission) })
+}
+
 // referred returns the names of files in the folder of a checkpoint to which checkpoints in
 // the folders beside it refer.
 func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
+	return referredBy(ctx, store, func(error) bool { return false })
+}
+
+// referredBy is referred without the folders whose record cannot be read for a reason that
+// skip accepts.
+func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (map[string]bool, error) {
 	parent, own, err := blob.Parent(store)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil, nil // nothing is beside it
@@ -213,7 +225,7 @@ func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
 			return nil, err
 		}
 		rec, err := readRecordOnly(ctx, at)
-		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) {
+		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) || err != nil && skip(err) {
 			continue
 		}
 		if err != nil { // a record of a later version may refer to anything

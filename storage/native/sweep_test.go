@@ -3,7 +3,9 @@ package native
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -119,4 +122,18 @@ func TestWarningsNameTheFilesThatRemain(t *testing.T) {
 		t.Errorf("warned of %v; want %v", warned, syscall.EACCES)
 	}
 	checkSeed(t, s, 2)
+}
+
+// A sweep looks at the records beside the folder, but not at those that it may not read.
+func TestSweepBesideAPrivateFolder(t *testing.T) {
+	run := new(mem.Store)
+	at := must.Get(blob.NewSub(run, "a"))(t)
+	must.Get(blob.WriteAll(t.Context(), at, DataFileName("gone", 0, 0), []byte("x"), nil))(t)
+	must.Get(blob.WriteAll(t.Context(), run, "private/cairn.json", []byte("{}"), nil))(t)
+	closed := fault.New(run, fault.Rule{On: fault.Open, Match: func(name string) bool { return strings.HasPrefix(name, "private/") }, Do: fault.Fail(fs.ErrPermission)})
+	dir := must.Get(blob.NewSub(closed, "a"))(t)
+	removed, err := publish.Sweep(t.Context(), dir, Files(), 0, nil)
+	if len(removed) != 1 || err != nil {
+		t.Errorf("Sweep = %v, %v; want the one file", removed, err)
+	}
 }
