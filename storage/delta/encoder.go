@@ -193,18 +193,6 @@ func (e *Encoder) Finish(size int64, crc uint32) *Table {
 	return &e.table
 }
 
-// Folders returns the folders that the table refers to.
-func (t *Table) Folders() []string {
-	var out []string
-	for _, f := range t.Files {
-		if f.Folder != "" {
-			out = append(out, f.Folder)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
 // Hasher computes the hashes of the segments of a file that is stored as it is. Pieces of
 // the file may come in any order and from several goroutines, each byte once.
 type Hasher struct {

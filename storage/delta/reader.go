@@ -155,9 +155,6 @@ func startsOf(t *Table) []int64 {
 	return out
 }
 
-// Table returns the table of the delta file. It must not be changed.
-func (r *Reader) Table() *Table { return r.table }
-
 // Size returns the size of the file that is stored.
 func (r *Reader) Size() int64 { return r.table.Size }
 

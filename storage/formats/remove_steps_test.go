@@ -31,48 +31,55 @@ import (
 type stepping struct {
 	inner *file.Store
 	step  func(op string)
+	mu    sync.Mutex // held by step: some formats open files in parallel
+}
+
+func (s *stepping) before(op string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.step(op)
 }
 
 func (s *stepping) String() string { return s.inner.String() }
 func (s *stepping) Versions() bool { return true }
 
 func (s *stepping) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {
-	s.step("create " + name)
+	s.before("create " + name)
 	return s.inner.Create(ctx, name, o)
 }
 
 func (s *stepping) Open(ctx context.Context, name string) (blob.Reader, error) {
-	s.step("open " + name)
+	s.before("open " + name)
 	return s.inner.Open(ctx, name)
 }
 
 func (s *stepping) Stat(ctx context.Context, name string) (blob.Info, error) {
-	s.step("stat " + name)
+	s.before("stat " + name)
 	return s.inner.Stat(ctx, name)
 }
 
 func (s *stepping) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
-	s.step("list " + prefix)
+	s.before("list " + prefix)
 	return s.inner.List(ctx, prefix)
 }
 
 func (s *stepping) Remove(ctx context.Context, name string) error {
-	s.step("remove " + name)
+	s.before("remove " + name)
 	return s.inner.Remove(ctx, name)
 }
 
 func (s *stepping) RemoveVersion(ctx context.Context, name, version string) error {
-	s.step("remove version " + name)
+	s.before("remove version " + name)
 	return s.inner.RemoveVersion(ctx, name, version)
 }
 
 func (s *stepping) RemoveFolder(ctx context.Context, dir string) error {
-	s.step("remove folder " + dir)
+	s.before("remove folder " + dir)
 	return s.inner.RemoveFolder(ctx, dir)
 }
 
 func (s *stepping) TryLock(ctx context.Context, name string, note []byte) (blob.HeldLock, error) {
-	s.step("lock " + name)
+	s.before("lock " + name)
 	l, err := s.inner.TryLock(ctx, name, note)
 	if err != nil {
 		return nil, err
@@ -81,7 +88,7 @@ func (s *stepping) TryLock(ctx context.Context, name string, note []byte) (blob.
 }
 
 func (s *stepping) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
-	s.step("locks")
+	s.before("locks")
 	return s.inner.Locks(ctx, dir)
 }
 
@@ -92,12 +99,12 @@ type steppingLock struct {
 }
 
 func (l *steppingLock) SetNote(note []byte) error {
-	l.s.step("note " + l.name)
+	l.s.before("note " + l.name)
 	return l.HeldLock.SetNote(note)
 }
 
 func (l *steppingLock) Release() error {
-	l.s.step("release " + l.name)
+	l.s.before("release " + l.name)
 	return l.HeldLock.Release()
 }
 
