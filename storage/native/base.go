@@ -1,0 +1,267 @@
+package native
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
+	"github.com/cairn-ckpt/cairn/storage/publish"
+)
+
+// baseFolder is a folder beside the checkpoint that holds files to which it refers.
+type baseFolder struct {
+	Folder string
+	Files  []storage.Reference
+}
+
+// deltaFileName returns the name of the delta file of a data file.
+func deltaFileName(data string) string { return strings.TrimSuffix(data, dataSuffix) + deltaSuffix }
+
+// addCoded adds the files that are stored as delta files, and the folders to which these
+// refer, the newest first. Delta files that store no data file have the hashes of one.
+func (r *record) addCoded(coded []storage.Coded) {
+	stored := map[string]bool{}
+	bases := map[string][]storage.Reference{}
+	for _, c := range coded {
+		stored[c.Stored] = true
+		for _, f := range c.Refers {
+			if !slices.Contains(bases[f.Folder], f) {
+				bases[f.Folder] = append(bases[f.Folder], f)
+			}
+		}
+		c.Refers = nil
+		r.Coded = append(r.Coded, c)
+	}
+	for folder, files := range bases {
+		slices.SortFunc(files, func(a, b storage.Reference) int { return strings.Compare(a.Name, b.Name) })
+		r.Bases = append(r.Bases, baseFolder{folder, files})
+	}
+	newest := func(b *baseFolder) string { return b.Files[len(b.Files)-1].Name } // names begin with the time of the save
+	slices.SortFunc(r.Bases, func(a, b baseFolder) int {
+		return cmp.Or(strings.Compare(newest(&b), newest(&a)), strings.Compare(a.Folder, b.Folder))
+	})
+	r.Files = slices.DeleteFunc(r.Files, func(f storage.File) bool {
+		hashes := strings.HasSuffix(f.Name, deltaSuffix) && !stored[f.Name]
+		if hashes {
+			r.Hashes = append(r.Hashes, f)
+		}
+		return hashes
+	})
+}
+
+// base is the checkpoint that a save refers to, opened on one rank.
+type base struct {
+	folder  string
+	c       *checkpoint // nil: there is none
+	folders []string    // to which segments may refer
+	sources map[string]*delta.Source
+	warn    func(error)
+}
+
+// maxBases bounds the number of folders to which a checkpoint refers.
+const maxBases = delta.MaxBodies
+
+// openBase opens the base of the save. If it cannot be used, the save does without it.
+func (w *writer) openBase(ctx context.Context) *base {
+	b := &base{sources: map[string]*delta.Source{}, warn: w.Session().Warn}
+	if w.opts.Base.Folder == "" {
+		return b
+	}
+	b.folder = w.opts.Base.Folder
+	if b.warn == nil {
+		b.warn = func(error) {}
+	}
+	c, err := w.findBase(ctx)
+	if err != nil {
+		b.warn(fmt.Errorf("the save does not refer to %s: %w", b.folder, err))
+		return b
+	}
+	b.c = c
+	b.folders = append(b.folders, b.folder)
+	_, own, _ := blob.Parent(w.store)
+	for _, f := range c.full.Bases {
+		if f.Folder != own && len(b.folders) < maxBases {
+			b.folders = append(b.folders, f.Folder)
+		}
+	}
+	return b
+}
+
+func (w *writer) findBase(ctx context.Context) (*checkpoint, error) {
+	folder := w.opts.Base.Folder
+	if err := delta.CheckFolder(folder); err != nil {
+		return nil, err
+	}
+	_, own, err := blob.Parent(w.store)
+	if err != nil {
+		return nil, err
+	}
+	if own == folder {
+		return nil, errors.New("it is the folder that is saved to")
+	}
+	if err := delta.CheckFolder(own); err != nil { // a removal of the base would not find this checkpoint
+		return nil, err
+	}
+	store, err := blob.Beside(w.store, folder)
+	if err != nil {
+		return nil, err
+	}
+	return openCheckpoint(ctx, store, readRecordOnly)
+}
+
+// holdBases keeps the folders to which the results refer from being removed, and checks that
+// the files are there. From the commit on, the record shows that they are needed; the
+// caller calls release after it.
+func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
+	var held []func()
+	free := func() {
+		for _, f := range held {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			free()
+		}
+	}()
+	var rec record
+	for _, r := range results {
+		rec.addCoded(r.Coded)
+	}
+	for _, b := range rec.Bases {
+		at, err := blob.Beside(w.store, b.Folder)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkBases(ctx, w.store, []baseFolder{b}); err != nil { // a lock would make the folder
+			return nil, err
+		}
+		err = publish.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
+			done, err := publish.ReadingNow(ctx, at)
+			if err != nil {
+				return fmt.Errorf("the save refers to %s: %w", at, err)
+			}
+			held = append(held, done)
+			return checkBases(ctx, w.store, []baseFolder{b})
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return free, nil
+}
+
+// close closes the base.
+func (b *base) close() {
+	if b.c != nil {
+		b.c.Close()
+	}
+	for _, s := range b.sources {
+		if s != nil {
+			s.Close()
+		}
+	}
+}
+
+// code decides how a data file is stored: as a delta file if it has a base, and otherwise as
+// it is, with its hashes beside it.
+func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) error {
+	ranges := []delta.Range{{Len: int64(len(f.header)), Width: 1}}
+	found := false
+	for i := range f.items {
+		it := &f.items[i]
+		r := delta.Range{Len: it.length, Width: max(1, elementSize(it.item))}
+		var err error
+		if r.Base, r.BaseOff, err = b.find(ctx, it); err != nil {
+			return err
+		}
+		found = found || r.Base != nil
+		ranges = append(ranges, r)
+	}
+	if !found {
+		h := delta.NewHasher(ranges)
+		to.Seen = h.Add
+		to.Beside = func(crc uint32) publish.File {
+			return publish.File{Name: deltaFileName(f.name), Data: h.Finish(f.name, f.size, crc).Append(nil)}
+		}
+		return nil
+	}
+	to.Coder = &coder{Encoder: delta.NewEncoder(ranges, b.folders), name: f.name}
+	return nil
+}
+
+// find returns where the base has an earlier state of an item.
+func (b *base) find(ctx context.Context, it *placed) (*delta.Source, int64, error) {
+	if b.c == nil || it.length == 0 || it.item.Kind == plan.KindBytes {
+		return nil, 0, nil
+	}
+	e, ok, err := b.c.Find(ctx, it.item.FQN())
+	if ctx.Err() != nil {
+		return nil, 0, context.Cause(ctx)
+	}
+	if err != nil || !ok || e.Tensor == nil || e.Tensor.DType != it.item.Info.DType {
+		return nil, 0, nil
+	}
+	i, ok := e.Tensor.FindChunk(it.item.Box.Offsets, 0)
+	if !ok || !slices.Equal(e.Tensor.Chunks[i].Sizes, it.item.Box.Sizes) {
+		return nil, 0, nil
+	}
+	l := &e.Tensor.Locs[i]
+	s, err := b.source(ctx, l.File)
+	if s == nil || l.Length != it.length {
+		return nil, 0, err
+	}
+	return s, l.Offset, nil
+}
+
+// source opens a data file of the base. It returns nil if the file cannot be used.
+func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
+	if s, ok := b.sources[name]; ok {
+		return s, nil
+	}
+	b.sources[name] = nil
+	stored := deltaFileName(name)
+	coded := slices.ContainsFunc(b.c.full.Coded, func(c storage.Coded) bool { return c.Name == name })
+	hashed := slices.ContainsFunc(b.c.full.Hashes, func(f storage.File) bool { return f.Name == stored })
+	if !coded && !hashed {
+		return nil, nil
+	}
+	s, err := delta.OpenSource(ctx, b.c.raw, b.folder, name, stored, !coded)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		b.warn(fmt.Errorf("the save does not refer to %s of %s: %w", name, b.folder, err))
+		return nil, nil
+	}
+	b.sources[name] = s
+	return s, nil
+}
+
+// coder implements publish.Coder.
+type coder struct {
+	*delta.Encoder
+	name string // of the data file
+}
+
+var _ publish.Coder = (*coder)(nil)
+
+// Name returns the name of the delta file.
+func (c *coder) Name() string { return deltaFileName(c.name) }
+
+// Finish returns the end of the delta file.
+func (c *coder) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
+	t := c.Encoder.Finish(size, crc)
+	out := storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name()}
+	for _, f := range t.Files {
+		out.Refers = append(out.Refers, storage.Reference(f))
+	}
+	return t.Append(nil), out
+}
