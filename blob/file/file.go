@@ -120,8 +120,8 @@ func (s *Store) String() string { return s.shown }
 // Dir returns the absolute path of the directory.
 func (s *Store) Dir() string { return s.dir }
 
-// Parent implements [blob.Child]. If the folder is a link to a folder beside it, the name is
-// that of the other one.
+// Parent implements [blob.Child]. If the folder is a link to a folder beside it, Parent returns
+// the name of the other folder.
 func (s *Store) Parent() (blob.Store, string, error) {
 	dir, name := filepath.Split(s.dir)
 	if fi, err := os.Lstat(s.dir); err == nil && fi.Mode()&fs.ModeSymlink != 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/segment"
 	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 const (
@@ -74,14 +75,9 @@ type Segment struct {
 	Bodies []Body
 }
 
-// File is another file that a table refers to.
-type File struct {
-	// Folder is the name of a folder beside the folder of the delta file. Empty: the same
-	// folder.
-	Folder string
-	Name   string
-	Size   int64
-}
+// File is another file that a table refers to. If its Folder is empty, it is in the folder of
+// the delta file.
+type File = storage.Reference
 
 // Table says where the bytes of a file are.
 type Table struct {
@@ -142,7 +138,7 @@ func decode(b []byte, body int64) (*Table, error) {
 	n := r.Count(3)
 	for range n {
 		f := File{Folder: r.String(), Name: r.String(), Size: r.Size()}
-		if err := f.check(); err != nil {
+		if err := checkFile(&f); err != nil {
 			r.Fail("%w", err)
 		}
 		t.Files = append(t.Files, f)
@@ -200,8 +196,8 @@ func decode(b []byte, body int64) (*Table, error) {
 	return t, nil
 }
 
-// check returns an error if the names are not plain.
-func (f *File) check() error {
+// checkFile returns an error if the names are not plain.
+func checkFile(f *File) error {
 	if err := blob.CheckName(f.Name); err != nil {
 		return err
 	}

@@ -147,7 +147,7 @@ func TestHowSegmentsAreStored(t *testing.T) {
 		data[2*SegmentBytes+i] = byte(r.Uint32())
 	}
 	table := write(t, run, 1, data, 2)
-	if d := cmp.Diff([]File{{"step-0", "data", int64(len(data))}}, table.Files); d != "" {
+	if d := cmp.Diff([]File{{Folder: "step-0", Name: "data", Size: int64(len(data))}}, table.Files); d != "" {
 		t.Errorf("Files: -want +got\n%s", d)
 	}
 	kinds := ""
@@ -208,7 +208,7 @@ func TestDamagedBaseIsNotExtended(t *testing.T) {
 }
 
 var sampleTable = &Table{
-	Size: SegmentBytes + 70, CRC32C: 0xdeadbeef, Files: []File{{"step-1", "a.safetensors", 1 << 40}, {"", "b.delta", 99}},
+	Size: SegmentBytes + 70, CRC32C: 0xdeadbeef, Files: []File{{Folder: "step-1", Name: "a.safetensors", Size: 1 << 40}, {Name: "b.delta", Size: 99}},
 	Segments: []Segment{
 		{Len: SegmentBytes, Width: 2, Hash: Hash{1, 2}, Bodies: []Body{{1, 1 << 39, SegmentBytes, Whole}, {2, 9, 80, Diff}, {0, 5, 7, Diff}}},
 		{Len: 70, Width: 16, Hash: Hash{3}, Bodies: []Body{{0, 12, 70, Whole}}},

@@ -25,7 +25,7 @@ func OpenSource(ctx context.Context, store blob.Store, folder, name, delta strin
 		if err != nil {
 			return nil, err
 		}
-		return &Source{Reader: r, folder: folder, stored: File{folder, delta, r.files[0].Size()}, table: r.table, starts: r.starts}, nil
+		return &Source{Reader: r, folder: folder, stored: File{Folder: folder, Name: delta, Size: r.files[0].Size()}, table: r.table, starts: r.starts}, nil
 	}
 	h, err := store.Open(ctx, delta)
 	if err != nil {
@@ -44,7 +44,7 @@ func OpenSource(ctx context.Context, store blob.Store, folder, name, delta strin
 		r.Close()
 		return nil, fmt.Errorf("%w: %s has %d bytes, and %s is about %d", ErrTable, name, r.Size(), delta, t.Size)
 	}
-	return &Source{Reader: r, folder: folder, stored: File{folder, name, r.Size()}, table: t, starts: startsOf(t)}, nil
+	return &Source{Reader: r, folder: folder, stored: File{Folder: folder, Name: name, Size: r.Size()}, table: t, starts: startsOf(t)}, nil
 }
 
 // place is a body with its file.

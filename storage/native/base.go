@@ -259,9 +259,5 @@ func (c *coder) Name() string { return deltaFileName(c.name) }
 // Finish returns the end of the delta file.
 func (c *coder) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
 	t := c.Encoder.Finish(size, crc)
-	out := storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name()}
-	for _, f := range t.Files {
-		out.Refers = append(out.Refers, storage.Reference(f))
-	}
-	return t.Append(nil), out
+	return t.Append(nil), storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name(), Refers: t.Files}
 }

@@ -43,9 +43,9 @@ type DeltaResult struct {
 	Cases []DeltaRow `json:"cases"`
 }
 
-// DeltaRow compares saves on the base of others with full saves of the same state. Ratios
-// of bytes and seconds are those of a save on a base over those of a full one, and ratios
-// of loads those of the rate of the last save of the chain over the rate of a full one.
+// DeltaRow compares saves on the base of others with full saves of the same state. The bytes
+// and seconds of a save on a base are divided by the bytes and seconds of a full save. The
+// rate of a load of the last save of the chain is divided by the rate of a full load.
 type DeltaRow struct {
 	Case string `json:"case"`
 	// BytesRatio is the largest, of any save of the chain.

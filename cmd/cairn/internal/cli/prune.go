@@ -84,7 +84,8 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	return withHint(err, "the same command goes on from there")
 }
 
-// asker returns the terminal that answers whether to remove, or nil if nobody is asked.
+// asker returns the terminal at which the user confirms the removal, or nil if no
+// confirmation is needed.
 func (f *pruneFlags) asker(cmd *cobra.Command, o *output) io.Reader {
 	in, ok := cmd.InOrStdin().(*os.File)
 	if f.yes || f.dryRun || o.json || !ok || !isTerminal(in) || !isTerminal(o.err) {

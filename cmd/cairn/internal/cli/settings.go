@@ -57,8 +57,8 @@ func (f *settingsFlags) apply(cmd *cobra.Command, s *run.Settings) error {
 	return nil
 }
 
-// given returns those of the flags that were given, as they are written after a command. They
-// do not contain secrets.
+// given returns the flags that the user has set, as they are written after a command. They do
+// not contain secrets.
 func (f *settingsFlags) given(cmd *cobra.Command, flags ...string) string {
 	out := ""
 	for _, name := range flags {
