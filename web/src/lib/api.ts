@@ -1,0 +1,353 @@
+// The questions that the page asks the server, and the types of the answers. docs/web.md
+// describes them.
+
+/** A number as the server sends it: null is undefined, infinities are strings. */
+export type Num = number | null | 'inf' | '-inf';
+
+export interface Place {
+  path: string;
+  kind: 'run' | 'checkpoint';
+  version: string;
+  recipe: string;
+  checkpoints: PlaceCheckpoint[];
+}
+
+export interface PlaceCheckpoint {
+  id: string;
+  label: string;
+  step: number | null;
+  other: boolean;
+}
+
+export interface RunLog {
+  path: string;
+  remote: string;
+  keep: string;
+  keep_remote: string;
+  checkpoints: RunCheckpoint[];
+  bytes: number;
+  remote_bytes: number;
+  removable: number;
+  removable_bytes: number;
+  warnings: string[];
+}
+
+export interface RunCheckpoint {
+  name: string;
+  step: number | null;
+  time?: string;
+  bytes: number;
+  save_id?: string;
+  format?: string;
+  metrics?: Record<string, number>;
+  tags?: string[];
+  bases?: string[];
+  local?: Copy;
+  remote?: Copy;
+  problem?: string;
+  copies: string;
+  not_uploaded: boolean;
+  verdict?: Verdict;
+  remote_verdict?: Verdict;
+}
+
+export interface Copy {
+  path: string;
+  state: string;
+  problem?: string;
+  bytes: number;
+}
+
+export interface Verdict {
+  outcome: string;
+  reasons: string[];
+}
+
+export interface Steps {
+  steps: { id: string; step: number | null; time?: string; error?: string }[];
+  layers: string[];
+  l2: Num[][];
+  mean: Num[][];
+  abs_max: Num[][];
+  nan_share: Num[][];
+}
+
+export interface Totals {
+  tensors: number;
+  objects: number;
+  chunks: number;
+  elements: number;
+  nbytes: number;
+}
+
+export interface Summary {
+  path: string;
+  format: string;
+  save_id: string;
+  step: number | null;
+  time?: string;
+  world_size?: number;
+  writer: string;
+  refers_to?: string[];
+  stored_bytes?: number;
+  tags: Record<string, string> | null;
+  notes?: string[];
+  totals: Totals;
+  file_bytes: number;
+  dtypes: { dtype: string; tensors: number; elements: number; nbytes: number }[];
+  files: { name: string; size: number; missing?: boolean }[];
+  missing?: { fqn: string; file?: string; problem: string }[];
+}
+
+/** Names of a checkpoint in columns. Index -1 of dtype and shape is an object. */
+export interface Columns {
+  names: string[];
+  dtypes: string[];
+  dtype: number[];
+  shapes: number[][];
+  shape: number[];
+  nbytes: number[];
+  chunks: number[];
+  tied: Record<string, string>;
+  values: Record<string, string>;
+}
+
+export interface Item {
+  fqn: string;
+  kind: 'tensor' | 'object';
+  dtype?: string;
+  shape?: number[];
+  type?: string;
+  repr?: string;
+  problem?: string;
+  codec?: string;
+  chunks: number;
+  files: number;
+  nbytes: number;
+  tied?: string;
+}
+
+export interface Chunk {
+  chunk: number;
+  offsets?: number[];
+  sizes?: number[];
+  inline?: boolean;
+  nbytes: number;
+  file?: string;
+  offset: number;
+  length: number;
+  n_checksums: number;
+  key?: string;
+  rank?: number;
+}
+
+export interface ItemAnswer {
+  item: Item;
+  value: string;
+  truncated: boolean;
+  chunks: Chunk[];
+  omitted: number;
+}
+
+export interface Histogram {
+  scale: 'linear' | 'log2';
+  edges: Num[];
+  counts: number[];
+}
+
+export interface TensorStats {
+  fqn: string;
+  dtype: string;
+  shape: number[];
+  nbytes: number;
+  elements: number;
+  min: Num;
+  max: Num;
+  mean: Num;
+  std: Num;
+  l2: Num;
+  zeros: number;
+  nan: number;
+  pos_inf: number;
+  neg_inf: number;
+  histogram?: Histogram;
+}
+
+export interface Heat {
+  fqn: string;
+  dtype: string;
+  shape: number[];
+  index: string;
+  dims: [number, number];
+  size: [number, number];
+  rows: [number, number];
+  cols: [number, number];
+  height: number;
+  width: number;
+  exact: boolean;
+  read: number;
+  elements: number;
+  mean: Num[];
+  min: Num[];
+  max: Num[];
+  nan?: number[];
+  pos_inf?: number[];
+  neg_inf?: number[];
+  text?: string[];
+  low: Num;
+  high: Num;
+}
+
+export interface Compared {
+  fqn: string;
+  renamed?: string;
+  status: 'identical' | 'close' | 'matching' | 'different' | 'missing' | 'extra';
+  differs?: string[];
+  a?: Item;
+  b?: Item;
+  where?: string;
+  values?: {
+    elements: number;
+    differing: number;
+    nans: number;
+    max_abs: Num;
+    max_rel: Num;
+    rel_l2: Num;
+    cosine: Num;
+    first?: { index: number[]; a: string; b: string };
+  };
+}
+
+export interface Comparison {
+  equal: boolean | null;
+  names: number;
+  identical: number;
+  close: number;
+  matching: number;
+  different: number;
+  missing: number;
+  extra: number;
+  compared: number;
+  max_abs: Num;
+  max_rel: Num;
+  items: Compared[];
+  omitted: number;
+  unread: { fqn: string; why: string }[];
+}
+
+export interface Overlaid {
+  a: TensorStats;
+  b: TensorStats;
+}
+
+export interface Timeline {
+  save_id: string;
+  step: number | null;
+  seconds: number;
+  phases: {
+    name: string;
+    ranks: number;
+    median_seconds: number;
+    slowest_seconds: number;
+    slowest_rank: number;
+    bytes: number;
+  }[];
+  ranks: RankTimeline[];
+}
+
+export interface RankTimeline {
+  rank: number;
+  busy_seconds: number;
+  slow: boolean;
+  phases: { name: string; start_seconds: number; end_seconds: number; bytes: number }[];
+}
+
+export interface Progress {
+  done: number;
+  total: number;
+  what?: string;
+}
+
+/** An error that the server reports, or that the server cannot be reached. */
+export class ApiError extends Error {
+  constructor(
+    readonly kind: string,
+    message: string,
+    readonly hint = '',
+  ) {
+    super(message);
+  }
+}
+
+/** Parameters of a request. Undefined and empty ones are left out. */
+export type Params = Record<string, string | number | boolean | undefined>;
+
+const token = new URLSearchParams(location.search).get('token') ?? '';
+
+async function request(path: string, params: Params, signal?: AbortSignal): Promise<Response> {
+  const q = new URLSearchParams();
+  for (const [k, v] of Object.entries(params)) {
+    if (v !== undefined && v !== '' && v !== false) q.set(k, v === true ? '1' : String(v));
+  }
+  let answer: Response;
+  try {
+    answer = await fetch(`api/${path}?${q}`, { headers: { Authorization: `Bearer ${token}` }, signal });
+  } catch (e) {
+    if (signal?.aborted) throw e;
+    throw new ApiError('unreachable', "The server does not answer.", "Is 'cairn web' still running?");
+  }
+  if (!answer.ok) {
+    const body = await answer.json().catch(() => null);
+    throw fromBody(body?.error, `The server answered ${answer.status}.`);
+  }
+  return answer;
+}
+
+function fromBody(e: { kind?: string; message?: string; hint?: string } | undefined, otherwise: string): ApiError {
+  return new ApiError(e?.kind ?? 'internal', e?.message ?? otherwise, e?.hint ?? '');
+}
+
+/** Asks a question that is answered at once. */
+export async function get<T>(path: string, params: Params = {}, signal?: AbortSignal): Promise<T> {
+  return (await request(path, params, signal)).json();
+}
+
+/** Asks a question whose answer takes time. The server stops if signal is aborted. */
+export async function stream<T>(
+  path: string,
+  params: Params,
+  signal: AbortSignal,
+  onProgress: (p: Progress) => void,
+): Promise<T> {
+  const answer = await request(path, params, signal);
+  const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest: string[] = []; // of a line that has not ended
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new ApiError('unreachable', 'The answer ended early.', "Is 'cairn web' still running?");
+    const lines = value.split('\n');
+    if (lines.length === 1) {
+      rest.push(value);
+      continue;
+    }
+    lines[0] = rest.join('') + lines[0];
+    rest = [lines.pop()!];
+    for (const line of lines) {
+      if (line === '') continue;
+      const m = JSON.parse(line);
+      if (m.error) throw fromBody(m.error, 'It failed.');
+      if ('result' in m) {
+        void reader.cancel();
+        return m.result;
+      }
+      onProgress(m.progress);
+    }
+  }
+}
+
+/** The value of a Num for arithmetic: NaN if it is undefined. */
+export function num(n: Num | undefined): number {
+  if (n === 'inf') return Infinity;
+  if (n === '-inf') return -Infinity;
+  return n ?? NaN;
+}

@@ -1,0 +1,55 @@
+import { num, type Num } from './api';
+
+const binary = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+
+/** 1536 → "1.5 KiB". */
+export function bytes(n: number): string {
+  let i = 0;
+  while (n >= 1024 && i < binary.length - 1) {
+    n /= 1024;
+    i++;
+  }
+  return `${i === 0 || n >= 100 ? Math.round(n) : n.toPrecision(n >= 10 ? 3 : 2)} ${binary[i]}`;
+}
+
+/** 1234567 → "1,234,567". */
+export function count(n: number): string {
+  return n.toLocaleString('en-US');
+}
+
+/** A number with five digits; "" if it is undefined. */
+export function number(n: Num | undefined, digits = 5): string {
+  const x = num(n);
+  if (Number.isNaN(x)) return '';
+  if (!Number.isFinite(x)) return x > 0 ? '∞' : '-∞';
+  if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x);
+  const text = x.toPrecision(digits);
+  return text.includes('e') ? text.replace(/\.?0+e/, 'e') : text.replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
+}
+
+/** 0.0123 → "1.23%". */
+export function percent(part: number, of: number): string {
+  if (of === 0 || part === 0) return '';
+  return `${Number(((100 * part) / of).toPrecision(3))}%`;
+}
+
+export function seconds(s: number): string {
+  if (s < 1e-3) return `${number(s * 1e6, 3)} µs`;
+  if (s < 1) return `${number(s * 1e3, 3)} ms`;
+  return s < 120 ? `${number(s, 3)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+}
+
+export function shape(s: number[] | undefined): string {
+  return s === undefined ? '' : `[${s.join(', ')}]`;
+}
+
+/** A name for display: control characters become visible. */
+export function clean(s: string): string {
+  // eslint-disable-next-line no-control-regex
+  return s.replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) =>
+    `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`,
+  );
+}
+
+/** Sorts "layers.2" before "layers.10". */
+export const natural = new Intl.Collator('en', { numeric: true }).compare;
