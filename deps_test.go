@@ -130,6 +130,7 @@ var layers = []struct{ name, imports string }{
 	{"python", ""},
 	{"tools/gotest", ""},
 	{"tools/shape", ""},
+	{"web/tests/make", ". blob/file group/inproc meta run shard storage storage/native tensor"},
 }
 
 // libraries lists every module that we depend on, with the packages that may
@@ -390,7 +391,7 @@ func skipFolder(root fs.FS, name string) error {
 	if name == "." {
 		return nil
 	}
-	if base == "testdata" || base[0] == '.' || base[0] == '_' {
+	if base == "testdata" || base == "node_modules" || base[0] == '.' || base[0] == '_' {
 		return fs.SkipDir
 	}
 	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil {
