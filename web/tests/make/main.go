@@ -232,7 +232,7 @@ func phases(ranks int) meta.Timeline {
 		switch i {
 		case ranks / 3, ranks - 2:
 			write *= 2.2
-		case 5:
+		case 9:
 			stage *= 9
 		}
 		begin := stage + plan + 90
