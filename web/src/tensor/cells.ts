@@ -1,5 +1,6 @@
 // The cells of a heat map that the server sent: which elements they have, their values and colours.
 import { num, type Heat } from '../lib/api';
+import { count, number } from '../lib/format';
 import { black, nanColor, type Scale } from './scale';
 
 /** What a cell shows of its elements. */
@@ -111,4 +112,43 @@ export interface Count {
 export function unusual(h: Heat): Count {
   const sum = (a?: number[]) => a?.reduce((s, x) => s + x, 0) ?? 0;
   return { nan: sum(h.nan), inf: sum(h.pos_inf) + sum(h.neg_inf) };
+}
+
+/** A cell of a layer. */
+export interface At {
+  layer: Layer;
+  row: number;
+  col: number;
+}
+
+/** Whether each cell of a heat map is one element. */
+export function single(h: Heat): boolean {
+  return h.height === h.rows[1] - h.rows[0] && h.width === h.cols[1] - h.cols[0];
+}
+
+/** Describes a cell: its elements and their values. */
+export function describe({ layer: { heat: h }, row, col }: At): string {
+  const i = row * h.width + col;
+  const odd = [`${h.nan?.[i] ?? 0} NaN`, `${h.pos_inf?.[i] ?? 0} inf`, `${h.neg_inf?.[i] ?? 0} -inf`].filter((t) => !t.startsWith('0 '));
+  const where = [h.dims[0] >= 0 ? span('row', h.rows, h.height, row) : '', span(h.dims[0] >= 0 ? 'column' : 'element', h.cols, h.width, col)];
+  let what: string[];
+  if (single(h)) {
+    what = [h.text?.[i] ?? odd[0]?.slice(2) ?? number(h.mean[i], 7)];
+  } else {
+    what = h.mean[i] === null ? [] : [`mean ${number(h.mean[i])}`, `least ${number(h.min[i])}`, `largest ${number(h.max[i])}`];
+    what.push(...odd);
+  }
+  return `${where.filter(Boolean).join(', ')}: ${what.join(', ') || 'nothing was read'}`;
+}
+
+function span(what: string, range: [number, number], n: number, k: number): string {
+  const [lo, hi] = [edge(range, n, k), edge(range, n, k + 1) - 1];
+  return lo >= hi ? `${what} ${count(lo)}` : `${what}s ${count(lo)}–${count(hi)}`;
+}
+
+/** Says how much of the elements a heat map shows. */
+export function precision(h: Heat): string {
+  if (!h.exact) return `each cell shows a sample: ${count(h.read)} of ${count(h.elements)} elements were read`;
+  if (single(h)) return 'exact: each cell is one element';
+  return `exact: all ${count(h.elements)} elements in ${count(h.height * h.width)} cells`;
 }

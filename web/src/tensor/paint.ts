@@ -12,13 +12,6 @@ export interface Plot {
   height: number;
 }
 
-export interface Theme {
-  text: string;
-  faint: string;
-  line: string;
-  back: string;
-}
-
 export interface Frame {
   plot: Plot;
   window: Window;
@@ -26,7 +19,9 @@ export interface Frame {
   layers: Layer[];
   rowTitle: string;
   colTitle: string;
-  theme: Theme;
+  /** Colours of the theme. */
+  faint: string;
+  line: string;
   /** Pixels of the canvas per pixel of CSS. */
   ratio: number;
 }
@@ -176,11 +171,11 @@ function step(span: number, pixels: number, least: number): number {
 
 function axes(ctx: CanvasRenderingContext2D, f: Frame): void {
   const { plot: p, window: w } = f;
-  ctx.strokeStyle = f.theme.line;
+  ctx.strokeStyle = f.line;
   ctx.lineWidth = 1;
   ctx.strokeRect(p.left - 0.5, p.top - 0.5, p.width + 1, p.height + 1);
   ctx.font = '12px system-ui, sans-serif';
-  ctx.fillStyle = f.theme.faint;
+  ctx.fillStyle = f.faint;
 
   // A tick is at the middle of its element if elements are wide, otherwise at its edge.
   const tick = (lo: number, hi: number, pixels: number, least: number, draw: (at: number, i: number) => void) => {

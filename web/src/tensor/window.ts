@@ -75,3 +75,8 @@ export function parseIndex(text: string | undefined, shape: number[]): (number |
   if (good) return parts.map((p) => (p === ':' ? ':' : Number(p)));
   return shape.map((_, d) => (d >= shape.length - shown ? ':' : 0));
 }
+
+/** Writes a range for an address; "" if it is all of [0, size). */
+export function rangeText([lo, hi]: [number, number], size: number): string {
+  return lo === 0 && hi === size ? '' : `${lo}:${hi}`;
+}
