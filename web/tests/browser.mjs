@@ -16,8 +16,8 @@ export const root = path.resolve(here, '../..');
 /** The folder of the checkpoints that main.mjs made. */
 export const made = process.env.CHECKPOINTS ?? '';
 
-/** How long a test waits for anything. The machine may be busy. */
-export const patience = 2 * 60_000;
+/** How long a test waits for anything, in milliseconds. The machine may be busy. */
+export const patience = Number(process.env.PATIENCE || 2 * 60_000);
 
 const cairn = process.env.CAIRN ?? '';
 
@@ -64,7 +64,7 @@ export async function serve(args, env = {}) {
   assert.ok(cairn, 'CAIRN names no program: run "make web-test"');
   const started = performance.now();
   const cache = mkdtempSync(path.join(tmpdir(), 'cairn-web-cache-'));
-  const p = spawn(cairn, ['web', ...args], {
+  const p = spawn(cairn, ['web', '--no-open', ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, XDG_CACHE_HOME: cache, ...env },
   });
@@ -194,4 +194,28 @@ export async function fits(page) {
     client: document.documentElement.clientWidth,
   }));
   assert.ok(scroll <= client, `the page is ${scroll} pixels wide, its window ${client}`);
+}
+
+/**
+ * Sets up a browser and a server for the tests of a file.
+ * @param {import('node:test')} t
+ * @param {() => string[]} args of 'cairn web'
+ */
+export function setUp({ before, after }, args) {
+  /** @type {{ browser: import('playwright-core').Browser, server: Server, page: (view?: string, options?: object) => Promise<Watched & { page: import('playwright-core').Page }> }} */
+  const s = {};
+  before(async () => {
+    s.server = await serve(args());
+    s.browser = await launch();
+    s.page = async (view, options) => {
+      const w = new Watched(s.browser, options);
+      await w.open(s.server, view);
+      return w;
+    };
+  });
+  after(async () => {
+    await s.browser?.close();
+    await s.server?.stop();
+  });
+  return s;
 }
