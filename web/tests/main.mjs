@@ -18,7 +18,7 @@ const limitOfFile = 15 * 60_000;
 
 const [what, programs, ...args] = process.argv.slice(2);
 const scripts = {
-  test: ['--test', '--test-concurrency=1', `--test-timeout=${limitOfFile}`, ...args, ...tests()],
+  test: ['--test', '--test-concurrency=1', '--test-reporter=spec', `--test-timeout=${limitOfFile}`, ...args, ...tests()],
   bench: [path.join(here, 'bench.mjs')],
   shots: [path.join(here, 'screenshots.mjs'), ...args],
 };

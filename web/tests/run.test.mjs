@@ -26,7 +26,7 @@ test('the checkpoints of a run', async () => {
 
 test('sorted, picked and compared, all in the address', async () => {
   const w = await s.page('#/run');
-  const name = (i) => w.page.locator('tbody tr:not(.problem)').nth(i).locator('td').nth(1).innerText();
+  const name = (i) => w.page.locator('.scroll tbody tr:not(.problem)').nth(i).locator('td').nth(1).innerText();
   await w.page.getByRole('button', { name: 'Step', exact: true }).click();
   await w.page.getByRole('columnheader', { name: 'Step ▼' }).waitFor();
   await w.page.getByRole('button', { name: 'Step ▼' }).click();
@@ -65,7 +65,7 @@ test('statistics by layer are computed if asked for', async () => {
   const table = w.page.getByRole('grid', { name: 'Layers' });
   assert.match(await table.getByRole('row').filter({ hasText: 'model.layers.11' }).innerText(), /%/);
   assert.ok(await w.page.getByText('1 of 10 checkpoints could not be read').count());
-  await w.page.getByRole('button', { name: 'share of NaN' }).click();
+  await w.page.getByRole('button', { name: 'share of NaN', exact: true }).click();
   await w.page.getByRole('img', { name: /share of NaN by layer/ }).waitFor();
   await w.page.getByRole('button', { name: 'heat map' }).click();
   await w.page.getByLabel(/share of NaN by layer and step/).waitFor();
@@ -92,9 +92,9 @@ test('the heat map says what it shows, and opens the checkpoint', async () => {
   const map = w.page.getByLabel('norm (L2) by layer and step', { exact: false });
   await map.waitFor();
   const box = await map.boundingBox();
-  await map.hover({ position: { x: box.width * 0.9, y: 8 } });
+  await map.hover({ position: { x: box.width * 0.97, y: 8 } });
   await w.page.getByText(/^model\.\S+ step 800: norm/).waitFor();
-  await map.click({ position: { x: box.width * 0.9, y: 8 } });
+  await map.click({ position: { x: box.width * 0.97, y: 8 } });
   await w.page.waitForURL(/#\/checkpoint\?c=step-000000800&q=model/);
   w.check();
   await w.close();

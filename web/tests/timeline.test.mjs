@@ -71,8 +71,9 @@ describe('ten thousand ranks', () => {
     await w.page.getByRole('button', { name: 'busiest first' }).click();
     await w.page.waitForURL(/order=busy/);
     await w.page.getByRole('button', { name: 'Busy', exact: true }).click();
-    const first = w.page.getByRole('grid', { name: 'Ranks' }).getByRole('row').nth(1);
-    await first.filter({ hasText: 'slow' }).waitFor();
+    const table = w.page.getByRole('grid', { name: 'Ranks' });
+    await table.press('Home');
+    await table.getByRole('row').nth(1).filter({ hasText: 'slow' }).waitFor();
     w.check();
     await w.close();
   });
