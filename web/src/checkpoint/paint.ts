@@ -25,11 +25,18 @@ export function context(canvas: HTMLCanvasElement, width: number, height: number
   return g;
 }
 
-/** The text, or its beginning with "…", so that it fits; "" if not even three characters fit. */
-export function fit(text: string, width: number, charWidth: number): string {
-  const n = Math.floor(width / charWidth);
-  if (text.length <= n) return text;
-  return n < 4 ? '' : text.slice(0, n - 1) + '…';
+/**
+ * Returns a function that shortens a text to a width, with "…" at its end; "" if not even three
+ * characters fit. It measures once only, so it may be off by a little.
+ */
+export function shortener(g: CanvasRenderingContext2D): (text: string, width: number) => string {
+  const sample = 'model.layers.0123456789.self_attn_proj.weight';
+  const wide = (g.measureText(sample).width / sample.length) * 1.04;
+  return (text, width) => {
+    const n = Math.floor(width / wide);
+    if (text.length <= n) return text;
+    return n < 4 ? '' : text.slice(0, n - 1) + '…';
+  };
 }
 
 /** The variables of the theme for categories, in order. */
