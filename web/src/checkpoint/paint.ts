@@ -26,16 +26,19 @@ export function context(canvas: HTMLCanvasElement, width: number, height: number
 }
 
 /**
- * Returns a function that shortens a text to a width, with "…" at its end; "" if not even three
- * characters fit. It measures once only, so it may be off by a little.
+ * Returns a function that shortens a text to a width: with "…" at its end, or at its start if
+ * tail is set. It returns "" if not even three characters fit.
  */
-export function shortener(g: CanvasRenderingContext2D): (text: string, width: number) => string {
-  const sample = 'model.layers.0123456789.self_attn_proj.weight';
-  const wide = (g.measureText(sample).width / sample.length) * 1.04;
-  return (text, width) => {
-    const n = Math.floor(width / wide);
-    if (text.length <= n) return text;
-    return n < 4 ? '' : text.slice(0, n - 1) + '…';
+export function shortener(g: CanvasRenderingContext2D): (text: string, width: number, tail?: boolean) => string {
+  const wide = g.measureText('model.layers.0123456789').width / 23;
+  return (text, width, tail = false) => {
+    let n = Math.floor((width / wide) * 1.2);
+    if (text.length <= n && g.measureText(text).width <= width) return text;
+    for (n = Math.min(n, text.length); n >= 4; n--) {
+      const cut = tail ? '…' + text.slice(text.length - n + 1) : text.slice(0, n - 1) + '…';
+      if (g.measureText(cut).width <= width) return cut;
+    }
+    return '';
   };
 }
 
