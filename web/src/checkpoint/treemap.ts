@@ -60,7 +60,7 @@ export function layout(t: Tree, root: number, width: number, height: number): Ce
       b.add(n, block, x, y, w, h);
     } else if (n === root) {
       divide(t, n, x, y, w, h, b, todo);
-    } else if (w >= 44 && h >= 40) {
+    } else if (t.parent[top] === root ? w >= 26 && h >= 36 : w >= 44 && h >= 52) {
       b.add(n, head, x, y, w, h);
       divide(t, n, x + 2, y + headHeight, w - 4, h - headHeight - 2, b, todo);
     } else {
