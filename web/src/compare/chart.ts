@@ -50,7 +50,7 @@ export function nearest(u: uPlot, left: number, top: number, n: number): number 
 /** The last two components of a layer, shortened. */
 function short(layer: string): string {
   const text = clean(layer.split('.').slice(-2).join('.'));
-  return text.length > 16 ? `…${text.slice(-15)}` : text;
+  return text.length > 15 ? `…${text.slice(-14)}` : text;
 }
 
 export interface Hands {
@@ -71,13 +71,16 @@ export function chart(d: Dots, hands: Hands, color: (name: string) => string): O
     axes: [
       {
         label: 'tensors by layer, in natural order of names',
+        size: 30,
+        labelSize: 20,
+        labelGap: 0,
         splits: (u, _axis, min, max) => {
           let last = -Infinity;
           return d.layers
             .filter(({ at }) => {
               if (at < min || at > max) return false;
               const x = u.valToPos(at, 'x');
-              if (x - last < 96) return false;
+              if (x - last < 110) return false;
               last = x;
               return true;
             })
@@ -88,6 +91,8 @@ export function chart(d: Dots, hands: Hands, color: (name: string) => string): O
       {
         label: 'relative change, ‖B−A‖ / ‖A‖',
         size: 60,
+        labelSize: 20,
+        labelGap: 0,
         incrs: [1, 2, 5, 10, 20, 50, 100],
         values: (_, splits) =>
           splits.map((v) => (v === lo - 1 ? (zeros ? '0' : '') : v === hi + 1 ? (infinite ? '∞' : '') : v > hi || v < lo ? '' : tenTo(v))),

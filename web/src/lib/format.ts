@@ -23,7 +23,7 @@ export function number(n: Num | undefined, digits = 5): string {
   if (Number.isNaN(x)) return '';
   if (!Number.isFinite(x)) return x > 0 ? '∞' : '-∞';
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x);
-  const text = x.toPrecision(digits);
+  const text = Math.abs(x) < 1e-4 ? x.toExponential(digits - 1) : x.toPrecision(digits);
   return text.includes('e') ? text.replace(/\.?0+e/, 'e') : text.replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
 }
 

@@ -105,13 +105,14 @@ export function extent(v: Float64Array, without = 0): [number, number] | undefin
 
 export interface Count {
   nan: number;
-  inf: number;
+  posInf: number;
+  negInf: number;
 }
 
 /** NaNs and infinities among the elements that were read. */
 export function unusual(h: Heat): Count {
   const sum = (a?: number[]) => a?.reduce((s, x) => s + x, 0) ?? 0;
-  return { nan: sum(h.nan), inf: sum(h.pos_inf) + sum(h.neg_inf) };
+  return { nan: sum(h.nan), posInf: sum(h.pos_inf), negInf: sum(h.neg_inf) };
 }
 
 /** A cell of a layer. */

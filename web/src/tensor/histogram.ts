@@ -51,12 +51,17 @@ export function chart(
       {
         label: log2 ? 'magnitude of the elements, |x|' : 'value of the elements',
         values: (_, splits) => splits.map(tick),
-        space: log2 ? 46 : 80,
+        space: log2 ? 46 : 60,
+        size: 30,
+        labelSize: 20,
+        labelGap: 0,
         ...(log2 ? { incrs: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] } : {}),
       },
       {
         label: logCounts ? 'elements per bucket (logarithmic)' : 'elements per bucket',
         size: 76,
+        labelSize: 20,
+        labelGap: 0,
         values: (_, splits) => splits.map((v) => (v === null || !Number.isInteger(v) ? '' : count(v))),
       },
     ],

@@ -190,7 +190,9 @@ function axes(ctx: CanvasRenderingContext2D, f: Frame): void {
   ctx.textBaseline = 'top';
   tick(w.c0, w.c1, p.width, 64, (at, i) => {
     ctx.fillRect(p.left + at - 0.5, p.top + p.height + 1, 1, 4);
-    ctx.fillText(count(i), p.left + at, p.top + p.height + 7);
+    const text = count(i);
+    const half = ctx.measureText(text).width / 2; // the last one stays on the canvas
+    ctx.fillText(text, Math.min(p.left + at, p.left + p.width + 8 - half), p.top + p.height + 7);
   });
   ctx.fillText(f.colTitle, p.left + p.width / 2, p.top + p.height + 22);
   ctx.textAlign = 'right';

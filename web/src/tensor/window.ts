@@ -80,3 +80,25 @@ export function parseIndex(text: string | undefined, shape: number[]): (number |
 export function rangeText([lo, hi]: [number, number], size: number): string {
   return lo === 0 && hi === size ? '' : `${lo}:${hi}`;
 }
+
+const mostCells = 120_000; // which keeps answers small
+
+/**
+ * How many cells to ask for: at most one per pixel, about as many elements in each, and few enough
+ * for a quick answer.
+ */
+export function cellsFor(b: { rows: [number, number]; cols: [number, number] }, width: number, height: number) {
+  const rows = b.rows[1] - b.rows[0];
+  const cols = b.cols[1] - b.cols[0];
+  let perRow = Math.ceil(rows / Math.min(height, 1024)); // elements in a cell
+  let perCol = Math.ceil(cols / Math.min(width, 1024));
+  const size = () => ({ height: Math.ceil(rows / perRow), width: Math.ceil(cols / perCol) });
+  while (size().height * size().width > mostCells) {
+    // The axis with the smaller cells, in pixels, gets larger ones.
+    const { height: h, width: w } = size();
+    const grow = Math.min(1.5, 1.05 * Math.sqrt((h * w) / mostCells));
+    if (height / h <= width / w) perRow = Math.ceil(perRow * grow);
+    else perCol = Math.ceil(perCol * grow);
+  }
+  return size();
+}
