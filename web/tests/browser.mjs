@@ -184,7 +184,9 @@ export function isSVG(content) {
   const text = content.toString('utf8');
   assert.match(text, /^(<\?xml[^>]*>\s*)?<svg[\s>]/);
   assert.match(text, /<\/svg>\s*$/);
-  assert.doesNotMatch(text, /<script|onerror=|onload=|javascript:|<foreignObject/i);
+  assert.doesNotMatch(text, /<(script|foreignObject|iframe|a)[\s>]/i);
+  assert.doesNotMatch(text, /<[^>]*\s(on\w+|xlink:href)\s*=/i);
+  assert.doesNotMatch(text, /<[^>]*\shref="(?!data:image\/png;|#)/i);
 }
 
 /** Fails if the page is wider than its window. */

@@ -51,6 +51,7 @@ func small(ctx context.Context, dir string) error {
 	return errors.Join(
 		trained(ctx, filepath.Join(dir, "run"), filepath.Join(dir, "remote")),
 		hostile(ctx, filepath.Join(dir, "hostile")),
+		wide(ctx, filepath.Join(dir, "wide"), 1500),
 		timeline(ctx, filepath.Join(dir, "ranks-16"), 16),
 		timeline(ctx, filepath.Join(dir, "ranks-10000"), 10_000),
 	)
@@ -264,8 +265,11 @@ func many(ctx context.Context, dir string) error {
 }
 
 // big writes a checkpoint with a tensor of 4 GiB.
-func big(ctx context.Context, dir string) error {
-	t, err := tensor.New(tensor.Float32, []int64{32 << 10, 32 << 10})
+func big(ctx context.Context, dir string) error { return wide(ctx, filepath.Join(dir, "big"), 32<<10) }
+
+// wide writes a checkpoint with a square tensor of float32.
+func wide(ctx context.Context, dir string, side int64) error {
+	t, err := tensor.New(tensor.Float32, []int64{side, side})
 	if err != nil {
 		return err
 	}
@@ -274,9 +278,10 @@ func big(ctx context.Context, dir string) error {
 		return err
 	}
 	for i := range x {
-		x[i] = float32(math.Sin(float64(i>>15)/3000)) * float32(i&0x7fff) / 0x7fff
+		row, col := int64(i)/side, int64(i)%side
+		x[i] = float32(math.Sin(float64(row)*9/float64(side))) * float32(col) / float32(side)
 	}
-	return save(ctx, filepath.Join(dir, "big"), cairn.State{"w": t}, nil)
+	return save(ctx, dir, cairn.State{"w": t}, nil)
 }
 
 // save saves a state in a folder.
