@@ -105,7 +105,7 @@ var layers = []struct{ name, imports string }{
 	{"inspect/plot", "inspect meta"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
-	{"web", "inspect meta run storage value"},
+	{"web", "inspect inspect/plot meta run storage value"},
 	{"storage/view", "blob inspect meta plan recipe recipe/remap storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan run shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},

@@ -27,7 +27,7 @@ type handle struct {
 	site   *Site
 	opened lazy[*Opened]
 	md     lazy[*meta.Metadata]
-	column lazy[[]byte]
+	cols   lazy[*columns]
 	sum    lazy[*inspect.Summary]
 
 	// Guarded by Site.mu:
@@ -218,12 +218,17 @@ func (h *handle) shown() string {
 	if h.key.id == Self {
 		return h.site.opts.Path
 	}
-	for _, p := range h.site.opts.Checkpoints {
-		if p.ID == h.key.id {
+	return h.site.label(h.key.id)
+}
+
+// label returns the name of a checkpoint for people.
+func (s *Site) label(id string) string {
+	for _, p := range s.opts.Checkpoints {
+		if p.ID == id {
 			return p.Label
 		}
 	}
-	return h.key.id
+	return id
 }
 
 // explain returns the error of a question about the checkpoint. If the checkpoint is gone,
@@ -266,14 +271,21 @@ func (h *handle) metadata(ctx context.Context) (*meta.Metadata, error) {
 	})
 }
 
-// names returns the names as inspect.Columns, in JSON.
-func (h *handle) names(ctx context.Context) ([]byte, error) {
-	return h.column.get(ctx, h.start, func() ([]byte, error) {
+// columns are all names, also as JSON.
+type columns struct {
+	*inspect.Columns
+	json []byte
+}
+
+// columns returns all names.
+func (h *handle) columns(ctx context.Context) (*columns, error) {
+	return h.cols.get(ctx, h.start, func() (*columns, error) {
 		md, err := h.metadata(h.site.ctx)
 		if err != nil {
 			return nil, err
 		}
-		return inspect.NewColumns(inspect.Select(md)).AppendJSON(nil), nil
+		c := inspect.NewColumns(inspect.Select(md))
+		return &columns{c, c.AppendJSON(nil)}, nil
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -33,7 +34,14 @@ var questions = map[string]question{
 	"stats":      {"c name buckets scale", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
 	"compare":    {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.compare(ctx, q, m) }},
 	"overlay":    {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
-	"steps":      {"select", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"plot": {allPictureParams(), true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+		p, err := s.plot(ctx, q, m)
+		if err != nil {
+			return nil, err
+		}
+		return drawn{string(p.SVG())}, nil
+	}},
+	"steps": {"select", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint.
@@ -76,16 +84,27 @@ func (s *Site) summary(ctx context.Context, q *query) (out *inspect.Summary, err
 }
 
 // names answers /api/names.
-func (s *Site) names(ctx context.Context, q *query) (out json.RawMessage, err error) {
+func (s *Site) names(ctx context.Context, q *query) (json.RawMessage, error) {
+	c, err := s.columns(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return c.json, nil
+}
+
+func (s *Site) columns(ctx context.Context, q *query) (out *columns, err error) {
 	id := q.id("c")
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.with(ctx, id, false, func(h *handle) error {
-		out, err = h.names(ctx)
+		out, err = h.columns(ctx)
 		return err
 	})
-	return out, err
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 // timeline answers /api/timeline.
@@ -133,12 +152,18 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 	}
 	defer done()
 	err = s.with(ctx, id, false, func(h *handle) error {
-		md, e, err := h.entry(ctx, name)
+		_, e, err := h.entry(ctx, name)
+		if err != nil {
+			return err
+		}
+		all, err := h.columns(ctx)
 		if err != nil {
 			return err
 		}
 		out = &item{Item: inspect.NewItem(e), Chunks: []inspect.Chunk{}}
-		out.Item.Tied = md.Ties()[name]
+		if i, ok := slices.BinarySearch(all.Names, name); ok {
+			out.Item.Tied = all.Tied[i]
+		}
 		for c := range inspect.Chunks(e) {
 			if len(out.Chunks) == maxShownChunks {
 				out.Omitted = len(e.Tensor.Chunks) - maxShownChunks

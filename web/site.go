@@ -165,7 +165,7 @@ func (s *Site) Prepare() {
 			return
 		}
 		defer s.release(h)
-		_, _ = h.names(s.ctx)
+		_, _ = h.columns(s.ctx) // the question returns the error
 	})
 }
 
