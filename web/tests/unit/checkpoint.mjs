@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { at, beside, edges, project, range } from '../../src/checkpoint/boxes';
 import { dtypeColors } from '../../src/checkpoint/colors';
+import { icicle, ticks } from '../../src/checkpoint/icicle';
 import { pretty } from '../../src/checkpoint/pretty';
 import { lowered, matcher, search, size, sortedBy } from '../../src/checkpoint/search';
 import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
@@ -120,6 +121,27 @@ property('the cells of a map lie in it, and areas without names are the shares o
   assert.ok(area <= w * h * 1.001);
 });
 
+property('the cells of an icicle do not overlap, and heights are bytes', (rnd) => {
+  const names = someNames(rnd);
+  const t = build(columns(names, names.map(() => rnd(5) * rnd(1000))));
+  const [w, h] = [200 + rnd(1000), 100 + rnd(400)];
+  const c = icicle(t, 0, w, h);
+  for (let i = 0; i < c.length; i++) {
+    assert.ok(c.x[i] >= 0 && c.x[i] + c.w[i] <= w + 0.01 && c.y[i] >= 0 && c.y[i] + c.h[i] <= h + 0.01);
+    if (c.kind[i] !== rest) assert.ok(Math.abs(c.h[i] / h - t.bytes[c.node[i]] / t.bytes[0]) < 1e-3);
+    for (let k = 0; k < i; k++) {
+      const apart = c.x[i] >= c.x[k] + c.w[k] - 0.01 || c.x[k] >= c.x[i] + c.w[i] - 0.01;
+      assert.ok(apart || c.y[i] >= c.y[k] + c.h[k] - 0.01 || c.y[k] >= c.y[i] + c.h[i] - 0.01, `cells ${k} and ${i}`);
+    }
+  }
+});
+
+property('the numbers of an axis start at 0 and are few', (rnd) => {
+  const most = 1 + rnd(2 ** 10) * 1024 ** rnd(5);
+  const found = ticks(most);
+  assert.ok(found[0] === 0 && found.length >= 2 && found.length <= 8 && found.at(-1) <= most, `${most}: ${found}`);
+});
+
 test('a pattern is a part of a name, or a glob for the whole name', () => {
   const cases = [
     ['attn', 'model.ATTN.q', true], ['attn', 'mlp', false], [' up ', 'mlp.up', true],
@@ -166,11 +188,10 @@ test('search filters by everything and keeps the order', () => {
   assert.deepEqual(names({}, 'dtype'), ['b.obj a.w c.w b.w', 100, false]);
 });
 
-test('dtypes have colours of their own as long as there are enough', () => {
-  const few = dtypeColors(['float32', 'bfloat16', 'int8', 'complex64']);
-  assert.equal(new Set(few.values()).size, 5);
-  assert.equal(few.get('float32'), dtypeColors(['float32']).get('float32'));
-  assert.equal(dtypeColors(Array.from({ length: 30 }, (_, i) => `t${i}`)).size, 31);
+test('the largest dtypes have colours of their own, objects are grey', () => {
+  const shares = ['objects', ...Array.from({ length: 10 }, (_, i) => `t${i}`)].map((dtype) => ({ dtype, names: 1, nbytes: 1 }));
+  const colors = dtypeColors(shares);
+  assert.deepEqual([colors.get('objects'), colors.get('t0'), colors.get('t6'), colors.get('t7')], ['faint', 'c0', 'c6', 'faint']);
 });
 
 test('values are broken into lines', () => {
