@@ -21,10 +21,13 @@ export const head = 1;
 export const bare = 2;
 /** A leaf, or a group that is too small for its children. */
 export const block = 3;
-/** The children of a group that are smaller than a pixel, together. */
+/** Children of a group that are too small to be drawn one by one, together. */
 export const rest = 4;
+/** A group in an icicle: its children stand beside it. */
+export const group = 5;
 
-class Builder {
+/** Collects cells. */
+export class Builder {
   length = 0;
   node = new Int32Array(4096);
   kind = new Uint8Array(4096);
@@ -45,6 +48,12 @@ class Builder {
     this.node[i] = node;
     this.kind[i] = kind;
     this.box.set([x, y, w, h], 4 * i);
+  }
+
+  cells(): Cells {
+    const n = this.length;
+    const column = (k: number) => Float32Array.from({ length: n }, (_, i) => this.box[4 * i + k]);
+    return { length: n, node: this.node, kind: this.kind, x: column(0), y: column(1), w: column(2), h: column(3) };
   }
 }
 
@@ -69,22 +78,7 @@ export function layout(t: Tree, root: number, width: number, height: number): Ce
       divide(t, n, x + gap, y + gap, w - 2 * gap, h - 2 * gap, b, todo);
     }
   }
-  const cells: Cells = {
-    length: b.length,
-    node: b.node,
-    kind: b.kind,
-    x: new Float32Array(b.length),
-    y: new Float32Array(b.length),
-    w: new Float32Array(b.length),
-    h: new Float32Array(b.length),
-  };
-  for (let i = 0; i < b.length; i++) {
-    cells.x[i] = b.box[4 * i];
-    cells.y[i] = b.box[4 * i + 1];
-    cells.w[i] = b.box[4 * i + 2];
-    cells.h[i] = b.box[4 * i + 3];
-  }
-  return cells;
+  return b.cells();
 }
 
 /** The children of a node that have bytes, the largest first; equal ones in natural order. */
