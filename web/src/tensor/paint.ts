@@ -17,6 +17,8 @@ export interface Frame {
   window: Window;
   /** The lower layers are seen where the upper ones have nothing. Last is top. */
   layers: Layer[];
+  /** Whether rows are elements of a dimension. */
+  hasRows: boolean;
   rowTitle: string;
   colTitle: string;
   /** Colours of the theme. */
@@ -195,6 +197,7 @@ function axes(ctx: CanvasRenderingContext2D, f: Frame): void {
     ctx.fillText(text, Math.min(p.left + at, p.left + p.width + 8 - half), p.top + p.height + 7);
   });
   ctx.fillText(f.colTitle, p.left + p.width / 2, p.top + p.height + 22);
+  if (!f.hasRows) return;
   ctx.textAlign = 'right';
   ctx.textBaseline = 'middle';
   tick(w.r0, w.r1, p.height, 26, (at, i) => {
