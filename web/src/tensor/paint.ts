@@ -149,15 +149,19 @@ function rings(ctx: CanvasRenderingContext2D, f: Frame, l: Layer): void {
     if (l.flags[i] !== Flag.number && l.flags[i] !== Flag.nothing) at.push(i);
   }
   if (at.length > 60) return;
+  const r = Math.max(8, one.width, one.height);
+  const drawn: { x: number; y: number }[] = []; // neighbours share a ring
   inPlot(ctx, f.plot, () => {
     for (const i of at) {
       const b = cellBox(f, l, Math.floor(i / l.heat.width), i % l.heat.width);
-      const r = Math.max(8, one.width, one.height);
+      const [x, y] = [b.x + b.width / 2, b.y + b.height / 2];
+      if (drawn.some((d) => Math.hypot(d.x - x, d.y - y) < r)) continue;
+      drawn.push({ x, y });
       for (const [width, color] of [[4, '#fff'], [2, l.flags[i] === Flag.nan ? '#f0f' : '#000']] as const) {
         ctx.lineWidth = width;
         ctx.strokeStyle = color;
         ctx.beginPath();
-        ctx.arc(b.x + b.width / 2, b.y + b.height / 2, r, 0, 2 * Math.PI);
+        ctx.arc(x, y, r, 0, 2 * Math.PI);
         ctx.stroke();
       }
     }
