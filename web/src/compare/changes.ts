@@ -1,6 +1,6 @@
 // What a comparison says about each name, ready for the chart and the table.
 import { num, type Compared, type Comparison } from '../lib/api';
-import { natural } from '../lib/format';
+import { naturalKey } from '../lib/format';
 
 export type Status = Compared['status'];
 
@@ -66,12 +66,11 @@ export function layerOf(name: string): string {
   return parts.length > 1 ? parts.slice(0, -1).join('.') : name;
 }
 
-/** The kind of a parameter: its name without the layer, or without numbers. */
+/** The kind of a parameter: the last two components of its name, without its layer if that has a number. */
 export function kindOf(name: string): string {
   const layer = layerOf(name);
-  const rest = name.slice(layer.length + 1).replace(/(^|\.)\d+(?=\.|$)/g, '$1*');
-  const parts = (rest || name).split('.');
-  return parts.slice(-2).join('.');
+  const rest = /(^|\.)\d+$/.test(layer) ? name.slice(layer.length + 1) : name;
+  return (rest || name).replace(/(^|\.)\d+(?=\.|$)/g, '$1*').split('.').slice(-2).join('.');
 }
 
 /** A dot of the chart. */
@@ -93,8 +92,11 @@ const most = 7;
 
 /** The tensors of a comparison whose elements were compared, in natural order. */
 export function dots(r: Comparison): Dots {
-  const items = r.items.filter((x) => !Number.isNaN(change(x)));
-  items.sort((a, b) => natural(a.fqn, b.fqn));
+  const items = r.items
+    .filter((x) => !Number.isNaN(change(x)))
+    .map((x) => ({ x, key: naturalKey(x.fqn) }))
+    .sort((a, b) => (a.key < b.key ? -1 : a.key > b.key ? 1 : 0))
+    .map(({ x }) => x);
   const number = new Map<string, number>();
   const kinds = items.map((x) => kindOf(x.fqn));
   for (const k of kinds) number.set(k, (number.get(k) ?? 0) + 1);

@@ -1,10 +1,13 @@
 // The chart of relative changes for uPlot: a dot for each tensor.
 import type uPlot from 'uplot';
 import { clean } from '../lib/format';
+import { translucent } from '../tensor/histogram';
 import type { Dots } from './changes';
 
 const digits = '⁰¹²³⁴⁵⁶⁷⁸⁹';
 const tenTo = (n: number) => `10${String(n).replace('-', '⁻').replace(/\d/g, (d) => digits[Number(d)])}`;
+
+const many = 5000;
 
 /** The exponents of the axis. Dots without a change are one step below, infinite ones one above. */
 export function exponents(d: Dots): [number, number] {
@@ -105,7 +108,7 @@ export function chart(d: Dots, hands: Hands, color: (name: string) => string): O
         stroke: color(`c${i}`),
         fill: color(`c${i}`),
         paths: () => null,
-        points: { show: true, size: n > 3000 ? 4 : 6, fill: color(`c${i}`), width: 0 },
+        points: { show: true, size: n > many ? 4 : 6, fill: n > many ? translucent(color(`c${i}`), 0.4) : color(`c${i}`), width: 0 },
       })),
     ],
     cursor: { x: false, y: false, points: { show: false }, drag: { x: true, y: false } },

@@ -76,3 +76,8 @@ export function clean(s: string): string {
 
 /** Sorts "layers.2" before "layers.10". */
 export const natural = new Intl.Collator('en', { numeric: true }).compare;
+
+/** A text by which names sort as with natural, which is slow for many of them: "layers.2" before "layers.10". */
+export function naturalKey(name: string): string {
+  return name.replace(/\d+/g, (n) => n.padStart(12, '0'));
+}

@@ -181,10 +181,15 @@ function goTensor(w: Wanted, dtype: string): string[] {
 }
 
 function shell(w: Wanted): string {
-  const words = ['cairn', 'cat', quoteShell(w.path), quoteShell(w.name)];
-  if (w.dtype === undefined) return [...words, '--full'].join(' ') + '\n';
-  if (partial(w)) words.push('--slice', quoteShell(index(w)));
-  words.push('--npy', 'x.npy');
-  if (/^(bfloat16|float8)/.test(w.dtype)) words.push('--dtype', 'float32');
-  return words.join(' ') + '\n';
+  const flags: string[] = [];
+  if (w.dtype === undefined) {
+    flags.push('--full');
+  } else {
+    if (partial(w)) flags.push('--slice', quoteShell(index(w)));
+    flags.push('--npy', 'x.npy');
+    if (/^(bfloat16|float8)/.test(w.dtype)) flags.push('--dtype', 'float32');
+  }
+  // A name that begins with "-" is not a flag.
+  const dashes = w.path.startsWith('-') || w.name.startsWith('-') ? ['--'] : [];
+  return ['cairn', 'cat', ...flags, ...dashes, quoteShell(w.path), quoteShell(w.name)].join(' ') + '\n';
 }

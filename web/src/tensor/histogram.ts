@@ -87,6 +87,7 @@ export function chart(
   };
 }
 
-function translucent(rgb: string, alpha: number): string {
+/** The colour "rgb(…)" with an opacity. */
+export function translucent(rgb: string, alpha: number): string {
   return rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
 }

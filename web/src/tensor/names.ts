@@ -1,18 +1,17 @@
 import type { Columns } from '../lib/api';
-import { natural } from '../lib/format';
-
-const order = (a: string, b: string) => natural(a, b) || (a < b ? -1 : a > b ? 1 : 0);
+import { naturalKey } from '../lib/format';
 
 /** The names before and after a name, in natural order. */
 export function neighbours(names: string[], name: string): { before?: string; after?: string } {
-  let before: string | undefined;
-  let after: string | undefined;
+  const here = naturalKey(name);
+  let before: { key: string; name: string } | undefined;
+  let after: { key: string; name: string } | undefined;
   for (const n of names) {
-    const o = order(n, name);
-    if (o < 0 && (before === undefined || order(n, before) > 0)) before = n;
-    if (o > 0 && (after === undefined || order(n, after) < 0)) after = n;
+    const key = naturalKey(n);
+    if (key < here && (!before || key > before.key)) before = { key, name: n };
+    if (key > here && (!after || key < after.key)) after = { key, name: n };
   }
-  return { before, after };
+  return { before: before?.name, after: after?.name };
 }
 
 /** The other names of the tensor that a name stands for. */

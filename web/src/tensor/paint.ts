@@ -17,6 +17,8 @@ export interface Frame {
   window: Window;
   /** The lower layers are seen where the upper ones have nothing. Last is top. */
   layers: Layer[];
+  /** Whether rows are elements of a dimension. */
+  hasRows: boolean;
   rowTitle: string;
   colTitle: string;
   /** Colours of the theme. */
@@ -147,15 +149,19 @@ function rings(ctx: CanvasRenderingContext2D, f: Frame, l: Layer): void {
     if (l.flags[i] !== Flag.number && l.flags[i] !== Flag.nothing) at.push(i);
   }
   if (at.length > 60) return;
+  const r = Math.max(8, one.width, one.height);
+  const drawn: { x: number; y: number }[] = []; // neighbours share a ring
   inPlot(ctx, f.plot, () => {
     for (const i of at) {
       const b = cellBox(f, l, Math.floor(i / l.heat.width), i % l.heat.width);
-      const r = Math.max(8, one.width, one.height);
+      const [x, y] = [b.x + b.width / 2, b.y + b.height / 2];
+      if (drawn.some((d) => Math.hypot(d.x - x, d.y - y) < r)) continue;
+      drawn.push({ x, y });
       for (const [width, color] of [[4, '#fff'], [2, l.flags[i] === Flag.nan ? '#f0f' : '#000']] as const) {
         ctx.lineWidth = width;
         ctx.strokeStyle = color;
         ctx.beginPath();
-        ctx.arc(b.x + b.width / 2, b.y + b.height / 2, r, 0, 2 * Math.PI);
+        ctx.arc(x, y, r, 0, 2 * Math.PI);
         ctx.stroke();
       }
     }
@@ -195,6 +201,7 @@ function axes(ctx: CanvasRenderingContext2D, f: Frame): void {
     ctx.fillText(text, Math.min(p.left + at, p.left + p.width + 8 - half), p.top + p.height + 7);
   });
   ctx.fillText(f.colTitle, p.left + p.width / 2, p.top + p.height + 22);
+  if (!f.hasRows) return;
   ctx.textAlign = 'right';
   ctx.textBaseline = 'middle';
   tick(w.r0, w.r1, p.height, 26, (at, i) => {

@@ -56,7 +56,7 @@ export class Scale {
   }
 
   get gradient(): string {
-    return gradients[this.kind];
+    return this.low === this.high ? `rgb(${rgb(this.color(this.low))})` : gradients[this.kind];
   }
 
   /** The numbers at the left, in the middle and at the right of the scale. */
@@ -66,8 +66,12 @@ export class Scale {
   }
 }
 
+function rgb(color: number): number[] {
+  return [color & 255, (color >> 8) & 255, (color >> 16) & 255];
+}
+
 /** Whether black or white text can be read on a colour. */
 export function textOn(color: number): string {
-  const [r, g, b] = [color & 255, (color >> 8) & 255, (color >> 16) & 255];
+  const [r, g, b] = rgb(color);
   return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? '#000' : '#fff';
 }
