@@ -58,14 +58,16 @@ export function launch() {
  * Runs 'cairn web' and waits until it prints its address.
  * @param {string[]} args
  * @param {Record<string, string>} env
+ * @param {string} cwd the folder in which it runs
  * @returns {Promise<Server>}
  */
-export async function serve(args, env = {}) {
+export async function serve(args, env = {}, cwd = root) {
   assert.ok(cairn, 'CAIRN names no program: run "make web-test"');
   const started = performance.now();
   const cache = mkdtempSync(path.join(tmpdir(), 'cairn-web-cache-'));
   const p = spawn(cairn, ['web', '--no-open', ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
+    cwd,
     env: { ...process.env, XDG_CACHE_HOME: cache, ...env },
   });
   const ended = new Promise((done) => p.once('exit', done));
