@@ -163,7 +163,11 @@ func byteTicks(hi float64, most int) []tick {
 		step = max(step, 1)
 	}
 	for _, v := range multiples(0, hi/size, step) {
-		out = append(out, tick{v * size, strconv.FormatFloat(v, 'g', 4, 64) + " " + units[unit]})
+		label := "0"
+		if v > 0 {
+			label = strconv.FormatFloat(v, 'g', 4, 64) + " " + units[unit]
+		}
+		out = append(out, tick{v * size, label})
 	}
 	return out
 }
