@@ -318,7 +318,7 @@ func (c *Comparison) count(r *Compared) {
 		StatusMissing: &c.Missing, StatusExtra: &c.Extra,
 	}
 	*counter[r.Status]++
-	if v := r.Values; v != nil {
+	if v := r.Values; v != nil && r.Status != StatusIdentical {
 		c.MaxAbs, c.MaxRel = larger(c.MaxAbs, v.MaxAbs), larger(c.MaxRel, v.MaxRel)
 	}
 }

@@ -16,6 +16,10 @@ import (
 // heatSlab is the number of bytes that a worker reads at once. Tests make it smaller.
 var heatSlab int64 = 4 << 20
 
+// sampleReads is the least number of reads of a sample at the same time. They are small, and
+// in object storage they mostly wait.
+const sampleReads = 16
+
 // heater is one call of NewHeat.
 type heater struct {
 	src   Content
@@ -53,12 +57,16 @@ func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *h
 
 // fill reads and fills the cells of the heat map.
 func (f *heater) fill(ctx context.Context) error {
-	if err := sweep(ctx, f.jobs(), f.job); err != nil {
+	n := workers()
+	if !f.heat.Exact {
+		n = max(n, sampleReads)
+	}
+	if err := sweepBy(ctx, n, f.jobs(), f.job); err != nil {
 		return err
 	}
 	h := f.heat
 	h.Read, h.Text = f.read.Load(), f.text
-	n := len(f.cells)
+	n = len(f.cells)
 	h.Mean, h.Min, h.Max = make([]Number, n), make([]Number, n), make([]Number, n)
 	all := heatCell{}
 	for i := range f.cells {
