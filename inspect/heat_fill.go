@@ -66,6 +66,7 @@ func (f *heater) fill(ctx context.Context) error {
 	}
 	h := f.heat
 	h.Read, h.Text = f.read.Load(), f.text
+	h.Exact = h.Read == h.Elements
 	n = len(f.cells)
 	h.Mean, h.Min, h.Max = make([]Number, n), make([]Number, n), make([]Number, n)
 	all := heatCell{}
