@@ -280,11 +280,21 @@ func (j *plotJob) explain(err error) error {
 	case e.Kind == web.KindBadRequest && e.Err != nil:
 		return withHint(e.Err, e.Hint)
 	case e.Kind == web.KindBadRequest:
-		return usagef(j.cmd, "%s", e.Message)
+		return usagef(j.cmd, "%s", flagMessage(e.Message))
 	case e.Kind == web.KindNotFound && j.res.Name != "":
 		return withHint(fmt.Errorf("%s: %w", strconv.Quote(j.q.Get("name")), cairn.ErrMissing), "'cairn ls "+quoteArg(j.res.Path)+"' lists the names")
 	case e.Kind == web.KindNoRun:
 		return usagef(j.cmd, "%s is a checkpoint: %s needs the folder of a run, in which the checkpoints are", j.res.Path, j.res.What)
 	}
 	return err
+}
+
+// flagMessage names the flag in a message about a parameter: "rows=..." is "--rows ...".
+func flagMessage(text string) string {
+	for name, p := range plotParams {
+		if rest, ok := strings.CutPrefix(text, p.param+"="); ok {
+			return "--" + name + " " + rest
+		}
+	}
+	return text
 }
