@@ -102,7 +102,7 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if err := j.checkOutput(); err != nil {
 		return err
 	}
-	f.newest = !slices.Contains([]string{"run", "steps"}, j.res.What)
+	f.single = !slices.Contains([]string{"run", "steps"}, j.res.What)
 	if j.site, err = f.siteFlags.open(cmd, paths); err != nil {
 		return err
 	}

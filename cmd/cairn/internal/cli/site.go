@@ -32,8 +32,8 @@ type siteFlags struct {
 	recipe  recipeFlags
 	cache   string
 	noCache bool
-	// newest is set if a run stands for its newest checkpoint.
-	newest bool
+	// single is set if the first address must be a checkpoint, not a run.
+	single bool
 }
 
 func (f *siteFlags) add(cmd *cobra.Command) {
@@ -58,7 +58,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	}
 	var isRun bool
 	var err error
-	if f.newest {
+	if f.single {
 		err = s.add(web.Self, args[0])
 	} else {
 		isRun, err = s.addFirst(args[0])
