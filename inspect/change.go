@@ -70,16 +70,16 @@ func (p *pairItem) change() *Change {
 	return sum.change()
 }
 
-// vectors adds two blocks of elements to the products.
+// vectors adds two blocks of elements to the products. same means that they are equal.
 func (w *compareWorker) vectors(x, y tensor.DType, p, q []byte, same bool, to *products) error {
 	var s products
 	var err error
-	if x.IsComplex() || y.IsComplex() {
+	switch {
+	case x.IsComplex() || y.IsComplex():
 		err = compareAs(x, y, p, q, &w.complex, func(a, b []complex128) { s = complexProducts(a, b) })
-	} else {
-		if same {
-			q = p
-		}
+	case same: // one conversion is enough
+		err = compareAs(x, y, p, nil, &w.floats, func(a, _ []float64) { s = productsOf(a, a) })
+	default:
 		err = compareAs(x, y, p, q, &w.floats, func(a, b []float64) { s = productsOf(a, b) })
 	}
 	to.add(&s)

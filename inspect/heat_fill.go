@@ -66,6 +66,7 @@ func (f *heater) fill(ctx context.Context) error {
 	}
 	h := f.heat
 	h.Read, h.Text = f.read.Load(), f.text
+	h.Exact = h.Read == h.Elements
 	n = len(f.cells)
 	h.Mean, h.Min, h.Max = make([]Number, n), make([]Number, n), make([]Number, n)
 	all := heatCell{}
@@ -222,18 +223,30 @@ type heatCell struct {
 
 // add adds at least one element.
 func (c *heatCell) add(v []float64) {
-	var sum float64
+	var s0, s1 float64
 	lo, hi := v[0], v[0]
-	for _, x := range v {
-		sum += x
-		if x < lo {
-			lo = x
+	rest := v
+	for ; len(rest) >= 2; rest = rest[2:] { // two chains of additions run in parallel
+		a, b := rest[0], rest[1]
+		s0, s1 = s0+a, s1+b
+		if a < lo {
+			lo = a
 		}
-		if x > hi {
-			hi = x
+		if a > hi {
+			hi = a
+		}
+		if b < lo {
+			lo = b
+		}
+		if b > hi {
+			hi = b
 		}
 	}
-	if sum += c.sum; !isFinite(sum) || c.scaled {
+	for _, a := range rest {
+		s0, lo, hi = s0+a, min(lo, a), max(hi, a)
+	}
+	sum := c.sum + (s0 + s1)
+	if !isFinite(sum) || c.scaled {
 		c.addOdd(v)
 		return
 	}

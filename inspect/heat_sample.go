@@ -83,9 +83,9 @@ func (s *sampling) choose() (exact bool) {
 		return true
 	}
 	whole, pieces := *s, *s
-	lines := whole.wholeRows(rows, cols)
+	whole.wholeRows(cols)
 	pieces.columns(cols)
-	if lines > 0 && min(whole.rows.cells, whole.cols.cells) >= min(pieces.rows.cells, pieces.cols.cells) {
+	if whole.rows.cells > 0 && min(whole.rows.cells, whole.cols.cells) >= min(pieces.rows.cells, pieces.cols.cells) {
 		*s = whole
 	} else {
 		*s = pieces
@@ -93,28 +93,26 @@ func (s *sampling) choose() (exact bool) {
 	return false
 }
 
-// wholeRows chooses some whole rows of each cell, if at least one row can be read. It
-// returns the number of rows of cells.
-func (s *sampling) wholeRows(rows, cols int64) int {
-	one := min(s.touched(1, cols), max(s.rowPitch, 1)+heatBlock)
-	s.rows.cells = int(min(int64(s.rows.cells), s.asked/s.size/cols, s.surrounds/one))
+// wholeRows chooses some whole rows of each cell. There are no cells if not even one row can
+// be read.
+func (s *sampling) wholeRows(cols int64) {
+	s.rows.cells = int(min(int64(s.rows.cells), s.asked/s.size/cols, s.surrounds/s.touched(1, cols)))
 	if s.rows.cells == 0 {
-		return 0
+		return
 	}
 	each := int64(s.rows.cells)
 	s.rows.take = max(1, s.asked/s.size/cols/each)
 	for s.rows.take > 1 && s.touched(s.rows.take, cols) > s.surrounds/each {
 		s.rows.take = max(1, s.rows.take/2)
 	}
-	s.rows.runs = max(1, (s.surrounds/each-s.touched(s.rows.take, cols)+heatBlock)/heatBlock)
-	return s.rows.cells
+	s.rows.runs = max(1, (s.surrounds/each-s.touched(s.rows.take, cols))/heatBlock+1)
 }
 
 // columns chooses a piece of one row for each cell. Cells are so wide that a format does not
 // read a block twice.
 func (s *sampling) columns(cols int64) {
-	most := max(1, s.surrounds/max(heatBlock, 1))
-	wide := max(1, cols*min(s.pitch, s.size+heatBlock)/max(heatBlock, 1))
+	most := max(1, s.surrounds/heatBlock)
+	wide := max(1, cols*min(s.pitch, s.size+heatBlock)/heatBlock)
 	s.cols.cells = int(min(int64(s.cols.cells), wide, most))
 	s.rows.cells = int(min(int64(s.rows.cells), max(1, most/int64(s.cols.cells))))
 	each := int64(s.rows.cells) * int64(s.cols.cells)
