@@ -74,7 +74,7 @@ export function chart(d: Dots, hands: Hands, color: (name: string) => string): O
     axes: [
       {
         label: 'tensors by layer, in natural order of names',
-        size: 30,
+        size: 34,
         labelSize: 20,
         labelGap: 0,
         splits: (u, _axis, min, max) => {

@@ -3,11 +3,12 @@ import { naturalKey } from '../lib/format';
 
 /** The names before and after a name, in natural order. */
 export function neighbours(names: string[], name: string): { before?: string; after?: string } {
-  const here = naturalKey(name);
+  const keyOf = (n: string) => `${naturalKey(n)}\0${n}`; // distinct for a.1 and a.01
+  const here = keyOf(name);
   let before: { key: string; name: string } | undefined;
   let after: { key: string; name: string } | undefined;
   for (const n of names) {
-    const key = naturalKey(n);
+    const key = keyOf(n);
     if (key < here && (!before || key > before.key)) before = { key, name: n };
     if (key > here && (!after || key < after.key)) after = { key, name: n };
   }
