@@ -1,9 +1,10 @@
 // Takes a picture of each view, for the documentation: "make web-shots".
 //
 //   node screenshots.mjs FOLDER
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { launch, made, patience, serve } from './browser.mjs';
+import { indexed } from './png.mjs';
 
 const out = process.argv[2];
 if (!out) {
@@ -34,6 +35,25 @@ const shots = [
   { name: 'timeline-390', of: 'ranks-16', at: '#/timeline?rank=5', ready: (p) => p.getByRole('heading', { name: 'Rank 5' }), narrow: true },
 ];
 
+/** The picture with a palette. A browser decodes it. */
+async function smaller(png) {
+  const page = await browser.newPage();
+  const { width, height, pixels } = await page.evaluate(async (base64) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${base64}`;
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.width, image.height);
+    const g = canvas.getContext('2d');
+    g.drawImage(image, 0, 0);
+    const { data } = g.getImageData(0, 0, image.width, image.height);
+    let text = '';
+    for (let i = 0; i < data.length; i += 0x8000) text += String.fromCharCode(...data.subarray(i, i + 0x8000));
+    return { width: image.width, height: image.height, pixels: btoa(text) };
+  }, png.toString('base64'));
+  await page.close();
+  return indexed(Buffer.from(pixels, 'base64'), width, height);
+}
+
 const browser = await launch();
 const servers = new Map();
 try {
@@ -51,8 +71,9 @@ try {
     await page.waitForFunction(() => !document.querySelector('progress'));
     if (s.scroll) await page.locator(s.scroll).evaluate((e) => e.scrollIntoView());
     await page.waitForTimeout(500); // charts are drawn after the tables
-    await page.screenshot({ path: path.join(out, `web-${s.name}.png`) });
+    const shot = await page.screenshot();
     await context.close();
+    writeFileSync(path.join(out, `web-${s.name}.png`), await smaller(shot));
   }
 } finally {
   await browser.close();
