@@ -155,7 +155,7 @@ web: web-modules ## build the explorer's pages, which bin/cairn embeds, in web/d
 # Checks the types of the pages, that web/dist is what the sources build, and the size of the script.
 web-check:
 	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory web-checked; \
-	else echo "web-check needs Node and npm, which are not here$(if $(NEED_NODE),,: the explorer's pages are not checked)"; $(if $(NEED_NODE),exit 1); fi
+	else echo "web-check needs Node and npm, which are not here$(if $(NEED_NODE),,: the explorer's pages are not checked)"; $(if $(NEED_NODE),exit 1,:); fi
 
 web-checked: web-modules
 	cd web && npm run --silent check && npm run --silent unit
