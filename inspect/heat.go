@@ -79,9 +79,10 @@ type Heat struct {
 	High Number `json:"high"`
 }
 
-// NewHeat reads a slice of the tensor e, or samples it if it is large. It holds a few MiB for
-// each processor. The result has the same bits whatever the number of processors is, and
-// however the tensor was cut and stored. Errors in the options wrap ErrIndex.
+// NewHeat reads a slice of the tensor e, or samples it if it is large. It holds about 200 MiB
+// at most, and 100 MiB with the default number of cells. The result has the same bits whatever
+// the number of processors is, and however the tensor was cut and stored. Errors in the options
+// wrap ErrIndex.
 func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*Heat, error) {
 	if e.Tensor == nil {
 		return nil, fmt.Errorf("%w: %q is not a tensor", ErrIndex, e.FQN)

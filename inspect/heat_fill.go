@@ -95,18 +95,12 @@ func tallied(counts []int32, n, i int, count int64) []int32 {
 // first column of cells, and job.item the number of columns.
 func (f *heater) jobs() iter.Seq[job] {
 	rows, cols := f.rows, f.cols
-	bytes := func(c *cut) int64 { // of a cell
-		n := (c.hi - c.lo + int64(c.cells) - 1) / int64(c.cells)
-		if c.take > 0 {
-			n = min(n, c.take)
-		}
-		return n
+	height, width := 1, 1
+	if cols.take == 0 { // as many cells of a row as fit into a slab
+		width = int(min(int64(cols.cells), max(1, heatSlab/f.size/cols.largest())))
 	}
-	// As many columns as fit into a slab, and as many rows of them.
-	width := int(min(int64(cols.cells), max(1, heatSlab/f.size/bytes(&cols))))
-	height := int(min(int64(rows.cells), max(1, heatSlab/f.size/(bytes(&cols)*int64(width))/bytes(&rows))))
-	if !f.heat.Exact {
-		height = 1
+	if rows.take == 0 { // as many rows of these
+		height = int(min(int64(rows.cells), max(1, heatSlab/f.size/cols.largest()/int64(width)/rows.largest())))
 	}
 	return func(yield func(job) bool) {
 		for r := 0; r < rows.cells; r += height {

@@ -32,6 +32,9 @@ func (c *cut) edges() []int64 {
 	return out
 }
 
+// largest returns the size of the largest cell.
+func (c *cut) largest() int64 { return (c.hi-c.lo-1)/int64(c.cells) + 1 }
+
 // parts returns what is read of the cells [from, to). Neighbours are one part.
 func (c *cut) parts(from, to int) [][2]int64 {
 	if c.take == 0 {

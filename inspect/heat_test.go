@@ -133,6 +133,10 @@ func TestHeatErrors(t *testing.T) {
 	if _, err := inspect.NewHeat(t.Context(), m, bad, inspect.HeatOptions{}); !errors.Is(err, tensor.ErrShape) {
 		t.Errorf("a heat map of more than fits: %v; want ErrShape", err)
 	}
+	bad.Tensor = tensorOf(tensor.Invalid, 3)
+	if _, err := inspect.NewHeat(t.Context(), m, bad, inspect.HeatOptions{}); !errors.Is(err, tensor.ErrDType) {
+		t.Errorf("a heat map of no dtype: %v; want ErrDType", err)
+	}
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(stop)
