@@ -41,9 +41,13 @@ func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *h
 		rows:  cut{lo: h.Rows[0], hi: h.Rows[1], cells: most(o.Height)},
 		cols:  cut{lo: h.Cols[0], hi: h.Cols[1], cells: most(o.Width)},
 		size:  int64(e.Tensor.DType.Size()),
-		asked: asked, surrounds: asked * min(8, math.MaxInt64/asked),
+		asked: asked, surrounds: asked * min(heatSurrounds, math.MaxInt64/asked),
 	}}
 	f.rowPitch, f.pitch = p.pitch(e.Tensor)
+	f.block, f.chunks = p.surroundings(e.Tensor, p.sel.within(p.box(h.Rows, h.Cols)))
+	if f.block > max(heatBlock, f.surrounds/2) { // of a large chunk that is compressed: one read must do
+		f.block, f.asked = f.surrounds/2, min(f.asked, heatSlab)
+	}
 	h.Exact = f.choose()
 	h.Height, h.Width = f.rows.cells, f.cols.cells
 	f.rowEdges, f.colEdges = f.rows.edges(), f.cols.edges()
