@@ -65,7 +65,7 @@ type Compared struct {
 	// notation. Empty: the whole object differs.
 	Where string `json:"where,omitempty"`
 	// Values describes the elements of tensors that were compared and are not
-	// identical.
+	// identical, or all that were compared if CompareOptions.Change is set.
 	Values *ValueDifference `json:"values,omitempty"`
 }
 
@@ -88,6 +88,17 @@ type ValueDifference struct {
 	MaxRel Number `json:"max_rel"`
 	// First is the first differing element. Nil: no element differs.
 	First *FirstDifference `json:"first,omitempty"`
+	// Change compares the tensors as vectors. Nil: CompareOptions.Change is not set.
+	*Change
+}
+
+// Change compares two tensors as vectors of those elements that are finite on both sides.
+type Change struct {
+	// RelL2 is ‖b-a‖/‖a‖. It is 0 for equal vectors, and undefined if only a is zero.
+	RelL2 Number `json:"rel_l2"`
+	// Cosine is the cosine of the angle between a and b. It is 1 for equal vectors, and
+	// undefined if one is zero.
+	Cosine Number `json:"cosine"`
 }
 
 // FirstDifference is an element on both sides, as printed by ElementFormat.
@@ -156,6 +167,8 @@ type CompareOptions struct {
 	// Rename returns the name in the second checkpoint for a name of the first.
 	// It must not map two names to one. Nil: the same name.
 	Rename func(fqn string) string
+	// Change sets ValueDifference.Change, for identical tensors too.
+	Change bool
 	// All lists equal names too.
 	All bool
 	// Limit bounds the names that are listed. Zero: no limit.
@@ -305,7 +318,7 @@ func (c *Comparison) count(r *Compared) {
 		StatusMissing: &c.Missing, StatusExtra: &c.Extra,
 	}
 	*counter[r.Status]++
-	if v := r.Values; v != nil {
+	if v := r.Values; v != nil && r.Status != StatusIdentical {
 		c.MaxAbs, c.MaxRel = larger(c.MaxAbs, v.MaxAbs), larger(c.MaxRel, v.MaxRel)
 	}
 }
@@ -346,8 +359,9 @@ type pairItem struct {
 	done atomic.Bool
 
 	mu     sync.Mutex
-	left   int64        // slabs; guarded by mu
-	values elementTally // guarded by mu
+	left   int64             // slabs; guarded by mu
+	values elementTally      // guarded by mu
+	vector map[int]*products // by slab, if CompareOptions.Change is set; guarded by mu
 }
 
 // newPair returns the item of an entry of the first checkpoint, which has that name in
@@ -393,6 +407,9 @@ func (p *pairItem) describe(o *CompareOptions) error {
 	if !o.DescriptionsOnly {
 		p.left = (p.elements + p.slab - 1) / p.slab
 	}
+	if o.Change {
+		p.vector = map[int]*products{}
+	}
 	return nil
 }
 
@@ -430,8 +447,11 @@ func (c *comparer) jobs() iter.Seq[job] {
 // finish completes a name whose content was read.
 func (c *comparer) finish(p *pairItem) {
 	p.Status = p.status()
-	if !p.values.same || p.values.differing > 0 {
+	if !p.values.same || p.values.differing > 0 || p.changes(&c.opts) {
 		p.Values = p.values.difference(p.elements, p.a.Tensor.Shape)
+	}
+	if p.changes(&c.opts) {
+		p.Values.Change = p.change()
 	}
 	p.done.Store(true)
 	if p.Equal() || !c.opts.First {
@@ -440,6 +460,11 @@ func (c *comparer) finish(p *pairItem) {
 	for last := c.last.Load(); int64(p.index) < last && !c.last.CompareAndSwap(last, int64(p.index)); {
 		last = c.last.Load()
 	}
+}
+
+// changes reports whether the item is a pair of tensors that are compared as vectors.
+func (p *pairItem) changes(o *CompareOptions) bool {
+	return o.Change && p.slab > 0 && p.a.Tensor != nil && !p.unread
 }
 
 // status returns the result for a finished name.

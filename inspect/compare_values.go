@@ -296,9 +296,13 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	}
 	c.opts.Progress(int64(len(w.x) + len(w.y)))
 	sum := newElementTally()
+	var vector *products
+	if c.opts.Change {
+		vector = new(products)
+	}
 	for at := int64(0); at < n; at += blockElements {
 		end := min(at+blockElements, n)
-		t, err := c.block(w, x, y, w.x[at*int64(x.Size()):end*int64(x.Size())], w.y[at*int64(y.Size()):end*int64(y.Size())])
+		t, err := c.block(w, x, y, w.x[at*int64(x.Size()):end*int64(x.Size())], w.y[at*int64(y.Size()):end*int64(y.Size())], vector)
 		if err != nil {
 			return fmt.Errorf("%q: %w", p.FQN, err)
 		}
@@ -310,6 +314,9 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.values.merge(&sum)
+	if vector != nil {
+		p.vector[j.slab] = vector
+	}
 	if p.left--; p.left > 0 {
 		return nil
 	}
@@ -320,11 +327,16 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	return nil
 }
 
-// block compares two blocks of elements. The index of the first difference is
-// relative to the block.
-func (c *comparer) block(w *compareWorker, x, y tensor.DType, p, q []byte) (elementTally, error) {
+// block compares two blocks of elements, also as vectors if vector is not nil. The index of
+// the first difference is relative to the block.
+func (c *comparer) block(w *compareWorker, x, y tensor.DType, p, q []byte, vector *products) (elementTally, error) {
 	t := newElementTally()
 	t.same = x == y && bytes.Equal(p, q)
+	if vector != nil {
+		if err := w.vectors(x, y, p, q, t.same, vector); err != nil {
+			return t, err
+		}
+	}
 	if t.same && (!c.opts.NaNDiffers || c.opts.Exact) {
 		return t, nil
 	}

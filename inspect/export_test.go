@@ -8,6 +8,13 @@ import (
 // SmallSlabs makes slabs small during a test, so that small tensors have several.
 func SmallSlabs(t testing.TB) { set(t, &slabBytes, 512<<10) }
 
+// SetHeat sets how much a heat map reads at once, and the size of the blocks that formats
+// read, during a test.
+func SetHeat(t testing.TB, slab, block int64) {
+	set(t, &heatSlab, slab)
+	set(t, &heatBlock, block)
+}
+
 // SetDigestBytes sets the memory of Digests during a test.
 func SetDigestBytes(t testing.TB, n int64) { set(t, &digestBytes, n) }
 

@@ -98,6 +98,13 @@ func (l *linear) countAll(v []float64) {
 	}
 }
 
+// countTable counts counts[i] elements with the value values[i], for all i.
+func (l *linear) countTable(values []float64, counts []int64) {
+	for i, n := range counts {
+		l.count(values[i], n)
+	}
+}
+
 func (l *linear) histogram() *Histogram {
 	h := &Histogram{Scale: ScaleLinear, Counts: l.counts}
 	for _, e := range l.edges {
@@ -141,15 +148,21 @@ func (o *octaves) add(p *octaves) {
 	}
 }
 
-// histogram returns at most n buckets, or nil if nothing was counted.
-func (o *octaves) histogram(n int) *Histogram {
-	lo, hi := 0, powers
+// span returns the range [lo, hi) of the powers that were counted. It is empty if there
+// are none.
+func (o *octaves) span() (lo, hi int) {
+	lo, hi = 0, powers
 	for lo < hi && o[lo] == 0 {
 		lo++
 	}
 	for hi > lo && o[hi-1] == 0 {
 		hi--
 	}
+	return lo, hi
+}
+
+// histogram returns at most n buckets of the powers [lo, hi), or nil if there are none.
+func (o *octaves) histogram(lo, hi, n int) *Histogram {
 	if lo == hi {
 		return nil
 	}

@@ -179,12 +179,12 @@ func TestChunks(t *testing.T) {
 	}
 	for fqn, want := range map[string][]inspect.Chunk{
 		"model.w": {
-			{Chunk: 0, Offsets: []int64{0, 0}, Sizes: []int64{6, 2}, NumBytes: 48, Length: 48, Checksums: 1},
-			{Chunk: 1, Offsets: []int64{0, 2}, Sizes: []int64{6, 2}, NumBytes: 48, Length: 48, Checksums: 1},
+			{Chunk: 0, Offsets: []int64{0, 0}, Sizes: []int64{6, 2}, NumBytes: 48, Length: 48, Checksums: 1, Rank: new(0)},
+			{Chunk: 1, Offsets: []int64{0, 2}, Sizes: []int64{6, 2}, NumBytes: 48, Length: 48, Checksums: 1, Rank: new(1)},
 		},
-		"model.scale": {{Offsets: []int64{}, Sizes: []int64{}, NumBytes: 4, Length: 4, Checksums: 1}},
+		"model.scale": {{Offsets: []int64{}, Sizes: []int64{}, NumBytes: 4, Length: 4, Checksums: 1, Rank: new(1)}},
 		"step":        {{Inline: true, NumBytes: 2, Length: 2}},
-		"long":        {{NumBytes: 100_000, Length: 100_000, Checksums: 1}},
+		"long":        {{NumBytes: 100_000, Length: 100_000, Checksums: 1, Rank: new(0)}},
 	} {
 		got := collect(fqn)
 		for i := range got {

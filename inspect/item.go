@@ -1,6 +1,6 @@
 // Package inspect answers read-only questions about a checkpoint: its content,
-// how it is cut, digests and statistics of its tensors, and how it differs from
-// another one. It prints nothing, writes nothing and does not depend on formats:
+// how it is cut, digests, statistics and heat maps of its tensors, and how it differs
+// from another one. It prints nothing, writes nothing and does not depend on formats:
 // it reads a cairn.Checkpoint. The types have the JSON names that the
 // command line prints and docs/cli.md describes.
 package inspect
@@ -126,13 +126,10 @@ func Below(fqn, prefix string) bool {
 
 // Items describes entries, which are in the order of their names.
 func Items(entries []*meta.Entry) []*Item {
-	out, md := make([]*Item, len(entries)), meta.Metadata{Entries: make([]meta.Entry, len(entries))}
+	out, ties := make([]*Item, len(entries)), tiesOf(entries)
 	for i, e := range entries {
-		out[i], md.Entries[i] = NewItem(e), *e
-	}
-	ties := md.Ties()
-	for _, it := range out {
-		it.Tied = ties[it.FQN]
+		out[i] = NewItem(e)
+		out[i].Tied = ties[e.FQN]
 	}
 	return out
 }
@@ -157,6 +154,8 @@ type Chunk struct {
 	Checksums int `json:"n_checksums"`
 	// Key is the chunk's key in its file, if it differs from the name.
 	Key string `json:"key,omitempty"`
+	// Rank is the rank that has written the file, if the name of the file says so.
+	Rank *int `json:"rank,omitempty"`
 }
 
 // Chunks returns the chunks of an entry. An object is one chunk.
@@ -166,11 +165,12 @@ func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 			yield(objectChunk(e.Bytes))
 			return
 		}
-		size := int64(e.Tensor.DType.Size())
+		size, ranks := int64(e.Tensor.DType.Size()), ranksOf(e.Tensor.Locs)
 		for i, box := range e.Tensor.Chunks {
 			c := Chunk{Chunk: i}
 			if i < len(e.Tensor.Locs) {
 				c = located(&e.Tensor.Locs[i])
+				c.Rank = ranks[c.File]
 			}
 			c.Chunk, c.Offsets, c.Sizes, c.NumBytes = i, nonNil(box.Offsets), nonNil(box.Sizes), size
 			for _, n := range box.Sizes {
@@ -187,6 +187,7 @@ func objectChunk(b *meta.Bytes) Chunk {
 	c := Chunk{Inline: true, Length: b.Size}
 	if b.Inline == nil {
 		c = located(&b.Loc)
+		c.Rank = rankOf(c.File)
 	}
 	c.NumBytes = b.Size
 	return c
@@ -224,6 +225,25 @@ func (n Number) MarshalJSON() ([]byte, error) {
 		return []byte(`"-inf"`), nil
 	}
 	return strconv.AppendFloat(nil, f, 'g', -1, 64), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	switch text := string(b); text {
+	case "null":
+		*n = Number(math.NaN())
+	case `"inf"`:
+		*n = Number(math.Inf(1))
+	case `"-inf"`:
+		*n = Number(math.Inf(-1))
+	default:
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%s is not a number", b)
+		}
+		*n = Number(f)
+	}
+	return nil
 }
 
 // None reports whether the value is undefined.

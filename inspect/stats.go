@@ -153,6 +153,9 @@ type statist struct {
 	opts   StatsOptions
 	items  []*statsItem
 	unread []Unread
+	// ranged means that the caller chooses the range of linear histograms after the first
+	// pass, as Overlay does.
+	ranged bool
 }
 
 // collect sets the items: the tensors among the entries and inside their objects.
@@ -183,7 +186,7 @@ func (s *statist) toRead() int64 {
 	var n int64
 	for _, it := range s.items {
 		n += it.entry.NumBytes()
-		if s.wantsLinear() && !it.table && it.elements > it.slab {
+		if s.wantsLinear() && !it.table && (s.ranged || it.elements > it.slab) {
 			n += it.entry.NumBytes()
 		}
 	}
@@ -241,6 +244,8 @@ type statsItem struct {
 	// Set once no slab is left:
 	total  moments
 	second bool // a second pass must fill linear
+	// powers, if not nil, are those that the histogram of octaves covers.
+	powers *[2]int
 }
 
 func newStatsItem(t insideTensor) (*statsItem, error) {
@@ -266,7 +271,11 @@ func (it *statsItem) result(o *StatsOptions) TensorStats {
 	}
 	switch {
 	case it.octaves != nil:
-		out.Histogram = it.octaves.histogram(o.Buckets)
+		lo, hi := it.octaves.span()
+		if it.powers != nil {
+			lo, hi = it.powers[0], it.powers[1]
+		}
+		out.Histogram = it.octaves.histogram(lo, hi, o.Buckets)
 	case it.linear != nil:
 		out.Histogram = it.linear.histogram()
 	}
@@ -338,7 +347,7 @@ func (s *statist) first(ctx context.Context, w *statsWorker, j job) error {
 		sum.add(it.slabs[i])
 	}
 	it.total = sum.total()
-	if !s.wantsLinear() || it.total.n == 0 {
+	if !s.wantsLinear() || it.total.n == 0 || s.ranged {
 		return nil
 	}
 	it.linear = newLinear(it.total.min, it.total.max, s.opts.Buckets)
@@ -403,7 +412,7 @@ func (s *statist) tally(w *statsWorker, it *statsItem) error {
 	if it.left--; it.left > 0 {
 		return nil
 	}
-	return it.finish(&s.opts)
+	return it.finish(&s.opts, s.ranged)
 }
 
 // tableValues returns every value of a dtype of one or two bytes, by its bits.
@@ -441,7 +450,7 @@ func tableMoments(values []float64, counts []int64) moments {
 }
 
 // finish computes the results from the counts of all slabs. The caller holds mu.
-func (it *statsItem) finish(o *StatsOptions) error {
+func (it *statsItem) finish(o *StatsOptions, ranged bool) error {
 	values, err := tableValues(it.entry.Tensor.DType)
 	if err != nil {
 		return err
@@ -454,11 +463,11 @@ func (it *statsItem) finish(o *StatsOptions) error {
 		for i, n := range it.values {
 			it.octaves.count(values[i], n)
 		}
+	case ranged:
+		return nil // the counts are still needed
 	default:
 		it.linear = newLinear(it.total.min, it.total.max, o.Buckets)
-		for i, n := range it.values {
-			it.linear.count(values[i], n)
-		}
+		it.linear.countTable(values, it.values)
 	}
 	it.values = nil
 	return nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -233,8 +232,6 @@ type Node struct {
 	// Children are the nodes one level below, in the order of their names,
 	// numbers by value.
 	Children []*Node `json:"children,omitempty"`
-
-	number *uint64 // the name as a number, if it is one
 }
 
 // Tree arranges items below the prefix root (see Below) as a tree of at most
@@ -265,25 +262,8 @@ func (n *Node) fill(items []*Item, start, depth int) {
 	}
 	for name, items := range below {
 		c := &Node{Name: name, FQN: items[0].FQN[:start+len(name)]}
-		if i, err := strconv.ParseUint(name, 10, 64); err == nil {
-			c.number = &i
-		}
 		c.fill(items, start+len(name)+1, depth-1)
 		n.Children = append(n.Children, c)
 	}
-	slices.SortFunc(n.Children, compareNodes)
-}
-
-// compareNodes orders numbers by value and before words, so that layer 10 comes
-// after layer 9.
-func compareNodes(a, b *Node) int {
-	switch {
-	case a.number != nil && b.number != nil:
-		return cmp.Or(cmp.Compare(*a.number, *b.number), strings.Compare(a.Name, b.Name))
-	case a.number != nil:
-		return -1
-	case b.number != nil:
-		return 1
-	}
-	return strings.Compare(a.Name, b.Name)
+	slices.SortFunc(n.Children, func(a, b *Node) int { return compareParts(a.Name, b.Name) })
 }

@@ -35,9 +35,14 @@ func workers() int { return max(2, runtime.GOMAXPROCS(0)) }
 
 // sweep runs all jobs. A job has a W to itself while it runs.
 func sweep[W any](ctx context.Context, jobs iter.Seq[job], do func(context.Context, *W, job) error) error {
+	return sweepBy(ctx, workers(), jobs, do)
+}
+
+// sweepBy is sweep with so many jobs at the same time.
+func sweepBy[W any](ctx context.Context, workers int, jobs iter.Seq[job], do func(context.Context, *W, job) error) error {
 	pool := sync.Pool{New: func() any { return new(W) }}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(workers())
+	g.SetLimit(workers)
 	for j := range jobs {
 		if gctx.Err() != nil {
 			break

@@ -228,7 +228,7 @@ func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
 // like this.
 func (m *Metadata) Ties() map[string]string {
 	var out map[string]string
-	first := map[place]*Entry{} // by the place of the first chunk that has bytes
+	first := make(map[place]*Entry, len(m.Entries)) // by the place of the first chunk that has bytes
 	for i := range m.Entries {
 		e := &m.Entries[i]
 		if e.Tensor == nil {

@@ -58,6 +58,7 @@ func newDiffCmd() *cobra.Command {
 	flags.BoolVar(&f.NaNDiffers, "nan-differs", false, "count NaNs as different from each other")
 	flags.BoolVar(&f.IgnoreDType, "ignore-dtype", false, "compare tensors of different dtypes as numbers")
 	flags.BoolVar(&f.DescriptionsOnly, "names-only", false, "compare names, kinds, dtypes and shapes, and read no values")
+	flags.BoolVar(&f.Change, "change", false, "also compare tensors as vectors: relative change and cosine")
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
 	f.recipe.add(cmd, "compare A")
 	flags.BoolVar(&f.All, "all", false, "also list what is equal")
@@ -86,8 +87,8 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 		return nil, usagef(cmd, "--rtol %v and --atol %v: a tolerance cannot be negative", o.Rtol, o.Atol)
 	case o.Exact && (o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
 		return nil, usagef(cmd, "--exact compares bits: it does not go with --rtol, --atol and --nan-differs")
-	case o.DescriptionsOnly && (o.Exact || o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers):
-		return nil, usagef(cmd, "--names-only reads no values: it does not go with --rtol, --atol, --exact and --nan-differs")
+	case o.DescriptionsOnly && (o.Exact || o.Rtol > 0 || o.Atol > 0 || o.NaNDiffers || o.Change):
+		return nil, usagef(cmd, "--names-only reads no values: it does not go with --rtol, --atol, --exact, --nan-differs and --change")
 	case o.Limit < 0:
 		return nil, usagef(cmd, "--limit %d: want zero or more", o.Limit)
 	}
@@ -162,7 +163,7 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 				return err
 			}
 			v.Comparison = c
-			if err := o.result(v, func() { printDifference(o, &v) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
+			if err := o.result(v, func() { printDifference(o, &v, f.Change) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
 				return err
 			}
 			if c.Differences() == 0 {
@@ -216,10 +217,10 @@ func (f *diffFlags) dropped(cmd *cobra.Command, v *difference, opts *inspect.Com
 	return nil
 }
 
-func printDifference(o *output, v *difference) {
+func printDifference(o *output, v *difference, change bool) {
 	c := v.Comparison
 	if len(c.Items) > 0 {
-		printCompared(o, c.Items)
+		printCompared(o, c.Items, change)
 		o.remark("\n")
 	}
 	if c.Omitted > 0 {
@@ -273,9 +274,13 @@ func formatComparison(c *inspect.Comparison) string {
 }
 
 // printCompared prints a table of names. For tensors with different elements, A
-// and B are the first ones that differ.
-func printCompared(o *output, items []inspect.Compared) {
-	t := newRows("NAME", "STATUS", "DIFFERS", "A", "B", "AT", ">DIFFERING", ">MAX ABS", ">MAX REL")
+// and B are the first ones that differ. change adds the columns of tensors as vectors.
+func printCompared(o *output, items []inspect.Compared, change bool) {
+	heads := []string{"NAME", "STATUS", "DIFFERS", "A", "B", "AT", ">DIFFERING", ">MAX ABS", ">MAX REL"}
+	if change {
+		heads = append(heads, ">REL L2", ">COSINE")
+	}
+	t := newRows(heads...)
 	for i := range items {
 		c := &items[i]
 		a, b := formatSide(c.A), formatSide(c.B)
@@ -290,7 +295,14 @@ func printCompared(o *output, items []inspect.Compared) {
 			differing = fmt.Sprintf("%s of %s", formatCount(v.Differing), formatCount(v.Elements))
 			maxAbs, maxRel = formatNumber(v.MaxAbs), formatNumber(v.MaxRel)
 		}
-		t.add(clean(c.FQN), c.Status, strings.Join(c.Differs, ", "), a, b, clean(at), differing, maxAbs, maxRel)
+		row := []string{clean(c.FQN), c.Status, strings.Join(c.Differs, ", "), a, b, clean(at), differing, maxAbs, maxRel}
+		switch {
+		case change && c.Values != nil && c.Values.Change != nil:
+			row = append(row, formatNumber(c.Values.RelL2), formatNumber(c.Values.Cosine))
+		case change:
+			row = append(row, "", "")
+		}
+		t.add(row...)
 	}
 	o.table(t)
 }
