@@ -15,6 +15,13 @@ SOAK ?= 5m
 # The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
 NEED_TORCH ?=
+# The browser of "make test": CHROMIUM names one, or it is one that is there. If NEED_BROWSER is
+# set and there is none, "make test" installs Debian's, and fails if the tests cannot run.
+NEED_BROWSER ?=
+# If NEED_NODE is set, "make lint" fails if there is no Node to check the explorer's pages with.
+NEED_NODE ?=
+# The most bytes of the script of the explorer's pages, compressed.
+WEBBYTES = 153600
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
 # The packages whose tests run without the race detector in "make test": packages with large
@@ -38,7 +45,7 @@ CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-go test-plain test-torch race torch lint fmt vet-others staticcheck lint-python mod fuzz soak interop gpu bench gobench generate changelog site clean help
+.PHONY: all build wheels release demo test test-go test-plain test-torch test-web race torch lint fmt vet-others staticcheck lint-python mod fuzz soak web web-modules web-programs web-check web-checked web-test web-bench web-shots browser interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -60,8 +67,8 @@ demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it w
 
 # What waits runs beside what computes: the set-up of a PyTorch, and tests with servers or
 # with processes of Python.
-test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=)
-	@$(MAKE) --no-print-directory -j3 test-go test-plain test-torch
+test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=, CHROMIUM=, NEED_BROWSER=)
+	@$(MAKE) --no-print-directory -j4 test-go test-plain test-torch test-web
 
 test-torch: torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
@@ -77,6 +84,18 @@ test-plain:
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	GO=$(GO) $(GO) run ./tools/gotest -- -vet=off -timeout $(TIMEOUT) $(PLAIN)
 
+# The tests of the explorer's pages run if there are Node and a browser.
+test-web: browser
+	@test -e $(BIN)/browser || { cat $(BIN)/browser.log; exit 1; }
+	@if [ ! -s $(BIN)/browser ]; then :; \
+	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)"; \
+	else echo "the tests of the explorer's pages are left out: npm could not install their packages"; fi
+
+# Writes which browser there is to bin/browser: an empty file if there is none that is needed.
+browser:
+	@mkdir -p $(BIN)
+	@{ CHROMIUM='$(CHROMIUM)' NEED='$(NEED_BROWSER)' tools/browser 2>&1 >$(BIN)/browser || rm -f $(BIN)/browser; } | tee $(BIN)/browser.log
+
 race: ## run the tests of all packages with the race detector
 	GO=$(GO) $(GO) run ./tools/gotest -- -race -timeout $(TIMEOUT) ./...
 
@@ -85,10 +104,10 @@ torch:
 	@mkdir -p $(BIN)
 	@{ TORCH='$(TORCH)' SUITES='$(SUITES)' $(if $(NEED_TORCH),NEED=all,WAYS='python kept') interop/setup 2>&1 >$(BIN)/torch || rm -f $(BIN)/torch; } | tee $(BIN)/torch.log
 
-lint: fmt vet-others staticcheck mod lint-python ## check form: gofmt, types for other systems, staticcheck, modules, ruff, mypy
+lint: fmt vet-others staticcheck mod lint-python web-check ## check form: gofmt, types for other systems, staticcheck, modules, ruff, mypy, the explorer's pages (NEED_NODE=)
 
 fmt:
-	@files="$$($$($(GO) env GOROOT)/bin/gofmt -l -s .)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
+	@files="$$(find . -name node_modules -prune -o -name '*.go' -exec $$($(GO) env GOROOT)/bin/gofmt -l -s {} +)"; if [ -n "$$files" ]; then echo "gofmt -s would change:"; echo "$$files"; exit 1; fi
 
 # Only linux runs the tests here. Vet would compile everything for the other systems.
 vet-others:
@@ -125,6 +144,39 @@ soak: ## save in the background while processes are killed and stopped (SOAK=5m,
 	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^TestSoak$$' -v .
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
+# The packages of npm, if they are not those of package-lock.json.
+web-modules:
+	@cmp -s web/package-lock.json web/node_modules/.installed || { \
+		cd web && npm ci --no-audit --no-fund --loglevel=error && cp package-lock.json node_modules/.installed; }
+
+web: web-modules ## build the explorer's pages, which bin/cairn embeds, in web/dist
+	cd web && npm run --silent build
+
+# Checks the types of the pages, that web/dist is what the sources build, and the size of the script.
+web-check:
+	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory web-checked; \
+	else echo "web-check needs Node and npm, which are not here$(if $(NEED_NODE),,: the explorer's pages are not checked)"; $(if $(NEED_NODE),exit 1); fi
+
+web-checked: web-modules
+	cd web && npm run --silent check
+	cd web && npm run --silent build -- --logLevel warn --emptyOutDir --outDir $(abspath $(BIN))/web-dist
+	@diff -rq $(BIN)/web-dist web/dist || { echo "web/dist is not what the sources build: run 'make web' and commit it"; exit 1; }
+	@n=$$(cat web/dist/*.js | gzip -9 -n | wc -c); echo "the script has $$n bytes, compressed"; \
+		test $$n -le $(WEBBYTES) || { echo "it may have $(WEBBYTES)"; exit 1; }
+
+# What the tests in a browser run: the program with its pages, and the maker of checkpoints.
+web-programs: web-modules
+	$(GO) build -o $(BIN)/web/ ./cmd/cairn ./web/tests/make
+
+web-test: web-programs ## test the explorer's pages in a browser (CHROMIUM=, ARGS= of node --test)
+	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs test $(abspath $(BIN))/web $(ARGS)
+
+web-bench: web-programs ## print how long the explorer takes for large checkpoints, in a browser (CHROMIUM=)
+	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs bench $(abspath $(BIN))/web
+
+web-shots: web-programs ## take the pictures of the explorer in docs/images (CHROMIUM=)
+	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs shots $(abspath $(BIN))/web docs/images
+
 interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)
 	CAIRN=$(abspath $(BIN))/cairn GO=$(GO) TORCH='$(TORCH)' SUITES='$(SUITES)' interop/run $(ARGS)
 
@@ -164,4 +216,4 @@ clean: ## remove what make built
 	rm -rf $(BIN)
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | while IFS="$$(printf '\t')" read -r t d; do printf '  %-10s %s\n' "$$t" "$$d"; done
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/' | while IFS="$$(printf '\t')" read -r t d; do printf '  %-10s %s\n' "$$t" "$$d"; done

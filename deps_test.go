@@ -102,13 +102,15 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
+	{"inspect/plot", "inspect meta"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
+	{"web", "inspect inspect/plot meta run storage value"},
 	{"storage/view", "blob inspect meta plan recipe recipe/remap storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan run shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/torchdcp storage/view tensor transfer value"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -130,6 +132,7 @@ var layers = []struct{ name, imports string }{
 	{"python", ""},
 	{"tools/gotest", ""},
 	{"tools/shape", ""},
+	{"web/tests/make", ". blob/file group/inproc meta run shard storage storage/native tensor"},
 }
 
 // libraries lists every module that we depend on, with the packages that may
@@ -390,7 +393,7 @@ func skipFolder(root fs.FS, name string) error {
 	if name == "." {
 		return nil
 	}
-	if base == "testdata" || base[0] == '.' || base[0] == '_' {
+	if base == "testdata" || base == "node_modules" || base[0] == '.' || base[0] == '_' {
 		return fs.SkipDir
 	}
 	if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil {

@@ -2,6 +2,8 @@ module github.com/cairn-ckpt/cairn
 
 go 1.26.0
 
+ignore ./web/node_modules
+
 require (
 	github.com/google/go-cmp v0.7.0
 	github.com/klauspost/compress v1.20.1

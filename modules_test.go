@@ -81,7 +81,7 @@ func proxyOf(t *testing.T, version string) string {
 			return err
 		case name == ".":
 			return nil
-		case d.Name()[0] == '.' || name == "bin" || d.Name() == "__pycache__": // not part of a release
+		case d.Name()[0] == '.' || name == "bin" || d.Name() == "__pycache__" || d.Name() == "node_modules": // not part of a release
 			return fs.SkipDir
 		}
 		if _, err := fs.Stat(root, name+"/go.mod"); err == nil { // another module

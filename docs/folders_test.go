@@ -84,7 +84,7 @@ func imported(t *testing.T) map[string][]string {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != ".." && (d.Name() == "testdata" || d.Name() == "bin" || d.Name() == "tools" || strings.HasPrefix(d.Name(), ".")):
+		case d.IsDir() && file != ".." && (d.Name() == "testdata" || d.Name() == "bin" || d.Name() == "tools" || d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".")):
 			return filepath.SkipDir
 		case filepath.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go"):
 			return nil

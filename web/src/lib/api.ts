@@ -39,7 +39,8 @@ export interface RunCheckpoint {
   bytes: number;
   save_id?: string;
   format?: string;
-  metrics?: Record<string, number>;
+  /** Metrics that are not finite are "NaN", "+Inf" and "-Inf". */
+  metrics?: Record<string, number | string>;
   tags?: string[];
   bases?: string[];
   local?: Copy;

@@ -1,4 +1,4 @@
-import { stream, type Params } from './api';
+import { stream, type Params, type Progress } from './api';
 
 /** Hands a file to the browser's downloads. */
 export function download(name: string, type: string, content: BlobPart): void {
@@ -10,8 +10,14 @@ export function download(name: string, type: string, content: BlobPart): void {
 }
 
 /** Saves the chart that 'cairn plot' draws, as SVG or as PNG with twice its pixels. */
-export async function savePlot(name: string, params: Params, as: 'svg' | 'png', signal: AbortSignal): Promise<void> {
-  const { svg } = await stream<{ svg: string }>('plot', params, signal, () => {});
+export async function savePlot(
+  name: string,
+  params: Params,
+  as: 'svg' | 'png',
+  signal: AbortSignal,
+  onProgress: (p: Progress) => void = () => {},
+): Promise<void> {
+  const { svg } = await stream<{ svg: string }>('plot', params, signal, onProgress);
   if (as === 'svg') {
     download(`${name}.svg`, 'image/svg+xml', svg);
     return;

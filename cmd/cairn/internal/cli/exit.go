@@ -108,6 +108,9 @@ type hintError struct {
 
 func (e *hintError) Unwrap() error { return e.error }
 
+// Hint returns what to do.
+func (e *hintError) Hint() string { return e.hint }
+
 // withHint adds to err what to do next, unless err or hint are empty. The
 // outermost hint counts.
 func withHint(err error, hint string) error {

@@ -4,45 +4,19 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/run"
 )
 
 // logResult is what 'cairn log --json' prints.
 type logResult struct {
-	settingsResult
-	Checkpoints []logCheckpoint `json:"checkpoints"`
-	Bytes       int64           `json:"bytes"`
-	RemoteBytes int64           `json:"remote_bytes"`
-	// Removable and RemovableBytes are what 'cairn prune' would remove.
-	Removable      int      `json:"removable"`
-	RemovableBytes int64    `json:"removable_bytes"`
-	Warnings       []string `json:"warnings"`
+	*run.Log
 
 	// The flags that replace settings, for the commands of hints.
 	syncFlags, pruneFlags string
-}
-
-// logCheckpoint describes a checkpoint of a run.
-type logCheckpoint struct {
-	run.Checkpoint
-	Copies      string `json:"copies"`
-	NotUploaded bool   `json:"not_uploaded"`
-	// Verdict and RemoteVerdict are what prune would do with the copies. Nil: there is no
-	// such copy, or no policy.
-	Verdict       *logVerdict `json:"verdict,omitempty"`
-	RemoteVerdict *logVerdict `json:"remote_verdict,omitempty"`
-}
-
-// logVerdict is what prune would do with a copy, and why.
-type logVerdict struct {
-	Outcome run.Outcome `json:"outcome"`
-	Reasons []string    `json:"reasons"`
 }
 
 func newLogCmd() *cobra.Command {
@@ -67,62 +41,16 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	if len(all) == 0 {
 		return noCheckpoints(ctx, address)
 	}
-	res := &logResult{settingsResult: settingsResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String()}, Warnings: []string{}, syncFlags: f.given(cmd, "remote", "keep-remote"), pruneFlags: f.given(cmd, "keep", "remote", "keep-remote")}
-	res.add(all, r.Lacking(all, s.KeepRemote, time.Now()))
-	if !s.Keep.KeepsAll() || !s.KeepRemote.KeepsAll() {
-		rep, err := r.Plan(all, &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote})
-		if err != nil {
-			return err
-		}
-		res.judge(rep, &s)
+	l, err := r.Log(all, s)
+	if err != nil {
+		return err
 	}
+	res := &logResult{l, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
 	return o.result(res, func() { printLog(o, res) })
 }
 
-// add adds the checkpoints of a run, of which the remote place lacks some.
-func (res *logResult) add(all, lacking []run.Checkpoint) {
-	for _, c := range all {
-		l := logCheckpoint{Checkpoint: c, Copies: c.Copies()}
-		for _, copied := range []**run.Copy{&l.Local, &l.Remote} {
-			if *copied != nil {
-				shown := **copied
-				shown.Path = blob.Redact(shown.Path)
-				*copied = &shown
-			}
-		}
-		if l.Local != nil {
-			res.Bytes += l.Local.Bytes
-		}
-		if l.Remote != nil {
-			res.RemoteBytes += l.Remote.Bytes
-		}
-		l.NotUploaded = slices.ContainsFunc(lacking, func(x run.Checkpoint) bool { return x.Name == c.Name })
-		res.Checkpoints = append(res.Checkpoints, l)
-	}
-}
-
-// judge adds what prune would do.
-func (res *logResult) judge(rep *run.Report, s *run.Settings) {
-	find := func(list []run.Pruned, name string) *logVerdict {
-		if i := slices.IndexFunc(list, func(p run.Pruned) bool { return p.Name == name }); i >= 0 {
-			return &logVerdict{list[i].Outcome, list[i].Reasons}
-		}
-		return nil
-	}
-	for i := range res.Checkpoints {
-		c := &res.Checkpoints[i]
-		if !s.Keep.KeepsAll() {
-			c.Verdict = find(rep.Local, c.Name)
-		}
-		if !s.KeepRemote.KeepsAll() {
-			c.RemoteVerdict = find(rep.Remote, c.Name)
-		}
-	}
-	res.Removable, res.RemovableBytes, res.Warnings = rep.Count, rep.Bytes, rep.Warnings
-}
-
-// state returns the state of a checkpoint for people.
-func (c *logCheckpoint) state(hasRemote bool) string {
+// formatState returns the state of a checkpoint for people.
+func formatState(c *run.Logged, hasRemote bool) string {
 	for _, copied := range []*run.Copy{c.Local, c.Remote} {
 		if copied != nil && copied.State == run.UnderWay {
 			return string(run.UnderWay)
@@ -141,8 +69,8 @@ func (c *logCheckpoint) state(hasRemote bool) string {
 	return string(run.Complete)
 }
 
-// text returns the reasons for which a copy is kept, or what prune would do with it.
-func (v *logVerdict) text() string {
+// formatVerdict returns the reasons for which a copy is kept, or what prune would do with it.
+func formatVerdict(v *run.LoggedVerdict) string {
 	switch {
 	case v == nil:
 		return ""
@@ -173,8 +101,8 @@ func formatMetric(v float64) string {
 func printLog(o *output, res *logResult) {
 	hasRemote := res.Remote != ""
 	headings := []string{"CHECKPOINT", ">STEP", ">AGE", ">SIZE", "STATE", "METRICS", "TAGS"}
-	local := slices.ContainsFunc(res.Checkpoints, func(c logCheckpoint) bool { return c.Verdict != nil })
-	remote := slices.ContainsFunc(res.Checkpoints, func(c logCheckpoint) bool { return c.RemoteVerdict != nil })
+	local := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.Verdict != nil })
+	remote := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.RemoteVerdict != nil })
 	if local {
 		headings = append(headings, "KEPT BY")
 	}
@@ -184,12 +112,12 @@ func printLog(o *output, res *logResult) {
 	t := newRows(headings...)
 	for i := range res.Checkpoints {
 		c := &res.Checkpoints[i]
-		cells := []string{clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), c.state(hasRemote), formatMetrics(c.Metrics), clean(strings.Join(c.Tags, " "))}
+		cells := []string{clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), formatState(c, hasRemote), formatMetrics(c.Metrics), clean(strings.Join(c.Tags, " "))}
 		if local {
-			cells = append(cells, clean(c.Verdict.text()))
+			cells = append(cells, clean(formatVerdict(c.Verdict)))
 		}
 		if remote {
-			cells = append(cells, clean(c.RemoteVerdict.text()))
+			cells = append(cells, clean(formatVerdict(c.RemoteVerdict)))
 		}
 		t.add(cells...)
 	}

@@ -33,15 +33,28 @@ const piecesRecord = "cairn-save.json"
 
 // openCheckpoint opens the checkpoint at an address for reading.
 func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, error) {
-	store, err := openStore(ctx, checkpointAddress(ctx, address))
+	store, at, c, err := openLocated(ctx, address)
 	if err != nil {
 		return nil, err
 	}
-	c, at, err := formats.OpenLocated(ctx, store, nil)
-	if err != nil {
-		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, address, err))
-	}
 	return throughRecipe(ctx, store, at, c)
+}
+
+// openLocated opens the checkpoint at an address. It returns the store of the address, the
+// store whose root holds the checkpoint, and the checkpoint as it is stored.
+func openLocated(ctx context.Context, address string) (store, at blob.Store, c storage.Checkpoint, err error) {
+	if store, err = openStore(ctx, checkpointAddress(ctx, address)); err != nil {
+		return nil, nil, nil, err
+	}
+	if c, at, err = formats.OpenLocated(ctx, store, nil); err != nil {
+		return nil, nil, nil, openError(ctx, store, address, err)
+	}
+	return store, at, c, nil
+}
+
+// openError returns the error of opening the checkpoint at an address.
+func openError(ctx context.Context, store blob.Store, address string, err error) error {
+	return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, address, err))
 }
 
 // openStore opens the store at an address for reading. A path must exist.

@@ -49,9 +49,18 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return o.fail(ctx, cmd, err)
 }
 
-// redacting returns w, without the users and the queries of URLs in args, which may hold
-// secrets, in what is written to it.
+// redacting returns w, without the secrets of args in what is written to it.
 func redacting(args []string, w io.Writer) io.Writer {
+	r := secretsOf(args)
+	if r == nil {
+		return w
+	}
+	return &redactor{w, r}
+}
+
+// secretsOf returns what removes the users and the queries of URLs in args, which may hold
+// secrets, from a text. Nil: there are none.
+func secretsOf(args []string) *strings.Replacer {
 	var secrets []string
 	for _, a := range args {
 		_, a, found := strings.Cut(a, "://")
@@ -68,9 +77,9 @@ func redacting(args []string, w io.Writer) io.Writer {
 		}
 	}
 	if len(secrets) == 0 {
-		return w
+		return nil
 	}
-	return &redactor{w, strings.NewReplacer(secrets...)}
+	return strings.NewReplacer(secrets...)
 }
 
 // redactor replaces secrets in what is written: whole lines, as messages are.
@@ -98,7 +107,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
-		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newBenchCmd(),
+		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newWebCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())

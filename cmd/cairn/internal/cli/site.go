@@ -1,0 +1,304 @@
+package cli
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/cache"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/view"
+	"github.com/cairn-ckpt/cairn/web"
+)
+
+// siteFlags are the flags of commands that show a checkpoint or a run by package web.
+type siteFlags struct {
+	recipe  recipeFlags
+	cache   string
+	noCache bool
+}
+
+func (f *siteFlags) add(cmd *cobra.Command) {
+	f.recipe.add(cmd, "compare the first checkpoint")
+	cmd.Flags().StringVar(&f.cache, "cache", "", "keep statistics of checkpoints in this `folder` (default: cairn/explorer in the user's cache folder)")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "do not keep statistics of checkpoints")
+}
+
+// open returns a site for args: a checkpoint or a run, and other checkpoints, which get the
+// ids "@1", "@2" and so on. It returns an error if one of them is not there.
+func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
+	if f.noCache && f.cache != "" {
+		return nil, usagef(cmd, "--cache and --no-cache do not go together")
+	}
+	if err := f.recipe.check(cmd); err != nil {
+		return nil, err
+	}
+	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, addresses: map[string]string{}}
+	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Version: readVersion().Version}
+	if r := secretsOf(args); r != nil {
+		o.Redact = r.Replace
+	}
+	isRun, err := s.addFirst(args[0])
+	if err != nil {
+		return nil, err
+	}
+	if isRun {
+		o.Run = s.list
+	} else {
+		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labelOf(args[0])})
+	}
+	for i, address := range args[1:] {
+		id := fmt.Sprintf("@%d", i+1)
+		if err := s.add(id, address); err != nil {
+			return nil, err
+		}
+		o.Checkpoints = append(o.Checkpoints, web.Place{ID: id, Label: blob.Redact(address), Other: true})
+	}
+	return web.NewSite(o), nil
+}
+
+// folder returns the folder for statistics, or "".
+func (f *siteFlags) folder() string {
+	if f.noCache || f.cache != "" {
+		return f.cache
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "" // statistics are computed each time
+	}
+	return filepath.Join(dir, "cairn", "explorer")
+}
+
+// labelOf returns the last part of an address.
+func labelOf(address string) string {
+	if p, local, err := file.LocalPath(address); err == nil && local {
+		if abs, err := filepath.Abs(p); err == nil {
+			p = abs
+		}
+		return filepath.Base(p)
+	}
+	return path.Base(blob.Redact(address))
+}
+
+// siteStores opens the checkpoints of a site.
+type siteStores struct {
+	cmd     *cobra.Command
+	recipe  view.Options // its stores are the folders that may have the model's config.json
+	explain func(cmd *cobra.Command, err error) error
+	// run and settings are set if the first address is a run.
+	run      *run.Run
+	settings run.Settings
+
+	mu        sync.Mutex
+	addresses map[string]string // by id; guarded by mu
+	first     *run.Log          // until list is called first; guarded by mu
+}
+
+// addFirst adds the first address. It reports whether the address is a run.
+func (s *siteStores) addFirst(address string) (isRun bool, err error) {
+	ctx := s.cmd.Context()
+	store, err := openStore(ctx, checkpointAddress(ctx, address))
+	if err != nil {
+		return false, err
+	}
+	at, _, openErr := formats.Locate(ctx, store)
+	_, single := store.(*blob.Single)
+	if openErr == nil && at.String() == store.String() || openErr != nil && !errors.Is(openErr, cairn.ErrNotFound) || single {
+		return false, s.add(web.Self, address)
+	}
+	var f settingsFlags // the settings of the run count
+	if s.run, s.settings, err = f.openRun(s.cmd, address); err != nil {
+		return false, err
+	}
+	s.first, err = s.listNow(cache.Without(ctx))
+	switch {
+	case err != nil:
+		return false, err
+	case len(s.first.Checkpoints) == 0 && openErr != nil:
+		return false, openError(ctx, store, address, openErr)
+	case len(s.first.Checkpoints) == 0:
+		return false, noCheckpoints(ctx, address)
+	}
+	return true, nil
+}
+
+// add adds the address of a checkpoint. It returns an error if there is none. It reads the
+// record of a native checkpoint only: to open another one may take long, and is done when the
+// checkpoint is asked for.
+func (s *siteStores) add(id, address string) error {
+	ctx := s.cmd.Context()
+	store, err := openStore(ctx, checkpointAddress(ctx, address))
+	if err != nil {
+		return err
+	}
+	_, format, err := formats.Locate(ctx, store)
+	if err != nil {
+		return openError(ctx, store, address, err)
+	}
+	if format == formats.Native {
+		c, _, err := formats.OpenLocated(ctx, store, nil)
+		if err != nil {
+			return openError(ctx, store, address, err)
+		}
+		_ = c.Close() // nothing was written
+	}
+	s.recipe.Beside = append(s.recipe.Beside, store)
+	s.addresses[id] = address
+	return nil
+}
+
+// list lists the run.
+func (s *siteStores) list(ctx context.Context) (*run.Log, error) {
+	s.mu.Lock()
+	first := s.first
+	s.first = nil
+	s.mu.Unlock()
+	if first != nil {
+		return first, nil
+	}
+	return s.listNow(cache.Without(s.logged(ctx)))
+}
+
+func (s *siteStores) listNow(ctx context.Context) (*run.Log, error) {
+	all, err := s.run.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	log, err := s.run.Log(all, s.settings)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range all {
+		c := &all[i]
+		copied := c.Local
+		if copied == nil || copied.State != run.Complete && c.Remote != nil && c.Remote.State == run.Complete {
+			copied = c.Remote
+		}
+		s.addresses[c.Name] = copied.Path
+	}
+	return log, nil
+}
+
+// logged returns ctx with the logger of the command.
+func (s *siteStores) logged(ctx context.Context) context.Context {
+	return blob.WithLogger(ctx, outputOf(s.cmd).storeLogger())
+}
+
+// open opens the checkpoint with an id that was listed.
+func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Opened, error) {
+	s.mu.Lock()
+	address, ok := s.addresses[id]
+	s.mu.Unlock()
+	if !ok {
+		return nil, fmt.Errorf("%q: %w", id, cairn.ErrNotFound)
+	}
+	ctx = s.logged(ctx)
+	store, at, c, err := openLocated(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	out := &web.Opened{Path: blob.Redact(address), Version: versionOf(ctx, address, at, c), Stored: c}
+	if recipe {
+		if c, err = s.through(ctx, out, store, at, c); err != nil {
+			return nil, &web.Error{Kind: web.KindRecipe, Err: s.explain(s.cmd, err)}
+		}
+	}
+	out.Checkpoint = cairn.NewCheckpoint(at, c)
+	return out, nil
+}
+
+// through returns the form of a checkpoint that the recipe describes. It closes the checkpoint
+// if it returns an error.
+func (s *siteStores) through(ctx context.Context, out *web.Opened, store, at blob.Store, c storage.Checkpoint) (storage.Checkpoint, error) {
+	o := s.recipe
+	o.Beside = append([]blob.Store{store}, o.Beside...)
+	c, err := view.OpenAs(ctx, at, c, o)
+	if err != nil {
+		return nil, err
+	}
+	v, ok := c.(*view.Checkpoint)
+	if !ok {
+		return c, nil
+	}
+	if err := v.Check(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	out.Drops = func(ctx context.Context, other *web.Opened, md *meta.Metadata) ([]string, error) {
+		names, err := droppedIn(ctx, v, other.Stored, md)
+		if err != nil {
+			return nil, &web.Error{Kind: web.KindRecipe, Err: s.explain(s.cmd, err)}
+		}
+		return names, nil
+	}
+	return c, nil
+}
+
+// droppedIn returns the names of a checkpoint that the recipe of v would drop on its way back.
+func droppedIn(ctx context.Context, v *view.Checkpoint, other storage.Checkpoint, md *meta.Metadata) ([]string, error) {
+	dropped, copies, err := v.Binding().Drops(md)
+	if err != nil {
+		return nil, err
+	}
+	if err := view.CheckContents(ctx, other, v.Binding().Recipe, copies); err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, d := range dropped {
+		out = append(out, d.Name)
+	}
+	return out, nil
+}
+
+// maxVersioned bounds the files whose versions are part of the version of a checkpoint. Files
+// that describe the checkpoint come first.
+const maxVersioned = 16
+
+// versionOf returns a function that returns a text which identifies the content of a
+// checkpoint: its address, and the sizes, times and versions of its first files.
+func versionOf(ctx context.Context, address string, at blob.Store, c storage.Checkpoint) func(ctx context.Context) (string, error) {
+	if path, local, err := file.LocalPath(address); err == nil && local {
+		if abs, err := filepath.Abs(path); err == nil {
+			address = abs
+		}
+	}
+	stored := storage.StoredFiles(c)
+	names := append([]string{}, stored[:min(len(stored), maxVersioned)]...)
+	if _, err := at.Stat(ctx, recordName); err == nil {
+		names = append(names, recordName)
+	}
+	return func(ctx context.Context) (string, error) {
+		var b strings.Builder
+		fmt.Fprintf(&b, "%q %q", address, c.Storage().SaveID)
+		for _, name := range names {
+			info, err := at.Stat(ctx, name)
+			if errors.Is(err, fs.ErrNotExist) && len(names) > 1 && name != names[0] && name != recordName {
+				fmt.Fprintf(&b, "\n%q is missing", name) // it may have been so from the beginning
+				continue
+			}
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&b, "\n%q %d %d %q", name, info.Size, info.ModTime.UnixNano(), info.Version)
+		}
+		sum := sha256.Sum256([]byte(b.String())) // the address may hold secrets
+		return hex.EncodeToString(sum[:]), nil
+	}
+}

@@ -1,0 +1,298 @@
+package plot
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+const (
+	// directLines is the most lines with a colour and a label of their own. More lines have
+	// the colours of a sequence.
+	directLines = 12
+	// mostLines is the most lines that are drawn, mostPoints the most points of a line.
+	mostLines, mostPoints = 300, 400
+)
+
+// Lines draws one value of several things, such as the layers of a model, over the steps of
+// a training. values[i][j] is the value of names[i] at steps[j]; NaN: there is no value.
+// Lines have gaps where values are missing or infinite. The axis is logarithmic if the
+// values are positive and far apart.
+func Lines(title, yLabel string, steps []float64, names []string, values [][]float64) *Picture {
+	d, y := newDrawing(title, listed(plural(len(names), "line"), plural(len(steps), "step")))
+	c := &lineChart{d: d, names: names[:min(len(names), len(values))], steps: steps, values: values}
+	if !c.measure() {
+		why := "no finite values"
+		if len(names) == 0 || len(steps) == 0 {
+			why = "there are no values"
+		}
+		return d.finish(d.notes(d.empty(y, why), c.notes()...))
+	}
+	c.axes(y+8, yLabel)
+	shown := c.shown()
+	for n, i := range shown {
+		c.line(i, n, len(shown))
+	}
+	if len(c.names) > directLines {
+		c.colorBar()
+	} else {
+		c.labels(shown)
+	}
+	return d.finish(d.notes(c.f.y1+below+14, c.notes()...))
+}
+
+// lineChart draws lines.
+type lineChart struct {
+	d        *drawing
+	f        frame
+	names    []string
+	steps    []float64
+	values   [][]float64
+	lo, hi   float64
+	log      bool
+	infinite int
+}
+
+// value returns a finite value.
+func (c *lineChart) value(i, j int) (float64, bool) {
+	if j >= len(c.values[i]) {
+		return 0, false
+	}
+	v := c.values[i][j]
+	return v, v-v == 0 && c.steps[j]-c.steps[j] == 0
+}
+
+// measure sets the extent of the values and returns false if there are none.
+func (c *lineChart) measure() bool {
+	c.lo, c.hi = math.Inf(1), math.Inf(-1)
+	for i := range c.names {
+		for j := range c.steps {
+			if v, ok := c.value(i, j); ok {
+				c.lo, c.hi = min(c.lo, v), max(c.hi, v)
+			} else if j < len(c.values[i]) && math.IsInf(c.values[i][j], 0) {
+				c.infinite++
+			}
+		}
+	}
+	c.log = c.lo > 0 && c.hi/100 > c.lo
+	return c.lo <= c.hi
+}
+
+// shown returns the lines that are drawn.
+func (c *lineChart) shown() []int {
+	n := min(len(c.names), mostLines)
+	out := make([]int, n)
+	for k := range out {
+		out[k] = k
+		if n < len(c.names) {
+			out[k] = k * (len(c.names) - 1) / (n - 1)
+		}
+	}
+	return out
+}
+
+func (c *lineChart) axes(y float64, yLabel string) {
+	right := 200.0
+	c.f = frame{d: c.d, x0: 90, x1: pictureWidth - right, y0: y, y1: y + 380}
+	f := &c.f
+	if c.log {
+		lo, hi := max(c.lo/1.2, math.SmallestNonzeroFloat64), min(c.hi*1.2, math.MaxFloat64)
+		f.y = newLogScale(lo, hi, f.y1, f.y0)
+		f.yAxis(logTicks(lo, hi, 8), yLabel+" (logarithmic)")
+	} else {
+		pad := (c.hi/2 - c.lo/2) * 0.1
+		lo, hi := max(c.lo-pad, -math.MaxFloat64), min(c.hi+pad, math.MaxFloat64)
+		if c.lo >= 0 && c.lo < c.hi/2 {
+			lo = 0
+		}
+		f.y = newScale(lo, hi, f.y1, f.y0)
+		f.yAxis(linearTicks(f.y.lo, f.y.hi, 8), yLabel)
+	}
+	first, last := math.Inf(1), math.Inf(-1)
+	for _, s := range c.steps {
+		if s-s == 0 {
+			first, last = min(first, s), max(last, s)
+		}
+	}
+	if first == last {
+		f.x = newScale(first-1, last+1, f.x0, f.x1)
+		f.xAxis([]tick{{first, number(first)}}, "step")
+		return
+	}
+	f.x = newScale(first, last, f.x0, f.x1)
+	step := niceStep(first, last, 9)
+	if whole := !slices.ContainsFunc(c.steps, func(s float64) bool { return s != math.Trunc(s) }); whole {
+		step = max(1, step)
+	}
+	var ticks []tick
+	for _, v := range multiples(first, last, step) {
+		ticks = append(ticks, tick{v, stepLabel(v, step)})
+	}
+	f.xAxis(ticks, "step")
+}
+
+// stepLabel prints a step in full if it is a whole number.
+func stepLabel(v, step float64) string {
+	if math.Abs(v) < 1e15 && v == math.Trunc(v) {
+		return count(int64(v))
+	}
+	return tickLabel(v, step, math.Abs(v))
+}
+
+// color returns the colour of a line and how it is dashed.
+func (c *lineChart) color(i int) (color, dash string) {
+	if len(c.names) > directLines {
+		return viridis.at(0.95 * float64(i) / float64(len(c.names)-1)).hex(), ""
+	}
+	const usable = 6 // without yellow, which is too light for lines, and black
+	if i >= usable {
+		dash = ` stroke-dasharray="6 3"`
+	}
+	return category(i % usable), dash
+}
+
+// line draws the line i, the n-th of those that are shown.
+func (c *lineChart) line(i, _, _ int) {
+	color, dash := c.color(i)
+	var p path
+	run, drawn := 0, 0
+	var lastX, lastY float64
+	dots := len(c.names) <= directLines && len(c.steps) <= 50
+	single := func() { // a value without neighbours would be invisible
+		if run == 1 && !dots {
+			c.d.circle(lastX, lastY, 2.5, `fill="`+color+`"`, c.names[i])
+		}
+		run = 0
+	}
+	for _, j := range c.thinned(i) {
+		v, ok := c.value(i, j)
+		if !ok {
+			single()
+			continue
+		}
+		lastX, lastY = c.f.x.at(c.steps[j]), c.f.y.at(v)
+		if run == 0 {
+			p.move(lastX, lastY)
+		} else {
+			p.to(lastX, lastY)
+			drawn++
+		}
+		run++
+		if dots {
+			c.d.circle(lastX, lastY, 2.5, `fill="`+color+`"`, fmt.Sprintf("%s, step %s: %s", fit(c.names[i], 1, 200), number(c.steps[j]), number(v)))
+		}
+	}
+	single()
+	if drawn > 0 {
+		width := 1.75
+		if len(c.names) > directLines {
+			width = 1.1
+		}
+		c.d.path(&p, fmt.Sprintf(`fill="none" stroke="%s" stroke-width="%s" stroke-linejoin="round"%s`, color, num(width), dash), fit(c.names[i], 1, 200))
+	}
+}
+
+// thinned returns the steps of a line that are drawn: all, or the least and the largest value
+// of neighbours.
+func (c *lineChart) thinned(i int) []int {
+	n := len(c.steps)
+	var out []int
+	if n <= mostPoints {
+		for j := range n {
+			out = append(out, j)
+		}
+		return out
+	}
+	by := (2*n + mostPoints - 1) / mostPoints
+	for from := 0; from < n; from += by {
+		lo, hi := -1, -1
+		for j := from; j < min(from+by, n); j++ {
+			v, ok := c.value(i, j)
+			if !ok {
+				continue
+			}
+			if lo < 0 || v < c.values[i][lo] {
+				lo = j
+			}
+			if hi < 0 || v > c.values[i][hi] {
+				hi = j
+			}
+		}
+		if lo < 0 {
+			out = append(out, from) // a gap
+			continue
+		}
+		out = append(out, min(lo, hi))
+		if lo != hi {
+			out = append(out, max(lo, hi))
+		}
+	}
+	return out
+}
+
+// labels writes the names at the ends of the lines, without covering each other.
+func (c *lineChart) labels(shown []int) {
+	type label struct {
+		i    int
+		x, y float64 // end of the line
+		at   float64 // of the text
+	}
+	var all []label
+	for _, i := range shown {
+		for j := len(c.steps) - 1; j >= 0; j-- {
+			if v, ok := c.value(i, j); ok {
+				all = append(all, label{i: i, x: c.f.x.at(c.steps[j]), y: c.f.y.at(v)})
+				break
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b label) int { return cmp.Compare(a.y, b.y) })
+	const step = 15.0
+	at := c.f.y0 - step
+	for i := range all {
+		at = max(at+step, all[i].y)
+		all[i].at = at
+	}
+	at = c.f.y1 + step
+	for i := len(all) - 1; i >= 0; i-- {
+		at = min(at-step, all[i].at)
+		all[i].at = at
+	}
+	for _, l := range all {
+		color, dash := c.color(l.i)
+		c.d.line(l.x, l.y, c.f.x1+16, l.at, `stroke="`+color+`" stroke-width="0.75" stroke-opacity="0.6"`)
+		c.d.line(c.f.x1+16, l.at, c.f.x1+30, l.at, `stroke="`+color+`" stroke-width="1.75"`+dash)
+		c.d.write(c.f.x1+34, l.at+4, fit(c.names[l.i], smallSize, pictureWidth-c.f.x1-42), look{size: smallSize})
+	}
+}
+
+// colorBar shows which names the colours stand for.
+func (c *lineChart) colorBar() {
+	x, h := c.f.x1+24, 260.0
+	n := len(c.names)
+	c.d.write(x, c.f.y0+4, "in order of names", look{size: smallSize, color: soft})
+	y0 := c.f.y0 + 16
+	const slices = 64
+	for k := range slices {
+		color, _ := c.color((slices - 1 - k) * (n - 1) / (slices - 1))
+		c.d.rect(x, y0+float64(k)*h/slices, 14, h/slices+0.5, `fill="`+color+`"`, "")
+	}
+	for k := range 6 {
+		i := k * (n - 1) / 5
+		y := y0 + h*(1-float64(i)/float64(n-1))
+		c.d.line(x+14, y, x+18, y, `stroke="`+axis+`"`)
+		c.d.write(x+22, y+4, fit(c.names[i], smallSize, pictureWidth-x-28), look{size: smallSize, color: soft})
+	}
+}
+
+func (c *lineChart) notes() []string {
+	var out []string
+	if c.infinite > 0 {
+		out = append(out, "Not in the chart: "+plural(c.infinite, "infinite value")+".")
+	}
+	if len(c.names) > mostLines {
+		out = append(out, fmt.Sprintf("%d of %s lines are drawn, at even distances in their order.", mostLines, count(len(c.names))))
+	}
+	return out
+}

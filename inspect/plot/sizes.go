@@ -1,0 +1,357 @@
+package plot
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+)
+
+// Sizes draws the tree of the names of a checkpoint. The height of a name is its part of the
+// bytes. Names that are lower than two pixels are drawn together.
+func Sizes(c *inspect.Columns) *Picture {
+	t := newSizeTree(c)
+	d, y := newDrawing("Names by size", listed(plural(len(c.Names), "name"), byteSize(float64(t.root.bytes))))
+	if t.root.bytes == 0 {
+		why := "the names have no bytes"
+		if len(c.Names) == 0 {
+			why = "there are no names"
+		}
+		return d.finish(d.empty(y, why))
+	}
+	y = d.legend(margin, y+12, t.legend())
+	p := &icicle{sizeTree: t, d: d, colors: t.colors(), labels: map[int]float64{}}
+	levels := min(max(1, t.root.depth()), mostLevels)
+	p.column = (pictureWidth - 2*margin - 44) / float64(levels)
+	p.axis(y)
+	p.children(t.root, margin+44, y, levels)
+	notes := []string{"Height: bytes. A name stands right of the name that it belongs to. Dashed: neighbours that are too small to be drawn one by one."}
+	if t.tied > 0 {
+		notes = append(notes, "Not counted: "+plural(t.tied, "further name")+" of tensors that are stored once under several names.")
+	}
+	return d.finish(d.notes(y+icicleHeight+26, notes...))
+}
+
+const (
+	icicleHeight = 640.0
+	mostLevels   = 8
+	leastHeight  = 2.0 // of a name
+)
+
+// sizeNode is a name, or the beginning of names.
+type sizeNode struct {
+	name     string // without what is above
+	full     string
+	bytes    int64
+	names    int64
+	dtypes   map[int32]int64 // bytes by dtype
+	children []*sizeNode
+	leaf     int // index of the name in the columns; -1: it is only the beginning of names
+	merged   int // number of neighbours that are drawn together; zero: one
+}
+
+// merge returns neighbours as one node. What is below them is one node for each name, so
+// that 1,000 layers look like one.
+func merge(nodes []*sizeNode) *sizeNode {
+	first, last := nodes[0], nodes[len(nodes)-1]
+	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes)}
+	byName := map[string][]*sizeNode{}
+	var names []string
+	for _, n := range nodes {
+		out.bytes, out.names = out.bytes+n.bytes, out.names+n.names
+		for d, b := range n.dtypes {
+			out.dtypes[d] += b
+		}
+		for _, c := range n.children {
+			if byName[c.name] == nil {
+				names = append(names, c.name)
+			}
+			byName[c.name] = append(byName[c.name], c)
+		}
+	}
+	slices.SortFunc(names, natural)
+	for _, name := range names {
+		c := merge(byName[name])
+		c.name, c.full = name, parent(first)
+		out.children = append(out.children, c)
+	}
+	return out
+}
+
+// parent returns the name of what is above a node.
+func parent(n *sizeNode) string { return strings.TrimSuffix(n.full, n.name) }
+
+// depth returns the number of levels below a node.
+func (n *sizeNode) depth() int {
+	most := 0
+	for _, c := range n.children {
+		most = max(most, 1+c.depth())
+	}
+	return most
+}
+
+// dtype returns the dtype with most bytes.
+func (n *sizeNode) dtype() int32 {
+	best, most := int32(-1), int64(-1)
+	for d, b := range n.dtypes {
+		if b > most || b == most && d < best {
+			best, most = d, b
+		}
+	}
+	return best
+}
+
+// sizeTree is the tree of all names.
+type sizeTree struct {
+	*inspect.Columns
+	root *sizeNode
+	tied int
+}
+
+func newSizeTree(c *inspect.Columns) *sizeTree {
+	t := &sizeTree{Columns: c, root: &sizeNode{leaf: -1, dtypes: map[int32]int64{}}}
+	byName := map[*sizeNode]map[string]*sizeNode{}
+	for i, name := range c.Names {
+		bytes := int64(0)
+		if i < len(c.Bytes) {
+			bytes = max(0, c.Bytes[i])
+		}
+		if _, tied := c.Tied[i]; tied {
+			t.tied++
+			bytes = 0
+		}
+		t.insert(byName, name, i, bytes)
+	}
+	t.root.tidy()
+	return t
+}
+
+func (t *sizeTree) dtypeOf(i int) int32 {
+	if i < len(t.DType) {
+		return t.DType[i]
+	}
+	return -1
+}
+
+// mostParts bounds the depth of the tree. Names may have any number of dots.
+const mostParts = 24
+
+func (t *sizeTree) insert(byName map[*sizeNode]map[string]*sizeNode, name string, i int, bytes int64) {
+	at := t.root
+	at.add(bytes, t.dtypeOf(i))
+	for n, rest := 0, name; ; n++ {
+		part, tail, more := strings.Cut(rest, ".")
+		if n == mostParts {
+			part, more = rest, false
+		}
+		if byName[at] == nil {
+			byName[at] = map[string]*sizeNode{}
+		}
+		next := byName[at][part]
+		if next == nil {
+			full := name
+			if more {
+				full = name[:len(name)-len(tail)-1]
+			}
+			next = &sizeNode{name: part, full: full, leaf: -1, dtypes: map[int32]int64{}}
+			byName[at][part] = next
+			at.children = append(at.children, next)
+		}
+		next.add(bytes, t.dtypeOf(i))
+		at, rest = next, tail
+		if !more {
+			at.leaf = i
+			return
+		}
+	}
+}
+
+func (n *sizeNode) add(bytes int64, dtype int32) {
+	n.bytes += bytes
+	n.names++
+	n.dtypes[dtype] += bytes
+}
+
+// tidy sorts children and joins a node with its only child.
+func (n *sizeNode) tidy() {
+	for _, c := range n.children {
+		c.tidy()
+	}
+	slices.SortFunc(n.children, func(a, b *sizeNode) int { return natural(a.name, b.name) })
+	if len(n.children) == 1 && n.leaf < 0 && n.full != "" {
+		c := n.children[0]
+		c.name = n.name + "." + c.name
+		*n = *c
+	}
+}
+
+// kinds returns the dtypes, the one with the most bytes first. -1 stands for objects.
+func (t *sizeTree) kinds() []int32 {
+	var out []int32
+	for d := range t.root.dtypes {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b int32) int {
+		if x, y := t.root.dtypes[a], t.root.dtypes[b]; x != y {
+			if x > y {
+				return -1
+			}
+			return 1
+		}
+		return int(a) - int(b)
+	})
+	return out
+}
+
+func (t *sizeTree) kindName(d int32) string {
+	if d < 0 || int(d) >= len(t.DTypes) {
+		return "objects"
+	}
+	return t.DTypes[d]
+}
+
+// colors returns the colour of each dtype. Objects, and dtypes beyond the first ones, are
+// grey.
+func (t *sizeTree) colors() map[int32]string {
+	out, i := map[int32]string{}, 0
+	for _, d := range t.kinds() {
+		out[d] = other
+		if d >= 0 && i < len(categories)-1 {
+			out[d] = category(i)
+			i++
+		}
+	}
+	return out
+}
+
+func (t *sizeTree) legend() []swatch {
+	var out []swatch
+	colors := t.colors()
+	for i, d := range t.kinds() {
+		if i == 12 {
+			out = append(out, swatch{color: other, text: "further dtypes"})
+			break
+		}
+		b := t.root.dtypes[d]
+		out = append(out, swatch{color: colors[d], text: fmt.Sprintf("%s %s (%s)", t.kindName(d), byteSize(float64(b)), percent(float64(b), float64(t.root.bytes)))})
+	}
+	return out
+}
+
+// icicle draws a sizeTree: levels from left to right, bytes from top to bottom.
+type icicle struct {
+	*sizeTree
+	d      *drawing
+	column float64 // width of a level
+	colors map[int32]string
+	labels map[int]float64 // y coordinate of the last name in each column
+}
+
+// axis draws the scale of bytes.
+func (p *icicle) axis(y float64) {
+	s := newScale(0, float64(p.root.bytes), y, y+icicleHeight)
+	for _, t := range byteTicks(float64(p.root.bytes), 8) {
+		p.d.line(margin+40, s.at(t.v), margin+44, s.at(t.v), `stroke="`+axis+`"`)
+		at := min(s.at(t.v)+4, y+icicleHeight)
+		p.d.write(margin+38, at, t.label, look{size: 9, color: soft, anchor: "end"})
+	}
+}
+
+func (p *icicle) height(bytes int64) float64 {
+	return float64(bytes) / float64(p.root.bytes) * icicleHeight
+}
+
+// children draws what is below a node whose upper edge is y, in the remaining levels.
+func (p *icicle) children(n *sizeNode, x, y float64, levels int) {
+	if levels == 0 {
+		return
+	}
+	var small []*sizeNode
+	var bytes int64
+	flush := func() {
+		if h := p.height(bytes); len(small) > 0 && h >= 0.25 {
+			m := small[0]
+			if len(small) > 1 {
+				m = merge(small)
+			}
+			p.node(m, x, y-h, h, levels)
+			if h >= leastHeight {
+				p.children(m, x+p.column, y-h, levels-1)
+			}
+		}
+		small, bytes = nil, 0
+	}
+	for _, c := range n.children {
+		h := p.height(c.bytes)
+		if h < leastHeight {
+			small, bytes = append(small, c), bytes+c.bytes
+			y += h
+			continue
+		}
+		flush()
+		p.node(c, x, y, h, levels)
+		p.children(c, x+p.column, y, levels-1)
+		y += h
+	}
+	flush()
+}
+
+// node draws one node.
+func (p *icicle) node(n *sizeNode, x, y, h float64, levels int) {
+	w := p.column
+	leaf := len(n.children) == 0
+	if leaf { // nothing follows to the right
+		w *= float64(levels)
+	}
+	color := tint(p.colors[n.dtype()], 0.22)
+	if leaf {
+		color = tint(p.colors[n.dtype()], 0.75)
+	}
+	p.d.rect(x, y, w, h, `fill="`+color+`" stroke="`+paper+`" stroke-width="`+num(min(1, h/4))+`"`, p.tip(n))
+	if n.merged > 1 && h >= 8 {
+		p.d.rect(x+1, y+1, w-2, h-2, `fill="none" stroke="`+axis+`" stroke-dasharray="3 2" stroke-width="0.75"`, "")
+	}
+	size := min(smallSize, h-2)
+	if size < 6.5 {
+		p.crowded(n, x, y+h/2, w, color)
+		return
+	}
+	text := n.name
+	if bytes := "  " + byteSize(float64(n.bytes)); textWidth(text+bytes, size) < w-8 {
+		text += bytes
+	}
+	p.labels[int(math.Round(x/p.column))] = y + h/2
+	p.d.write(x+4, y+h/2+size*0.36, fit(text, size, w-8), look{size: size, color: parseHex(color).over()})
+}
+
+// crowded writes the name of a node that is too low for it, if there is room between the
+// names above and below.
+func (p *icicle) crowded(n *sizeNode, x, y, w float64, color string) {
+	const size = 9
+	column := int(math.Round(x / p.column))
+	if y-p.labels[column] < size+2 || n.merged > 1 {
+		return
+	}
+	p.labels[column] = y
+	p.d.write(x+4, y+size*0.36, fit(n.name, size, w-8), look{size: size, color: parseHex(color).over()})
+}
+
+func (p *icicle) tip(n *sizeNode) string {
+	full := fit(n.full, 1, 300)
+	if n.merged > 1 {
+		full = fmt.Sprintf("%s of %s below %s together", fit(n.name, 1, 200), plural(n.merged, "part"), strings.TrimSuffix(full, "."))
+	}
+	text := fmt.Sprintf("%s\n%s (%s)", full, byteSize(float64(n.bytes)), percent(float64(n.bytes), float64(p.root.bytes)))
+	if n.leaf < 0 || len(n.children) > 0 {
+		return text + ", " + plural(n.names, "name")
+	}
+	text += ", " + p.kindName(p.dtypeOf(n.leaf))
+	if n.leaf < len(p.Shape) {
+		if s := p.Shape[n.leaf]; s >= 0 && int(s) < len(p.Shapes) {
+			text += " " + shapeText(p.Shapes[s])
+		}
+	}
+	return text
+}

@@ -1,0 +1,210 @@
+package web
+
+import (
+	"context"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/inspect/plot"
+	"github.com/cairn-ckpt/cairn/run"
+)
+
+// picture is a chart that a Site draws.
+type picture struct {
+	params string // besides what
+	draw   func(s *Site, ctx context.Context, q *query, m *meter) (*plot.Picture, error)
+}
+
+// pictures are all charts.
+var pictures = map[string]picture{
+	"sizes":     {"c", (*Site).plotSizes},
+	"shards":    {"c name", (*Site).plotShards},
+	"histogram": {"c name buckets scale counts", (*Site).plotHistogram},
+	"heatmap":   {"c name index rows cols height width", (*Site).plotHeat},
+	"changes":   {"a b select recipe", (*Site).plotChanges},
+	"overlay":   {"a b name_a name buckets scale counts recipe", (*Site).plotOverlay},
+	"timeline":  {"c", (*Site).plotTimeline},
+	"steps":     {"select measure", (*Site).plotSteps},
+	"run":       {"", (*Site).plotRun},
+}
+
+// Pictures returns the names of the charts that Plot draws.
+func Pictures() []string { return slices.Sorted(maps.Keys(pictures)) }
+
+// PictureParams returns the parameters of a chart, apart from what. It returns nil if there is
+// no such chart.
+func PictureParams(what string) []string { return strings.Fields(pictures[what].params) }
+
+// Plot draws a chart. q has its name, as what, and its parameters, as in a request of
+// /api/plot. The caller's goroutine calls progress, which may be nil. An error about the
+// question is an *Error.
+func (s *Site) Plot(ctx context.Context, q url.Values, progress Progress) (svg []byte, err error) {
+	watch(func(m *meter) {
+		var p *plot.Picture
+		if p, err = s.plot(ctx, &query{values: q}, m); err == nil {
+			svg = p.SVG()
+		}
+	}, progress)
+	return svg, err
+}
+
+// drawn is the answer of /api/plot.
+type drawn struct {
+	SVG string `json:"svg"`
+}
+
+func (s *Site) plot(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+	what := q.need("what")
+	p, ok := pictures[what]
+	if q.err == nil && !ok {
+		q.failf("what=%s: want one of %s", quote(what), strings.Join(Pictures(), ", "))
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	q = newQuery(q.values, append(strings.Fields(p.params), "what")...)
+	if q.err != nil {
+		return nil, q.err
+	}
+	return p.draw(s, ctx, q, m)
+}
+
+// allPictureParams are the parameters of /api/plot.
+func allPictureParams() string {
+	all := map[string]bool{"what": true}
+	for _, p := range pictures {
+		for _, name := range strings.Fields(p.params) {
+			all[name] = true
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(all)), " ")
+}
+
+// counts returns how the axis of counts of a histogram is drawn.
+func (q *query) counts() []plot.Option {
+	if q.choice("counts", "linear", "log") == "log" {
+		return []plot.Option{plot.LogCounts}
+	}
+	return nil
+}
+
+func (s *Site) plotSizes(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+	c, err := s.columns(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Sizes(c.Columns), nil
+}
+
+func (s *Site) plotShards(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+	it, err := s.item(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if it.Item.Kind != inspect.KindTensor {
+		return nil, badRequest(quote(it.Item.FQN)+" is an object, not a tensor", "")
+	}
+	return plot.Shards(it.Item, it.Chunks), nil
+}
+
+func (s *Site) plotHistogram(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+	opts := q.counts()
+	t, err := s.stats(ctx, q, m)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Histogram(t, opts...), nil
+}
+
+func (s *Site) plotHeat(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+	h, err := s.heat(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Heat(h), nil
+}
+
+func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+	c, err := s.compare(ctx, q, m)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Changes(c.Items), nil
+}
+
+func (s *Site) plotOverlay(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+	opts := q.counts()
+	o, err := s.overlay(ctx, q, m)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Overlay(o, s.label(q.text("a")), s.label(q.text("b")), opts...), nil
+}
+
+func (s *Site) plotTimeline(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+	t, err := s.timeline(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return plot.Timeline(t), nil
+}
+
+// measures are the numbers that a chart over the steps can show.
+var measures = map[string]struct {
+	title, axis string
+	get         func(t *steps) [][]inspect.Number
+}{
+	"l2":        {"Norm of each layer", "norm (L2)", func(t *steps) [][]inspect.Number { return t.L2 }},
+	"mean":      {"Mean of each layer", "mean", func(t *steps) [][]inspect.Number { return t.Mean }},
+	"abs_max":   {"Largest magnitude of each layer", "largest absolute value", func(t *steps) [][]inspect.Number { return t.AbsMax }},
+	"nan_share": {"Share of NaN in each layer", "share of elements that are NaN", func(t *steps) [][]inspect.Number { return t.NaNShare }},
+}
+
+func (s *Site) plotSteps(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+	measure := measures[q.choice("measure", "l2", "mean", "abs_max", "nan_share")]
+	t, err := s.steps(ctx, q, m)
+	if err != nil {
+		return nil, err
+	}
+	at := make([]float64, len(t.Steps))
+	known := !slices.ContainsFunc(t.Steps, func(x step) bool { return x.Step == nil })
+	for i := range t.Steps {
+		at[i] = float64(i)
+		if known {
+			at[i] = float64(*t.Steps[i].Step)
+		}
+	}
+	byStep := measure.get(t)
+	values := make([][]float64, len(t.Layers))
+	for i := range values {
+		values[i] = make([]float64, len(byStep))
+		for j := range byStep {
+			values[i][j] = float64(byStep[j][i])
+		}
+	}
+	return plot.Lines(measure.title, measure.axis, at, t.Layers, values), nil
+}
+
+func (s *Site) plotRun(ctx context.Context, _ *query, _ *meter) (*plot.Picture, error) {
+	log, err := s.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	removes := func(v *run.LoggedVerdict) bool { return v != nil && v.Outcome == run.WouldRemove }
+	var points []plot.RunPoint
+	for i := range log.Checkpoints {
+		c := &log.Checkpoints[i]
+		p := plot.RunPoint{Label: c.Name, Step: c.Step, LocalRemoved: removes(c.Verdict), RemoteRemoved: removes(c.RemoteVerdict)}
+		if c.Local != nil {
+			p.Local = c.Local.Bytes
+		}
+		if c.Remote != nil {
+			p.Remote = c.Remote.Bytes
+		}
+		points = append(points, p)
+	}
+	return plot.Run(points), nil
+}

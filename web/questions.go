@@ -1,0 +1,386 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/value"
+)
+
+// question is something that a Site answers.
+type question struct {
+	params string // the parameters that it may have
+	// stream is set if it may take long: its answer is a stream with progress.
+	stream bool
+	answer func(ctx context.Context, s *Site, q *query, m *meter) (any, error)
+}
+
+// questions are all questions, by the path below /api/.
+var questions = map[string]question{
+	"place":      {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
+	"run":        {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
+	"checkpoint": {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
+	"names":      {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
+	"item":       {"c name", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
+	"heat":       {"c name index rows cols height width", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
+	"timeline":   {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
+	"stats":      {"c name buckets scale", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
+	"compare":    {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.compare(ctx, q, m) }},
+	"overlay":    {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
+	"plot": {allPictureParams(), true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+		p, err := s.plot(ctx, q, m)
+		if err != nil {
+			return nil, err
+		}
+		return drawn{string(p.SVG())}, nil
+	}},
+	"steps": {"select", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+}
+
+// with calls fn with an open checkpoint.
+func (s *Site) with(ctx context.Context, id string, recipe bool, fn func(h *handle) error) error {
+	h, err := s.acquire(ctx, id, recipe)
+	if err != nil {
+		return err
+	}
+	defer s.release(h)
+	err = h.explain(ctx, fn(h))
+	if _, ours := errors.AsType[*Error](err); err != nil && !ours && ctx.Err() == nil {
+		_ = s.drop(h) // the next question begins anew
+	}
+	return err
+}
+
+// run answers /api/run.
+func (s *Site) run(ctx context.Context) (*run.Log, error) {
+	if s.opts.Run == nil {
+		return nil, &Error{Kind: KindNoRun, Message: s.opts.Path + " is a checkpoint, not a run", Hint: "'cairn web RUN' shows the folder in which the checkpoints of a run are"}
+	}
+	log, err := s.list(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	return log, nil
+}
+
+// summary answers /api/checkpoint.
+func (s *Site) summary(ctx context.Context, q *query) (out *inspect.Summary, err error) {
+	id := q.id("c")
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.with(ctx, id, false, func(h *handle) error {
+		out, err = h.summary(ctx)
+		return err
+	})
+	return out, err
+}
+
+// names answers /api/names.
+func (s *Site) names(ctx context.Context, q *query) (json.RawMessage, error) {
+	c, err := s.columns(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return c.json, nil
+}
+
+func (s *Site) columns(ctx context.Context, q *query) (out *columns, err error) {
+	id := q.id("c")
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.with(ctx, id, false, func(h *handle) error {
+		out, err = h.columns(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// timeline answers /api/timeline.
+func (s *Site) timeline(ctx context.Context, q *query) (out *inspect.Timeline, err error) {
+	id := q.id("c")
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.with(ctx, id, false, func(h *handle) error {
+		out, err = inspect.NewTimeline(h.checkpoint().Info())
+		return err
+	})
+	return out, err
+}
+
+// The bounds of an answer about one name.
+const (
+	maxValue       = 1 << 20  // bytes of the shown value
+	maxValueRead   = 64 << 20 // bytes of an object that is read
+	maxShownChunks = 20_000
+
+	ellipsis = "…" // ends a text that inspect.Repr has cut
+)
+
+// item is the answer of /api/item.
+type item struct {
+	Item *inspect.Item `json:"item"`
+	// Value is an object in Python's notation. Truncated is set if it is longer.
+	Value     string `json:"value"`
+	Truncated bool   `json:"truncated"`
+	// Chunks are the first chunks, and Omitted counts the others.
+	Chunks  []inspect.Chunk `json:"chunks"`
+	Omitted int             `json:"omitted"`
+}
+
+// item answers /api/item.
+func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
+	id, name := q.id("c"), q.need("name")
+	if q.err != nil {
+		return nil, q.err
+	}
+	done, err := s.reading.take(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	err = s.with(ctx, id, false, func(h *handle) error {
+		md, e, err := h.entry(ctx, name)
+		if err != nil {
+			return err
+		}
+		out = &item{Item: inspect.NewItem(e), Chunks: []inspect.Chunk{}}
+		out.Item.Tied = md.Ties()[name]
+		for c := range inspect.Chunks(e) {
+			if len(out.Chunks) == maxShownChunks {
+				out.Omitted = len(e.Tensor.Chunks) - maxShownChunks
+				break
+			}
+			out.Chunks = append(out.Chunks, c)
+		}
+		if e.Bytes == nil {
+			return nil
+		}
+		return out.readValue(ctx, h.checkpoint(), e)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// readValue sets the value of an object. That it cannot be decoded is not an error: the rest
+// of the answer is of use.
+func (it *item) readValue(ctx context.Context, c *Opened, e *meta.Entry) error {
+	if e.Bytes.Size > maxValueRead {
+		it.Item.Problem = fmt.Sprintf("the object has %d bytes: more than %d are not read for the page", e.Bytes.Size, maxValueRead)
+		return nil
+	}
+	codec, data, err := c.ReadBytes(ctx, e)
+	if err != nil {
+		return err
+	}
+	it.Item.Decode(codec, data)
+	v, err := value.Decode(codec, data)
+	if err != nil {
+		it.Item.Problem = err.Error()
+		return nil
+	}
+	it.Value = inspect.Repr(v, maxValue)
+	// A text that was cut is as long as the limit, or shorter by a part of a character.
+	it.Truncated = strings.HasSuffix(it.Value, ellipsis) && len(it.Value) >= maxValue
+	return nil
+}
+
+// heat answers /api/heat.
+func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error) {
+	id, name := q.id("c"), q.need("name")
+	o := inspect.HeatOptions{
+		Index: q.text("index"), Rows: q.span("rows"), Cols: q.span("cols"),
+		Height: q.count("height", 0, 1, maxCells), Width: q.count("width", 0, 1, maxCells),
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	done, err := s.reading.take(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	err = s.with(ctx, id, false, func(h *handle) error {
+		_, e, err := h.tensor(ctx, name)
+		if err != nil {
+			return err
+		}
+		out, err = inspect.NewHeat(ctx, h.checkpoint(), e, o)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// maxCells is the most cells of a heat map in a row or a column.
+const maxCells = 1024
+
+// tensor is entry for a name that must be a tensor.
+func (h *handle) tensor(ctx context.Context, name string) (*meta.Metadata, *meta.Entry, error) {
+	md, e, err := h.entry(ctx, name)
+	if err == nil && e.Tensor == nil {
+		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "/api/item shows its value")
+	}
+	return md, e, err
+}
+
+// cached returns the answer to a question about checkpoints of certain versions, of which it
+// computes at most maxWorking at the same time. rows returns about how large the answer is.
+func cached[T any](ctx context.Context, s *Site, m *meter, key string, rows func(v T) int, compute func() (T, error)) (T, error) {
+	if v, ok := s.answers.get(key).(T); ok {
+		return v, nil
+	}
+	var zero T
+	done, err := s.working.take(ctx, m)
+	if err != nil {
+		return zero, err
+	}
+	defer done()
+	if v, ok := s.answers.get(key).(T); ok { // while this question waited
+		return v, nil
+	}
+	v, err := compute()
+	if err != nil {
+		return zero, err
+	}
+	s.answers.put(key, v, rows(v))
+	return v, nil
+}
+
+// keyOf joins what identifies a question.
+func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
+
+// identity returns what identifies the content of the checkpoint.
+func (h *handle) identity() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.version)
+}
+
+// stats answers /api/stats.
+func (s *Site) stats(ctx context.Context, q *query, m *meter) (out *inspect.TensorStats, err error) {
+	id, name, o := q.id("c"), q.need("name"), q.histogram()
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.with(ctx, id, false, func(h *handle) error {
+		_, e, err := h.tensor(ctx, name)
+		if err != nil {
+			return err
+		}
+		key := keyOf("stats", h.identity(), name, o.Buckets, o.Log2)
+		out, err = cached(ctx, s, m, key, func(*inspect.TensorStats) int { return o.Buckets }, func() (*inspect.TensorStats, error) {
+			o.Total, o.Progress = m.total, m.add
+			r, err := inspect.Stats(ctx, h.checkpoint(), []*meta.Entry{e}, &o)
+			if err != nil {
+				return nil, err
+			}
+			return &r.Tensors[0], nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// both calls fn with two open checkpoints, the first through the recipe if that is set.
+func (s *Site) both(ctx context.Context, a, b string, recipe bool, fn func(a, b *handle) error) error {
+	return s.with(ctx, a, recipe, func(a *handle) error {
+		return s.with(ctx, b, false, func(b *handle) error { return a.explain(ctx, fn(a, b)) })
+	})
+}
+
+// compare answers /api/compare.
+func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *inspect.Comparison, err error) {
+	a, b, keep, recipe := q.id("a"), q.id("b"), q.pattern("select"), q.flag("recipe")
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
+		key := keyOf("compare", a.identity(), b.identity(), q.text("select"))
+		out, err = cached(ctx, s, m, key, func(c *inspect.Comparison) int { return 1 + len(c.Items) }, func() (*inspect.Comparison, error) {
+			return s.compareNow(ctx, a, b, keep, m)
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, m *meter) (*inspect.Comparison, error) {
+	var sides [2]inspect.Side
+	for i, h := range []*handle{a, b} {
+		md, err := h.metadata(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := md.CheckWhole(keep); err != nil {
+			return nil, err
+		}
+		sides[i] = inspect.Side{Content: h.checkpoint(), Metadata: md}
+	}
+	o := &inspect.CompareOptions{All: true, Change: true, Keep: keep, Total: m.total, Progress: m.add}
+	if drops := a.checkpoint().Drops; drops != nil {
+		names, err := drops(ctx, b.checkpoint(), sides[1].Metadata)
+		if err != nil {
+			return nil, err
+		}
+		without := make(map[string]bool, len(names))
+		for _, n := range names {
+			without[n] = true
+		}
+		o.KeepExtra = func(fqn string) bool { return !without[fqn] && (keep == nil || keep(fqn)) }
+	}
+	return inspect.Compare(ctx, sides[0], sides[1], o)
+}
+
+// overlay answers /api/overlay.
+func (s *Site) overlay(ctx context.Context, q *query, m *meter) (out *inspect.Overlaid, err error) {
+	a, b, name, recipe, o := q.id("a"), q.id("b"), q.need("name"), q.flag("recipe"), q.histogram()
+	nameA := name
+	if q.values.Has("name_a") {
+		nameA = q.text("name_a")
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
+		_, ea, err := a.tensor(ctx, nameA)
+		if err != nil {
+			return err
+		}
+		_, eb, err := b.tensor(ctx, name)
+		if err != nil {
+			return err
+		}
+		key := keyOf("overlay", a.identity(), b.identity(), nameA, name, o.Buckets, o.Log2)
+		out, err = cached(ctx, s, m, key, func(*inspect.Overlaid) int { return 2 * o.Buckets }, func() (*inspect.Overlaid, error) {
+			o.Total, o.Progress = m.total, m.add
+			return inspect.Overlay(ctx, a.checkpoint(), b.checkpoint(), ea, eb, &o)
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}

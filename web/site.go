@@ -1,0 +1,300 @@
+// Package web serves the explorer: a page that shows checkpoints and runs, and the answers
+// that the page asks for. It computes nothing itself and does not depend on formats: package
+// inspect computes, and the caller passes a function that opens checkpoints. Site answers
+// questions, for HTTP and for pictures without a browser, and Server is the HTTP in front of
+// it. docs/web.md describes every request.
+package web
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Self is the id of the only checkpoint of a Site whose path is a checkpoint.
+const Self = "."
+
+// Place is a checkpoint that a Site can open.
+type Place struct {
+	// ID names the checkpoint in questions.
+	ID string `json:"id"`
+	// Label is the name for people.
+	Label string `json:"label"`
+	// Step is nil if it is unknown.
+	Step *int64 `json:"step"`
+	// Other is set for checkpoints that are not part of the path of the Site.
+	Other bool `json:"other"`
+}
+
+// Checkpoint is an open checkpoint. *cairn.Checkpoint implements it. Its methods are safe for
+// concurrent use.
+type Checkpoint interface {
+	inspect.Content
+	inspect.Source
+	Metadata(ctx context.Context) (*meta.Metadata, error)
+	MissingFiles(ctx context.Context) ([]string, error)
+	Close() error
+}
+
+// Opened is a checkpoint that Options.Open has opened.
+type Opened struct {
+	Checkpoint
+	// Path is its address for people, without secrets.
+	Path string
+	// Version returns a text that changes when the checkpoint is replaced. It reads little.
+	// The error wraps fs.ErrNotExist if the checkpoint was removed. Nil: the checkpoint does
+	// not change.
+	Version func(ctx context.Context) (string, error)
+	// Stored is the checkpoint itself. Site only passes it to Drops.
+	Stored storage.Checkpoint
+	// Drops returns the names of another checkpoint that the recipe, through which this one
+	// was opened, drops: the two cannot be compared by them. Nil: there is no recipe.
+	Drops func(ctx context.Context, other *Opened, md *meta.Metadata) ([]string, error)
+}
+
+// Options describe a Site.
+type Options struct {
+	// Path is the path or URL of the checkpoint or run, for people.
+	Path string
+	// Checkpoints are the checkpoints that can be opened, apart from those of a run. If Path
+	// is a checkpoint, it has the id Self.
+	Checkpoints []Place
+	// Run lists the run anew. Nil: Path is a checkpoint.
+	Run func(ctx context.Context) (*run.Log, error)
+	// Open opens the checkpoint with an id that is listed: in Checkpoints, or as the name
+	// of a checkpoint of the run. If recipe is set, it is opened through the recipe.
+	Open func(ctx context.Context, id string, recipe bool) (*Opened, error)
+	// Cache is the folder in which statistics of checkpoints are kept. Empty: they are not
+	// kept. Site makes it, for this user alone, if it does not exist.
+	Cache string
+	// Recipe is the name of the recipe. Empty: there is no recipe.
+	Recipe string
+	// Version is the version of the program.
+	Version string
+	// Redact removes secrets from a text. Nil: there are no secrets.
+	Redact func(text string) string
+}
+
+// The bounds of a Site.
+const (
+	maxOpen     = 8           // open checkpoints, unless more are in use
+	maxChunks   = 4 << 20     // chunks of all open checkpoints, unless more are in use
+	maxWorking  = 2           // expensive questions at the same time
+	maxReading  = 4           // questions that read a little, at the same time
+	maxAnswers  = 64          // answers that are kept
+	maxKept     = 500_000     // rows of all answers that are kept
+	cacheBytes  = 256 << 20   // of the folder for statistics
+	freshFor    = time.Second // a checkpoint is not checked again so soon
+	listedFor   = 2 * time.Second
+	maxStepRows = 1_000_000 // cells of an answer about steps
+)
+
+// Site answers questions about a checkpoint or a run. Its methods are safe for concurrent
+// use.
+type Site struct {
+	opts    Options
+	cache   *folder
+	working turns
+	reading turns
+	answers answers
+
+	// ctx ends with Close. Checkpoints are opened in it, because several questions may wait
+	// for one of them.
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	life   sync.Mutex
+	closed bool // guarded by life
+
+	mu      sync.Mutex
+	open    []*handle       // guarded by mu; the most recently used last
+	listing *lazy[*listing] // guarded by mu
+	known   map[string]bool // ids that were listed; guarded by mu
+}
+
+// NewSite returns a Site. The caller must close it.
+func NewSite(o Options) *Site {
+	s := &Site{opts: o, working: make(turns, maxWorking), reading: make(turns, maxReading), known: map[string]bool{}}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	for _, p := range o.Checkpoints {
+		s.known[p.ID] = true
+	}
+	if o.Cache != "" {
+		s.cache = &folder{dir: o.Cache, most: cacheBytes}
+	}
+	return s
+}
+
+// Close ends all work of the Site and closes its checkpoints. Questions must have ended, or
+// end soon because their contexts have ended.
+func (s *Site) Close() error {
+	s.life.Lock()
+	s.closed = true
+	s.life.Unlock()
+	s.stop()
+	s.wg.Wait()
+	s.mu.Lock()
+	all := slices.Clone(s.open)
+	s.mu.Unlock()
+	var errs []error
+	for _, h := range all {
+		errs = append(errs, s.drop(h))
+	}
+	return errors.Join(errs...)
+}
+
+// Prepare begins to open the checkpoint of the Site, or to list its run, before it is asked
+// for.
+func (s *Site) Prepare() {
+	if s.opts.Run != nil {
+		s.goBackground(func() { _, _ = s.list(s.ctx, 0) }) // the question returns the error
+		return
+	}
+	s.goBackground(func() {
+		h, err := s.acquire(s.ctx, Self, false)
+		if err != nil {
+			return
+		}
+		defer s.release(h)
+		_, _ = h.columns(s.ctx) // the question returns the error
+	})
+}
+
+// goBackground runs fn in a goroutine that Close waits for. It returns false if the Site is
+// closed.
+func (s *Site) goBackground(fn func()) bool {
+	s.life.Lock()
+	defer s.life.Unlock()
+	if !s.closed {
+		s.wg.Go(fn)
+	}
+	return !s.closed
+}
+
+// listing is what is known of a run.
+type listing struct {
+	log *run.Log
+	at  time.Time
+}
+
+// list returns a list of the run that is not older than age.
+func (s *Site) list(ctx context.Context, age time.Duration) (*run.Log, error) {
+	s.mu.Lock()
+	l := s.listing
+	if l == nil || l.over() && (l.err != nil || time.Since(l.v.at) > age) {
+		l = new(lazy[*listing])
+		s.listing = l
+	}
+	s.mu.Unlock()
+	v, err := l.get(ctx, s.goBackground, func() (*listing, error) {
+		log, err := s.opts.Run(s.ctx)
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for i := range log.Checkpoints {
+			s.known[log.Checkpoints[i].Name] = true
+		}
+		return &listing{log, time.Now()}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return v.log, nil
+}
+
+// checkListed returns an error unless id is the id of a checkpoint of the Site. It is the
+// only way from a text of a request to something that is opened.
+func (s *Site) checkListed(ctx context.Context, id string) error {
+	if slices.ContainsFunc(s.opts.Checkpoints, func(p Place) bool { return p.ID == id }) {
+		return nil
+	}
+	if s.opts.Run != nil {
+		for _, age := range []time.Duration{time.Hour, listedFor} { // a new list only if the old one lacks it
+			log, err := s.list(ctx, age)
+			if err != nil {
+				return err
+			}
+			if slices.ContainsFunc(log.Checkpoints, func(c run.Logged) bool { return c.Name == id }) {
+				return nil
+			}
+		}
+		s.mu.Lock()
+		known := s.known[id]
+		s.mu.Unlock()
+		if known {
+			return removed(id)
+		}
+	}
+	return &Error{Kind: KindNotFound, Message: "there is no checkpoint " + quote(id) + " here", Hint: "/api/place lists the checkpoints"}
+}
+
+// place answers /api/place.
+type place struct {
+	Path        string  `json:"path"`
+	Kind        string  `json:"kind"`
+	Version     string  `json:"version"`
+	Recipe      string  `json:"recipe"`
+	Checkpoints []Place `json:"checkpoints"`
+}
+
+func (s *Site) place(ctx context.Context) (*place, error) {
+	out := &place{Path: s.opts.Path, Kind: "checkpoint", Version: s.opts.Version, Recipe: s.opts.Recipe, Checkpoints: []Place{}}
+	if s.opts.Run != nil {
+		out.Kind = "run"
+		log, err := s.list(ctx, listedFor)
+		if err != nil {
+			return nil, err
+		}
+		for i := range log.Checkpoints {
+			if c := &log.Checkpoints[i]; c.Copies != "" { // it can be opened
+				out.Checkpoints = append(out.Checkpoints, Place{ID: c.Name, Label: c.Name, Step: c.Step})
+			}
+		}
+	}
+	out.Checkpoints = append(out.Checkpoints, s.opts.Checkpoints...)
+	for i := range out.Checkpoints {
+		if p := &out.Checkpoints[i]; p.Step == nil {
+			p.Step = s.stepOf(p.ID)
+		}
+	}
+	return out, nil
+}
+
+// stepOf returns the step of a checkpoint if it is open, and otherwise nil.
+func (s *Site) stepOf(id string) *int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range s.open {
+		if h.key == (key{id: id}) && h.opened.over() && h.opened.err == nil {
+			return h.opened.v.Info().Step
+		}
+	}
+	return nil
+}
+
+// redact returns a text for people, without secrets.
+func (s *Site) redact(text string) string {
+	if s.opts.Redact == nil {
+		return text
+	}
+	return s.opts.Redact(text)
+}
+
+// shownRecipe returns the name of the recipe in keys of answers.
+func (s *Site) shownRecipe(recipe bool) string {
+	if !recipe {
+		return ""
+	}
+	return cmp.Or(s.opts.Recipe, "recipe")
+}

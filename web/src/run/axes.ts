@@ -1,0 +1,33 @@
+// Axes that the charts of a run share.
+import type uPlot from 'uplot';
+import { bytes, number } from '../lib/format';
+
+/** The horizontal axis: steps, or times. */
+export function across(by: 'step' | 'time'): { scale: uPlot.Scale; axis: uPlot.Axis } {
+  if (by === 'time') return { scale: { time: true }, axis: { label: 'time of the save', size: 46, labelSize: 18 } };
+  return {
+    scale: { time: false, range: (_, lo, hi) => widen(lo, hi) },
+    axis: { label: 'step', labelSize: 18, size: 34, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t.toLocaleString('en-US') : '')) },
+  };
+}
+
+/** Some room on both sides, also if there is one value only. */
+export function widen(lo: number, hi: number): [number, number] {
+  const room = hi > lo ? (hi - lo) * 0.04 : Math.max(1, Math.abs(lo) * 0.1);
+  return [lo - room, hi + room];
+}
+
+/** An axis of bytes with ticks at round numbers of KiB, MiB, … */
+export function bytesAxis(label: string): uPlot.Axis {
+  return {
+    label,
+    labelSize: 20,
+    size: 70,
+    incrs: Array.from({ length: 50 }, (_, i) => 2 ** i),
+    values: (_, ticks) => ticks.map((t) => bytes(t)),
+  };
+}
+
+export function numberAxis(label: string): uPlot.Axis {
+  return { label, labelSize: 20, size: 66, values: (_, ticks) => ticks.map((t) => (t === null ? '' : number(t, 4))) };
+}

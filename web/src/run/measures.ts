@@ -1,0 +1,61 @@
+// Statistics of layers over the steps of a run.
+import { num, type Num, type Steps } from '../lib/api';
+
+export type Measure = 'l2' | 'mean' | 'abs_max' | 'nan_share';
+
+export const measures: Record<Measure, string> = {
+  l2: 'norm (L2)',
+  mean: 'mean',
+  abs_max: 'largest |x|',
+  nan_share: 'share of NaN',
+};
+
+/** The steps that have statistics, and where they are on the axis. */
+export interface Points {
+  /** Indexes into Steps.steps. */
+  at: number[];
+  x: number[];
+  /** Whether x are steps. Otherwise they count the checkpoints. */
+  steps: boolean;
+}
+
+export function points(s: Steps): Points {
+  const at = s.steps.map((_, i) => i).filter((i) => !s.steps[i].error);
+  const steps = at.every((i) => s.steps[i].step !== null) && new Set(at.map((i) => s.steps[i].step)).size === at.length;
+  if (steps) at.sort((a, b) => s.steps[a].step! - s.steps[b].step!);
+  return { at, x: at.map((i, k) => (steps ? s.steps[i].step! : k + 1)), steps };
+}
+
+/** The values of a measure by layer and point. relative divides by the first value of the layer. */
+export function series(s: Steps, p: Points, m: Measure, relative: boolean): Float64Array[] {
+  return s.layers.map((_, layer) => {
+    const v = Float64Array.from(p.at, (i) => num((s[m][i] as Num[] | null)?.[layer]));
+    if (!relative) return v;
+    const first = v.find((x) => Number.isFinite(x) && x !== 0);
+    return v.map((x) => (first === undefined ? NaN : x / first));
+  });
+}
+
+/** Layers with a NaN: since which point, and the largest share. */
+export function nans(s: Steps, p: Points): { layer: number; since: number; share: number }[] {
+  const out = [];
+  for (let layer = 0; layer < s.layers.length; layer++) {
+    let since = -1;
+    let share = 0;
+    p.at.forEach((i, k) => {
+      const x = num(s.nan_share[i]?.[layer]);
+      if (x > 0) {
+        if (since < 0) since = k;
+        share = Math.max(share, x);
+      }
+    });
+    if (since >= 0) out.push({ layer, since, share });
+  }
+  return out;
+}
+
+/** "0.0081%" of a share of 8.1e-5. */
+export function share(x: number): string {
+  if (Number.isNaN(x)) return '';
+  return x === 0 ? '0' : `${Number((100 * x).toPrecision(3))}%`;
+}
