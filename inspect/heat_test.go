@@ -332,32 +332,32 @@ func TestHeatChooses(t *testing.T) {
 		read          int64
 		exact         bool
 	}{
-		{shape: []int64{4096, 4096}, d: tensor.BFloat16, kind: summed, height: 256, width: 256, read: 1 << 24, exact: true},
-		{shape: []int64{8192, 8192}, d: tensor.Uint8, kind: summed, height: 256, width: 256, read: 1 << 26, exact: true},
+		{shape: []int64{4096, 1024}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 22, exact: true},
+		{shape: []int64{2048, 4096}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 23, exact: true},
 		// Two rows of each cell.
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, kind: summed, height: 256, width: 256, read: 1 << 25},
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, kind: plain, height: 256, width: 256, read: 1 << 25},
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, kind: summed, o: o{Height: 5000, Width: 5000}, height: 512, width: 1024, read: 1 << 25},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: plain, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, o: o{Height: 5000, Width: 5000}, height: 512, width: 1024, read: 1 << 23},
 		// A row lies in many blocks.
-		{shape: []int64{65536, 32768}, d: tensor.Float16, kind: summed, chunks: 8, height: 127, width: 256, read: 127 * 8 << 15},
-		{shape: []int64{65536, 32768}, d: tensor.Float16, kind: plain, chunks: 8, height: 256, width: 256, read: 1 << 25},
-		{shape: []int64{65536, 32768}, d: tensor.Float16, kind: summed, chunks: 8, o: o{Cols: [2]int64{0, 4096}}, height: 256, width: 256, read: 1 << 25},
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: summed, chunks: 8, height: 127, width: 256, read: 127 * 8 << 13},
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: plain, chunks: 8, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: summed, chunks: 8, o: o{Cols: [2]int64{0, 1024}}, height: 256, width: 256, read: 1 << 23},
 		// Few whole rows, or pieces of rows.
-		{shape: []int64{2048, 1 << 20}, d: tensor.Float16, kind: summed, height: 32, width: 256, read: 1 << 25},
-		{shape: []int64{256, 1 << 23}, d: tensor.Float16, kind: summed, height: 64, width: 16, read: 1 << 25},
-		{shape: []int64{256, 1 << 23}, d: tensor.Float16, kind: plain, height: 64, width: 128, read: 1 << 25},
-		{shape: []int64{1 << 31}, d: tensor.Float16, kind: summed, height: 1, width: 256, read: 1 << 25},
+		{shape: []int64{2048, 1 << 18}, d: tensor.Float64, kind: summed, height: 32, width: 256, read: 1 << 23},
+		{shape: []int64{256, 1 << 21}, d: tensor.Float64, kind: summed, height: 64, width: 16, read: 1 << 23},
+		{shape: []int64{256, 1 << 21}, d: tensor.Float64, kind: plain, height: 64, width: 128, read: 1 << 23},
+		{shape: []int64{1 << 29}, d: tensor.Float64, kind: summed, height: 1, width: 256, read: 1 << 23},
 		// Elements that lie apart.
-		{shape: []int64{1 << 20, 4096}, d: tensor.Float16, kind: summed, o: o{Index: ":, 0"}, height: 1, width: 256, read: 1 << 17},
-		{shape: []int64{1000, 64, 4096}, d: tensor.Float16, kind: summed, o: o{Index: ":, 0, :"}, height: 256, width: 256, read: 1000 * 4096, exact: true},
-		{shape: []int64{64, 64, 1 << 19}, d: tensor.Float16, kind: summed, o: o{Index: ":, :, 0"}, height: 16, width: 64, read: 1 << 10},
-		{shape: []int64{64, 64, 1 << 19}, d: tensor.Float16, kind: plain, o: o{Index: ":, :, 0"}, height: 64, width: 64, read: 1 << 12, exact: true},
-		{shape: []int64{64, 64, 1 << 19}, d: tensor.Float16, kind: summed, o: o{Index: ":, :, 0", Rows: [2]int64{3, 11}, Cols: [2]int64{5, 25}}, height: 8, width: 20, read: 160, exact: true},
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, kind: summed, o: o{Rows: [2]int64{7, 71}, Cols: [2]int64{9, 73}}, height: 64, width: 64, read: 4096, exact: true},
+		{shape: []int64{1 << 20, 1024}, d: tensor.Float64, kind: summed, o: o{Index: ":, 0"}, height: 1, width: 256, read: 1 << 17},
+		{shape: []int64{1000, 64, 1024}, d: tensor.Float64, kind: summed, o: o{Index: ":, 0, :"}, height: 256, width: 256, read: 1000 * 1024, exact: true},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: summed, o: o{Index: ":, :, 0"}, height: 16, width: 64, read: 1 << 10},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: plain, o: o{Index: ":, :, 0"}, height: 64, width: 64, read: 1 << 12, exact: true},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: summed, o: o{Index: ":, :, 0", Rows: [2]int64{3, 11}, Cols: [2]int64{5, 25}}, height: 8, width: 20, read: 160, exact: true},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, o: o{Rows: [2]int64{7, 71}, Cols: [2]int64{9, 73}}, height: 64, width: 64, read: 4096, exact: true},
 		// Each read takes all of a compressed chunk.
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, kind: packed, height: 1, width: 256, read: 1 << 21},
-		{shape: []int64{1024, 16384}, d: tensor.BFloat16, kind: packed, height: 256, width: 256, read: 1 << 24, exact: true},
-		{shape: []int64{4096, 16384}, d: tensor.BFloat16, kind: packed, height: 7, width: 256, read: 2044 << 14},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: packed, height: 1, width: 256, read: 1 << 19},
+		{shape: []int64{1024, 4096}, d: tensor.Float64, kind: packed, height: 256, width: 256, read: 1 << 22, exact: true},
+		{shape: []int64{4096, 4096}, d: tensor.Float64, kind: packed, height: 7, width: 256, read: 2044 << 12},
 		{shape: []int64{1 << 40, 1 << 20}, d: tensor.Uint8, o: o{MaxBytes: 1}, height: 1, width: 1, read: 1},
 	} {
 		e := &meta.Entry{FQN: "x", Tensor: tensorOf(c.d, c.shape...)}
