@@ -158,7 +158,7 @@ web-check:
 	else echo "web-check needs Node and npm, which are not here$(if $(NEED_NODE),,: the explorer's pages are not checked)"; $(if $(NEED_NODE),exit 1); fi
 
 web-checked: web-modules
-	cd web && npm run --silent check
+	cd web && npm run --silent check && npm run --silent unit
 	cd web && npm run --silent build -- --logLevel warn --emptyOutDir --outDir $(abspath $(BIN))/web-dist
 	@diff -rq $(BIN)/web-dist web/dist || { echo "web/dist is not what the sources build: run 'make web' and commit it"; exit 1; }
 	@n=$$(cat web/dist/*.js | gzip -9 -n | wc -c); echo "the script has $$n bytes, compressed"; \

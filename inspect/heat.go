@@ -14,10 +14,11 @@ import (
 
 // HeatOptions say which part of a tensor a heat map shows, and how finely.
 type HeatOptions struct {
-	// Index is a Python index that leaves two dimensions or fewer, whole: "0, :, :". Empty:
-	// the first index of all dimensions but the last two.
+	// Index is a Python index that leaves two dimensions or fewer: "0, :, 16:32". Empty: the
+	// first index of all dimensions but the last two.
 	Index string
-	// Rows and Cols are the shown part [lo, hi) of the two dimensions. Zero: all.
+	// Rows and Cols are the shown part [lo, hi) of the two dimensions. Zero: all, or what
+	// Index says.
 	Rows, Cols [2]int64
 	// Height and Width are the most cells. Zero: 256. More than 1024 count as 1024.
 	Height, Width int
@@ -102,8 +103,8 @@ func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*H
 		FQN: e.FQN, DType: d.String(), Shape: append([]int64{}, shape...), Index: p.index(), Dims: p.dims, Size: p.size,
 		Mean: []Number{}, Min: []Number{}, Max: []Number{}, Low: Number(math.NaN()), High: Number(math.NaN()),
 	}
-	if h.Rows, err = window(o.Rows, p.size[0], "rows"); err == nil {
-		h.Cols, err = window(o.Cols, p.size[1], "columns")
+	if h.Rows, err = window(o.Rows, p.part[0], p.size[0], "rows"); err == nil {
+		h.Cols, err = window(o.Cols, p.part[1], p.size[1], "columns")
 	}
 	if err == nil && (o.Height < 0 || o.Width < 0 || o.MaxBytes < 0) {
 		err = fmt.Errorf("%w: %d times %d cells of at most %d bytes", ErrIndex, o.Height, o.Width, o.MaxBytes)
@@ -118,8 +119,15 @@ func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*H
 	return h, newHeater(src, e, p, h, &o).fill(ctx)
 }
 
-// window returns the shown part of a dimension of size n.
-func window(w [2]int64, n int64, what string) ([2]int64, error) {
+// window returns the shown part of a dimension of size n, of which the index has the part
+// indexed. Zero: all.
+func window(w, indexed [2]int64, n int64, what string) ([2]int64, error) {
+	if w != [2]int64{} && indexed != [2]int64{} {
+		return w, fmt.Errorf("%w: the %s [%d, %d) and an index with the %s [%d, %d)", ErrIndex, what, w[0], w[1], what, indexed[0], indexed[1])
+	}
+	if w == [2]int64{} {
+		w = indexed
+	}
 	if w == [2]int64{} {
 		w[1] = n
 	}
@@ -132,12 +140,12 @@ func window(w [2]int64, n int64, what string) ([2]int64, error) {
 // plane is a slice of a tensor with at most two dimensions.
 type plane struct {
 	sel  *Selection
-	dims [2]int   // -1: there is no such dimension
-	size [2]int64 // rows and columns
+	dims [2]int      // -1: there is no such dimension
+	size [2]int64    // rows and columns
+	part [2][2]int64 // the rows and columns that the index has; zero: all
 }
 
-// newPlane parses an index that leaves at most two dimensions, and these whole. An empty
-// text is the first index of all dimensions but the last two.
+// newPlane parses an index that leaves at most two dimensions. An empty text is the first index of all dimensions but the last two.
 func newPlane(text string, shape []int64) (*plane, error) {
 	p := &plane{dims: [2]int{-1, -1}, size: [2]int64{1, 1}}
 	if text == "" {
@@ -154,13 +162,20 @@ func newPlane(text string, shape []int64) (*plane, error) {
 	for d, k := range p.sel.picks {
 		switch {
 		case k.single:
-		case k != pick{step: 1, count: shape[d]}:
-			return nil, fmt.Errorf("%w [%s] of shape %v: dimension %d is cut: a heat map shows single indexes and whole dimensions", ErrIndex, trimBrackets(text), shape, d)
+		case k.step != 1 && k.count > 1:
+			return nil, fmt.Errorf("%w [%s] of shape %v: dimension %d has steps: a heat map shows neighbours", ErrIndex, trimBrackets(text), shape, d)
+		case k.count == 0 && shape[d] > 0:
+			return nil, fmt.Errorf("%w [%s] of shape %v: no index of dimension %d is left", ErrIndex, trimBrackets(text), shape, d)
 		case p.dims[0] >= 0:
 			return nil, fmt.Errorf("%w [%s] of shape %v: it leaves more than two dimensions", ErrIndex, trimBrackets(text), shape)
 		default:
 			p.dims = [2]int{p.dims[1], d}
 			p.size = [2]int64{p.size[1], shape[d]}
+			p.part = [2][2]int64{p.part[1], {}}
+			if whole := (pick{step: 1, count: shape[d]}); k != whole {
+				p.part[1] = [2]int64{k.start, k.start + k.count}
+				p.sel.picks[d] = whole
+			}
 		}
 	}
 	if p.dims[0] < 0 {

@@ -89,6 +89,28 @@ func TestHeatOfIndexes(t *testing.T) {
 	}
 }
 
+// An index that cuts the two dimensions is the same as the whole slice with a part of its rows
+// and columns.
+func TestHeatOfCutIndex(t *testing.T) {
+	x := arange(t, 2, 3, 4)
+	for _, c := range []struct {
+		index string
+		want  inspect.HeatOptions
+	}{
+		{"0, 1:", inspect.HeatOptions{Index: "0", Rows: [2]int64{1, 3}}},
+		{"1, :, -2:", inspect.HeatOptions{Index: "1", Cols: [2]int64{2, 4}}},
+		{"1, 0:2, 1:3", inspect.HeatOptions{Index: "1", Rows: [2]int64{0, 2}, Cols: [2]int64{1, 3}}},
+		{"1:2, 0", inspect.HeatOptions{Index: ":, 0", Rows: [2]int64{1, 2}}},
+		{"1, 0, 1:3", inspect.HeatOptions{Index: "1, 0", Cols: [2]int64{1, 3}}},
+		{"0, 2:1:-1", inspect.HeatOptions{Index: "0", Rows: [2]int64{2, 3}}},
+	} {
+		got, want := heatOf(t, x, inspect.HeatOptions{Index: c.index}), heatOf(t, x, c.want)
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("[%s] (-want +got):\n%s", c.index, d)
+		}
+	}
+}
+
 func TestHeatAsJSON(t *testing.T) {
 	x := of(t, []float32{1, 2, float32(math.NaN()), float32(math.Inf(-1))}, 2, 2)
 	h := heatOf(t, x, inspect.HeatOptions{Height: 2, Width: 1})
@@ -106,10 +128,10 @@ func TestHeatErrors(t *testing.T) {
 		want string
 	}{
 		{inspect.HeatOptions{Index: ":"}, "more than two dimensions"},
-		{inspect.HeatOptions{Index: "0, 1:"}, "dimension 1 is cut"},
-		{inspect.HeatOptions{Index: "0, :, ::-1"}, "dimension 2 is cut"},
-		{inspect.HeatOptions{Index: "0, :, ::2"}, "dimension 2 is cut"},
-		{inspect.HeatOptions{Index: "0, 1:1"}, "dimension 1 is cut"},
+		{inspect.HeatOptions{Index: "0, :, ::-1"}, "dimension 2 has steps"},
+		{inspect.HeatOptions{Index: "0, :, ::2"}, "dimension 2 has steps"},
+		{inspect.HeatOptions{Index: "0, 1:1"}, "no index of dimension 1 is left"},
+		{inspect.HeatOptions{Index: "0, 1:", Rows: [2]int64{0, 2}}, "the rows [0, 2) and an index with the rows [1, 3)"},
 		{inspect.HeatOptions{Index: "2"}, "2 is out of range"},
 		{inspect.HeatOptions{Index: "x"}, "neither a number nor a slice"},
 		{inspect.HeatOptions{Index: "0, 0, 0, 0"}, "4 indexes for 3 dimensions"},

@@ -82,6 +82,7 @@ var kinds = []struct {
 }{
 	{inspect.ErrNoTimeline, KindNoTimeline},
 	{inspect.ErrPattern, KindBadRequest},
+	{inspect.ErrIndex, KindBadRequest},
 	{storage.ErrVersion, KindVersion},
 	{storage.ErrUnderWay, KindUnderWay},
 	{storage.ErrCorrupt, KindCorrupt},

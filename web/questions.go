@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -151,12 +152,18 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 	}
 	defer done()
 	err = s.with(ctx, id, false, func(h *handle) error {
-		md, e, err := h.entry(ctx, name)
+		_, e, err := h.entry(ctx, name)
+		if err != nil {
+			return err
+		}
+		all, err := h.columns(ctx)
 		if err != nil {
 			return err
 		}
 		out = &item{Item: inspect.NewItem(e), Chunks: []inspect.Chunk{}}
-		out.Item.Tied = md.Ties()[name]
+		if i, ok := slices.BinarySearch(all.Names, name); ok {
+			out.Item.Tied = all.Tied[i]
+		}
 		for c := range inspect.Chunks(e) {
 			if len(out.Chunks) == maxShownChunks {
 				out.Omitted = len(e.Tensor.Chunks) - maxShownChunks
@@ -234,7 +241,7 @@ const maxCells = 1024
 func (h *handle) tensor(ctx context.Context, name string) (*meta.Metadata, *meta.Entry, error) {
 	md, e, err := h.entry(ctx, name)
 	if err == nil && e.Tensor == nil {
-		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "/api/item shows its value")
+		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "only tensors have statistics and heat maps")
 	}
 	return md, e, err
 }

@@ -163,7 +163,11 @@ func byteTicks(hi float64, most int) []tick {
 		step = max(step, 1)
 	}
 	for _, v := range multiples(0, hi/size, step) {
-		out = append(out, tick{v * size, strconv.FormatFloat(v, 'g', 4, 64) + " " + units[unit]})
+		label := "0"
+		if v > 0 {
+			label = strconv.FormatFloat(v, 'g', 4, 64) + " " + units[unit]
+		}
+		out = append(out, tick{v * size, label})
 	}
 	return out
 }
@@ -172,12 +176,13 @@ func byteTicks(hi float64, most int) []tick {
 func logTicks(lo, hi float64, most int) []tick {
 	first, last := int(math.Ceil(math.Log10(lo)-1e-9)), int(math.Floor(math.Log10(hi)+1e-9))
 	stride := max(1, (last-first+most)/most)
+	plain := first >= -3 && last <= 4
 	var out []tick
 	if last-first < 2 {
 		for e := first - 1; e <= last; e++ {
 			for _, m := range []float64{1, 2, 5} {
 				if v := m * math.Pow(10, float64(e)); v >= lo*(1-1e-9) && v <= hi*(1+1e-9) && v > 0 && !math.IsInf(v, 0) {
-					out = append(out, tick{v, plainOrPower(v, m, e)})
+					out = append(out, tick{v, plainOrPower(v, m, e, plain)})
 				}
 			}
 		}
@@ -189,15 +194,18 @@ func logTicks(lo, hi float64, most int) []tick {
 	for e := first; e <= last; e += stride {
 		v := math.Pow(10, float64(e))
 		if v > 0 && !math.IsInf(v, 0) {
-			out = append(out, tick{v, plainOrPower(v, 1, e)})
+			out = append(out, tick{v, plainOrPower(v, 1, e, plain)})
 		}
 	}
 	return out
 }
 
-func plainOrPower(v, m float64, e int) string {
+// plainOrPower prints v, which is m times ten to the power of e.
+func plainOrPower(v, m float64, e int, plain bool) string {
 	switch {
-	case e >= -3 && e <= 3:
+	case plain && v >= 1:
+		return count(int64(v))
+	case plain, m == 1 && e == 0:
 		return strconv.FormatFloat(v, 'g', 4, 64)
 	case m == 1:
 		return power(10, e)

@@ -118,8 +118,7 @@ func hexOf(c color.RGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, 
 // dataURI returns an image as the address of a PNG.
 func dataURI(img image.Image) string {
 	var b bytes.Buffer
-	e := png.Encoder{CompressionLevel: png.BestCompression}
-	if err := e.Encode(&b, img); err != nil { // only of an image without pixels
+	if err := png.Encode(&b, img); err != nil { // only of an image without pixels
 		return ""
 	}
 	return "data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes())

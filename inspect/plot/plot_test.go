@@ -81,6 +81,9 @@ func TestPicturesAreWellFormed(t *testing.T) {
 // A picture with much data stays small enough for a browser and a document.
 func TestLargeDataGivesBoundedPictures(t *testing.T) {
 	for name, p := range large(t) {
+		if dir := os.Getenv("PLOT_DIR"); dir != "" { // to look at them
+			must.Do(t, os.WriteFile(filepath.Join(dir, name+".svg"), p.SVG(), 0o644))
+		}
 		check(t, name, p)
 		t.Logf("%s: %d bytes, %d elements", name, len(p.SVG()), bytes.Count(p.SVG(), []byte("<")))
 		if n := len(p.SVG()); n > 3<<20 {
@@ -88,11 +91,6 @@ func TestLargeDataGivesBoundedPictures(t *testing.T) {
 		}
 		if n := bytes.Count(p.SVG(), []byte("<rect")); n > 6000 {
 			t.Errorf("%s has %d rectangles; want at most 6000", name, n)
-		}
-	}
-	if dir := os.Getenv("PLOT_DIR"); dir != "" { // to look at them
-		for name, p := range large(t) {
-			must.Do(t, os.WriteFile(filepath.Join(dir, name+".svg"), p.SVG(), 0o644))
 		}
 	}
 }
@@ -131,7 +129,7 @@ func large(t testing.TB) map[string]*plot.Picture {
 var attribute = regexp.MustCompile(`[a-z-]+="([^"]*)"`)
 
 // check reports a picture that is not well-formed XML or has numbers that are not finite.
-func check(t testing.TB, name string, p *plot.Picture) {
+func check(t tester, name string, p *plot.Picture) {
 	t.Helper()
 	if p == nil || len(p.SVG()) == 0 {
 		t.Errorf("%s: no picture", name)
@@ -178,7 +176,7 @@ var elements = map[string]bool{
 	"svg": true, "title": true, "desc": true, "rect": true, "circle": true, "line": true, "path": true, "text": true, "g": true, "image": true,
 }
 
-func checkElement(t testing.TB, name string, e xml.StartElement) {
+func checkElement(t tester, name string, e xml.StartElement) {
 	t.Helper()
 	if !elements[e.Name.Local] {
 		t.Errorf("%s has an element %s", name, e.Name.Local)
@@ -433,4 +431,10 @@ func checkpoints(n int) []plot.RunPoint {
 		out = append(out, p)
 	}
 	return out
+}
+
+// tester is a test of package testing or of package rapid.
+type tester interface {
+	Helper()
+	Errorf(format string, args ...any)
 }

@@ -32,6 +32,9 @@ func Shards(item *inspect.Item, chunks []inspect.Chunk) *Picture {
 	}
 	m.project()
 	m.paint()
+	all := len(m.chunks)
+	m.chunks = slices.DeleteFunc(m.chunks, m.behind)
+	m.hidden = all - len(m.chunks)
 	m.place(y + 8)
 	if len(m.chunks) > mostBoxes {
 		d.image(m.f.x0, m.f.y0, m.f.x1-m.f.x0, m.f.y1-m.f.y0, dataURI(m.pixels()), "")
@@ -68,6 +71,7 @@ type shardMap struct {
 	chunks []*inspect.Chunk
 	dims   [2]int // the dimensions of rows and columns; -1: none
 	cut    []int  // the dimensions that are cut
+	hidden int    // chunks that are behind others
 
 	byRank  bool
 	keys    []string // ranks or files, in order
@@ -101,6 +105,17 @@ func (m *shardMap) project() {
 	case n > 1:
 		m.dims = [2]int{min(order[0], order[1]), max(order[0], order[1])}
 	}
+}
+
+// behind reports whether a chunk does not begin at index 0 of the dimensions that are not
+// drawn.
+func (m *shardMap) behind(c *inspect.Chunk) bool {
+	for dim, at := range c.Offsets {
+		if dim != m.dims[0] && dim != m.dims[1] && at > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // key returns the rank or the file of a chunk.
@@ -180,14 +195,7 @@ func (m *shardMap) box(c *inspect.Chunk) {
 	x, y := m.f.x.at(x0), m.f.y.at(y0)
 	w, h := m.f.x.at(x1)-x, m.f.y.at(y1)-y
 	color := m.keyColor(m.key(c))
-	opacity := ""
-	if len(m.cut) > 2 { // boxes cover each other
-		opacity = ` fill-opacity="0.5"`
-	}
-	m.d.rect(x, y, w, h, `fill="`+color.hex()+`"`+opacity+` stroke="`+paper+`" stroke-width="`+num(min(1, w/4, h/4))+`"`, m.tip(c))
-	if len(m.cut) > 2 {
-		return
-	}
+	m.d.rect(x, y, w, h, `fill="`+color.hex()+`" stroke="`+paper+`" stroke-width="`+num(min(1, w/4, h/4))+`"`, m.tip(c))
 	var lines []string
 	if m.byRank && c.Rank != nil {
 		lines = append(lines, "rank "+strconv.Itoa(*c.Rank))
@@ -331,11 +339,11 @@ func (m *shardMap) notes() []string {
 		out = append(out, "The tensor is not cut.")
 	}
 	if len(m.shape) > 2 {
-		s := fmt.Sprintf("Dimensions %d and %d of %d are drawn; chunks are projected along the others", m.dims[0], m.dims[1], len(m.shape))
-		if len(m.cut) > 2 {
-			s += fmt.Sprintf(", and %s are cut, so that chunks cover each other", dimensions(m.cut))
-		}
-		out = append(out, s+".")
+		out = append(out, fmt.Sprintf("Of %d dimensions, %d and %d are drawn.", len(m.shape), m.dims[0], m.dims[1]))
+	}
+	if m.hidden > 0 {
+		out = append(out, fmt.Sprintf("The tensor is cut in dimensions %s. %s are not drawn: they lie behind others, at larger indexes of the dimensions that are not drawn.",
+			dimensions(m.cut), plural(m.hidden, "chunk")))
 	}
 	if len(m.chunks) > mostBoxes {
 		out = append(out, "There are too many chunks for boxes of their own: pixels show who wrote them.")
@@ -348,5 +356,5 @@ func dimensions(dims []int) string {
 	for i, d := range dims {
 		parts[i] = strconv.Itoa(d)
 	}
-	return "dimensions " + strings.Join(parts, ", ")
+	return strings.Join(parts, ", ")
 }

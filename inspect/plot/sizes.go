@@ -22,11 +22,14 @@ func Sizes(c *inspect.Columns) *Picture {
 		return d.finish(d.empty(y, why))
 	}
 	y = d.legend(margin, y+12, t.legend())
-	p := &icicle{sizeTree: t, d: d, colors: t.colors(), labels: map[int]float64{}}
+	p := &icicle{sizeTree: t, d: d, colors: t.colors(), last: map[int]float64{}}
 	levels := min(max(1, t.root.depth()), mostLevels)
 	p.column = (pictureWidth - 2*margin - 44) / float64(levels)
 	p.axis(y)
 	p.children(t.root, margin+44, y, levels)
+	for _, write := range p.labels {
+		write()
+	}
 	notes := []string{"Height: bytes. A name stands right of the name that it belongs to. Dashed: neighbours that are too small to be drawn one by one."}
 	if t.tied > 0 {
 		notes = append(notes, "Not counted: "+plural(t.tied, "further name")+" of tensors that are stored once under several names.")
@@ -246,7 +249,8 @@ type icicle struct {
 	d      *drawing
 	column float64 // width of a level
 	colors map[int32]string
-	labels map[int]float64 // y coordinate of the last name in each column
+	labels []func()        // write the names
+	last   map[int]float64 // y coordinate of the last name in each column
 }
 
 // axis draws the scale of bytes.
@@ -313,29 +317,29 @@ func (p *icicle) node(n *sizeNode, x, y, h float64, levels int) {
 	if n.merged > 1 && h >= 8 {
 		p.d.rect(x+1, y+1, w-2, h-2, `fill="none" stroke="`+axis+`" stroke-dasharray="3 2" stroke-width="0.75"`, "")
 	}
-	size := min(smallSize, h-2)
-	if size < 6.5 {
-		p.crowded(n, x, y+h/2, w, color)
-		return
-	}
-	text := n.name
-	if bytes := "  " + byteSize(float64(n.bytes)); textWidth(text+bytes, size) < w-8 {
-		text += bytes
-	}
-	p.labels[int(math.Round(x/p.column))] = y + h/2
-	p.d.write(x+4, y+h/2+size*0.36, fit(text, size, w-8), look{size: size, color: parseHex(color).over()})
+	p.label(n, x, y, w, h, parseHex(color).over())
 }
 
-// crowded writes the name of a node that is too low for it, if there is room between the
-// names above and below.
-func (p *icicle) crowded(n *sizeNode, x, y, w float64, color string) {
-	const size = 9
+// label remembers the name of a node, which is written after all rectangles. A node that is
+// too low for its name has a name if there is room between the names above and below.
+func (p *icicle) label(n *sizeNode, x, y, w, h float64, color string) {
+	const least, crowded = 6.0, 9.0
 	column := int(math.Round(x / p.column))
-	if y-p.labels[column] < size+2 || n.merged > 1 {
+	size, text := min(smallSize, h-1.5), n.name
+	switch {
+	case size >= least:
+		if bytes := "  " + byteSize(float64(n.bytes)); textWidth(text+bytes, size) < w-8 {
+			text += bytes
+		}
+	case h < least || len(n.children) == 0 || n.merged > 1 || y+h/2-p.last[column] < crowded+2:
 		return
+	default:
+		size = crowded
 	}
-	p.labels[column] = y
-	p.d.write(x+4, y+size*0.36, fit(n.name, size, w-8), look{size: size, color: parseHex(color).over()})
+	p.last[column] = y + h/2
+	p.labels = append(p.labels, func() {
+		p.d.write(x+4, y+h/2+size*0.36, fit(text, size, w-8), look{size: size, color: color})
+	})
 }
 
 func (p *icicle) tip(n *sizeNode) string {

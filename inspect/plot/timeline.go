@@ -97,7 +97,7 @@ func (c *rankChart) color(phase string) string {
 
 // table draws the totals of the phases, which is the legend too.
 func (c *rankChart) table(y float64) float64 {
-	columns := []float64{margin + 150, margin + 210, margin + 300, margin + 390, margin + 450, margin + 550, margin + 660}
+	columns := []float64{margin + 150, margin + 230, margin + 310, margin + 380, margin + 470, margin + 580}
 	right := look{size: smallSize, color: soft, anchor: "end"}
 	for i, h := range []string{"ranks", "median", "slowest", "rank", "bytes", "rate"} {
 		c.d.write(columns[i], y, h, right)
@@ -123,8 +123,8 @@ func (c *rankChart) table(y float64) float64 {
 // The columns of the rows.
 const (
 	barsLeft, barsRight = 84.0, 680.0
-	busyRight           = 752.0
-	writtenRight        = 832.0
+	busyRight           = 738.0
+	writtenRight        = 812.0
 	rateRight           = 906.0
 )
 
@@ -272,11 +272,15 @@ func (c *rankChart) band(y float64) (float64, int) {
 	return f.y1 + below, by
 }
 
+// scalePart returns which part of a whole v is, from 0 to 1.
 func scalePart(whole, v float64) float64 {
-	if !(whole > 0) {
+	switch {
+	case !(whole > 0) || !(v > 0):
 		return 0
+	case v >= whole:
+		return 1
 	}
-	return min(max(v/whole, 0), 1)
+	return v / whole
 }
 
 func rankTicks(n int) []tick {

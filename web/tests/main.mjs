@@ -14,11 +14,11 @@ import { fileURLToPath } from 'node:url';
 
 const here = path.dirname(fileURLToPath(import.meta.url));
 const limit = 30 * 60_000; // of everything
-const limitOfTest = 5 * 60_000;
+const limitOfFile = 15 * 60_000;
 
 const [what, programs, ...args] = process.argv.slice(2);
 const scripts = {
-  test: ['--test', '--test-concurrency=1', `--test-timeout=${limitOfTest}`, ...args, ...tests()],
+  test: ['--test', '--test-concurrency=1', '--test-reporter=spec', `--test-timeout=${limitOfFile}`, ...args, ...tests()],
   bench: [path.join(here, 'bench.mjs')],
   shots: [path.join(here, 'screenshots.mjs'), ...args],
 };

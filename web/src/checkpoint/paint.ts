@@ -25,11 +25,21 @@ export function context(canvas: HTMLCanvasElement, width: number, height: number
   return g;
 }
 
-/** The text, or its beginning with "…", so that it fits; "" if not even three characters fit. */
-export function fit(text: string, width: number, charWidth: number): string {
-  const n = Math.floor(width / charWidth);
-  if (text.length <= n) return text;
-  return n < 4 ? '' : text.slice(0, n - 1) + '…';
+/**
+ * Returns a function that shortens a text to a width: with "…" at its end, or at its start if
+ * tail is set. It returns "" if not even three characters fit.
+ */
+export function shortener(g: CanvasRenderingContext2D): (text: string, width: number, tail?: boolean) => string {
+  const wide = g.measureText('model.layers.0123456789').width / 23;
+  return (text, width, tail = false) => {
+    let n = Math.floor((width / wide) * 1.2);
+    if (text.length <= n && g.measureText(text).width <= width) return text;
+    for (n = Math.min(n, text.length); n >= 4; n--) {
+      const cut = tail ? '…' + text.slice(text.length - n + 1) : text.slice(0, n - 1) + '…';
+      if (g.measureText(cut).width <= width) return cut;
+    }
+    return '';
+  };
 }
 
 /** The variables of the theme for categories, in order. */

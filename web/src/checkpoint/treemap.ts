@@ -21,10 +21,13 @@ export const head = 1;
 export const bare = 2;
 /** A leaf, or a group that is too small for its children. */
 export const block = 3;
-/** The children of a group that are smaller than a pixel, together. */
+/** Children of a group that are too small to be drawn one by one, together. */
 export const rest = 4;
+/** A group in an icicle: its children stand beside it. */
+export const group = 5;
 
-class Builder {
+/** Collects cells. */
+export class Builder {
   length = 0;
   node = new Int32Array(4096);
   kind = new Uint8Array(4096);
@@ -46,6 +49,12 @@ class Builder {
     this.kind[i] = kind;
     this.box.set([x, y, w, h], 4 * i);
   }
+
+  cells(): Cells {
+    const n = this.length;
+    const column = (k: number) => Float32Array.from({ length: n }, (_, i) => this.box[4 * i + k]);
+    return { length: n, node: this.node, kind: this.kind, x: column(0), y: column(1), w: column(2), h: column(3) };
+  }
 }
 
 /** Lays out a node in a rectangle: squarified, areas by bytes, the largest child first. */
@@ -60,7 +69,7 @@ export function layout(t: Tree, root: number, width: number, height: number): Ce
       b.add(n, block, x, y, w, h);
     } else if (n === root) {
       divide(t, n, x, y, w, h, b, todo);
-    } else if (w >= 44 && h >= 40) {
+    } else if (t.parent[top] === root ? w >= 26 && h >= 36 : w >= 44 && h >= 52) {
       b.add(n, head, x, y, w, h);
       divide(t, n, x + 2, y + headHeight, w - 4, h - headHeight - 2, b, todo);
     } else {
@@ -69,22 +78,7 @@ export function layout(t: Tree, root: number, width: number, height: number): Ce
       divide(t, n, x + gap, y + gap, w - 2 * gap, h - 2 * gap, b, todo);
     }
   }
-  const cells: Cells = {
-    length: b.length,
-    node: b.node,
-    kind: b.kind,
-    x: new Float32Array(b.length),
-    y: new Float32Array(b.length),
-    w: new Float32Array(b.length),
-    h: new Float32Array(b.length),
-  };
-  for (let i = 0; i < b.length; i++) {
-    cells.x[i] = b.box[4 * i];
-    cells.y[i] = b.box[4 * i + 1];
-    cells.w[i] = b.box[4 * i + 2];
-    cells.h[i] = b.box[4 * i + 3];
-  }
-  return cells;
+  return b.cells();
 }
 
 /** The children of a node that have bytes, the largest first; equal ones in natural order. */

@@ -30,6 +30,7 @@ export function number(n: Num | undefined, digits = 5): string {
 /** 0.0123 → "1.23%". */
 export function percent(part: number, of: number): string {
   if (of === 0 || part === 0) return '';
+  if (part / of < 1e-4) return '< 0.01%';
   return `${Number(((100 * part) / of).toPrecision(3))}%`;
 }
 

@@ -51,6 +51,7 @@ func small(ctx context.Context, dir string) error {
 	return errors.Join(
 		trained(ctx, filepath.Join(dir, "run"), filepath.Join(dir, "remote")),
 		hostile(ctx, filepath.Join(dir, "hostile")),
+		wide(ctx, filepath.Join(dir, "wide"), 1500),
 		timeline(ctx, filepath.Join(dir, "ranks-16"), 16),
 		timeline(ctx, filepath.Join(dir, "ranks-10000"), 10_000),
 	)
@@ -137,10 +138,11 @@ func settle(ctx context.Context, dir, remote string) error {
 	return os.Remove(filepath.Join(partial, "cairn.json"))
 }
 
-// model returns what a rank holds of a small model after some steps.
+// model returns what a rank holds of a small model after some steps: weights that grow and
+// drift, the later layers more than the first ones.
 func model(step int64, rank int) (cairn.State, error) {
 	weights := map[string]any{}
-	add := func(name string, step int64, scale float64, layout shard.Layout, shape ...int64) error {
+	add := func(name string, scale, change float64, layout shard.Layout, shape ...int64) error {
 		t, err := shard.Zeros[float32](layout, shape, rank)
 		if err != nil {
 			return err
@@ -149,25 +151,25 @@ func model(step int64, rank int) (cairn.State, error) {
 		if err != nil {
 			return err
 		}
-		grown := 1 + float64(step)/400
-		r := rand.New(rand.NewPCG(uint64(len(weights)), uint64(step)*ranks+uint64(rank)))
+		first := rand.New(rand.NewPCG(uint64(len(weights)), uint64(rank)))
+		drift := rand.New(rand.NewPCG(uint64(len(weights)), uint64(ranks+rank)))
 		for i := range x {
-			x[i] = float32(r.NormFloat64() * scale * grown)
+			x[i] = float32(scale * (first.NormFloat64()*(1+change*float64(step)/800) + change*drift.NormFloat64()*math.Sqrt(float64(step)/800)))
 		}
-		if strings.HasPrefix(name, "layers.11.") && step >= 600 && rank == 1 {
+		if strings.HasPrefix(name, "layers.11.mlp") && step >= 600 && rank == 1 {
 			x[len(x)/3], x[len(x)/2] = float32(math.NaN()), float32(math.Inf(1))
 		}
 		weights[name] = t
 		return nil
 	}
-	err := add("embed.weight", 0, 1, shard.Rows(ranks), 256, 64)
+	err := add("embed.weight", 0.03, 0, shard.Rows(ranks), 256, 64)
 	for i := range layers {
-		scale := 0.02 * (1 + float64(i)/8)
+		scale, change := 0.02*(1+float64(i)/16), 0.1+0.05*float64(i*5%7)+0.03*float64(i)
 		err = errors.Join(err,
-			add(fmt.Sprintf("layers.%d.attn.qkv.weight", i), step, scale, shard.Rows(ranks), 192, 64),
-			add(fmt.Sprintf("layers.%d.attn.out.weight", i), step, scale, shard.Columns(ranks), 64, 64),
-			add(fmt.Sprintf("layers.%d.mlp.up.weight", i), step, scale, shard.Rows(ranks), 256, 64),
-			add(fmt.Sprintf("layers.%d.norm.weight", i), step, 1, shard.Rows(ranks), 64))
+			add(fmt.Sprintf("layers.%d.attn.qkv.weight", i), scale, change, shard.Rows(ranks), 192, 64),
+			add(fmt.Sprintf("layers.%d.attn.out.weight", i), scale, change/2, shard.Columns(ranks), 64, 64),
+			add(fmt.Sprintf("layers.%d.mlp.up.weight", i), scale, change, shard.Rows(ranks), 256, 64),
+			add(fmt.Sprintf("layers.%d.norm.weight", i), 0.1, change/4, shard.Rows(ranks), 64))
 	}
 	return cairn.State{"model": weights, "lr": 3e-4, "step": step, "config": map[string]any{"hidden": int64(64), "act": "silu"}}, err
 }
@@ -263,8 +265,11 @@ func many(ctx context.Context, dir string) error {
 }
 
 // big writes a checkpoint with a tensor of 4 GiB.
-func big(ctx context.Context, dir string) error {
-	t, err := tensor.New(tensor.Float32, []int64{32 << 10, 32 << 10})
+func big(ctx context.Context, dir string) error { return wide(ctx, filepath.Join(dir, "big"), 32<<10) }
+
+// wide writes a checkpoint with a square tensor of float32.
+func wide(ctx context.Context, dir string, side int64) error {
+	t, err := tensor.New(tensor.Float32, []int64{side, side})
 	if err != nil {
 		return err
 	}
@@ -273,9 +278,10 @@ func big(ctx context.Context, dir string) error {
 		return err
 	}
 	for i := range x {
-		x[i] = float32(math.Sin(float64(i>>15)/3000)) * float32(i&0x7fff) / 0x7fff
+		row, col := int64(i)/side, int64(i)%side
+		x[i] = float32(math.Sin(float64(row)*9/float64(side))) * float32(col) / float32(side)
 	}
-	return save(ctx, filepath.Join(dir, "big"), cairn.State{"w": t}, nil)
+	return save(ctx, dir, cairn.State{"w": t}, nil)
 }
 
 // save saves a state in a folder.

@@ -28,6 +28,11 @@ func writeOutput(ctx context.Context, c *cairn.Checkpoint, src, name string, wri
 	if err := outside(c, src, name); err != nil {
 		return err
 	}
+	return writeFile(ctx, name, write)
+}
+
+// writeFile is writeOutput for a file that is known not to be part of a checkpoint.
+func writeFile(ctx context.Context, name string, write func(w io.Writer) error) error {
 	err := writeTo(ctx, name, write)
 	if e, ok := errors.AsType[*cairn.Error](err); ok {
 		return e

@@ -32,6 +32,8 @@ type siteFlags struct {
 	recipe  recipeFlags
 	cache   string
 	noCache bool
+	// single is set if the first address must be a checkpoint, not a run.
+	single bool
 }
 
 func (f *siteFlags) add(cmd *cobra.Command) {
@@ -54,7 +56,13 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
 	}
-	isRun, err := s.addFirst(args[0])
+	var isRun bool
+	var err error
+	if f.single {
+		err = s.add(web.Self, args[0])
+	} else {
+		isRun, err = s.addFirst(args[0])
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,88 @@
+import assert from 'node:assert/strict';
+import path from 'node:path';
+import { after, before, describe, test } from 'node:test';
+import { downloaded, isPNG, isSVG, made, setUp } from './browser.mjs';
+
+const s = setUp({ before, after }, () => [path.join(made, 'run')]);
+const tensor = (name, more = '') => `#/tensor?c=step-000000800&name=${encodeURIComponent(name)}${more}`;
+
+test('statistics and histograms, with NaN and infinity', async () => {
+  const w = await s.page(tensor('model.layers.11.mlp.up.weight'));
+  const facts = w.page.locator('.facts');
+  await facts.filter({ hasText: 'standard deviation' }).waitFor();
+  const text = await facts.filter({ hasText: 'standard deviation' }).innerText();
+  assert.match(text, /NaN\s+1 \(/);
+  assert.match(text, /\binf\s+1 \(/);
+  await w.page.getByRole('button', { name: 'log₂ of magnitudes' }).click();
+  await w.page.waitForURL(/scale=log2/);
+  await w.page.getByRole('button', { name: 'logarithmic' }).click();
+  await w.page.waitForURL(/counts=log/);
+  await w.page.reload();
+  await w.page.getByRole('button', { name: 'log₂ of magnitudes', pressed: true }).waitFor();
+  await w.page.getByText(/NaN: 1 in view/).waitFor();
+  w.check();
+  await w.close();
+});
+
+describe('a wide tensor', () => {
+  const s = setUp({ before, after }, () => [path.join(made, 'wide')]);
+
+  test('its heat map zooms to single values and reads what it shows', async () => {
+    const w = await s.page('#/tensor?c=.&name=w');
+    const asked = [];
+    w.page.on('request', (r) => r.url().includes('/api/heat') && asked.push(new URL(r.url()).searchParams));
+    await w.page.getByText(/^exact: all 2,250,000 elements in [\d,]+ cells/).waitFor();
+    const zoom = w.page.getByRole('button', { name: 'Zoom in' });
+    const single = w.page.getByText('exact: each cell is one element');
+    for (let i = 0; i < 20 && !(await single.count()); i++) {
+      await zoom.click();
+      await w.page.waitForTimeout(200);
+    }
+    await single.waitFor();
+    await w.page.waitForURL(/rows=.*cols=/);
+    const part = asked.at(-1);
+    assert.ok(part.get('rows') && part.get('cols'), 'only a part is asked for');
+    await w.page.reload();
+    await single.waitFor();
+    await w.page.getByRole('button', { name: 'Whole' }).click();
+    await w.page.getByText(/^exact: all 2,250,000 elements/).waitFor();
+    await w.page.waitForURL((u) => !u.href.includes('rows='));
+    w.check();
+    await w.close();
+  });
+});
+
+test('the program to read it can be copied', async () => {
+  const w = await s.page(tensor('model.embed.weight'), { permissions: ['clipboard-read', 'clipboard-write'] });
+  await w.page.getByText('Copy as code').click();
+  const program = w.page.getByLabel('Program');
+  await program.waitFor();
+  assert.match(await program.innerText(), /model\.embed\.weight/);
+  await w.page.getByRole('button', { name: 'Copy', exact: true }).click();
+  assert.match(await w.page.evaluate(() => navigator.clipboard.readText()), /model\.embed\.weight/);
+  w.check();
+  await w.close();
+});
+
+test('downloads', async () => {
+  const w = await s.page(tensor('model.layers.0.mlp.up.weight'));
+  await w.page.getByText(/^exact: /).waitFor();
+  await w.page.getByText('standard deviation', { exact: true }).waitFor();
+  const [svg, png] = [w.page.getByRole('button', { name: 'SVG' }), w.page.getByRole('button', { name: 'PNG' })];
+  await svg.nth(2).waitFor();
+  for (let i = 0; i < 3; i++) {
+    isSVG((await downloaded(w.page, svg.nth(i))).content);
+    isPNG((await downloaded(w.page, png.nth(i))).content);
+  }
+  w.check();
+  await w.close();
+});
+
+test('a name that does not exist', async () => {
+  const w = await s.page(tensor('no.such.name'));
+  const alert = w.page.getByRole('alert');
+  await alert.waitFor();
+  assert.match(await alert.innerText(), /no\.such\.name/);
+  w.check(/404/);
+  await w.close();
+});

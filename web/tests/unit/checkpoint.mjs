@@ -1,0 +1,235 @@
+// Tests of the plain functions behind the view of a checkpoint: 'npm run unit'.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { at, beside, edges, project, range } from '../../src/checkpoint/boxes';
+import { dtypeColors } from '../../src/checkpoint/colors';
+import { icicle, ticks } from '../../src/checkpoint/icicle';
+import { pretty } from '../../src/checkpoint/pretty';
+import { lowered, matcher, search, size, sortedBy } from '../../src/checkpoint/search';
+import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
+import { cellAt, descend, layout, rest } from '../../src/checkpoint/treemap';
+
+/** Numbers from a seed, which the test prints if it fails. */
+function random(seed) {
+  return (n) => {
+    seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0;
+    return Math.floor((seed / 2 ** 32) * n);
+  };
+}
+
+function property(name, check) {
+  test(name, () => {
+    for (let i = 0; i < 60; i++) {
+      const seed = (Date.now() + i * 7919) >>> 0;
+      try {
+        check(random(seed));
+      } catch (e) {
+        e.message += ` (seed ${seed})`;
+        throw e;
+      }
+    }
+  });
+}
+
+function columns(names, nbytes = names.map(() => 1), more = {}) {
+  return {
+    names, nbytes, dtypes: ['float32'], dtype: names.map(() => 0), shapes: [[1]], shape: names.map(() => 0),
+    chunks: names.map(() => 1), tied: {}, values: {}, ...more,
+  };
+}
+
+/** Names of a few parts, some of them hostile. */
+function someNames(rnd) {
+  const parts = ['a', 'b', 'layers', '0', '1', '2', '10', 'w9', 'w10', '', 'a-b', 'é', '\u{1f600}', '\n', 'x'.repeat(30)];
+  const names = new Set();
+  for (let i = rnd(60); i >= 0; i--) names.add(Array.from({ length: 1 + rnd(5) }, () => parts[rnd(parts.length)]).join('.'));
+  if (rnd(4) === 0) names.add('deep' + '.x'.repeat(100));
+  return [...names].sort();
+}
+
+const all = { q: '', not: '', dtype: '', min: '', max: '' };
+
+test('the tree sorts numbers naturally and adds bytes', () => {
+  const c = columns(['m.layers.0.w', 'm.layers.10.w', 'm.layers.2.w', 'n'], [1, 2, 4, 8]);
+  const t = build(c);
+  assert.deepEqual([...t.order].map((r) => c.names[r]), ['m.layers.0.w', 'm.layers.2.w', 'm.layers.10.w', 'n']);
+  const layers = find(t, 'm.layers');
+  assert.equal(pathOf(t, layers), 'm.layers');
+  assert.equal(t.bytes[layers], 7);
+  assert.equal(t.bytes[0], 15);
+  assert.deepEqual(lineage(t, layers).map((n) => label(t, n)), ['', 'm', 'layers']);
+  assert.equal(pathOf(t, find(t, 'm.layers.3.w')), 'm.layers');
+});
+
+test('a name may be the beginning of another one', () => {
+  const t = build(columns(['a', 'a.b', 'a.b.c']));
+  assert.equal(t.row[find(t, 'a.b')], -1, 'the group is found');
+  assert.equal(t.bytes[find(t, 'a.b')], 1);
+  assert.equal(t.bytes[find(t, 'a')], 2);
+  assert.equal(t.bytes[0], 3);
+});
+
+test('the bytes of a tied name count once', () => {
+  const c = columns(['a', 'b'], [5, 5], { tied: { 1: 'a' } });
+  const t = build(c);
+  assert.equal(t.bytes[0], 5);
+  assert.equal(search(c, lowered(c), t, 0, all, t.order).bytes, 5);
+});
+
+property('a tree has each name once, below nodes with its beginnings', (rnd) => {
+  const names = someNames(rnd);
+  if (rnd(3) === 0) names.reverse();
+  const c = columns(names, names.map(() => rnd(1000)));
+  const t = build(c);
+  assert.deepEqual([...t.order].sort((a, b) => a - b), names.map((_, i) => i));
+  const groups = new Set();
+  for (let n = 1; n < t.parent.length; n++) {
+    const p = t.parent[n];
+    assert.ok(p < n && t.low[p] <= t.low[n] && t.high[n] <= t.high[p]);
+    assert.ok(p === 0 || pathOf(t, n).startsWith(pathOf(t, p) + '.'));
+    if (t.row[n] >= 0) {
+      assert.equal(pathOf(t, n), names[t.row[n]]);
+      continue;
+    }
+    assert.ok(!groups.has(pathOf(t, n)), 'a group is there once');
+    groups.add(pathOf(t, n));
+    assert.equal(find(t, pathOf(t, n)), n);
+    let sum = 0;
+    for (let i = t.low[n]; i < t.high[n]; i++) sum += c.nbytes[t.order[i]];
+    assert.equal(t.bytes[n], sum);
+  }
+});
+
+property('the cells of a map lie in it, and areas without names are the shares of bytes', (rnd) => {
+  const names = someNames(rnd);
+  const t = build(columns(names, names.map(() => rnd(5) * rnd(1000))));
+  const [w, h] = [50 + rnd(1200), 50 + rnd(400)];
+  const cells = layout(t, 0, w, h);
+  const slack = 1.01; // what is smaller than a pixel is drawn as one
+  let area = 0;
+  for (let i = 0; i < cells.length; i++) {
+    assert.ok(cells.x[i] >= -0.01 && cells.x[i] + cells.w[i] <= w + slack, `x ${cells.x[i]} ${cells.w[i]} of ${w}`);
+    assert.ok(cells.y[i] >= -0.01 && cells.y[i] + cells.h[i] <= h + slack, `y ${cells.y[i]} ${cells.h[i]} of ${h}`);
+    let top = cells.node[i];
+    while (t.parent[top] > 0) top = t.parent[top];
+    if (descend(t, top) === cells.node[i] && cells.kind[i] !== rest) {
+      area += cells.w[i] * cells.h[i];
+      assert.ok(Math.abs((cells.w[i] * cells.h[i]) / (w * h) - t.bytes[top] / t.bytes[0]) < 1e-3);
+    }
+  }
+  if (t.bytes[0] > 0) assert.ok(cells.length > 0 && cellAt(cells, w / 2, h / 2) >= 0);
+  assert.ok(area <= w * h * 1.001);
+});
+
+property('the cells of an icicle do not overlap, and heights are bytes', (rnd) => {
+  const names = someNames(rnd);
+  const t = build(columns(names, names.map(() => rnd(5) * rnd(1000))));
+  const [w, h] = [200 + rnd(1000), 100 + rnd(400)];
+  const c = icicle(t, 0, w, h);
+  for (let i = 0; i < c.length; i++) {
+    assert.ok(c.x[i] >= 0 && c.x[i] + c.w[i] <= w + 0.01 && c.y[i] >= 0 && c.y[i] + c.h[i] <= h + 0.01);
+    if (c.kind[i] !== rest) assert.ok(Math.abs(c.h[i] / h - t.bytes[c.node[i]] / t.bytes[0]) < 1e-3);
+    for (let k = 0; k < i; k++) {
+      const apart = c.x[i] >= c.x[k] + c.w[k] - 0.01 || c.x[k] >= c.x[i] + c.w[i] - 0.01;
+      assert.ok(apart || c.y[i] >= c.y[k] + c.h[k] - 0.01 || c.y[k] >= c.y[i] + c.h[i] - 0.01, `cells ${k} and ${i}`);
+    }
+  }
+});
+
+property('the numbers of an axis start at 0 and are few', (rnd) => {
+  const most = 1 + rnd(2 ** 10) * 1024 ** rnd(5);
+  const found = ticks(most);
+  assert.ok(found[0] === 0 && found.length >= 2 && found.length <= 8 && found.at(-1) <= most, `${most}: ${found}`);
+});
+
+test('a pattern is a part of a name, or a glob for the whole name', () => {
+  const cases = [
+    ['attn', 'model.ATTN.q', true], ['attn', 'mlp', false], [' up ', 'mlp.up', true],
+    ['*.weight', 'a.weight', true], ['*.weight', 'a.weight.b', false], ['model.*', 'model.', true], ['model.*', 'amodel.x', false],
+    ['l.?', 'l.1', true], ['l.?', 'l.10', false], ['a*b*c', 'axxbyyc', true], ['a*b*c', 'acb', false], ['*', '', true],
+    ['a*a', 'a', false], ['*a?c*', 'xxabcxx', true], ['*a?c*', 'xxac', false], ['.', 'a.b', true], ['[', 'a[0]', true],
+  ]; // prettier-ignore
+  for (const [pattern, name, want] of cases) {
+    assert.equal(matcher(pattern)(name.toLowerCase()), want, `${pattern} ${name}`);
+  }
+  assert.equal(matcher('  '), null);
+});
+
+property('a glob matches what the same regular expression matches', (rnd) => {
+  const text = (n, of) => Array.from({ length: rnd(n) }, () => of[rnd(of.length)]).join('');
+  const pattern = text(7, 'ab?*') + '*';
+  const re = new RegExp(`^${pattern.replace(/\*/g, '.*').replace(/\?/g, '.')}$`, 's');
+  for (let i = 0; i < 30; i++) {
+    const name = text(9, 'ab\n');
+    assert.equal(matcher(pattern)(name), re.test(name), JSON.stringify([pattern, name]));
+  }
+});
+
+test('sizes are read as the command line reads them', () => {
+  const good = { 0: 0, 4096: 4096, '12b': 12, '64MiB': 64 * 2 ** 20, '5GB': 5e9, '1.5KiB': 1536, '2 g': 2e9, '1Ti': 2 ** 40, '.5k': 500 };
+  for (const [text, want] of Object.entries(good)) assert.equal(size(text), want, text);
+  for (const text of ['', 'MiB', 'x', '-1', '1.2.3', '5 apples', 'nan', '0x10', '1ib']) assert.ok(Number.isNaN(size(text)), text);
+});
+
+test('search filters by everything and keeps the order', () => {
+  const c = columns(['a.w', 'b.obj', 'b.w', 'c.w'], [10, 20, 30, 40], { dtypes: ['float32', 'int64'], dtype: [0, -1, 1, 0] });
+  const t = build(c);
+  const names = (query, sort = 'name', node = 0) => {
+    const f = search(c, lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
+    return [[...f.rows].map((r) => c.names[r]).join(' '), f.bytes, f.filtered];
+  };
+  assert.deepEqual(names({}), ['a.w b.obj b.w c.w', 100, false]);
+  assert.deepEqual(names({ q: 'W' }, '-bytes'), ['c.w b.w a.w', 80, true]);
+  assert.deepEqual(names({ q: '*.w', not: 'b' }), ['a.w c.w', 50, true]);
+  assert.deepEqual(names({ dtype: 'objects,int64' }), ['b.obj b.w', 50, true]);
+  assert.deepEqual(names({ min: '20', max: '30' }), ['b.obj b.w', 50, true]);
+  assert.deepEqual(names({ min: 'nonsense' }), ['a.w b.obj b.w c.w', 100, false]);
+  assert.deepEqual(names({}, '-name', find(t, 'b')), ['b.w b.obj', 50, false]);
+  assert.deepEqual(names({}, 'dtype'), ['b.obj a.w c.w b.w', 100, false]);
+});
+
+test('the largest dtypes have colours of their own, objects are grey', () => {
+  const shares = ['objects', ...Array.from({ length: 10 }, (_, i) => `t${i}`)].map((dtype) => ({ dtype, names: 1, nbytes: 1 }));
+  const colors = dtypeColors(shares);
+  assert.deepEqual([colors.get('objects'), colors.get('t0'), colors.get('t6'), colors.get('t7')], ['faint', 'c0', 'c6', 'faint']);
+});
+
+test('values are broken into lines', () => {
+  assert.equal(pretty("{'a': 1}"), "{'a': 1}");
+  assert.equal(pretty("{'a': [1, 2, 3], 'b': ', {'}", 12), "{\n  'a': [\n    1, 2, 3\n  ],\n  'b': ', {'\n}");
+  assert.equal(pretty(''), '');
+});
+
+property('breaking a value into lines changes only the white space after commas and brackets', (rnd) => {
+  const parts = ['{', '}', '[', ']', '(', ')', "'", '"', '\\', ', ', ': ', '1', 'None', 'abc', '…'];
+  const text = Array.from({ length: rnd(200) }, () => parts[rnd(parts.length)]).join('');
+  const bare = (s) => s.replace(/\s/g, '');
+  assert.equal(bare(pretty(text, 20)), bare(text));
+});
+
+test('a long or deep value does not grow much', () => {
+  for (const text of ['['.repeat(300_000), '[' + '1, '.repeat(300_000) + ']', "'" + 'x, '.repeat(300_000), "(' ".repeat(300_000)]) {
+    assert.ok(pretty(text).length < 3 * text.length);
+  }
+});
+
+const chunk = (chunk, offsets, sizes) => ({ chunk, offsets, sizes, nbytes: 1, offset: 0, length: 1, n_checksums: 0 });
+
+test('chunks are projected onto the dimensions that are cut', () => {
+  const shape = [4, 6, 8];
+  const b = project(shape, [chunk(0, [0, 0, 0], [2, 6, 8]), chunk(1, [2, 0, 0], [2, 6, 4]), chunk(2, [2, 0, 4], [2, 6, 4])]);
+  assert.deepEqual([b.dims, b.size, b.hidden, b.whole], [[0, 2], [4, 8], [], [1]]);
+  assert.deepEqual([at(b, 5, 3), at(b, 5, 1), at(b, 9, 9)], [[2], [0], []]);
+  assert.deepEqual([beside(b, 1, 1, 0), beside(b, 1, 0, -1), beside(b, 1, -1, 0)], [2, 0, 1]);
+  assert.deepEqual(edges(b.x, 8), [0, 4, 8]);
+  assert.equal(range(chunk(1, [2, 0, 0], [2, 6, 4]), shape), '[2:4, :, 0:4]');
+});
+
+test('tensors of other ranks are projected, too', () => {
+  assert.deepEqual(project([], [chunk(0, [], [])]).dims, [-1, -1]);
+  assert.deepEqual(project([9], [chunk(0, [0], [9])]).dims, [-1, 0]);
+  assert.deepEqual(project([0, 3], [chunk(0, [0, 0], [0, 3])]).size, [1, 3]);
+  const cube = [0, 1].flatMap((i) => [0, 1].flatMap((j) => [0, 1].map((k) => chunk(0, [i, j, k], [1, 1, 1]))));
+  const b = project([2, 2, 2], cube);
+  assert.deepEqual([b.hidden.length, at(b, 0.5, 0.5).length], [1, 2]);
+});
