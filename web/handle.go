@@ -323,5 +323,5 @@ func (h *handle) entry(ctx context.Context, name string) (*meta.Metadata, *meta.
 	if m, ok := md.FindMissing(name); ok {
 		return nil, nil, m.Err
 	}
-	return nil, nil, &Error{Kind: KindNotFound, Message: "the checkpoint has no name " + quote(name), Hint: "/api/names lists the names"}
+	return nil, nil, &Error{Kind: KindNotFound, Message: "the checkpoint has no name " + quote(name), Hint: "choose one of the list of names"}
 }

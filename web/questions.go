@@ -241,7 +241,7 @@ const maxCells = 1024
 func (h *handle) tensor(ctx context.Context, name string) (*meta.Metadata, *meta.Entry, error) {
 	md, e, err := h.entry(ctx, name)
 	if err == nil && e.Tensor == nil {
-		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "/api/item shows its value")
+		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "only tensors have statistics and heat maps")
 	}
 	return md, e, err
 }

@@ -236,7 +236,7 @@ func (s *Site) checkListed(ctx context.Context, id string) error {
 			return removed(id)
 		}
 	}
-	return &Error{Kind: KindNotFound, Message: "there is no checkpoint " + quote(id) + " here", Hint: "/api/place lists the checkpoints"}
+	return &Error{Kind: KindNotFound, Message: "there is no checkpoint " + quote(id) + " here", Hint: "reload the page for the list of checkpoints"}
 }
 
 // place answers /api/place.
