@@ -13,9 +13,9 @@ import (
 
 // Changes draws the relative change of each tensor that two checkpoints have in common, in
 // the order of the layers. Tensors that are equal are counted in a note.
-func Changes(items []inspect.Compared) *Picture {
+func Changes(items []inspect.Compared, opts ...Option) *Picture {
 	c := newChangeChart(items)
-	d, y := newDrawing("Relative change of each tensor", plural(len(c.dots), "changed tensor"))
+	d, y := newDrawing("Relative change of each tensor", listed(collect(opts).about, plural(len(c.dots), "changed tensor")))
 	c.d = d
 	if len(c.dots) == 0 {
 		why := "no tensor changed"

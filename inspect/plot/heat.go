@@ -12,7 +12,7 @@ import (
 )
 
 // Heat draws a heat map. Its cells show the mean of their elements.
-func Heat(h *inspect.Heat) *Picture {
+func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	part := ""
 	if h.Rows[1]-h.Rows[0] != h.Size[0] || h.Cols[1]-h.Cols[0] != h.Size[1] {
 		part = fmt.Sprintf("rows %d to %d, columns %d to %d", h.Rows[0], h.Rows[1]-1, h.Cols[0], h.Cols[1]-1)
@@ -21,7 +21,7 @@ func Heat(h *inspect.Heat) *Picture {
 	if strings.Trim(h.Index, ":, ") != "" { // otherwise it is the whole tensor
 		index = "[" + h.Index + "]"
 	}
-	d, y := newDrawing(h.FQN+index, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
+	d, y := newDrawing(h.FQN+index, collect(opts).about, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
 	cells := h.Height * h.Width
 	if h.Elements == 0 || cells <= 0 || len(h.Mean) != cells {
 		return d.finish(d.empty(y, "the slice has no elements"))

@@ -19,8 +19,8 @@ const (
 // a training. values[i][j] is the value of names[i] at steps[j]; NaN: there is no value.
 // Lines have gaps where values are missing or infinite. The axis is logarithmic if the
 // values are positive and far apart.
-func Lines(title, yLabel string, steps []float64, names []string, values [][]float64) *Picture {
-	d, y := newDrawing(title, listed(plural(len(names), "line"), plural(len(steps), "step")))
+func Lines(title, yLabel string, steps []float64, names []string, values [][]float64, opts ...Option) *Picture {
+	d, y := newDrawing(title, listed(collect(opts).about, plural(len(names), "line"), plural(len(steps), "step")))
 	c := &lineChart{d: d, names: names[:min(len(names), len(values))], steps: steps, values: values}
 	if !c.measure() {
 		why := "no finite values"

@@ -17,7 +17,7 @@ type RunPoint struct {
 }
 
 // Run draws the sizes of the checkpoints of a run, by step if all steps are known.
-func Run(points []RunPoint) *Picture {
+func Run(points []RunPoint, opts ...Option) *Picture {
 	c := &runChart{points: slices.Clone(points)}
 	var local, remote, removed int64
 	for _, p := range points {
@@ -35,7 +35,7 @@ func Run(points []RunPoint) *Picture {
 	if c.remote {
 		total = append(total, byteSize(float64(remote))+" remote")
 	}
-	d, y := newDrawing("Checkpoints by size", listed(plural(len(points), "checkpoint"), strings.Join(total, " · ")))
+	d, y := newDrawing("Checkpoints by size", listed(collect(opts).about, plural(len(points), "checkpoint"), strings.Join(total, " · ")))
 	c.d = d
 	if c.most == 0 {
 		why := "the checkpoints have no bytes"
