@@ -3,6 +3,7 @@ package plot
 import (
 	"fmt"
 	"image"
+	"image/draw"
 	"math"
 	"slices"
 	"strconv"
@@ -132,9 +133,12 @@ func at(counts []int32, i int) int32 {
 	return 0
 }
 
-// pixels returns the map with a pixel for each cell.
+// pixels returns the map as an image. Cells are blocks of about as many pixels as the picture
+// has for them, because some programs blur images that they enlarge.
 func (m *heatMap) pixels() image.Image {
-	img := image.NewRGBA(image.Rect(0, 0, m.Width, m.Height))
+	_, _, w, h := m.cell(0)
+	right, down := max(1, int(math.Ceil(w))), max(1, int(math.Ceil(h)))
+	img := image.NewRGBA(image.Rect(0, 0, m.Width*right, m.Height*down))
 	for i, v := range m.Mean {
 		c := unreadColor
 		switch f := float64(v); {
@@ -147,7 +151,8 @@ func (m *heatMap) pixels() image.Image {
 		case f-f == 0:
 			c = m.color(f).rgba()
 		}
-		img.SetRGBA(i%m.Width, i/m.Width, c)
+		at := image.Pt(i%m.Width*right, i/m.Width*down)
+		draw.Draw(img, image.Rectangle{at, at.Add(image.Pt(right, down))}, image.NewUniform(c), image.Point{}, draw.Src)
 	}
 	return img
 }

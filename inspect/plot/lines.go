@@ -103,7 +103,10 @@ func (c *lineChart) axes(y float64, yLabel string) {
 	} else {
 		pad := (c.hi/2 - c.lo/2) * 0.1
 		lo, hi := max(c.lo-pad, -math.MaxFloat64), min(c.hi+pad, math.MaxFloat64)
-		if c.lo >= 0 && c.lo < c.hi/2 {
+		switch {
+		case c.lo == 0 && c.hi == 0:
+			hi = 1
+		case c.lo >= 0 && c.lo < c.hi/2:
 			lo = 0
 		}
 		f.y = newScale(lo, hi, f.y1, f.y0)
