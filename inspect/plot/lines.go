@@ -31,8 +31,8 @@ func Lines(title, yLabel string, steps []float64, names []string, values [][]flo
 	}
 	c.axes(y+8, yLabel)
 	shown := c.shown()
-	for n, i := range shown {
-		c.line(i, n, len(shown))
+	for _, i := range shown {
+		c.line(i)
 	}
 	if len(c.names) > directLines {
 		c.colorBar()
@@ -155,8 +155,8 @@ func (c *lineChart) color(i int) (color, dash string) {
 	return category(i % usable), dash
 }
 
-// line draws the line i, the n-th of those that are shown.
-func (c *lineChart) line(i, _, _ int) {
+// line draws the line i.
+func (c *lineChart) line(i int) {
 	color, dash := c.color(i)
 	var p path
 	run, drawn := 0, 0

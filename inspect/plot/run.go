@@ -1,6 +1,7 @@
 package plot
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -91,10 +92,7 @@ func (c *runChart) axes(y float64) {
 		return
 	}
 	slices.SortStableFunc(c.points, func(a, b RunPoint) int {
-		if *a.Step < *b.Step {
-			return -1
-		}
-		return int(boolTo(*a.Step > *b.Step, 1))
+		return cmp.Compare(*a.Step, *b.Step)
 	})
 	first, last := float64(*c.points[0].Step), float64(*c.points[len(c.points)-1].Step)
 	if first == last {
@@ -177,7 +175,10 @@ func (c *runChart) dots() {
 			return
 		}
 		seen[k] = true
-		color := category(int(boolTo(remote, 1)))
+		color := category(0)
+		if remote {
+			color = category(1)
+		}
 		attrs := `fill="` + color + `"`
 		if hollow {
 			attrs = `fill="` + paper + `" stroke="` + color + `" stroke-width="1.5"`

@@ -201,13 +201,6 @@ func (c *rankChart) row(f *frame, r *inspect.RankTimeline, y, h float64) {
 	}
 }
 
-func boolTo(b bool, v float64) float64 {
-	if b {
-		return v
-	}
-	return 0
-}
-
 // lanes distributes phases, which are in the order of their beginnings, so that phases at
 // the same time are below each other. It returns the lane of each phase and the number of
 // lanes.
