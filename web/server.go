@@ -180,6 +180,7 @@ func (v *Server) serveAsset(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", a.kind)
+	w.Header().Set("Cache-Control", "no-cache")
 	w.Header().Set("Content-Length", strconv.Itoa(len(a.data)))
 	if a.fixed {
 		w.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
@@ -228,7 +229,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		v.fail(w, r, err)
 		return
 	}
-	_ = v.write(w, append(b, '\n')) // the client is gone
+	_ = v.write(w, b, []byte("\n")) // the client is gone
 }
 
 // stream answers a question with lines of progress, and then its result or error.
@@ -238,7 +239,7 @@ func (v *Server) stream(w http.ResponseWriter, r *http.Request, q *query, what *
 	send := func(name string, value any) {
 		b, err := encode(value)
 		if err == nil {
-			err = v.write(w, slices.Concat([]byte(`{"`+name+`":`), b, []byte("}\n")))
+			err = v.write(w, []byte(`{"`+name+`":`), b, []byte("}\n"))
 		}
 		if err != nil {
 			cancel() // the client is gone
@@ -280,7 +281,7 @@ func (v *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	w.WriteHeader(statuses[e.Kind])
 	if r.Method != http.MethodHead {
-		_ = v.write(w, append(b, '\n')) // the client is gone
+		_ = v.write(w, b, []byte("\n")) // the client is gone
 	}
 }
 
@@ -299,13 +300,15 @@ func encode(v any) ([]byte, error) {
 // writeBytes is how much is written at once: a client that takes less in writeTimeout is gone.
 const writeBytes = 1 << 20
 
-// write sends a part of an answer at once.
-func (v *Server) write(w http.ResponseWriter, b []byte) error {
+// write sends parts of an answer at once.
+func (v *Server) write(w http.ResponseWriter, parts ...[]byte) error {
 	c := http.NewResponseController(w)
-	for part := range slices.Chunk(b, writeBytes) {
-		_ = c.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of tests has none
-		if _, err := w.Write(part); err != nil {
-			return err
+	for _, b := range parts {
+		for part := range slices.Chunk(b, writeBytes) {
+			_ = c.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of tests has none
+			if _, err := w.Write(part); err != nil {
+				return err
+			}
 		}
 	}
 	if err := c.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {

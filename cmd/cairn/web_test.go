@@ -187,6 +187,7 @@ func TestWebOnRunOfEveryFixture(t *testing.T) {
 // What a training program calls its newest checkpoint does not make its folder a checkpoint:
 // the explorer shows the run.
 func TestWebOnPointer(t *testing.T) {
+	n := 0
 	for _, c := range storagetest.Fixtures(t, "*/*") {
 		fi := must.Get(os.Stat(c.Dir))(t)
 		if !fi.IsDir() {
@@ -197,6 +198,7 @@ func TestWebOnPointer(t *testing.T) {
 		if at.String() == c.Dir {
 			continue
 		}
+		n++
 		t.Run(c.Name, func(t *testing.T) {
 			var place struct {
 				Kind        string
@@ -207,5 +209,8 @@ func TestWebOnPointer(t *testing.T) {
 				t.Errorf("the place is %+v; want a run", place)
 			}
 		})
+	}
+	if n == 0 {
+		t.Error("no fixture is the folder of a run")
 	}
 }
