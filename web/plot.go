@@ -91,12 +91,21 @@ func (q *query) counts() []plot.Option {
 	return nil
 }
 
+// about says in a chart which checkpoints it shows. params are the parameters with their ids.
+func (s *Site) about(q *query, params ...string) plot.Option {
+	var labels []string
+	for _, p := range params {
+		labels = append(labels, s.label(q.text(p)))
+	}
+	return plot.About(s.redact(strings.Join(labels, " → ")))
+}
+
 func (s *Site) plotSizes(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
 	c, err := s.columns(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return plot.Sizes(c.Columns), nil
+	return plot.Sizes(c.Columns, s.about(q, "c")), nil
 }
 
 func (s *Site) plotShards(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
@@ -107,7 +116,7 @@ func (s *Site) plotShards(ctx context.Context, q *query, _ *meter) (*plot.Pictur
 	if it.Item.Kind != inspect.KindTensor {
 		return nil, badRequest(quote(it.Item.FQN)+" is an object, not a tensor", "")
 	}
-	return plot.Shards(it.Item, it.Chunks), nil
+	return plot.Shards(it.Item, it.Chunks, s.about(q, "c")), nil
 }
 
 func (s *Site) plotHistogram(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
@@ -116,7 +125,7 @@ func (s *Site) plotHistogram(ctx context.Context, q *query, m *meter) (*plot.Pic
 	if err != nil {
 		return nil, err
 	}
-	return plot.Histogram(t, opts...), nil
+	return plot.Histogram(t, append(opts, s.about(q, "c"))...), nil
 }
 
 func (s *Site) plotHeat(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
@@ -124,7 +133,7 @@ func (s *Site) plotHeat(ctx context.Context, q *query, _ *meter) (*plot.Picture,
 	if err != nil {
 		return nil, err
 	}
-	return plot.Heat(h), nil
+	return plot.Heat(h, s.about(q, "c")), nil
 }
 
 func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
@@ -132,7 +141,7 @@ func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Pictu
 	if err != nil {
 		return nil, err
 	}
-	return plot.Changes(c.Items), nil
+	return plot.Changes(c.Items, s.about(q, "a", "b")), nil
 }
 
 func (s *Site) plotOverlay(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
@@ -149,7 +158,7 @@ func (s *Site) plotTimeline(ctx context.Context, q *query, _ *meter) (*plot.Pict
 	if err != nil {
 		return nil, err
 	}
-	return plot.Timeline(t), nil
+	return plot.Timeline(t, s.about(q, "c")), nil
 }
 
 // measures are the numbers that a chart over the steps can show.
@@ -185,7 +194,7 @@ func (s *Site) plotSteps(ctx context.Context, q *query, m *meter) (*plot.Picture
 			values[i][j] = float64(byStep[j][i])
 		}
 	}
-	return plot.Lines(measure.title, measure.axis, at, t.Layers, values), nil
+	return plot.Lines(measure.title, measure.axis, at, t.Layers, values, plot.About(s.redact(s.opts.Path))), nil
 }
 
 func (s *Site) plotRun(ctx context.Context, _ *query, _ *meter) (*plot.Picture, error) {
@@ -206,5 +215,5 @@ func (s *Site) plotRun(ctx context.Context, _ *query, _ *meter) (*plot.Picture, 
 		}
 		points = append(points, p)
 	}
-	return plot.Run(points), nil
+	return plot.Run(points, plot.About(s.redact(s.opts.Path))), nil
 }
