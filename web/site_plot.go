@@ -91,12 +91,21 @@ func (q *query) counts() []plot.Option {
 	return nil
 }
 
+// about says in a chart which checkpoints it shows. params are the parameters with their ids.
+func (s *Site) about(q *query, params ...string) plot.Option {
+	var labels []string
+	for _, p := range params {
+		labels = append(labels, s.label(q.text(p)))
+	}
+	return plot.About(s.redact(strings.Join(labels, " → ")))
+}
+
 func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
 	c, err := s.columns(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return plot.Sizes(c.Columns), nil
+	return plot.Sizes(c.Columns, s.about(q, "c")), nil
 }
 
 func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
@@ -107,7 +116,7 @@ func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture
 	if it.Item.Kind != inspect.KindTensor {
 		return nil, badRequest(quote(it.Item.FQN)+" is an object, not a tensor", "")
 	}
-	return plot.Shards(it.Item, it.Chunks), nil
+	return plot.Shards(it.Item, it.Chunks, s.about(q, "c")), nil
 }
 
 func plotHistogram(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
@@ -116,7 +125,7 @@ func plotHistogram(ctx context.Context, s *Site, q *query, m *meter) (*plot.Pict
 	if err != nil {
 		return nil, err
 	}
-	return plot.Histogram(t, opts...), nil
+	return plot.Histogram(t, append(opts, s.about(q, "c"))...), nil
 }
 
 func plotHeat(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
@@ -124,7 +133,7 @@ func plotHeat(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, 
 	if err != nil {
 		return nil, err
 	}
-	return plot.Heat(h), nil
+	return plot.Heat(h, s.about(q, "c")), nil
 }
 
 func plotChanges(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
@@ -132,7 +141,7 @@ func plotChanges(ctx context.Context, s *Site, q *query, m *meter) (*plot.Pictur
 	if err != nil {
 		return nil, err
 	}
-	return plot.Changes(c.Items), nil
+	return plot.Changes(c.Items, s.about(q, "a", "b")), nil
 }
 
 func plotOverlay(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
@@ -149,7 +158,7 @@ func plotTimeline(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Pictu
 	if err != nil {
 		return nil, err
 	}
-	return plot.Timeline(t), nil
+	return plot.Timeline(t, s.about(q, "c")), nil
 }
 
 // measures are the numbers that a chart over the steps can show.
@@ -185,7 +194,7 @@ func plotSteps(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture,
 			values[i][j] = float64(byStep[j][i])
 		}
 	}
-	return plot.Lines(measure.title, measure.axis, at, t.Layers, values), nil
+	return plot.Lines(measure.title, measure.axis, at, t.Layers, values, plot.About(s.redact(s.opts.Path))), nil
 }
 
 func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, error) {
@@ -206,5 +215,5 @@ func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, e
 		}
 		points = append(points, p)
 	}
-	return plot.Run(points), nil
+	return plot.Run(points, plot.About(s.redact(s.opts.Path))), nil
 }

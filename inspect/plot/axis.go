@@ -175,7 +175,6 @@ func byteTicks(hi float64, most int) []tick {
 // logTicks returns ticks at powers of ten, and between them if there are few.
 func logTicks(lo, hi float64, most int) []tick {
 	first, last := int(math.Ceil(math.Log10(lo)-1e-9)), int(math.Floor(math.Log10(hi)+1e-9))
-	stride := max(1, (last-first+most)/most)
 	plain := first >= -3 && last <= 4
 	var out []tick
 	if last-first < 2 {
@@ -191,10 +190,10 @@ func logTicks(lo, hi float64, most int) []tick {
 		}
 		return out
 	}
-	for e := first; e <= last; e += stride {
-		v := math.Pow(10, float64(e))
-		if v > 0 && !math.IsInf(v, 0) {
-			out = append(out, tick{v, plainOrPower(v, 1, e, plain)})
+	stride := max(1, niceStep(float64(first), float64(last), most))
+	for _, e := range multiples(float64(first), float64(last), stride) {
+		if v := math.Pow(10, e); v > 0 && !math.IsInf(v, 0) {
+			out = append(out, tick{v, plainOrPower(v, 1, int(e), plain)})
 		}
 	}
 	return out

@@ -13,9 +13,9 @@ import (
 
 // Changes draws the relative change of each tensor that two checkpoints have in common, in
 // the order of the layers. Tensors that are equal are counted in a note.
-func Changes(items []inspect.Compared) *Picture {
+func Changes(items []inspect.Compared, opts ...Option) *Picture {
 	c := newChangeChart(items)
-	d, y := newDrawing("Relative change of each tensor", plural(len(c.dots), "changed tensor"))
+	d, y := newDrawing("Relative change of each tensor", listed(collect(opts).about, plural(len(c.dots), "changed tensor")))
 	c.d = d
 	if len(c.dots) == 0 {
 		why := "no tensor changed"
@@ -240,7 +240,11 @@ func (c *changeChart) labels() {
 		text := fit(c.dots[i].fqn, smallSize, 300)
 		if b, ok := c.room(i, textWidth(text, smallSize), used); ok {
 			used = append(used, b)
-			c.d.write(b.x0, b.y1-2, text, look{size: smallSize, halo: true})
+			if x := c.f.x.at(float64(i)); b.x1-x < x-b.x0 { // the end is closer to the dot
+				c.d.write(b.x1, b.y1-2, text, look{size: smallSize, halo: true, anchor: "end"})
+			} else {
+				c.d.write(b.x0, b.y1-2, text, look{size: smallSize, halo: true})
+			}
 		}
 	}
 }
@@ -250,36 +254,33 @@ type box struct{ x0, y0, x1, y1 float64 }
 
 func (b box) overlaps(o box) bool { return b.x0 < o.x1 && o.x0 < b.x1 && b.y0 < o.y1 && o.y0 < b.y1 }
 
-// room finds a place for a label beside a dot, where it covers no other label and as few
-// dots as possible. It returns false if there is no good place.
-func (c *changeChart) room(i int, w float64, used []box) (best box, ok bool) {
-	const height, gap, tolerated = 13.0, 6.0, 2
+// room finds a place for a label beside a dot, where it covers no label and no dot. It
+// returns false if there is no such place.
+func (c *changeChart) room(i int, w float64, used []box) (b box, ok bool) {
+	const height, gap = 13.0, 6.0
 	x, y := c.f.x.at(float64(i)), c.height(&c.dots[i])
-	fewest := tolerated + 1
-	for _, at := range [][2]float64{{x + gap, y - height/2}, {x - gap - w, y - height/2}, {x - w/2, y - gap - height}, {x - w/2, y + gap}} {
-		b := box{at[0], at[1], at[0] + w, at[1] + height}
-		if b.x0 < c.f.x0 || b.x1 > c.f.x1 || b.y0 < c.f.y0-4 || b.y1 > c.f.y1 || slices.ContainsFunc(used, b.overlaps) {
-			continue
-		}
-		if n := c.covered(b, fewest); n < fewest {
-			fewest, best, ok = n, b, true
+	above, below := y-gap-height, y+gap
+	for _, at := range [][2]float64{
+		{x + gap, y - height/2}, {x - gap - w, y - height/2}, {x - w/2, above}, {x - 4, above}, {x + 4 - w, above}, {x - w/2, below}, {x - 4, below}, {x + 4 - w, below},
+	} {
+		b = box{at[0], at[1], at[0] + w, at[1] + height}
+		inside := b.x0 >= c.f.x0 && b.x1 <= c.f.x1 && b.y0 >= c.f.y0-4 && b.y1 <= c.f.y1
+		if inside && !slices.ContainsFunc(used, b.overlaps) && !c.covers(b) {
+			return b, true
 		}
 	}
-	return best, ok
+	return box{}, false
 }
 
-// covered counts the dots in an area, at most most.
-func (c *changeChart) covered(b box, most int) int {
-	n := 0
+// covers reports whether a dot is in an area.
+func (c *changeChart) covers(b box) bool {
 	for i := range c.dots {
 		x, y := c.f.x.at(float64(i)), c.height(&c.dots[i])
 		if b.overlaps(box{x - 3, y - 3, x + 3, y + 3}) {
-			if n++; n == most {
-				break
-			}
+			return true
 		}
 	}
-	return n
+	return false
 }
 
 func (c *changeChart) notes() []string {

@@ -3,6 +3,7 @@ package plot
 import (
 	"fmt"
 	"image"
+	"image/draw"
 	"math"
 	"slices"
 	"strconv"
@@ -12,7 +13,7 @@ import (
 )
 
 // Heat draws a heat map. Its cells show the mean of their elements.
-func Heat(h *inspect.Heat) *Picture {
+func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	part := ""
 	if h.Rows[1]-h.Rows[0] != h.Size[0] || h.Cols[1]-h.Cols[0] != h.Size[1] {
 		part = fmt.Sprintf("rows %d to %d, columns %d to %d", h.Rows[0], h.Rows[1]-1, h.Cols[0], h.Cols[1]-1)
@@ -21,7 +22,7 @@ func Heat(h *inspect.Heat) *Picture {
 	if strings.Trim(h.Index, ":, ") != "" { // otherwise it is the whole tensor
 		index = "[" + h.Index + "]"
 	}
-	d, y := newDrawing(h.FQN+index, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
+	d, y := newDrawing(h.FQN+index, collect(opts).about, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
 	cells := h.Height * h.Width
 	if h.Elements == 0 || cells <= 0 || len(h.Mean) != cells {
 		return d.finish(d.empty(y, "the slice has no elements"))
@@ -132,9 +133,12 @@ func at(counts []int32, i int) int32 {
 	return 0
 }
 
-// pixels returns the map with a pixel for each cell.
+// pixels returns the map as an image. Cells are blocks of about as many pixels as the picture
+// has for them, because some programs blur images that they enlarge.
 func (m *heatMap) pixels() image.Image {
-	img := image.NewRGBA(image.Rect(0, 0, m.Width, m.Height))
+	_, _, w, h := m.cell(0)
+	right, down := max(1, int(math.Ceil(w))), max(1, int(math.Ceil(h)))
+	img := image.NewRGBA(image.Rect(0, 0, m.Width*right, m.Height*down))
 	for i, v := range m.Mean {
 		c := unreadColor
 		switch f := float64(v); {
@@ -147,7 +151,8 @@ func (m *heatMap) pixels() image.Image {
 		case f-f == 0:
 			c = m.color(f).rgba()
 		}
-		img.SetRGBA(i%m.Width, i/m.Width, c)
+		at := image.Pt(i%m.Width*right, i/m.Width*down)
+		draw.Draw(img, image.Rectangle{at, at.Add(image.Pt(right, down))}, image.NewUniform(c), image.Point{}, draw.Src)
 	}
 	return img
 }

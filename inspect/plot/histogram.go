@@ -7,25 +7,10 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
-// Option changes how a chart is drawn.
-type Option func(*options)
-
-type options struct{ logCounts bool }
-
-func collect(opts []Option) options {
-	var o options
-	for _, set := range opts {
-		set(&o)
-	}
-	return o
-}
-
-// LogCounts gives histograms a logarithmic axis of counts, so that rare values are visible.
-func LogCounts(o *options) { o.logCounts = true }
-
 // Histogram draws the histogram of a tensor.
 func Histogram(t *inspect.TensorStats, opts ...Option) *Picture {
-	d, y := newDrawing(t.FQN, listed(t.DType+" "+shapeText(t.Shape), plural(t.Elements, "element"), numbersText(&t.Numbers)))
+	o := collect(opts)
+	d, y := newDrawing(t.FQN, o.about, listed(t.DType+" "+shapeText(t.Shape), plural(t.Elements, "element"), numbersText(&t.Numbers)))
 	h := t.Histogram
 	switch {
 	case t.Elements == 0:
@@ -37,7 +22,7 @@ func Histogram(t *inspect.TensorStats, opts ...Option) *Picture {
 	case !drawable(h):
 		return d.finish(d.notes(d.empty(y, "no histogram was made"), oddNote(&t.Numbers, false)))
 	}
-	c := newBarChart(d, y, h, collect(opts), highest(h), "elements in each bucket")
+	c := newBarChart(d, y, h, o, highest(h), "elements in each bucket")
 	c.bars(h, category(0))
 	return d.finish(d.notes(c.f.y1+below+14, c.mergedNote(), oddNote(&t.Numbers, h.Scale == inspect.ScaleLog2)))
 }
@@ -258,7 +243,8 @@ func Overlay(o *inspect.Overlaid, nameA, nameB string, opts ...Option) *Picture 
 	if o.A.FQN != o.B.FQN {
 		title = name(o.A.FQN) + " and " + name(o.B.FQN)
 	}
-	d, y := newDrawing(title,
+	set := collect(opts)
+	d, y := newDrawing(title, set.about,
 		listed(name(nameA)+": "+o.A.DType+" "+shapeText(o.A.Shape), plural(o.A.Elements, "element"), numbersText(&o.A.Numbers)),
 		listed(name(nameB)+": "+o.B.DType+" "+shapeText(o.B.Shape), plural(o.B.Elements, "element"), numbersText(&o.B.Numbers)))
 	ha, hb := o.A.Histogram, o.B.Histogram
@@ -281,7 +267,7 @@ func Overlay(o *inspect.Overlaid, nameA, nameB string, opts ...Option) *Picture 
 	if drawable(hb) {
 		most = max(most, highest(hb)/wholeB)
 	}
-	c := newBarChart(d, y, h, collect(opts), most, label)
+	c := newBarChart(d, y, h, set, most, label)
 	for i, side := range []*inspect.Histogram{ha, hb} {
 		if drawable(side) && len(side.Counts) == len(h.Counts) {
 			c.outline(c.counts(side, []float64{wholeA, wholeB}[i]), category(i), 0.25)

@@ -19,8 +19,8 @@ const (
 // a training. values[i][j] is the value of names[i] at steps[j]; NaN: there is no value.
 // Lines have gaps where values are missing or infinite. The axis is logarithmic if the
 // values are positive and far apart.
-func Lines(title, yLabel string, steps []float64, names []string, values [][]float64) *Picture {
-	d, y := newDrawing(title, listed(plural(len(names), "line"), plural(len(steps), "step")))
+func Lines(title, yLabel string, steps []float64, names []string, values [][]float64, opts ...Option) *Picture {
+	d, y := newDrawing(title, listed(collect(opts).about, plural(len(names), "line"), plural(len(steps), "step")))
 	c := &lineChart{d: d, names: names[:min(len(names), len(values))], steps: steps, values: values}
 	if !c.measure() {
 		why := "no finite values"
@@ -31,8 +31,8 @@ func Lines(title, yLabel string, steps []float64, names []string, values [][]flo
 	}
 	c.axes(y+8, yLabel)
 	shown := c.shown()
-	for n, i := range shown {
-		c.line(i, n, len(shown))
+	for _, i := range shown {
+		c.line(i)
 	}
 	if len(c.names) > directLines {
 		c.colorBar()
@@ -103,7 +103,10 @@ func (c *lineChart) axes(y float64, yLabel string) {
 	} else {
 		pad := (c.hi/2 - c.lo/2) * 0.1
 		lo, hi := max(c.lo-pad, -math.MaxFloat64), min(c.hi+pad, math.MaxFloat64)
-		if c.lo >= 0 && c.lo < c.hi/2 {
+		switch {
+		case c.lo == 0 && c.hi == 0:
+			hi = 1
+		case c.lo >= 0 && c.lo < c.hi/2:
 			lo = 0
 		}
 		f.y = newScale(lo, hi, f.y1, f.y0)
@@ -152,8 +155,8 @@ func (c *lineChart) color(i int) (color, dash string) {
 	return category(i % usable), dash
 }
 
-// line draws the line i, the n-th of those that are shown.
-func (c *lineChart) line(i, _, _ int) {
+// line draws the line i.
+func (c *lineChart) line(i int) {
 	color, dash := c.color(i)
 	var p path
 	run, drawn := 0, 0

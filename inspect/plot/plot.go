@@ -25,6 +25,28 @@ func (p *Picture) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
+// Option changes how a picture is drawn.
+type Option func(*options)
+
+type options struct {
+	about     string
+	logCounts bool
+}
+
+func collect(opts []Option) options {
+	var o options
+	for _, set := range opts {
+		set(&o)
+	}
+	return o
+}
+
+// About writes a text below the title: which checkpoint or run the picture shows.
+func About(text string) Option { return func(o *options) { o.about = text } }
+
+// LogCounts gives histograms a logarithmic axis of counts, so that rare values are visible.
+func LogCounts(o *options) { o.logCounts = true }
+
 // All pictures have the same width. Their height depends on the content.
 const (
 	pictureWidth = 960.0
@@ -139,9 +161,10 @@ func (d *drawing) shape(what, attrs, tip string) {
 func (d *drawing) open(attrs string) { fmt.Fprintf(&d.body, "<g %s>\n", attrs) }
 func (d *drawing) closeGroup()       { d.body.WriteString("</g>\n") }
 
-// image draws a PNG, whose pixels keep sharp edges.
+// image draws a PNG, whose pixels keep sharp edges: browsers know the style for that, and
+// other programs the attribute.
 func (d *drawing) image(x, y, w, h float64, dataURI, tip string) {
-	d.shape(fmt.Sprintf(`image x="%s" y="%s" width="%s" height="%s" preserveAspectRatio="none" image-rendering="pixelated" href="%s"`,
+	d.shape(fmt.Sprintf(`image x="%s" y="%s" width="%s" height="%s" preserveAspectRatio="none" image-rendering="optimizeSpeed" href="%s"`,
 		num(x), num(y), num(w), num(h), dataURI), `style="image-rendering:pixelated"`, tip)
 }
 

@@ -2,10 +2,12 @@ package plot_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/xml"
 	"errors"
 	"flag"
 	"fmt"
+	"image/png"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
@@ -39,7 +42,7 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"heatmap-cells":    plot.Heat(cells()),
 		"heatmap-row":      plot.Heat(row()),
 		"heatmap-empty":    plot.Heat(&inspect.Heat{FQN: "a", DType: "float32", Shape: []int64{0, 3}, Low: none, High: none}),
-		"sizes":            plot.Sizes(llama(6)),
+		"sizes":            plot.Sizes(llama(6), plot.About("step-100")),
 		"sizes-empty":      plot.Sizes(&inspect.Columns{}),
 		"shards-grid":      plot.Shards(item(4096, 1024), grid([]int64{4096, 1024}, 4, 2)),
 		"shards-strip":     plot.Shards(item(1000), grid([]int64{1000}, 5)),
@@ -48,7 +51,7 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"shards-scalar":    plot.Shards(item(), grid([]int64{})),
 		"shards-object":    plot.Shards(&inspect.Item{FQN: "config", Kind: inspect.KindObject}, nil),
 		"timeline":         plot.Timeline(timeline(t, 8)),
-		"changes":          plot.Changes(changed(4)),
+		"changes":          plot.Changes(changed(4), plot.About("step-100 → step-200")),
 		"changes-none":     plot.Changes([]inspect.Compared{{FQN: "a", Status: inspect.StatusIdentical, A: item(4), B: item(4)}}),
 		"lines":            plot.Lines("Norm by layer", "L2 norm", []float64{100, 200, 300, 400}, names(5), series(5, 4)),
 		"lines-one":        plot.Lines("Norm by layer", "L2 norm", []float64{100}, names(3), series(3, 1)),
@@ -66,8 +69,54 @@ func TestPicturesMatchGoldenFiles(t *testing.T) {
 			must.Do(t, os.WriteFile(file, p.SVG(), 0o644))
 		}
 		want, err := os.ReadFile(file)
-		if err != nil || !bytes.Equal(want, p.SVG()) {
+		if err != nil || !bytes.Equal(decoded(t, want), decoded(t, p.SVG())) {
 			t.Errorf("%s differs (%v): look at the picture, then run go test ./inspect/plot -update", file, err)
+		}
+	}
+}
+
+// embedded finds the images in a picture.
+var embedded = regexp.MustCompile(`data:image/png;base64,([^"]*)`)
+
+// decoded replaces the images in a picture by their pixels, because versions of Go compress
+// differently.
+func decoded(t *testing.T, svg []byte) []byte {
+	return embedded.ReplaceAllFunc(svg, func(uri []byte) []byte {
+		data := must.Get(base64.StdEncoding.DecodeString(string(embedded.FindSubmatch(uri)[1])))(t)
+		img := must.Get(png.Decode(bytes.NewReader(data)))(t)
+		out := fmt.Appendf(nil, "%v", img.Bounds())
+		for y := range img.Bounds().Dy() {
+			for x := range img.Bounds().Dx() {
+				out = fmt.Appendf(out, " %v", img.At(x, y))
+			}
+		}
+		return out
+	})
+}
+
+// The same result gives the same bytes, although trees and colours are made with maps.
+func TestPicturesAreDeterministic(t *testing.T) {
+	again := gallery(t)
+	for name, p := range gallery(t) {
+		if !bytes.Equal(p.SVG(), again[name].SVG()) {
+			t.Errorf("%s: two pictures of the same data differ", name)
+		}
+	}
+}
+
+// A hostile name is text, and nothing else.
+func TestNamesAreText(t *testing.T) {
+	for _, name := range hostileNames {
+		s := equal(1)
+		s.FQN = name
+		svg := string(plot.Histogram(s).SVG())
+		for _, bad := range []string{"<script", "onload=\"", "\x00", "\x1b", "\u202e", "<!", "<?", "\ufffe"} {
+			if strings.Contains(svg, bad) {
+				t.Errorf("the picture of %q contains %q", name, bad)
+			}
+		}
+		if !utf8.ValidString(svg) || len(svg) > 64<<10 {
+			t.Errorf("the picture of %q has %d bytes of text", name, len(svg))
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package plot
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ type RunPoint struct {
 }
 
 // Run draws the sizes of the checkpoints of a run, by step if all steps are known.
-func Run(points []RunPoint) *Picture {
+func Run(points []RunPoint, opts ...Option) *Picture {
 	c := &runChart{points: slices.Clone(points)}
 	var local, remote, removed int64
 	for _, p := range points {
@@ -35,7 +36,7 @@ func Run(points []RunPoint) *Picture {
 	if c.remote {
 		total = append(total, byteSize(float64(remote))+" remote")
 	}
-	d, y := newDrawing("Checkpoints by size", listed(plural(len(points), "checkpoint"), strings.Join(total, " · ")))
+	d, y := newDrawing("Checkpoints by size", listed(collect(opts).about, plural(len(points), "checkpoint"), strings.Join(total, " · ")))
 	c.d = d
 	if c.most == 0 {
 		why := "the checkpoints have no bytes"
@@ -91,10 +92,7 @@ func (c *runChart) axes(y float64) {
 		return
 	}
 	slices.SortStableFunc(c.points, func(a, b RunPoint) int {
-		if *a.Step < *b.Step {
-			return -1
-		}
-		return int(boolTo(*a.Step > *b.Step, 1))
+		return cmp.Compare(*a.Step, *b.Step)
 	})
 	first, last := float64(*c.points[0].Step), float64(*c.points[len(c.points)-1].Step)
 	if first == last {
@@ -177,7 +175,10 @@ func (c *runChart) dots() {
 			return
 		}
 		seen[k] = true
-		color := category(int(boolTo(remote, 1)))
+		color := category(0)
+		if remote {
+			color = category(1)
+		}
 		attrs := `fill="` + color + `"`
 		if hollow {
 			attrs = `fill="` + paper + `" stroke="` + color + `" stroke-width="1.5"`

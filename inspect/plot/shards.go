@@ -13,9 +13,9 @@ import (
 
 // Shards draws how a tensor is cut into chunks. The colour of a chunk is the rank that wrote
 // it or, if no rank is known, its file. A tensor of more than two dimensions is projected.
-func Shards(item *inspect.Item, chunks []inspect.Chunk) *Picture {
-	d, y := newDrawing(item.FQN, listed(item.DType+" "+shapeText(item.Shape), byteSize(float64(item.NumBytes)),
-		plural(len(chunks), "chunk"), plural(countFiles(chunks), "file")))
+func Shards(item *inspect.Item, chunks []inspect.Chunk, opts ...Option) *Picture {
+	d, y := newDrawing(item.FQN, collect(opts).about, listed(item.DType+" "+shapeText(item.Shape), byteSize(float64(item.NumBytes)),
+		plural(max(item.Chunks, len(chunks)), "chunk"), plural(countFiles(chunks), "file")))
 	switch {
 	case item.Kind != inspect.KindTensor:
 		return d.finish(d.empty(y, "an object is not cut into chunks"))
@@ -46,7 +46,11 @@ func Shards(item *inspect.Item, chunks []inspect.Chunk) *Picture {
 	d.rect(m.f.x0, m.f.y0, m.f.x1-m.f.x0, m.f.y1-m.f.y0, `fill="none" stroke="`+axis+`"`, "")
 	m.axes()
 	y = m.legend(m.f.y1 + below + 14)
-	return d.finish(d.notes(y, m.notes()...))
+	notes := m.notes()
+	if item.Chunks > len(chunks) {
+		notes = append(notes, fmt.Sprintf("Only the first %s of %s are drawn.", count(len(chunks)), plural(item.Chunks, "chunk")))
+	}
+	return d.finish(d.notes(y, notes...))
 }
 
 // mostBoxes is the most chunks that are drawn as boxes of their own. More are drawn as

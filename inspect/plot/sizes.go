@@ -11,9 +11,9 @@ import (
 
 // Sizes draws the tree of the names of a checkpoint. The height of a name is its part of the
 // bytes. Names that are lower than two pixels are drawn together.
-func Sizes(c *inspect.Columns) *Picture {
+func Sizes(c *inspect.Columns, opts ...Option) *Picture {
 	t := newSizeTree(c)
-	d, y := newDrawing("Names by size", listed(plural(len(c.Names), "name"), byteSize(float64(t.root.bytes))))
+	d, y := newDrawing("Names by size", listed(collect(opts).about, plural(len(c.Names), "name"), byteSize(float64(t.root.bytes))))
 	if t.root.bytes == 0 {
 		why := "the names have no bytes"
 		if len(c.Names) == 0 {

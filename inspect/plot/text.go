@@ -20,6 +20,8 @@ func escape(s string) string {
 			b.WriteString("&lt;")
 		case r == '>':
 			b.WriteString("&gt;")
+		case r == '"':
+			b.WriteString("&quot;")
 		case r == '&':
 			b.WriteString("&amp;")
 		case r == '\n': // in the tips

@@ -20,7 +20,7 @@ const (
 )
 
 // Timeline draws when the ranks of a save were in which phase.
-func Timeline(t *inspect.Timeline) *Picture {
+func Timeline(t *inspect.Timeline, opts ...Option) *Picture {
 	step := ""
 	if t.Step != nil {
 		step = "step " + count(*t.Step)
@@ -39,7 +39,7 @@ func Timeline(t *inspect.Timeline) *Picture {
 	if t.SaveID != "" {
 		save = "save " + name(t.SaveID)
 	}
-	d, y := newDrawing("Timeline of a save", listed(save, step, plural(len(t.Ranks), "rank"), seconds(t.Seconds), slowText))
+	d, y := newDrawing("Timeline of a save", listed(collect(opts).about, save, step, plural(len(t.Ranks), "rank"), seconds(t.Seconds), slowText))
 	if len(t.Ranks) == 0 {
 		return d.finish(d.empty(y, "no rank has a timeline"))
 	}
@@ -199,13 +199,6 @@ func (c *rankChart) row(f *frame, r *inspect.RankTimeline, y, h float64) {
 		}
 		c.d.rect(x0, y+1+bar*float64(lane[i]), max(x1-x0, 0.75), bar, `fill="`+c.color(p.Name)+`"`, tip)
 	}
-}
-
-func boolTo(b bool, v float64) float64 {
-	if b {
-		return v
-	}
-	return 0
 }
 
 // lanes distributes phases, which are in the order of their beginnings, so that phases at

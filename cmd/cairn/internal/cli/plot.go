@@ -191,7 +191,7 @@ func (j *plotJob) flags(params []string) error {
 	j.cmd.Flags().Visit(func(fl *pflag.Flag) {
 		p, ok := plotParams[fl.Name]
 		switch {
-		case !ok || err != nil || fl.Value.String() == "false":
+		case !ok || err != nil || fl.Value.Type() == "bool" && fl.Value.String() == "false":
 		case !slices.Contains(params, p.param):
 			err = usagef(j.cmd, "--%s is not for %s, but for %s", fl.Name, j.res.What, strings.Join(chartsWith(p.param), " and "))
 		default:
