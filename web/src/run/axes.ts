@@ -4,12 +4,15 @@ import { bytes, number } from '../lib/format';
 
 /** The horizontal axis: steps, or times. */
 export function across(by: 'step' | 'time'): { scale: uPlot.Scale; axis: uPlot.Axis } {
-  if (by === 'time') return { scale: { time: true }, axis: { label: 'time of the save', size: 46, labelSize: 18 } };
+  if (by === 'time') return { scale: { time: true, range: (_, lo, hi) => (hi - lo < 60 ? [lo - 30, hi + 30] : widen(lo, hi)) }, axis: { label: 'time of the save', size: 46, labelSize: 18 } };
   return {
     scale: { time: false, range: (_, lo, hi) => widen(lo, hi) },
-    axis: { label: 'step', labelSize: 18, size: 34, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t.toLocaleString('en-US') : '')) },
+    axis: { label: 'step', labelSize: 18, size: 34, incrs: whole, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t.toLocaleString('en-US') : '')) },
   };
 }
+
+// Ticks of an axis that counts.
+const whole = Array.from({ length: 16 }, (_, i) => [1, 2, 5].map((k) => k * 10 ** i)).flat();
 
 /** Some room on both sides, also if there is one value only. */
 export function widen(lo: number, hi: number): [number, number] {

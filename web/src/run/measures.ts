@@ -1,5 +1,6 @@
 // Statistics of layers over the steps of a run.
 import { num, type Num, type Steps } from '../lib/api';
+import { clean, count } from '../lib/format';
 
 export type Measure = 'l2' | 'mean' | 'abs_max' | 'nan_share';
 
@@ -17,13 +18,20 @@ export interface Points {
   x: number[];
   /** Whether x are steps. Otherwise they count the checkpoints. */
   steps: boolean;
+  /** What stands at the axis: the step, or the name of the checkpoint. */
+  labels: string[];
 }
 
 export function points(s: Steps): Points {
   const at = s.steps.map((_, i) => i).filter((i) => !s.steps[i].error);
   const steps = at.every((i) => s.steps[i].step !== null) && new Set(at.map((i) => s.steps[i].step)).size === at.length;
   if (steps) at.sort((a, b) => s.steps[a].step! - s.steps[b].step!);
-  return { at, x: at.map((i, k) => (steps ? s.steps[i].step! : k + 1)), steps };
+  return {
+    at,
+    x: at.map((i, k) => (steps ? s.steps[i].step! : k + 1)),
+    steps,
+    labels: at.map((i) => (steps ? count(s.steps[i].step!) : clean(s.steps[i].id))),
+  };
 }
 
 /** The values of a measure by layer and point. relative divides by the first value of the layer. */
