@@ -4,7 +4,7 @@ import { bytes, number } from '../lib/format';
 
 /** The horizontal axis: steps, or times. */
 export function across(by: 'step' | 'time'): { scale: uPlot.Scale; axis: uPlot.Axis } {
-  if (by === 'time') return { scale: { time: true, range: (_, lo, hi) => (hi - lo < 60 ? [lo - 30, hi + 30] : widen(lo, hi)) }, axis: { label: 'time of the save', size: 46, labelSize: 18 } };
+  if (by === 'time') return { scale: { time: true, range: times }, axis: { label: 'time of the save', size: 46, labelSize: 18 } };
   return {
     scale: { time: false, range: (_, lo, hi) => widen(lo, hi) },
     axis: { label: 'step', labelSize: 18, size: 34, incrs: whole, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t.toLocaleString('en-US') : '')) },
@@ -18,6 +18,14 @@ const whole = Array.from({ length: 16 }, (_, i) => [1, 2, 5].map((k) => k * 10 *
 export function widen(lo: number, hi: number): [number, number] {
   const room = hi > lo ? (hi - lo) * 0.04 : Math.max(1, Math.abs(lo) * 0.1);
   return [lo - room, hi + room];
+}
+
+// uPlot widens the range of equal times to years.
+function times(u: uPlot, lo: number, hi: number): [number, number] {
+  const x = u.data[0];
+  const same = x.length > 0 && x[0] === x[x.length - 1] && lo === x[0];
+  if (same) hi = lo;
+  return hi > lo ? widen(lo, hi) : [lo - 30, hi + 30];
 }
 
 /** An axis of bytes with ticks at round numbers of KiB, MiB, … */
