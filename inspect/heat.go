@@ -22,9 +22,9 @@ type HeatOptions struct {
 	Rows, Cols [2]int64
 	// Height and Width are the most cells. Zero: 256. More than 1024 count as 1024.
 	Height, Width int
-	// MaxBytes bounds the bytes of the elements that are read. Zero: 64 MiB. It bounds the
-	// bytes between elements that lie apart too, which formats read with them, by eight
-	// times as much. A larger part is sampled, and has fewer cells if that is necessary.
+	// MaxBytes bounds the bytes of the elements that are read. Zero: 64 MiB. A larger part is
+	// sampled. So is a part whose elements lie so far apart that a format would read more than
+	// about 16 times as much around them. A sample has fewer cells if that is necessary.
 	MaxBytes int64
 }
 
@@ -34,6 +34,9 @@ const (
 	maxHeatCells = 1024
 	maxHeatText  = 4096
 	maxHeatBytes = 64 << 20
+	// heatSurrounds is how many times the bytes of elements a heat map reads with the bytes
+	// around them.
+	heatSurrounds = 16
 )
 
 // Heat is a slice of a tensor with two dimensions, divided into cells. Row k of the cells
@@ -80,9 +83,10 @@ type Heat struct {
 	High Number `json:"high"`
 }
 
-// NewHeat reads a slice of the tensor e, or samples it if it is large. It holds a few MiB for
-// each processor. The result has the same bits whatever the number of processors is, and
-// however the tensor was cut and stored. Errors in the options wrap ErrIndex.
+// NewHeat reads a slice of the tensor e, or samples it if it is large. It holds about 200 MiB
+// at most, and 100 MiB with the default number of cells. The result has the same bits whatever
+// the number of processors is, and however the tensor was cut and stored. Errors in the options
+// wrap ErrIndex.
 func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*Heat, error) {
 	if e.Tensor == nil {
 		return nil, fmt.Errorf("%w: %q is not a tensor", ErrIndex, e.FQN)

@@ -41,9 +41,13 @@ func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *h
 		rows:  cut{lo: h.Rows[0], hi: h.Rows[1], cells: most(o.Height)},
 		cols:  cut{lo: h.Cols[0], hi: h.Cols[1], cells: most(o.Width)},
 		size:  int64(e.Tensor.DType.Size()),
-		asked: asked, surrounds: asked * min(8, math.MaxInt64/asked),
+		asked: asked, surrounds: asked * min(heatSurrounds, math.MaxInt64/asked),
 	}}
 	f.rowPitch, f.pitch = p.pitch(e.Tensor)
+	f.block, f.chunks = p.surroundings(e.Tensor, p.sel.within(p.box(h.Rows, h.Cols)))
+	if f.block > max(heatBlock, f.surrounds/2) { // of a large chunk that is compressed: one read must do
+		f.block, f.asked = f.surrounds/2, min(f.asked, heatSlab)
+	}
 	h.Exact = f.choose()
 	h.Height, h.Width = f.rows.cells, f.cols.cells
 	f.rowEdges, f.colEdges = f.rows.edges(), f.cols.edges()
@@ -95,18 +99,12 @@ func tallied(counts []int32, n, i int, count int64) []int32 {
 // first column of cells, and job.item the number of columns.
 func (f *heater) jobs() iter.Seq[job] {
 	rows, cols := f.rows, f.cols
-	bytes := func(c *cut) int64 { // of a cell
-		n := (c.hi - c.lo + int64(c.cells) - 1) / int64(c.cells)
-		if c.take > 0 {
-			n = min(n, c.take)
-		}
-		return n
+	height, width := 1, 1
+	if cols.take == 0 { // as many cells of a row as fit into a slab
+		width = int(min(int64(cols.cells), max(1, heatSlab/f.size/cols.largest())))
 	}
-	// As many columns as fit into a slab, and as many rows of them.
-	width := int(min(int64(cols.cells), max(1, heatSlab/f.size/bytes(&cols))))
-	height := int(min(int64(rows.cells), max(1, heatSlab/f.size/(bytes(&cols)*int64(width))/bytes(&rows))))
-	if !f.heat.Exact {
-		height = 1
+	if rows.take == 0 { // as many rows of these
+		height = int(min(int64(rows.cells), max(1, heatSlab/f.size/cols.largest()/int64(width)/rows.largest())))
 	}
 	return func(yield func(job) bool) {
 		for r := 0; r < rows.cells; r += height {

@@ -155,6 +155,10 @@ func TestHeatErrors(t *testing.T) {
 	if _, err := inspect.NewHeat(t.Context(), m, bad, inspect.HeatOptions{}); !errors.Is(err, tensor.ErrShape) {
 		t.Errorf("a heat map of more than fits: %v; want ErrShape", err)
 	}
+	bad.Tensor = tensorOf(tensor.Invalid, 3)
+	if _, err := inspect.NewHeat(t.Context(), m, bad, inspect.HeatOptions{}); !errors.Is(err, tensor.ErrDType) {
+		t.Errorf("a heat map of no dtype: %v; want ErrDType", err)
+	}
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(stop)
@@ -339,35 +343,70 @@ func count(b bool) int {
 
 // What is read of large tensors.
 func TestHeatChooses(t *testing.T) {
+	const plain, summed, packed = 0, 1, 2 // without checksums, with blocks of 1 MiB, compressed
+	type o = inspect.HeatOptions
 	for _, c := range []struct {
 		shape         []int64
 		d             tensor.DType
+		kind, chunks  int // the chunks divide the columns
 		o             inspect.HeatOptions
 		height, width int
 		read          int64
 		exact         bool
 	}{
-		{shape: []int64{4096, 4096}, d: tensor.BFloat16, height: 256, width: 256, read: 1 << 24, exact: true},
-		{shape: []int64{8192, 8192}, d: tensor.Uint8, height: 256, width: 256, read: 1 << 26, exact: true},
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, height: 256, width: 256, read: 1 << 25},                                                       // two rows of each cell
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, o: inspect.HeatOptions{Height: 5000, Width: 5000}, height: 455, width: 1024, read: 455 << 16}, // as many as fit
-		{shape: []int64{2048, 1 << 20}, d: tensor.Float16, height: 32, width: 256, read: 1 << 25},                                                        // whole rows
-		{shape: []int64{256, 1 << 23}, d: tensor.Float16, height: 32, width: 16, read: 1 << 25},                                                          // pieces of rows
-		{shape: []int64{1 << 31}, d: tensor.Float16, height: 1, width: 256, read: 1 << 25},
-		{shape: []int64{1 << 20, 4096}, d: tensor.Float16, o: inspect.HeatOptions{Index: ":, 0"}, height: 1, width: 256, read: 1 << 16},
-		{shape: []int64{1000, 64, 4096}, d: tensor.Float16, o: inspect.HeatOptions{Index: ":, 0, :"}, height: 256, width: 256, read: 1000 * 4096, exact: true},
-		{shape: []int64{64, 64, 1 << 19}, d: tensor.Float16, o: inspect.HeatOptions{Index: ":, :, 0"}, height: 8, width: 64, read: 512},
-		{shape: []int64{64, 64, 1 << 19}, d: tensor.Float16, o: inspect.HeatOptions{Index: ":, :, 0", Rows: [2]int64{3, 11}, Cols: [2]int64{5, 25}}, height: 8, width: 20, read: 160, exact: true},
-		{shape: []int64{32768, 65536}, d: tensor.BFloat16, o: inspect.HeatOptions{Rows: [2]int64{7, 71}, Cols: [2]int64{9, 73}}, height: 64, width: 64, read: 4096, exact: true},
-		{shape: []int64{1 << 40, 1 << 20}, d: tensor.Uint8, o: inspect.HeatOptions{MaxBytes: 1}, height: 1, width: 1, read: 1},
+		{shape: []int64{4096, 1024}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 22, exact: true},
+		{shape: []int64{2048, 4096}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 23, exact: true},
+		// Two rows of each cell.
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: plain, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, o: o{Height: 5000, Width: 5000}, height: 512, width: 1024, read: 1 << 23},
+		// A row lies in many blocks.
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: summed, chunks: 8, height: 127, width: 256, read: 127 * 8 << 13},
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: plain, chunks: 8, height: 256, width: 256, read: 1 << 23},
+		{shape: []int64{65536, 8192}, d: tensor.Float64, kind: summed, chunks: 8, o: o{Cols: [2]int64{0, 1024}}, height: 256, width: 256, read: 1 << 23},
+		// Few whole rows, or pieces of rows.
+		{shape: []int64{2048, 1 << 18}, d: tensor.Float64, kind: summed, height: 32, width: 256, read: 1 << 23},
+		{shape: []int64{256, 1 << 21}, d: tensor.Float64, kind: summed, height: 64, width: 16, read: 1 << 23},
+		{shape: []int64{256, 1 << 21}, d: tensor.Float64, kind: plain, height: 64, width: 128, read: 1 << 23},
+		{shape: []int64{1 << 29}, d: tensor.Float64, kind: summed, height: 1, width: 256, read: 1 << 23},
+		// Elements that lie apart.
+		{shape: []int64{1 << 20, 1024}, d: tensor.Float64, kind: summed, o: o{Index: ":, 0"}, height: 1, width: 256, read: 1 << 17},
+		{shape: []int64{1000, 64, 1024}, d: tensor.Float64, kind: summed, o: o{Index: ":, 0, :"}, height: 256, width: 256, read: 1000 * 1024, exact: true},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: summed, o: o{Index: ":, :, 0"}, height: 16, width: 64, read: 1 << 10},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: plain, o: o{Index: ":, :, 0"}, height: 64, width: 64, read: 1 << 12, exact: true},
+		{shape: []int64{64, 64, 1 << 17}, d: tensor.Float64, kind: summed, o: o{Index: ":, :, 0", Rows: [2]int64{3, 11}, Cols: [2]int64{5, 25}}, height: 8, width: 20, read: 160, exact: true},
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: summed, o: o{Rows: [2]int64{7, 71}, Cols: [2]int64{9, 73}}, height: 64, width: 64, read: 4096, exact: true},
+		// Each read takes all of a compressed chunk.
+		{shape: []int64{32768, 16384}, d: tensor.Float64, kind: packed, height: 1, width: 256, read: 1 << 19},
+		{shape: []int64{1024, 4096}, d: tensor.Float64, kind: packed, height: 256, width: 256, read: 1 << 22, exact: true},
+		{shape: []int64{4096, 4096}, d: tensor.Float64, kind: packed, height: 7, width: 256, read: 2044 << 12},
+		{shape: []int64{1 << 40, 1 << 20}, d: tensor.Uint8, o: o{MaxBytes: 1}, height: 1, width: 1, read: 1},
 	} {
 		e := &meta.Entry{FQN: "x", Tensor: tensorOf(c.d, c.shape...)}
+		if c.chunks > 0 {
+			e.Tensor.Chunks = nil
+			for i := range int64(c.chunks) {
+				n := c.shape[1] / int64(c.chunks)
+				e.Tensor.Chunks = append(e.Tensor.Chunks, tensor.Box{Offsets: []int64{0, i * n}, Sizes: []int64{c.shape[0], n}})
+			}
+		}
+		for _, box := range e.Tensor.Chunks {
+			l := meta.Location{File: "f", Length: box.Volume() * int64(c.d.Size())}
+			switch c.kind {
+			case summed:
+				l.Sums = []uint32{1}
+			case packed:
+				l.Detail = &meta.Detail{Transforms: []string{"zstd"}}
+			}
+			e.Tensor.Locs = append(e.Tensor.Locs, l)
+		}
 		h, err := inspect.NewHeat(t.Context(), zeros{}, e, c.o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if h.Height != c.height || h.Width != c.width || h.Read != c.read || h.Exact != c.exact || h.High != 0 || (h.Text != nil) != (h.Elements <= 4096 && c.exact) {
-			t.Errorf("%v %+v: %d times %d cells, %d read, exact %v; want %d, %d, %d, %v", c.shape, c.o, h.Height, h.Width, h.Read, h.Exact, c.height, c.width, c.read, c.exact)
+			t.Errorf("%v of kind %d in %d chunks, %+v: %d times %d cells, %d read, exact %v; want %d, %d, %d, %v",
+				c.shape, c.kind, c.chunks, c.o, h.Height, h.Width, h.Read, h.Exact, c.height, c.width, c.read, c.exact)
 		}
 	}
 }

@@ -272,6 +272,16 @@ func (s *Selection) ReadBox(ctx context.Context, src Content, e *meta.Entry, box
 	return nil
 }
 
+// within returns a box of the selection's index space as a box of the tensor, if the
+// selection has no gaps and does not run backwards.
+func (s *Selection) within(box tensor.Box) tensor.Box {
+	out := tensor.Box{Offsets: make([]int64, len(s.picks)), Sizes: box.Sizes}
+	for d, p := range s.picks {
+		out.Offsets[d] = p.start + box.Offsets[d]
+	}
+	return out
+}
+
 // readPicks reads picks with positive steps. It reads them as one box if they are
 // close together, and otherwise in two halves.
 func readPicks(ctx context.Context, src Content, e *meta.Entry, picks []pick, dst *tensor.Tensor) error {
