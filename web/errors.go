@@ -1,12 +1,9 @@
 package web
 
 import (
-	"context"
-	"errors"
 	"io/fs"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -83,34 +80,14 @@ var kinds = []struct {
 	{inspect.ErrNoTimeline, KindNoTimeline},
 	{inspect.ErrPattern, KindBadRequest},
 	{inspect.ErrIndex, KindBadRequest},
+	{storage.ErrChanged, KindGone},
+	{storage.ErrRemoving, KindGone},
 	{storage.ErrVersion, KindVersion},
 	{storage.ErrUnderWay, KindUnderWay},
 	{storage.ErrCorrupt, KindCorrupt},
 	{storage.ErrIncomplete, KindIncomplete},
 	{storage.ErrNotFound, KindNotFound},
 	{fs.ErrNotExist, KindNotFound},
-}
-
-// answerOf returns an error as an answer, without secrets.
-func (s *Site) answerOf(err error) *Error {
-	out := Error{Kind: KindInternal, Message: err.Error()}
-	if e, ok := errors.AsType[*Error](err); ok {
-		out.Kind, out.Hint = e.Kind, e.Hint
-	} else if errors.Is(err, context.Canceled) && s.ctx.Err() != nil {
-		out = *errClosed
-	} else {
-		for _, k := range kinds {
-			if errors.Is(err, k.err) {
-				out.Kind = k.kind
-				break
-			}
-		}
-	}
-	if h, ok := errors.AsType[hinter](err); ok && out.Hint == "" {
-		out.Hint = h.Hint()
-	}
-	out.Message, out.Hint = s.redact(strings.ToValidUTF8(out.Message, "�")), s.redact(out.Hint)
-	return &out
 }
 
 // hinter is an error that says what to do about it.

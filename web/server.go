@@ -245,6 +245,7 @@ func (v *Server) stream(w http.ResponseWriter, r *http.Request, q *query, what *
 			cancel() // the client is gone
 		}
 	}
+	_ = v.write(w) // the headers: the client knows that the request has arrived
 	var answer any
 	var err error
 	watch(func(m *meter) { answer, err = what.answer(ctx, v.site, q, m) }, func(done, total int64, what string) {

@@ -6,10 +6,10 @@
 package web
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -291,10 +291,27 @@ func (s *Site) redact(text string) string {
 	return s.opts.Redact(text)
 }
 
-// shownRecipe returns the name of the recipe in keys of answers.
-func (s *Site) shownRecipe(recipe bool) string {
-	if !recipe {
-		return ""
+// answerOf returns an error as an answer, without secrets.
+func (s *Site) answerOf(err error) *Error {
+	out := Error{Kind: KindInternal, Message: err.Error()}
+	if e, ok := errors.AsType[*Error](err); ok {
+		out.Kind, out.Hint = e.Kind, e.Hint
+	} else if errors.Is(err, context.Canceled) && s.ctx.Err() != nil {
+		out = *errClosed
+	} else {
+		for _, k := range kinds {
+			if errors.Is(err, k.err) {
+				out.Kind = k.kind
+				break
+			}
+		}
 	}
-	return cmp.Or(s.opts.Recipe, "recipe")
+	if h, ok := errors.AsType[hinter](err); ok && out.Hint == "" {
+		out.Hint = h.Hint()
+	}
+	if out.Kind == KindGone && out.Hint == "" {
+		out.Hint = "reload the page to see what is there now"
+	}
+	out.Message, out.Hint = s.redact(strings.ToValidUTF8(out.Message, "�")), s.redact(out.Hint)
+	return &out
 }

@@ -162,6 +162,28 @@ func TestWeb(t *testing.T) {
 	s.end(t)
 }
 
+// A checkpoint may be in any store.
+func TestWebOfStore(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	demoCheckpoint(t, "mem://web/runs/a")
+	for _, c := range []struct{ path, kind, id string }{{"mem://web/runs/a", "checkpoint", web.Self}, {"mem://web/runs", "run", "a"}} {
+		s := serveWeb(t, c.path, "--no-cache")
+		var place struct {
+			Kind        string
+			Checkpoints []web.Place
+		}
+		s.get(t, "/api/place", &place)
+		if place.Kind != c.kind || len(place.Checkpoints) != 1 || place.Checkpoints[0].ID != c.id || place.Checkpoints[0].Label != "a" {
+			t.Errorf("%s: the place is %+v; want a %s with the checkpoint %q", c.path, place, c.kind, c.id)
+		}
+		var names struct{ Names []string }
+		if s.get(t, "/api/names?c="+c.id, &names); len(names.Names) == 0 {
+			t.Errorf("%s: there are no names", c.path)
+		}
+		s.end(t)
+	}
+}
+
 // Without --json, the address is the only line on stdout.
 func TestWebPrintsItsAddress(t *testing.T) {
 	defer goleak.VerifyNone(t)

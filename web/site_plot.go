@@ -15,20 +15,20 @@ import (
 // picture is a chart that a Site draws.
 type picture struct {
 	params string // besides what
-	draw   func(s *Site, ctx context.Context, q *query, m *meter) (*plot.Picture, error)
+	draw   func(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error)
 }
 
 // pictures are all charts.
 var pictures = map[string]picture{
-	"sizes":     {"c", (*Site).plotSizes},
-	"shards":    {"c name", (*Site).plotShards},
-	"histogram": {"c name buckets scale counts", (*Site).plotHistogram},
-	"heatmap":   {"c name index rows cols height width", (*Site).plotHeat},
-	"changes":   {"a b select recipe", (*Site).plotChanges},
-	"overlay":   {"a b name_a name buckets scale counts recipe", (*Site).plotOverlay},
-	"timeline":  {"c", (*Site).plotTimeline},
-	"steps":     {"select measure", (*Site).plotSteps},
-	"run":       {"", (*Site).plotRun},
+	"sizes":     {"c", plotSizes},
+	"shards":    {"c name", plotShards},
+	"histogram": {"c name buckets scale counts", plotHistogram},
+	"heatmap":   {"c name index rows cols height width", plotHeat},
+	"changes":   {"a b select recipe", plotChanges},
+	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
+	"timeline":  {"c", plotTimeline},
+	"steps":     {"select measure", plotSteps},
+	"run":       {"", plotRun},
 }
 
 // Pictures returns the names of the charts that Plot draws.
@@ -69,7 +69,7 @@ func (s *Site) plot(ctx context.Context, q *query, m *meter) (*plot.Picture, err
 	if q.err != nil {
 		return nil, q.err
 	}
-	return p.draw(s, ctx, q, m)
+	return p.draw(ctx, s, q, m)
 }
 
 // allPictureParams are the parameters of /api/plot.
@@ -100,7 +100,7 @@ func (s *Site) about(q *query, params ...string) plot.Option {
 	return plot.About(s.redact(strings.Join(labels, " → ")))
 }
 
-func (s *Site) plotSizes(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
 	c, err := s.columns(ctx, q)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (s *Site) plotSizes(ctx context.Context, q *query, _ *meter) (*plot.Picture
 	return plot.Sizes(c.Columns, s.about(q, "c")), nil
 }
 
-func (s *Site) plotShards(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
 	it, err := s.item(ctx, q)
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (s *Site) plotShards(ctx context.Context, q *query, _ *meter) (*plot.Pictur
 	return plot.Shards(it.Item, it.Chunks, s.about(q, "c")), nil
 }
 
-func (s *Site) plotHistogram(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+func plotHistogram(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
 	opts := q.counts()
 	t, err := s.stats(ctx, q, m)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Site) plotHistogram(ctx context.Context, q *query, m *meter) (*plot.Pic
 	return plot.Histogram(t, append(opts, s.about(q, "c"))...), nil
 }
 
-func (s *Site) plotHeat(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+func plotHeat(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
 	h, err := s.heat(ctx, q)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (s *Site) plotHeat(ctx context.Context, q *query, _ *meter) (*plot.Picture,
 	return plot.Heat(h, s.about(q, "c")), nil
 }
 
-func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+func plotChanges(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
 	c, err := s.compare(ctx, q, m)
 	if err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Pictu
 	return plot.Changes(c.Items, s.about(q, "a", "b")), nil
 }
 
-func (s *Site) plotOverlay(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+func plotOverlay(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
 	opts := q.counts()
 	o, err := s.overlay(ctx, q, m)
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Site) plotOverlay(ctx context.Context, q *query, m *meter) (*plot.Pictu
 	return plot.Overlay(o, s.label(q.text("a")), s.label(q.text("b")), opts...), nil
 }
 
-func (s *Site) plotTimeline(ctx context.Context, q *query, _ *meter) (*plot.Picture, error) {
+func plotTimeline(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
 	t, err := s.timeline(ctx, q)
 	if err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ var measures = map[string]struct {
 	"nan_share": {"Share of NaN in each layer", "share of elements that are NaN", func(t *steps) [][]inspect.Number { return t.NaNShare }},
 }
 
-func (s *Site) plotSteps(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {
+func plotSteps(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
 	measure := measures[q.choice("measure", "l2", "mean", "abs_max", "nan_share")]
 	t, err := s.steps(ctx, q, m)
 	if err != nil {
@@ -197,7 +197,7 @@ func (s *Site) plotSteps(ctx context.Context, q *query, m *meter) (*plot.Picture
 	return plot.Lines(measure.title, measure.axis, at, t.Layers, values, plot.About(s.redact(s.opts.Path))), nil
 }
 
-func (s *Site) plotRun(ctx context.Context, _ *query, _ *meter) (*plot.Picture, error) {
+func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, error) {
 	log, err := s.run(ctx)
 	if err != nil {
 		return nil, err
