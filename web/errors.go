@@ -80,6 +80,8 @@ var kinds = []struct {
 	{inspect.ErrNoTimeline, KindNoTimeline},
 	{inspect.ErrPattern, KindBadRequest},
 	{inspect.ErrIndex, KindBadRequest},
+	{storage.ErrChanged, KindGone},
+	{storage.ErrRemoving, KindGone},
 	{storage.ErrVersion, KindVersion},
 	{storage.ErrUnderWay, KindUnderWay},
 	{storage.ErrCorrupt, KindCorrupt},

@@ -309,6 +309,9 @@ func (s *Site) answerOf(err error) *Error {
 	if h, ok := errors.AsType[hinter](err); ok && out.Hint == "" {
 		out.Hint = h.Hint()
 	}
+	if out.Kind == KindGone && out.Hint == "" {
+		out.Hint = "reload the page to see what is there now"
+	}
 	out.Message, out.Hint = s.redact(strings.ToValidUTF8(out.Message, "�")), s.redact(out.Hint)
 	return &out
 }

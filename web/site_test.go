@@ -568,6 +568,23 @@ func TestPrepare(t *testing.T) {
 	run.get(t, "place")
 }
 
+// Errors of other packages have kinds, also if they are wrapped.
+func TestKinds(t *testing.T) {
+	s := NewSite(Options{})
+	defer s.Close()
+	for _, k := range kinds {
+		if e := s.answerOf(fmt.Errorf("open: %w", k.err)); e.Kind != k.kind || e.Kind == KindGone && e.Hint == "" {
+			t.Errorf("%v: %+v; want the kind %q", k.err, e, k.kind)
+		}
+		if statuses[k.kind] == 0 {
+			t.Errorf("the kind %q has no status", k.kind)
+		}
+	}
+	if e := s.answerOf(errors.New("x")); e.Kind != KindInternal {
+		t.Errorf("another error: %+v", e)
+	}
+}
+
 func TestErrorsHaveNoSecrets(t *testing.T) {
 	s := NewSite(Options{Redact: strings.NewReplacer("user:pass@", "", "?key=secret", "").Replace})
 	defer s.Close()

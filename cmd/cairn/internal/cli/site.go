@@ -219,7 +219,7 @@ func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Ope
 		return nil, fmt.Errorf("%q: %w", id, cairn.ErrNotFound)
 	}
 	ctx = s.logged(ctx)
-	store, at, c, err := openLocated(ctx, address)
+	store, at, c, err := openSteady(ctx, address)
 	if err != nil {
 		return nil, err
 	}
@@ -231,6 +231,27 @@ func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Ope
 	}
 	out.Checkpoint = cairn.NewCheckpoint(at, c)
 	return out, nil
+}
+
+// openSteady is openLocated, and opens a native checkpoint again if its record was replaced
+// meanwhile: its version must be that of the checkpoint that was opened.
+func openSteady(ctx context.Context, address string) (store, at blob.Store, c storage.Checkpoint, err error) {
+	for tries := 1; ; tries++ {
+		if store, err = openStore(ctx, checkpointAddress(ctx, address)); err != nil {
+			return nil, nil, nil, err
+		}
+		before, _ := store.Stat(ctx, recordName) // other formats have none
+		if store, at, c, err = openLocated(ctx, address); err != nil {
+			return nil, nil, nil, err
+		}
+		after, _ := store.Stat(ctx, recordName)
+		if after.Size == before.Size && after.Version == before.Version && after.ModTime.Equal(before.ModTime) {
+			return store, at, c, nil
+		}
+		if err := c.Close(); err != nil || tries == 10 {
+			return nil, nil, nil, errors.Join(fmt.Errorf("%s: %w again and again", blob.Redact(address), cairn.ErrChanged), err)
+		}
+	}
 }
 
 // through returns the form of a checkpoint that the recipe describes. It closes the checkpoint
