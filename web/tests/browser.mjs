@@ -35,6 +35,7 @@ export function launch() {
     timeout: patience,
     args: [
       '--disable-gpu',
+      '--disable-dev-shm-usage',
       '--disable-quic',
       '--no-first-run',
       '--disable-background-networking',

@@ -21,7 +21,7 @@ const shots = [
   { name: 'layers', of: 'run', at: '#/run?layers=1', ready: (p) => p.getByRole('grid', { name: 'Layers' }), scroll: '#layers' },
   { name: 'layers-map', of: 'run', at: '#/run?layers=1&form=map', ready: (p) => p.getByRole('grid', { name: 'Layers' }), scroll: '#layers' },
   { name: 'checkpoint', of: 'run', at: `#/checkpoint?${c}`, ready: (p) => p.getByRole('grid', { name: 'Names' }) },
-  { name: 'tensor', of: 'run', at: `#/tensor?${c}&name=model.layers.11.mlp.up.weight`, ready: (p) => p.getByText(/^exact: /) },
+  { name: 'tensor', of: 'run', at: `#/tensor?${c}&name=model.layers.11.mlp.up.weight`, ready: (p) => p.getByText(/^exact: /), height: 1280 },
   { name: 'compare', of: 'run', at: '#/compare?a=step-000000200&b=step-000000800', ready: (p) => p.getByRole('grid') },
   { name: 'timeline', of: 'ranks-10000', at: '#/timeline', ready: (p) => p.getByLabel(/^Phases of 10,000 ranks/) },
   { name: 'timeline-16', of: 'ranks-16', at: '#/timeline?rank=5', ready: (p) => p.getByRole('heading', { name: 'Rank 5' }) },
@@ -60,7 +60,7 @@ try {
   for (const s of shots) {
     if (!servers.has(s.of)) servers.set(s.of, await serve([s.of], {}, made)); // a short path in the picture
     const context = await browser.newContext({
-      viewport: s.narrow ? narrow : wide,
+      viewport: { ...(s.narrow ? narrow : wide), ...(s.height ? { height: s.height } : {}) },
       colorScheme: s.dark ? 'dark' : 'light',
       reducedMotion: 'reduce',
     });
