@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import path from 'node:path';
-import { after, before, test } from 'node:test';
-import { downloaded, isPNG, isSVG, made, setUp } from './browser.mjs';
+import { after, before, describe, test } from 'node:test';
+import { downloaded, isPNG, isSVG, made, root, setUp } from './browser.mjs';
 
 const s = setUp({ before, after }, () => [path.join(made, 'run')]);
 
@@ -121,4 +121,26 @@ test('downloads', async () => {
   assert.match(layers.find((l) => l.startsWith('model.layers.11,step-000000800')), /,0\.000\d+,$/);
   w.check();
   await w.close();
+});
+
+describe('a run without steps, policy and remote run', () => {
+  const s = setUp({ before, after }, () => [path.join(root, 'testdata/fixtures/torch-2.14/hf-3')]);
+
+  test('is shown by time', async () => {
+    const w = await s.page();
+    await w.page.getByRole('link', { name: 'consolidated' }).waitFor();
+    await w.page.getByRole('img', { name: 'Sizes of the checkpoints by time' }).waitFor();
+    assert.ok(await w.page.getByText('keeps all').count());
+    assert.equal(await w.page.getByText('would remove').count(), 0);
+    await w.page.getByRole('button', { name: /^Compute/ }).click();
+    await w.page.getByRole('img', { name: /norm \(L2\) by layer/ }).waitFor();
+    await w.page.getByLabel('Tensors').fill('nothing.*');
+    await w.page.getByRole('button', { name: /^Compute again/ }).click();
+    await w.page.getByText('No tensor matches nothing.*').waitFor();
+    await w.page.getByLabel('Tensors').fill('[');
+    await w.page.getByRole('button', { name: /^Compute again/ }).click();
+    await w.page.getByRole('alert').waitFor();
+    w.check(/400/);
+    await w.close();
+  });
 });
