@@ -227,6 +227,12 @@ func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
 // same shape and dtype, and the same chunks at the same locations. Tied weights are saved
 // like this.
 func (m *Metadata) Ties() map[string]string {
+	// Names that are stored once share a key, which cannot be the own name of both.
+	if !slices.ContainsFunc(m.Entries, func(e Entry) bool {
+		return e.Tensor != nil && slices.ContainsFunc(e.Tensor.Locs, func(l Location) bool { return l.Detail != nil && l.Detail.Key != "" })
+	}) {
+		return nil
+	}
 	var out map[string]string
 	first := make(map[place]*Entry, len(m.Entries)) // by the place of the first chunk that has bytes
 	for i := range m.Entries {

@@ -165,7 +165,10 @@ func (s *Site) Prepare() {
 			return
 		}
 		defer s.release(h)
-		_, _ = h.columns(s.ctx) // the question returns the error
+		var both sync.WaitGroup // the questions return the errors
+		both.Go(func() { _, _ = h.summary(s.ctx) })
+		both.Go(func() { _, _ = h.columns(s.ctx) })
+		both.Wait()
 	})
 }
 
