@@ -198,46 +198,6 @@ test('the largest dtypes have colours of their own, objects are grey', () => {
   assert.deepEqual([colors.get('objects'), colors.get('t0'), colors.get('t6'), colors.get('t7')], ['faint', 'c0', 'c6', 'faint']);
 });
 
-test('values are broken into lines', () => {
-  assert.equal(pretty("{'a': 1}"), "{'a': 1}");
-  assert.equal(pretty("{'a': [1, 2, 3], 'b': ', {'}", 12), "{\n  'a': [\n    1, 2, 3\n  ],\n  'b': ', {'\n}");
-  assert.equal(pretty(''), '');
-});
-
-property('breaking a value into lines changes only the white space after commas and brackets', (rnd) => {
-  const parts = ['{', '}', '[', ']', '(', ')', "'", '"', '\\', ', ', ': ', '1', 'None', 'abc', '…'];
-  const text = Array.from({ length: rnd(200) }, () => parts[rnd(parts.length)]).join('');
-  const bare = (s) => s.replace(/\s/g, '');
-  assert.equal(bare(pretty(text, 20)), bare(text));
-});
-
-test('a long or deep value does not grow much', () => {
-  for (const text of ['['.repeat(300_000), '[' + '1, '.repeat(300_000) + ']', "'" + 'x, '.repeat(300_000), "(' ".repeat(300_000)]) {
-    assert.ok(pretty(text).length < 3 * text.length);
-  }
-});
-
-const chunk = (chunk, offsets, sizes) => ({ chunk, offsets, sizes, nbytes: 1, offset: 0, length: 1, n_checksums: 0 });
-
-test('chunks are projected onto the dimensions that are cut', () => {
-  const shape = [4, 6, 8];
-  const b = project(shape, [chunk(0, [0, 0, 0], [2, 6, 8]), chunk(1, [2, 0, 0], [2, 6, 4]), chunk(2, [2, 0, 4], [2, 6, 4])]);
-  assert.deepEqual([b.dims, b.size, b.hidden, b.whole], [[0, 2], [4, 8], [], [1]]);
-  assert.deepEqual([at(b, 5, 3), at(b, 5, 1), at(b, 9, 9)], [[2], [0], []]);
-  assert.deepEqual([beside(b, 1, 1, 0), beside(b, 1, 0, -1), beside(b, 1, -1, 0)], [2, 0, 1]);
-  assert.deepEqual(edges(b.x, 8), [0, 4, 8]);
-  assert.equal(range(chunk(1, [2, 0, 0], [2, 6, 4]), shape), '[2:4, :, 0:4]');
-});
-
-test('tensors of other ranks are projected, too', () => {
-  assert.deepEqual(project([], [chunk(0, [], [])]).dims, [-1, -1]);
-  assert.deepEqual(project([9], [chunk(0, [0], [9])]).dims, [-1, 0]);
-  assert.deepEqual(project([0, 3], [chunk(0, [0, 0], [0, 3])]).size, [1, 3]);
-  const cube = [0, 1].flatMap((i) => [0, 1].flatMap((j) => [0, 1].map((k) => chunk(0, [i, j, k], [1, 1, 1]))));
-  const b = project([2, 2, 2], cube);
-  assert.deepEqual([b.hidden.length, at(b, 0.5, 0.5).length], [1, 2]);
-});
-
 test('a comparison has A before B, and PATH before each OTHER', () => {
   const run = ['1', '2', '3'].map((id) => ({ id, other: false }));
   assert.deepEqual(pairOf(run), ['2', '3']);
@@ -277,4 +237,44 @@ property('the cells of a heat map that are in sight', (n) => {
   assert.deepEqual([...cells], [...seen]);
   h.nan = Array.from({ length: h.height * h.width }, () => n(3));
   assert.equal(unusual(h, cells).nan, [...seen].reduce((s, i) => s + h.nan[i], 0));
+});
+
+test('values are broken into lines', () => {
+  assert.equal(pretty("{'a': 1}"), "{'a': 1}");
+  assert.equal(pretty("{'a': [1, 2, 3], 'b': ', {'}", 12), "{\n  'a': [\n    1, 2, 3\n  ],\n  'b': ', {'\n}");
+  assert.equal(pretty(''), '');
+});
+
+property('breaking a value into lines changes only the white space after commas and brackets', (rnd) => {
+  const parts = ['{', '}', '[', ']', '(', ')', "'", '"', '\\', ', ', ': ', '1', 'None', 'abc', '…'];
+  const text = Array.from({ length: rnd(200) }, () => parts[rnd(parts.length)]).join('');
+  const bare = (s) => s.replace(/\s/g, '');
+  assert.equal(bare(pretty(text, 20)), bare(text));
+});
+
+test('a long or deep value does not grow much', () => {
+  for (const text of ['['.repeat(300_000), '[' + '1, '.repeat(300_000) + ']', "'" + 'x, '.repeat(300_000), "(' ".repeat(300_000)]) {
+    assert.ok(pretty(text).length < 3 * text.length);
+  }
+});
+
+const chunk = (chunk, offsets, sizes) => ({ chunk, offsets, sizes, nbytes: 1, offset: 0, length: 1, n_checksums: 0 });
+
+test('chunks are projected onto the dimensions that are cut', () => {
+  const shape = [4, 6, 8];
+  const b = project(shape, [chunk(0, [0, 0, 0], [2, 6, 8]), chunk(1, [2, 0, 0], [2, 6, 4]), chunk(2, [2, 0, 4], [2, 6, 4])]);
+  assert.deepEqual([b.dims, b.size, b.hidden, b.whole], [[0, 2], [4, 8], [], [1]]);
+  assert.deepEqual([at(b, 5, 3), at(b, 5, 1), at(b, 9, 9)], [[2], [0], []]);
+  assert.deepEqual([beside(b, 1, 1, 0), beside(b, 1, 0, -1), beside(b, 1, -1, 0)], [2, 0, 1]);
+  assert.deepEqual(edges(b.x, 8), [0, 4, 8]);
+  assert.equal(range(chunk(1, [2, 0, 0], [2, 6, 4]), shape), '[2:4, :, 0:4]');
+});
+
+test('tensors of other ranks are projected, too', () => {
+  assert.deepEqual(project([], [chunk(0, [], [])]).dims, [-1, -1]);
+  assert.deepEqual(project([9], [chunk(0, [0], [9])]).dims, [-1, 0]);
+  assert.deepEqual(project([0, 3], [chunk(0, [0, 0], [0, 3])]).size, [1, 3]);
+  const cube = [0, 1].flatMap((i) => [0, 1].flatMap((j) => [0, 1].map((k) => chunk(0, [i, j, k], [1, 1, 1]))));
+  const b = project([2, 2, 2], cube);
+  assert.deepEqual([b.hidden.length, at(b, 0.5, 0.5).length], [1, 2]);
 });
