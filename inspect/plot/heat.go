@@ -17,9 +17,12 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	part := ""
 	if h.Rows[1]-h.Rows[0] != h.Size[0] || h.Cols[1]-h.Cols[0] != h.Size[1] {
 		part = fmt.Sprintf("rows %d to %d, columns %d to %d", h.Rows[0], h.Rows[1]-1, h.Cols[0], h.Cols[1]-1)
+		if h.Dims[0] < 0 {
+			part = fmt.Sprintf("elements %d to %d", h.Cols[0], h.Cols[1]-1)
+		}
 	}
 	index := ""
-	if strings.Trim(h.Index, ":, ") != "" { // otherwise it is the whole tensor
+	if strings.Trim(h.Index, ":, .") != "" { // otherwise it is the whole tensor
 		index = "[" + h.Index + "]"
 	}
 	d, y := newDrawing(h.FQN+index, collect(opts).about, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
@@ -45,7 +48,10 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 
 // readText says how much of the shown part was read.
 func readText(h *inspect.Heat) string {
-	if h.Exact {
+	switch {
+	case h.Exact && h.Elements == 1:
+		return "1 element"
+	case h.Exact:
 		return "all " + plural(h.Elements, "element") + " were read"
 	}
 	return fmt.Sprintf("a sample of %s of %s was read", count(h.Read), plural(h.Elements, "element"))

@@ -22,7 +22,7 @@ func Histogram(t *inspect.TensorStats, opts ...Option) *Picture {
 	case !drawable(h):
 		return d.finish(d.notes(d.empty(y, "no histogram was made"), oddNote(&t.Numbers, false)))
 	}
-	c := newBarChart(d, y, h, o, highest(h), "elements in each bucket")
+	c := newBarChart(d, y, h, o, highest(h), false)
 	c.bars(h, category(0))
 	return d.finish(d.notes(c.f.y1+below+14, c.mergedNote(), oddNote(&t.Numbers, h.Scale == inspect.ScaleLog2)))
 }
@@ -49,7 +49,11 @@ func oddNote(n *inspect.Numbers, log2 bool) string {
 	}
 	zeros := ""
 	if n.Zeros > 0 {
-		zeros = fmt.Sprintf("%s of the elements are zero (%s).", count(n.Zeros), percent(float64(n.Zeros), float64(n.Elements)))
+		are := "are"
+		if n.Zeros == 1 {
+			are = "is"
+		}
+		zeros = fmt.Sprintf("%s of %s %s zero (%s).", count(n.Zeros), plural(n.Elements, "element"), are, percent(float64(n.Zeros), float64(n.Elements)))
 		if log2 {
 			zeros = fmt.Sprintf("Not in the chart, which shows magnitudes: %s (%s).", plural(n.Zeros, "zero"), percent(float64(n.Zeros), float64(n.Elements)))
 		}
@@ -88,20 +92,21 @@ type barChart struct {
 	floor  float64   // count at the lower edge
 }
 
-// newBarChart draws the axes for histograms like h, up to the count most.
-func newBarChart(d *drawing, y float64, h *inspect.Histogram, o options, most float64, yLabel string) *barChart {
+// newBarChart draws the axes for histograms like h, up to the count most. If shares is set,
+// counts are shares of all elements.
+func newBarChart(d *drawing, y float64, h *inspect.Histogram, o options, most float64, shares bool) *barChart {
 	c := &barChart{f: frame{d: d, x0: 84, x1: pictureWidth - 24, y0: y + 8, y1: y + 8 + 360}, merged: mergedBy(len(h.Counts))}
 	c.setEdges(h)
 	f := &c.f
 	most = max(most, 1e-300)
 	f.y = newScale(0, most*1.05, f.y1, f.y0)
-	ticks := countTicks(most*1.05, 6)
-	if most <= 1 { // shares
-		ticks = linearTicks(0, most*1.05, 6)
+	ticks, yLabel := countTicks(most*1.05, 6), "elements in each bucket"
+	if shares {
+		ticks, yLabel = linearTicks(0, most*1.05, 6), "share of the elements in each bucket"
 	}
 	if o.logCounts {
 		c.floor = 0.5
-		if most <= 1 {
+		if shares {
 			c.floor = min(1e-6, most/10)
 		}
 		f.y = newLogScale(c.floor, most*1.5, f.y1, f.y0)
@@ -255,9 +260,10 @@ func Overlay(o *inspect.Overlaid, nameA, nameB string, opts ...Option) *Picture 
 	if !drawable(ha) {
 		h = hb
 	}
-	wholeA, wholeB, label := 1.0, 1.0, "elements in each bucket"
-	if o.A.Elements != o.B.Elements {
-		wholeA, wholeB, label = float64(max(1, o.A.Elements)), float64(max(1, o.B.Elements)), "share of the elements in each bucket"
+	wholeA, wholeB := 1.0, 1.0
+	shares := o.A.Elements != o.B.Elements
+	if shares {
+		wholeA, wholeB = float64(max(1, o.A.Elements)), float64(max(1, o.B.Elements))
 	}
 	y = d.legend(margin, y+12, []swatch{{color: category(0), text: nameA}, {color: category(1), text: nameB}})
 	most := 0.0
@@ -267,7 +273,7 @@ func Overlay(o *inspect.Overlaid, nameA, nameB string, opts ...Option) *Picture 
 	if drawable(hb) {
 		most = max(most, highest(hb)/wholeB)
 	}
-	c := newBarChart(d, y, h, set, most, label)
+	c := newBarChart(d, y, h, set, most, shares)
 	for i, side := range []*inspect.Histogram{ha, hb} {
 		if drawable(side) && len(side.Counts) == len(h.Counts) {
 			c.outline(c.counts(side, []float64{wholeA, wholeB}[i]), category(i), 0.25)

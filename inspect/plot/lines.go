@@ -3,8 +3,10 @@ package plot
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 )
 
 const (
@@ -36,6 +38,7 @@ func Lines(title, yLabel string, steps []float64, names []string, values [][]flo
 	}
 	if len(c.names) > directLines {
 		c.colorBar()
+		c.largest(shown)
 	} else {
 		c.labels(shown)
 	}
@@ -270,6 +273,45 @@ func (c *lineChart) labels(shown []int) {
 	}
 }
 
+// largest writes the names of the lines with the largest magnitudes at their ends, on the side
+// away from zero: the colours of many lines do not tell which one it is.
+func (c *lineChart) largest(shown []int) {
+	type end struct{ x, y, size, last float64 }
+	ends := make(map[int]end)
+	for _, i := range shown {
+		var e end
+		for j := range c.steps {
+			if v, ok := c.value(i, j); ok {
+				e = end{c.f.x.at(c.steps[j]), c.f.y.at(v), max(e.size, math.Abs(v)), v}
+			}
+		}
+		if e.size > 0 {
+			ends[i] = e
+		}
+	}
+	order := slices.SortedStableFunc(maps.Keys(ends), func(a, b int) int {
+		return cmp.Or(cmp.Compare(ends[b].size, ends[a].size), cmp.Compare(a, b))
+	})
+	var done []end
+	for _, i := range order {
+		e := ends[i]
+		if len(done) == 3 || slices.ContainsFunc(done, func(o end) bool { return math.Abs(o.y-e.y) < 14 }) {
+			continue
+		}
+		done = append(done, e)
+		look := look{size: smallSize, halo: true, anchor: "end"}
+		x := e.x
+		if e.x < c.f.x0+220 { // such as the only step
+			x, look.anchor = e.x+6, ""
+		}
+		y := max(e.y-5, c.f.y0+10)
+		if e.last < 0 {
+			y = min(e.y+14, c.f.y1-4)
+		}
+		c.d.write(x, y, fit(c.names[i], smallSize, 300), look)
+	}
+}
+
 // colorBar shows which names the colours stand for.
 func (c *lineChart) colorBar() {
 	x, h := c.f.x1+24, 260.0
@@ -290,7 +332,23 @@ func (c *lineChart) colorBar() {
 }
 
 func (c *lineChart) notes() []string {
-	var out []string
+	var out, without []string
+	for j, s := range c.steps {
+		has := func(v []float64) bool { return j < len(v) && !math.IsNaN(v[j]) }
+		if !slices.ContainsFunc(c.values, has) {
+			without = append(without, stepLabel(s, 1))
+		}
+	}
+	if n := len(without); n > 0 && n < len(c.steps) {
+		text := "Without values: step "
+		if n > 1 {
+			text = "Without values: steps "
+		}
+		if n > 8 {
+			without = append(without[:8], fmt.Sprintf("and %s more", count(n-8)))
+		}
+		out = append(out, text+strings.Join(without, ", ")+".")
+	}
 	if c.infinite > 0 {
 		out = append(out, "Not in the chart: "+plural(c.infinite, "infinite value")+".")
 	}

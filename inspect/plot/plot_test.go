@@ -487,3 +487,37 @@ type tester interface {
 	Helper()
 	Errorf(format string, args ...any)
 }
+
+// The colours of many lines do not tell which one is which: the largest ones have names. Steps
+// without any value are told.
+func TestManyLinesNameTheLargest(t *testing.T) {
+	all := names(20)
+	values := make([][]float64, len(all))
+	for i := range values {
+		values[i] = []float64{0, 0, math.NaN()}
+	}
+	values[11][1] = 3e-5
+	svg := string(plot.Lines("Share of NaN", "share", []float64{100, 200, 300}, all, values).SVG())
+	if n := strings.Count(svg, ">"+all[11]+"</text>"); n == 0 {
+		t.Errorf("the chart does not name %s, the only line that is not zero", all[11])
+	}
+	if strings.Contains(svg, ">"+all[10]+"</text>") {
+		t.Errorf("the chart names %s, which is zero and not at a tick of the colours", all[10])
+	}
+	if !strings.Contains(svg, "Without values: step 300.") {
+		t.Error("the chart does not say that step 300 has no values")
+	}
+}
+
+// Counts are whole numbers, also if the largest is one.
+func TestHistogramOfOneElement(t *testing.T) {
+	s := equal(0)
+	s.Elements, s.Zeros, s.Histogram.Counts[0] = 1, 1, 1
+	svg := string(plot.Histogram(s).SVG())
+	if strings.Count(svg, ">0.2</text>") > 1 { // one is on the axis of values
+		t.Error("the axis of counts has fractions")
+	}
+	if !strings.Contains(svg, "1 of 1 element is zero (100%).") {
+		t.Error("the note about zeros is missing")
+	}
+}

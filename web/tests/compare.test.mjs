@@ -28,6 +28,19 @@ describe('two checkpoints of a run', () => {
     await w.close();
   });
 
+  test('NaN and the values of objects are told in the table', async () => {
+    const w = await s.page(view);
+    const table = w.page.getByRole('grid');
+    await table.waitFor();
+    await w.page.keyboard.press('/');
+    await w.page.keyboard.type('layers.11.mlp.up');
+    await table.getByRole('row').filter({ hasText: '1 NaN on one side' }).waitFor();
+    await w.page.getByLabel('Search names').fill('step');
+    await table.getByRole('row').filter({ hasText: '200 → 800' }).waitFor();
+    w.check();
+    await w.close();
+  });
+
   test('histograms over each other', async () => {
     const w = await s.page(`${view}&row=model.layers.5.mlp.up.weight`);
     const opened = w.page.getByLabel('Opened name');

@@ -24,6 +24,18 @@ test('the checkpoints of a run', async () => {
   await w.close();
 });
 
+test('the first key leads to the content, and the view stays', async () => {
+  const w = await s.page('#/run');
+  await w.page.getByRole('link', { name: 'step-000000800' }).waitFor();
+  await w.page.keyboard.press('Tab');
+  assert.equal(await w.page.evaluate(() => document.activeElement?.textContent), 'Go to the content');
+  await w.page.keyboard.press('Enter');
+  await w.page.waitForFunction(() => document.activeElement?.id === 'content');
+  assert.match(w.page.url(), /#\/run$/);
+  w.check();
+  await w.close();
+});
+
 test('sorted, picked and compared, all in the address', async () => {
   const w = await s.page('#/run');
   const name = (i) => w.page.locator('.scroll tbody tr:not(.problem)').nth(i).locator('td').nth(1).innerText();

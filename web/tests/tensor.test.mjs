@@ -64,6 +64,36 @@ test('the program to read it can be copied', async () => {
   await w.close();
 });
 
+test('it names its checkpoint, and shows the same tensor of another one', async () => {
+  const name = 'model.layers.11.mlp.up.weight';
+  const w = await s.page(tensor(name));
+  const choice = w.page.getByLabel('Checkpoint', { exact: true });
+  assert.equal(await choice.inputValue(), 'step-000000800');
+  await w.page.getByText(/NaN: 1 in view/).waitFor();
+  await choice.selectOption('step-000000300');
+  await w.page.waitForURL(/c=step-000000300/);
+  await w.page.getByText(/^exact: /).waitFor();
+  await w.page.getByText('standard deviation', { exact: true }).waitFor();
+  assert.equal(await w.page.getByText(/NaN: 1 in view/).count(), 0);
+  await w.page.goBack();
+  await w.page.getByText(/NaN: 1 in view/).waitFor();
+  w.check();
+  await w.close();
+});
+
+test('the legend of a heat map counts what is in sight', async () => {
+  const w = await s.page(tensor('model.layers.11.mlp.up.weight')); // its NaN is at [85, 21]
+  await w.page.getByText(/NaN: 1 in view/).waitFor();
+  const map = w.page.getByLabel(/^Heat map/);
+  await map.focus();
+  for (let i = 0; i < 6; i++) await w.page.keyboard.press('+'); // around the middle
+  await w.page.waitForURL(/rows=1\d\d%3A1\d\d/);
+  await w.page.getByText('value of the element', { exact: true }).waitFor();
+  await w.page.getByText(/NaN: 1 in view/).waitFor({ state: 'detached' });
+  w.check();
+  await w.close();
+});
+
 test('downloads', async () => {
   const w = await s.page(tensor('model.layers.0.mlp.up.weight'));
   await w.page.getByText(/^exact: /).waitFor();

@@ -1,6 +1,6 @@
 // What a comparison says about each name, ready for the chart and the table.
 import { num, type Compared, type Comparison } from '../lib/api';
-import { naturalKey } from '../lib/format';
+import { count, naturalKey } from '../lib/format';
 
 export type Status = Compared['status'];
 
@@ -36,6 +36,17 @@ export function largest(x: Compared): number {
 export function share(x: Compared): number {
   if (!x.values) return NaN;
   return x.values.elements === 0 ? 0 : x.values.differing / x.values.elements;
+}
+
+/** Says that a tensor has NaN in places where the other one has none; "" if there are none. */
+export function nans(x: Compared): string {
+  return x.values && x.values.nans > 0 ? `${count(x.values.nans)} NaN on one side` : '';
+}
+
+/** The values of an object in both, if they are known and differ. */
+export function objects(x: Compared): string {
+  if (x.a?.kind !== 'object' || x.b?.kind !== 'object' || x.status === 'identical') return '';
+  return x.a.repr && x.b.repr ? `${x.a.repr} → ${x.b.repr}` : '';
 }
 
 /** For sorting: names that could not be compared by their elements and differ are beyond all numbers. */

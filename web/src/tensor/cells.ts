@@ -109,9 +109,21 @@ export interface Count {
   negInf: number;
 }
 
-/** NaNs and infinities among the elements that were read. */
-export function unusual(h: Heat): Count {
-  const sum = (a?: number[]) => a?.reduce((s, x) => s + x, 0) ?? 0;
+/** The cells of a heat map that have elements of these rows and columns: their places in its lists. */
+export function cellsIn(h: Heat, rows: [number, number], cols: [number, number]): Int32Array {
+  const within = (of: [number, number], n: number, [lo, hi]: [number, number]) =>
+    lo >= of[1] || hi <= of[0] ? [0, 0] : [cellOf(of, n, Math.max(of[0], lo)), cellOf(of, n, Math.min(of[1], hi) - 1) + 1];
+  const [r0, r1] = within(h.rows, h.height, rows);
+  const [c0, c1] = within(h.cols, h.width, cols);
+  const out = new Int32Array((r1 - r0) * (c1 - c0));
+  let n = 0;
+  for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) out[n++] = r * h.width + c;
+  return out;
+}
+
+/** NaNs and infinities among the elements of some cells that were read. */
+export function unusual(h: Heat, cells: Int32Array): Count {
+  const sum = (a?: number[]) => (a ? cells.reduce((s, i) => s + a[i], 0) : 0);
   return { nan: sum(h.nan), posInf: sum(h.pos_inf), negInf: sum(h.neg_inf) };
 }
 

@@ -67,7 +67,7 @@ export function chart(
     ],
     series: [
       {
-        label: log2 ? '|x|' : 'x',
+        label: log2 ? 'magnitude' : 'value',
         value: (_u: uPlot, _v: number, _s: number, i: number | null) =>
           i === null || i >= edges.length - 1 ? '--' : `${number(edges[i])} to ${number(edges[i + 1])}`,
       },

@@ -1,4 +1,4 @@
-// Tests of the plain functions behind the view of a checkpoint: 'npm run unit'.
+// Tests of the plain functions behind the views: 'npm run unit'.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { at, beside, edges, project, range } from '../../src/checkpoint/boxes';
@@ -7,7 +7,11 @@ import { icicle, ticks } from '../../src/checkpoint/icicle';
 import { pretty } from '../../src/checkpoint/pretty';
 import { lowered, matcher, search, size, sortedBy } from '../../src/checkpoint/search';
 import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
+import { pairOf, throughRecipe } from '../../src/compare/pair';
 import { cellAt, descend, layout, rest } from '../../src/checkpoint/treemap';
+
+globalThis.location = { search: '' }; // the token of the requests is in the address
+const { cellsIn, unusual } = await import('../../src/tensor/cells');
 
 /** Numbers from a seed, which the test prints if it fails. */
 function random(seed) {
@@ -192,6 +196,47 @@ test('the largest dtypes have colours of their own, objects are grey', () => {
   const shares = ['objects', ...Array.from({ length: 10 }, (_, i) => `t${i}`)].map((dtype) => ({ dtype, names: 1, nbytes: 1 }));
   const colors = dtypeColors(shares);
   assert.deepEqual([colors.get('objects'), colors.get('t0'), colors.get('t6'), colors.get('t7')], ['faint', 'c0', 'c6', 'faint']);
+});
+
+test('a comparison has A before B, and PATH before each OTHER', () => {
+  const run = ['1', '2', '3'].map((id) => ({ id, other: false }));
+  assert.deepEqual(pairOf(run), ['2', '3']);
+  assert.deepEqual(pairOf(run, undefined, '2'), ['1', '2']);
+  assert.deepEqual(pairOf(run, undefined, '1'), ['1', '2']);
+  assert.deepEqual(pairOf(run, '1'), ['1', '3']);
+  assert.deepEqual(pairOf(run, '3', '1'), ['3', '1']);
+  assert.deepEqual(pairOf(run, undefined, 'gone'), ['1', 'gone']);
+  assert.deepEqual(pairOf([], undefined, undefined), ['.', '.']);
+});
+
+test('a recipe of the command line is used for PATH against an OTHER', () => {
+  const place = { recipe: 'auto', checkpoints: [{ id: '.', other: false }, { id: '@1', other: true }] };
+  assert.equal(throughRecipe(place, '.', '@1'), true);
+  assert.equal(throughRecipe(place, '@1', '.'), false);
+  assert.equal(throughRecipe(place, '@1', '.', '1'), true);
+  assert.equal(throughRecipe(place, '.', '@1', '0'), false);
+  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1', '1'), false);
+});
+
+property('the cells of a heat map that are in sight', (n) => {
+  const [r0, c0] = [n(50), n(50)];
+  const h = { rows: [r0, r0 + 1 + n(40)], cols: [c0, c0 + 1 + n(40)] };
+  h.height = 1 + n(h.rows[1] - h.rows[0]);
+  h.width = 1 + n(h.cols[1] - h.cols[0]);
+  const part = (lo) => [lo, lo + 1 + n(60)];
+  const [rows, cols] = [part(n(100)), part(n(100))];
+  const seen = new Set();
+  const edge = ([lo, hi], cells, k) => lo + Math.floor((k * (hi - lo)) / cells);
+  for (let r = 0; r < h.height; r++) {
+    for (let c = 0; c < h.width; c++) {
+      const meets = (of, cells, k, [lo, hi]) => edge(of, cells, k) < hi && edge(of, cells, k + 1) > lo;
+      if (meets(h.rows, h.height, r, rows) && meets(h.cols, h.width, c, cols)) seen.add(r * h.width + c);
+    }
+  }
+  const cells = cellsIn(h, rows, cols);
+  assert.deepEqual([...cells], [...seen]);
+  h.nan = Array.from({ length: h.height * h.width }, () => n(3));
+  assert.equal(unusual(h, cells).nan, [...seen].reduce((s, i) => s + h.nan[i], 0));
 });
 
 test('values are broken into lines', () => {

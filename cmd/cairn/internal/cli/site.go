@@ -66,17 +66,18 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err != nil {
 		return nil, err
 	}
+	labels := labelsOf(args, isRun)
 	if isRun {
 		o.Run = s.list
 	} else {
-		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labelOf(args[0])})
+		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labels[0]})
 	}
 	for i, address := range args[1:] {
 		id := fmt.Sprintf("@%d", i+1)
 		if err := s.add(id, address); err != nil {
 			return nil, err
 		}
-		o.Checkpoints = append(o.Checkpoints, web.Place{ID: id, Label: blob.Redact(address), Other: true})
+		o.Checkpoints = append(o.Checkpoints, web.Place{ID: id, Label: labels[i+1], Other: true})
 	}
 	return web.NewSite(o), nil
 }
@@ -91,6 +92,22 @@ func (f *siteFlags) folder() string {
 		return "" // statistics are computed each time
 	}
 	return filepath.Join(dir, "cairn", "explorer")
+}
+
+// labelsOf returns what the pages call the checkpoints at some addresses: the last parts of
+// the addresses if they differ, and the whole addresses if they do not. OTHERs of a run, whose
+// checkpoints may have any name, have whole addresses, too.
+func labelsOf(addresses []string, isRun bool) []string {
+	short, whole := make([]string, len(addresses)), make([]string, len(addresses))
+	seen := map[string]bool{}
+	for i, a := range addresses {
+		short[i], whole[i] = labelOf(a), blob.Redact(a)
+		seen[short[i]] = true
+	}
+	if isRun || len(seen) < len(short) {
+		return whole
+	}
+	return short
 }
 
 // labelOf returns the last part of an address.

@@ -339,6 +339,24 @@ func TestVersionOf(t *testing.T) {
 	}
 }
 
+// The checkpoints have short names if those differ.
+func TestSiteLabels(t *testing.T) {
+	for _, c := range []struct {
+		addresses []string
+		isRun     bool
+		want      string
+	}{
+		{[]string{"runs/a/step-1"}, false, "step-1"},
+		{[]string{"runs/a/step-1", "s3://user:pass@bucket/step-2?key=secret"}, false, "step-1 step-2"},
+		{[]string{"a/ckpt", "s3://user:pass@bucket/b/ckpt"}, false, "a/ckpt s3://bucket/b/ckpt"},
+		{[]string{"runs/a", "other/step-1"}, true, "runs/a other/step-1"},
+	} {
+		if got := strings.Join(labelsOf(c.addresses, c.isRun), " "); got != c.want {
+			t.Errorf("%q, a run: %v: %s; want %s", c.addresses, c.isRun, got, c.want)
+		}
+	}
+}
+
 func TestSiteSecrets(t *testing.T) {
 	r := secretsOf([]string{"web", "s3://user:pass@bucket/a?key=secret", "plain"})
 	if got := r.Replace("open s3://user:pass@bucket/a?key=secret: key=secret"); strings.Contains(got, "secret") || strings.Contains(got, "pass") {
