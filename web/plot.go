@@ -141,7 +141,7 @@ func (s *Site) plotChanges(ctx context.Context, q *query, m *meter) (*plot.Pictu
 	if err != nil {
 		return nil, err
 	}
-	return plot.Changes(c.Items, s.about(q, "a", "b")), nil
+	return plot.Changes(c.items, s.about(q, "a", "b")), nil
 }
 
 func (s *Site) plotOverlay(ctx context.Context, q *query, m *meter) (*plot.Picture, error) {

@@ -32,8 +32,14 @@ var questions = map[string]question{
 	"heat":       {"c name index rows cols height width", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
 	"timeline":   {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
 	"stats":      {"c name buckets scale", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare":    {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.compare(ctx, q, m) }},
-	"overlay":    {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
+	"compare": {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+		c, err := s.compare(ctx, q, m)
+		if err != nil {
+			return nil, err
+		}
+		return c.json, nil
+	}},
+	"overlay": {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
 	"plot": {allPictureParams(), true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		p, err := s.plot(ctx, q, m)
 		if err != nil {
@@ -314,16 +320,53 @@ func (s *Site) both(ctx context.Context, a, b string, recipe bool, fn func(a, b 
 	})
 }
 
+// comparison is the answer of /api/compare.
+type comparison struct {
+	inspect.Comparison
+	// Items has the items of Comparison as columns: there may be 200,000.
+	Items *inspect.ComparedColumns `json:"items"`
+}
+
+// compared is a comparison that is kept.
+type compared struct {
+	items []inspect.Compared // for a chart: descriptions have the kinds only
+	json  json.RawMessage
+}
+
+func newCompared(c *inspect.Comparison) (*compared, error) {
+	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items)})
+	if err != nil {
+		return nil, err
+	}
+	tensor, object := &inspect.Item{Kind: inspect.KindTensor}, &inspect.Item{Kind: inspect.KindObject}
+	for i := range c.Items {
+		for _, it := range []**inspect.Item{&c.Items[i].A, &c.Items[i].B} {
+			switch {
+			case *it == nil:
+			case (*it).Kind == inspect.KindTensor:
+				*it = tensor
+			default:
+				*it = object
+			}
+		}
+	}
+	return &compared{slices.Clip(c.Items), slices.Clip(text)}, nil
+}
+
 // compare answers /api/compare.
-func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *inspect.Comparison, err error) {
+func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
 	a, b, keep, recipe := q.id("a"), q.id("b"), q.pattern("select"), q.flag("recipe")
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
 		key := keyOf("compare", a.identity(), b.identity(), q.text("select"))
-		out, err = cached(ctx, s, m, key, func(c *inspect.Comparison) int { return 1 + len(c.Items) }, func() (*inspect.Comparison, error) {
-			return s.compareNow(ctx, a, b, keep, m)
+		out, err = cached(ctx, s, m, key, func(c *compared) int { return 1 + len(c.items) }, func() (*compared, error) {
+			c, err := s.compareNow(ctx, a, b, keep, m)
+			if err != nil {
+				return nil, err
+			}
+			return newCompared(c)
 		})
 		return err
 	})

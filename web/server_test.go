@@ -333,7 +333,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, inspect.Comparison{},
+		place{}, run.Log{}, steps{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {
