@@ -19,35 +19,38 @@ type question struct {
 	params string // the parameters that it may have
 	// stream is set if it may take long: its answer is a stream with progress.
 	stream bool
+	// large is set if the answer may be large, and is made anew for each request. It is not
+	// set for a stream.
+	large  bool
 	answer func(ctx context.Context, s *Site, q *query, m *meter) (any, error)
 }
 
 // questions are all questions, by the path below /api/.
 var questions = map[string]question{
-	"place":      {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
-	"run":        {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
-	"checkpoint": {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
-	"names":      {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
-	"item":       {"c name", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
-	"heat":       {"c name index rows cols height width", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
-	"timeline":   {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
-	"stats":      {"c name buckets scale", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare": {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"place":      {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
+	"run":        {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
+	"checkpoint": {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
+	"names":      {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
+	"item":       {"c name", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
+	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
+	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
+	"stats":      {"c name buckets scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
+	"compare": {"a b select recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		c, err := s.compare(ctx, q, m)
 		if err != nil {
 			return nil, err
 		}
 		return c.json, nil
 	}},
-	"overlay": {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
-	"plot": {allPictureParams(), true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"overlay": {"a b name_a name buckets scale recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
+	"plot": {allPictureParams(), true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		p, err := s.plot(ctx, q, m)
 		if err != nil {
 			return nil, err
 		}
 		return drawn{string(p.SVG())}, nil
 	}},
-	"steps": {"select", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"steps": {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint.

@@ -206,3 +206,14 @@ func TestMeter(t *testing.T) {
 		t.Errorf("at the end, the progress is %d; want 300", last)
 	}
 }
+
+// It is refused before all checkpoints were read.
+func TestTooManyLayersEndEarly(t *testing.T) {
+	w := newWorld(t, 4, nil)
+	w.site.mostRows = 4
+	reads := w.counted()
+	_, err := w.ask(t.Context(), "steps")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Kind != KindBadRequest || reads.Load() != 1 {
+		t.Errorf("after %d reads: %v; want an error after the first checkpoint", reads.Load(), err)
+	}
+}
