@@ -94,7 +94,8 @@ type ValueDifference struct {
 
 // Change compares two tensors as vectors of those elements that are finite on both sides.
 type Change struct {
-	// RelL2 is ‖b-a‖/‖a‖. It is 0 for equal vectors, and undefined if only a is zero.
+	// RelL2 is ‖b-a‖/‖a‖. It is 0 for equal vectors, and undefined if only a is zero, or if
+	// the elements differ only where one is not finite.
 	RelL2 Number `json:"rel_l2"`
 	// Cosine is the cosine of the angle between a and b. It is 1 for equal vectors, and
 	// undefined if one is zero.
@@ -468,6 +469,9 @@ func (c *comparer) finish(p *pairItem) {
 	}
 	if p.changes(&c.opts) {
 		p.Values.Change = p.change()
+		if p.Values.RelL2 == 0 && p.values.differing > 0 { // a tensor that became NaN is not unchanged
+			p.Values.Change.RelL2 = Number(math.NaN())
+		}
 	}
 	p.done.Store(true)
 	if p.Equal() || !c.opts.First {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -588,5 +589,14 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 	e := s.answerOf(&Error{Kind: KindInternal, Hint: "look at s3://user:pass@b/x", Err: errors.New("open s3://user:pass@b/x?key=secret: no \xff")})
 	if text := e.Message + e.Hint; strings.Contains(text, "pass") || strings.Contains(text, "secret") || !strings.Contains(e.Message, "s3://b/x: no �") {
 		t.Errorf("the answer is %+v; want it without secrets", e)
+	}
+}
+
+// A checkpoint that is the path of the Site is named by the path, not by its id.
+func TestLostPathIsNamed(t *testing.T) {
+	s := NewSite(Options{Path: "runs/a/step-1", Checkpoints: []Place{{ID: Self}}})
+	defer s.Close()
+	if err := s.lost(Self, fs.ErrNotExist); !strings.Contains(err.Error(), `"runs/a/step-1" was removed`) {
+		t.Errorf("the error is %v", err)
 	}
 }
