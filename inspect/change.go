@@ -67,6 +67,7 @@ func (p *pairItem) change() *Change {
 	for i := range len(p.vector) {
 		sum.add(p.vector[i])
 	}
+	p.vector = nil
 	return sum.change()
 }
 

@@ -33,7 +33,7 @@ func TestChanges(t *testing.T) {
 		{"nothing", f64(), f64(), 0, nan},
 		{"what is not finite does not count", f64(3, nan, 4, inf, 7, 7), f64(6, 1, 8, 2, nan, -inf), 1, 1},
 		{"identical, and not finite", f64(3, nan, inf), f64(3, nan, inf), 0, 1},
-		{"nothing is finite", f64(nan, inf), f64(nan, 1), 0, nan},
+		{"nothing is finite", f64(nan, inf), f64(nan, 1), nan, nan},
 		{"the squares overflow", f64(3e200, 4e200), f64(-4e200, 3e200), math.Sqrt2, 0},
 		{"some squares overflow", f64(3e200, 4e200, 1), f64(6e200, 8e200, 1), 1, 1},
 		{"the difference overflows", f64(math.MaxFloat64), f64(-math.MaxFloat64), 2, -1},
@@ -165,6 +165,31 @@ func BenchmarkChanges(b *testing.B) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// A tensor whose finite elements are equal has no relative change of zero if others differ:
+// zero means that nothing changed.
+func TestChangeToNaN(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, c := range []struct {
+		a, b []float64
+		zero bool
+	}{
+		{[]float64{1, 2}, []float64{nan, nan}, false},
+		{[]float64{1, 2}, []float64{1, nan}, false},
+		{[]float64{nan, 2}, []float64{1, 2}, false},
+		{[]float64{1, 2}, []float64{1, inf}, false},
+		{[]float64{1, inf}, []float64{1, -inf}, false},
+		{[]float64{1e-200}, []float64{2e-200}, false}, // whose square is zero
+		{[]float64{1, nan}, []float64{1, nan}, true},
+		{[]float64{1, inf}, []float64{1, inf}, true},
+		{[]float64{0}, []float64{math.Copysign(0, -1)}, true},
+	} {
+		got := compareTwo(t, of(t, c.a), of(t, c.b), inspect.CompareOptions{Change: true})
+		if rel := got.Values.RelL2; c.zero != (rel == 0) || c.zero == rel.None() {
+			t.Errorf("%v and %v: the relative change is %v; want zero: %v, or else none", c.a, c.b, rel, c.zero)
 		}
 	}
 }

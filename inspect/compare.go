@@ -94,7 +94,8 @@ type ValueDifference struct {
 
 // Change compares two tensors as vectors of those elements that are finite on both sides.
 type Change struct {
-	// RelL2 is ‖b-a‖/‖a‖. It is 0 for equal vectors, and undefined if only a is zero.
+	// RelL2 is ‖b-a‖/‖a‖. It is 0 for equal vectors, and undefined if only a is zero, or if
+	// the elements differ only where one is not finite.
 	RelL2 Number `json:"rel_l2"`
 	// Cosine is the cosine of the angle between a and b. It is 1 for equal vectors, and
 	// undefined if one is zero.
@@ -407,9 +408,6 @@ func (p *pairItem) describe(o *CompareOptions) error {
 	if !o.DescriptionsOnly {
 		p.left = (p.elements + p.slab - 1) / p.slab
 	}
-	if o.Change {
-		p.vector = map[int]*products{}
-	}
 	return nil
 }
 
@@ -428,11 +426,16 @@ func (c *comparer) toRead() int64 {
 // jobs yields the work in the order of the names.
 func (c *comparer) jobs() iter.Seq[job] {
 	return func(yield func(job) bool) {
-		for i, p := range c.items {
-			switch {
-			case int64(i) > c.last.Load():
-				return
-			case p.done.Load():
+		for i := 0; i < len(c.items) && int64(i) <= c.last.Load(); i++ {
+			p := c.items[i]
+			if p.done.Load() {
+				continue
+			}
+			if n := c.small(i); n > 1 {
+				if !yield(job{item: i, together: n}) {
+					return
+				}
+				i += n - 1
 				continue
 			}
 			for j := range slabs(i, p.elements, p.slab) {
@@ -444,6 +447,20 @@ func (c *comparer) jobs() iter.Seq[job] {
 	}
 }
 
+// small returns how many items from i on are pairs of small tensors, or need no read.
+func (c *comparer) small(i int) int {
+	return small(len(c.items)-i, slabBytes/4, func(k int) (int64, bool) {
+		p := c.items[i+k]
+		if p.done.Load() {
+			return 0, true
+		}
+		if p.a.Tensor == nil || p.elements > p.slab {
+			return 0, false
+		}
+		return max(p.a.NumBytes(), p.b.NumBytes()), true
+	})
+}
+
 // finish completes a name whose content was read.
 func (c *comparer) finish(p *pairItem) {
 	p.Status = p.status()
@@ -452,6 +469,9 @@ func (c *comparer) finish(p *pairItem) {
 	}
 	if p.changes(&c.opts) {
 		p.Values.Change = p.change()
+		if p.Values.RelL2 == 0 && p.values.differing > 0 { // a tensor that became NaN is not unchanged
+			p.Values.Change.RelL2 = Number(math.NaN())
+		}
 	}
 	p.done.Store(true)
 	if p.Equal() || !c.opts.First {

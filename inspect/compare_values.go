@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -214,6 +216,8 @@ func (c *comparer) compare(ctx context.Context, w *compareWorker, j job) error {
 		return nil
 	case p.a.Tensor == nil:
 		return c.objects(ctx, p)
+	case j.together > 0:
+		return c.together(ctx, w, c.items[j.item:j.item+j.together])
 	}
 	return c.slab(ctx, w, p, j)
 }
@@ -285,16 +289,45 @@ func (c *comparer) withTensors(ctx context.Context, p *pairItem, s *Side, v any,
 	return v, err
 }
 
+// together compares pairs of small tensors, among which are items that need no read.
+func (c *comparer) together(ctx context.Context, w *compareWorker, items []*pairItem) error {
+	items = slices.DeleteFunc(slices.Clone(items), func(p *pairItem) bool { return p.done.Load() })
+	a, b := make([]*meta.Entry, len(items)), make([]*meta.Entry, len(items))
+	for i, p := range items {
+		a[i], b[i] = p.a, p.b
+	}
+	var x, y [][]byte
+	var err error
+	if x, w.x, err = readTogether(ctx, c.a.Content, a, w.x); err != nil {
+		return err
+	}
+	if y, w.y, err = readTogether(ctx, c.b.Content, b, w.y); err != nil {
+		return err
+	}
+	for i, p := range items {
+		if err := c.elements(w, p, job{hi: p.elements}, x[i], y[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j job) error {
-	x, y, n := p.a.Tensor.DType, p.b.Tensor.DType, j.hi-j.lo
-	w.x, w.y = grow(w.x, n*int64(x.Size())), grow(w.y, n*int64(y.Size()))
+	n := j.hi - j.lo
+	w.x, w.y = grow(w.x, n*int64(p.a.Tensor.DType.Size())), grow(w.y, n*int64(p.b.Tensor.DType.Size()))
 	if err := readFlat(ctx, c.a.Content.ReadEntry, p.a, j.lo, j.hi, w.x); err != nil {
 		return err
 	}
 	if err := readFlat(ctx, c.b.Content.ReadEntry, p.b, j.lo, j.hi, w.y); err != nil {
 		return err
 	}
-	c.opts.Progress(int64(len(w.x) + len(w.y)))
+	return c.elements(w, p, j, w.x, w.y)
+}
+
+// elements compares a slab of two tensors, whose elements are px and py.
+func (c *comparer) elements(w *compareWorker, p *pairItem, j job, px, py []byte) error {
+	x, y, n := p.a.Tensor.DType, p.b.Tensor.DType, j.hi-j.lo
+	c.opts.Progress(int64(len(px) + len(py)))
 	sum := newElementTally()
 	var vector *products
 	if c.opts.Change {
@@ -302,7 +335,7 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	}
 	for at := int64(0); at < n; at += blockElements {
 		end := min(at+blockElements, n)
-		t, err := c.block(w, x, y, w.x[at*int64(x.Size()):end*int64(x.Size())], w.y[at*int64(y.Size()):end*int64(y.Size())], vector)
+		t, err := c.block(w, x, y, px[at*int64(x.Size()):end*int64(x.Size())], py[at*int64(y.Size()):end*int64(y.Size())], vector)
 		if err != nil {
 			return fmt.Errorf("%q: %w", p.FQN, err)
 		}
@@ -314,6 +347,9 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.values.merge(&sum)
+	if vector != nil && p.vector == nil {
+		p.vector = make(map[int]*products, 1)
+	}
 	if vector != nil {
 		p.vector[j.slab] = vector
 	}

@@ -59,7 +59,7 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, progress f
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers())
 	for at := 0; at < len(entries); {
-		n := max(1, small(entries[at:]))
+		n := max(1, smallTensors(entries[at:]))
 		some, to := entries[at:at+n], out[at:at+n]
 		g.Go(func() error { return d.entries(gctx, some, to) })
 		at += n
@@ -144,28 +144,16 @@ type digester struct {
 	budget   *semaphore.Weighted // bytes of slabs
 }
 
-const (
-	// smallBytes is the size up to which tensors are read together, because a
-	// read of its own would cost more than the bytes.
-	smallBytes = 64 << 10
-	// maxTogether is the largest number of tensors that are read together.
-	maxTogether = 4096
-)
-
-// small returns how many of the first entries are small tensors.
-func small(entries []*meta.Entry) int {
-	room := min(minSlab, digestBytes)
-	for i, e := range entries {
-		if i == maxTogether || e.Tensor == nil {
-			return i
+// smallTensors returns how many of the first entries are small tensors.
+func smallTensors(entries []*meta.Entry) int {
+	return small(len(entries), min(minSlab, digestBytes), func(i int) (int64, bool) {
+		e := entries[i]
+		if e.Tensor == nil {
+			return 0, false
 		}
 		n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Shape)
-		if err != nil || n > smallBytes || n > room {
-			return i
-		}
-		room -= n
-	}
-	return len(entries)
+		return n, err == nil
+	})
 }
 
 // entries computes the digests of a single entry or of several small tensors.
@@ -193,22 +181,12 @@ func (d *digester) together(ctx context.Context, entries []*meta.Entry, out []Di
 		return err
 	}
 	defer d.budget.Release(total)
-	buf, dst := make([]byte, total), make([]*tensor.Tensor, len(entries))
-	for i, at := 0, int64(0); i < len(entries); i++ {
-		t, n := entries[i].Tensor, entries[i].NumBytes()
-		var err error
-		if dst[i], err = tensor.FromBytes(t.DType, t.Shape, buf[at:at+n]); err != nil {
-			return fmt.Errorf("%q: %w", entries[i].FQN, err)
-		}
-		at += n
-	}
-	if err := d.src.ReadEntries(ctx, entries, dst); err != nil {
+	parts, _, err := readTogether(ctx, d.src, entries, nil)
+	if err != nil {
 		return err
 	}
 	for i, e := range entries {
-		n := e.NumBytes()
-		out[i] = newDigest(e.Tensor, n, sha256.Sum256(buf[:n]))
-		buf = buf[n:]
+		out[i] = newDigest(e.Tensor, int64(len(parts[i])), sha256.Sum256(parts[i]))
 	}
 	d.progress(total)
 	return nil

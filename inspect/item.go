@@ -214,17 +214,19 @@ func nonNil(v []int64) []int64 {
 type Number float64
 
 // MarshalJSON implements json.Marshaler.
-func (n Number) MarshalJSON() ([]byte, error) {
+func (n Number) MarshalJSON() ([]byte, error) { return appendNumber(nil, n), nil }
+
+func appendNumber(b []byte, n Number) []byte {
 	f := float64(n)
 	switch {
 	case math.IsNaN(f):
-		return []byte("null"), nil
+		return append(b, "null"...)
 	case math.IsInf(f, 1):
-		return []byte(`"inf"`), nil
+		return append(b, `"inf"`...)
 	case math.IsInf(f, -1):
-		return []byte(`"-inf"`), nil
+		return append(b, `"-inf"`...)
 	}
-	return strconv.AppendFloat(nil, f, 'g', -1, 64), nil
+	return strconv.AppendFloat(b, f, 'g', -1, 64)
 }
 
 // UnmarshalJSON implements json.Unmarshaler.

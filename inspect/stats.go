@@ -199,8 +199,16 @@ func (s *statist) wantsLinear() bool { return s.opts.Buckets > 0 && !s.opts.Log2
 // the first pass.
 func (s *statist) jobs(second bool) iter.Seq[job] {
 	return func(yield func(job) bool) {
-		for i, it := range s.items {
+		for i := 0; i < len(s.items); i++ {
+			it := s.items[i]
 			if second && !it.second {
+				continue
+			}
+			if n := s.small(i, second); n > 1 {
+				if !yield(job{item: i, together: n}) {
+					return
+				}
+				i += n - 1
 				continue
 			}
 			for j := range slabs(i, it.elements, it.slab) {
@@ -210,6 +218,18 @@ func (s *statist) jobs(second bool) iter.Seq[job] {
 			}
 		}
 	}
+}
+
+// small returns how many items from i on are small tensors, which the first pass reads
+// together, or empty ones.
+func (s *statist) small(i int, second bool) int {
+	if second {
+		return 0
+	}
+	return small(len(s.items)-i, slabBytes/4, func(k int) (int64, bool) {
+		it := s.items[i+k]
+		return it.entry.NumBytes(), it.tensor == nil && it.elements <= it.slab
+	})
 }
 
 func (s *statist) report() *StatsReport {
@@ -307,12 +327,43 @@ func (s *statist) read(ctx context.Context, w *statsWorker, j job) error {
 
 // first processes a slab in the first pass.
 func (s *statist) first(ctx context.Context, w *statsWorker, j job) error {
-	it := s.items[j.item]
+	if j.together > 0 {
+		return s.together(ctx, w, j)
+	}
 	if err := s.read(ctx, w, j); err != nil {
 		return err
 	}
+	return s.add(w, j, w.buf)
+}
+
+// together processes small tensors.
+func (s *statist) together(ctx context.Context, w *statsWorker, j job) error {
+	var entries []*meta.Entry
+	var items []int
+	for i := j.item; i < j.item+j.together; i++ {
+		if s.items[i].elements > 0 {
+			entries, items = append(entries, s.items[i].entry), append(items, i)
+		}
+	}
+	var parts [][]byte
+	var err error
+	if parts, w.buf, err = readTogether(ctx, s.src, entries, w.buf); err != nil {
+		return err
+	}
+	for i, p := range parts {
+		s.opts.Progress(int64(len(p)))
+		if err := s.add(w, job{item: items[i]}, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add adds the elements p of a slab to its tensor.
+func (s *statist) add(w *statsWorker, j job, p []byte) error {
+	it := s.items[j.item]
 	if it.table {
-		return s.tally(w, it)
+		return s.tally(w, it, p)
 	}
 	if w.spare == nil {
 		w.spare = make([]float64, blockElements)
@@ -320,7 +371,7 @@ func (s *statist) first(ctx context.Context, w *statsWorker, j job) error {
 	log2 := s.opts.Buckets > 0 && s.opts.Log2
 	var sum pairwise
 	var powers octaves
-	err := w.blocks.each(it.entry.Tensor.DType, w.buf, func(v []float64) {
+	err := w.blocks.each(it.entry.Tensor.DType, p, func(v []float64) {
 		sum.add(momentsOf(v, w.spare))
 		if log2 {
 			powers.countAll(v)
@@ -354,7 +405,7 @@ func (s *statist) first(ctx context.Context, w *statsWorker, j job) error {
 	if it.second = len(it.slabs) > 1; it.second {
 		return nil
 	}
-	return w.blocks.each(it.entry.Tensor.DType, w.buf, it.linear.countAll) // the whole tensor is in the buffer
+	return w.blocks.each(it.entry.Tensor.DType, p, it.linear.countAll) // the whole tensor
 }
 
 // second processes a slab in the second pass.
@@ -380,19 +431,19 @@ func (s *statist) second(ctx context.Context, w *statsWorker, j job) error {
 // tableWorth is the number of elements from which a table is used.
 const tableWorth = 1 << 16
 
-// tally counts the values in the buffer of w, a slab of a tensor with a table.
-func (s *statist) tally(w *statsWorker, it *statsItem) error {
+// tally counts the values in p, a slab of a tensor with a table.
+func (s *statist) tally(w *statsWorker, it *statsItem, p []byte) error {
 	size := it.entry.Tensor.DType.Size()
 	if w.counts == nil {
 		w.counts = make([]uint32, 1<<16)
 	}
 	clear(w.counts)
 	if size == 1 {
-		for _, b := range w.buf {
+		for _, b := range p {
 			w.counts[b]++
 		}
 	} else {
-		v, err := valuesOf[uint16](tensor.Uint16, w.buf)
+		v, err := valuesOf[uint16](tensor.Uint16, p)
 		if err != nil {
 			return err
 		}

@@ -28,6 +28,9 @@ type job struct {
 	item   int
 	slab   int
 	lo, hi int64
+	// together is the number of items, from item on, that are read together. Each of them is
+	// one slab. Zero: the job is one slab of one item.
+	together int
 }
 
 // workers returns the number of jobs that run at the same time.
@@ -75,7 +78,7 @@ func slabElements(shape []int64, size, bytes int64) int64 {
 func slabs(item int, elements, slab int64) iter.Seq[job] {
 	return func(yield func(job) bool) {
 		for i, lo := 0, int64(0); lo < elements; i, lo = i+1, lo+slab {
-			if !yield(job{item, i, lo, min(lo+slab, elements)}) {
+			if !yield(job{item: item, slab: i, lo: lo, hi: min(lo+slab, elements)}) {
 				return
 			}
 		}
@@ -112,6 +115,50 @@ func readBoxes(e *meta.Entry, shape []int64, d tensor.DType, lo, hi int64, buf [
 		buf = buf[n:]
 	}
 	return nil
+}
+
+const (
+	// smallBytes is the size up to which tensors are read together, because a
+	// read of its own would cost more than the bytes.
+	smallBytes = 64 << 10
+	// maxTogether is the largest number of tensors that are read together.
+	maxTogether = 4096
+	// aligned is a multiple of the alignments of all elements.
+	aligned = 16
+)
+
+// small returns how many of the first n items are small, and not more than room together.
+// size returns the bytes of an item, and whether it may be read with others.
+func small(n int, room int64, size func(i int) (bytes int64, ok bool)) int {
+	for i := range min(n, maxTogether) {
+		bytes, ok := size(i)
+		if !ok || bytes > min(smallBytes, room) {
+			return i
+		}
+		room -= bytes
+	}
+	return min(n, maxTogether)
+}
+
+// readTogether reads whole tensors. It returns the bytes of each, which are aligned parts of
+// a buffer, and the buffer, which is buf if that is large enough.
+func readTogether(ctx context.Context, src Content, entries []*meta.Entry, buf []byte) (parts [][]byte, used []byte, err error) {
+	var total int64
+	for _, e := range entries {
+		total += (e.NumBytes() + aligned - 1) / aligned * aligned
+	}
+	buf = grow(buf, total)
+	parts, dst := make([][]byte, len(entries)), make([]*tensor.Tensor, len(entries))
+	at := int64(0)
+	for i, e := range entries {
+		n := e.NumBytes()
+		parts[i] = buf[at : at+n : at+n]
+		if dst[i], err = tensor.FromBytes(e.Tensor.DType, e.Tensor.Shape, parts[i]); err != nil {
+			return nil, buf, fmt.Errorf("%q: %w", e.FQN, err)
+		}
+		at += (n + aligned - 1) / aligned * aligned
+	}
+	return parts, buf, src.ReadEntries(ctx, entries, dst)
 }
 
 // grow returns a buffer of n bytes, reusing buf if it is large enough.

@@ -40,6 +40,7 @@ type Server struct {
 	opts   ServerOptions
 	token  [sha256.Size]byte
 	assets map[string]asset
+	large  turns
 }
 
 // NewServer returns a server in front of a Site.
@@ -52,7 +53,7 @@ func NewServer(s *Site, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{site: s, opts: o, token: sha256.Sum256([]byte(o.Token)), assets: assets}, nil
+	return &Server{site: s, opts: o, token: sha256.Sum256([]byte(o.Token)), assets: assets, large: make(turns, maxLarge)}, nil
 }
 
 // The limits of connections. An answer has no limit in time, but each write of it has.
@@ -60,9 +61,13 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	writeTimeout  = time.Minute
-	endTimeout    = 5 * time.Second
-	maxHeader     = 64 << 10 // with the address, and so with the longest name
+	endTimeout    = time.Second // what is under way is cancelled, so it ends soon
+	maxHeader     = 64 << 10    // with the address, and so with the longest name
 )
+
+// maxLarge is how many large answers there are at the same time. Each is in memory until the
+// client has taken it, which may be never.
+const maxLarge = 6
 
 // Serve answers the requests of a listener until ctx ends. Then it cancels what is under way,
 // closes the listener and returns nil.
@@ -112,6 +117,8 @@ func (v *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for name, text := range headers {
 		w.Header().Set(name, text)
 	}
+	// The deadline of the last answer on this connection may be over.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of tests has none
 	name, isAPI := strings.CutPrefix(r.URL.Path, "/api/")
 	if err := v.check(r, isAPI); err != nil {
 		v.fail(w, r, err)
@@ -169,7 +176,7 @@ func (v *Server) knowsHost(host string) bool {
 func (v *Server) authorized(r *http.Request) bool {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	sum := sha256.Sum256([]byte(token))
-	return subtle.ConstantTimeCompare(sum[:], v.token[:]) == 1 && ok && v.opts.Token != ""
+	return subtle.ConstantTimeCompare(sum[:], v.token[:]) == 1 && ok && len(r.Header["Authorization"]) == 1 && v.opts.Token != ""
 }
 
 // serveAsset answers with a file of the page.
@@ -195,7 +202,7 @@ func (v *Server) serveAsset(w http.ResponseWriter, r *http.Request) {
 func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string) {
 	what, ok := questions[name]
 	if !ok {
-		v.fail(w, r, &Error{Kind: KindNotFound, Message: "there is no request /api/" + name, Hint: "docs/web.md describes the requests"})
+		v.fail(w, r, &Error{Kind: KindNotFound, Message: "there is no request " + quote("/api/"+name), Hint: "docs/web.md describes the requests"})
 		return
 	}
 	values, err := url.ParseQuery(r.URL.RawQuery)
@@ -218,6 +225,14 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 	if what.stream {
 		v.stream(w, r, q, &what)
 		return
+	}
+	if what.large {
+		done, err := v.large.take(r.Context(), nil)
+		if err != nil {
+			v.fail(w, r, err)
+			return
+		}
+		defer done()
 	}
 	answer, err := what.answer(r.Context(), v.site, q, new(meter))
 	if err != nil {

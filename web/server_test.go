@@ -17,6 +17,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -333,7 +334,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, inspect.Comparison{},
+		place{}, run.Log{}, steps{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {
@@ -526,5 +527,64 @@ func TestStreamOfDeadClient(t *testing.T) {
 	w.server(t).ServeHTTP(client, r) // it ends, although the read waits
 	if client.deadlines == 0 || reading.Load() != 0 {
 		t.Errorf("%d deadlines were set, and %d reads wait", client.deadlines, reading.Load())
+	}
+}
+
+// stuck is a client that does not take its answer until released is closed.
+type stuck struct {
+	http.ResponseWriter
+	writing  chan struct{}
+	released chan struct{}
+}
+
+func (s *stuck) Write(b []byte) (int, error) {
+	s.writing <- struct{}{}
+	<-s.released
+	return len(b), nil
+}
+
+// Answers that may be large are in memory until the client takes them. There are not more
+// than maxLarge, and other questions do not wait for them.
+func TestLargeAnswersAreBounded(t *testing.T) {
+	w := newWorld(t, 1, nil)
+	v := w.server(t)
+	released, writing := make(chan struct{}), make(chan struct{}, 100)
+	var clients sync.WaitGroup
+	for range 3 * maxLarge {
+		clients.Go(func() {
+			r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:80/api/heat?c=step-1&name=model.layers.0.w", nil)
+			r.Header.Set("Authorization", "Bearer "+testToken)
+			v.ServeHTTP(&stuck{httptest.NewRecorder(), writing, released}, r)
+		})
+	}
+	for range maxLarge {
+		select {
+		case <-writing:
+		case <-time.After(2 * time.Minute):
+			t.Fatal("there are fewer answers than allowed")
+		}
+	}
+	if r := request(v, "/api/place", nil); r.StatusCode != http.StatusOK {
+		t.Errorf("meanwhile, /api/place has the status %d", r.StatusCode)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := request(v, "/api/heat?c=step-1&name=model.layers.0.w", func(r *http.Request) { *r = *r.WithContext(ctx) })
+	if r.StatusCode == http.StatusOK || len(writing) > 0 {
+		t.Errorf("one more answer was made: the status %d, and %d others", r.StatusCode, len(writing))
+	}
+	close(released)
+	clients.Wait()
+	if len(v.large) > 0 {
+		t.Errorf("%d turns are still taken", len(v.large))
+	}
+}
+
+func TestSeveralTokens(t *testing.T) {
+	v := newWorld(t, 1, nil).server(t)
+	for _, tokens := range [][]string{{"Bearer " + testToken, "Bearer x"}, {"Bearer x", "Bearer " + testToken}, {"Bearer " + testToken, "Bearer " + testToken}} {
+		if r := request(v, "/api/place", func(r *http.Request) { r.Header["Authorization"] = tokens }); r.StatusCode != http.StatusUnauthorized {
+			t.Errorf("with %q, the status is %d; want %d", tokens, r.StatusCode, http.StatusUnauthorized)
+		}
 	}
 }

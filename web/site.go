@@ -100,11 +100,12 @@ const (
 // Site answers questions about a checkpoint or a run. Its methods are safe for concurrent
 // use.
 type Site struct {
-	opts    Options
-	cache   *folder
-	working turns
-	reading turns
-	answers answers
+	opts     Options
+	cache    *folder
+	working  turns
+	reading  turns
+	mostRows int // maxStepRows; tests make it smaller
+	answers  answers
 
 	// ctx ends with Close. Checkpoints are opened in it, because several questions may wait
 	// for one of them.
@@ -123,7 +124,7 @@ type Site struct {
 
 // NewSite returns a Site. The caller must close it.
 func NewSite(o Options) *Site {
-	s := &Site{opts: o, working: make(turns, maxWorking), reading: make(turns, maxReading), known: map[string]bool{}}
+	s := &Site{opts: o, working: make(turns, maxWorking), reading: make(turns, maxReading), known: map[string]bool{}, mostRows: maxStepRows}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, p := range o.Checkpoints {
 		s.known[p.ID] = true

@@ -177,7 +177,7 @@ func (s *Site) lost(id string, err error) error {
 	known := s.known[id]
 	s.mu.Unlock()
 	if known && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, storage.ErrNotFound)) {
-		return removed(id)
+		return removed(s.shown(id))
 	}
 	return err
 }
@@ -214,11 +214,14 @@ func (h *handle) check(ctx context.Context, age time.Duration) error {
 }
 
 // shown returns the name of the checkpoint for messages.
-func (h *handle) shown() string {
-	if h.key.id == Self {
-		return h.site.opts.Path
+func (h *handle) shown() string { return h.site.shown(h.key.id) }
+
+// shown returns the name of a checkpoint for messages.
+func (s *Site) shown(id string) string {
+	if id == Self {
+		return s.opts.Path
 	}
-	return h.site.label(h.key.id)
+	return s.label(id)
 }
 
 // label returns the name of a checkpoint for people.

@@ -23,7 +23,7 @@ var pictures = map[string]picture{
 	"sizes":     {"c", plotSizes},
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
-	"heatmap":   {"c name index rows cols height width", plotHeat},
+	"heatmap":   {"c name index rows cols height width show", plotHeat},
 	"changes":   {"a b select recipe", plotChanges},
 	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
 	"timeline":  {"c", plotTimeline},
@@ -129,11 +129,12 @@ func plotHistogram(ctx context.Context, s *Site, q *query, m *meter) (*plot.Pict
 }
 
 func plotHeat(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
+	show := q.choice("show", plot.ShowMean, plot.ShowMin, plot.ShowMax, plot.ShowAbs)
 	h, err := s.heat(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return plot.Heat(h, s.about(q, "c")), nil
+	return plot.Heat(h, plot.Show(show), s.about(q, "c")), nil
 }
 
 func plotChanges(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
@@ -141,7 +142,7 @@ func plotChanges(ctx context.Context, s *Site, q *query, m *meter) (*plot.Pictur
 	if err != nil {
 		return nil, err
 	}
-	return plot.Changes(c.Items, s.about(q, "a", "b")), nil
+	return plot.Changes(c.items, s.about(q, "a", "b")), nil
 }
 
 func plotOverlay(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {

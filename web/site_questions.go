@@ -19,29 +19,38 @@ type question struct {
 	params string // the parameters that it may have
 	// stream is set if it may take long: its answer is a stream with progress.
 	stream bool
+	// large is set if the answer may be large, and is made anew for each request. It is not
+	// set for a stream.
+	large  bool
 	answer func(ctx context.Context, s *Site, q *query, m *meter) (any, error)
 }
 
 // questions are all questions, by the path below /api/.
 var questions = map[string]question{
-	"place":      {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
-	"run":        {"", false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
-	"checkpoint": {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
-	"names":      {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
-	"item":       {"c name", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
-	"heat":       {"c name index rows cols height width", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
-	"timeline":   {"c", false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
-	"stats":      {"c name buckets scale", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare":    {"a b select recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.compare(ctx, q, m) }},
-	"overlay":    {"a b name_a name buckets scale recipe", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
-	"plot": {allPictureParams(), true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"place":      {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
+	"run":        {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
+	"checkpoint": {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
+	"names":      {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
+	"item":       {"c name", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
+	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
+	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
+	"stats":      {"c name buckets scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
+	"compare": {"a b select recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+		c, err := s.compare(ctx, q, m)
+		if err != nil {
+			return nil, err
+		}
+		return c.json, nil
+	}},
+	"overlay": {"a b name_a name buckets scale recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.overlay(ctx, q, m) }},
+	"plot": {allPictureParams(), true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		p, err := s.plot(ctx, q, m)
 		if err != nil {
 			return nil, err
 		}
 		return drawn{string(p.SVG())}, nil
 	}},
-	"steps": {"select", true, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"steps": {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint.
@@ -314,16 +323,53 @@ func (s *Site) both(ctx context.Context, a, b string, recipe bool, fn func(a, b 
 	})
 }
 
+// comparison is the answer of /api/compare.
+type comparison struct {
+	inspect.Comparison
+	// Items has the items of Comparison as columns: there may be 200,000.
+	Items *inspect.ComparedColumns `json:"items"`
+}
+
+// compared is a comparison that is kept.
+type compared struct {
+	items []inspect.Compared // for a chart: descriptions have the kinds only
+	json  json.RawMessage
+}
+
+func newCompared(c *inspect.Comparison) (*compared, error) {
+	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items)})
+	if err != nil {
+		return nil, err
+	}
+	tensor, object := &inspect.Item{Kind: inspect.KindTensor}, &inspect.Item{Kind: inspect.KindObject}
+	for i := range c.Items {
+		for _, it := range []**inspect.Item{&c.Items[i].A, &c.Items[i].B} {
+			switch {
+			case *it == nil:
+			case (*it).Kind == inspect.KindTensor:
+				*it = tensor
+			default:
+				*it = object
+			}
+		}
+	}
+	return &compared{slices.Clip(c.Items), slices.Clip(text)}, nil
+}
+
 // compare answers /api/compare.
-func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *inspect.Comparison, err error) {
+func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
 	a, b, keep, recipe := q.id("a"), q.id("b"), q.pattern("select"), q.flag("recipe")
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
 		key := keyOf("compare", a.identity(), b.identity(), q.text("select"))
-		out, err = cached(ctx, s, m, key, func(c *inspect.Comparison) int { return 1 + len(c.Items) }, func() (*inspect.Comparison, error) {
-			return s.compareNow(ctx, a, b, keep, m)
+		out, err = cached(ctx, s, m, key, func(c *compared) int { return 1 + len(c.items) }, func() (*compared, error) {
+			c, err := s.compareNow(ctx, a, b, keep, m)
+			if err != nil {
+				return nil, err
+			}
+			return newCompared(c)
 		})
 		return err
 	})

@@ -99,6 +99,9 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 		}
 		out.Steps = append(out.Steps, st)
 		rows = append(rows, layers)
+		if n := len(layers); n*len(log.Checkpoints) > s.mostRows { // the other checkpoints are not read in vain
+			return nil, tooManyLayers(n, len(log.Checkpoints))
+		}
 	}
 	return out, out.fill(rows)
 }
@@ -164,6 +167,10 @@ func computeLayers(ctx context.Context, o *Opened, keep func(string) bool, m *me
 	return rows, nil
 }
 
+func tooManyLayers(layers, checkpoints int) error {
+	return badRequest(fmt.Sprintf("there are %d layers in %d checkpoints: more than a chart can show", layers, checkpoints), "select fewer names by a pattern, such as layers.0.*")
+}
+
 // fill sets the layers and the numbers.
 func (t *steps) fill(rows [][]layerRow) error {
 	at := map[string]int{}
@@ -177,7 +184,7 @@ func (t *steps) fill(rows [][]layerRow) error {
 		}
 	}
 	if n := len(t.Layers) * len(rows); n > maxStepRows {
-		return badRequest(fmt.Sprintf("there are %d layers in %d checkpoints: more than a chart can show", len(t.Layers), len(rows)), "select fewer names by a pattern, such as layers.0.*")
+		return tooManyLayers(len(t.Layers), len(rows))
 	}
 	undefined := inspect.Number(math.NaN())
 	for _, c := range []struct {

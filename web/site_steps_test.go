@@ -66,7 +66,7 @@ func TestStepsContinue(t *testing.T) {
 	stopped := errors.New("the page is gone")
 	var reads atomic.Int64
 	w.onRead(func(ctx context.Context) error {
-		if reads.Add(1) > 6 { // four tensors of each checkpoint
+		if reads.Add(1) > 1 { // one read for the small tensors of each checkpoint
 			cancel(stopped)
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -84,8 +84,8 @@ func TestStepsContinue(t *testing.T) {
 	if got := w.get(t, "steps").(*steps); got.L2[0][0].None() || got.L2[3][0].None() {
 		t.Errorf("the norms are %v; want all", got.L2)
 	}
-	if n := again.Load(); n != 12 {
-		t.Errorf("%d tensors were read; want those of the three checkpoints that were not done", n)
+	if n := again.Load(); n != 3 {
+		t.Errorf("there were %d reads; want those of the three checkpoints that were not done", n)
 	}
 }
 
@@ -204,5 +204,16 @@ func TestMeter(t *testing.T) {
 	}
 	if last != 300 {
 		t.Errorf("at the end, the progress is %d; want 300", last)
+	}
+}
+
+// It is refused before all checkpoints were read.
+func TestTooManyLayersEndEarly(t *testing.T) {
+	w := newWorld(t, 4, nil)
+	w.site.mostRows = 4
+	reads := w.counted()
+	_, err := w.ask(t.Context(), "steps")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Kind != KindBadRequest || reads.Load() != 1 {
+		t.Errorf("after %d reads: %v; want an error after the first checkpoint", reads.Load(), err)
 	}
 }

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -89,15 +91,28 @@ func (c *counting) Close() error {
 }
 
 func (c *counting) ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {
-	c.w.mu.Lock()
-	read := c.w.read
-	c.w.mu.Unlock()
-	if read != nil {
-		if err := read(ctx); err != nil {
-			return err
-		}
+	if err := c.w.reads(ctx); err != nil {
+		return err
 	}
 	return c.Checkpoint.ReadEntry(ctx, e, box, dst)
+}
+
+func (c *counting) ReadEntries(ctx context.Context, entries []*meta.Entry, dst []*tensor.Tensor) error {
+	if err := c.w.reads(ctx); err != nil {
+		return err
+	}
+	return c.Checkpoint.ReadEntries(ctx, entries, dst)
+}
+
+// reads calls what onRead has set.
+func (w *world) reads(ctx context.Context) error {
+	w.mu.Lock()
+	read := w.read
+	w.mu.Unlock()
+	if read == nil {
+		return nil
+	}
+	return read(ctx)
 }
 
 func (w *world) onRead(read func(ctx context.Context) error) {
@@ -465,7 +480,7 @@ func TestAnswersAreKept(t *testing.T) {
 			t.Errorf("%s reads nothing the first time", text)
 		}
 		before = reads
-		if b := w.get(t, text); reads != before || a != b {
+		if b := w.get(t, text); reads != before || !reflect.DeepEqual(a, b) {
 			t.Errorf("%s reads again", text)
 		}
 	}
@@ -591,5 +606,14 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 	e := s.answerOf(&Error{Kind: KindInternal, Hint: "look at s3://user:pass@b/x", Err: errors.New("open s3://user:pass@b/x?key=secret: no \xff")})
 	if text := e.Message + e.Hint; strings.Contains(text, "pass") || strings.Contains(text, "secret") || !strings.Contains(e.Message, "s3://b/x: no �") {
 		t.Errorf("the answer is %+v; want it without secrets", e)
+	}
+}
+
+// A checkpoint that is the path of the Site is named by the path, not by its id.
+func TestLostPathIsNamed(t *testing.T) {
+	s := NewSite(Options{Path: "runs/a/step-1", Checkpoints: []Place{{ID: Self}}})
+	defer s.Close()
+	if err := s.lost(Self, fs.ErrNotExist); !strings.Contains(err.Error(), `"runs/a/step-1" was removed`) {
+		t.Errorf("the error is %v", err)
 	}
 }

@@ -12,7 +12,22 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 )
 
-// Heat draws a heat map. Its cells show the mean of their elements.
+// The numbers that the cells of a heat map can show, of their finite elements. ShowMean is the
+// default.
+const (
+	ShowMean = "mean"
+	ShowMin  = "min"
+	ShowMax  = "max"
+	ShowAbs  = "abs" // the largest magnitude
+)
+
+// shown are the words for the numbers of cells.
+var shown = map[string]string{ShowMean: "mean", ShowMin: "least", ShowMax: "largest", ShowAbs: "largest magnitude"}
+
+// Show chooses the number that the cells of a heat map show.
+func Show(what string) Option { return func(o *options) { o.show = what } }
+
+// Heat draws a heat map.
 func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	part := ""
 	if h.Rows[1]-h.Rows[0] != h.Size[0] || h.Cols[1]-h.Cols[0] != h.Size[1] {
@@ -25,12 +40,14 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	if strings.Trim(h.Index, ":, .") != "" { // otherwise it is the whole tensor
 		index = "[" + h.Index + "]"
 	}
-	d, y := newDrawing(h.FQN+index, collect(opts).about, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
+	o := collect(opts)
+	d, y := newDrawing(h.FQN+index, o.about, listed(h.DType+" "+shapeText(h.Shape), part, readText(h)))
 	cells := h.Height * h.Width
-	if h.Elements == 0 || cells <= 0 || len(h.Mean) != cells {
+	if h.Elements == 0 || cells <= 0 || len(h.Mean) != cells || len(h.Min) != cells || len(h.Max) != cells {
 		return d.finish(d.empty(y, "the slice has no elements"))
 	}
 	m := &heatMap{Heat: h, d: d}
+	m.values, m.show = valuesOf(h, o.show)
 	m.choose()
 	m.place(y + 8)
 	d.image(m.f.x0, m.f.y0, m.f.x1-m.f.x0, m.f.y1-m.f.y0, dataURI(m.pixels()), "")
@@ -61,11 +78,30 @@ func readText(h *inspect.Heat) string {
 type heatMap struct {
 	*inspect.Heat
 	d       *drawing
+	values  []inspect.Number // of the cells
+	show    string           // what they are
 	f       frame
 	colors  ramp
 	lo, hi  float64 // values at the ends of the colours
-	clipped bool    // some means are beyond lo or hi
-	none    bool    // no cell has a mean
+	clipped bool    // some values are beyond lo or hi
+	none    bool    // no cell has a value
+}
+
+// valuesOf returns the numbers of the cells, and what they are.
+func valuesOf(h *inspect.Heat, show string) ([]inspect.Number, string) {
+	switch show {
+	case ShowMin:
+		return h.Min, show
+	case ShowMax:
+		return h.Max, show
+	case ShowAbs:
+		out := make([]inspect.Number, len(h.Min))
+		for i := range out {
+			out[i] = max(-h.Min[i], h.Max[i]) // NaN if the cell has no finite element
+		}
+		return out, show
+	}
+	return h.Mean, ShowMean
 }
 
 // choose chooses the colours and their range. If a few cells are much larger than all
@@ -73,7 +109,7 @@ type heatMap struct {
 func (m *heatMap) choose() {
 	var sizes []float64
 	lo, hi := math.Inf(1), math.Inf(-1)
-	for _, v := range m.Mean {
+	for _, v := range m.values {
 		if f := float64(v); f-f == 0 {
 			lo, hi = min(lo, f), max(hi, f)
 			sizes = append(sizes, math.Abs(f))
@@ -96,7 +132,7 @@ func (m *heatMap) choose() {
 	}
 }
 
-// color returns the colour of a finite mean.
+// color returns the colour of a finite value.
 func (m *heatMap) color(v float64) rgb {
 	if m.lo == m.hi {
 		return m.colors.at(0.5)
@@ -145,7 +181,7 @@ func (m *heatMap) pixels() image.Image {
 	_, _, w, h := m.cell(0)
 	right, down := max(1, int(math.Ceil(w))), max(1, int(math.Ceil(h)))
 	img := image.NewRGBA(image.Rect(0, 0, m.Width*right, m.Height*down))
-	for i, v := range m.Mean {
+	for i, v := range m.values {
 		c := unreadColor
 		switch f := float64(v); {
 		case at(m.NaN, i) > 0:
@@ -178,7 +214,7 @@ func (m *heatMap) hatch() {
 	}
 	var p path
 	n := 0
-	for i := range m.Mean {
+	for i := range m.values {
 		if at(m.NaN, i) > 0 || at(m.PosInf, i)+at(m.NegInf, i) == 0 {
 			continue
 		}
@@ -202,7 +238,7 @@ func (m *heatMap) hatch() {
 
 // texts writes the elements into their cells, if they fit.
 func (m *heatMap) texts() {
-	if len(m.Text) != len(m.Mean) {
+	if len(m.Text) != len(m.values) {
 		return
 	}
 	_, _, w, h := m.cell(0)
@@ -218,7 +254,7 @@ func (m *heatMap) texts() {
 	for i, s := range m.Text {
 		x, y, w, h := m.cell(i)
 		color := paper
-		if f := float64(m.Mean[i]); f-f == 0 {
+		if f := float64(m.values[i]); f-f == 0 {
 			color = m.color(f).over()
 		}
 		m.d.write(x+w/2, y+h/2+size*0.35, s, look{size: size, color: color, anchor: "middle"})
@@ -288,7 +324,10 @@ func (m *heatMap) colorBar() {
 // shows says what the colours stand for.
 func (m *heatMap) shows() string {
 	if m.Elements > int64(m.Height)*int64(m.Width) {
-		return "mean"
+		return shown[m.show]
+	}
+	if m.show == ShowAbs {
+		return "magnitude"
 	}
 	return "value"
 }
@@ -296,7 +335,7 @@ func (m *heatMap) shows() string {
 // legend explains the colours that are not in the colour bar.
 func (m *heatMap) legend() []swatch {
 	var nan, pos, neg, unread int64
-	for i, v := range m.Mean {
+	for i, v := range m.values {
 		nan, pos, neg = nan+int64(at(m.NaN, i)), pos+int64(at(m.PosInf, i)), neg+int64(at(m.NegInf, i))
 		if v.None() && at(m.NaN, i)+at(m.PosInf, i)+at(m.NegInf, i) == 0 {
 			unread++
@@ -318,7 +357,7 @@ func (m *heatMap) legend() []swatch {
 func (m *heatMap) notes() []string {
 	var out []string
 	if m.Elements > int64(m.Height)*int64(m.Width) {
-		s := "A cell shows the mean of its finite elements"
+		s := "A cell shows the " + shown[m.show] + " of its finite elements"
 		if !m.Exact {
 			s += " that were read"
 		}

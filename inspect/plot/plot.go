@@ -31,6 +31,7 @@ type Option func(*options)
 type options struct {
 	about     string
 	logCounts bool
+	show      string
 }
 
 func collect(opts []Option) options {

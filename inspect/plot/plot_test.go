@@ -39,6 +39,7 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"histogram-nan":    plot.Histogram(&inspect.TensorStats{FQN: "a", DType: "float32", Shape: []int64{4}, Numbers: inspect.Numbers{Elements: 4, NaN: 3, PosInf: 1, Min: none, Max: none}}),
 		"overlay":          plot.Overlay(overlaid(), "step-100", "step-200"),
 		"heatmap":          plot.Heat(waves(24, 40)),
+		"heatmap-abs":      plot.Heat(waves(24, 40), plot.Show(plot.ShowAbs)),
 		"heatmap-cells":    plot.Heat(cells()),
 		"heatmap-row":      plot.Heat(row()),
 		"heatmap-empty":    plot.Heat(&inspect.Heat{FQN: "a", DType: "float32", Shape: []int64{0, 3}, Low: none, High: none}),

@@ -204,8 +204,8 @@ export interface Compared {
   renamed?: string;
   status: 'identical' | 'close' | 'matching' | 'different' | 'missing' | 'extra';
   differs?: string[];
-  a?: Item;
-  b?: Item;
+  a?: Form;
+  b?: Form;
   where?: string;
   values?: {
     elements: number;
@@ -217,6 +217,37 @@ export interface Compared {
     cosine: Num;
     first?: { index: number[]; a: string; b: string };
   };
+}
+
+/** What /api/compare answers: the names are columns, because there may be 200,000. */
+export interface ComparisonAnswer extends Omit<Comparison, 'items'> {
+  items: {
+    names: string[];
+    results: { status: Compared['status']; differs?: string[] }[];
+    result: number[];
+    forms: Form[];
+    a: number[];
+    b: number[];
+    differing: number[];
+    max_abs: Num[];
+    max_rel: Num[];
+    rel_l2: Num[];
+    cosine: Num[];
+    first: number[];
+    first_a: string[];
+    first_b: string[];
+    more: Record<number, { renamed?: string; where?: string; nans?: number }>;
+  };
+}
+
+/** A tensor or an object, as in an item. */
+export interface Form {
+  kind: 'tensor' | 'object';
+  dtype?: string;
+  shape?: number[];
+  type?: string;
+  repr?: string;
+  nbytes: number;
 }
 
 export interface Comparison {

@@ -9,6 +9,7 @@ import { lowered, matcher, search, size, sortedBy } from '../../src/checkpoint/s
 import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
 import { pairOf, throughRecipe } from '../../src/compare/pair';
 import { cellAt, descend, layout, rest } from '../../src/checkpoint/treemap';
+import { expand } from '../../src/compare/expand';
 
 globalThis.location = { search: '' }; // the token of the requests is in the address
 const { cellsIn, unusual } = await import('../../src/tensor/cells');
@@ -277,4 +278,42 @@ test('tensors of other ranks are projected, too', () => {
   const cube = [0, 1].flatMap((i) => [0, 1].flatMap((j) => [0, 1].map((k) => chunk(0, [i, j, k], [1, 1, 1]))));
   const b = project([2, 2, 2], cube);
   assert.deepEqual([b.hidden.length, at(b, 0.5, 0.5).length], [1, 2]);
+});
+
+test('the names of a comparison, from columns', () => {
+  const forms = [{ kind: 'tensor', dtype: 'float32', shape: [2, 3], nbytes: 24 }, { kind: 'object', type: 'int', repr: '1', nbytes: 1 }];
+  const got = expand({
+    names: 3,
+    items: {
+      names: ['a', 'b', 'c'],
+      results: [{ status: 'different', differs: ['values'] }, { status: 'missing' }, { status: 'identical' }],
+      result: [0, 1, 2],
+      forms,
+      a: [0, 1, 0],
+      b: [0, -1, 0],
+      differing: [4, -1, 0],
+      max_abs: ['inf', null, 0],
+      max_rel: [2, null, 0],
+      rel_l2: [0.5, null, 0],
+      cosine: [null, null, 1],
+      first: [5, -1, -1],
+      first_a: ['1', '', ''],
+      first_b: ['2', '', ''],
+      more: { 0: { renamed: 'old.a', nans: 1 } },
+    },
+  });
+  assert.equal(got.names, 3);
+  assert.deepEqual(JSON.parse(JSON.stringify(got.items)), [
+    {
+      fqn: 'a',
+      status: 'different',
+      differs: ['values'],
+      a: forms[0],
+      b: forms[0],
+      renamed: 'old.a',
+      values: { elements: 6, differing: 4, nans: 1, max_abs: 'inf', max_rel: 2, rel_l2: 0.5, cosine: null, first: { index: [1, 2], a: '1', b: '2' } },
+    },
+    { fqn: 'b', status: 'missing', a: forms[1] },
+    { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1 } },
+  ]);
 });

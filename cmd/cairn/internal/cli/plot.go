@@ -40,6 +40,7 @@ var plotParams = map[string]struct{ param, value string }{
 	"log-counts": {"counts", "log"},
 	"rows":       {"rows", ""},
 	"cols":       {"cols", ""},
+	"show":       {"show", ""},
 	"select":     {"select", ""},
 	"measure":    {"measure", ""},
 	"name-a":     {"name_a", ""},
@@ -63,10 +64,12 @@ func newPlotCmd() *cobra.Command {
 	fl.Bool("log-counts", false, "histogram, overlay: a logarithmic axis of counts")
 	fl.String("rows", "", "heatmap: only these rows, as `LO:HI`")
 	fl.String("cols", "", "heatmap: only these columns, as `LO:HI`")
+	fl.String("show", "mean", "heatmap: this `number` of the elements of a cell: mean, min, max, or abs for the largest magnitude")
 	fl.String("select", "", "changes, steps: only names that match this `pattern`")
 	fl.String("measure", "l2", "steps: draw this `number` of each layer: l2, mean, abs_max or nan_share")
 	fl.String("name-a", "", "overlay: the `name` of the tensor in PATH, if OTHER has another one")
 	f.siteFlags.add(cmd)
+	completeFlag(cmd, choices("mean", "min", "max", "abs"), "show")
 	completeFlag(cmd, choices("l2", "mean", "abs_max", "nan_share"), "measure")
 	completeFlag(cmd, completeFlagNames, "select", "name-a")
 	_ = cmd.MarkFlagFilename("output", "svg") // fails for unknown flags only

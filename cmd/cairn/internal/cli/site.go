@@ -51,7 +51,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err := f.recipe.check(cmd); err != nil {
 		return nil, err
 	}
-	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, addresses: map[string]string{}}
+	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, addresses: map[string]string{}, given: map[string]bool{}}
 	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Version: readVersion().Version}
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
@@ -73,7 +73,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labels[0]})
 	}
 	for i, address := range args[1:] {
-		id := fmt.Sprintf("@%d", i+1)
+		id := s.freeID(fmt.Sprintf("@%d", i+1))
 		if err := s.add(id, address); err != nil {
 			return nil, err
 		}
@@ -132,6 +132,7 @@ type siteStores struct {
 
 	mu        sync.Mutex
 	addresses map[string]string // by id; guarded by mu
+	given     map[string]bool   // ids of addresses of the command line; guarded by mu
 	first     *run.Log          // until list is called first; guarded by mu
 }
 
@@ -184,8 +185,20 @@ func (s *siteStores) add(id, address string) error {
 		_ = c.Close() // nothing was written
 	}
 	s.recipe.Beside = append(s.recipe.Beside, store)
-	s.addresses[id] = address
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses[id], s.given[id] = address, true
 	return nil
+}
+
+// freeID returns an id that no checkpoint of the run has as its name: id, or a longer one.
+func (s *siteStores) freeID(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.addresses[id] != "" {
+		id = "@" + id
+	}
+	return id
 }
 
 // list lists the run.
@@ -217,7 +230,9 @@ func (s *siteStores) listNow(ctx context.Context) (*run.Log, error) {
 		if copied == nil || copied.State != run.Complete && c.Remote != nil && c.Remote.State == run.Complete {
 			copied = c.Remote
 		}
-		s.addresses[c.Name] = copied.Path
+		if !s.given[c.Name] {
+			s.addresses[c.Name] = copied.Path
+		}
 	}
 	return log, nil
 }

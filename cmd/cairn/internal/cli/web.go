@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"html"
+	"io"
 	"io/fs"
 	"net"
 	"net/url"
@@ -88,7 +89,11 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 		return withHint(err, "choose another port with --port, or leave it out for a free one")
 	}
 	defer l.Close()
-	port := l.Addr().(*net.TCPAddr).Port
+	bound := l.Addr().(*net.TCPAddr)
+	if f.tokenFile == "" && !bound.IP.IsLoopback() { // this machine has another localhost
+		return f.needsToken(cmd)
+	}
+	port := bound.Port
 	server, err := web.NewServer(site, web.ServerOptions{Token: token, Hosts: hostsOf(host, port), AnyIP: !isLoopback(host), Port: port})
 	if err != nil {
 		return err
@@ -147,11 +152,18 @@ func hostsOf(host string, port int) []string {
 	if host != "" && !slices.Contains(names, strings.ToLower(host)) {
 		names = append(names, strings.ToLower(host))
 	}
-	for i, n := range names {
-		names[i] = net.JoinHostPort(n, strconv.Itoa(port))
+	var out []string
+	for _, n := range names {
+		out = append(out, net.JoinHostPort(n, strconv.Itoa(port)))
+		if port == httpPort { // browsers leave it out
+			out = append(out, strings.TrimSuffix(net.JoinHostPort(n, ""), ":"))
+		}
 	}
-	return names
+	return out
 }
+
+// httpPort is the port of addresses that have none.
+const httpPort = 80
 
 func hostName() string {
 	name, err := os.Hostname()
@@ -161,8 +173,14 @@ func hostName() string {
 	return name
 }
 
-// minToken is the least length of a token that a user chooses.
-const minToken = 16
+// The bounds of the length of a token that a user chooses.
+const minToken, maxToken = 16, 4096
+
+// needsToken returns the error of a server that other machines reach without a token file.
+func (f *webFlags) needsToken(cmd *cobra.Command) error {
+	return withHint(usagef(cmd, "--listen %s is reached by other machines, and needs --token-file: the page shows your data, and plain HTTP does not hide what it sends", f.listen),
+		"better: run 'cairn web' without --listen there, and 'ssh -L PORT:127.0.0.1:PORT HOST' here, with the port that it prints")
+}
 
 // token returns the token that requests need.
 func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
@@ -170,25 +188,29 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		if isLoopback(host) {
 			return web.NewToken(), nil
 		}
-		return "", withHint(usagef(cmd, "--listen %s is reached by other machines, and needs --token-file: the page shows your data, and plain HTTP does not hide what it sends", f.listen),
-			"better: run 'cairn web' without --listen there, and 'ssh -L PORT:127.0.0.1:PORT HOST' here, with the port that it prints")
+		return "", f.needsToken(cmd)
 	}
-	info, err := os.Stat(f.tokenFile)
+	file, err := os.Open(f.tokenFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return "", withHint(err, "make one: (umask 077; head -c 24 /dev/urandom | base64 > "+quoteArg(f.tokenFile)+")")
 		}
 		return "", err
 	}
+	defer file.Close()
+	info, err := file.Stat() // of what is read, even if the name leads elsewhere meanwhile
+	if err != nil {
+		return "", err
+	}
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
 		return "", withHint(fmt.Errorf("%s: others may read the token: its mode is %04o", f.tokenFile, info.Mode().Perm()), "chmod 600 "+quoteArg(f.tokenFile))
 	}
-	if info.Size() > 4096 {
-		return "", fmt.Errorf("%s: a token has at most 4096 characters", f.tokenFile)
-	}
-	b, err := os.ReadFile(f.tokenFile)
+	b, err := io.ReadAll(io.LimitReader(file, maxToken+1))
 	if err != nil {
 		return "", err
+	}
+	if len(b) > maxToken {
+		return "", fmt.Errorf("%s: a token has at most %d characters", f.tokenFile, maxToken)
 	}
 	token := strings.TrimSpace(string(b))
 	if odd := strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }); odd || len(token) < minToken {

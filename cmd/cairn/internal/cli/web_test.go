@@ -184,6 +184,39 @@ func TestWebOfStore(t *testing.T) {
 	}
 }
 
+// A checkpoint of a run may have a name that looks like the id of another one of the command
+// line. Each id stays what it was.
+func TestWebIDsDiffer(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	dir, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
+	for _, d := range []string{filepath.Join(dir, "step-1"), filepath.Join(dir, "@1"), other} {
+		demoCheckpoint(t, d)
+	}
+	s := serveWeb(t, dir, other, "--no-cache")
+	for range 2 { // the second list is a new one
+		var place struct{ Checkpoints []web.Place }
+		s.get(t, "/api/place", &place)
+		seen := map[string]bool{}
+		for _, c := range place.Checkpoints {
+			var got struct{ Path string }
+			s.get(t, "/api/checkpoint?c="+url.QueryEscape(c.ID), &got)
+			want := filepath.Join(dir, c.Label)
+			if c.Other {
+				want = other
+			}
+			if seen[c.ID] || got.Path != want {
+				t.Errorf("the id %s is that of %s; want %s, once", c.ID, got.Path, want)
+			}
+			seen[c.ID] = true
+		}
+		if len(seen) != 3 {
+			t.Errorf("the checkpoints are %+v; want three", place.Checkpoints)
+		}
+		s.get(t, "/api/run", new(any))
+	}
+	s.end(t)
+}
+
 // Without --json, the address is the only line on stdout.
 func TestWebPrintsItsAddress(t *testing.T) {
 	defer goleak.VerifyNone(t)
@@ -270,10 +303,14 @@ func TestTokenFile(t *testing.T) {
 }
 
 func TestHostsOf(t *testing.T) {
-	if got := strings.Join(hostsOf("127.0.0.1", 80), " "); got != "127.0.0.1:80 localhost:80 [::1]:80" {
+	if got := strings.Join(hostsOf("127.0.0.1", 8080), " "); got != "127.0.0.1:8080 localhost:8080 [::1]:8080" {
 		t.Errorf("on loopback, the names are %s", got)
 	}
-	if got := strings.Join(hostsOf("Node7.example", 80), " "); !strings.HasSuffix(got, " node7.example:80") || !strings.Contains(got, strings.ToLower(hostName())+":80") {
+	// Browsers do not send the port of HTTP.
+	if got := strings.Join(hostsOf("127.0.0.1", 80), " "); got != "127.0.0.1:80 127.0.0.1 localhost:80 localhost [::1]:80 [::1]" {
+		t.Errorf("on the port of HTTP, the names are %s", got)
+	}
+	if got := strings.Join(hostsOf("Node7.example", 8080), " "); !strings.HasSuffix(got, " node7.example:8080") || !strings.Contains(got, strings.ToLower(hostName())+":8080") {
 		t.Errorf("elsewhere, the names are %s", got)
 	}
 }
