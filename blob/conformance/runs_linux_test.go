@@ -57,6 +57,10 @@ func TestRunsInS3(t *testing.T) {
 	call(true, []string{"log", remote}, "2 checkpoints, ", "step-1", "step-9", "!step-4")
 	call(true, []string{"verify", remote + "/step-1"}, "ok")
 	call(true, []string{"verify", remote + "/step-9"}, "ok")
+	// What 'cairn web' shows, drawn.
+	call(true, []string{"plot", remote, "run"}, "<svg", "step-9")
+	call(true, []string{"plot", remote, "steps", "--no-cache"}, "<svg")
+	call(true, []string{"plot", remote + "/step-9", "heatmap", "x"}, "<svg", "all 1,000 elements were read")
 	call(true, []string{"clean", remote}, "0 files removed")
 	call(false, []string{"prune", remote}, "has no policy")
 	call(false, []string{"log", base + "/nothing"}, "no checkpoint here")
