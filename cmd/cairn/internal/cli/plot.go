@@ -228,7 +228,8 @@ func isDevice(name string) bool {
 	return err == nil && !fi.Mode().IsRegular() && !fi.IsDir()
 }
 
-// notItself returns an error if out is the checkpoint at an address.
+// notItself returns an error if out is the checkpoint at an address, or leads by a link to one
+// of its files.
 func notItself(address, out string) error {
 	path, local, err := file.LocalPath(address)
 	if err != nil || !local {
@@ -238,6 +239,12 @@ func notItself(address, out string) error {
 	b, outErr := os.Stat(out)
 	if err == nil && outErr == nil && os.SameFile(a, b) {
 		return withHint(fmt.Errorf("%s is the checkpoint %s", out, address), "write to another file")
+	}
+	if dir, err := filepath.EvalSymlinks(path); err == nil && outErr == nil && b.Mode().IsRegular() {
+		target, err := filepath.EvalSymlinks(out)
+		if err == nil && filepath.Dir(target) == dir && !strings.EqualFold(filepath.Ext(target), ".svg") {
+			return withHint(fmt.Errorf("%s leads to %s, a file of the checkpoint %s", out, target, address), "write to another file")
+		}
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // A chart is not written to a terminal, and a chart of a checkpoint that is one file does not
@@ -26,6 +28,16 @@ func TestPlotSparesTerminalsAndCheckpoints(t *testing.T) {
 	}
 	if err := notItself(link, filepath.Join(dir, ".", "link.svg")); err == nil {
 		t.Error("a chart may replace the checkpoint that it shows")
+	}
+	// Through a link, to a file of a checkpoint that is a folder.
+	folder, name := t.TempDir(), filepath.Join(dir, "record.svg")
+	must.Do(t, os.WriteFile(filepath.Join(folder, "cairn.json"), []byte("{}"), 0o600))
+	must.Do(t, os.Symlink(filepath.Join(folder, "cairn.json"), name))
+	if err := notItself(folder, name); err == nil {
+		t.Error("a link to a file of the checkpoint is no error")
+	}
+	if err := notItself(folder, filepath.Join(folder, "new.svg")); err != nil {
+		t.Error(err)
 	}
 	if err := notItself(link, filepath.Join(dir, "other.svg")); err != nil {
 		t.Error(err)
