@@ -97,6 +97,9 @@ func (it *Item) Elements() int64 {
 func (it *Item) Unread() bool { return it.Kind == KindObject && it.Type == "" }
 
 func countFiles(locs []meta.Location) int {
+	if !slices.ContainsFunc(locs, func(l meta.Location) bool { return l.File != locs[0].File }) {
+		return min(len(locs), 1) // as nearly always: no set is necessary
+	}
 	seen := make(map[string]struct{}, len(locs))
 	for i := range locs {
 		seen[locs[i].File] = struct{}{}

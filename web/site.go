@@ -154,23 +154,29 @@ func (s *Site) Close() error {
 }
 
 // Prepare begins to open the checkpoint of the Site, or to list its run, before it is asked
-// for.
-func (s *Site) Prepare() {
-	if s.opts.Run != nil {
-		s.goBackground(func() { _, _ = s.list(s.ctx, 0) }) // the question returns the error
-		return
-	}
-	s.goBackground(func() {
+// for. The channel is closed when that is done. Questions return the errors.
+func (s *Site) Prepare() (done <-chan struct{}) {
+	end := make(chan struct{})
+	started := s.goBackground(func() {
+		defer close(end)
+		if s.opts.Run != nil {
+			_, _ = s.list(s.ctx, 0)
+			return
+		}
 		h, err := s.acquire(s.ctx, Self, false)
 		if err != nil {
 			return
 		}
 		defer s.release(h)
-		var both sync.WaitGroup // the questions return the errors
+		var both sync.WaitGroup
 		both.Go(func() { _, _ = h.summary(s.ctx) })
 		both.Go(func() { _, _ = h.columns(s.ctx) })
 		both.Wait()
 	})
+	if !started {
+		close(end)
+	}
+	return end
 }
 
 // goBackground runs fn in a goroutine that Close waits for. It returns false if the Site is

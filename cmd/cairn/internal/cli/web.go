@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,7 +99,14 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	site.Prepare()
+	// The heap grows to the size of the index. Meanwhile there is little garbage to collect, and
+	// the browser needs the processors.
+	usual := debug.SetGCPercent(400)
+	prepared := site.Prepare()
+	go func() {
+		<-prepared
+		debug.SetGCPercent(usual)
+	}()
 	shown := host
 	if shown == "" || net.ParseIP(host) != nil && net.ParseIP(host).IsUnspecified() {
 		shown = hostName()
