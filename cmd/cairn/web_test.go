@@ -124,10 +124,10 @@ func TestWebOnEveryFixture(t *testing.T) {
 			var same struct {
 				Equal     *bool
 				Identical int
-				Items     []struct{ FQN, Status string }
+				Items     struct{ Names []string }
 			}
 			ask(t, "compare", url.Values{"a": {"."}, "b": {"@1"}}, &same)
-			if same.Equal == nil || !*same.Equal || same.Identical != len(c.Items) {
+			if same.Equal == nil || !*same.Equal || same.Identical != len(c.Items) || len(same.Items.Names) != len(c.Items) {
 				t.Errorf("the checkpoint is not equal to itself: %+v", same)
 			}
 			var drawn struct{ SVG string }
