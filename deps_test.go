@@ -102,7 +102,7 @@ var layers = []struct{ name, imports string }{
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
-	{"inspect/plot", "inspect meta"},
+	{"inspect/plot", "inspect internal/size meta"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"web", "inspect inspect/plot meta run storage value"},

@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/cairn-ckpt/cairn/internal/size"
 )
 
 // escape returns text for the content of an element. Invalid UTF-8 and characters that
@@ -135,16 +137,7 @@ func plural[T int | int32 | int64](n T, thing string) string {
 }
 
 // byteSize prints a number of bytes as the command line does: "1.5 GiB".
-func byteSize(v float64) string {
-	if math.Abs(v) < 1024 {
-		return fmt.Sprintf("%.0f B", v)
-	}
-	v, unit := v/1024, 0
-	for ; math.Abs(v) > 1023.94 && unit < 5; unit++ {
-		v /= 1024
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGTPE"[unit])
-}
+func byteSize(v float64) string { return size.Format(v) }
 
 // seconds prints a duration with about three digits.
 func seconds(s float64) string {

@@ -1,4 +1,4 @@
-// Package size parses numbers of bytes as people write them. It does not depend on what
+// Package size parses and prints numbers of bytes as people write them. It does not depend on what
 // has that size.
 package size
 
@@ -30,4 +30,16 @@ func Parse(s string) (int64, error) {
 		return 0, fmt.Errorf("%q is too large", s)
 	}
 	return int64(v), nil
+}
+
+// Format prints a number of bytes with one digit after the point: "1.5 GiB".
+func Format(v float64) string {
+	if math.Abs(v) < 1024 {
+		return fmt.Sprintf("%.0f B", v)
+	}
+	v, unit := v/1024, 0
+	for ; math.Abs(v) > 1023.94 && unit < 5; unit++ { // more would be printed as 1024.0
+		v /= 1024
+	}
+	return fmt.Sprintf("%.1f %ciB", v, "KMGTPE"[unit])
 }

@@ -20,3 +20,13 @@ func TestParse(t *testing.T) {
 		}
 	}
 }
+
+func TestFormat(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1<<20 - 1: "1.0 MiB", 5 << 30: "5.0 GiB", -2048: "-2.0 KiB", 1 << 63: "8.0 EiB",
+	} {
+		if got := size.Format(v); got != want {
+			t.Errorf("Format(%v) = %q; want %q", v, got, want)
+		}
+	}
+}

@@ -294,20 +294,9 @@ func shorten(s string, n int) string {
 }
 
 // formatBytes prints a number of bytes, such as "1.5 GiB".
-func formatBytes(n int64) string { return formatUnits(float64(n)) }
+func formatBytes(n int64) string { return size.Format(float64(n)) }
 
-func formatUnits(v float64) string {
-	if math.Abs(v) < 1024 {
-		return fmt.Sprintf("%.0f B", v)
-	}
-	v, unit := v/1024, 0
-	for ; math.Abs(v) > 1023.94 && unit < 5; unit++ { // more would be printed as 1024.0
-		v /= 1024
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGTPE"[unit])
-}
-
-func formatRate(perSecond float64) string { return formatUnits(perSecond) + "/s" }
+func formatRate(perSecond float64) string { return size.Format(perSecond) + "/s" }
 
 // formatSeconds prints a duration with about three digits.
 func formatSeconds(s float64) string {
