@@ -56,9 +56,6 @@ func (q *query) need(name string) string {
 	return q.values.Get(name)
 }
 
-// id returns the id of a checkpoint.
-func (q *query) id(name string) string { return q.need(name) }
-
 // count returns a number between low and high, or def.
 func (q *query) count(name string, def, low, high int) int {
 	text := q.text(name)

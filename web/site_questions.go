@@ -72,24 +72,25 @@ func (s *Site) run(ctx context.Context) (*run.Log, error) {
 	if s.opts.Run == nil {
 		return nil, &Error{Kind: KindNoRun, Message: s.opts.Path + " is a checkpoint, not a run", Hint: "'cairn web RUN' shows the folder in which the checkpoints of a run are"}
 	}
-	log, err := s.list(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
-	return log, nil
+	return s.list(ctx, 0)
 }
 
-// summary answers /api/checkpoint.
-func (s *Site) summary(ctx context.Context, q *query) (out *inspect.Summary, err error) {
-	id := q.id("c")
+// ofCheckpoint returns what fn finds out about the checkpoint that the parameter c names.
+func ofCheckpoint[T any](ctx context.Context, s *Site, q *query, fn func(h *handle) (T, error)) (out T, err error) {
+	id := q.need("c")
 	if q.err != nil {
-		return nil, q.err
+		return out, q.err
 	}
 	err = s.with(ctx, id, false, func(h *handle) error {
-		out, err = h.summary(ctx)
+		out, err = fn(h)
 		return err
 	})
 	return out, err
+}
+
+// summary answers /api/checkpoint.
+func (s *Site) summary(ctx context.Context, q *query) (*inspect.Summary, error) {
+	return ofCheckpoint(ctx, s, q, func(h *handle) (*inspect.Summary, error) { return h.summary(ctx) })
 }
 
 // names answers /api/names.
@@ -101,32 +102,13 @@ func (s *Site) names(ctx context.Context, q *query) (json.RawMessage, error) {
 	return c.json, nil
 }
 
-func (s *Site) columns(ctx context.Context, q *query) (out *columns, err error) {
-	id := q.id("c")
-	if q.err != nil {
-		return nil, q.err
-	}
-	err = s.with(ctx, id, false, func(h *handle) error {
-		out, err = h.columns(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+func (s *Site) columns(ctx context.Context, q *query) (*columns, error) {
+	return ofCheckpoint(ctx, s, q, func(h *handle) (*columns, error) { return h.columns(ctx) })
 }
 
 // timeline answers /api/timeline.
-func (s *Site) timeline(ctx context.Context, q *query) (out *inspect.Timeline, err error) {
-	id := q.id("c")
-	if q.err != nil {
-		return nil, q.err
-	}
-	err = s.with(ctx, id, false, func(h *handle) error {
-		out, err = inspect.NewTimeline(h.checkpoint().Info())
-		return err
-	})
-	return out, err
+func (s *Site) timeline(ctx context.Context, q *query) (*inspect.Timeline, error) {
+	return ofCheckpoint(ctx, s, q, func(h *handle) (*inspect.Timeline, error) { return inspect.NewTimeline(h.checkpoint().Info()) })
 }
 
 // The bounds of an answer about one name.
@@ -151,7 +133,7 @@ type item struct {
 
 // item answers /api/item.
 func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
-	id, name := q.id("c"), q.need("name")
+	id, name := q.need("c"), q.need("name")
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -216,7 +198,7 @@ func (it *item) readValue(ctx context.Context, c *Opened, e *meta.Entry) error {
 
 // heat answers /api/heat.
 func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error) {
-	id, name := q.id("c"), q.need("name")
+	id, name := q.need("c"), q.need("name")
 	o := inspect.HeatOptions{
 		Index: q.text("index"), Rows: q.span("rows"), Cols: q.span("cols"),
 		Height: q.count("height", 0, 1, maxCells), Width: q.count("width", 0, 1, maxCells),
@@ -290,7 +272,7 @@ func (h *handle) identity() string {
 
 // stats answers /api/stats.
 func (s *Site) stats(ctx context.Context, q *query, m *meter) (out *inspect.TensorStats, err error) {
-	id, name, o := q.id("c"), q.need("name"), q.histogram()
+	id, name, o := q.need("c"), q.need("name"), q.histogram()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -358,7 +340,7 @@ func newCompared(c *inspect.Comparison) (*compared, error) {
 
 // compare answers /api/compare.
 func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
-	a, b, keep, recipe := q.id("a"), q.id("b"), q.pattern("select"), q.flag("recipe")
+	a, b, keep, recipe := q.need("a"), q.need("b"), q.pattern("select"), q.flag("recipe")
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -408,7 +390,7 @@ func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) b
 
 // overlay answers /api/overlay.
 func (s *Site) overlay(ctx context.Context, q *query, m *meter) (out *inspect.Overlaid, err error) {
-	a, b, name, recipe, o := q.id("a"), q.id("b"), q.need("name"), q.flag("recipe"), q.histogram()
+	a, b, name, recipe, o := q.need("a"), q.need("b"), q.need("name"), q.flag("recipe"), q.histogram()
 	nameA := name
 	if q.values.Has("name_a") {
 		nameA = q.text("name_a")
