@@ -28,10 +28,13 @@ GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirnam
 # libraries, which would take as long again to compile, packages without goroutines of
 # their own, and programs, whose libraries are tested with it. "make race" runs all of them.
 CLOUD = blob/azure blob/conformance blob/gcs blob/s3 group/etcd metrics
-PURE  = changelog docs docs/examples internal/extent internal/must internal/pickle internal/safetensors internal/size \
-	internal/wire meta shard storage/formats tensor tools/gotest tools/shape value
+PURE  = changelog docs docs/examples inspect/plot internal/extent internal/must internal/pickle internal/safetensors \
+	internal/segment internal/size internal/wire meta recipe recipe/remap shard storage/dcpfiles storage/formats tensor \
+	tools/gotest tools/shape value
+# The packages among these with a test of several goroutines, which runs with the race detector, too.
+CONCURRENT = $(addprefix github.com/cairn-ckpt/cairn/,internal/segment)
 PROGRAMS = cmd/cairn cmd/cairn/internal/bench cmd/cairn/internal/cli cmd/cairn/internal/demo \
-	examples/background examples/train interop python
+	examples/background examples/train examples/versions interop python
 PLAIN = $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD) $(PURE) $(PROGRAMS))
 # The other packages, and those that compile without the clients of object storage.
 OTHER = $(filter-out $(PLAIN),$(shell $(GO) list ./...))
@@ -78,6 +81,7 @@ test-torch: torch
 test-go:
 	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OTHER)
 	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OTHER)
+	GO=$(GO) $(GO) run ./tools/gotest -all -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) -run Concurrent $(CONCURRENT)
 
 test-plain:
 	$(GO) vet $(PLAIN)

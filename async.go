@@ -734,7 +734,7 @@ func (o *AsyncOptions) inRun() (*saver.InRun, error) {
 		return nil, err
 	}
 	remote, err := absolute(s.Remote)
-	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer}, err
+	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember}, err
 }
 
 // absolute returns an address for a saver process, which may have another working directory.

@@ -259,6 +259,47 @@ func TestDamagedBaseIsNamed(t *testing.T) {
 	}
 }
 
+// A verification says which of the files of a chain is damaged.
+func TestDamagedFileOfAChainIsFound(t *testing.T) {
+	dir := t.TempDir()
+	saveChain(t, dir, newTrained(t, 11), 4, 1)
+	last := must.Get(file.Open(filepath.Join(dir, "step-3"), nil))(t)
+	for step := range 4 {
+		suffix := "-r00000-0.delta"
+		if step == 0 {
+			suffix = "-r00000-0.safetensors"
+		}
+		names := must.Get(filepath.Glob(filepath.Join(dir, fmt.Sprintf("step-%d", step), "*"+suffix)))(t)
+		if len(names) != 1 {
+			t.Fatalf("step %d has the files %q", step, names)
+		}
+		whole := must.Get(os.ReadFile(names[0]))(t)
+		for part := range 16 {
+			b := bytes.Clone(whole)
+			b[len(b)*(2*part+1)/32] ^= 0x10
+			must.Do(t, os.WriteFile(names[0], b, 0o666))
+			c := must.Get(cairn.Open(t.Context(), last))(t)
+			rep, err := c.Verify(t.Context(), nil)
+			if rep == nil {
+				t.Fatalf("step %d, part %d: Verify = %v; want a report", step, part, err)
+			}
+			want := fmt.Sprintf("the damaged bytes are in step-%d/%s", step, filepath.Base(names[0]))
+			named := len(rep.Problems) == 0 // the last step does not use the byte
+			for _, p := range rep.Problems {
+				named = named || strings.Contains(p.Text, want)
+				if !strings.HasSuffix(p.File, ".delta") {
+					t.Errorf("step %d, part %d: %+v; want the name of a delta file", step, part, p)
+				}
+			}
+			if !named {
+				t.Errorf("step %d, part %d: %+v; want %q", step, part, rep.Problems, want)
+			}
+			must.Do(t, c.Close())
+		}
+		must.Do(t, os.WriteFile(names[0], whole, 0o666))
+	}
+}
+
 // A checkpoint to which others refer cannot be removed. When nothing refers to it any more,
 // it goes with all of its files.
 func TestRemoveOfABase(t *testing.T) {

@@ -86,8 +86,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
 	{"storage/deepspeed", "blob internal/torchsave meta storage storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
+	{"storage/slime", "blob internal/safetensors internal/work meta plan storage storage/hf storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob storage storage/deepspeed storage/hf storage/hyper storage/native storage/publish storage/reading storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/publish storage/reading storage/slime storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
@@ -97,8 +98,8 @@ var layers = []struct{ name, imports string }{
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
 	{"run", "blob blob/file group internal/size internal/work storage storage/formats storage/publish transfer"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
-	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/formats storage/publish tensor background/upload transfer value"},
-	{".", "run blob blob/file group internal/work meta plan protocol background/saver background/stage storage storage/formats storage/native storage/publish tensor background/upload transfer value"},
+	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/publish tensor background/upload transfer value"},
+	{".", "run blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/publish tensor background/upload transfer value"},
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
@@ -110,7 +111,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan run shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/torchdcp storage/view tensor transfer value web"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -124,6 +125,7 @@ var layers = []struct{ name, imports string }{
 	// Documentation that runs and tests against PyTorch. But for two programs they are
 	// tests only, so no imports.
 	{"examples/background", ". group/tcp background/saver shard tensor"},
+	{"examples/versions", ". group/tcp background/saver shard tensor"},
 	{"examples/train", ". platform/collective group group/tcp platform platform/autograd platform/host platform/nn background/saver shard tensor"},
 	{"changelog", ""},
 	{"docs", ""},
@@ -141,7 +143,7 @@ var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
-	"github.com/klauspost/compress":                        "internal/segment storage/torchdcp",
+	"github.com/klauspost/compress":                        "internal/segment storage/slime storage/torchdcp",
 	"github.com/pelletier/go-toml/v2":                      "recipe",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",
 	"go.opentelemetry.io/otel":                             "protocol",
@@ -149,7 +151,8 @@ var libraries = map[string]string{
 	"github.com/spf13/cobra":                               "cmd/cairn/internal/cli",
 	"github.com/spf13/pflag":                               "cmd/cairn/internal/cli",
 	"github.com/vbauerster/mpb/v8":                         "cmd/cairn/internal/cli",
-	"github.com/zeebo/blake3":                              "convert storage/delta",
+	"github.com/zeebo/blake3":                              "convert storage/slime",
+	"github.com/zeebo/xxh3":                                "storage/delta storage/slime",
 	"github.com/parquet-go/parquet-go":                     "cmd/cairn/internal/cli",
 	"github.com/aws/aws-sdk-go-v2":                         "blob/s3",
 	"github.com/aws/aws-sdk-go-v2/config":                  "blob/s3",
@@ -182,7 +185,7 @@ const testSupport = "blob/blobtest group/grouptest storage/storagetest"
 // anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.
 const (
-	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress github.com/zeebo/blake3 go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
+	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress github.com/zeebo/blake3 github.com/zeebo/xxh3 go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
 	tops     = "storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 

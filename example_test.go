@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
@@ -88,6 +89,59 @@ func ExampleLoad() {
 	// Output:
 	// rank 0 has [0 1 4 5] …
 	// rank 1 has [2 3 6 7] …
+}
+
+// A trainer saves versions of its weights, and a server brings tensors that it uses from one
+// version to the next.
+func ExampleFollow() {
+	ctx := context.Background()
+	folder, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	trainer, err := cairn.NewRun(folder, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	server, err := cairn.Follow(folder, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+
+	trained, inUse := make([]float32, 6), make([]float32, 6)
+	for v := range int64(3) {
+		trained[v] += 0.5
+		w, err := tensor.Of([]int64{2, 3}, trained)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if _, err := trainer.Save(ctx, cairn.State{"w": w}, &cairn.SaveOptions{Step: &v}); err != nil {
+			log.Fatal(err)
+		}
+
+		w, err = tensor.Of([]int64{2, 3}, inUse)
+		if err != nil {
+			log.Fatal(err)
+		}
+		prepared, err := server.Prepare(ctx, cairn.State{"w": w}, cairn.Newest) // the server goes on
+		if err != nil {
+			log.Fatal(err)
+		}
+		report, err := prepared.Commit() // a short pause
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("version", report.Version, "changes", report.Changed, "of", report.Elements, "elements:", inUse)
+	}
+	if err := trainer.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// version 0 changes 1 of 6 elements: [0.5 0 0 0 0 0]
+	// version 1 changes 1 of 6 elements: [0.5 0.5 0 0 0 0]
+	// version 2 changes 1 of 6 elements: [0.5 0.5 0.5 0 0 0]
 }
 
 // A tool reads two rows of one tensor and checks the rest, without a job.

@@ -17,7 +17,10 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require github.com/zeebo/blake3 v0.2.4
+require (
+	github.com/zeebo/blake3 v0.2.4
+	github.com/zeebo/xxh3 v1.1.0
+)
 
 require (
 	cel.dev/expr v0.25.2 // indirect
@@ -144,7 +147,6 @@ require (
 	github.com/vbauerster/mpb/v8 v8.9.3
 	github.com/versity/versitygw v1.8.0
 	github.com/xiang90/probing v0.0.0-20221125231312-a49e3df8f510 // indirect
-	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.etcd.io/bbolt v1.5.0 // indirect
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/pkg/v3 v3.7.3 // indirect

@@ -83,10 +83,11 @@ type LoadReport = protocol.LoadReport
 // Load fills state from the checkpoint at the root of store. Every rank of the
 // group calls it with the parts it wants, in any sharding; a rank that wants
 // nothing passes an empty state. Tensors are filled in place, converted to their
-// dtype as Cast allows. Other values are replaced in the state. They keep their Go
-// type if the saved value fits it; otherwise they get the type that value.Decode
-// returns. A value.Ref inside a value names a tensor of the checkpoint that was at
-// that place when it was saved: Load fills the tensor if the state has that name.
+// dtype as Cast allows; quantised ones are not converted, see meta.Metadata.Scales.
+// Other values are replaced in the state. They keep their Go type if the saved value
+// fits it; otherwise they get the type that value.Decode returns. A value.Ref inside a
+// value names a tensor of the checkpoint that was at that place when it was saved: Load
+// fills the tensor if the state has that name.
 //
 // Tensors are filled concurrently. A tensor that the state has under several names, such
 // as a tied weight, is filled once, from the first of these names that the checkpoint has;

@@ -300,7 +300,7 @@ func TestSaveWithoutGroupExplainsMissingParts(t *testing.T) {
 
 // A state without names is saved and loaded in every format, by one rank and by several.
 func TestEmptyState(t *testing.T) {
-	for _, name := range formats.Writable() {
+	for _, name := range formats.Alone() {
 		f := must.Get(formats.ByName(name, &formats.Options{File: "m.pt"}))(t)
 		for _, ranks := range []int{1, 2} {
 			store := new(mem.Store)
@@ -320,7 +320,7 @@ func TestEmptyState(t *testing.T) {
 
 // The common options reach every format.
 func TestFormatsHonourTheCommonOptions(t *testing.T) {
-	for _, name := range formats.Writable() {
+	for _, name := range formats.Alone() {
 		f := must.Get(formats.ByName(name, &formats.Options{File: "m.pt"}))(t)
 		store, err := file.Open(t.TempDir(), nil)
 		if err != nil {

@@ -120,7 +120,7 @@ func (n *noting) GlobalPlan(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metada
 // data by name before it writes anything.
 func TestSaveKeepsPlannerDataAndNesting(t *testing.T) {
 	state := cairn.State{"m": map[string]any{"layers": []any{map[string]any{"w": whole(t, []int64{3}, 1)}}}}
-	for _, name := range formats.Writable() {
+	for _, name := range formats.Alone() {
 		f, err := formats.ByName(name, &formats.Options{File: "m.pt"})
 		if err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/run"
-	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -48,10 +48,15 @@ type RunOptions struct {
 	// Keep is the policy of the run, and KeepRemote of the remote run. The zero Policy keeps
 	// all checkpoints.
 	Keep, KeepRemote Policy
-	// Alone makes every checkpoint stand alone. Otherwise, if the run is a folder without a
-	// remote run, a save in the native format refers to the one before it, instead of
+	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
+	// folder or Remember is set, a save in the native format refers to the one before it, instead of
 	// writing what has not changed, as long as that pays; see SaveOptions.Base.
 	Alone bool
+	// Remember keeps the bytes that this rank saves in memory until the next save, which then
+	// compares with them instead of reading the checkpoint before it. It takes as much memory
+	// as this rank writes. Checkpoints of a run in object storage refer to each other only with
+	// Remember. It cannot be combined with Alone or Remote.
+	Remember bool
 	// Stager holds the memory of SaveAsync. Nil: the Run makes one, which Close closes.
 	Stager *Stager
 }
@@ -73,6 +78,7 @@ type Run struct {
 	group   Group
 	tender  run.Tender // after Save
 	chain   run.Chain
+	kept    *delta.Cache // nil: nothing is remembered in this process
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
@@ -92,6 +98,8 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		option{"RunOptions.KeepRemote", o.Remote == "" && !o.KeepRemote.KeepsAll(), "has no effect without RunOptions.Remote"},
 		option{"RunOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
 		option{"RunOptions.LocalBytes", o.LocalBytes != 0 && o.Remote == "", "has no effect without RunOptions.Remote"},
+		option{"RunOptions.Remember", o.Remember && o.Alone, "has no effect with RunOptions.Alone"},
+		option{"RunOptions.Remember", o.Remember && o.Remote != "", "has no effect with RunOptions.Remote"},
 		option{"the address", address == "", "of the run is empty"},
 	))
 	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}
@@ -105,6 +113,9 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 	}
 	if r.group == nil {
 		r.group = group.Solo()
+	}
+	if o.Remember {
+		r.kept = delta.NewCache(0)
 	}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	return r, nil
@@ -164,7 +175,7 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
-	o.Base = r.base(m, &o)
+	r.refer(m, store, &o)
 	report, err := Save(ctx, store, state, &o)
 	if err == nil && r.group.Rank() == 0 {
 		r.tender.Tend(r.ctx, m, nil, func(done *run.Tended, err error) {
@@ -179,16 +190,25 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	return report, err
 }
 
-// base returns SaveOptions.Base of a save.
-func (r *Run) base(m *run.Member, o *SaveOptions) *storage.Base {
-	if o.Base != nil || r.options.Alone || r.options.Remote != "" || blob.Scheme(r.address) != "file" || o.Writer != nil {
-		return o.Base
+// refer sets SaveOptions.Base of a save to store, and SaveOptions.Format if the bytes are
+// remembered.
+func (r *Run) refer(m *run.Member, store blob.Store, o *SaveOptions) {
+	remember := r.options.Remember
+	if o.Base != nil || r.options.Alone || r.options.Remote != "" || blob.Scheme(r.address) != "file" && !remember || o.Writer != nil {
+		return
 	}
-	if _, ok := o.format().(native.Format); !ok {
-		return nil
+	f, ok := o.format().(native.Format)
+	if !ok {
+		return
 	}
-	m.Refer = true
-	return r.chain.Next(m.Name)
+	m.Refer, m.Remember = true, remember
+	if !remember {
+		o.Base = r.chain.Next(m.Name)
+		return
+	}
+	o.Base = r.chain.NextRemembered(m.Name, store)
+	f.Segments = r.kept
+	o.Format = f
 }
 
 // warn reports a problem that does not make the save fail.
@@ -225,7 +245,11 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 		return nil, r.wrap("save", err)
 	}
 	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
-	o.Base = r.base(m, &o.SaveOptions)
+	format := o.Format
+	r.refer(m, store, &o.SaveOptions)
+	if o.Stager.options.Process != nil {
+		o.Format = format // the saver process remembers
+	}
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
 	}
@@ -343,6 +367,7 @@ func (r *Run) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })()
 	r.mu.Lock()
 	r.closed = true
+	defer r.kept.Clear()
 	own := r.stager
 	if r.options.Stager != nil {
 		own = nil

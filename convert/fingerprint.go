@@ -133,10 +133,13 @@ func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
 		t := &b.Tensors[i]
 		f.text(t.Name, t.Same, fmt.Sprint(t.Properties))
 		f.numbers(int64(math.Float64bits(t.Add)), int64(len(t.Parts)))
+		if q := t.Quantized; q != nil {
+			f.text("quantized", fmt.Sprint(q.Blocks, q.Scales))
+		}
 		for k := range t.Parts {
 			p := &t.Parts[k]
-			f.text(p.Source)
-			f.numbers(int64(math.Float64bits(p.Value)))
+			f.text(p.Source, p.Scales)
+			f.numbers(int64(math.Float64bits(p.Value)), p.Blocks.Rows, p.Blocks.Columns)
 			f.piece(&p.Map)
 		}
 	}

@@ -229,7 +229,8 @@ func (j *Job) choose() error {
 		}
 		if e.Tensor != nil {
 			in.Properties, in.Shape = e.Tensor.Properties, e.Tensor.Shape
-			in.DType = castTo(casts, e.FQN, in.DType)
+			v := viewOf(j.src)
+			in.DType = castTo(casts, e.FQN, in.DType, v != nil && v.Quantized(e.FQN))
 			if err := j.opts.Cast.Check(e.Tensor.DType, in.DType); err != nil {
 				return plan.Named(e.FQN, err)
 			}

@@ -83,11 +83,12 @@ func checkUsed[T any](rules []*rule[T]) error {
 }
 
 // castTo returns the dtype in the target of a tensor of that name and dtype. Rules
-// without a pattern are for floating-point tensors. The last rule that applies counts.
-func castTo(rules []*rule[tensor.DType], name string, from tensor.DType) tensor.DType {
+// without a pattern are for floating-point tensors that are not quantised by a recipe: a
+// stored number means nothing without its scale. The last rule that applies counts.
+func castTo(rules []*rule[tensor.DType], name string, from tensor.DType, quantized bool) tensor.DType {
 	to := from
 	for _, r := range rules {
-		if r.matches(name) || r.match == nil && from.IsFloat() {
+		if r.matches(name) || r.match == nil && from.IsFloat() && !quantized {
 			to = r.value
 		}
 	}

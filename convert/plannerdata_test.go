@@ -25,7 +25,7 @@ func TestPlannerDataIsConverted(t *testing.T) {
 	must.Do(t, errors.Join(sv.Plan(t.Context(), []plan.State{state}), sv.Write(t.Context())))
 	sv.Metadata.PlannerData = json.RawMessage(`{"note":1}`)
 	must.Do(t, sv.Finish(t.Context()))
-	for _, to := range formats.Writable() {
+	for _, to := range formats.Alone() {
 		for _, skip := range []bool{false, true} {
 			var warned []error
 			c := open(t, src)

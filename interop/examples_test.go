@@ -31,6 +31,17 @@ var examples = []testCase{
 		}
 		r.cairn("verify", "run/step-000000029")
 	}},
+	{name: "the example versions.py: a trainer publishes, two servers follow", slow: true, run: func(r *rig) {
+		ctx, cancel := context.WithTimeout(r.Context(), exampleLimit)
+		defer cancel()
+		cmd := r.py.command(ctx, "py/examples/versions.py", "--versions=20")
+		cmd.Env = append(cmd.Env, "PYTHONPATH=py", "CAIRN_ARENA_BYTES=67108864")
+		cmd.WaitDelay = 10 * time.Second
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "that differ: 0") {
+			r.Errorf("versions.py: %v\n%s", err, shorten(string(out), 4000))
+		}
+	}},
 }
 
 // exampleLimit is how long a run of an example may take on a busy machine.

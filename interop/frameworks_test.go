@@ -56,6 +56,23 @@ var frameworks = []testCase{
 	{name: "Hugging Face: gradients of 2 batches, interrupted after an epoch", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "gradient_accumulation_steps": 2, "stop": 13})
 	}},
+	{name: "Hugging Face: models are built from checkpoints of any format", needs: "transformers", run: func(r *rig) {
+		var got []string
+		r.frameworks().python("with_transformers.from_checkpoint", args{"folder": r.there("run")}, &got)
+		want := []string{
+			"MissingError: /refused-0 lacks 3 weights of LlamaForCausalLM: 'model.layers.1.mlp.",
+			"MismatchError: /refused-1 has 1 weights that LlamaForCausalLM lacks: 'model.extra'",
+			"MismatchError: /refused-2 has other shapes than LlamaForCausalLM: 'model.norm.weight'",
+			"OptionsError: /refused-3 has a model below 'a.' and one below 'b.'",
+			"MissingError: /refused-4 has no names that begin with 'nothing.'",
+			"OptionsError: /refused-5 has no config.json",
+		}
+		for i, text := range want {
+			if i >= len(got) || !strings.HasPrefix(got[i], text) {
+				r.Errorf("the errors are %q; want %q as number %d", got, text, i)
+			}
+		}
+	}},
 	{name: "Hugging Face: killed while it saves in the background", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "how": "kill"})
 	}},

@@ -55,8 +55,8 @@ type python struct {
 	in      io.WriteCloser
 	answers chan []byte
 	noise   *noise
-	// second is another worker, with Lightning and transformers, if a case has asked for it.
-	second *python
+	// others are workers with other packages that cases have asked for, by their names.
+	others map[string]*python
 }
 
 // start runs the worker of a target. The package in ../python is there for it to import, with the
@@ -97,12 +97,34 @@ func (p *python) run(t *testing.T, modules ...string) {
 // whole system, setup has installed them beside its own packages.
 func (p *python) frameworks(t *testing.T) *python {
 	t.Helper()
-	if p.second == nil {
-		second := &python{about: p.about, target: p.target, name: "/opt/frameworks/bin/python", dir: p.dir, env: p.env}
-		second.run(t, "lightning.pytorch", "accelerate", "transformers.trainer")
-		p.second = second
+	return p.other(t, "frameworks", "/opt/frameworks/bin/python", nil, "lightning.pytorch", "accelerate", "transformers.trainer")
+}
+
+// vllm returns a worker with vLLM, which interop/serving has installed.
+func (p *python) vllm(t *testing.T) *python {
+	t.Helper()
+	return p.other(t, "vllm", "/opt/serving/bin/python", nil, "with_vllm")
+}
+
+// sglang returns a worker with SGLang, which interop/serving has installed.
+func (p *python) sglang(t *testing.T) *python {
+	t.Helper()
+	return p.other(t, "sglang", "/opt/serving/bin/python", []string{"PYTHONPATH=/opt/serving/sglang:/opt/serving/triton"}, "with_sglang")
+}
+
+// other returns another worker in the same folder. name is its name, interpreter the one
+// that it has in a whole system, env is added to its environment, and it imports modules once.
+func (p *python) other(t *testing.T, name, interpreter string, env []string, modules ...string) *python {
+	t.Helper()
+	if p.others[name] == nil {
+		o := &python{about: p.about, target: p.target, name: interpreter, dir: p.dir, env: append(slices.Clone(p.env), env...)}
+		o.run(t, modules...)
+		if p.others == nil {
+			p.others = map[string]*python{}
+		}
+		p.others[name] = o
 	}
-	return p.second
+	return p.others[name]
 }
 
 // makeDir makes the folder of the worker, which lies in the target's own system.
@@ -220,8 +242,8 @@ func (p *python) has(feature string) bool { return slices.Contains(p.about.Featu
 
 // stop ends the worker. Stopping twice is no error.
 func (p *python) stop() {
-	if p.second != nil {
-		p.second.stop()
+	for _, o := range p.others {
+		o.stop()
 	}
 	p.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { p.cmd.Process.Kill() })

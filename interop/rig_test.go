@@ -59,6 +59,22 @@ func (r *rig) frameworks() *rig {
 	return &with
 }
 
+// vllm is the rig with a worker that has vLLM.
+func (r *rig) vllm() *rig {
+	r.Helper()
+	with := *r
+	with.py = r.py.vllm(r.T)
+	return &with
+}
+
+// sglang is the rig with a worker that has SGLang.
+func (r *rig) sglang() *rig {
+	r.Helper()
+	with := *r
+	with.py = r.py.sglang(r.T)
+	return &with
+}
+
 // python has one process call a function.
 func (r *rig) python(function string, a args, result any) {
 	r.Helper()

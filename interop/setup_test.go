@@ -117,3 +117,16 @@ func setUp(t *testing.T, fake, cache, variables string) (out, said string, err e
 	b, err := cmd.Output()
 	return string(b), stderr.String(), err
 }
+
+// Where serving cannot install anything, it says so and fails.
+func TestServingIsSkippedLoudly(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "./serving", filepath.Join(t.TempDir(), "python3")).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "SKIPPED: vLLM and SGLang") {
+		t.Errorf("serving = %v, %s; want an error and SKIPPED", err, out)
+	}
+}

@@ -96,6 +96,9 @@ type Tensor struct {
 	// Locs are the locations of the chunks, in the order of Chunks. It is nil until
 	// the chunks were written.
 	Locs []Location
+	// Scales is the name of the scales of a quantised tensor, if a recipe has made it. It
+	// is not stored; see Metadata.Scales.
+	Scales string
 }
 
 // Properties are what a tensor has beside its shape.
@@ -168,6 +171,27 @@ func (m *Metadata) Find(fqn string) (*Entry, bool) {
 	}
 	return &m.Entries[i], true
 }
+
+// Scales returns the scales of a tensor of 8-bit floats that is quantised: its numbers mean
+// nothing without them. Unless a recipe names them, they are floating-point numbers with
+// the name of the tensor and "_scale_inv" or "_scale".
+func (m *Metadata) Scales(e *Entry) (*Entry, bool) {
+	if e.Tensor == nil || !e.Tensor.DType.IsFloat() || e.Tensor.DType.Size() != 1 {
+		return nil, false
+	}
+	if e.Tensor.Scales != "" {
+		return m.Find(e.Tensor.Scales)
+	}
+	for _, end := range scaleEnds {
+		if s, ok := m.Find(e.FQN + end); ok && s.Tensor != nil && s.Tensor.DType.IsFloat() {
+			return s, true
+		}
+	}
+	return nil, false
+}
+
+// scaleEnds follow the name of a quantised tensor in the name of its scales.
+var scaleEnds = [...]string{"_scale_inv", "_scale"}
 
 // Location returns the location of the chunk or value that i names. It returns false if
 // m does not have it, or if it was not written yet.

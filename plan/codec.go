@@ -421,8 +421,25 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 		}
 		last = c
 	}
+	w.Uvarint(uint64(len(s.Strips)))
+	for i := range s.Strips {
+		c := &s.Strips[i]
+		encodeIndex(&w, c.Source)
+		encodeInts(&w, c.Offsets)
+		encodeInts(&w, c.Lengths)
+		w.Uvarint(uint64(len(c.Parts)))
+		for _, p := range c.Parts {
+			w.Uvarint(uint64(p.ID))
+			w.Uvarint(uint64(p.To))
+			encodeInts(&w, p.Offsets)
+			encodeInts(&w, p.Lengths)
+		}
+	}
 	return w.B, nil
 }
+
+// minStripBytes and minPartBytes are the smallest sizes of an encoded Strip and StripPart.
+const minStripBytes, minPartBytes = 6, 4
 
 // minPieceBytes is the smallest size of an encoded Piece.
 const minPieceBytes = 6
@@ -447,6 +464,14 @@ func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 			}
 		}
 		s.Pieces = append(s.Pieces, last)
+	}
+	d := ints{r: r}
+	for range r.Count(minStripBytes) {
+		c := Strip{Source: d.index(), Offsets: d.list(), Lengths: d.list()}
+		for range r.Count(minPartBytes) {
+			c.Parts = append(c.Parts, StripPart{ID: r.Size(), To: r.CountMax(math.MaxInt32), Offsets: d.list(), Lengths: d.list()})
+		}
+		s.Strips = append(s.Strips, c)
 	}
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("shared reads: %w", err)

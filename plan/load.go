@@ -17,7 +17,8 @@ import (
 // DefaultLoad is the default LoadPlanner. Its zero value is ready for use: it
 // fills every tensor and value of the state in place, from whatever sharding
 // was saved, converts dtypes, and refuses a name the checkpoint lacks. One
-// planner serves one load at a time.
+// planner serves one load at a time. Quantised tensors, which have scales, are not
+// converted: see meta.Metadata.Scales.
 //
 // A tensor that the state has under several names is filled once, from the first of these
 // names, in their order, that the checkpoint has. The checkpoint may lack the others.
@@ -170,6 +171,9 @@ func (d *DefaultLoad) checkAlias(l *leaf, source string) error {
 func (d *DefaultLoad) checkTensor(t Checkpointable, e *meta.Entry) error {
 	if shape := t.GlobalShape(); !slices.Equal(shape, e.Tensor.Shape) {
 		return fmt.Errorf("%w: size: the state wants %v, the checkpoint has %v", ErrMismatch, shape, e.Tensor.Shape)
+	}
+	if s, ok := d.setup.Metadata.Scales(e); ok && t.DType() != e.Tensor.DType {
+		return fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v numbers that mean nothing without their scales %q: it is quantised. Want %[3]v and the scales, or have it dequantised by a recipe, or by the format hf with dequantize", ErrMismatch, t.DType(), e.Tensor.DType, s.FQN)
 	}
 	policy := d.Cast
 	if w, ok := t.(whole); ok {

@@ -334,6 +334,37 @@ func TestLoadPlannerIsReusable(t *testing.T) {
 	}
 }
 
+// Numbers of 8 bits that have scales beside them are not converted.
+func TestLoadQuantized(t *testing.T) {
+	const f8, e5 = tensor.Float8E4M3FN, tensor.Float8E5M2
+	mem := save(t, plan.State{
+		"w": zeros(t, f8, 4, 2), "w_scale_inv": zeros(t, tensor.Float32, 1, 1),
+		"v": zeros(t, e5, 4, 2), "v_scale": zeros(t, tensor.BFloat16, 1),
+		"plain": zeros(t, f8, 4, 2), "plain_scale_inv_too": zeros(t, tensor.Float32, 1), "plain_scale": 3,
+		"wide": zeros(t, tensor.BFloat16, 4, 2), "wide_scale_inv": zeros(t, tensor.Float32, 1, 1),
+	})
+	for name, c := range map[string]struct {
+		d     *plan.DefaultLoad
+		fqn   string
+		dtype tensor.DType
+		says  string // of the error
+	}{
+		"as it is":              {&plan.DefaultLoad{}, "w", f8, ""},
+		"as bfloat16":           {&plan.DefaultLoad{}, "w", tensor.BFloat16, `"w": checkpoint and state do not match: dtype: the state wants bfloat16, the checkpoint has float8_e4m3fn numbers that mean nothing without their scales "w_scale_inv"`},
+		"as another 8-bit type": {&plan.DefaultLoad{}, "w", e5, `"w_scale_inv"`},
+		"with any cast":         {&plan.DefaultLoad{Cast: tensor.CastAny}, "w", tensor.Float32, `Want float8_e4m3fn and the scales`},
+		"another ending":        {&plan.DefaultLoad{}, "v", tensor.Float32, `"v_scale"`},
+		"renamed":               {&plan.DefaultLoad{Rename: func(string) string { return "w" }}, "x", tensor.Float32, `"w_scale_inv"`},
+		"without scales":        {&plan.DefaultLoad{}, "plain", tensor.BFloat16, ""},
+		"of 16 bits":            {&plan.DefaultLoad{}, "wide", tensor.Float32, ""},
+	} {
+		err := mem.load(c.d, plan.State{c.fqn: zeros(t, c.dtype, 4, 2)})
+		if c.says == "" && err != nil || c.says != "" && (!isMismatch(err) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %v; want a mismatch with %q", name, err, c.says)
+		}
+	}
+}
+
 // A tensor that the state has under several names is read once, from the first of them that
 // the checkpoint has.
 func TestLoadFillsATiedTensorOnce(t *testing.T) {

@@ -39,6 +39,35 @@ func CanShare(p LoadPlanner) bool {
 type SharedReads struct {
 	// Pieces are in the order of their IDs.
 	Pieces []Piece
+	// Strips are what this rank reads for ranks that want different parts of it.
+	Strips []Strip
+}
+
+// Strip is a box of a chunk, some rows of it, that one rank reads because several ranks
+// want columns of it. Each of them wants other columns, but a format reads and checks more
+// than some columns of a row.
+type Strip struct {
+	// Source is the chunk, and Offsets and Lengths are the box in it.
+	Source           meta.Index
+	Offsets, Lengths []int64
+	Parts            []StripPart
+}
+
+// StripPart is the part of a strip that a rank wants: a piece of the plan of that rank, whose
+// Reader has the strip. That rank may be the one that reads.
+type StripPart struct {
+	// ID is the ID of the piece, and To is the rank.
+	ID int64
+	To int
+	// Offsets and Lengths are the box of the part in the strip.
+	Offsets, Lengths []int64
+}
+
+// Item returns the strip as an item to read.
+func (s *Strip) Item() ReadItem {
+	return ReadItem{
+		Kind: KindTensor, Dest: s.Source, Source: s.Source, DestOffsets: s.Offsets, SourceOffsets: s.Offsets, Lengths: s.Lengths,
+	}
 }
 
 // Piece is an item of a rank's plan, or some rows of an item, that one rank reads
@@ -54,7 +83,7 @@ type Piece struct {
 	// Reader is the rank that reads the piece.
 	Reader int
 	// To are the ranks that Reader sends the piece to, ascending. It is nil on all
-	// ranks except Reader.
+	// ranks except Reader, and if the piece is part of a strip.
 	To []int
 }
 
@@ -75,16 +104,23 @@ func (p *Piece) Of(it ReadItem) ReadItem {
 // rank among size ranks: each piece belongs to a tensor of the plan, and the pieces
 // of an item make up the whole item.
 func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
+	own, err := s.checkStrips(rank, size)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
 	byItem := map[int][]*Piece{}
 	for i := range s.Pieces {
 		c := &s.Pieces[i]
-		if err := c.check(p, rank, size); err != nil {
+		if err := c.check(p, rank, size, own); err != nil {
 			return fmt.Errorf("%w: piece %d: %w", ErrProtocol, c.ID, err)
 		}
 		if i > 0 && c.ID <= s.Pieces[i-1].ID {
 			return fmt.Errorf("%w: piece %d after piece %d", ErrProtocol, c.ID, s.Pieces[i-1].ID)
 		}
 		byItem[c.Item] = append(byItem[c.Item], c)
+	}
+	if len(own) > 0 {
+		return fmt.Errorf("%w: %d parts of strips that this rank does not want", ErrProtocol, len(own))
 	}
 	for i, pieces := range byItem {
 		if !complete(pieces, p.Items[i].Lengths) {
@@ -94,7 +130,34 @@ func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 	return nil
 }
 
-func (c *Piece) check(p *LoadPlan, rank, size int) error {
+// checkStrips checks the strips and returns the parts of them that this rank wants itself, by ID.
+func (s *SharedReads) checkStrips(rank, size int) (map[int64]*StripPart, error) {
+	own := map[int64]*StripPart{}
+	for i := range s.Strips {
+		c := &s.Strips[i]
+		if len(c.Offsets) != len(c.Lengths) || len(c.Parts) == 0 || slices.ContainsFunc(c.Offsets, negative) {
+			return nil, fmt.Errorf("strip %d at %v of %v has %d parts", i, c.Offsets, c.Lengths, len(c.Parts))
+		}
+		if _, err := tensor.NumElements(c.Lengths); err != nil {
+			return nil, fmt.Errorf("strip %d: %w", i, err)
+		}
+		for j := range c.Parts {
+			part := &c.Parts[j]
+			err := tensor.Box{Offsets: part.Offsets, Sizes: part.Lengths}.Check(c.Lengths)
+			if err != nil || part.ID < 0 || part.To < 0 || part.To >= size || own[part.ID] != nil {
+				return nil, fmt.Errorf("part %d of strip %d, for rank %d: %v", part.ID, i, part.To, err)
+			}
+			if part.To == rank {
+				own[part.ID] = part
+			}
+		}
+	}
+	return own, nil
+}
+
+// check checks a piece. It removes the part of a strip from own that is the piece.
+func (c *Piece) check(p *LoadPlan, rank, size int, own map[int64]*StripPart) error {
+	part := own[c.ID]
 	switch {
 	case c.ID < 0:
 		return fmt.Errorf("its ID is negative")
@@ -104,6 +167,12 @@ func (c *Piece) check(p *LoadPlan, rank, size int) error {
 		return fmt.Errorf("item %d is not a tensor", c.Item)
 	case c.Reader < 0 || c.Reader >= size:
 		return fmt.Errorf("rank %d of %d reads it", c.Reader, size)
+	case part != nil:
+		it := c.Of(p.Items[c.Item])
+		if c.Reader != rank || len(c.To) > 0 || !slices.Equal(it.Lengths, part.Lengths) {
+			return fmt.Errorf("rank %d reads %v of it, and its part of a strip is %v", c.Reader, it.Lengths, part.Lengths)
+		}
+		delete(own, c.ID)
 	case (c.Reader == rank) != (len(c.To) > 0):
 		return fmt.Errorf("rank %d reads it and rank %d sends it to %d ranks", c.Reader, rank, len(c.To))
 	}
@@ -151,6 +220,10 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 // because only a rank that reads the whole chunk can check it. Values are not
 // shared.
 //
+// If ranks want different columns of the same rows of a chunk, so narrow that reading
+// them apart would read most bytes several times, one of them reads all columns of some
+// of the rows, a strip, and sends each rank its part.
+//
 // A rank shares a box with at most 63 other ranks, those with neighbouring numbers.
 // If more ranks want the box, several of them read it. The result depends only on
 // the arguments.
@@ -161,6 +234,7 @@ func AssignReaders(md *meta.Metadata, plans []*LoadPlan, takesPart []bool) []*Sh
 			e.collect(r, p)
 		}
 	}
+	e.findStrips()
 	e.countUnshared()
 	e.assemble()
 	return e.decide()
@@ -188,6 +262,7 @@ type atom struct {
 	entry, chunk int
 	bytes        int64
 	wanted       []want
+	inStrip      bool // it is part of strips
 }
 
 // want is an atom in a rank's plan.
@@ -294,7 +369,7 @@ func (e *assigner) add(rank int, s source, items []int32) {
 // countUnshared adds the atoms that only one rank wants to the load of that rank.
 func (e *assigner) countUnshared() {
 	for i := range e.all {
-		if a := &e.all[i]; len(a.wanted) == 1 {
+		if a := &e.all[i]; len(a.wanted) == 1 && !a.inStrip {
 			e.load[a.wanted[0].rank] += a.bytes
 		}
 	}
@@ -355,6 +430,13 @@ type unit struct {
 	set   int32 // the ranks that want it
 	bytes int64
 	parts []part
+	strip *strip // the unit is a strip, and has no parts
+}
+
+// strip is some rows of a chunk of which ranks want different columns.
+type strip struct {
+	box    tensor.Box // in the chunk
+	wanted []want     // each with one item
 }
 
 // part is an atom, or some rows of one, that the ranks of a unit want.
@@ -368,6 +450,9 @@ type part struct {
 func (e *assigner) assemble() {
 	var small []unit
 	for i := range e.all {
+		if e.all[i].inStrip {
+			continue
+		}
 		for _, cell := range cells(len(e.all[i].wanted)) {
 			u := unit{set: e.sets.number(e.all[i].wanted[cell[0]:cell[1]]), bytes: e.all[i].bytes}
 			whole := part{atom: int32(i), cell: [2]int32{int32(cell[0]), int32(cell[1])}}
@@ -486,6 +571,9 @@ func (e *assigner) decide() []*SharedReads {
 			}
 			known[route{u.set, reader}] = to
 		}
+		if u.strip != nil {
+			id = e.addStrip(out, u.strip, id, int(reader))
+		}
 		for _, p := range u.parts {
 			id = e.addPieces(out, p, id, int(reader), to)
 		}
@@ -511,4 +599,130 @@ func (e *assigner) addPieces(out []*SharedReads, p part, id int64, reader int, t
 		}
 	}
 	return id + int64(len(wanted[0].items))
+}
+
+const (
+	// stripRun is the length in bytes of the columns of one row below which ranks read
+	// strips. Formats with checksums round longer ones up by little, and formats without
+	// read them exactly.
+	stripRun = 64 << 10
+	// minStrip is the smallest strip in bytes. To read less several times costs less than
+	// to send it.
+	minStrip = 64 << 10
+)
+
+// findStrips makes units of the strips: of atoms that have the same rows of a chunk and
+// different columns.
+func (e *assigner) findStrips() {
+	type place struct {
+		entry, chunk int
+		first, rows  int64
+	}
+	var order []place
+	groups := map[place][]int{}
+	for i := range e.all {
+		a := &e.all[i]
+		it := e.item(a.wanted[0])
+		if len(a.wanted[0].items) > 1 || len(it.Lengths) < 2 {
+			continue
+		}
+		at := place{a.entry, a.chunk, it.SourceOffsets[0], it.Lengths[0]}
+		if groups[at] == nil {
+			order = append(order, at)
+		}
+		groups[at] = append(groups[at], i)
+	}
+	for _, at := range order {
+		if atoms := groups[at]; len(atoms) > 1 {
+			e.addStrips(atoms)
+		}
+	}
+}
+
+// item returns the first item that a rank wants.
+func (e *assigner) item(w want) *ReadItem { return &e.plans[w.rank].Items[w.items[0]] }
+
+// addStrips adds the units of strips of atoms that have the same rows, if they pay.
+func (e *assigner) addStrips(atoms []int) {
+	first := e.item(e.all[atoms[0]].wanted[0])
+	box := tensor.Box{Offsets: slices.Clone(first.SourceOffsets), Sizes: slices.Clone(first.Lengths)}
+	t := e.md.Entries[e.all[atoms[0]].entry].Tensor
+	sizes := t.Chunks[e.all[atoms[0]].chunk].Sizes
+	var wanted []want
+	var volume int64
+	for _, i := range atoms {
+		it := e.item(e.all[i].wanted[0])
+		if run(it.Lengths, sizes, t.DType) >= stripRun {
+			return
+		}
+		volume += it.SourceBox().Volume()
+		wanted = append(wanted, e.all[i].wanted...)
+		for d, o := range it.SourceOffsets {
+			end := max(box.Offsets[d]+box.Sizes[d], o+it.Lengths[d])
+			box.Offsets[d] = min(box.Offsets[d], o)
+			box.Sizes[d] = end - box.Offsets[d]
+		}
+	}
+	slices.SortStableFunc(wanted, func(a, b want) int { return cmp.Compare(a.rank, b.rank) })
+	ranks := slices.CompactFunc(slices.Clone(wanted), func(a, b want) bool { return a.rank == b.rank })
+	// Columns between those that are wanted would be read in vain.
+	whole := e.all[atoms[0]]
+	whole.bytes = bytesOf(box.Sizes, t.DType)
+	if len(ranks) < 2 || len(ranks) > maxCell || whole.bytes < minStrip || box.Volume() > volume+volume/4 {
+		return
+	}
+	for _, i := range atoms {
+		e.all[i].inStrip = true
+	}
+	rows := e.cutRows(&whole, int64(len(ranks)))
+	if rows == nil {
+		rows = []int64{0, box.Sizes[0]}
+	}
+	set := e.sets.number(ranks)
+	for i := range len(rows) - 1 {
+		part := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
+		part.Offsets[0] += rows[i]
+		part.Sizes[0] = rows[i+1] - rows[i]
+		e.units = append(e.units, unit{set: set, bytes: bytesOf(part.Sizes, t.DType), strip: &strip{part, wanted}})
+	}
+}
+
+// run returns the number of bytes of a box that are contiguous in a chunk of the given
+// sizes, or the bytes of the box if it has all columns.
+func run(lengths, sizes []int64, d tensor.DType) int64 {
+	n := int64(d.Size())
+	for i := len(lengths) - 1; i > 0; i-- {
+		n *= lengths[i]
+		if lengths[i] != sizes[i] {
+			return n
+		}
+	}
+	return n * lengths[0]
+}
+
+// addStrip adds a strip to the result of its reader, and its parts to the results of the
+// ranks that want them. It returns the next ID.
+func (e *assigner) addStrip(out []*SharedReads, s *strip, id int64, reader int) int64 {
+	c := Strip{Source: e.item(s.wanted[0]).Source, Offsets: s.box.Offsets, Lengths: s.box.Sizes}
+	for _, w := range s.wanted {
+		it := e.item(w)
+		begin := s.box.Offsets[0] - it.SourceOffsets[0]
+		piece := Piece{ID: id, Item: int(w.items[0]), Rows: [2]int64{begin, begin + s.box.Sizes[0]}, Reader: reader}
+		if begin == 0 && s.box.Sizes[0] == it.Lengths[0] {
+			piece.Rows = [2]int64{}
+		}
+		part := StripPart{ID: id, To: int(w.rank), Offsets: make([]int64, len(it.Lengths)), Lengths: slices.Clone(it.Lengths)}
+		part.Lengths[0] = s.box.Sizes[0]
+		for d := 1; d < len(it.Lengths); d++ {
+			part.Offsets[d] = it.SourceOffsets[d] - s.box.Offsets[d]
+		}
+		c.Parts = append(c.Parts, part)
+		if out[w.rank] == nil {
+			out[w.rank] = &SharedReads{}
+		}
+		out[w.rank].Pieces = append(out[w.rank].Pieces, piece)
+		id++
+	}
+	out[reader].Strips = append(out[reader].Strips, c)
+	return id
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
@@ -21,6 +22,16 @@ func drawShare(t *rapid.T) *plan.SharedReads {
 			Rows:   [2]int64{rapid.Int64Min(0).Draw(t, "begin"), rapid.Int64Min(0).Draw(t, "end")},
 			Reader: rapid.IntRange(0, 5).Draw(t, "reader"), To: rapid.SampledFrom(lists).Draw(t, "to"),
 		})
+	}
+	ints := func(name string) []int64 { return rapid.SliceOfN(rapid.Int64Min(0), 1, 3).Draw(t, name) }
+	for range rapid.IntRange(0, 3).Draw(t, "strips") {
+		c := plan.Strip{Source: meta.Index{FQN: "w", Offset: ints("chunk"), Hint: 2}, Offsets: ints("offsets"), Lengths: ints("lengths")}
+		for range rapid.IntRange(0, 3).Draw(t, "parts") {
+			c.Parts = append(c.Parts, plan.StripPart{
+				ID: rapid.Int64Min(0).Draw(t, "part"), To: rapid.IntRange(0, 9).Draw(t, "rank"), Offsets: ints("at"), Lengths: ints("of"),
+			})
+		}
+		s.Strips = append(s.Strips, c)
 	}
 	return s
 }
@@ -44,7 +55,10 @@ func TestSharedReadsCodecRoundTrip(t *testing.T) {
 func FuzzDecodeShare(f *testing.F) {
 	b := must.Get(plan.SharedReadsCodec{}.Encode(&plan.SharedReads{Pieces: []plan.Piece{
 		{ID: 1, Item: 2, Rows: [2]int64{3, 4}, Reader: 5, To: []int{6, 7}}, {ID: 9, Reader: 1},
-	}}))(f)
+	}, Strips: []plan.Strip{{
+		Source: meta.Index{FQN: "w"}, Offsets: []int64{1, 0}, Lengths: []int64{2, 8},
+		Parts: []plan.StripPart{{ID: 9, To: 1, Offsets: []int64{0, 4}, Lengths: []int64{2, 4}}},
+	}}}))(f)
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := plan.SharedReadsCodec{}.Decode(b)

@@ -27,6 +27,8 @@ type RankLoad struct {
 	// 1 GiB.
 	Share       bool
 	BufferBytes int64
+	// Host is the host of this rank. Ranks read only for ranks with the same host.
+	Host string
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 	// Recorder notes the phases of this rank. Nil: Load makes one that reports to
@@ -178,7 +180,7 @@ func (l *RankLoad) propose(ctx context.Context) (_ loadMessage, err error) {
 	if err != nil {
 		return loadMessage{}, err
 	}
-	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, canShare: l.canShare()}, nil
+	return loadMessage{saveID: l.Metadata.Storage.SaveID, plan: p, canShare: l.canShare(), host: l.Host}, nil
 }
 
 // decide returns the message that the coordinator sends to each rank.
@@ -228,8 +230,8 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 	if err != nil {
 		return storage.ReadStats{}, err
 	}
-	l.Observer.planned(l.bytes(p))
 	if own.share == nil {
+		l.Observer.planned(l.bytes(p))
 		q := *p
 		q.Replicated = own.replicated
 		return l.readData(ctx, &q)
@@ -241,6 +243,7 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 	if err != nil {
 		return storage.ReadStats{}, err
 	}
+	l.Observer.planned(l.bytes(p) + s.foreign())
 	return s.run(ctx)
 }
 
@@ -249,8 +252,9 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 type loadMessage struct {
 	saveID string
 	plan   *plan.LoadPlan
-	// canShare is set if this rank and other ranks can read for each other.
+	// canShare is set if this rank and other ranks of host can read for each other.
 	canShare bool
+	host     string
 	// replicated is set if the ranks read many bytes more than once.
 	replicated bool
 	// share lists which rank reads which pieces for which ranks, and tag is the tag
@@ -271,6 +275,7 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	w.String(m.saveID)
 	w.Bytes(b)
 	w.Bool(m.canShare)
+	w.String(m.host)
 	w.Bool(m.replicated)
 	w.Bool(m.share != nil)
 	if m.share == nil {
@@ -289,6 +294,7 @@ func (loadCodec) Decode(b []byte) (loadMessage, error) {
 	m := loadMessage{saveID: r.String()}
 	body := r.Bytes()
 	m.canShare = r.Bool()
+	m.host = r.String()
 	m.replicated = r.Bool()
 	shared := r.Bool()
 	var share []byte

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -37,14 +38,25 @@ func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
-	plans, takesPart := make([]*plan.LoadPlan, len(out)), make([]bool, len(out))
+	plans, hosts := make([]*plan.LoadPlan, len(out)), map[string][]bool{}
 	for r := range out {
+		plans[r] = out[r].plan
 		// The reader's data of a plan may depend on its items, which sharing changes.
-		plans[r], takesPart[r] = out[r].plan, all[r].canShare && len(out[r].plan.StorageData) == 0
+		if !all[r].canShare || len(out[r].plan.StorageData) > 0 {
+			continue
+		}
+		if hosts[all[r].host] == nil {
+			hosts[all[r].host] = make([]bool, len(out))
+		}
+		hosts[all[r].host][r] = true
 	}
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
-	for r, s := range plan.AssignReaders(l.Metadata, plans, takesPart) {
-		out[r].share, out[r].tag = s, tag
+	for _, takesPart := range hosts {
+		for r, s := range plan.AssignReaders(l.Metadata, plans, takesPart) {
+			if takesPart[r] {
+				out[r].share, out[r].tag = s, tag
+			}
+		}
 	}
 }
 
@@ -61,7 +73,8 @@ type sharing struct {
 	dst  target
 
 	alone  []*piece                 // tensors that this rank reads for itself only
-	mine   []*piece                 // pieces that it also reads for other ranks
+	mine   []*piece                 // pieces and strips that it also reads for other ranks
+	parts  map[int64]*piece         // its own parts of its strips, by ID
 	from   map[int]map[int64]*piece // pieces that other ranks read for it: by rank and ID
 	queues map[int]chan *piece      // by rank: pieces that were read and are to be sent
 
@@ -95,7 +108,15 @@ type piece struct {
 	body   []byte       // the bytes to send; nil once they are sent to all ranks
 	crc    uint32
 	weight int64 // bytes of stage that it holds
+
+	// strip is set if it is not a part of this rank's plan, but a strip that has parts of
+	// the plans of several ranks. of is the strip if it is such a part, to be sent.
+	strip *plan.Strip
+	of    *piece
 }
+
+// sends reports whether other ranks wait for a part.
+func (p *piece) sends() bool { return len(p.ranks) > 0 || p.strip != nil }
 
 // newSharing prepares a rank's part in the load. It does not read or send.
 func (l *RankLoad) newSharing(p *plan.LoadPlan, share *plan.SharedReads, tag int) (*sharing, error) {
@@ -108,7 +129,7 @@ func (l *RankLoad) newSharing(p *plan.LoadPlan, share *plan.SharedReads, tag int
 	}
 	s := &sharing{
 		RankLoad: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
-		from: map[int]map[int64]*piece{}, queues: map[int]chan *piece{},
+		from: map[int]map[int64]*piece{}, queues: map[int]chan *piece{}, parts: map[int64]*piece{},
 		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
 	bytes := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
@@ -160,11 +181,30 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 			s.from[c.Reader][p.id] = p
 			continue
 		}
+		if len(p.ranks) == 0 {
+			s.parts[p.id] = p
+			continue
+		}
 		p.left.Store(int32(len(p.ranks)))
 		s.mine = append(s.mine, p)
 		for _, r := range p.ranks {
 			sends[r]++
 		}
+	}
+	for i := range share.Strips {
+		c := &share.Strips[i]
+		p, err := s.newPiece(c.Item())
+		if err != nil {
+			return err
+		}
+		p.strip = c
+		for _, part := range c.Parts {
+			if part.To != s.Group.Rank() {
+				sends[part.To]++
+				p.left.Add(1)
+			}
+		}
+		s.mine = append(s.mine, p)
 	}
 	for r, n := range sends {
 		s.queues[r] = make(chan *piece, n)
@@ -198,11 +238,11 @@ func (s *sharing) newPiece(it plan.ReadItem) (*piece, error) {
 // resolve asks the planner for the memory of all parts, and sets direct and common.
 func (s *sharing) resolve() error {
 	all := slices.Concat(s.alone, s.mine)
+	all = slices.DeleteFunc(all, func(p *piece) bool { return p.strip != nil })
 	for _, want := range s.from {
-		for _, p := range want {
-			all = append(all, p)
-		}
+		all = slices.AppendSeq(all, maps.Values(want))
 	}
+	all = slices.AppendSeq(all, maps.Values(s.parts))
 	for _, p := range all {
 		t, err := s.dst.ResolveTensor(&p.item)
 		if err != nil {
@@ -238,9 +278,23 @@ func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	if err == nil {
 		err = context.Cause(ctx) // a cancelled load is not complete
 	}
-	n := s.received.Load()
-	stats.Add(storage.ReadStats{Needed: n, Rounded: n, Received: n})
+	n, foreign := s.received.Load(), s.foreign()
+	stats.Add(storage.ReadStats{Needed: n - foreign, Rounded: n, Received: n})
 	return stats, err
+}
+
+// foreign returns how many bytes this rank reads that only other ranks need.
+func (s *sharing) foreign() int64 {
+	var n int64
+	for _, p := range s.mine {
+		if p.strip != nil {
+			n += p.bytes
+		}
+	}
+	for _, p := range s.parts {
+		n -= p.bytes
+	}
+	return n
 }
 
 // fill converts the saved elements of a part, src, into the planner's memory.
@@ -289,7 +343,10 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 // that one round can be read while another is sent.
 func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	for _, p := range rest {
-		if !p.direct {
+		switch {
+		case p.strip != nil: // and copies of its parts
+			p.weight = min(2*p.bytes, s.stage.size)
+		case !p.direct:
 			p.weight = min(p.bytes, s.stage.size)
 		}
 		if n > 0 && weight+p.weight > s.stage.size/2 {
@@ -346,7 +403,7 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	p := list[0]
 	s.awaited[it.Key()] = list[1:]
 	to := p.to
-	if len(p.ranks) > 0 && !p.direct {
+	if p.sends() && !p.direct {
 		var err error
 		if to, err = tensor.New(p.dtype, p.item.Lengths); err != nil {
 			return nil, err
@@ -363,13 +420,15 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	s.mu.Lock()
 	p := s.resolved[t]
 	delete(s.resolved, t)
-	if p != nil && len(p.ranks) > 0 {
+	if p != nil && p.sends() {
 		s.unread--
 	}
 	s.mu.Unlock()
 	switch {
 	case p == nil:
 		return fmt.Errorf("%w: the reader commits a tensor that it did not receive from ResolveTensor", plan.ErrProtocol)
+	case p.strip != nil:
+		return s.commitStrip(p, t)
 	case len(p.ranks) == 0:
 		return s.commit(p)
 	case !p.direct:
@@ -388,6 +447,51 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 	return nil
 }
 
+// commitStrip divides a strip that was read: it queues the parts for the ranks that need
+// them, and hands this rank's own parts over to the planner.
+func (s *sharing) commitStrip(p *piece, t *tensor.Tensor) error {
+	for i := range p.strip.Parts {
+		part := &p.strip.Parts[i]
+		from, err := t.Narrow(tensor.Box{Offsets: part.Offsets, Sizes: part.Lengths})
+		if err != nil {
+			return err
+		}
+		if part.To == s.Group.Rank() {
+			own := s.parts[part.ID]
+			if err := s.fill(own, from); err != nil {
+				return err
+			}
+			if err := s.commit(own); err != nil {
+				return err
+			}
+			continue
+		}
+		to, err := tensor.New(p.dtype, part.Lengths)
+		if err != nil {
+			return err
+		}
+		if err := tensor.Copy(to, from); err != nil {
+			return err
+		}
+		q := &piece{id: part.ID, item: p.item, dtype: p.dtype, of: p}
+		q.body, _ = to.Bytes()
+		q.bytes = int64(len(q.body))
+		q.crc = crc32c.Update(headSum(q.id, q.bytes), q.body)
+		s.queues[part.To] <- q // never blocks: the queue has room for all pieces
+	}
+	if p.left.Load() == 0 { // nothing to send: only this rank has parts, or they are sent already
+		s.release(p)
+	}
+	return nil
+}
+
+// release releases the bytes of stage that a piece holds, once.
+func (s *sharing) release(p *piece) {
+	if n := atomic.SwapInt64(&p.weight, 0); n > 0 {
+		s.stage.free.Release(n)
+	}
+}
+
 // LoadBytes passes a value to the planner.
 func (s *sharing) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
 	return s.dst.LoadBytes(it, codec, data)
@@ -397,6 +501,13 @@ func (s *sharing) LoadBytes(it *plan.ReadItem, codec string, data []byte) error 
 // them, its memory is released or, if it is the planner's, handed over. It is not
 // handed over earlier, because the planner may change the memory.
 func (s *sharing) sent(p *piece) error {
+	if p.of != nil {
+		p.body = nil
+		if p.of.left.Add(-1) == 0 {
+			s.release(p.of)
+		}
+		return nil
+	}
 	if p.left.Add(-1) > 0 {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/recipe/remap"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // Binding is what a recipe does with one checkpoint.
@@ -41,6 +42,12 @@ type Tensor struct {
 	Parts []Part
 	// Add is added to each element of the source.
 	Add float64
+	// Quantized says how the tensor is quantised. Its parts then say where the elements are
+	// before they are quantised, in the shape Quantized.Shape. Nil: it is not.
+	Quantized *Quantized
+	// Scales is the name of the scales of a quantised tensor. Empty: it is not, or is the
+	// scales.
+	Scales string
 	// Rule is the line of the rule in the recipe.
 	Rule int
 	// Same is the name of another tensor of the result that has the same elements. Empty:
@@ -54,6 +61,10 @@ type Part struct {
 	// Value.
 	Source string
 	Value  float64
+	// Scales is the name of the tensor that has the scales of Source if Source is quantised,
+	// in blocks of that size. Its elements are the numbers times the scales.
+	Scales string
+	Blocks tensor.Blocks
 	// Map says where the elements are.
 	Map remap.Piece
 }
@@ -507,6 +518,8 @@ type held struct {
 	entry *meta.Entry // of the source
 	shape []int64
 	copy  bool // of a tied side: not the first
+	// scales is the name of the scales of a quantised source.
+	scales string
 }
 
 // expand returns the tensors of a side: one for each value of the captures that only the
@@ -612,7 +625,7 @@ func (b *binder) instance(r *rule) error {
 
 // value applies a rule to a value that is not a tensor: it can only be renamed.
 func (b *binder) value(r *rule, from, to []held) error {
-	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 || r.cast[1-b.src].Valid() {
+	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 || r.cast[1-b.src].Valid() || r.quantizes() {
 		return fmt.Errorf("%w: %q is not a tensor, so it can only be renamed", ErrIncomplete, from[0].name)
 	}
 	if err := b.make(r, to[0].name); err != nil {

@@ -38,7 +38,7 @@ func (b *binder) proveSources() error {
 	pieces := map[string][]remap.Piece{}
 	for i := range b.out.Tensors {
 		t := &b.out.Tensors[i]
-		if t.Same != "" {
+		if t.Same != "" || t.Quantized != nil && t.Quantized.Scales {
 			continue
 		}
 		for _, p := range t.Parts {
@@ -81,11 +81,8 @@ func (b *binder) checkAdded() error {
 	left := most
 	for i := range b.out.Tensors {
 		t := &b.out.Tensors[i]
-		for _, p := range t.Parts {
-			if p.Source != "" && t.Same == "" {
-				continue
-			}
-			n, err := tensor.NumBytes(t.DType, []int64{p.Map.Volume()})
+		for _, volume := range t.added() {
+			n, err := tensor.NumBytes(t.DType, []int64{volume})
 			if err != nil {
 				return err
 			}
@@ -96,4 +93,18 @@ func (b *binder) checkAdded() error {
 		}
 	}
 	return nil
+}
+
+// added returns the numbers of elements of the parts of t that no source has.
+func (t *Tensor) added() []int64 {
+	if t.Quantized != nil && t.Quantized.Scales {
+		return []int64{tensor.Whole(t.Shape).Volume()}
+	}
+	var out []int64
+	for _, p := range t.Parts {
+		if p.Source == "" || t.Same != "" {
+			out = append(out, p.Map.Volume())
+		}
+	}
+	return out
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Sources returns the names of the tensors that t is made of, in order.
+// Sources returns the names of the tensors that t is made of, in order, without scales.
 func (t *Tensor) Sources() []string {
 	var out []string
 	for _, p := range t.Parts {
@@ -20,9 +20,12 @@ func (t *Tensor) Sources() []string {
 // Operations says in a few words how t is made of its sources. shapeOf returns the shape
 // of a source.
 func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
+	if q := t.Quantized; q != nil && q.Scales {
+		return fmt.Sprintf("scales of blocks of %v", q.Blocks)
+	}
 	var out []string
 	sources := t.Sources()
-	filled, moved, partial := int64(0), false, false
+	filled, moved, partial, dequantized := int64(0), false, false, false
 	for i := range t.Parts {
 		p := &t.Parts[i]
 		if p.Source == "" {
@@ -35,6 +38,7 @@ func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
 		}
 		partial = partial || p.Map.Volume() != all
 		moved = moved || !p.inOrder()
+		dequantized = dequantized || p.Scales != ""
 	}
 	if partial {
 		out = append(out, "split")
@@ -55,6 +59,12 @@ func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
 	}
 	if t.Add != 0 {
 		out = append(out, fmt.Sprintf("add %v", t.Add))
+	}
+	if q := t.Quantized; q != nil {
+		out = append(out, fmt.Sprintf("quantize to %v in blocks of %v (lossy)", q.DType, q.Blocks))
+	}
+	if dequantized {
+		out = append(out, "dequantize")
 	}
 	if len(out) == 0 {
 		return "same"

@@ -80,12 +80,13 @@ func TestDocs(t *testing.T) {
 		rule  = "\n[[rule]]\nhf = \"w\"\nmine = \"w\"\n"
 	)
 	around := map[string][2]string{ // by the heading of the section
-		"The language":  {},
-		"Header":        {"", rule},
-		"Variables":     {sides, rule},
-		"Names":         {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"l.{i}.{e}.{p}\"\nmine = \"m.{i}.{e}.{p}\"\n"},
-		"Layouts":       {"sides = [\"hf\", \"mine\"]\n", ""},
-		"Keys of rules": {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"model.layers.{layers + j}.w\"\nmine = \"mtp.{j}.w\"\n"},
+		"The language":      {},
+		"Header":            {"", rule},
+		"Variables":         {sides, rule},
+		"Names":             {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"l.{i}.{e}.{p}\"\nmine = \"m.{i}.{e}.{p}\"\n"},
+		"Layouts":           {"sides = [\"hf\", \"mine\"]\n", ""},
+		"Quantised weights": {},
+		"Keys of rules":     {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"model.layers.{layers + j}.w\"\nmine = \"mtp.{j}.w\"\n"},
 	}
 	stack := [2]string{"sides = [\"hf\", \"megatron\"]\n[variables]\nstacked = true\n", "\n[[rule]]\nhf = \"l.{i}.w\"\nmegatron = \"m.{i}.w\"\n"}
 	seen := map[string]bool{}
@@ -217,6 +218,7 @@ func TestDocsLimits(t *testing.T) {
 		fmt.Sprintf("| names in all rules; names that they stand for | %s; %s |", digits(maxPatterns), digits(maxNames)),
 		fmt.Sprintf("| a name | %s characters, %d holes |", digits(maxPattern), maxHoles),
 		fmt.Sprintf("| the texts of a capture | %s characters |", digits(maxList)),
+		fmt.Sprintf("| a block of quantised weights | %s elements |", digits(maxBlock)),
 		fmt.Sprintf("| a layout | %d words, %d dimensions |", maxLayoutWords, tensor.MaxDims),
 		fmt.Sprintf("| a formula | %s characters, %d levels of parentheses; %s bytes or elements in its value |", digits(maxExpression), maxDepth, digits(maxValue)),
 		fmt.Sprintf("| comparisons of keys, of names and of parts, each | %s steps", digits(maxSteps)),

@@ -37,6 +37,8 @@ func FuzzBind(f *testing.F) {
 	f.Add([]byte(rule("{rest*}", "m.{rest*}")), "a 1\nb", "", false)
 	f.Add([]byte(rule("x.{e} [n, ...]", "x [e, ..., n]")), "x 3 5 1099511627776", "", true)
 	f.Add([]byte(rule("x.{i} [n (1 + 1)]", "y [i, n + zeros(k) + n]")+"[variables]\nk = 1099511627776\n[captures]\ni = 2"), "x.0 6\nx.1 6", "", false)
+	f.Add([]byte(rule("x.{i} [n, m]", "y [i, m, n + zeros(3)]")+"quantize = {b = {dtype = 'float8_e4m3fn', block = [2, 3]}}"), "x.0 4 5\nx.1 4 5", "", false)
+	f.Add([]byte(rule("x", "y")+"quantize = {a = {dtype = 'float8_e5m2', scale = '.s'}}"), "y 4 0", "", true)
 	// Hundreds of thousands of names are within the bounds, but take seconds.
 	slow := regexp.MustCompile(`(^|[^0-9])[1-9][0-9]{4,7}([^0-9]|$)`)
 	f.Fuzz(func(t *testing.T, text []byte, names, config string, reverse bool) {
@@ -80,7 +82,11 @@ func FuzzBind(f *testing.F) {
 			for _, p := range x.Parts {
 				pieces = append(pieces, p.Map)
 			}
-			if err := remap.Exact(x.Shape, pieces); err != nil {
+			shape := x.Shape
+			if q := x.Quantized; q != nil {
+				shape = q.Shape
+			}
+			if err := remap.Exact(shape, pieces); err != nil {
 				t.Fatalf("%s: %v", x.Name, err)
 			}
 		}

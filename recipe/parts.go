@@ -98,6 +98,9 @@ func (p *recipeParser) checkParts(r *rule) error {
 	if err := p.checkDropped(r); err != nil {
 		return err
 	}
+	if err := p.checkQuantized(r); err != nil {
+		return err
+	}
 	for _, side := range r.sides {
 		for _, t := range side {
 			if len(t.names) > 1 && slices.ContainsFunc(t.names[1:], func(q *pattern) bool {

@@ -129,6 +129,11 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 	}
 	var sources []held
 	for _, h := range from {
+		if r.quant[b.src] != nil {
+			if err := b.useScales(r, &h); err != nil {
+				return err
+			}
+		}
 		if !h.copy {
 			sources = append(sources, h)
 			continue
@@ -175,7 +180,11 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 			if piece.Volume() == 0 {
 				continue
 			}
-			target[at[t.held.name]].Parts = append(target[at[t.held.name]].Parts, Part{Source: f.held.name, Map: piece})
+			part := Part{Source: f.held.name, Map: piece}
+			if f.held.scales != "" {
+				part.Scales, part.Blocks = f.held.scales, r.quant[b.src].blocks
+			}
+			target[at[t.held.name]].Parts = append(target[at[t.held.name]].Parts, part)
 		}
 	}
 	for i := range target {
@@ -187,6 +196,13 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		if err := b.prover.Exact(t.Shape, maps); err != nil {
 			return fmt.Errorf("%w: %q: %w", ErrIncomplete, t.Name, err)
 		}
+	}
+	if r.quant[1-b.src] != nil {
+		scales, err := b.makeScales(r, target)
+		if err != nil {
+			return err
+		}
+		b.out.Tensors = append(b.out.Tensors, scales...)
 	}
 	b.out.Tensors = append(b.out.Tensors, target...)
 	return nil
@@ -200,6 +216,9 @@ func original(h held, side []held) held {
 
 // dtype returns the type of the elements of the result.
 func (b *binder) dtype(r *rule, from []held) (tensor.DType, error) {
+	if r.quantizes() {
+		return b.quantizedType(r, from)
+	}
 	first := from[0]
 	to := r.cast[1-b.src]
 	for _, h := range from[1:] {

@@ -100,6 +100,8 @@ type rule struct {
 	tied bool
 	add  float64 // what the right side has more than the left
 	cast [2]tensor.DType
+	// quant says how the tensors of a side are quantised. Nil: they are not.
+	quant [2]*quantization
 
 	globs  [2][]glob  // drop: the names without captures; names with captures are in sides
 	copyOf []*pattern // drop: the tensor that the dropped ones are copies of; the first name that exists

@@ -12,11 +12,11 @@ import (
 )
 
 // ruleKeys are the keys of rules, apart from the names of the sides.
-var ruleKeys = []string{"when", "optional", "tie", "add", "cast", "reason", "copy_of", "value", "dtype"}
+var ruleKeys = []string{"when", "optional", "tie", "add", "cast", "quantize", "reason", "copy_of", "value", "dtype"}
 
 // keysOf are the keys that each table has.
 var keysOf = map[string][]string{
-	"rule": {"when", "optional", "tie", "add", "cast", "reason"},
+	"rule": {"when", "optional", "tie", "add", "cast", "quantize", "reason"},
 	"drop": {"when", "reason", "copy_of"},
 	"fill": {"when", "reason", "value", "dtype"},
 }
@@ -216,6 +216,8 @@ func (p *recipeParser) option(r *rule, key string, v any) (err error) {
 	case "dtype":
 		text, _ := v.(string)
 		r.dtype, err = tensor.LookupDType(text)
+	case "quantize":
+		err = p.quantize(r, v)
 	case "cast":
 		t, ok := v.(map[string]any)
 		if !ok {

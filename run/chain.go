@@ -1,8 +1,11 @@
 package run
 
 import (
+	"context"
+	"errors"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -20,6 +23,8 @@ const (
 	// paying is the largest part of its bytes, in percent, that a save on a base may write
 	// if the base is to pay.
 	paying = 90
+	// longChain is storage.Base.MaxBodies of saves whose writer remembers the save before.
+	longChain = 16
 )
 
 // Next returns the base of the next save, to the folder name. Nil: the save is not worth a
@@ -38,6 +43,40 @@ func (c *Chain) Next(name string) *storage.Base {
 		b.Folder = last
 	}
 	return b
+}
+
+// NextRemembered is Next for a rank that remembers the bytes of the save before. store is
+// the folder of the next save. If the save before failed, or this process has not saved yet,
+// the base is the newest checkpoint of a smaller step.
+func (c *Chain) NextRemembered(name string, store blob.Store) *storage.Base {
+	b := c.Next(name)
+	if b != nil {
+		b.MaxBodies = longChain
+		b.Find = func(ctx context.Context) (string, error) { return before(ctx, store) }
+	}
+	return b
+}
+
+// before returns the name of the folder with the newest checkpoint of a smaller step than that
+// of the folder store, which is beside it. Empty: there is none.
+func before(ctx context.Context, store blob.Store) (string, error) {
+	parent, own, err := blob.Parent(store)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	r := &Run{Local: &Place{Store: parent, address: parent.String()}}
+	found, err := r.Newest(ctx, Bounds{Before: numberOf(own)})
+	if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnderWay) || errors.Is(err, storage.ErrCorrupt) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	_, name := blob.SplitAddress(found.Path)
+	return name, nil
 }
 
 // Loaded says that the training goes on from the checkpoint in the folder name.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -28,6 +30,9 @@ type Found struct {
 	Time   time.Time `json:"time,omitzero"`
 	// Skipped are the folders with a part of a checkpoint or with a damaged one.
 	Skipped []Skipped `json:"skipped"`
+	// Damaged are the checkpoints of higher steps that Newest has passed over because they
+	// are damaged: the highest first, and not more than the first 16.
+	Damaged []Damaged `json:"-"`
 }
 
 // Skipped is a folder that Latest has not chosen.
@@ -36,6 +41,16 @@ type Skipped struct {
 	Problem  string `json:"problem"`
 	UnderWay bool   `json:"under_way"` // a living process is saving to it
 }
+
+// Damaged is a checkpoint that cannot be opened, or of which a file is missing.
+type Damaged struct {
+	Name string // of its folder
+	Step int64  // the one that it records if it can be opened, else the number in its name
+	Err  error  // wraps storage.ErrCorrupt
+}
+
+// maxDamaged bounds Found.Damaged.
+const maxDamaged = 16
 
 // both returns the folders of all places, with the runs themselves.
 func (r *Run) both(ctx context.Context) ([]folder, error) {
@@ -84,35 +99,136 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	var best *found
-	var problems []error
-	skipped := []Skipped{}
 	parts := map[*Place]map[string]bool{}
 	for _, f := range each {
 		if f.err == nil && f.folder.name == "" {
 			parts[f.folder.place] = f.folder.place.partsAt(ctx)
 		}
 	}
+	c := choice{skipped: []Skipped{}}
 	for _, f := range each {
 		if parts[f.folder.place][f.folder.name] {
 			continue
 		}
-		switch err := f.err; {
-		case err == nil:
-			if best == nil || f.preferred(best) > 0 {
-				best = f
-			}
-		case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrCorrupt):
-			skipped = append(skipped, Skipped{Path: f.folder.address, Problem: err.Error(), UnderWay: errors.Is(err, storage.ErrUnderWay)})
-			problems = append(problems, err)
-		case !errors.Is(err, storage.ErrNotFound):
+		if err := c.add(f); err != nil {
 			return nil, err
 		}
 	}
-	if best == nil {
-		return nil, noneOf(problems, len(dirs))
+	return c.result(len(dirs))
+}
+
+// choice is the newest of the checkpoints that were found, and what was not chosen.
+type choice struct {
+	best     *found
+	problems []error
+	skipped  []Skipped
+	damaged  []Damaged
+}
+
+// add adds what was found in a folder. It returns an error that is not about the contents of
+// the folder.
+func (c *choice) add(f *found) error {
+	switch err := f.err; {
+	case err == nil:
+		if c.best == nil || f.preferred(c.best) > 0 {
+			c.best = f
+		}
+	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrCorrupt):
+		c.skipped = append(c.skipped, Skipped{Path: f.folder.address, Problem: err.Error(), UnderWay: errors.Is(err, storage.ErrUnderWay)})
+		c.problems = append(c.problems, err)
+		if f.step != nil && errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrUnderWay) {
+			c.damaged = append(c.damaged, Damaged{f.folder.name, *f.step, err})
+		}
+	case !errors.Is(err, storage.ErrNotFound):
+		return err
 	}
-	return &Found{Path: best.folder.address, Step: best.step, SaveID: best.saveID, Time: best.time, Skipped: skipped}, nil
+	return nil
+}
+
+// result returns the newest one of a number of folders.
+func (c *choice) result(folders int) (*Found, error) {
+	if c.best == nil {
+		return nil, noneOf(c.problems, folders)
+	}
+	b := c.best
+	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
+}
+
+// Bounds are limits for what Newest returns. The zero value has no limits.
+type Bounds struct {
+	// After and Before bound the step: it is above After and below Before. Nil: no bound.
+	After, Before *int64
+	// Format opens the checkpoints. Nil: their formats are detected, and opened with Options.
+	Format  storage.Format
+	Options *formats.Options
+}
+
+func (w *Bounds) holds(step int64) bool {
+	return (w.After == nil || step > *w.After) && (w.Before == nil || step < *w.Before)
+}
+
+// Newest returns the complete checkpoint with the highest step within bounds, in a folder
+// directly below the run. A checkpoint without a step is not within bounds. Newest opens few
+// checkpoints, so that a process can call it often: it begins with the highest number at the
+// end of a name, and opens all checkpoints only if one records another step than its name.
+// Latest describes the errors.
+func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
+	dirs, err := r.both(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dirs = slices.DeleteFunc(dirs, func(d folder) bool { return d.name == "" })
+	for i := range dirs {
+		dirs[i].format, dirs[i].options = w.Format, w.Options
+	}
+	number := func(d folder) int64 { // names without a number come first
+		if n := numberOf(d.name); n != nil {
+			return *n
+		}
+		return math.MaxInt64
+	}
+	slices.SortStableFunc(dirs, func(a, b folder) int { return cmp.Compare(number(b), number(a)) })
+	found, mixed, err := newestOf(ctx, dirs, &w, false)
+	if mixed {
+		found, _, err = newestOf(ctx, dirs, &w, true)
+	}
+	return found, err
+}
+
+// newestOf returns the newest checkpoint in dirs, which are in the order of their numbers.
+// Unless all is set, it stops if a checkpoint does not have the number of its folder as its
+// step, and reports that as mixed.
+func newestOf(ctx context.Context, dirs []folder, w *Bounds, all bool) (newest *Found, mixed bool, err error) {
+	c := choice{skipped: []Skipped{}}
+	for i := range dirs {
+		n := numberOf(dirs[i].name)
+		if all {
+			n = nil
+		}
+		if n != nil && !w.holds(*n) {
+			continue
+		}
+		if n != nil && c.best != nil && *c.best.step > *n {
+			break
+		}
+		f := look(ctx, &dirs[i], false)
+		if f.err == nil && n != nil && *f.step != *n {
+			return nil, true, nil
+		}
+		if f.err == nil && (f.step == nil || !w.holds(*f.step)) {
+			continue
+		}
+		if err := c.add(f); err != nil {
+			return nil, false, err
+		}
+	}
+	if newest, err = c.result(len(dirs)); err != nil {
+		return nil, false, err
+	}
+	newest.Damaged = slices.DeleteFunc(c.damaged, func(d Damaged) bool { return d.Step <= *newest.Step || !w.holds(d.Step) })
+	slices.SortStableFunc(newest.Damaged, func(a, b Damaged) int { return cmp.Compare(b.Step, a.Step) })
+	newest.Damaged = newest.Damaged[:min(len(newest.Damaged), maxDamaged)]
+	return newest, false, nil
 }
 
 // preferred orders what was found: the newer one comes last. Of equal ones, a remote one

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // found is what was found in a folder.
@@ -102,7 +103,7 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	if dir.name != "" { // the name of a run says nothing about steps
 		f.step = numberOf(dir.name)
 	}
-	c, at, err := formats.OpenLocated(ctx, dir.store, nil)
+	c, at, err := dir.open(ctx)
 	if err != nil {
 		f.err = fmt.Errorf("open %s: %w", dir.store, err)
 		if whole && !errors.Is(err, storage.ErrNotFound) && ctx.Err() == nil {
@@ -134,6 +135,15 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		f.checkBases(ctx, c)
 	}
 	return f
+}
+
+// open opens the checkpoint in the folder, and returns the store whose root holds it.
+func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, error) {
+	if f.format == nil {
+		return formats.OpenLocated(ctx, f.store, f.options)
+	}
+	c, err := f.format.Open(ctx, f.store)
+	return c, f.store, publish.Explain(ctx, f.store, err)
 }
 
 // checkBases finds out whether the files to which the checkpoint refers exist.

@@ -27,6 +27,8 @@ type Member struct {
 	Name string
 	// Refer means that a Chain chooses the base of the save.
 	Refer bool
+	// Remember means that the process keeps what it saves in memory, for the next save.
+	Remember bool
 }
 
 // TendOptions change how Member.Tend works. Nil means the defaults.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // Place is the folder of a run, or its address in object storage. Its checkpoints are in the
@@ -76,6 +78,8 @@ type folder struct {
 	name    string // empty: the run itself
 	address string
 	store   blob.Store
+	format  storage.Format   // opens the checkpoint; nil: it is detected
+	options *formats.Options // for a format that is detected
 }
 
 // shown returns the address for messages.

@@ -56,6 +56,7 @@ type Pruned struct {
 	Problem string `json:"problem,omitempty"`
 
 	saveID string
+	bases  []string
 }
 
 // Report is what Prune did.
@@ -189,11 +190,7 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
 	*list = append(*list, p.judge(place, policy)...)
 	var errs []error
-	for i := range *list {
-		x := &(*list)[i]
-		if x.Outcome != WouldRemove {
-			continue
-		}
+	for _, x := range referringFirst(*list) {
 		if err := p.carryOut(ctx, place, x); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
 			if !aboutOne(err) {
@@ -213,6 +210,30 @@ func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *
 	return errors.Join(errs...)
 }
 
+// referringFirst returns what is to be removed, the oldest first, but each checkpoint after
+// the ones that refer to it: until these are removed, it stays.
+func referringFirst(list []Pruned) []*Pruned {
+	var out []*Pruned
+	seen := map[string]bool{}
+	var visit func(x *Pruned)
+	visit = func(x *Pruned) {
+		if x.Outcome != WouldRemove || seen[x.Name] {
+			return
+		}
+		seen[x.Name] = true
+		for i := range list {
+			if slices.Contains(list[i].bases, x.Name) {
+				visit(&list[i])
+			}
+		}
+		out = append(out, x)
+	}
+	for i := range list {
+		visit(&list[i])
+	}
+	return out
+}
+
 // judge returns what the policy of a place says about its checkpoints, the oldest first.
 func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 	var here []Checkpoint
@@ -225,7 +246,7 @@ func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 	var out []Pruned
 	for _, v := range Apply(policy, here, p.opts.Now) {
 		c := v.Checkpoint
-		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID}
+		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID, bases: c.Bases}
 		if !v.Keep && place.isLink(c.Name) {
 			x.Reasons = []string{ReasonLink}
 		} else if !v.Keep {

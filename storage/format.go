@@ -68,6 +68,14 @@ type Base struct {
 	// to its files. If it cannot be read, the save does without it. Empty: there is none,
 	// and the save only keeps what later ones need in order to refer to it.
 	Folder string `json:"folder,omitempty"`
+	// Find, if not nil, returns Folder if Folder is empty or holds no checkpoint that can be
+	// opened. It returns "" if there is none.
+	Find func(ctx context.Context) (string, error) `json:"-"`
+	// MaxBodies bounds the number of checkpoints whose bytes make up one part of the new one. A
+	// part with as many in the base is written as a whole. More take longer to read for a
+	// program that reads all of them, and fewer make a save write whole parts more often.
+	// Zero: 8. At most 64.
+	MaxBodies int `json:"max_bodies,omitempty"`
 	// Paid, if not nil, is called on each rank that has referred to the base, with the bytes
 	// that it has written and the bytes that it would have written without a base.
 	Paid func(written, bytes int64) `json:"-"`

@@ -95,6 +95,28 @@ func (b Box) Check(shape []int64) error {
 	return nil
 }
 
+// Between returns b with the range [begin, end) in dimension d.
+func (b Box) Between(d int, begin, end int64) Box {
+	out := Box{Offsets: slices.Clone(b.Offsets), Sizes: slices.Clone(b.Sizes)}
+	out.Offsets[d], out.Sizes[d] = begin, end-begin
+	return out
+}
+
+// Cut divides b into parts of at most that many elements each, along its first dimensions.
+func (b Box) Cut(most int64) []Box {
+	n := b.Volume()
+	d := slices.IndexFunc(b.Sizes, func(s int64) bool { return s > 1 })
+	if n <= most || d < 0 {
+		return []Box{b}
+	}
+	per := max(1, most/(n/b.Sizes[d]))
+	var out []Box
+	for at := b.Offsets[d]; at < b.End(d); at += per {
+		out = append(out, b.Between(d, at, min(at+per, b.End(d))).Cut(most)...)
+	}
+	return out
+}
+
 // String prints b as offsets and sizes, for people.
 func (b Box) String() string { return fmt.Sprintf("%v+%v", b.Offsets, b.Sizes) }
 

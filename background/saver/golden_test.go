@@ -66,6 +66,10 @@ var messages = map[string]any{
 	},
 	"save-least": saveBody{Generation: 1, Save: Save{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
 	"save-tiers": saveBody{Generation: 8, Save: Save{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
+	"save-version": saveBody{Generation: 10, Save: Save{
+		Store: "s3://bucket/weights/step-000000007", Format: "native", SaveID: "d", Time: "2026-11-18T00:00:00Z", Step: new(int64(7)), FailIfExists: true,
+		Run: &InRun{Keep: "last 4", Refer: true, Remember: true},
+	}, Items: []itemBody{}},
 	"save-run": saveBody{Generation: 9, Save: Save{
 		Store: "/ssd/run/step-000000300", Remote: "s3://bucket/run/step-000000300", Format: "native", SaveID: "c", Time: "2026-11-16T00:00:00Z", Step: new(int64(300)),
 		Metrics: run.Metrics{"accuracy": 0.5, "loss": math.NaN()}, Run: &InRun{Remote: "s3://bucket/run", Keep: "last 3, best 2 by loss", KeepRemote: "every 5000 steps"},
@@ -98,12 +102,21 @@ var messages = map[string]any{
 			{Name: "step"},
 		},
 	},
-	"piece":       pieceBody{Load: 3, Item: 0},
-	"piece-value": pieceBody{Load: 3, Item: 2, Codec: "json", Data: []byte(`100`)},
-	"describe":    describeBody{Load: 4, source: source{Store: "/checkpoints/step-100"}},
+	"piece":         pieceBody{Load: 3, Item: 0},
+	"piece-value":   pieceBody{Load: 3, Item: 2, Codec: "json", Data: []byte(`100`)},
+	"describe":      describeBody{Load: 4, source: source{Store: "/checkpoints/step-100"}},
+	"describe-hold": describeBody{Load: 6, source: source{Store: "/checkpoints/step-100"}, Hold: true},
 	"describe-recipe": describeBody{Load: 5, source: source{Store: "/models/llama", Recipe: &Recipe{
 		Name: "hf-to-titan/llama", Config: map[string]any{"num_attention_heads": 32}, Set: map[string]any{"tied": false}, Check: true,
 	}}},
+	"load-keep":  loadBody{Load: 6, source: source{Store: "/run/weights/step-000000017", Keep: 1 << 33}, Items: []wantBody{{Name: "w", DType: "bfloat16", Shape: []int64{4}, At: 4096}}},
+	"load-share": loadBody{Load: 9, source: source{Store: "s3://bucket/models/llama"}, Share: true, Items: []wantBody{{Name: "w", DType: "bfloat16", Shape: []int64{4}, At: 4096}}},
+	"newest":     newestBody{Load: 7, Store: "/run/weights", After: new(int64(16))},
+	"newest-in":  newestBody{Load: 8, Store: "/run/published", Base: "/models/llama", After: new(int64(2)), Before: new(int64(4))},
+	"found": foundBody{
+		Load: 7, Name: "step-000000017", Store: "/run/weights/step-000000017", Step: 17, SaveID: "0b1k2m3n4p5q6r7s8t9v",
+		Damaged: []damagedBody{{Name: "step-000000018", Step: 18, Error: "read /run/weights/step-000000018: checkpoint is corrupt: 1 files are missing, such as 0b1k-r00000-0.delta"}},
+	},
 	"described": describedBody{
 		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
 		Writer: "trainer 1.0", WorldSize: 4, Tags: map[string]string{"run": "12"}, Notes: []string{"the format has no checksums"}, Missing: []string{"model.b"},
@@ -158,6 +171,8 @@ var bodies = map[string]func(f *frame) (any, error){
 	typeUploaded:  as[uploadedBody](false),
 	typePiece:     as[pieceBody](false),
 	typeDescribe:  as[describeBody](true),
+	typeNewest:    as[newestBody](true),
+	typeFound:     as[foundBody](false),
 	typeDescribed: as[describedBody](false),
 	typeLoaded:    as[loadedBody](false),
 	typeFailed:    as[failedBody](false),
@@ -184,8 +199,8 @@ func decodeBody(f *frame) (any, error) {
 
 // types are the types of all messages.
 var types = []string{
-	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeCancel,
-	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typeUploaded, typePiece, typeLoaded, typeDescribed, typeFailed, typeRefused,
+	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeNewest, typeCancel,
+	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typeUploaded, typePiece, typeLoaded, typeDescribed, typeFound, typeFailed, typeRefused,
 }
 
 // golden compares the text with a golden file, or writes it.

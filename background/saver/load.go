@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
@@ -18,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -40,15 +43,29 @@ func (w *wanted) Part(i int) (*tensor.Tensor, error) { return w.parts[i], nil }
 
 // load reads parts of a checkpoint into the arena.
 func (s *server) load(b *loadBody) error {
+	if err := b.check(); err != nil {
+		return err
+	}
 	window, _ := stage.Window(int64(len(s.mem)))
 	p, err := newLoadPlanner(b, s.mem[:window])
 	if err != nil {
 		return err
 	}
 	p.piece = func(b pieceBody) error { return s.out.send(typePiece, b) }
+	turn := turn{group: group.Solo(), done: func() {}}
+	if b.Share {
+		if turn, err = s.shares.next(); err != nil {
+			return err
+		}
+	}
 	return s.begin(b.Load, p.used, typeLoaded, func(ctx context.Context) (any, error) {
-		r, err := s.runLoad(ctx, b, p)
+		defer turn.done()
+		turn.wait()
+		r, err := s.runLoad(ctx, b, p, turn.group)
 		s.claims.removeAll(p)
+		if err != nil {
+			s.segmentsOf(b.Keep).Clear() // they may be why
+		}
 		return loadedBody{b.Load, r}, err
 	})
 }
@@ -61,16 +78,16 @@ func (s *server) begin(load uint64, used []claim, done string, run func(context.
 	if load == 0 {
 		return fmt.Errorf("%w: a load with the number 0", ErrMessage)
 	}
-	if s.loads[load] != nil {
+	if s.loads[load] != nil || s.held[load] != nil {
 		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, load)
 	}
 	if err := s.claims.addAll(used); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancelCause(s.ctx)
 	s.loads[load] = cancel
 	s.work.Go(func() {
-		defer cancel()
+		defer cancel(nil)
 		body, err := run(ctx)
 		s.mu.Lock()
 		delete(s.loads, load)
@@ -79,7 +96,7 @@ func (s *server) begin(load uint64, used []claim, done string, run func(context.
 			err = s.out.send(done, body)
 		}
 		if err != nil {
-			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: newErrorBody(err)})
+			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: saverError(err)})
 		}
 	})
 	return nil
@@ -161,17 +178,24 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	return n, nil
 }
 
-// runLoad loads. It reports each item when it has arrived.
-func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*protocol.LoadReport, error) {
-	if _, err := s.store(b.Store); err != nil {
+// runLoad loads with the savers of a group. It reports each item when it has arrived.
+func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g group.Group) (*protocol.LoadReport, error) {
+	store, err := s.source(b.Store)
+	since := blob.Since(store)
+	var c *opened
+	if err == nil {
+		var done func()
+		if c, done, err = s.checkpoint(ctx, &b.source); err == nil {
+			defer done()
+		}
+	}
+	if err != nil && !b.Share {
 		return nil, err
 	}
-	since := s.since(b.Store)
-	c, done, err := s.checkpoint(ctx, &b.source)
 	if err != nil {
-		return nil, err
+		// The other ranks wait for this one: it takes part with an error.
+		return protocol.Load(ctx, protocol.RankLoad{Group: g, Planner: brokenLoad{p, err}, Metadata: new(meta.Metadata)})
 	}
-	defer done()
 	state := plan.State{}
 	for name, w := range p.tensors {
 		state[name] = w
@@ -180,8 +204,8 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner) (*pro
 		state[name] = ""
 	}
 	r, err := protocol.Load(ctx, protocol.RankLoad{
-		Group: group.Solo(), Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
-		Observer: s.observer(subject{Load: b.Load}),
+		Group: g, Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
+		Share: b.Share, Host: hostID(), Observer: s.observer(subject{Load: b.Load}),
 	})
 	if err == nil {
 		r.Traffic = since()
@@ -270,6 +294,19 @@ func (o *opened) releaseLock() {
 	}
 }
 
+// baseAlone refuses a base beside the name of a format.
+func baseAlone(base, format string) error {
+	return storage.RefuseIf(base != "" && format != "", "base has no effect if the format is named: it is an option of the format slime")
+}
+
+// check refuses a negative number of bytes.
+func (src *source) check() error {
+	if src.Keep < 0 {
+		return fmt.Errorf("%w: %d bytes are to be kept", ErrMessage, src.Keep)
+	}
+	return nil
+}
+
 // key returns a text that is equal for equal sources.
 func (src *source) key() (string, error) {
 	text, err := json.Marshal(src)
@@ -279,7 +316,7 @@ func (src *source) key() (string, error) {
 // open opens a checkpoint and describes it. It is closed again, but can be read.
 func (o *opened) open(s *server, src *source) error {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-		return formats.Open(ctx, store, nil)
+		return formats.Open(ctx, store, &formats.Options{Segments: s.segmentsOf(src.Keep), Base: src.Base})
 	}
 	if src.Recipe != nil && s.OpenAs == nil {
 		return fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
@@ -289,11 +326,18 @@ func (o *opened) open(s *server, src *source) error {
 		if err != nil {
 			return err
 		}
+		if n, ok := f.(native.Format); ok {
+			n.Segments = s.segmentsOf(src.Keep)
+			f = n
+		}
 		open = f.Open
 	} else if len(src.FormatOptions) > 0 {
 		return fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
-	store, err := s.store(src.Store)
+	if err := baseAlone(src.Base, src.Format); err != nil {
+		return err
+	}
+	store, err := s.source(src.Store)
 	if err != nil {
 		return err
 	}
@@ -320,14 +364,31 @@ func (o *opened) open(s *server, src *source) error {
 
 // describe says what a checkpoint holds.
 func (s *server) describe(b *describeBody) error {
+	if err := b.check(); err != nil {
+		return err
+	}
 	return s.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
 		c, done, err := s.checkpoint(ctx, &b.source)
 		if err != nil {
 			return nil, err
 		}
-		defer done()
+		if !b.Hold || !s.hold(ctx, b.Load, done) {
+			defer done()
+		}
 		return newDescribed(b.Load, c.md), nil
 	})
+}
+
+// hold keeps a checkpoint open until the description with this number is cancelled. It
+// reports false if it is cancelled already.
+func (s *server) hold(ctx context.Context, load uint64, done func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	s.held[load] = done
+	return true
 }
 
 func newDescribed(load uint64, md *meta.Metadata) describedBody {
@@ -342,7 +403,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 	for _, m := range md.Missing {
 		d.Missing = append(d.Missing, m.FQN)
 	}
-	aliases := aliasesOf(md)
+	aliases, order := aliasesOf(md), fileOrder(md)
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		out := entryBody{itemBody: itemBody{Name: e.FQN, Alias: aliases[e.FQN]}}
@@ -352,12 +413,42 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		if t := e.Tensor; t != nil {
 			out.DType, out.Shape = t.DType.String(), t.Shape
 			out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = t.RequiresGrad, t.PinMemory, t.MemoryFormat, t.Layout
+			out.Order = order[i]
+			if s, ok := md.Scales(e); ok {
+				out.Scales = s.FQN
+			}
 		} else {
 			out.Codec, out.Data, out.Bytes = e.Bytes.Codec, e.Bytes.Inline, e.Bytes.Size
 		}
 		d.Entries[i] = out
 	}
 	return d
+}
+
+// fileOrder returns the position of each tensor in the order of the files, by its position
+// in md. A tensor is where its first chunk is.
+func fileOrder(md *meta.Metadata) []int {
+	var tensors []int
+	for i := range md.Entries {
+		if md.Entries[i].Tensor != nil {
+			tensors = append(tensors, i)
+		}
+	}
+	at := func(i int) (l meta.Location) {
+		if locs := md.Entries[i].Tensor.Locs; len(locs) > 0 {
+			l = locs[0]
+		}
+		return l
+	}
+	slices.SortStableFunc(tensors, func(a, b int) int {
+		x, y := at(a), at(b)
+		return cmp.Or(strings.Compare(x.File, y.File), cmp.Compare(x.Offset, y.Offset))
+	})
+	out := make([]int, len(md.Entries))
+	for n, i := range tensors {
+		out[i] = n
+	}
+	return out
 }
 
 // aliasesOf returns a number for each tensor that has several names, by these names.
@@ -390,6 +481,19 @@ type loadPlanner struct {
 
 	mu sync.Mutex // for what is left of a tensor
 }
+
+// brokenLoad is a planner that only returns an error.
+type brokenLoad struct {
+	plan.LoadPlanner
+	err error
+}
+
+func (b brokenLoad) SetUp(plan.LoadSetup) error { return b.err }
+
+var _ plan.Sharer = (*loadPlanner)(nil)
+
+// CanShare reports that other ranks may read the boxes: their rows are counted.
+func (p *loadPlanner) CanShare() bool { return true }
 
 // CommitTensor reports a box once all of it has arrived.
 func (p *loadPlanner) CommitTensor(it *plan.ReadItem, t *tensor.Tensor) error {
@@ -434,11 +538,29 @@ func (p *loadPlanner) rest(missing []string) error {
 	return nil
 }
 
+// errStopped is why a load ends that the trainer has cancelled. Ranks that share it receive it.
+type errStopped struct{}
+
+func (errStopped) Error() string { return "it has stopped the load" }
+func (errStopped) Unwrap() error { return context.Canceled }
+
 func (s *server) cancelLoad(b *cancelBody) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if stop := s.loads[b.Load]; stop != nil {
-		stop()
+		stop(errStopped{})
 	}
+	s.mu.Unlock()
+	s.letGo(b.Load)
 	return nil
+}
+
+// letGo ends the use of a checkpoint that a description keeps open.
+func (s *server) letGo(load uint64) {
+	s.mu.Lock()
+	done := s.held[load]
+	delete(s.held, load)
+	s.mu.Unlock()
+	if done != nil {
+		done()
+	}
 }

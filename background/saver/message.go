@@ -77,6 +77,7 @@ const (
 	typeDrop     = "drop"
 	typeLoad     = "load"
 	typeDescribe = "describe"
+	typeNewest   = "newest"
 	typeCancel   = "cancel"
 	// From the saver to the trainer.
 	typeReady     = "ready"
@@ -91,6 +92,7 @@ const (
 	typePiece     = "piece"
 	typeLoaded    = "loaded"
 	typeDescribed = "described"
+	typeFound     = "found"
 	typeFailed    = "failed"
 	typeRefused   = "refused"
 )
@@ -310,7 +312,13 @@ type source struct {
 	Store         string          `json:"store"`
 	Format        string          `json:"format,omitempty"` // empty: it is detected
 	FormatOptions json.RawMessage `json:"format_options,omitempty"`
-	Recipe        *Recipe         `json:"recipe,omitempty"` // nil: the checkpoint as it is
+	// Base is the address of version 0, if the checkpoint is a version of slime. Such versions
+	// are of two formats, so the format is detected.
+	Base   string  `json:"base,omitempty"`
+	Recipe *Recipe `json:"recipe,omitempty"` // nil: the checkpoint as it is
+	// Keep bounds the bytes of the files that the saver keeps in memory for the next
+	// version of the checkpoint. Zero: none are kept.
+	Keep int64 `json:"keep,omitempty"`
 }
 
 // Recipe names a recipe, which shows a checkpoint in another form.
@@ -335,7 +343,10 @@ type loadBody struct {
 	source
 	AllowMissing bool              `json:"allow_missing,omitempty"`
 	Cast         tensor.CastPolicy `json:"cast,omitempty"`
-	Items        []wantBody        `json:"items"`
+	// Share runs the load together with the savers of all ranks: of those of a host that
+	// want the same bytes, one reads them.
+	Share bool       `json:"share,omitempty"`
+	Items []wantBody `json:"items"`
 }
 
 // wantBody is a box of a tensor and the place in the arena for it, or a value.
@@ -365,6 +376,39 @@ type loadedBody struct {
 type describeBody struct {
 	Load uint64 `json:"load"`
 	source
+	// Hold keeps the checkpoint open, for loads that follow, until it is cancelled.
+	Hold bool `json:"hold,omitempty"`
+}
+
+// newestBody asks for the newest checkpoint of a run. It has a number like a load.
+type newestBody struct {
+	Load          uint64          `json:"load"`
+	Store         string          `json:"store"`
+	Format        string          `json:"format,omitempty"` // empty: it is detected
+	FormatOptions json.RawMessage `json:"format_options,omitempty"`
+	Base          string          `json:"base,omitempty"` // as in source
+	// After and Before bound the step. Nil: no bound.
+	After  *int64 `json:"after,omitempty"`
+	Before *int64 `json:"before,omitempty"`
+}
+
+// foundBody is the newest checkpoint of a run.
+type foundBody struct {
+	Load uint64 `json:"load"`
+	// Name is the name of its folder, and Store its address.
+	Name   string `json:"name"`
+	Store  string `json:"store"`
+	Step   int64  `json:"step"`
+	SaveID string `json:"save_id,omitempty"`
+	// Damaged are checkpoints of higher steps that were passed over; see run.Found.
+	Damaged []damagedBody `json:"damaged,omitempty"`
+}
+
+// damagedBody is a damaged checkpoint of a run.
+type damagedBody struct {
+	Name  string `json:"name"`
+	Step  int64  `json:"step"`
+	Error string `json:"error"`
 }
 
 // describedBody is what a checkpoint holds.
@@ -389,6 +433,10 @@ type entryBody struct {
 	itemBody
 	// Bytes is the size of a value.
 	Bytes int64 `json:"bytes,omitempty"`
+	// Order is the position of a tensor in the order of the files.
+	Order int `json:"order,omitempty"`
+	// Scales is the name of the scales of a quantised tensor.
+	Scales string `json:"scales,omitempty"`
 }
 
 type cancelBody struct {

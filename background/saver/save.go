@@ -10,7 +10,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // Save says where and how to save. It is a part of the message that begins a save in a
@@ -59,6 +61,10 @@ type InRun struct {
 	// Refer lets each save refer to the one before it, as long as that pays. It has no
 	// effect if there is a remote store, or in another format than the native one.
 	Refer bool `json:"refer,omitempty"`
+	// Remember keeps the bytes that this rank saves in memory, for the next save to the run,
+	// which then need not read the checkpoint before it. Runs in object storage refer only
+	// with it. It has no effect without Refer.
+	Remember bool `json:"remember,omitempty"`
 }
 
 // member returns what to do for the run of the checkpoint after the save, or nil. The error
@@ -90,14 +96,34 @@ func (v *Save) member() (*run.Member, error) {
 	return m, err
 }
 
-// setBase chooses the base of the save if the run of the checkpoint says so.
-func (v *Save) setBase(c *run.Chain) {
+// ofRun is what a saver process keeps from save to save to a run.
+type ofRun struct {
+	chain run.Chain
+	bytes *delta.Cache
+}
+
+// refer chooses the base of a save, if the run of the checkpoint says so. It returns the format,
+// with the bytes that are remembered.
+func (s *server) refer(v *Save, store blob.Store, f storage.Format) storage.Format {
 	above, name := blob.SplitAddress(v.Store)
-	if v.Base != nil || v.Run == nil || !v.Run.Refer || v.Remote != "" || v.Run.Remote != "" || above == "" || name == "" ||
-		v.Format != formats.Native || blob.Scheme(v.Store) != "file" {
-		return
+	native, ok := f.(native.Format)
+	if v.Base != nil || v.Run == nil || !v.Run.Refer || v.Remote != "" || v.Run.Remote != "" || above == "" || name == "" || !ok ||
+		blob.Scheme(v.Store) != "file" && !v.Run.Remember {
+		return f
 	}
-	v.Base = c.Next(name)
+	r := s.saved[above]
+	if r == nil {
+		r = &ofRun{bytes: delta.NewCache(0)}
+		s.saved[above] = r
+	}
+	if !v.Run.Remember {
+		r.bytes.Clear()
+		v.Base = r.chain.Next(name)
+		return f
+	}
+	v.Base = r.chain.NextRemembered(name, store)
+	native.Segments = r.bytes
+	return native
 }
 
 // SetStorage sets the fields that a checkpoint keeps.

@@ -11,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +29,7 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -89,7 +92,7 @@ type server struct {
 	stop   context.CancelCauseFunc // ends the work for runs
 
 	runner Runner
-	chain  run.Chain // of the run that saves go to
+	saved  map[string]*ofRun // runs that were saved to, by address; guarded by mu
 	cache  plan.Cache
 	claims claims // parts of the arena that are in use
 
@@ -99,8 +102,13 @@ type server struct {
 	uploads  group.Group // of the same ranks
 	leave    func()      // the group
 	saves    map[uint64]*savePlanner
-	loads    map[uint64]context.CancelFunc
-	opened   map[string]*opened // checkpoints that loads are reading
+	shares   shares
+	loads    map[uint64]context.CancelCauseFunc
+	opened   map[string]*opened  // checkpoints that loads are reading
+	held     map[uint64]func()   // end the use of checkpoints that describe keeps open
+	segments *delta.Cache        // of the versions that the trainer follows; nil: it follows none
+	kept     int64               // the limit of segments
+	runs     map[string]*run.Run // that the trainer follows, by address
 	fetches  map[uint64]*fetching
 	window   chan int64 // free blocks of the window
 	block    int64      // size of such a block
@@ -125,7 +133,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 	}
 	defer stage.Unmap(mem)
 	s := &server{
-		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, saves: map[uint64]*savePlanner{}, loads: map[uint64]context.CancelFunc{}, opened: map[string]*opened{}, fetches: map[uint64]*fetching{},
+		ServeOptions: opts.withDefaults(), out: newOutbox(conn, errTrainerGone), mem: mem, saves: map[uint64]*savePlanner{}, saved: map[string]*ofRun{}, loads: map[uint64]context.CancelCauseFunc{}, opened: map[string]*opened{}, held: map[uint64]func(){}, runs: map[string]*run.Run{}, fetches: map[uint64]*fetching{},
 		window: make(chan int64, maxBlocks),
 	}
 	var at int64
@@ -200,6 +208,7 @@ var handlers = map[string]func(s *server, f *frame) error{
 	typeDrop:     func(s *server, f *frame) error { return on(f, true, s.drop) },
 	typeLoad:     func(s *server, f *frame) error { return on(f, true, s.load) },
 	typeDescribe: func(s *server, f *frame) error { return on(f, true, s.describe) },
+	typeNewest:   func(s *server, f *frame) error { return on(f, true, s.newest) },
 	typeCancel:   func(s *server, f *frame) error { return on(f, true, s.cancelLoad) },
 }
 
@@ -236,12 +245,16 @@ func (s *server) finish(err error) {
 	}
 	clear(s.fetches)
 	for _, stop := range s.loads {
-		stop()
+		stop(errTrainerGone)
 	}
 	if len(s.saves) == 0 && s.joined != nil && s.runner.Uploads() == 0 {
 		s.cancel(errTrainerGone) // savers that wait for each other
 	}
+	held := slices.Collect(maps.Keys(s.held))
 	s.mu.Unlock()
+	for _, load := range held {
+		s.letGo(load)
+	}
 	s.runner.Wait()
 	s.work.Wait()
 	s.waitTended()
@@ -322,6 +335,7 @@ func (s *server) join(b *joinBody) error {
 			return fmt.Errorf("%w: join after listen or join", ErrMessage)
 		}
 		s.group, s.uploads, s.joined = group.Solo(), group.Solo(), make(chan struct{})
+		s.shares.set([]group.Group{group.Solo()})
 		close(s.joined)
 		s.out.send(typeJoined, joinedBody{})
 		return nil
@@ -344,15 +358,19 @@ func (s *server) joinGroup(m *meeting, rank, size int, secret []byte, job string
 		ctx, cancel := context.WithTimeout(s.ctx, joinTime)
 		defer cancel()
 		g, err := tcp.Join(ctx, tcp.Config{Meet: m, Rank: rank, Size: size, Secret: secret, Job: job, Logger: s.Logger})
-		var uploads group.Group
-		if err == nil {
-			if uploads, err = SameRanks(ctx, g); err != nil {
-				g.Close()
+		// A group for uploads, and the groups for shared loads.
+		more := make([]group.Group, 1+sharedLoads)
+		for i := range more {
+			if err == nil {
+				if more[i], err = SameRanks(ctx, g); err != nil {
+					g.Close()
+				}
 			}
 		}
 		s.mu.Lock()
 		if err == nil {
-			s.group, s.uploads, s.leave = g, uploads, func() { g.Close() }
+			s.group, s.uploads, s.leave = g, more[0], func() { g.Close() }
+			s.shares.set(more[1:])
 		}
 		s.mu.Unlock()
 		close(done)
@@ -491,7 +509,7 @@ func (s *server) job(b *saveBody, st *savePlanner) (protocol.RankSave, *Tiers, e
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
-	b.setBase(&s.chain)
+	f = s.refer(&b.Save, store, f)
 	w, err := f.NewWriter(store, b.writeOptions(tiers != nil))
 	if err != nil {
 		return protocol.RankSave{}, nil, err

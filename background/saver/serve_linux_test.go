@@ -841,3 +841,36 @@ func TestServeDescribes(t *testing.T) {
 		t.Errorf("without a number: %v", err)
 	}
 }
+
+// A description can keep a checkpoint open: loads that follow do not read its manifest again.
+func TestServeHolds(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "a")
+	c := newTrainer(t)
+	c.join()
+	c.send(typeSave, newSave(1, folder))
+	c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{c.stage(1, 4096)}, All: true})
+	c.expect(typeSaved)
+	c.send(typeDescribe, describeBody{Load: 5, source: source{Store: folder}, Hold: true})
+	received[describedBody](c, typeDescribed)
+	manifests, err := filepath.Glob(filepath.Join(folder, "*.json"))
+	if err != nil || len(manifests) == 0 {
+		t.Fatalf("%s has the manifests %v, %v", folder, manifests, err)
+	}
+	for _, m := range manifests {
+		if err := os.Rename(m, m+".away"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := loadBody{Load: 6, source: source{Store: folder}, Items: []wantBody{{Name: "step"}}}
+	c.send(typeLoad, load)
+	received[pieceBody](c, typePiece)
+	c.expect(typeLoaded)
+	c.send(typeCancel, cancelBody{Load: 5})
+	load.Load = 7
+	c.send(typeLoad, load)
+	if f := received[failedBody](c, typeFailed); f.Load != 7 {
+		t.Errorf("after the cancel: %+v", f)
+	}
+	c.send(typeDescribe, describeBody{Load: 8, source: source{Store: folder}, Hold: true})
+	c.expect(typeFailed)
+}

@@ -42,14 +42,40 @@ func (u *uploads) made(r *http.Request, answer *http.Response) {
 	u.count[name]++
 }
 
+// has reports whether an object was made whose path has a part.
+func (u *uploads) has(part string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for name := range u.count {
+		if strings.Contains("/x/"+name, part) {
+			return true
+		}
+	}
+	return false
+}
+
 // job is a command line that several ranks run, each through a proxy of its own.
 type job struct {
 	ranks int
-	// victim is killed, and its request refused, when doomed returns true for a request of
-	// it. Nil: no rank is killed.
+	// victim is killed, and its request refused, at its second PUT of an object whose key has
+	// the part doomed, or a later one. By then an object with that part is there: ranks that
+	// fail for the loss of another one remove their files if none is. Empty: no rank is killed.
 	victim int
-	doomed func(*http.Request) bool
+	doomed string
+	puts   atomic.Int64 // of the victim, of objects with the part
 	uploads
+}
+
+// due reports whether the victim is to be killed at a request of it. It returns after an object
+// with the part doomed was made, or when ctx ends.
+func (j *job) due(ctx context.Context, r *http.Request) bool {
+	if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, j.doomed) || j.puts.Add(1) == 1 {
+		return false
+	}
+	for !j.has(j.doomed) && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	return true
 }
 
 // run runs the command line and returns what each rank printed.
@@ -66,11 +92,11 @@ func (j *job) run(t *testing.T, line ...string) ([]string, []error) {
 		started := make(chan struct{})
 		p := startProxy(t, 0, 0, func(p *proxy) {
 			p.Answer = j.made
-			if r != j.victim || j.doomed == nil {
+			if r != j.victim || j.doomed == "" {
 				return
 			}
 			p.Instead = func(r *http.Request) (int, string) {
-				if !j.doomed(r) {
+				if !j.due(ctx, r) {
 					return 0, ""
 				}
 				<-started
@@ -92,15 +118,6 @@ func (j *job) run(t *testing.T, line ...string) ([]string, []error) {
 	}
 	wg.Wait()
 	return outs, errs
-}
-
-// secondOf returns a function that reports whether a request is the second PUT of an object
-// whose key has a part, or a later one.
-func secondOf(part string) func(*http.Request) bool {
-	var seen atomic.Int64
-	return func(r *http.Request) bool {
-		return r.Method == http.MethodPut && strings.Contains(r.URL.Path, part) && seen.Add(1) > 1
-	}
 }
 
 // sixTensors saves a checkpoint of six tensors, which become six files, and returns its path.
@@ -146,7 +163,7 @@ func testKilledConversions(t *testing.T, program string) {
 			direct := []string{"AWS_ENDPOINT_URL_S3=" + endpoint}
 			store := must.Get(cairn.OpenStore(address + "?endpoint=" + endpoint))(t)
 			line := []string{program, "convert", src, address, "--to", c.to, "--max-shard-size", "2MB"}
-			first := &job{ranks: 3, victim: c.victim, doomed: secondOf("/" + convert.JournalFolder + "/finished/")}
+			first := &job{ranks: 3, victim: c.victim, doomed: "/" + convert.JournalFolder + "/finished/"}
 			outs, errs := first.run(t, line...)
 			for r, err := range errs {
 				if err == nil || r != c.victim && !strings.Contains(strings.Join(outs, ""), fmt.Sprintf("rank %d", c.victim)) {
@@ -208,7 +225,7 @@ func testCommandsAfterKill(t *testing.T, program string) {
 	address := fmt.Sprintf("s3://bucket/%d/x", folders.Add(1))
 	store := must.Get(cairn.OpenStore(address + "?endpoint=" + endpoint))(t)
 	line := []string{program, "convert", src, address, "--to", "native", "--max-shard-size", "2MB"}
-	killed := &job{ranks: 2, victim: 0, doomed: secondOf("/" + convert.JournalFolder + "/finished/")}
+	killed := &job{ranks: 2, victim: 0, doomed: "/" + convert.JournalFolder + "/finished/"}
 	if _, errs := killed.run(t, line...); errs[0] == nil {
 		t.Fatal("rank 0 was not killed")
 	}
@@ -255,7 +272,7 @@ func testKilledCopy(t *testing.T, program string) {
 	address := fmt.Sprintf("s3://bucket/%d/x", folders.Add(1))
 	store := must.Get(cairn.OpenStore(address + "?endpoint=" + endpoint))(t)
 	line := []string{program, "cp", src, address, "--parallel", "1"}
-	killed := &job{ranks: 3, victim: 1, doomed: secondOf("/x/model-")}
+	killed := &job{ranks: 3, victim: 1, doomed: "/x/model-"}
 	outs, errs := killed.run(t, line...)
 	if errs[0] == nil || errs[1] == nil || !strings.Contains(outs[0], "rank 1") {
 		t.Fatalf("the first copy: %v:\n%s", errs, strings.Join(outs, "\n"))

@@ -12,29 +12,35 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// buildCairn returns the path of the program. It has the race detector if the tests have,
-// so that the SDKs are compiled once.
+// buildCairn returns the path of the program, which the first call builds. It has the race
+// detector if the tests have, so that the SDKs are compiled once.
 func buildCairn(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "cairn")
+	return must.Get(built())(t)
+}
+
+var built = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(scratch, "cairn")
 	args := []string{"build", "-buildvcs=false", "-o", program}
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		args = append(args, "-race")
 	}
-	build := exec.CommandContext(t.Context(), "go", append(args, "github.com/cairn-ckpt/cairn/cmd/cairn")...)
+	build := exec.Command("go", append(args, "github.com/cairn-ckpt/cairn/cmd/cairn")...)
 	build.Dir = filepath.Join("..", "..")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
-	return program
-}
+	return program, nil
+})
 
 // command runs a program with the credentials of the server in its environment, and
 // returns what it printed.

@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -64,4 +66,49 @@ func TestRunsInS3(t *testing.T) {
 	call(true, []string{"clean", remote}, "0 files removed")
 	call(false, []string{"prune", remote}, "has no policy")
 	call(false, []string{"log", base + "/nothing"}, "no checkpoint here")
+}
+
+// TestVersionsInS3 publishes versions of weights to S3: they refer to each other, a follower
+// reads what has changed, and the commands read and keep them.
+func TestVersionsInS3(t *testing.T) {
+	address := fmt.Sprintf("s3://bucket/%d/weights?endpoint=%s", folders.Add(1), endpoint)
+	weights := must.Get(tensor.New(tensor.BFloat16, []int64{1024, 1024}))(t)
+	state, random := cairn.State{"w": weights}, rand.New(rand.NewPCG(1, 2))
+	for i := range weights.Contents() {
+		weights.Contents()[i] = byte(random.Uint32())
+	}
+	r := must.Get(cairn.NewRun(address, &cairn.RunOptions{Remember: true, Keep: must.Get(cairn.ParsePolicy("last 2"))(t)}))(t)
+	f := must.Get(cairn.Follow(address, nil))(t)
+	defer f.Close()
+	used := must.Get(tensor.New(tensor.BFloat16, []int64{1024, 1024}))(t)
+	for v := range int64(20) {
+		must.Get(r.Save(t.Context(), state, &cairn.SaveOptions{Step: &v}))(t)
+		report := must.Get(f.Update(t.Context(), cairn.State{"w": used}))(t)
+		if report.Version != v || !bytes.Equal(used.Contents(), weights.Contents()) || len(report.Tried) > 0 {
+			t.Fatalf("version %d: Update = %+v, or other bytes", v, report)
+		}
+		if v > 0 && report.ReadBytes > report.Bytes/10 {
+			t.Errorf("version %d: %d bytes were read of %d", v, report.ReadBytes, report.Bytes)
+		}
+		for range 5000 {
+			weights.Contents()[2*random.IntN(1<<20)] ^= 1
+		}
+	}
+	must.Do(t, r.Close(t.Context()))
+	all := must.Get(r.Checkpoints(t.Context()))(t)
+	last := all[len(all)-1]
+	if last.Bytes > 1<<18 || len(last.Bases) == 0 || len(all) > 8 {
+		t.Errorf("%d versions stay, and the last has %d bytes and refers to %v", len(all), last.Bytes, last.Bases)
+	}
+	program := buildCairn(t)
+	env := []string{"AWS_ENDPOINT_URL_S3=" + endpoint}
+	plain, _, _ := strings.Cut(address, "?")
+	for _, args := range [][]string{{"verify", plain + "/" + last.Name}, {"cp", plain + "/" + last.Name, filepath.Join(t.TempDir(), "copy")}} {
+		if out, err := command(t, env, append([]string{program}, args...)...); err != nil {
+			t.Errorf("cairn %v = %v, printed %q", args, err, out)
+		}
+	}
+	if out, err := command(t, env, program, "rm", plain+"/"+last.Bases[0]); err == nil {
+		t.Errorf("a base of the newest version was removed: %q", out)
+	}
 }

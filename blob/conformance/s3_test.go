@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,6 +64,12 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	scratch = filepath.Join(dir, "scratch")
+	dir = filepath.Join(dir, "served")
+	if err := errors.Join(os.Mkdir(scratch, 0o700), os.Mkdir(dir, 0o700)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	server := exec.Command(os.Args[0])
 	server.Env = append(os.Environ(), serveEnv+"="+dir)
 	server.Stderr = os.Stderr
@@ -96,6 +103,9 @@ func run(m *testing.M) int {
 }
 
 var folders atomic.Int64
+
+// scratch is a folder that is removed after all tests.
+var scratch string
 
 // place returns the address of a folder that nothing else uses.
 func place() string {

@@ -58,7 +58,9 @@ func TestScripts(t *testing.T) {
 			e.Setenv("DOCS", docs)
 			models, modelsErr := filepath.Abs(filepath.Join("..", "..", "storage", "view", "testdata"))
 			e.Setenv("MODELS", models)
-			return errors.Join(err, docsErr, modelsErr)
+			versions, versionsErr := filepath.Abs(filepath.Join("..", "..", "testdata", "slime", "xor-xxh3-rebase"))
+			e.Setenv("SLIME", versions)
+			return errors.Join(err, docsErr, modelsErr, versionsErr)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,

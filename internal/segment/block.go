@@ -12,13 +12,14 @@ import (
 // A coder codes blocks. It holds the memory that coding takes, a few MiB at most. Coders are
 // pooled, so that coding a segment allocates nothing in the long run.
 type coder struct {
-	width    int                  // the size of an element, at most 8 bytes
-	words    [blockLen / 8]uint32 // the offsets of words of 8 bytes that changed
-	at       []uint32             // the offsets of elements that changed
-	gaps     []byte               // their gaps
-	plane    [blockLen]byte       // a byte plane of them, or any stream that is read
-	sample   [2][sampleLen]byte   // of the segment and its base
-	code     []byte               // the code of the sample
+	width    int                        // the size of an element, at most 8 bytes
+	lines    [blockLen / lineLen]uint32 // the offsets of lines that changed
+	words    [blockLen / 8]uint32       // the offsets of words of 8 bytes that changed
+	at       []uint32                   // the offsets of elements that changed
+	gaps     []byte                     // their gaps
+	plane    [blockLen]byte             // a byte plane of them, or any stream that is read
+	sample   [2][sampleLen]byte         // of the segment and its base
+	code     []byte                     // the code of the sample
 	enc, dec huff0.Scratch
 }
 
@@ -50,16 +51,20 @@ func (c *coder) tooLong(src, base []byte, limit int) bool {
 // compare sets c.at to the offsets of the elements that differ between a and b, which have at
 // most blockLen bytes and full rows.
 func (c *coder) compare(a, b []byte) {
+	// Neither loop has a branch, because a few changes at random places make branches slow.
+	lines, m := &c.lines, 0
+	for i := 0; i+lineLen <= len(a) && i+lineLen <= len(b); i += lineLen {
+		x, y := (*[lineLen]byte)(a[i:]), (*[lineLen]byte)(b[i:])
+		d := xor(x, y, 0) | xor(x, y, 8) | xor(x, y, 16) | xor(x, y, 24) | xor(x, y, 32) | xor(x, y, 40) | xor(x, y, 48) | xor(x, y, 56)
+		lines[m&(len(lines)-1)] = uint32(i)
+		m += int((d | -d) >> 63)
+	}
 	words, n := &c.words, 0
-	for i := 0; i < len(a); i += rowLen {
-		x, y := (*[rowLen]byte)(a[i:]), (*[rowLen]byte)(b[i:])
-		if *x == *y {
-			continue
-		}
-		// No branch, because a few changes at random places make branches slow.
-		for j := 0; j < rowLen; j += 8 {
-			d := binary.LittleEndian.Uint64(x[j:j+8]) ^ binary.LittleEndian.Uint64(y[j:j+8])
-			words[n&(len(words)-1)] = uint32(i + j)
+	for _, i := range lines[:m] {
+		x, y := (*[lineLen]byte)(a[i:]), (*[lineLen]byte)(b[i:])
+		for j := 0; j < lineLen; j += 8 {
+			d := xor(x, y, j)
+			words[n&(len(words)-1)] = i + uint32(j)
 			n += int((d | -d) >> 63)
 		}
 	}
@@ -75,6 +80,11 @@ func (c *coder) compare(a, b []byte) {
 		}
 	}
 	c.at = at
+}
+
+// xor returns the difference between the words of 8 bytes at i.
+func xor(x, y *[lineLen]byte, i int) uint64 {
+	return binary.LittleEndian.Uint64(x[i:i+8]) ^ binary.LittleEndian.Uint64(y[i:i+8])
 }
 
 // appendBlock appends the code of the block a with the base b, which compare has compared.
@@ -100,6 +110,13 @@ func (c *coder) appendBlock(dst, a, b []byte) []byte {
 		dst = c.appendStream(dst, plane)
 	}
 	return dst
+}
+
+// advance makes b equal to a, which compare has compared.
+func (c *coder) advance(a, b []byte) {
+	for _, at := range c.at {
+		copy(b[at:], a[at:int(at)+c.width])
+	}
 }
 
 // patchBlock applies the code of a block to p and returns the rest of code.

@@ -38,6 +38,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 )
 
@@ -52,8 +53,10 @@ const (
 	// of longer blocks could exceed huff0.BlockSizeMax in tensors of bf16, and would stay raw.
 	blockLen = 512 << 10
 
-	// rowLen is the number of bytes that are compared at a time.
-	rowLen = 512
+	// rowLen is the length that all of the XOR but the rest is a multiple of, and lineLen the
+	// number of bytes that are compared at a time.
+	rowLen  = 512
+	lineLen = 64
 
 	// samplePlaces is the number of places that a sample looks at, placeLen the number of
 	// bytes at each place.
@@ -70,6 +73,22 @@ const (
 // first, so that it costs little if nearly everything differs. Rarely, the sample makes it
 // refuse a segment of which a few large parts changed, and whose code would be shorter.
 func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
+	return appendDiff(dst, src, base, width, limit, false)
+}
+
+// Advance is like AppendDiff, but it also makes base equal to src, whatever it returns. It
+// writes only what differs, if that is little.
+func Advance(dst, src, base []byte, width, limit int) ([]byte, bool) {
+	out, ok := appendDiff(dst, src, base, width, limit, true)
+	if !ok {
+		copy(base, src)
+	}
+	return out, ok
+}
+
+// appendDiff is AppendDiff. With advance it also makes base equal to src if it returns true,
+// and equal in part otherwise.
+func appendDiff(dst, src, base []byte, width, limit int, advance bool) ([]byte, bool) {
 	if err := check(len(src), width); err != nil {
 		panic("segment: " + err.Error())
 	}
@@ -88,6 +107,9 @@ func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
 		next := min(off+blockLen, end)
 		c.compare(src[off:next], base[off:next])
 		out = c.appendBlock(out, src[off:next], base[off:next])
+		if advance {
+			c.advance(src[off:next], base[off:next])
+		}
 	}
 	for i := end; i < len(src); i++ {
 		out = append(out, src[i]^base[i])
@@ -95,7 +117,39 @@ func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
 	if len(out)-len(dst) > limit {
 		return dst, false
 	}
+	if advance {
+		copy(base[end:], src[end:])
+	}
 	return out, true
+}
+
+// AppendPlaces appends the offsets of the elements that differ between a and b to dst. The
+// lengths of a and b are equal, at most MaxLen, and a multiple of width: 1, 2, 4, 8 or 16.
+func AppendPlaces(dst []uint32, a, b []byte, width int) []uint32 {
+	if err := check(len(a), width); err != nil || len(a) != len(b) || len(a)%width != 0 {
+		panic(fmt.Sprintf("segment: %d and %d bytes in elements of %d", len(a), len(b), width))
+	}
+	c := coders.Get().(*coder)
+	defer coders.Put(c)
+	c.width = min(width, 8)
+	end := len(a) &^ (rowLen - 1)
+	for off := 0; off < end; off += blockLen {
+		next := min(off+blockLen, end)
+		c.compare(a[off:next], b[off:next])
+		last := uint32(math.MaxUint32)
+		for _, at := range c.at {
+			if at &^= uint32(width - 1); at != last { // both halves of an element of 16 bytes may differ
+				dst = append(dst, uint32(off)+at)
+			}
+			last = at
+		}
+	}
+	for ; end < len(a); end += width {
+		if string(a[end:end+width]) != string(b[end:end+width]) {
+			dst = append(dst, uint32(end))
+		}
+	}
+	return dst
 }
 
 // Patch changes p from the base of a difference to the segment, in place. code is from

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +23,8 @@ func random(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// diff returns the code of a difference after it has checked that Patch undoes it.
+// diff returns the code of a difference after it has checked that Patch undoes it, that Advance
+// returns it, too, and that AppendPlaces finds what differs.
 func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)
@@ -36,6 +38,24 @@ func diff(t testing.TB, src, base []byte, width int) []byte {
 	}
 	if !bytes.Equal(p, src) {
 		t.Fatalf("width %d, %d bytes: the patched base is not the segment", width, len(src))
+	}
+	for _, limit := range []int{len(code), len(code) - 1} {
+		p := bytes.Clone(base)
+		got, ok := Advance(nil, src, p, width, limit)
+		if !bytes.Equal(p, src) || ok && !bytes.Equal(got, code) || ok && limit < len(code) {
+			t.Fatalf("width %d, %d bytes, at most %d: Advance = %d bytes, %v, and the base has changed: %v", width, len(src), limit, len(got), ok, !bytes.Equal(p, base))
+		}
+	}
+	n := len(src) / width * width
+	places := AppendPlaces([]uint32{77}, src[:n], base[:n], width)
+	var want []uint32
+	for i := 0; i < n; i += width {
+		if !bytes.Equal(src[i:i+width], base[i:i+width]) {
+			want = append(want, uint32(i))
+		}
+	}
+	if places[0] != 77 || !slices.Equal(places[1:], want) {
+		t.Fatalf("width %d, %d bytes: AppendPlaces = %d places, want %d", width, len(src), len(places)-1, len(want))
 	}
 	return code
 }

@@ -58,12 +58,15 @@ def features():
         "transformers": framework("transformers") and framework("accelerate"),
         "torchdata": framework("torchdata"),
         "mypy": framework("mypy"),
+        "vllm": framework("vllm"),
+        "sglang": framework("sglang"),
     }
 
 
 def framework(name):
     """Reports whether a package is there, or where setup installs it in a Debian system."""
-    beside = glob.glob(f"/opt/frameworks/lib/python*/site-packages/{name}")
+    beside = [*glob.glob(f"/opt/frameworks/lib/python*/site-packages/{name}"),
+              *glob.glob(f"/opt/serving/lib/python*/site-packages/{name}"), *glob.glob(f"/opt/serving/{name}/{name}")]
     return bool(beside) or importlib.util.find_spec(name) is not None
 
 

@@ -1,8 +1,10 @@
 """cairn as the storage of torch.distributed.checkpoint: cairn.torch.Writer and cairn.torch.Reader."""
 
+import contextlib
 import gc
 import inspect
 import os
+import random
 import socket
 import warnings
 
@@ -357,12 +359,25 @@ def save_async(path):
     return sum(said, [])
 
 
+def quiet_port():
+    """Returns a free port below those that the system assigns: the process that listens on it starts seconds later."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
+        first = int(f.read().split()[0])
+    for port in random.sample(range(first // 2, first), 100):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("", port))
+            return port
+    raise OSError(f"100 ports below {first} are in use")
+
+
 @closed
 def save_by_process(path):
     """Saves with dcp.async_save by another process, twice. The state changes while each save is under way."""
+    from torch.distributed.checkpoint import _async_process_executor
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     os.environ["MASTER_ADDR"] = "127.0.0.1"  # where the processes that save meet
+    _async_process_executor.get_free_port = quiet_port
     found = []
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for step in (1, 2):

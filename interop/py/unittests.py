@@ -2,8 +2,6 @@
 
 import importlib
 import io
-import os
-import sys
 import unittest
 
 
@@ -22,9 +20,6 @@ def run(file, name):
 
 
 def load(file):
-    folder = os.path.abspath(os.path.join("py", "with_torch"))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.removesuffix(".py")))
 
 

@@ -7,7 +7,17 @@ import unittest.mock
 
 import accelerate
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import cairn
 import cairn.torch
@@ -186,3 +196,56 @@ def exported(folder, ranks=1, **more):
     if set(want) != set(got) or model.config.num_hidden_layers != 2:
         wrong.append(f"{sorted(got)}, {model.config}")
     return wrong
+
+
+def from_checkpoint(folder):
+    """Builds models from checkpoints of several forms, and compares what they compute."""
+    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens = torch.arange(12).reshape(1, -1)
+    models = {
+        "llama": LlamaForCausalLM(LlamaConfig(**small)),
+        "tied": LlamaForCausalLM(LlamaConfig(**small, tie_word_embeddings=True)),
+        "mixtral": MixtralForCausalLM(MixtralConfig(**small, num_local_experts=2)),  # whose experts are merged
+        "gpt2": GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=32,
+                                           bos_token_id=0, eos_token_id=0)),
+    }
+    build = cairn.transformers.from_checkpoint
+    for name, model in models.items():
+        model.eval()
+        want = model(tokens).logits
+        path = os.path.join(folder, name)
+        model.save_pretrained(path, max_shard_size="20KB")
+        cairn.torch.save({"model": model, "step": 3}, path + "-cairn")
+        wrapped = {f"module.{k}": v for k, v in model.state_dict().items()}
+        cairn.torch.save({"model": wrapped, "optimizer": {"step": 1}}, path + "-dcp", format="torchdcp")
+        for got in (build(path), build(path + "-cairn", config=model.config), build(path + "-cairn", type(model), path),
+                    build(path + "-dcp", config=model.config.to_dict())):
+            assert type(got) is type(model) and not got.training, type(got)
+            assert torch.equal(got(tokens).logits, want), name
+        if name == "tied":
+            assert got.lm_head.weight is got.model.embed_tokens.weight
+        assert build(path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    return _refused(folder, models["llama"], build)
+
+
+def _refused(folder, model, build):
+    """Returns the errors of checkpoints that do not fit."""
+    state, said = model.state_dict(), []
+    other = {**state, "model.norm.weight": torch.ones(7)}
+    less = {k: v for k, v in state.items() if "layers.1.mlp" not in k}
+    for i, (made, options) in enumerate([
+        (less, {}), ({**state, "model.extra": torch.ones(2)}, {}), (other, {}),
+        ({"a": state, "b": state}, {}), (state, {"prefix": "nothing."}), (state, {"config": None}),
+    ]):
+        path = os.path.join(folder, f"refused-{i}")
+        cairn.torch.save(made, path)
+        try:
+            build(path, **{"config": model.config, **options})
+            said.append("")
+        except cairn.CairnError as e:
+            said.append(f"{type(e).__name__}: {str(e).replace(folder, '')}")
+    assert build(os.path.join(folder, "refused-0"), config=model.config, strict=False) is not None
+    got = build(os.path.join(folder, "refused-3"), config=model.config, prefix="b.")
+    assert torch.equal(got.lm_head.weight, model.lm_head.weight)
+    return said

@@ -51,6 +51,7 @@ from cairn.reports import (
     Synced,
     SyncReport,
     Traffic,
+    UpdateReport,
     UploadReport,
 )
 from cairn.version import VERSION as __version__  # noqa: F401
@@ -65,8 +66,8 @@ __all__ = [
     "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError",
     "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError", "RepresentError", "Rule", "Run",
     "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError", "SyncReport", "Synced", "Tensor",
-    "Traffic", "UncertainError", "UnderWayError", "UploadReport", "VersionError", "at_most", "best", "convert", "every",
-    "last", "latest", "open", "tagged", "within",
+    "Traffic", "UncertainError", "UnderWayError", "UpdateReport", "UploadReport", "VersionError", "at_most", "best",
+    "convert", "every", "last", "latest", "open", "tagged", "within",
 ]
 
 

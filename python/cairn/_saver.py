@@ -30,10 +30,20 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-from cairn.errors import CairnError, ChangedError, NotFoundError, OptionsError, SaverError, from_message
+from cairn.errors import (
+    CairnError,
+    ChangedError,
+    CorruptError,
+    IncompleteError,
+    NotFoundError,
+    OptionsError,
+    SaverError,
+    UncertainError,
+    from_message,
+)
 from cairn.reports import LoadReport, SaveReport, UploadReport
 
 VERSION = 1
@@ -354,11 +364,14 @@ class Reply:
         self.number = 0
         self.body: Any = None
         self.error: BaseException | None = None
+        self.explain: Callable[[BaseException], BaseException] | None = None  # returns another error
 
     def settle(self, body: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
             if self._settled:
                 return
+            if error is not None and self.explain is not None:
+                error = self.explain(error)
             # An error of a function of the caller came before the answer, and counts.
             self.body, self.error, self._settled = body, self.error or error, True
             calls, self._calls = self._calls, []
@@ -394,6 +407,16 @@ class Reply:
         if self.error is not None:
             raise self.error
         return self.body
+
+
+class Sharing(Protocol):
+    """The steps of a load that all ranks make together. Before each message, all of them take one."""
+
+    def step(self, more: bool) -> bool:
+        """Takes a step, and reports whether any rank has more to load. It raises the error of a rank that failed."""
+
+    def fail(self, error: BaseException) -> None:
+        """Lets the next step fail on all ranks, unless there is none."""
 
 
 class Saver:
@@ -537,7 +560,7 @@ class Saver:
             if kind == "failed":
                 self._answer(None, from_message(body["error"]))
             return
-        over = kind in ("saved", "uploaded", "loaded", "described", "failed")
+        over = kind in ("saved", "uploaded", "loaded", "described", "found", "failed")
         # An error here fails all waiting replies, so this one must still be among them.
         error = from_message(body["error"]) if body.get("error") else None
         outcome = _REPORTS[kind](body.get("report") or {}) if kind in _REPORTS and error is None else body
@@ -595,54 +618,112 @@ class Saver:
 
     def describe(self, store: str, format: str | None = None,
                  format_options: dict[str, Any] | None = None,
-                 recipe: dict[str, Any] | None = None) -> dict[str, Any]:
+                 recipe: dict[str, Any] | None = None, keep: int = 0) -> dict[str, Any]:
         """Returns what a checkpoint holds: the body of the message "described"."""
-        reply = self.begin(("load", self.number()), Reply(), "describe",
-                           **_source(store, format, format_options, recipe))
+        return self._describe(_source(store, format, format_options, recipe, keep))[0]
+
+    def hold(self, store: str, format: str | None = None, format_options: dict[str, Any] | None = None,
+             recipe: dict[str, Any] | None = None, keep: int = 0) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Returns what describe does, and a function that closes the checkpoint. Until then it stays open."""
+        described, number = self._describe({**_source(store, format, format_options, recipe, keep), "hold": True})
+
+        def release() -> None:
+            with contextlib.suppress(CairnError):
+                self.send("cancel", load=number)
+
+        return described, release
+
+    def _describe(self, source: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        reply = self.begin(("load", self.number()), Reply(), "describe", **source)
         try:
-            return reply.result()
+            return reply.result(), reply.number
         except NotFoundError as e:
-            raise _hinted(e, store) from None
+            raise _hinted(e, source["store"]) from None
         except BaseException:
             self._cancel(reply)  # if it was Ctrl-C
             raise
 
-    def load(self, store: str, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None], *,
+    def newest(self, run: str, *, after: int | None = None, before: int | None = None, format: str | None = None,
+               format_options: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Returns the newest complete checkpoint of a run: the body of the message "found", or None.
+
+        CorruptError: the checkpoints within the bounds are damaged.
+        """
+        body = _source(run, format, format_options, None)
+        body.update((name, n) for name, n in (("after", after), ("before", before)) if n is not None)
+        reply = self.begin(("load", self.number()), Reply(), "newest", **body)
+        try:
+            found: dict[str, Any] = reply.result()
+        except (NotFoundError, IncompleteError, CorruptError, UncertainError) as e:
+            if "storage.corrupt" in e.codes and "storage.underway" not in e.codes:
+                raise CorruptError(str(e), e.codes) from None  # such as a chain of versions with an incomplete one
+            return None
+        except BaseException:
+            self._cancel(reply)  # if it was Ctrl-C
+            raise
+        return found
+
+    def load(self, store: str, wants: Iterable[dict[str, Any] | None],
+             piece: Callable[[int, memoryview | None, Any], None], *,
              format: str | None = None, format_options: dict[str, Any] | None = None, allow_missing: bool = False,
-             save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None) -> LoadReport:
+             save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None, keep: int = 0,
+             settle: Callable[[BaseException | None], None] = lambda error: None,
+             share: Sharing | None = None) -> LoadReport:
         """Reads parts of a checkpoint.
 
         Each want has a name and, if it is a box of a tensor, dtype, shape, offsets, sizes and
-        its bytes, ``nbytes``. piece is called once for each want, in any order and by another
+        its bytes, ``nbytes``. None among them says that the next one may take long: what was wanted
+        so far is read meanwhile. piece is called once for each want, in any order and by another
         thread: with its elements, which it copies, or with the codec and the data of a value.
+        settle is called at the end of each message's load, with its error or None: when it returns, copies that piece
+        has begun are complete. With share, the savers of all ranks load together.
         The report has the names that the checkpoint lacks, if allow_missing is set. ChangedError:
-        save_id is not empty, and the checkpoint has another one. cast is one of CASTS, recipe a field of messages.
+        save_id is not empty, and the checkpoint has another one. cast is one of CASTS, recipe and keep are fields of
+        messages.
         """
         if cast not in CASTS:
             raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
         begun = time.monotonic()
-        source = {**_source(store, format, format_options, recipe), "cast": cast}
+        source = {**_source(store, format, format_options, recipe, keep), "cast": cast}
         under_way: list[Reply] = []
         batch: list[tuple[int, dict[str, Any], int | None]] = []
         # Memory that is used again is faster than new memory, so a load takes little new memory.
         limit = max(_LOAD_MEMORY, sum(hi - lo for lo, hi in self.arena.backed))
         size = used = 0  # bytes of the batch, and of all batches
+        failed: list[BaseException] = []
+        if share is not None:
+            source["share"] = True
+            limit = _LOAD_MEMORY  # the same on all ranks: they share what they load by the same message
 
         def start() -> None:
+            if failed:
+                raise failed[0]
+            if share is not None:
+                share.step(True)
+            send()
+
+        def send() -> None:
             nonlocal batch, size
             full, batch = batch, []
-            under_way.append(self._start(full, piece, allow_missing, source))
-            under_way[-1].then(functools.partial(free, size))
+            reply = self._start(full, piece, allow_missing, source, settle)
+            under_way.append(reply)
+            reply.then(functools.partial(over, reply, size))
             size = 0
 
-        def free(n: int) -> None:
+        def over(reply: Reply, n: int) -> None:
             nonlocal used
+            if reply.error is not None:
+                failed.append(reply.error)
             with self.arena.room:
                 used -= n
                 self.arena.room.notify_all()
 
         try:
             for index, want in enumerate(wants):
+                if want is None:
+                    if batch:
+                        start()
+                    continue
                 at = None
                 if "dtype" in want:
                     n = want["nbytes"]
@@ -650,14 +731,14 @@ class Saver:
                         raise CairnError(f"{n} bytes of {want['name']!r} do not fit into the shared memory of "
                                          f"{self.arena.window} bytes: "
                                          "set CAIRN_ARENA_BYTES")
-                    while (over := used > 0 and used + n > limit) or (at := self.arena.alloc(n)) is None:
+                    while (full := used > 0 and used + n > limit) or (at := self.arena.alloc(n)) is None:
                         # Memory comes back when a batch is over, here or in another thread.
-                        if batch:
+                        if batch and (share is None or used == size):
                             start()
                         with self._lock:
                             self._check()
                         with self.arena.room:
-                            if not over or used + n > limit:
+                            if not full or used + n > limit:
                                 self.arena.room.wait(0.1)
                     size += n
                     with self.arena.room:
@@ -667,19 +748,23 @@ class Saver:
                     start()
             if batch:
                 start()
+            while share is not None and share.step(False):
+                send()  # nothing: another rank has more to load
             received: list[LoadReport] = [reply.result() for reply in under_way]
             if len(saves := {r.save_id for r in received} | ({save_id} if save_id else set())) > 1:
                 raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves "
                                    f"{sorted(saves)}, "
                                    "and then another", ("storage.changed",))
             return LoadReport.total(received, time.monotonic() - begun)
-        except BaseException:
+        except BaseException as e:
             for _, want, at in batch:
                 if at is not None:
                     self.arena.free(at, want["nbytes"])
             for reply in under_way:
                 reply.on = None
                 self._cancel(reply)
+            if share is not None:
+                share.fail(e)
             end = time.monotonic() + 5  # a saver that hangs does not hold up Ctrl-C
             for reply in under_way:
                 reply.wait(max(0, end - time.monotonic()))
@@ -687,8 +772,8 @@ class Saver:
 
     def _start(self, batch: list[tuple[int, dict[str, Any], int | None]],
                piece: Callable[[int, memoryview | None, Any], None], allow_missing: bool,
-               source: dict[str, Any]) -> Reply:
-        """Sends a load. The memory of its wants is free when the load is over."""
+               source: dict[str, Any], settle: Callable[[BaseException | None], None]) -> Reply:
+        """Sends a load. The memory of its wants is free when the load is over, and settle has returned."""
         items = []
         for _, want, at in batch:
             item = {k: v for k, v in want.items() if k != "nbytes"}
@@ -706,6 +791,10 @@ class Saver:
                 piece(index, self.arena.view[at:at + want["nbytes"]], None)
 
         def over() -> None:
+            try:
+                settle(reply.error)
+            except BaseException as e:  # it fails the load
+                reply.error = reply.error or e
             for _, want, at in batch:
                 if at is not None:
                     self.arena.free(at, want["nbytes"])
@@ -769,14 +858,19 @@ def _hinted(error: NotFoundError, store: str) -> NotFoundError:
 
 
 def _source(store: str, format: str | None, options: dict[str, Any] | None,
-            recipe: dict[str, Any] | None) -> dict[str, Any]:
+            recipe: dict[str, Any] | None, keep: int = 0) -> dict[str, Any]:
     out: dict[str, Any] = {"store": address_of(store)}
     if format:
         out["format"] = format
+    if options and not format and "base" in options:  # of versions of slime, which are of two formats
+        options = dict(options)
+        out["base"] = options.pop("base")
     if options:
         out["format_options"] = options
     if recipe:
         out["recipe"] = recipe
+    if keep:
+        out["keep"] = keep
     return out
 
 

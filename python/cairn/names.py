@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cairn import errors
 
+Names = str | Sequence[str] | Callable[[str], bool] | None
 Rename = Mapping[str, str] | Callable[[str], str] | str | None
 
 # What DDP, torch.compile, FSDP1 and activation checkpoints add to the names of a module's parameters.
@@ -15,7 +17,8 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 _SHOWN = 3
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
+    """Returns a name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -45,12 +48,12 @@ def renamer(rename: Rename, names: Collection[str]) -> Callable[[str], str]:
     if rename != "wrappers":
         raise errors.OptionsError(f"rename is {rename!r}; want a dict of prefixes, a function, or 'wrappers'",
                                   ("storage.options",))
-    bare: dict[str, str] = {}
+    there: dict[str, str] = {}
     for name in names:
-        if bare.setdefault(_bare(name), name) != name:
-            raise errors.OptionsError(f"rename='wrappers': the checkpoint has both {bare[_bare(name)]!r} and {name!r}",
+        if there.setdefault(bare(name), name) != name:
+            raise errors.OptionsError(f"rename='wrappers': the checkpoint has both {there[bare(name)]!r} and {name!r}",
                                       ("storage.options",))
-    return lambda name: bare.get(_bare(name), name)
+    return lambda name: there.get(bare(name), name)
 
 
 def distinct(wanted: Mapping[str, str]) -> None:
@@ -62,17 +65,45 @@ def distinct(wanted: Mapping[str, str]) -> None:
                                       ("storage.options",))
 
 
-def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection[str]) -> errors.MissingError:
-    """Returns the error for names that a checkpoint lacks. wanted maps names of the state to the checkpoint's."""
-    text = f"{len(lacks)} of the {len(wanted)} names of the state are not in the checkpoint: {_some(lacks)}"
-    if option := _option(lacks, set(names) - set(wanted.values())):
-        text += f". load(…, rename={option}) finds them"
+def chosen(has: Sequence[str], names: Names, call: str) -> list[str]:
+    """Returns the names of a checkpoint that names chooses, in any order.
+
+    names is a name or a pattern, a list of both, a function of the name, or None for all. MissingError: has lacks a
+    name, or a pattern matches none. call is the function that the user has called.
+
+    >>> chosen(["a.w", "a.b", "c"], ["a.*", "c"], "weights")
+    ['a.w', 'a.b', 'c']
+    """
+    if names is None:
+        return list(has)
+    if callable(names):
+        return [n for n in has if names(n)]
+    wanted = [names] if isinstance(names, str) else list(names)
+    known = set(has)
+    found = {want: [want] if want in known else fnmatch.filter(has, want) if any(c in want for c in "*?[") else []
+             for want in wanted}
+    if lacks := [want for want in found if not found[want]]:
+        raise missing(lacks, {want: want for want in found}, has, call=call, can_rename=False)
+    return [name for want in found for name in found[want]]
+
+
+def missing(lacks: Collection[str], wanted: Mapping[str, str], names: Collection[str], *, call: str = "load",
+            can_rename: bool = True) -> errors.MissingError:
+    """Returns the error for names that a checkpoint lacks. wanted maps names of the state to the checkpoint's.
+
+    call is the function that the user has called, and can_rename says whether it has the option rename.
+    """
+    of = "of the state" if can_rename else f"for {call}"
+    text = f"{len(lacks)} of the {len(wanted)} names {of} are not in the checkpoint: {_some(lacks)}"
+    if can_rename and (option := _option(lacks, set(names) - set(wanted.values()))):
+        text += f". {call}(…, rename={option}) finds them"
     elif near := _nearest(sorted(lacks)[:_SHOWN], names):
         text += f". The nearest names that it has: {_some(near)}"
     elif names:
         text += f". It has {_some(names)}"
-    return errors.MissingError(text + ". load(…, strict=False) leaves out missing names",
-                               ("plan.missing", "plan.mismatch"))
+    if call == "load":
+        text += ". load(…, strict=False) leaves out missing names"
+    return errors.MissingError(text, ("plan.missing", "plan.mismatch"))
 
 
 def unexpected(extra: Collection[str], owner: str) -> errors.MismatchError:
@@ -110,8 +141,8 @@ def _option(lacks: Collection[str], names: Collection[str]) -> str:
     for old, new in pairs:
         if all(name.startswith(old) and new + name[len(old):] in there for name in lacks):
             return repr({old: new})
-    bare = {_bare(name) for name in there}
-    return repr("wrappers") if all(_bare(name) in bare for name in lacks) else ""
+    known = {bare(name) for name in there}
+    return repr("wrappers") if all(bare(name) in known for name in lacks) else ""
 
 
 def _nearest(lacks: list[str], names: Collection[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["ConvertReport", "Copy", "LoadReport", "Phase", "PruneReport", "Pruned", "RunCheckpoint", "SaveReport",
-           "SyncReport", "Synced", "Traffic", "UploadReport"]
+           "SyncReport", "Synced", "Traffic", "UpdateReport", "UploadReport"]
 
 
 # Each class reads the JSON of a message of the saver process, or of a command, with from_message. A field that the
@@ -152,13 +152,15 @@ class LoadReport:
     """The number of reads."""
     seconds: float = 0.0
     traffic: Traffic | None = field(default=None, repr=False)
+    bytes_received: int = 0
+    """Bytes that other ranks of the host read for this one."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> LoadReport:
         local = m.get("local") or {}
         return cls(m.get("save_id") or "", m.get("step"), tuple(m.get("missing") or ()), _number(local, "bytes_needed"),
                    _number(local, "bytes_read"), _number(local, "requests"),
-                   _seconds(m, "plan_ns") + _seconds(m, "read_ns"), _traffic(m))
+                   _seconds(m, "plan_ns") + _seconds(m, "read_ns"), _traffic(m), _number(local, "bytes_received"))
 
     @classmethod
     def total(cls, parts: Iterable[LoadReport], seconds: float) -> LoadReport:
@@ -168,7 +170,43 @@ class LoadReport:
         return cls(rows[0].save_id if rows else "", rows[0].step if rows else None,
                    tuple(name for r in rows for name in r.missing),
                    sum(r.bytes for r in rows), sum(r.bytes_read for r in rows), sum(r.requests for r in rows), seconds,
-                   Traffic.total(traffic) if traffic else None)
+                   Traffic.total(traffic) if traffic else None, sum(r.bytes_received for r in rows))
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """An update of tensors in use to a version of their weights, on this rank; see :func:`cairn.torch.follow`.
+
+    >>> report = UpdateReport(version=17, from_version=16, elements=1_000_000, elements_changed=12_000)
+    >>> f"{report.elements_changed / report.elements:.1%}"
+    '1.2%'
+    """
+
+    version: int = 0
+    """The version that the tensors have now."""
+    from_version: int | None = None
+    """The version of the update before it, or None if it is the first."""
+    save_id: str = ""
+    """The save of the version; empty if the format does not record it."""
+    bytes: int = 0
+    """Bytes of the tensors."""
+    bytes_read: int = 0
+    """Bytes that were read from the store."""
+    bytes_changed: int = 0
+    """Bytes of the elements that differed."""
+    elements: int = 0
+    """Elements of the tensors."""
+    elements_changed: int = 0
+    """Elements that differed from the version."""
+    seconds: float = 0.0
+    """How long the update took, without the time between prepare and commit."""
+    pause_seconds: float = 0.0
+    """The part of it in which the tensors changed."""
+    full: bool = False
+    """The saver process had no bytes of earlier versions in memory, so everything was read: it is the first update, an
+    earlier attempt failed, the saver process is a new one, or cache_bytes is 0."""
+    tried: tuple[str, ...] = ()
+    """What went wrong before: versions that could not be loaded, and newer versions that cannot be opened."""
 
 
 @dataclass(frozen=True)

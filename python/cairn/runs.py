@@ -164,14 +164,17 @@ class Run:
 
     A save to a folder without remote stores only what has changed since the one before it, as long as that pays:
     the checkpoint refers to others of the run, which stay. Only cairn opens such a checkpoint; ``cairn flatten`` makes
-    it stand alone. With alone=True, all checkpoints do.
+    it stand alone. With alone=True, all checkpoints do. With remember=True, the saver processes keep the bytes of the
+    last save in memory, and compare with these instead of reading the checkpoint; a run in object storage then
+    stores only what has changed, too.
 
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
-                 remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False):
+                 remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False,
+                 remember: bool = False):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -184,9 +187,14 @@ class Run:
         """The text of the policy of remote; empty if there is none."""
         self.alone: bool = alone
         """Whether no checkpoint refers to another one."""
+        self.remember: bool = remember
+        """Whether the saver processes keep the bytes of the last save in memory."""
+        if remember and (alone or remote is not None):
+            raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
 
     def __repr__(self) -> str:
-        more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone}
+        more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
+                "remember": self.remember}
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -365,4 +373,6 @@ class Member:
         message: dict[str, Any] = {name: text for name, text in policies.items() if text}
         if not self.run.alone and self.run.remote is None:
             message["refer"] = True
+            if self.run.remember:
+                message["remember"] = True
         return message

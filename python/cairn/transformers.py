@@ -10,12 +10,14 @@ With a run, its policy decides which checkpoints are kept, and they are uploaded
     run = cairn.Run("run", keep="last 3, best 2 by eval_loss", remote="s3://bucket/run")
     checkpoints = CheckpointCallback(run)
 
-``export`` writes the model of a checkpoint for ``from_pretrained``. It needs the package
-``transformers``.
+``export`` writes the model of a checkpoint for ``from_pretrained``, and ``from_checkpoint`` builds the model without a
+folder in between. It needs the package ``transformers``.
 """
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import functools
 import itertools
@@ -25,7 +27,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,10 +35,11 @@ import transformers
 
 import cairn
 import cairn.torch
-from cairn import errors
+from cairn import errors, names as _names
 from cairn._saver import address_of, binary, join_address, split_address
 from cairn.runs import Member, Run
 from cairn.torch._job import distributed, first_says
+from cairn.torch._load import newest
 from cairn.torch._perrank import RandomState, random_states
 from cairn.torch._removal import Remover, Target
 from cairn.torch._whole import async_save_whole, load_whole
@@ -244,6 +247,129 @@ def export(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None
     for name, data in files.items():
         with open(os.path.join(folder, os.path.basename(name)), "wb") as f:
             f.write(data)
+
+
+def from_checkpoint(path: str | os.PathLike[str] | Run, model_class: Any = None, config: Any = None, *,
+                    dtype: torch.dtype | str | None = None, device: torch.device | str | int | None = None,
+                    prefix: str | None = None, strict: bool = True, recipe: str | os.PathLike[str] | None = None,
+                    reverse: bool = False, variables: Mapping[str, Any] | None = None, format: str | None = None,
+                    format_options: dict[str, Any] | None = None, share: bool | None = None, alone: bool = False,
+                    **kwargs: Any) -> Any:
+    """Builds a model from a checkpoint of any format that cairn reads, as ``from_pretrained`` builds it from a folder.
+
+    ::
+
+        model = cairn.transformers.from_checkpoint("run/checkpoint-500", device="cuda")
+        model = cairn.transformers.from_checkpoint("titan/step-1000", config="Llama-3.1-8B", recipe="titan-to-hf/llama")
+
+    model_class is a class of transformers, such as ``AutoModelForSequenceClassification``; without it,
+    ``AutoModelForCausalLM``. config is a configuration, the path of its folder or file, or a dict. Without it, it is
+    config.json beside the checkpoint, or the one that CheckpointCallback saved with it. dtype is the type of the
+    weights, as of from_pretrained. The weights are read straight to device, which is the CPU if it is None, and are
+    verified as far as the format has checksums.
+
+    Names are those of from_pretrained, with what it maps: the prefix of the base model, tied weights, weights that it
+    merges. A checkpoint of a training may have more: the model is below the prefix, such as "model.", that most of
+    its names have. Name the prefix if the checkpoint has several models. With recipe, the names are those into which
+    the recipe changes the checkpoint; reverse and variables are described at :func:`cairn.convert`, and
+    format, share and alone at :func:`cairn.torch.weights`. Other arguments go to from_pretrained.
+
+    MissingError: the checkpoint lacks weights of the model. MismatchError: the model lacks names of the checkpoint, or
+    has other shapes. Without strict, missing weights are initialized, and other names left out.
+    """
+    if isinstance(path, Run):
+        path = newest(path, alone)
+    settings = _config_of(path, config)
+    source: dict[str, Any] = {"recipe": recipe, "reverse": reverse, "variables": variables, "format": format,
+                              "format_options": format_options}
+    if recipe is not None:
+        source["config"] = settings.to_dict()
+    with torch.device("meta"):
+        built = (model_class or transformers.AutoModelForCausalLM)
+        built = built.from_config(settings) if hasattr(built, "from_config") else built(settings)
+    with cairn.open(path, **source) as c:
+        names = list(c.shapes())
+    found = _model_names(names, built, prefix, os.fspath(path))
+    if device is not None and torch.device(device).type != "cpu":
+        kwargs["device_map"] = {"": device}
+    weights = {found[name]: t for name, t in cairn.torch.weights(path, "cpu" if device is None else device, list(found),
+                                                                share=share, alone=alone, **source)}
+    model, info = type(built).from_pretrained(None, config=settings, state_dict=weights, dtype=dtype or "auto",
+                                              output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+    if strict:
+        _refuse(info, os.fspath(path), type(built).__name__)
+    return model
+
+
+def _config_of(path: str | os.PathLike[str], config: Any) -> Any:
+    """Returns the configuration of a model, a new one."""
+    if isinstance(config, transformers.PretrainedConfig):
+        return copy.deepcopy(config)
+    if isinstance(config, Mapping):
+        return transformers.AutoConfig.for_model(**config)
+    if config is not None:
+        return transformers.AutoConfig.from_pretrained(config)
+    address = address_of(path)
+    folder = os.path.dirname(address) if os.path.isfile(address) else address
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return transformers.AutoConfig.from_pretrained(folder)
+    with cairn.open(path) as c:
+        if "files.config.json" in c:
+            return transformers.AutoConfig.for_model(**json.loads(c["files.config.json"]))
+    raise errors.OptionsError(f"{os.fspath(path)} has no config.json: name the configuration of the model by config=…",
+                              ("storage.options",))
+
+
+def _model_names(names: list[str], model: Any, prefix: str | None, path: str) -> dict[str, str]:
+    """Returns the names of a checkpoint that are below the model's prefix, with the names without it."""
+    expected = set(model.state_dict())
+    base = f"{model.base_model_prefix}."
+    known = expected | {name[len(base):] for name in expected if name.startswith(base)}
+    bare = {name: name if name in known else _names.bare(name) for name in names}
+    if prefix is None:
+        prefix = _prefix(bare.values(), known, path)
+    found = {name: b[len(prefix):] for name, b in bare.items() if b.startswith(prefix)}
+    if not found:
+        raise errors.MissingError(f"{path} has no names that begin with {prefix!r}", ("plan.missing",))
+    return found
+
+
+def _prefix(names: Iterable[str], known: set[str], path: str) -> str:
+    """Returns what names have before the names of the model. The shorter of two counts."""
+    count: collections.Counter[str] = collections.Counter()
+    for name in names:
+        parts = name.split(".")
+        for i in range(len(parts)):
+            if ".".join(parts[i:]) in known:
+                count["".join(f"{part}." for part in parts[:i])] += 1
+    if not count:
+        return ""
+    most = max(count.values())
+    best = sorted((p for p, n in count.items() if n == most), key=len)
+    if others := [p for p in best if not p.startswith(best[0])]:
+        raise errors.OptionsError(f"{path} has a model below {best[0]!r} and one below {others[0]!r}: choose one by "
+                                  "prefix=…", ("storage.options",))
+    return best[0]
+
+
+def _refuse(info: dict[str, Any], path: str, model: str) -> None:
+    """Raises an error if a model was not filled, or not with all."""
+    def some(names: Iterable[Any]) -> str:
+        names = sorted(names)
+        return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    hint = ". from_checkpoint(…, strict=False) goes on"
+    if missing := info["missing_keys"]:
+        raise errors.MissingError(f"{path} lacks {len(missing)} weights of {model}: {some(missing)}{hint}",
+                                  ("plan.missing", "plan.mismatch"))
+    if other := info["mismatched_keys"]:
+        raise errors.MismatchError(f"{path} has other shapes than {model}: {some(m[0] for m in other)}{hint}",
+                                   ("plan.mismatch",))
+    if extra := info["unexpected_keys"]:
+        raise errors.MismatchError(f"{path} has {len(extra)} weights that {model} lacks: {some(extra)}{hint}",
+                                   ("plan.mismatch",))
+    if info.get("error_msgs"):
+        raise errors.MismatchError(f"{path}: {'; '.join(map(str, info['error_msgs']))}", ("plan.mismatch",))
 
 
 def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:

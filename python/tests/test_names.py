@@ -41,6 +41,15 @@ class Missing(unittest.TestCase):
         wanted = [f"model.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
         self.assertNotIn("rename", str(missing(wanted[4:], wanted, wanted[:4])))
 
+    def test_chosen(self):
+        has = ["a.w", "a.b", "c"]
+        for which, want in ((None, has), ("c", ["c"]), ("a.*", ["a.w", "a.b"]), (["c", "a.b"], ["c", "a.b"]),
+                            (lambda n: n != "c", ["a.w", "a.b"]), ([], [])):
+            self.assertEqual(names.chosen(has, which, "weights"), want)
+        with self.assertRaisesRegex(errors.MissingError, "^2 of the 3 names for weights are not in the checkpoint: "
+                                                         "'d', 'x[*]'"):
+            names.chosen(has, ["c", "d", "x*"], "weights")
+
     def test_one_summary(self):
         e = str(missing([f"a.{i}" for i in range(1000)], [f"a.{i}" for i in range(2000)], ["b"]))
         self.assertLess(len(e), 300)

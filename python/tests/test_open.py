@@ -17,7 +17,7 @@ import unittest.mock
 import cairn
 from cairn import _saver as saver
 from cairn.checkpoint import element_size
-from saving import checkpoint
+from saving import checkpoint, join, save
 
 try:
     import numpy
@@ -68,6 +68,43 @@ class Fixtures(unittest.TestCase):
                     self.assertEqual(c[n], ast.literal_eval(i["repr"]))
                 elif i["type"] == "float" or i["type"] == "datetime":
                     self.assertEqual(repr(c[n]), i["repr"])
+
+
+class Versions(unittest.TestCase):
+    """Delta versions of slime: the chains of testdata/slime, and one that is saved here."""
+
+    compare = Fixtures.compare
+
+    def test_chains(self):
+        cases = sorted((ROOT / "testdata" / "slime").glob("*/published/weight_v*"))
+        self.assertGreater(len(cases), 20)
+        for place in cases:
+            chain = place.parent.parent
+            full = "delta_encoding" not in (place / "model.safetensors.index.json").read_text()
+            options = {} if full else {"format": "slime", "format_options": {"base": str(chain / "base")}}
+            with self.subTest(place=str(place)), cairn.open(place, framework="memory", **options) as c:
+                self.compare(c, json.loads((chain / "expected" / f"{place.name}.json").read_text())["items"])
+
+    def test_without_a_base(self):
+        chain = ROOT / "testdata" / "slime" / "xor-blake3"
+        with self.assertRaisesRegex(cairn.CairnError, "weight_v000001 changes version 0"):
+            cairn.open(chain / "published" / "weight_v000003", framework="memory")
+        self.assertEqual(cairn.latest(chain / "published"), str(chain / "published" / "weight_v000003"))
+
+    def test_save(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        folder = pathlib.Path(folder.name)
+        s = saver.Saver(ceiling=4 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        save(s, folder / "base", {"a": ("int8", (3,), b"abc"), "b": ("int8", (1,), b"x")}, format="hf")
+        options = {"base": str(folder / "base"), "encoding": "overwrite", "checksum": "blake3"}
+        place = folder / "published" / "weight_v000001"
+        save(s, place, {"a": ("int8", (3,), b"aXc"), "b": ("int8", (1,), b"x")}, format="slime", format_options=options)
+        with cairn.open(place, framework="memory", format="slime", format_options={"base": options["base"]}) as c:
+            self.assertEqual({n: bytes(v.cast("B")) for n, v in c.load().items()}, {"a": b"aXc", "b": b"x"})
+            self.assertEqual((c.format, c.step), ("slime delta", 1))
 
 
 class Native(unittest.TestCase):

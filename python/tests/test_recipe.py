@@ -1,6 +1,8 @@
 """Checkpoints in another form: open and convert through recipes of cairn and of a file."""
 
+import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -179,6 +181,82 @@ class OwnRecipe(Case):
                 with self.assertRaisesRegex(cairn.MismatchError, error) as raised:
                     cairn.open(self.src, recipe=recipe)
                 self.assertIn("recipe.check", raised.exception.codes)
+
+
+def e4m3(byte):
+    """Returns the number that a byte of float8_e4m3fn stands for."""
+    sign, exponent, fraction = -1.0 if byte & 0x80 else 1.0, byte >> 3 & 15, (byte & 7) / 8
+    return sign * (fraction * 2.0**-6 if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - 7))
+
+
+def float32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def quantized(rows, block):
+    """Quantises a matrix by blocks, as docs/recipes.md defines it. Returns lists of bytes and of scales."""
+    numbers = [e4m3(b) for b in range(0x7f)]
+    stored = [[0] * len(rows[0]) for _ in rows]
+    scales = []
+    for top in range(0, len(rows), block[0]):
+        scales.append([])
+        for left in range(0, len(rows[0]), block[1]):
+            places = [(i, j) for i in range(top, min(top + block[0], len(rows)))
+                      for j in range(left, min(left + block[1], len(rows[0])))]
+            scale = float32(max(abs(rows[i][j]) for i, j in places) / 448) or 1.0
+            scales[-1].append(scale)
+            for i, j in places:
+                quotient = min(abs(float32(rows[i][j] / scale)), 448.0)
+                nearest = min(range(0x7f), key=lambda b: (abs(numbers[b] - quotient), b & 1))  # ties to even
+                stored[i][j] = nearest | (0x80 if math.copysign(1, rows[i][j]) < 0 else 0)
+    return stored, scales
+
+
+class Quantized(Case):
+    """Weights in fp8 with a scale for each block."""
+
+    RECIPE = """\
+sides = ["trainer", "server"]
+[[rule]]
+trainer = ["layers.{i}.gate [ffn, hidden]", "layers.{i}.up [ffn, hidden]"]
+server = "model.{i}.gate_up [ffn + ffn, hidden]"
+cast = { trainer = "float32" }
+quantize = { server = { dtype = "float8_e4m3fn", block = [4, 5] } }
+"""
+
+    def test_open(self):
+        numbers = random.Random(7)
+        gate, up = ([[float32(numbers.gauss(0, 0.02)) for _ in range(12)] for _ in range(7)] for _ in range(2))
+        up[6] = [0.0] * 12
+        safetensors(self.src / "model.safetensors", {
+            "layers.0.gate": ([7, 12], list(itertools.chain(*gate))),
+            "layers.0.up": ([7, 12], list(itertools.chain(*up)))})
+        recipe = self.folder / "fp8.toml"
+        recipe.write_text(self.RECIPE)
+        c = self.open(self.src, recipe=recipe)
+        stored, scales = quantized(gate + up, (4, 5))
+        self.assertEqual(c.shapes(), {"model.0.gate_up": (14, 12), "model.0.gate_up_scale_inv": (4, 3)})
+        self.assertEqual(c["model.0.gate_up"].dtype, "float8_e4m3fn")
+        self.assertEqual(bytes(c["model.0.gate_up"][:].cast("B")), bytes(itertools.chain(*stored)))
+        self.assertEqual(c["model.0.gate_up_scale_inv"][:].tolist(), scales)
+        self.assertEqual(bytes(c["model.0.gate_up"][5:11, 3:4].cast("B")), bytes(row[3] for row in stored[5:11]))
+        self.assertEqual(c["model.0.gate_up_scale_inv"][1:3, 2:].tolist(), [row[2:] for row in scales[1:3]])
+
+        place = self.folder / "fp8"
+        cairn.convert(self.src, place, recipe, format="hf")
+        back = self.open(place, recipe=recipe, reverse=True)
+        self.assertEqual(back["layers.0.up"][2:5, 1:].tolist(), [
+            [float32(e4m3(stored[i][j]) * scales[i // 4][j // 5]) for j in range(1, 12)] for i in range(9, 12)])
+
+    def test_not_a_number(self):
+        safetensors(self.src / "model.safetensors", {
+            "layers.0.gate": ([1, 2], [1.0, float("nan")]), "layers.0.up": ([1, 2], [1.0, 2.0])})
+        recipe = self.folder / "fp8.toml"
+        recipe.write_text(self.RECIPE)
+        c = self.open(self.src, recipe=recipe)
+        with self.assertRaisesRegex(cairn.MismatchError, r"element at \[0 1\] is infinite or NaN") as raised:
+            c["model.0.gate_up"][:]
+        self.assertIn("recipe.check", raised.exception.codes)
 
 
 class ShippedRecipe(Case):

@@ -301,6 +301,28 @@ class Uploads(unittest.TestCase):
         self.assertNotIn("step-0", self.steps("local"))
 
 
+class Newest(unittest.TestCase):
+    def test_newest(self):
+        s = Saver(1 << 20)
+        self.addCleanup(s.close)
+        with tempfile.TemporaryDirectory() as run:
+            self.assertIsNone(s.newest(os.path.join(run, "nothing")))
+            for step in 1, 2, 10:
+                checkpoint(os.path.join(run, f"step-{step}"), {"x": ("int64", (3,), numbers(3))}, step=step)
+            os.mkdir(os.path.join(run, "step-11"))  # a save that has not begun
+            found = s.newest(run)
+            self.assertEqual((found["step"], found["name"], found["store"]),
+                             (10, "step-10", os.path.join(run, "step-10")))
+            self.assertTrue(found["save_id"])
+            self.assertEqual(s.newest(run, before=10)["step"], 2)
+            self.assertEqual(s.newest(run, after=1, before=3, format="native")["step"], 2)
+            self.assertIsNone(s.newest(run, after=10))
+            with self.assertRaises(cairn.OptionsError):
+                s.newest(run, format="tar")
+            os.unlink(next(pathlib.Path(run, "step-10").glob("*.safetensors")))
+            self.assertEqual(s.newest(run)["step"], 2)
+
+
 class Ceiling(unittest.TestCase):
     """The default ceiling of the shared memory."""
 

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
+	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,15 +35,22 @@ func folderOf(t testing.TB, run blob.Store, i int) blob.Store {
 // the base of the save before. The data is one range of elements of width bytes.
 func write(t testing.TB, run blob.Store, i int, data []byte, width int) *Table {
 	t.Helper()
+	return writeWith(t, run, i, data, width, MaxBodies, nil)
+}
+
+// writeWith is write with a bound and a cache.
+func writeWith(t testing.TB, run blob.Store, i int, data []byte, width, maxBodies int, c *Cache) *Table {
+	t.Helper()
 	ctx, store := t.Context(), folderOf(t, run, i)
+	segs := c.Of(store, "data")
 	rng := Range{Len: int64(len(data)), Width: width}
 	if i == 0 {
-		h := NewHasher([]Range{rng})
+		h := NewHasher("data", []Range{rng}, segs)
 		for at, step := 0, 100_000; at < len(data); at += step { // not the cuts of segments
 			h.Add(data[at:min(at+step, len(data))], int64(at))
 		}
 		must.Get(blob.WriteAll(ctx, store, "data", data, nil))(t)
-		table := h.Finish("data", int64(len(data)), crc32c.Checksum(data))
+		table := h.Finish(int64(len(data)), crc32c.Checksum(data))
 		must.Get(blob.WriteAll(ctx, store, "data.delta", table.Append(nil), nil))(t)
 		return table
 	}
@@ -47,12 +58,12 @@ func write(t testing.TB, run blob.Store, i int, data []byte, width int) *Table {
 	for k := range i {
 		folders = append(folders, fmt.Sprintf("step-%d", k))
 	}
-	rng.Base = must.Get(OpenSource(ctx, folderOf(t, run, i-1), folders[i-1], "data", "data.delta", i == 1))(t)
+	rng.Base = must.Get(OpenSource(ctx, folderOf(t, run, i-1), folders[i-1], "data.delta", segs))(t)
 	defer rng.Base.Close()
-	e := NewEncoder([]Range{rng}, folders)
+	e := NewEncoder("data.delta", []Range{rng}, folders, maxBodies, segs)
 	var out []byte
 	at := 0
-	code := make([]byte, SegmentBytes)
+	code := make([]byte, SegmentBytes+SegmentBytes/4)
 	for k, n := range e.Lengths() {
 		p := must.Get(e.Encode(ctx, k, data[at:at+n], code))(t)
 		if len(p) > 0 {
@@ -100,11 +111,11 @@ func TestReadsWhatWasWritten(t *testing.T) {
 				}
 			}
 			table := write(t, run, i, data, width)
-			checkBounds(rt, table, i)
+			checkBounds(rt, table, i, MaxBodies)
 			if i == 0 {
 				continue
 			}
-			rd := must.Get(Open(t.Context(), folderOf(t, run, i), "data.delta"))(t)
+			rd := must.Get(Open(t.Context(), folderOf(t, run, i), "data.delta", nil))(t)
 			for range 8 {
 				off := r.IntN(len(data))
 				n := 1 + r.IntN(len(data)-off)
@@ -124,9 +135,9 @@ func TestReadsWhatWasWritten(t *testing.T) {
 	})
 }
 
-func checkBounds(t *rapid.T, table *Table, save int) {
+func checkBounds(t *rapid.T, table *Table, save, maxBodies int) {
 	for i, s := range table.Segments {
-		if len(s.Bodies) > MaxBodies || save > 0 && len(s.Bodies) > save+1 {
+		if len(s.Bodies) > maxBodies || save > 0 && len(s.Bodies) > save+1 {
 			t.Fatalf("save %d: segment %d has %d bodies", save, i, len(s.Bodies))
 		}
 	}
@@ -180,7 +191,7 @@ func TestDamagedBase(t *testing.T) {
 			write(t, run, 0, data, 1)
 			write(t, run, 1, data, 1)
 			c.change(t, folderOf(t, run, 0))
-			_, err := Open(t.Context(), folderOf(t, run, 1), "data.delta")
+			_, err := Open(t.Context(), folderOf(t, run, 1), "data.delta", nil)
 			if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), "step-0") || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("Open = %v; want %v and %q", err, storage.ErrCorrupt, c.want)
 			}
@@ -215,24 +226,68 @@ var sampleTable = &Table{
 	},
 }
 
+// stepTable is a table with steps.
+var stepTable = &Table{
+	Size: 100, CRC32C: 0x12345678, Files: []File{{Folder: "step-1", Name: "a.delta", Size: 1000}}, Past: []File{{Folder: "step-0", Name: "z.delta"}, {Name: "y"}},
+	Segments: []Segment{
+		{Len: 40, Width: 2, Hash: Hash{1}, Bodies: []Body{{1, 100, 40, Whole}, {0, 0, 9, Diff}}, Step: &Step{Body{0, 77, 0, Diff}, Body{1, 140, 3, Diff}}},
+		{Len: 50, Width: 4, Hash: Hash{2}, Bodies: []Body{{0, 9, 50, Whole}}, Step: &Step{Body{1, 5, 0, Whole}, Body{0, 59, 11, Diff}}},
+		{Len: 10, Width: 1, Hash: Hash{3}, Bodies: []Body{{1, 143, 10, Whole}}},
+	},
+}
+
 func TestTableRoundTrip(t *testing.T) {
-	b := sampleTable.Append(make([]byte, 100))
-	store := new(mem.Store)
-	must.Get(blob.WriteAll(t.Context(), store, "x", b, nil))(t)
-	r := must.Get(store.Open(t.Context(), "x"))(t)
-	defer r.Close()
-	got, err := ReadTable(t.Context(), r)
-	if d := cmp.Diff(sampleTable, got); err != nil || d != "" {
-		t.Errorf("ReadTable: %v -want +got\n%s", err, d)
-	}
-	// Every damaged byte of table and tail is noticed.
-	for i := 100; i < len(b); i++ {
-		bad := bytes.Clone(b)
-		bad[i] ^= 1 << (i % 8)
-		must.Get(blob.WriteAll(t.Context(), store, "x", bad, nil))(t)
+	for name, table := range map[string]*Table{"table": sampleTable, "steps": stepTable} {
+		b := table.Append(make([]byte, 100))
+		golden(t, name, b[100:])
+		store := new(mem.Store)
+		must.Get(blob.WriteAll(t.Context(), store, "x", b, nil))(t)
 		r := must.Get(store.Open(t.Context(), "x"))(t)
-		if _, err := ReadTable(t.Context(), r); !errors.Is(err, ErrTable) && !errors.Is(err, storage.ErrVersion) {
-			t.Errorf("byte %d was changed: %v", i, err)
+		defer r.Close()
+		got, err := ReadTable(t.Context(), r)
+		if d := cmp.Diff(table, got); err != nil || d != "" {
+			t.Errorf("%s: ReadTable: %v -want +got\n%s", name, err, d)
+		}
+		// Every damaged byte of table and tail is noticed.
+		for i := 100; i < len(b); i++ {
+			bad := bytes.Clone(b)
+			bad[i] ^= 1 << (i % 8)
+			must.Get(blob.WriteAll(t.Context(), store, "x", bad, nil))(t)
+			r := must.Get(store.Open(t.Context(), "x"))(t)
+			if _, err := ReadTable(t.Context(), r); !errors.Is(err, ErrTable) && !errors.Is(err, storage.ErrVersion) {
+				t.Errorf("%s: byte %d was changed: %v", name, i, err)
+			}
+			r.Close()
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// golden compares b with a golden file.
+func golden(t *testing.T, name string, b []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", "golden", name+".hex")
+	text := hex.Dump(b)
+	if *update {
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o666))
+	}
+	if want := string(must.Get(os.ReadFile(path))(t)); text != want {
+		t.Errorf("%s has changed: -want +got\n%s", path, cmp.Diff(want, text))
+	}
+}
+
+// A program refuses a version of delta files that it does not read, by its number.
+func TestOtherVersions(t *testing.T) {
+	for _, v := range []byte{1, 2, version + 1} {
+		b := stepTable.Append(make([]byte, 100))
+		b[len(b)-12] = v
+		store := new(mem.Store)
+		must.Get(blob.WriteAll(t.Context(), store, "x", b, nil))(t)
+		r := must.Get(store.Open(t.Context(), "x"))(t)
+		if _, err := ReadTable(t.Context(), r); !errors.Is(err, storage.ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("version %d of delta files", v)) {
+			t.Errorf("ReadTable of version %d = %v; want %v", v, err, storage.ErrVersion)
 		}
 		r.Close()
 	}
@@ -240,6 +295,18 @@ func TestTableRoundTrip(t *testing.T) {
 
 // Tables that contradict themselves are refused.
 func TestHostileTables(t *testing.T) {
+	refuse := func(claim string, from *Table, change func(*Table)) {
+		bad := cloneTable(from)
+		change(bad)
+		b := bad.Append(make([]byte, 100))
+		store := new(mem.Store)
+		must.Get(blob.WriteAll(t.Context(), store, "x", b, nil))(t)
+		r := must.Get(store.Open(t.Context(), "x"))(t)
+		defer r.Close()
+		if _, err := ReadTable(t.Context(), r); !errors.Is(err, ErrTable) {
+			t.Errorf("%s: ReadTable = %v; want %v", claim, err, ErrTable)
+		}
+	}
 	for claim, change := range map[string]func(*Table){
 		"a body beyond its file":          func(s *Table) { s.Segments[1].Bodies[0].Off = 31 },
 		"a body beyond another file":      func(s *Table) { s.Segments[0].Bodies[1].Off = 20 },
@@ -257,35 +324,50 @@ func TestHostileTables(t *testing.T) {
 		"a name that leaves its folder":   func(s *Table) { s.Files[1].Name = "../b" },
 		"a difference longer than itself": func(s *Table) { s.Segments[0].Bodies[1].Len = SegmentBytes + 1 },
 	} {
-		bad := *sampleTable
-		bad.Files = append([]File{}, bad.Files...)
-		bad.Segments = nil
-		for _, s := range sampleTable.Segments {
-			s.Bodies = append([]Body{}, s.Bodies...)
-			bad.Segments = append(bad.Segments, s)
-		}
-		change(&bad)
-		b := bad.Append(make([]byte, 100))
-		store := new(mem.Store)
-		must.Get(blob.WriteAll(t.Context(), store, "x", b, nil))(t)
-		r := must.Get(store.Open(t.Context(), "x"))(t)
-		if _, err := ReadTable(t.Context(), r); !errors.Is(err, ErrTable) {
-			t.Errorf("%s: ReadTable = %v; want %v", claim, err, ErrTable)
-		}
-		r.Close()
+		refuse(claim, sampleTable, change)
+	}
+	for claim, change := range map[string]func(*Table){
+		"a step beyond its file":         func(s *Table) { s.Segments[1].Step.Diff.Off = 90 },
+		"a step beyond another file":     func(s *Table) { s.Segments[0].Step.Diff.Off = 998 },
+		"a step at a negative offset":    func(s *Table) { s.Segments[0].Step.Diff.Off = -1 },
+		"a step from a negative offset":  func(s *Table) { s.Segments[0].Step.From.Off = -1 },
+		"a step longer than its segment": func(s *Table) { s.Segments[1].Step.Diff.Off, s.Segments[1].Step.Diff.Len = 0, 51 },
+		"a step from an unknown kind":    func(s *Table) { s.Segments[0].Step.From.Kind = 2 },
+		"a past file that is not beside": func(s *Table) { s.Past[0].Folder = "../x" },
+		"a past name that leaves":        func(s *Table) { s.Past[1].Name = "/y" },
+	} {
+		refuse(claim, stepTable, change)
 	}
 }
 
+// cloneTable returns a copy of a table.
+func cloneTable(t *Table) *Table {
+	out := *t
+	out.Files, out.Past, out.Segments = slices.Clone(t.Files), slices.Clone(t.Past), slices.Clone(t.Segments)
+	for i := range out.Segments {
+		s := &out.Segments[i]
+		s.Bodies = slices.Clone(s.Bodies)
+		if s.Step != nil {
+			step := *s.Step
+			s.Step = &step
+		}
+	}
+	return &out
+}
+
 func many(b []Body) []Body {
-	for len(b) <= MaxBodies {
+	for len(b) <= LongBodies {
 		b = append(b, b[len(b)-1])
 	}
 	return b
 }
 
 func FuzzTable(f *testing.F) {
-	f.Add(sampleTable.Append(nil)[:len(sampleTable.Append(nil))-tailBytes], int64(100))
-	f.Add([]byte{0, 0, 0, 0, 0, 0, 0}, int64(0))
+	for _, t := range []*Table{sampleTable, stepTable} {
+		b := t.Append(nil)
+		f.Add(b[:len(b)-tailBytes], int64(100))
+	}
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0}, int64(0))
 	f.Fuzz(func(t *testing.T, b []byte, body int64) {
 		table, err := decode(b, body)
 		if err != nil {
@@ -312,7 +394,7 @@ func TestConcurrentReads(t *testing.T) {
 		}
 		write(t, run, i, data, 2)
 	}
-	rd := must.Get(Open(t.Context(), folderOf(t, run, 5), "data.delta"))(t)
+	rd := must.Get(Open(t.Context(), folderOf(t, run, 5), "data.delta", nil))(t)
 	defer rd.Close()
 	var wg sync.WaitGroup
 	for k := range 8 {
@@ -327,21 +409,24 @@ func TestConcurrentReads(t *testing.T) {
 	wg.Wait()
 }
 
-// BenchmarkReadChain reads the end of a chain of saves with small changes.
+// BenchmarkReadChain reads the end of chains of saves with small changes.
 func BenchmarkReadChain(b *testing.B) {
-	r := rand.New(rand.NewPCG(7, 8))
-	data := make([]byte, 32<<20)
-	for i := 0; i < len(data); i += 2 {
-		binary.LittleEndian.PutUint16(data[i:], uint16(0x3c00+r.NormFloat64()*300))
+	for _, n := range []int{MaxBodies, 16, 32} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmarkChain(b, n) })
 	}
+}
+
+func benchmarkChain(b *testing.B, bodies int) {
+	r := rand.New(rand.NewPCG(7, 8))
+	data := weights(32<<20, r)
 	run := new(mem.Store)
-	for i := range MaxBodies {
+	for i := range bodies {
 		if i > 0 {
 			change(data, 2, 0.015, r)
 		}
-		write(b, run, i, data, 2)
+		writeWith(b, run, i, data, 2, bodies, nil)
 	}
-	rd := must.Get(Open(b.Context(), folderOf(b, run, MaxBodies-1), "data.delta"))(b)
+	rd := must.Get(Open(b.Context(), folderOf(b, run, bodies-1), "data.delta", nil))(b)
 	defer rd.Close()
 	b.SetBytes(int64(len(data)))
 	b.ResetTimer()
@@ -361,7 +446,7 @@ func BenchmarkReadChain(b *testing.B) {
 func BenchmarkHash(b *testing.B) {
 	p := make([]byte, SegmentBytes)
 	for name, sum := range map[string]func(){
-		"BLAKE3":  func() { HashOf(p) },
+		"XXH3":    func() { HashOf(p) },
 		"SHA-256": func() { sha256.Sum256(p) },
 		"CRC-32C": func() { crc32c.Checksum(p) },
 	} {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unique"
 
 	"github.com/cairn-ckpt/cairn/internal/segment"
 )
@@ -28,10 +29,15 @@ type Encoder struct {
 	allowed  map[string]bool
 	tried    tally
 	each     []tally // by range
+	max      int     // bodies of a segment
+	segs     *Segments
+	own      unique.Handle[origin] // of the delta file, if there is a cache
 
-	mu    sync.Mutex
-	table Table        // guarded by mu
-	files map[File]int // Body.File of each file; guarded by mu
+	mu      sync.Mutex
+	table   Table        // guarded by mu
+	files   map[File]int // Body.File of each file; guarded by mu
+	past    map[File]int // Step.From.File of each file; guarded by mu
+	bounded int64        // bytes of segments with too many bodies in the base; guarded by mu
 }
 
 // planned is a segment that will be written.
@@ -44,13 +50,24 @@ type planned struct {
 // tally counts attempts to store a difference.
 type tally struct{ tries, wins atomic.Int32 }
 
-// NewEncoder returns an encoder for a file that consists of the ranges. folders are the
-// names of the folders that segments may refer to.
-func NewEncoder(ranges []Range, folders []string) *Encoder {
-	e := &Encoder{ranges: ranges, each: make([]tally, len(ranges)), allowed: map[string]bool{}, files: map[File]int{}}
+// NewEncoder returns an encoder for a file that consists of the ranges and is stored in the
+// delta file name. folders are the names of the folders that segments may refer to. A segment
+// gets at most maxBodies bodies, which are at most LongBodies. What is encoded is put into
+// segs, and compared with what is there.
+func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, segs *Segments) *Encoder {
+	e := newEncoder(ranges, segs)
+	e.max = maxBodies
 	for _, f := range folders {
 		e.allowed[f] = true
 	}
+	if segs != nil {
+		e.own = segs.origin(File{Name: name})
+	}
+	return e
+}
+
+func newEncoder(ranges []Range, segs *Segments) *Encoder {
+	e := &Encoder{segs: segs, ranges: ranges, each: make([]tally, len(ranges)), allowed: map[string]bool{}, files: map[File]int{}, past: map[File]int{}}
 	for i, r := range ranges {
 		for off := int64(0); off < r.Len; off += SegmentBytes {
 			e.segments = append(e.segments, planned{i, off, int(min(SegmentBytes, r.Len-off))})
@@ -77,40 +94,118 @@ const (
 )
 
 // Encode decides how segment i with the bytes src is stored. It returns the bytes that are
-// to be stored in the delta file, in code, or nil if there are none. code has room for them
-// and may be part of the result; src may be the result.
+// to be stored in the delta file, in code, or nil if there are none. code has room for them,
+// a quarter more than src, and may be part of the result; src may be the result.
 func (e *Encoder) Encode(ctx context.Context, i int, src, code []byte) ([]byte, error) {
 	p := &e.segments[i]
 	rng := &e.ranges[p.rng]
 	s := Segment{Len: p.size, Width: rng.Width, Hash: HashOf(src)}
-	var hash Hash
-	var bodies []place
-	ok := false
-	if rng.Base != nil {
-		hash, bodies, ok = rng.Base.segment(rng.BaseOff+p.off, p.size)
-		ok = ok && !slices.ContainsFunc(bodies, func(b place) bool { return !e.allowed[b.file.Folder] })
+	base := e.base(rng, p)
+	c := e.segs.lock(i, p.size)
+	if c == nil {
+		return e.encode(ctx, i, &s, base, src, nil, code)
 	}
-	if ok && hash == s.Hash {
-		e.refer(&s, bodies)
-		e.keep(i, s)
+	var old []byte // the bytes of the base
+	if base != nil && c.hash == base.hash {
+		old = c.data
+	}
+	out, err := e.encode(ctx, i, &s, base, src, old, code)
+	if err == nil {
+		if old == nil {
+			copy(c.data, src)
+		}
+		st := state{} // Stored says of which state they are
+		if out == nil {
+			last := &base.bodies[len(base.bodies)-1]
+			st = state{e.segs.origin(last.file), last.Off, last.Kind}
+		}
+		c.set(st, s.Hash)
+	}
+	e.segs.unlock(c, old != nil)
+	return out, err
+}
+
+// base returns the earlier state of a segment, or nil if it may not be referred to.
+func (e *Encoder) base(rng *Range, p *planned) *known {
+	if rng.Base == nil {
+		return nil
+	}
+	k := rng.Base.segment(rng.BaseOff+p.off, p.size)
+	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.allowed[b.file.Folder] }) {
+		return nil
+	}
+	return k
+}
+
+// encode is Encode of the segment s. old has the bytes of the base, and gets those of src, or is
+// nil if they are to be read.
+func (e *Encoder) encode(ctx context.Context, i int, s *Segment, base *known, src, old, code []byte) ([]byte, error) {
+	defer func() { e.keep(i, *s) }()
+	if base != nil && base.hash == s.Hash {
+		e.refer(s, base)
 		return nil, nil
 	}
-	if ok && len(bodies) < MaxBodies && e.tries(p, i) {
-		out, err := diff(ctx, src, code, rng, p, hash)
+	p := &e.segments[i]
+	long := base != nil && len(base.bodies) >= e.max
+	if base != nil && (!long || old != nil) && e.tries(p, i) {
+		at := 0
+		if long {
+			at = copy(code, src)
+		}
+		out, err := e.diff(ctx, p, base, src, old, code[:at])
 		if err != nil {
 			return nil, err
 		}
 		e.count(p, out != nil)
-		if out != nil {
-			e.refer(&s, bodies)
-			s.Bodies = append(s.Bodies, Body{Len: len(out), Kind: Diff})
-			e.keep(i, s)
+		if out != nil && long {
+			e.step(s, base, len(out)-at)
 			return out, nil
 		}
+		if out != nil {
+			e.refer(s, base)
+			s.Bodies = append(s.Bodies, Body{Len: len(out), Kind: Diff})
+			return out, nil
+		}
+	} else if old != nil {
+		copy(old, src)
 	}
 	s.Bodies = []Body{{Len: len(src), Kind: Whole}}
-	e.keep(i, s)
+	if long {
+		e.mu.Lock()
+		e.bounded += int64(len(src))
+		e.mu.Unlock()
+	}
 	return src, nil
+}
+
+// step makes s a whole body with a step of n bytes from the base.
+func (e *Encoder) step(s *Segment, base *known, n int) {
+	last := &base.bodies[len(base.bodies)-1]
+	s.Bodies = []Body{{Len: s.Len, Kind: Whole}}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bounded += int64(s.Len)
+	s.Step = &Step{From: Body{File: e.pastFile(last.file), Off: last.Off, Kind: last.Kind}, Diff: Body{Len: n, Kind: Diff}}
+}
+
+// pastFile returns Step.From.File of a file. The caller holds mu.
+func (e *Encoder) pastFile(f File) int {
+	f.Size = 0
+	n, ok := e.past[f]
+	if !ok {
+		n = len(e.table.Past)
+		e.table.Past = append(e.table.Past, f)
+		e.past[f] = n
+	}
+	return n
+}
+
+// Bounded returns the bytes of segments that were stored whole although they have a base,
+// because the base has too many bodies.
+func (e *Encoder) Bounded() int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.bounded
 }
 
 // tries reports whether the bytes of the base are worth reading.
@@ -131,22 +226,30 @@ func (e *Encoder) count(p *planned, won bool) {
 	}
 }
 
-// diff returns the code of the difference between src and the segment of the base, whose
-// hash is given, or nil if the code is too long or the base cannot be read.
-func diff(ctx context.Context, src, code []byte, rng *Range, p *planned, hash Hash) ([]byte, error) {
-	buf := scratch.Get().(*[]byte)
-	defer scratch.Put(buf)
-	old := (*buf)[:len(src)]
-	if err := rng.Base.ReadAt(ctx, old, rng.BaseOff+p.off); err != nil {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+// diff appends the code of the difference between src and the base to code, or returns nil if
+// it is too long or the base cannot be read. old has the bytes of the base, and gets those of
+// src, or is nil.
+func (e *Encoder) diff(ctx context.Context, p *planned, base *known, src, old, code []byte) ([]byte, error) {
+	rng := &e.ranges[p.rng]
+	diff := segment.Advance
+	if old == nil {
+		if rng.Base.slow {
+			return nil, nil // the base is not worth a transfer
 		}
-		return nil, nil
+		buf := scratch.Get().(*[]byte)
+		defer scratch.Put(buf)
+		old, diff = (*buf)[:len(src)], segment.AppendDiff
+		if err := rng.Base.ReadAt(ctx, old, rng.BaseOff+p.off); err != nil {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			return nil, nil
+		}
+		if HashOf(old) != base.hash {
+			return nil, nil // the base is damaged
+		}
 	}
-	if HashOf(old) != hash {
-		return nil, nil // the base is damaged
-	}
-	out, ok := segment.AppendDiff(code[:0], src, old, rng.Width, len(src)/diffShare)
+	out, ok := diff(code, src, old, rng.Width, len(src)/diffShare)
 	if !ok {
 		return nil, nil
 	}
@@ -154,11 +257,11 @@ func diff(ctx context.Context, src, code []byte, rng *Range, p *planned, hash Ha
 }
 
 // refer makes the bodies of the base those of s.
-func (e *Encoder) refer(s *Segment, bodies []place) {
+func (e *Encoder) refer(s *Segment, base *known) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.Bodies = make([]Body, len(bodies), len(bodies)+1)
-	for i, b := range bodies {
+	s.Bodies = make([]Body, len(base.bodies), len(base.bodies)+1)
+	for i, b := range base.bodies {
 		n, ok := e.files[b.file]
 		if !ok {
 			e.table.Files = append(e.table.Files, b.file)
@@ -167,6 +270,11 @@ func (e *Encoder) refer(s *Segment, bodies []place) {
 		}
 		s.Bodies[i] = b.Body
 		s.Bodies[i].File = n
+	}
+	if base.step != nil {
+		s.Step = &Step{From: base.step.From, Diff: base.step.Diff}
+		s.Step.From.File = e.pastFile(base.past)
+		s.Step.Diff.File = s.Bodies[0].File
 	}
 }
 
@@ -180,9 +288,19 @@ func (e *Encoder) keep(i int, s Segment) {
 // Stored says at which offset of the delta file the bytes that Encode returned are.
 func (e *Encoder) Stored(i int, off int64) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	b := e.table.Segments[i].Bodies
-	b[len(b)-1].Off = off
+	s := &e.table.Segments[i]
+	last := &s.Bodies[len(s.Bodies)-1]
+	last.Off = off
+	if last.Kind == Whole && s.Step != nil {
+		s.Step.Diff.Off = off + int64(last.Len)
+	}
+	e.mu.Unlock()
+	if c := e.segs.lock(i, s.Len); c != nil {
+		if c.hash == s.Hash {
+			c.set(state{e.own, off, last.Kind}, s.Hash)
+		}
+		c.mu.Unlock()
+	}
 }
 
 // Finish returns the table of the file, which has the given size and checksum.
@@ -197,6 +315,7 @@ func (e *Encoder) Finish(size int64, crc uint32) *Table {
 // the file may come in any order and from several goroutines, each byte once.
 type Hasher struct {
 	enc    *Encoder
+	name   string
 	starts []int64
 
 	mu    sync.Mutex
@@ -209,9 +328,13 @@ type part struct {
 	left int
 }
 
-// NewHasher returns a hasher for a file that consists of the ranges.
-func NewHasher(ranges []Range) *Hasher {
-	h := &Hasher{enc: NewEncoder(ranges, nil), parts: map[int]*part{}}
+// NewHasher returns a hasher for the file name, which consists of the ranges. The segments
+// are put into segs.
+func NewHasher(name string, ranges []Range, segs *Segments) *Hasher {
+	h := &Hasher{enc: newEncoder(ranges, segs), name: name, parts: map[int]*part{}}
+	if segs != nil {
+		h.enc.own = segs.origin(File{Name: name})
+	}
 	h.starts = make([]int64, 1, 1+len(h.enc.segments))
 	for _, s := range h.enc.segments {
 		h.starts = append(h.starts, h.starts[len(h.starts)-1]+int64(s.size))
@@ -225,7 +348,7 @@ func (h *Hasher) Add(p []byte, off int64) {
 	for i--; len(p) > 0; i++ {
 		n := min(int64(len(p)), h.starts[i+1]-off)
 		if n == int64(h.enc.segments[i].size) {
-			h.set(i, HashOf(p[:n]))
+			h.set(i, p[:n])
 		} else {
 			h.addPart(i, p[:n], off-h.starts[i])
 		}
@@ -250,20 +373,23 @@ func (h *Hasher) addPart(i int, p []byte, at int64) {
 	}
 	h.mu.Unlock()
 	if done {
-		h.set(i, HashOf(w.data))
+		h.set(i, w.data)
 	}
 }
 
-func (h *Hasher) set(i int, sum Hash) {
-	s := &h.enc.segments[i]
+func (h *Hasher) set(i int, p []byte) {
+	s, sum := &h.enc.segments[i], HashOf(p)
 	h.enc.keep(i, Segment{
 		Len: s.size, Width: h.enc.ranges[s.rng].Width, Hash: sum, Bodies: []Body{{File: 1, Off: h.starts[i], Len: s.size}},
 	})
+	if h.enc.segs != nil {
+		h.enc.segs.put(i, p, sum, state{h.enc.own, h.starts[i], Whole})
+	}
 }
 
 // Finish returns the table of the file, of which all bytes have come.
-func (h *Hasher) Finish(name string, size int64, crc uint32) *Table {
+func (h *Hasher) Finish(size int64, crc uint32) *Table {
 	t := h.enc.Finish(size, crc)
-	t.Files = []File{{Name: name, Size: size}}
+	t.Files = []File{{Name: h.name, Size: size}}
 	return t
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
+	"unique"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
@@ -19,14 +21,62 @@ import (
 // Reader reads the file that a delta file stores. It implements blob.Reader.
 type Reader struct {
 	table  *Table
-	name   string        // of the delta file, for errors
-	starts []int64       // of the segments, and the end of the last one
-	files  []blob.Reader // by Body.File
-	slow   bool          // requests to the store take long compared with the bytes that they read
+	name   string    // of the delta file, for errors
+	size   int64     // of the delta file
+	starts []int64   // of the segments, and the end of the last one
+	files  []*bodies // by Body.File
+	slow   bool      // requests to the store take long compared with the bytes that they read
+	segs   *Segments
+	past   []unique.Handle[origin] // of Table.Past, if there is a cache
+	read   atomic.Int64            // bytes that were read from files
 
 	mu     sync.Mutex
 	closed bool            // guarded by mu
 	kept   map[int]*[]byte // segments of which a part was read; guarded by mu
+}
+
+// bodies is a file with bodies.
+type bodies struct {
+	origin unique.Handle[origin] // if there is a cache
+	open   func(context.Context) (blob.Reader, error)
+	read   *atomic.Int64 // of the Reader
+
+	mu sync.Mutex
+	r  blob.Reader // nil: not opened yet, or closed; guarded by mu
+}
+
+// reader returns the opened file.
+func (b *bodies) reader(ctx context.Context) (blob.Reader, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.r != nil {
+		return b.r, nil
+	}
+	r, err := b.open(ctx)
+	if err == nil {
+		b.r = r
+	}
+	return r, err
+}
+
+// ReadAt reads from the file, which it opens if need be.
+func (b *bodies) ReadAt(ctx context.Context, p []byte, off int64) error {
+	r, err := b.reader(ctx)
+	if err != nil {
+		return err
+	}
+	return counting{r, b.read}.ReadAt(ctx, p, off)
+}
+
+func (b *bodies) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.r == nil {
+		return nil
+	}
+	r := b.r
+	b.r = nil
+	return r.Close()
 }
 
 var (
@@ -51,7 +101,10 @@ func ReadTable(ctx context.Context, r blob.Reader) (*Table, error) {
 	if string(tail[16:]) != magic {
 		return nil, fmt.Errorf("%w: it does not end as a delta file does", ErrTable)
 	}
-	if v := le32(tail[12:]); v != version {
+	switch v := le32(tail[12:]); {
+	case v < version:
+		return nil, fmt.Errorf("%w: version %d of delta files, which was in no release: only the program that wrote it reads it", storage.ErrVersion, v)
+	case v > version:
 		return nil, fmt.Errorf("%w: version %d of delta files; this program reads version %d", storage.ErrVersion, v, version)
 	}
 	n := le64(tail)
@@ -83,30 +136,60 @@ func le64(p []byte) uint64 { return uint64(le32(p)) | uint64(le32(p[4:]))<<32 }
 // Open returns a reader of the file that the delta file name in store holds. It opens the
 // files that the table refers to, in folders beside the store. The errors of a missing or
 // shorter file wrap storage.ErrCorrupt and name it.
-func Open(ctx context.Context, store blob.Store, name string) (*Reader, error) {
-	r, err := store.Open(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	v := &Reader{name: name, files: []blob.Reader{r}}
+//
+// If segs is not nil, the reader uses the cache, and opens files when it needs them.
+func Open(ctx context.Context, store blob.Store, name string, segs *Segments) (*Reader, error) {
+	v := &Reader{name: name, segs: segs}
 	_, v.slow = blob.As[blob.GapReader](store)
-	if v.table, err = ReadTable(ctx, r); err != nil {
-		v.Close()
-		if errors.Is(err, ErrTable) {
-			err = fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+	own := &bodies{read: &v.read, open: func(ctx context.Context) (blob.Reader, error) { return store.Open(ctx, name) }}
+	if v.table, v.size = segs.table(name); v.table == nil {
+		r, err := own.reader(ctx)
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		v.size = r.Size()
+		if v.table, err = ReadTable(ctx, counting{r, &v.read}); err != nil {
+			own.close()
+			if errors.Is(err, ErrTable) {
+				err = fmt.Errorf("%w: %s of %s: %w", storage.ErrCorrupt, name, store, err)
+			}
+			return nil, err
+		}
+		segs.keepTable(name, v.table, v.size)
 	}
 	v.starts = startsOf(v.table)
+	v.files = append(v.files, own)
 	for _, f := range v.table.Files {
-		r, err := openBeside(ctx, store, &f)
-		if err != nil {
-			v.Close()
-			return nil, fmt.Errorf("%s of %s: %w", name, store, err)
+		v.files = append(v.files, &bodies{read: &v.read, open: func(ctx context.Context) (blob.Reader, error) {
+			r, err := openBeside(ctx, store, &f)
+			if err != nil {
+				return nil, fmt.Errorf("%s of %s: %w", name, store, err)
+			}
+			return r, nil
+		}})
+	}
+	if segs != nil {
+		for _, f := range v.table.Past {
+			v.past = append(v.past, segs.origin(f))
 		}
-		v.files = append(v.files, r)
+	}
+	for i, b := range v.files {
+		if segs != nil {
+			b.origin = segs.origin(v.fileOf(i))
+		} else if _, err := b.reader(ctx); err != nil {
+			v.Close()
+			return nil, err
+		}
 	}
 	return v, nil
+}
+
+// fileOf returns the file of bodies with that Body.File.
+func (r *Reader) fileOf(n int) File {
+	if n == 0 {
+		return File{Name: r.name, Size: r.size}
+	}
+	return r.table.Files[n-1]
 }
 
 // openBeside opens a file that a table refers to.
@@ -155,6 +238,21 @@ func startsOf(t *Table) []int64 {
 	return out
 }
 
+// counting is a file that counts the bytes that are read.
+type counting struct {
+	blob.Reader
+	read *atomic.Int64
+}
+
+func (r counting) ReadAt(ctx context.Context, p []byte, off int64) error {
+	r.read.Add(int64(len(p)))
+	return r.Reader.ReadAt(ctx, p, off)
+}
+
+// BytesRead returns the bytes that were read from files so far, with the table. They may be
+// fewer or more than the bytes that ReadAt has returned.
+func (r *Reader) BytesRead() int64 { return r.read.Load() }
+
 // Size returns the size of the file that is stored.
 func (r *Reader) Size() int64 { return r.table.Size }
 
@@ -168,7 +266,7 @@ func (r *Reader) Close() error {
 	r.closed, r.kept = true, nil
 	var errs []error
 	for _, f := range r.files {
-		errs = append(errs, f.Close())
+		errs = append(errs, f.close())
 	}
 	return errors.Join(errs...)
 }
@@ -205,6 +303,9 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) error {
 
 // readSome reads the beginning of p, which begins in segment i, and returns its length.
 func (r *Reader) readSome(ctx context.Context, p []byte, off int64, i int) (int, error) {
+	if r.segs != nil {
+		return r.readCached(ctx, p, off, i)
+	}
 	if n, file, at := r.plain(off, int64(len(p)), i); n > 0 {
 		return int(n), r.files[file].ReadAt(ctx, p[:n], at)
 	}
@@ -294,6 +395,9 @@ func (r *Reader) Cached(off, n int64) bool {
 	if off < 0 || n <= 0 || off > r.table.Size-n {
 		return true
 	}
+	if r.segs != nil {
+		return true
+	}
 	m, file, at := r.plain(off, n, r.segmentAt(off))
 	d, ok := r.direct(file)
 	return m < n || !ok || d.Cached(at, n)
@@ -301,7 +405,10 @@ func (r *Reader) Cached(off, n int64) bool {
 
 // direct returns the reader of a file if it can read past the system's cache.
 func (r *Reader) direct(file int) (blob.DirectReader, bool) {
-	f := r.files[file]
+	f, err := r.files[file].reader(context.Background()) // it is open
+	if err != nil {
+		return nil, false
+	}
 	if b, ok := f.(*besideReader); ok {
 		f = b.Reader
 	}
@@ -311,9 +418,10 @@ func (r *Reader) direct(file int) (blob.DirectReader, bool) {
 
 // ReadDirect implements blob.DirectReader.
 func (r *Reader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
-	if off >= 0 && n > 0 && off <= r.table.Size-n {
+	if off >= 0 && n > 0 && off <= r.table.Size-n && r.segs == nil {
 		if m, file, at := r.plain(off, n, r.segmentAt(off)); m == n {
 			if d, ok := r.direct(file); ok {
+				r.read.Add(n)
 				return d.ReadDirect(ctx, buf, at, n)
 			}
 		}

@@ -2,49 +2,27 @@ package delta
 
 import (
 	"context"
-	"fmt"
 	"sort"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Source is a file of an earlier save that segments may refer to, opened for reading.
+// Source is a file of an earlier save that segments may refer to.
 type Source struct {
-	blob.Reader
+	*Reader
 	folder string // of the earlier save
-	stored File   // the file with the bytes: the delta file, or the file itself
-	table  *Table
-	starts []int64
 }
 
 // OpenSource opens a file of the checkpoint in store, which is the folder of that name. The
-// delta file either stores the file or, if hashes is set, has the hashes of its segments.
-func OpenSource(ctx context.Context, store blob.Store, folder, name, delta string, hashes bool) (*Source, error) {
-	if !hashes {
-		r, err := Open(ctx, store, delta)
-		if err != nil {
-			return nil, err
-		}
-		return &Source{Reader: r, folder: folder, stored: File{Folder: folder, Name: delta, Size: r.files[0].Size()}, table: r.table, starts: r.starts}, nil
-	}
-	h, err := store.Open(ctx, delta)
+// delta file either stores the file or has the hashes of its segments. If segs is not nil, the
+// files with bytes are opened when they are read.
+func OpenSource(ctx context.Context, store blob.Store, folder, delta string, segs *Segments) (*Source, error) {
+	r, err := Open(ctx, store, delta, segs)
 	if err != nil {
 		return nil, err
 	}
-	defer h.Close()
-	t, err := ReadTable(ctx, h)
-	if err != nil {
-		return nil, err
-	}
-	r, err := store.Open(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	if r.Size() != t.Size {
-		r.Close()
-		return nil, fmt.Errorf("%w: %s has %d bytes, and %s is about %d", ErrTable, name, r.Size(), delta, t.Size)
-	}
-	return &Source{Reader: r, folder: folder, stored: File{Folder: folder, Name: name, Size: r.Size()}, table: t, starts: startsOf(t)}, nil
+	r.segs = nil // an encoder has locked the segments that it reads
+	return &Source{r, folder}, nil
 }
 
 // place is a body with its file.
@@ -53,24 +31,35 @@ type place struct {
 	Body
 }
 
-// segment returns the hash and the bodies of the segment of n bytes at off. ok is false if
-// there is no such segment.
-func (s *Source) segment(off int64, n int) (hash Hash, bodies []place, ok bool) {
+// known is a segment of a Source.
+type known struct {
+	hash   Hash
+	bodies []place
+	step   *Step
+	past   File // where the step begins
+}
+
+// segment returns the segment of n bytes at off, or nil if there is no such segment.
+func (s *Source) segment(off int64, n int) *known {
 	i := sort.Search(len(s.table.Segments), func(i int) bool { return s.starts[i] >= off })
 	if i == len(s.table.Segments) || s.starts[i] != off || s.table.Segments[i].Len != n {
-		return Hash{}, nil, false
+		return nil
 	}
 	seg := &s.table.Segments[i]
-	bodies = make([]place, len(seg.Bodies))
+	out := &known{hash: seg.Hash, bodies: make([]place, len(seg.Bodies)), step: seg.Step}
 	for k, b := range seg.Bodies {
-		f := s.stored
-		if b.File > 0 {
-			f = s.table.Files[b.File-1]
-			if f.Folder == "" {
-				f.Folder = s.folder
-			}
-		}
-		bodies[k] = place{f, b}
+		out.bodies[k] = place{s.beside(s.fileOf(b.File)), b}
 	}
-	return seg.Hash, bodies, true
+	if out.step != nil {
+		out.past = s.beside(s.table.Past[out.step.From.File])
+	}
+	return out
+}
+
+// beside returns f with its folder, as another folder of the run refers to it.
+func (s *Source) beside(f File) File {
+	if f.Folder == "" {
+		f.Folder = s.folder
+	}
+	return f
 }

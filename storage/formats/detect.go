@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
@@ -40,7 +41,9 @@ var rules = []struct {
 	{TorchDCP, torchdcp.Recognize, true},
 	{Hyper, hyper.Recognize, true},
 	{TorchRanked, torchfile.RecognizeRanked, false},
+	{Slime, slime.Recognize, false},
 	{HF, hf.Recognize, false},
+	{Slime, slime.Recognize, true},
 	{HF, hf.Recognize, true},
 	{Torch, torchfile.Recognize, false},
 	{DeepSpeed, deepspeed.Recognize, true},
@@ -243,6 +246,12 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			continue
 		case r.format == TorchRanked: // other programs have such files, too
 			if ok, err := torchfile.IsRanked(ctx, store, names); err != nil {
+				return "", err
+			} else if !ok {
+				continue
+			}
+		case r.format == Slime && !r.data: // the index of a full version has the same name
+			if ok, err := slime.IsDelta(ctx, store); err != nil {
 				return "", err
 			} else if !ok {
 				continue

@@ -17,11 +17,13 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/deepspeed"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/reading"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
@@ -33,6 +35,7 @@ const (
 	HF       = "hf"       // safetensors, as Hugging Face and PyTorch lay them out
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
+	Slime    = "slime"    // delta versions of slime, miles and SGLang
 	// TorchRanked is torch_checkpointing of PyTorch, and DeepSpeed is DeepSpeed's ZeRO and
 	// universal checkpoints. They are only read.
 	TorchRanked = "torch_checkpointing"
@@ -61,6 +64,13 @@ type Options struct {
 	// Dequantize opens quantised weights as the numbers that they represent, for
 	// formats that have such weights.
 	Dequantize bool
+	// Base is the address of the version on which a chain of delta versions is based, for
+	// formats of versions: see slime.Format.
+	Base string
+	// Encoding, Checksum and Folder describe a delta version to write: see slime.Format.
+	Encoding, Checksum, Folder string
+	// Segments, if not nil, keeps what is read of checkpoints of a run: native.Format.Segments.
+	Segments *delta.Cache
 }
 
 // list is all formats. A new one takes a row here and a rule in Detect.
@@ -71,13 +81,16 @@ var list = []struct {
 	read    bool // it is only read
 	make    func(o *Options) storage.Format
 }{
-	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes} }},
+	{Native, false, true, false, func(o *Options) storage.Format { return native.Format{FileBytes: o.MaxFileBytes, Segments: o.Segments} }},
 	{TorchDCP, false, false, false, func(o *Options) storage.Format { return torchdcp.Format{MaxFileBytes: o.MaxFileBytes} }},
 	{HF, true, true, false, func(o *Options) storage.Format {
 		return hf.Format{MaxShardBytes: o.MaxFileBytes, Shards: o.Shards, Distributed: o.Distributed, Dequantize: o.Dequantize}
 	}},
 	{Torch, true, false, false, func(o *Options) storage.Format { return torchfile.Format{File: o.File} }},
 	{Hyper, false, false, false, func(o *Options) storage.Format { return hyper.Format{MaxFileBytes: o.MaxFileBytes} }},
+	{Slime, true, false, false, func(o *Options) storage.Format {
+		return slime.Format{Base: o.Base, Encoding: o.Encoding, Checksum: o.Checksum, Folder: o.Folder}
+	}},
 	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
 	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
 }
@@ -97,6 +110,12 @@ func Names() []string {
 // Writable returns the names of the formats that can be written.
 func Writable() []string {
 	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].read })
+}
+
+// Alone returns the names of the formats that can be written and whose checkpoints do not
+// need others.
+func Alone() []string {
+	return slices.DeleteFunc(Writable(), func(name string) bool { return name == Slime })
 }
 
 // ByName returns the format of that name. The error wraps ErrUnknown if there is
@@ -132,7 +151,11 @@ func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Che
 // open is OpenLocated without explanations. It also returns the name of the format.
 func open(ctx context.Context, store blob.Store, o *Options) (c storage.Checkpoint, at blob.Store, format string, err error) {
 	// Most checkpoints are native. To open one without asking first saves a request.
-	c, err = native.Format{}.OpenRecord(ctx, store)
+	var record native.Format
+	if o != nil {
+		record.Segments = o.Segments
+	}
+	c, err = record.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
 		if r, ok := c.(*reading.Checkpoint); ok {
 			store = r.Store()
@@ -223,7 +246,7 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 // swept are the formats whose saves have locks. Saves in the other formats leave at
 // most the files that their writers had open, which the store itself finds.
 func swept() []*publish.Format {
-	return []*publish.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files()}
+	return []*publish.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files(), slime.Files()}
 }
 
 // Leftovers returns the files that saves in all formats have left at the root of

@@ -41,7 +41,7 @@ func TestForConversion(t *testing.T) {
 
 func TestWholeTensors(t *testing.T) {
 	for _, n := range formats.Names() {
-		if got, want := formats.WholeTensors(n), n == formats.HF || n == formats.Torch; got != want {
+		if got, want := formats.WholeTensors(n), n == formats.HF || n == formats.Torch || n == formats.Slime; got != want {
 			t.Errorf("WholeTensors(%s) = %v", n, got)
 		}
 	}

@@ -268,7 +268,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (weightMap, e
 	}
 	var m weightMap
 	if err == nil {
-		m, err = decodeIndex(b)
+		m, err = DecodeIndex(b)
 	}
 	if err != nil {
 		return nil, reading.Damaged(name, "%w: %w", ErrIndex, err)
@@ -276,8 +276,8 @@ func readIndex(ctx context.Context, store blob.Store, name string) (weightMap, e
 	return m, nil
 }
 
-// decodeIndex returns the weight map of an index.
-func decodeIndex(b []byte) (weightMap, error) {
+// DecodeIndex returns the file of each tensor, from the text of an index.
+func DecodeIndex(b []byte) (map[string]string, error) {
 	if !utf8.Valid(b) {
 		return nil, errors.New("it is not UTF-8")
 	}

@@ -18,7 +18,7 @@ func FuzzIndex(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := decodeIndex(b)
+		m, err := DecodeIndex(b)
 		if err != nil {
 			return
 		}
@@ -31,7 +31,7 @@ func FuzzIndex(f *testing.F) {
 		if err != nil {
 			t.Fatalf("encode what was decoded: %v", err)
 		}
-		again, err := decodeIndex(text)
+		again, err := DecodeIndex(text)
 		if err != nil || len(again) != len(m) {
 			t.Errorf("decoded again: %d names, %v; want %d", len(again), err, len(m))
 		}

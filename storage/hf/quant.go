@@ -140,8 +140,8 @@ type quantized struct {
 	store          blob.Store
 	shape          []int64 // of the decoded weight
 	weight, scale  *reading.Region
-	stored, scales []int64 // the shapes of the stored weight and of the factors
-	rows, cols     int64   // of a block; zero: the weight has groups
+	stored, scales []int64       // the shapes of the stored weight and of the factors
+	blocks         tensor.Blocks // zero: the weight has groups
 }
 
 var _ reading.Decoder = (*quantized)(nil)
@@ -160,13 +160,13 @@ func (s *source) newQuantized(weight, scale *meta.Entry, block []int64) (*quanti
 	}
 	k := len(q.stored) - 2
 	if weight.Tensor.DType != tensor.Uint8 {
-		if k < 0 {
-			return nil, fmt.Errorf("blocks in the shape %v", q.stored)
+		q.blocks = tensor.Blocks{Rows: block[0], Columns: block[1]}
+		want, err := q.blocks.Factors(q.stored)
+		if err != nil {
+			return nil, err
 		}
-		q.rows, q.cols = block[0], block[1]
-		want := append(slices.Clone(q.stored[:k]), ceilDiv(q.stored[k], q.rows), ceilDiv(q.stored[k+1], q.cols))
 		if !slices.Equal(q.scales, want) {
-			return nil, fmt.Errorf("factors of shape %v for blocks of %d by %d in %v: want %v", q.scales, q.rows, q.cols, q.stored, want)
+			return nil, fmt.Errorf("factors of shape %v for blocks of %v in %v: want %v", q.scales, q.blocks, q.stored, want)
 		}
 		return q, nil
 	}
@@ -198,30 +198,7 @@ const partElements = 4 << 20
 // Cut divides a box along its first dimensions. A number that is being decoded takes four
 // bytes, and its stored form fewer than that.
 func (q *quantized) Cut(box tensor.Box, budget int64) []tensor.Box {
-	return cutBox(box, max(1, min(partElements, budget/8)))
-}
-
-// cutBox divides a box into parts of at most most elements each, along its first
-// dimensions.
-func cutBox(box tensor.Box, most int64) []tensor.Box {
-	n := box.Volume()
-	d := slices.IndexFunc(box.Sizes, func(s int64) bool { return s > 1 })
-	if n <= most || d < 0 {
-		return []tensor.Box{box}
-	}
-	per := max(1, most/(n/box.Sizes[d]))
-	var out []tensor.Box
-	for at := box.Offsets[d]; at < box.End(d); at += per {
-		out = append(out, cutBox(withRange(box, d, at, min(at+per, box.End(d))), most)...)
-	}
-	return out
-}
-
-// withRange returns box with the range [begin, end) in dimension d.
-func withRange(box tensor.Box, d int, begin, end int64) tensor.Box {
-	out := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
-	out.Offsets[d], out.Sizes[d] = begin, end-begin
-	return out
+	return box.Cut(max(1, min(partElements, budget/8)))
 }
 
 // Decode reads the blocks or groups that hold a box, and their factors.
@@ -230,7 +207,7 @@ func (q *quantized) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tens
 		return 0, nil
 	}
 	decode := q.decodeGroups
-	if q.rows > 0 {
+	if q.blocks.Rows > 0 {
 		decode = q.decodeBlocks
 	}
 	var read int64
@@ -253,25 +230,22 @@ func (q *quantized) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tens
 type readFunc func(r *reading.Region, d tensor.DType, sizes []int64, box tensor.Box) (*tensor.Tensor, error)
 
 func (q *quantized) decodeBlocks(box tensor.Box, read readFunc) (*tensor.Tensor, error) {
-	k := box.Dims() - 2
 	numbers, err := read(q.weight, tensor.Float32, q.stored, box)
 	if err != nil {
 		return nil, err
 	}
-	at := withRange(box, k, box.Offsets[k]/q.rows, ceilDiv(box.End(k), q.rows))
-	at = withRange(at, k+1, box.Offsets[k+1]/q.cols, ceilDiv(box.End(k+1), q.cols))
-	factors, err := read(q.scale, tensor.Float32, q.scales, at)
+	factors, err := read(q.scale, tensor.Float32, q.scales, q.blocks.Of(box))
 	if err != nil {
 		return nil, err
 	}
-	return numbers, q.scaleBy(numbers, factors, box, at)
+	return numbers, q.blocks.Scale(numbers, factors, box)
 }
 
 func (q *quantized) decodeGroups(box tensor.Box, read readFunc) (*tensor.Tensor, error) {
 	k := box.Dims() - 1
 	bytes := q.stored[k+1] // of a group
 	first, end := box.Offsets[k]/(2*bytes), ceilDiv(box.End(k), 2*bytes)
-	at := withRange(box, k, first, end)
+	at := box.Between(k, first, end)
 	factors, err := read(q.scale, tensor.Uint8, q.scales, at)
 	if err != nil {
 		return nil, err
@@ -286,36 +260,7 @@ func (q *quantized) decodeGroups(box tensor.Box, read readFunc) (*tensor.Tensor,
 		return nil, err
 	}
 	begin := box.Offsets[k] - first*2*bytes
-	return numbers.Narrow(withRange(tensor.Whole(box.Sizes), k, begin, begin+box.Sizes[k]))
-}
-
-// scaleBy multiplies the numbers of a box by the factors of the box at.
-func (q *quantized) scaleBy(numbers, scales *tensor.Tensor, box, at tensor.Box) error {
-	values, err := tensor.Values[float32](numbers)
-	if err != nil {
-		return err
-	}
-	factors, err := tensor.Values[float32](scales)
-	if err != nil {
-		return err
-	}
-	k := box.Dims() - 2
-	rows, cols := box.Sizes[k], box.Sizes[k+1]
-	frows, fcols := at.Sizes[k], at.Sizes[k+1]
-	for i := range int64(len(values)) / cols { // all rows of all matrices
-		row := values[i*cols : (i+1)*cols]
-		matrix := i / rows
-		block := (box.Offsets[k]+i%rows)/q.rows - at.Offsets[k]
-		f := factors[(matrix*frows+block)*fcols:][:fcols]
-		for c, from := int64(0), int64(0); c < fcols; c++ {
-			to := min((at.Offsets[k+1]+c+1)*q.cols-box.Offsets[k+1], cols)
-			for j := from; j < to; j++ {
-				row[j] *= f[c]
-			}
-			from = to
-		}
-	}
-	return nil
+	return numbers.Narrow(tensor.Whole(box.Sizes).Between(k, begin, begin+box.Sizes[k]))
 }
 
 // fp4 are the numbers that four bits represent.

@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/delta"
@@ -62,40 +65,61 @@ type base struct {
 	c       *checkpoint // nil: there is none
 	folders []string    // to which segments may refer
 	sources map[string]*delta.Source
+	all     *meta.Metadata // of c; nil: single entries are looked up
+	coders  []*coder
+	w       *writer
 	warn    func(error)
 }
 
-// maxBases bounds the number of folders to which a checkpoint refers.
-const maxBases = delta.MaxBodies
+// maxBodies bounds the bodies of a segment.
+func (b *base) maxBodies() int { return cmp.Or(b.w.opts.Base.MaxBodies, delta.MaxBodies) }
+
+// maxBases bounds the number of folders to which a checkpoint refers. With long chains, parts
+// that do not change need not be written again when other parts are.
+func (b *base) maxBases() int { return cmp.Or(2*b.w.opts.Base.MaxBodies, delta.MaxBodies) }
 
 // openBase opens the base of the save. If it cannot be used, the save does without it.
 func (w *writer) openBase(ctx context.Context) *base {
-	b := &base{sources: map[string]*delta.Source{}, warn: w.Session().Warn}
-	if w.opts.Base.Folder == "" {
-		return b
-	}
-	b.folder = w.opts.Base.Folder
+	b := &base{w: w, sources: map[string]*delta.Source{}, warn: w.Session().Warn}
 	if b.warn == nil {
 		b.warn = func(error) {}
 	}
-	c, err := w.findBase(ctx)
-	if err != nil {
-		b.warn(fmt.Errorf("the save does not refer to %s: %w", b.folder, err))
+	if b.folder = w.opts.Base.Folder; b.folder != "" {
+		b.open(ctx)
+	}
+	if find := w.opts.Base.Find; b.c == nil && find != nil {
+		folder, err := find(ctx)
+		if err != nil {
+			b.warn(fmt.Errorf("the save refers to no other: %w", err))
+		} else if folder != "" && folder != b.folder {
+			b.folder = folder
+			b.open(ctx)
+		}
+	}
+	if b.c == nil {
 		return b
 	}
-	b.c = c
 	b.folders = append(b.folders, b.folder)
 	_, own, _ := blob.Parent(w.store)
-	for _, f := range c.full.Bases {
-		if f.Folder != own && len(b.folders) < maxBases {
+	for _, f := range b.c.full.Bases {
+		if f.Folder != own && len(b.folders) < b.maxBases() {
 			b.folders = append(b.folders, f.Folder)
 		}
 	}
 	return b
 }
 
-func (w *writer) findBase(ctx context.Context) (*checkpoint, error) {
-	folder := w.opts.Base.Folder
+// open opens the base in b.folder. If that cannot be done, b.c stays nil.
+func (b *base) open(ctx context.Context) {
+	c, err := b.w.findBase(ctx, b.folder)
+	if err != nil {
+		b.warn(fmt.Errorf("the save does not refer to %s: %w", b.folder, err))
+		return
+	}
+	b.c = c
+}
+
+func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, error) {
 	if err := delta.CheckFolder(folder); err != nil {
 		return nil, err
 	}
@@ -113,50 +137,54 @@ func (w *writer) findBase(ctx context.Context) (*checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openCheckpoint(ctx, store, readRecordOnly)
+	return openCheckpoint(ctx, store, readRecordOnly, nil)
 }
 
 // holdBases keeps the folders to which the results refer from being removed, and checks that
 // the files are there. From the commit on, the record shows that they are needed; the
 // caller calls release after it.
 func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
-	var held []func()
+	var mu sync.Mutex
+	var held []func() // guarded by mu
 	free := func() {
 		for _, f := range held {
 			f()
 		}
 	}
-	defer func() {
-		if err != nil {
-			free()
-		}
-	}()
 	var rec record
 	for _, r := range results {
 		rec.addCoded(r.Coded)
 	}
-	for _, b := range rec.Bases {
-		at, err := blob.Beside(w.store, b.Folder)
+	err = work.Each(ctx, len(rec.Bases), parallelBases, func(ctx context.Context, i int) error {
+		b := rec.Bases[i : i+1]
+		at, err := blob.Beside(w.store, b[0].Folder)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if err := checkBases(ctx, w.store, []baseFolder{b}); err != nil { // a lock would make the folder
-			return nil, err
+		if err := checkBases(ctx, w.store, b); err != nil { // a lock would make the folder
+			return err
 		}
-		err = publish.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
+		return publish.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
 			done, err := publish.ReadingNow(ctx, at)
 			if err != nil {
 				return fmt.Errorf("the save refers to %s: %w", at, err)
 			}
+			mu.Lock()
 			held = append(held, done)
-			return checkBases(ctx, w.store, []baseFolder{b})
+			mu.Unlock()
+			return checkBases(ctx, w.store, b)
 		})
-		if err != nil {
-			return nil, err
-		}
+	})
+	if err != nil {
+		free()
+		return nil, err
 	}
 	return free, nil
 }
+
+// parallelBases is the number of requests about bases at the same time. Requests to a
+// service take long.
+const parallelBases = 16
 
 // close closes the base.
 func (b *base) close() {
@@ -170,10 +198,17 @@ func (b *base) close() {
 	}
 }
 
+// manyItems is the part of the names of a base, one in manyItems, from which all of them are
+// read at once. To look one up takes as long as to read some dozens.
+const manyItems = 32
+
 // code decides how a data file is stored: as a delta file if it has a base, and otherwise as
 // it is, with its hashes beside it.
 func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) error {
 	ranges := []delta.Range{{Len: int64(len(f.header)), Width: 1}}
+	if b.c != nil && b.all == nil && int64(len(f.items))*manyItems > b.c.index.tail.entries {
+		b.all, _ = b.c.Metadata(ctx) // find looks entries up if it fails
+	}
 	found := false
 	for i := range f.items {
 		it := &f.items[i]
@@ -185,16 +220,39 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) erro
 		found = found || r.Base != nil
 		ranges = append(ranges, r)
 	}
+	segs := segmentsOf(b.w.opts.Segments, b.w.store, f.name)
 	if !found {
-		h := delta.NewHasher(ranges)
+		h := delta.NewHasher(f.name, ranges, segs)
 		to.Seen = h.Add
 		to.Beside = func(crc uint32) publish.File {
-			return publish.File{Name: deltaFileName(f.name), Data: h.Finish(f.name, f.size, crc).Append(nil)}
+			return publish.File{Name: deltaFileName(f.name), Data: h.Finish(f.size, crc).Append(nil)}
 		}
 		return nil
 	}
-	to.Coder = &coder{Encoder: delta.NewEncoder(ranges, b.folders), name: f.name}
+	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name}
+	b.coders = append(b.coders, c)
+	to.Coder = c
 	return nil
+}
+
+// paid says how many bytes were written. Segments that were written as a whole because
+// the base has too many bodies say nothing about what has changed, and a save with mostly such
+// segments says nothing.
+func (b *base) paid(r *storage.WriteResults) {
+	paid := b.w.opts.Base.Paid
+	if len(r.Coded) == 0 || paid == nil {
+		return
+	}
+	var bytes, bounded int64
+	for _, c := range r.Coded {
+		bytes += c.Size
+	}
+	for _, c := range b.coders {
+		bounded += c.Bounded()
+	}
+	if bounded <= bytes/2 {
+		paid(r.Bytes()-bounded, bytes-bounded)
+	}
 }
 
 // find returns where the base has an earlier state of an item.
@@ -202,7 +260,14 @@ func (b *base) find(ctx context.Context, it *placed) (*delta.Source, int64, erro
 	if b.c == nil || it.length == 0 || it.item.Kind == plan.KindBytes {
 		return nil, 0, nil
 	}
-	e, ok, err := b.c.Find(ctx, it.item.FQN())
+	var e *meta.Entry
+	var ok bool
+	var err error
+	if b.all != nil {
+		e, ok = b.all.Find(it.item.FQN())
+	} else {
+		e, ok, err = b.c.Find(ctx, it.item.FQN())
+	}
 	if ctx.Err() != nil {
 		return nil, 0, context.Cause(ctx)
 	}
@@ -233,7 +298,7 @@ func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
 	if !coded && !hashed {
 		return nil, nil
 	}
-	s, err := delta.OpenSource(ctx, b.c.raw, b.folder, name, stored, !coded)
+	s, err := delta.OpenSource(ctx, b.c.raw, b.folder, stored, segmentsOf(b.w.opts.Segments, b.c.raw, name))
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -22,7 +23,7 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 	items := c.itemsOf(f)
 	s := &scan{items: items}
 	if err := f.Scan(ctx, s.add); err != nil {
-		return 0, err
+		return 0, c.undecodable(ctx, f, err)
 	}
 	var bad []reading.ChunkID
 	for _, it := range items {
@@ -58,6 +59,21 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 		}
 	}
 	return 0, nil
+}
+
+// undecodable reports a problem if err says that a file cannot be put together from its delta
+// file and the files to which that refers. It returns other errors.
+func (c *checkpoint) undecodable(ctx context.Context, f *reading.FileCheck, err error) error {
+	if c.whole == nil || !errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	stored := c.whole.coded[f.File.Name].Stored
+	if stored == "" {
+		return err
+	}
+	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), storage.ErrCorrupt.Error()+": "), stored+": ")
+	f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: reading.Names(f.Chunks), Text: text + c.origins(ctx, f.File.Name, nil)})
+	return nil
 }
 
 // itemsOf returns the chunks and values of a file in the order of a scan. If two of them

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -93,26 +94,27 @@ var _ reading.Index = (*checkpoint)(nil)
 // checkpoint meanwhile.
 const openTries = 10
 
-// openCheckpoint opens the checkpoint at the root of store. read reads its record.
-func openCheckpoint(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (c *checkpoint, err error) {
+// openCheckpoint opens the checkpoint at the root of store. read reads its record. segments may
+// be nil.
+func openCheckpoint(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error), segments *delta.Cache) (c *checkpoint, err error) {
 	for range openTries {
 		// If the checkpoint was replaced between the reads of record and index, the next
 		// try opens the new one.
-		if c, err = open(ctx, store, read); !errors.Is(err, storage.ErrChanged) {
+		if c, err = open(ctx, store, read, segments); !errors.Is(err, storage.ErrChanged) {
 			break
 		}
 	}
 	return c, err
 }
 
-func open(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (*checkpoint, error) {
+func open(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error), segments *delta.Cache) (*checkpoint, error) {
 	rec, err := read(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	c := &checkpoint{raw: store, store: store, rec: rec, full: rec}
-	if len(rec.Coded) > 0 {
-		w, err := newWhole(store, rec)
+	if len(rec.Coded) > 0 || segments != nil && len(rec.Hashes) > 0 {
+		w, err := newWhole(store, rec, segments)
 		if err != nil {
 			return nil, err
 		}
@@ -185,6 +187,12 @@ func (c *checkpoint) source() *reading.Source {
 	}
 	for _, b := range c.full.Bases {
 		s.Bases = append(s.Bases, b.Folder)
+	}
+	if len(c.full.Coded) > 0 {
+		s.StoredAs = map[string]string{}
+	}
+	for _, f := range c.full.Coded {
+		s.StoredAs[f.Name] = f.Stored
 	}
 	if c.full != c.rec || len(c.full.Hashes) > 0 {
 		for _, f := range append(slices.Clone(c.full.Files), c.full.Hashes...) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
@@ -18,6 +19,11 @@ type Format struct {
 	// FileBytes makes a rank write more files, so that each has about FileBytes
 	// bytes, or the bytes of a single chunk if that is larger. Zero: no bound.
 	FileBytes int64
+	// Segments, if not nil, keeps the segments of data files that a save can refer to, when
+	// they are read or written. Reading a later checkpoint of the same run then takes only
+	// what has changed, and so does comparing with an earlier one. A save sets the limit of the
+	// cache to the bytes that this rank writes, and a tenth.
+	Segments *delta.Cache
 }
 
 var _ storage.Format = Format{}
@@ -35,22 +41,22 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(store, options{f, o}), nil
+	return newWriter(store, options{Format: f, WriteOptions: o}), nil
 }
 
 // Open opens the checkpoint at the root of store.
-func (Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	return openWith(ctx, store, readRecord)
+func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return f.openWith(ctx, store, readRecord)
 }
 
 // OpenRecord is Open without a look at other files: if there is no record, the error
 // wraps storage.ErrNotFound.
-func (Format) OpenRecord(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
-	return openWith(ctx, store, readRecordOnly)
+func (f Format) OpenRecord(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
+	return f.openWith(ctx, store, readRecordOnly)
 }
 
-func openWith(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (storage.Checkpoint, error) {
-	c, err := openCheckpoint(ctx, store, read)
+func (f Format) openWith(ctx context.Context, store blob.Store, read func(context.Context, blob.Store) (*record, error)) (storage.Checkpoint, error) {
+	c, err := openCheckpoint(ctx, store, read, f.Segments)
 	if err != nil {
 		return nil, err
 	}

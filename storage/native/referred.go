@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
@@ -138,22 +139,31 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 // checkBases returns an error that wraps storage.ErrCorrupt if a file to which the
 // checkpoint in store refers is gone or has another size.
 func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error {
+	type file struct {
+		at blob.Store
+		storage.Reference
+	}
+	var all []file
 	for _, b := range bases {
 		at, err := blob.Beside(store, b.Folder)
 		if err != nil {
 			return fmt.Errorf("%s refers to the folder %s beside it: %w", store, b.Folder, err)
 		}
 		for _, f := range b.Files {
-			info, err := at.Stat(ctx, f.Name)
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				return fmt.Errorf("%w: %s refers to %s of %s, which is gone: %w", storage.ErrCorrupt, store, f.Name, at, err)
-			case err != nil:
-				return err
-			case info.Size != f.Size:
-				return fmt.Errorf("%w: %s refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, store, f.Name, at, info.Size, f.Size)
-			}
+			all = append(all, file{at, f})
 		}
 	}
-	return nil
+	return work.Each(ctx, len(all), parallelBases, func(ctx context.Context, i int) error {
+		f := &all[i]
+		info, err := f.at.Stat(ctx, f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("%w: %s refers to %s of %s, which is gone: %w", storage.ErrCorrupt, store, f.Name, f.at, err)
+		case err != nil:
+			return err
+		case info.Size != f.Size:
+			return fmt.Errorf("%w: %s refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, store, f.Name, f.at, info.Size, f.Size)
+		}
+		return nil
+	})
 }

@@ -215,7 +215,7 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	c, err := openCheckpoint(ctx, s, readRecord)
+	c, err := openCheckpoint(ctx, s, readRecord, nil)
 	if err == nil {
 		defer c.Close()
 		rec = c.full // it may be a later one

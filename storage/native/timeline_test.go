@@ -49,7 +49,7 @@ func TestCheckpointReturnsTheTimeline(t *testing.T) {
 	s := new(mem.Store)
 	md := &meta.Metadata{Storage: meta.Storage{SaveID: "s", WorldSize: 2, Timeline: sampleTimeline()}}
 	must.Do(t, Commit(t.Context(), s, md, nil))
-	c := must.Get(openCheckpoint(t.Context(), s, readRecord))(t)
+	c := must.Get(openCheckpoint(t.Context(), s, readRecord, nil))(t)
 	defer c.Close()
 	if d := cmp.Diff(sampleTimeline(), c.Storage().Timeline); d != "" {
 		t.Errorf("Storage().Timeline (-want +got):\n%s", d)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -23,7 +24,7 @@ func Whole(ctx context.Context, store blob.Store) blob.Store {
 	if err != nil || len(rec.Coded) == 0 {
 		return store
 	}
-	w, err := newWhole(store, rec)
+	w, err := newWhole(store, rec, nil)
 	if err != nil {
 		return store
 	}
@@ -40,7 +41,9 @@ type whole struct {
 	record []byte                   // its bytes
 	coded  map[string]storage.Coded // by the name of the data file
 	stored map[string]bool          // the names of the delta files
+	hashed map[string]string        // the delta files with the hashes of data files, by the name of the data file
 	bases  []baseFolder
+	cache  *delta.Cache
 }
 
 var (
@@ -73,11 +76,14 @@ func (w *whole) view() blob.Store {
 }
 
 // newWhole returns the view of a checkpoint with the record rec.
-func newWhole(store blob.Store, rec *record) (*whole, error) {
-	w := &whole{Store: store, rec: rec.alone(), coded: map[string]storage.Coded{}, stored: map[string]bool{}, bases: rec.Bases}
+func newWhole(store blob.Store, rec *record, segments *delta.Cache) (*whole, error) {
+	w := &whole{Store: store, cache: segments, hashed: map[string]string{}, rec: rec.alone(), coded: map[string]storage.Coded{}, stored: map[string]bool{}, bases: rec.Bases}
 	for _, c := range rec.Coded {
 		w.coded[c.Name] = c
 		w.stored[c.Stored] = true
+	}
+	for _, f := range rec.Hashes {
+		w.hashed[strings.TrimSuffix(f.Name, deltaSuffix)+dataSuffix] = f.Name
 	}
 	var err error
 	w.record, err = encodeRecord(w.rec)
@@ -99,7 +105,7 @@ func (w *whole) readOnly(op, name string) error {
 // Open implements blob.Store.
 func (w *whole) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if c, ok := w.coded[name]; ok {
-		r, err := delta.Open(ctx, w.Store, c.Stored)
+		r, err := delta.Open(ctx, w.Store, c.Stored, w.segments(name))
 		if err != nil {
 			return nil, err
 		}
@@ -112,11 +118,30 @@ func (w *whole) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if w.stored[name] {
 		return nil, &blob.Error{Op: "open", Store: w.String(), Name: name, Err: fs.ErrNotExist}
 	}
+	if stored, ok := w.hashed[name]; ok && w.cache != nil {
+		// Without its hashes, the file is read as it is.
+		if r, err := delta.Open(ctx, w.Store, stored, w.segments(name)); err == nil {
+			if r.Size() == w.rec.sizes[name] {
+				return r, nil
+			}
+			r.Close()
+		}
+	}
 	r, err := w.Store.Open(ctx, name)
 	if err != nil || name != recordName {
 		return r, err
 	}
 	return &recordReader{Reader: r, data: w.record}, nil
+}
+
+// segments returns the segments of a data file in the cache.
+func (w *whole) segments(name string) *delta.Segments { return segmentsOf(w.cache, w.Store, name) }
+
+// segmentsOf returns the segments of a data file in a cache. Checkpoints of a run share the
+// files of a rank and number.
+func segmentsOf(c *delta.Cache, store blob.Store, name string) *delta.Segments {
+	id, _ := saveOf(name)
+	return c.Of(store, strings.TrimPrefix(name, id))
 }
 
 // recordReader reads the record without references. The reader of the record itself
@@ -146,7 +171,7 @@ func (r *recordReader) ReadAt(_ context.Context, p []byte, off int64) error {
 
 // OpenKnown implements blob.Knower.
 func (w slowWhole) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error) {
-	if _, ok := w.coded[o.Name]; ok || o.Name == recordName {
+	if _, ok := w.coded[o.Name]; ok || o.Name == recordName || w.cache != nil && w.hashed[o.Name] != "" {
 		return w.Open(ctx, o.Name)
 	}
 	return blob.OpenKnown(ctx, w.Store, o)
@@ -256,13 +281,15 @@ func cool(ctx context.Context, s blob.Store, name string) error {
 	return c.Cool(ctx, name)
 }
 
-// origins returns the end of a text about damaged chunks of a data file: which files of
-// other folders hold bytes of them. It is empty if the file refers to no other.
+// origins returns the end of a text about damaged chunks of a data file that is stored as a
+// delta file: which of the files that hold bytes of them are damaged, or all of the files if
+// that cannot be found out. It is empty if the file is stored as it is.
 func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.ChunkID) string {
 	if c.whole == nil || c.whole.coded[file].Stored == "" {
 		return ""
 	}
-	r, err := delta.Open(ctx, c.raw, c.whole.coded[file].Stored)
+	stored := c.whole.coded[file].Stored
+	r, err := delta.Open(ctx, c.raw, stored, nil)
 	if err != nil {
 		return ""
 	}
@@ -275,8 +302,38 @@ func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.Chu
 		names = r.Origins(0, r.Size())
 	}
 	slices.Sort(names)
-	if names = slices.Compact(names); len(names) == 0 {
-		return ""
+	names = slices.Compact(names)
+	var wrong []string
+	if _, own, err := blob.Parent(c.raw); err == nil && damaged(ctx, c.raw, stored) {
+		wrong = append(wrong, own+"/"+stored)
 	}
-	return "; its bytes are also in " + strings.Join(names, ", ")
+	for _, name := range names {
+		folder, base, _ := strings.Cut(name, "/")
+		if at, err := blob.Beside(c.raw, folder); err == nil && damaged(ctx, at, base) {
+			wrong = append(wrong, name)
+		}
+	}
+	switch {
+	case len(wrong) > 0:
+		return "; the damaged bytes are in " + strings.Join(wrong, ", ")
+	case len(names) > 0:
+		return "; its bytes are also in " + strings.Join(names, ", ")
+	}
+	return ""
+}
+
+// damaged reports whether the record in a folder has another checksum of a file than the
+// file's. It is false if that cannot be found out.
+func damaged(ctx context.Context, store blob.Store, name string) bool {
+	rec, err := readRecordOnly(ctx, store)
+	if err != nil {
+		return false
+	}
+	i := slices.IndexFunc(rec.Files, func(f storage.File) bool { return f.Name == name })
+	if i < 0 {
+		return false
+	}
+	var crc uint32
+	size, err := reading.Scan(ctx, store, name, func(p []byte, _ int64) { crc = crc32c.Update(crc, p) })
+	return err == nil && (size != rec.Files[i].Size || crc != rec.Files[i].CRC32C)
 }

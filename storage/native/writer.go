@@ -19,16 +19,28 @@ import (
 type options struct {
 	Format
 	storage.WriteOptions
+	spread bool // over rememberedFiles
 }
+
+// rememberedFiles is the default of FilesPerRank if the bytes are remembered, and
+// rememberedBytes the least size of each file. The bytes of a file are put together one after
+// the other, which takes longer than to write what has changed.
+const (
+	rememberedFiles = 8
+	rememberedBytes = 256 << 20
+)
 
 // files returns the number of data files for the items.
 func (o *options) files(items []*plan.WriteItem) int {
-	if o.FileBytes <= 0 {
+	if o.FileBytes <= 0 && !o.spread {
 		return o.FilesPerRank
 	}
 	var total int64
 	for _, it := range items {
 		total += it.NumBytes()
+	}
+	if o.FileBytes <= 0 {
+		return int(min(ceilDiv(total, rememberedBytes), rememberedFiles))
 	}
 	return max(o.FilesPerRank, int(min(ceilDiv(total, o.FileBytes), int64(len(items)))))
 }
@@ -43,6 +55,9 @@ type writer struct {
 var _ storage.Writer = (*writer)(nil)
 
 func newWriter(store blob.Store, o options) *writer {
+	if o.spread = o.Segments != nil && o.FilesPerRank == 0; o.spread {
+		o.FilesPerRank = rememberedFiles
+	}
 	o.WriteOptions = o.WithDefaults()
 	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), store: store, opts: o}
 }
@@ -95,9 +110,15 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
+	var b *base
 	if w.opts.Base != nil {
-		b := w.openBase(ctx)
+		b = w.openBase(ctx)
 		defer b.close()
+		var bytes int64
+		for _, f := range files {
+			bytes += f.size
+		}
+		w.opts.Segments.SetLimit(bytes + bytes/10)
 		for i, f := range files {
 			if err := b.code(ctx, f, parts[i]); err != nil {
 				return nil, err
@@ -109,12 +130,8 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		return nil, err
 	}
 	r.Items = append(r.Items, inline.Items...)
-	if len(r.Coded) > 0 && w.opts.Base.Paid != nil {
-		var bytes int64
-		for _, c := range r.Coded {
-			bytes += c.Size
-		}
-		w.opts.Base.Paid(r.Bytes(), bytes)
+	if b != nil {
+		b.paid(r)
 	}
 	return r, nil
 }

@@ -2,8 +2,10 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -27,7 +29,22 @@ type assembler struct {
 	tensor *tensor.Tensor
 	stream plan.Stream
 	bytes  []byte
-	done   func() error // releases tensor or stream
+	lasts  bool  // bytes do not change until they are released
+	lent   *loan // of tensor, stream or bytes; nil: nothing is to be released
+}
+
+// loan releases the content of a part when nobody uses it any more.
+type loan struct {
+	users atomic.Int32
+	done  func() error
+}
+
+// end ends the use of the content by one user.
+func (l *loan) end() error {
+	if l == nil || l.users.Add(-1) > 0 {
+		return nil
+	}
+	return l.done()
 }
 
 // piece returns a buffer with the next n bytes.
@@ -41,6 +58,36 @@ func (a *assembler) piece(ctx context.Context, pool *work.Pool, n int64) ([]byte
 		return nil, err
 	}
 	return buf[:n], nil
+}
+
+// view returns the next n bytes without a copy, if they are in the memory of one part, which
+// nothing changes meanwhile. The caller calls done when it does not need them any more. If
+// view returns no error and no bytes, the caller takes a piece.
+func (a *assembler) view(ctx context.Context, n int64) (p []byte, done func() error, err error) {
+	if ctx.Err() != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	part, err := a.current()
+	if part == nil || err != nil {
+		return nil, nil, err
+	}
+	if !a.open {
+		if err := a.begin(part); err != nil {
+			return nil, nil, err
+		}
+	}
+	if !a.lasts || n > part.Length-a.from {
+		return nil, nil, nil
+	}
+	p = a.bytes[a.from : a.from+n]
+	part.pass(p, a.from)
+	a.from += n
+	lent := a.lent
+	lent.users.Add(1)
+	if err := a.next(ctx, nil); err != nil {
+		return nil, nil, errors.Join(err, lent.end())
+	}
+	return p, lent.end, nil
 }
 
 // next fills p with the next bytes of the file. It also ends the parts without bytes
@@ -120,12 +167,18 @@ func (a *assembler) fill(ctx context.Context, part *Part, p []byte) (int, error)
 			copy(p, a.bytes[a.from:])
 		}
 	}
-	if part.Pass != nil {
-		for at := 0; at < len(p); at += stepBytes {
-			part.Pass(p[at:min(at+stepBytes, len(p))], a.from+int64(at))
-		}
-	}
+	part.pass(p, a.from)
 	return len(p), nil
+}
+
+// pass calls Pass with p, the bytes of the part from off on, in steps.
+func (part *Part) pass(p []byte, off int64) {
+	if part.Pass == nil {
+		return
+	}
+	for at := 0; at < len(p); at += stepBytes {
+		part.Pass(p[at:min(at+stepBytes, len(p))], off+int64(at))
+	}
 }
 
 // begin gets the content of a part.
@@ -166,11 +219,19 @@ func (a *assembler) beginTensor(part *Part) error {
 		DType() tensor.DType
 		Shape() []int64
 	}
+	done := d.Release
 	switch {
 	case d.Stream != nil:
-		a.stream, a.done, content = d.Stream, d.Stream.Close, d.Stream
+		a.stream, done, content = d.Stream, d.Stream.Close, d.Stream
 	case d.Tensor != nil:
-		a.tensor, a.done, content = d.Tensor, d.Release, d.Tensor
+		a.tensor, content = d.Tensor, d.Tensor
+		if d.Release != nil { // the memory of a copy
+			a.bytes, a.lasts = d.Tensor.Bytes()
+		}
+	}
+	if done != nil {
+		a.lent = &loan{done: done}
+		a.lent.users.Store(1)
 	}
 	if content == nil || content.DType() != it.Info.DType || !slices.Equal(content.Shape(), it.Box.Sizes) || it.NumBytes() != part.Length {
 		return fmt.Errorf("%w: %q was planned as %v %v, but is %v now", plan.ErrState, it.FQN(), it.Info.DType, it.Box.Sizes, content)
@@ -207,12 +268,9 @@ func (a *assembler) release(it *plan.WriteItem) error {
 	return nil
 }
 
-// close releases the content of the current part.
+// close ends the use of the current part.
 func (a *assembler) close() error {
-	done := a.done
-	a.open, a.from, a.tensor, a.stream, a.bytes, a.done = false, 0, nil, nil, nil, nil
-	if done != nil {
-		return done()
-	}
-	return nil
+	lent := a.lent
+	a.open, a.from, a.tensor, a.stream, a.bytes, a.lasts, a.lent = false, 0, nil, nil, nil, false, nil
+	return lent.end()
 }

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 
@@ -18,12 +19,12 @@ import (
 func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.WriteResults, error) {
 	c := f.Coder
 	lengths := c.Lengths()
-	bw, err := w.store.Create(ctx, c.Name(), &blob.CreateOptions{IfAbsent: true, Piece: int64(w.pieces.Size())})
+	bw, err := w.store.Create(ctx, c.Name(), &blob.CreateOptions{IfAbsent: true, Piece: int64(w.outBytes)})
 	if err != nil {
 		return nil, err
 	}
 	defer bw.Abort() // does nothing once committed
-	out := newAppender(bw, w.pieces.Size())
+	out := newAppender(bw, w.outBytes)
 	defer out.close()
 	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
@@ -37,15 +38,19 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 			n += lengths[i]
 			i++
 		}
-		buf, err := as.piece(gctx, w.pieces, int64(n))
+		buf, done, err := as.view(gctx, int64(n))
+		if buf == nil && err == nil {
+			buf, err = as.piece(gctx, w.pieces, int64(n))
+			done = func() error { w.pieces.Put(buf); return nil }
+		}
 		if err != nil {
 			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
 		p := &codedPiece{size: int64(n)}
 		pieces = append(pieces, p)
-		g.Go(work.Guard(func() error {
-			defer w.pieces.Put(buf)
+		g.Go(work.Guard(func() (err error) {
+			defer func() { err = errors.Join(err, done()) }()
 			p.crc = crc32c.Checksum(buf)
 			if err := encode(gctx, c, out, buf, lengths[first:i:i], first); err != nil {
 				return err
@@ -100,8 +105,8 @@ func encode(ctx context.Context, c Coder, out *appender, buf []byte, lengths []i
 	code := codeBuffers.Get().(*[]byte)
 	defer codeBuffers.Put(code)
 	for i, n := range lengths {
-		if len(*code) < n {
-			*code = make([]byte, n)
+		if len(*code) < n+n/4 {
+			*code = make([]byte, n+n/4)
 		}
 		p, err := c.Encode(ctx, first+i, buf[:n], *code)
 		if err != nil {

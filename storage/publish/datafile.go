@@ -3,6 +3,8 @@ package publish
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -38,8 +40,8 @@ type Coder interface {
 	// longer than the piece of a small budget.
 	Lengths() []int
 	// Encode returns what is stored of segment i with the bytes src. The result may be src,
-	// or nil if nothing is stored, or use the memory of code, which is at least as long. It
-	// is called from several goroutines at once.
+	// or nil if nothing is stored, or use the memory of code, which is at least a quarter
+	// longer. It is called from several goroutines at once.
 	Encode(ctx context.Context, i int, src, code []byte) ([]byte, error)
 	// Stored is called with the offset of what Encode has returned, unless that is empty.
 	Stored(i int, off int64)
@@ -103,6 +105,7 @@ type fileWriter struct {
 	condition func(name string) blob.CreateOptions
 
 	pieces   *work.Pool
+	outBytes int // the size of one write of a coded file
 	progress work.Share
 }
 
@@ -144,7 +147,13 @@ func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int,
 	if _, slow := blob.As[blob.GapReader](w.store); slow {
 		pieces = max(pieces, slowPieces)
 	}
-	w.pieces = newPieces(budget, pieces)
+	size := pieceSize(budget)
+	w.outBytes = size
+	if !slices.ContainsFunc(files, func(f *DataFile) bool { return f.Coder == nil }) {
+		// Coding takes longer than assembling and writing: all processors take part.
+		size, pieces = min(size, codeBytes), max(pieces, runtime.GOMAXPROCS(0)+maxPieces)
+	}
+	w.pieces = work.NewPool(size, min(budget, int64(pieces)*int64(size)), 2)
 	results := make([]*storage.WriteResults, len(files))
 	err := work.Each(ctx, len(files), max(1, min(parallel, w.pieces.Count()/2)), func(ctx context.Context, i int) (err error) {
 		results[i], err = w.file(ctx, files[i])
@@ -288,13 +297,13 @@ const (
 	slowPieces = 16
 )
 
-// newPieces returns the buffers for that number of pieces, within a budget.
-func newPieces(budget int64, pieces int) *work.Pool {
+// pieceSize returns the size of a piece, within a budget.
+func pieceSize(budget int64) int {
 	size := int64(pieceBytes)
 	for size > minPiece && 2*size > budget {
 		size /= 2
 	}
-	return work.NewPool(int(size), min(budget, int64(pieces)*size), 2)
+	return int(size)
 }
 
 // ValueBytes returns the content of a value. It returns an error if its size is not the

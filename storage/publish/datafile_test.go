@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,13 +65,42 @@ func write(ctx context.Context, s blob.Store, data storage.Resolver, files ...*D
 	return w.write(ctx, files, 2, 1<<20, 0)
 }
 
+// keeper is a Coder that keeps its segments, and stores them as they are.
+type keeper struct {
+	lengths []int
+
+	mu   sync.Mutex
+	segs [][]byte // guarded by mu
+	size int64
+	crc  uint32
+}
+
+func (k *keeper) Name() string          { return "f" }
+func (k *keeper) Lengths() []int        { return k.lengths }
+func (k *keeper) Stored(i int, _ int64) {}
+
+func (k *keeper) Encode(_ context.Context, i int, src, _ []byte) ([]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.segs[i] = bytes.Clone(src)
+	return src, nil
+}
+
+func (k *keeper) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
+	k.size, k.crc = size, crc
+	return nil, storage.Coded{}
+}
+
 // Whatever the parts are, the file is their bytes in order, each part sees its
-// own pass in order, and ends once.
+// own pass in order, and ends once. Memory is used until it is released, and released once.
 func TestDataFileConsistsOfItsParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want []byte
-		var closed, streams int
+		var streams, copies int
+		var closed int
+		var released atomic.Int32
 		data := contents{}
+		k := &keeper{}
 		f := &DataFile{Name: "f"}
 		var ends []int
 		seen := map[int][]byte{}
@@ -85,7 +115,7 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 				}
 				seen[i] = append(seen[i], b...)
 			}
-			switch rapid.SampledFrom([]string{"literal", "tail", "tensor", "stream", "value"}).Draw(t, "kind") {
+			switch rapid.SampledFrom([]string{"literal", "tail", "tensor", "copy", "stream", "value"}).Draw(t, "kind") {
 			case "literal":
 				p.Literal = b
 			case "tail":
@@ -99,6 +129,15 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 			case "tensor":
 				x := must.Get(tensor.FromBytes(tensor.Uint8, []int64{int64(n)}, b))(t)
 				p.Item, data[name] = tensorItem(name, n), plan.Data{Tensor: x}
+			case "copy":
+				copies++
+				mem := bytes.Clone(b)
+				x := must.Get(tensor.FromBytes(tensor.Uint8, []int64{int64(n)}, mem))(t)
+				p.Item, data[name] = tensorItem(name, n), plan.Data{Tensor: x, Release: func() error {
+					clear(mem) // others use it
+					released.Add(1)
+					return nil
+				}}
 			case "stream":
 				streams++
 				p.Item, data[name] = tensorItem(name, n), plan.Data{Stream: stream{data: b, closed: &closed}}
@@ -107,18 +146,35 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 			}
 			f.Parts = append(f.Parts, p)
 			want = append(want, b...)
+			for part := range slices.Chunk(b, 100_000) {
+				k.lengths = append(k.lengths, len(part))
+			}
+		}
+		if rapid.Bool().Draw(t, "coded") {
+			k.segs = make([][]byte, len(k.lengths))
+			f.Coder = k
 		}
 		f.Results = func() []storage.WriteResult { return []storage.WriteResult{{Index: meta.Index{FQN: "done"}}} }
 		ctx := context.Background()
 		s := new(mem.Store)
 		r := must.Get(write(ctx, s, data, f))(t)
 		got, err := blob.ReadAll(ctx, s, "f", 1<<30)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("the file has %d bytes, which are not the %d of its parts (%v)", len(got), len(want), err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := r.Files[0]
+		if f.Coder != nil { // segments are stored in any order
+			got, file.Size, file.CRC32C = slices.Concat(k.segs...), k.size, k.crc
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("the file has %d bytes, which are not the %d of its parts", len(got), len(want))
 		}
 		crc := crc32.Checksum(want, crc32.MakeTable(crc32.Castagnoli))
-		if d := cmp.Diff([]storage.File{{Name: "f", Size: int64(len(want)), CRC32C: crc}}, r.Files); d != "" {
-			t.Error(d)
+		if d := cmp.Diff(storage.File{Name: "f", Size: int64(len(want)), CRC32C: crc}, file); d != "" || len(r.Files) != 1 {
+			t.Error(len(r.Files), d)
+		}
+		if n := int(released.Load()); n != copies {
+			t.Errorf("%d of %d copies were released", n, copies)
 		}
 		if len(r.Items) != 1 || !slices.IsSorted(ends) || len(ends) != len(f.Parts) || closed != streams {
 			t.Errorf("%d results, parts ended as %v of %d, %d of %d streams closed", len(r.Items), ends, len(f.Parts), closed, streams)

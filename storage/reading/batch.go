@@ -18,8 +18,8 @@ const (
 	// leastBytes is the number of bytes that one read may take even if the budget is
 	// smaller.
 	leastBytes = 1 << 20
-	// pageBytes is the size up to which a hole between two ranges is read with them:
-	// no medium reads less than a page.
+	// pageBytes is the size of a page. A smaller hole between two ranges is read with
+	// them: no medium reads less than a page.
 	pageBytes = 4 << 10
 	// smallBytes is the size up to which a range is read into a buffer, together with
 	// its neighbours. Larger ranges are read directly into the memory of the receiver.
@@ -57,7 +57,7 @@ type batch struct {
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch {
-	b := &batch{c: c, dst: dst, opts: o, limits: limits{maxBytes, pageBytes, smallBytes}}
+	b := &batch{c: c, dst: dst, opts: o, limits: limits{maxBytes, pageBytes - 1, smallBytes}}
 	for b.limits.most > leastBytes && b.limits.most > o.Budget() {
 		b.limits.most /= 2
 	}

@@ -133,7 +133,7 @@ func (c *Checkpoint) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, c.store, err)
 	}
 	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) {
-		return fmt.Errorf("%w (the checkpoint refers to bytes in %s beside it: verify these too)", err, strings.Join(c.src.Bases, ", "))
+		return fmt.Errorf("%w (the checkpoint refers to bytes in %s beside it; verify it to see which file is damaged)", err, strings.Join(c.src.Bases, ", "))
 	}
 	return err
 }
@@ -156,7 +156,11 @@ func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, er
 		if err != nil {
 			return nil, c.gone(name, err)
 		}
-		return &knownReader{r, c, name}, nil
+		known := &knownReader{r, c, name}
+		if counter, ok := r.(Counter); ok {
+			return knownCounter{known, counter}, nil
+		}
+		return known, nil
 	}
 	r, err := c.store.Open(ctx, name)
 	if err != nil {
@@ -167,6 +171,15 @@ func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, er
 	}
 	return r, nil
 }
+
+// knownCounter is a knownReader of a file that is stored in another form.
+type knownCounter struct {
+	*knownReader
+	counter Counter
+}
+
+// BytesRead implements Counter.
+func (r knownCounter) BytesRead() int64 { return r.counter.BytesRead() }
 
 // knownReader reads a file that was opened without a request. Its reads find out whether
 // the file exists and has the recorded size.

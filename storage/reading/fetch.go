@@ -116,6 +116,22 @@ const (
 	slack = 2 * blob.Align
 )
 
+// Counter is a reader of a file that is stored in another form. The bytes that it has read
+// count, rather than the bytes that it has returned.
+type Counter interface {
+	blob.Reader
+	BytesRead() int64
+}
+
+// asCounter returns r as a Counter.
+func asCounter(r blob.Reader) (Counter, bool) {
+	if k, ok := r.(*knownReader); ok {
+		r = k.Reader
+	}
+	c, ok := r.(Counter)
+	return c, ok
+}
+
 type fetchStats struct{ Bytes, Requests int64 }
 
 // Fetch carries out the requests. It sorts the slice by file and offset. When it
@@ -146,7 +162,7 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 		return nil
 	})
 	for i := range reads { // after an error, files are still open
-		reads[i].file.close()
+		f.bytes.Add(reads[i].file.close())
 	}
 	return fetchStats{f.bytes.Load(), f.count.Load()}, err
 }
@@ -255,13 +271,19 @@ func (f *openFile) open(ctx context.Context, o *FetchOptions) (r blob.Reader, er
 	return f.r, err
 }
 
-func (f *openFile) close() {
+// close closes the file and returns the bytes that a Counter has read.
+func (f *openFile) close() (read int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.r != nil {
-		f.r.Close()
-		f.r = nil
+	if f.r == nil {
+		return 0
 	}
+	if c, ok := asCounter(f.r); ok {
+		read = c.BytesRead()
+	}
+	f.r.Close()
+	f.r = nil
+	return read
 }
 
 // carryOut reads the bytes of r and passes them to the sinks.
@@ -272,7 +294,7 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 	}
 	defer func() {
 		if r.file.left.Add(-1) == 0 {
-			r.file.close()
+			f.bytes.Add(r.file.close())
 		}
 	}()
 	q := &r.requests[0]
@@ -298,7 +320,7 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 		err = f.readAt(ctx, from, p, q.Offset)
 	} else {
 		p, err = blob.ReadLarge(ctx, from, buf, q.Offset, r.length)
-		f.counted(r.length)
+		f.counted(from, r.length)
 	}
 	for i := 0; err == nil && i < len(r.requests); i++ {
 		at := r.requests[i].Offset - q.Offset
@@ -309,12 +331,15 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 
 // readAt reads p from off and counts the read.
 func (f *fetcher) readAt(ctx context.Context, r blob.Reader, p []byte, off int64) error {
-	f.counted(int64(len(p)))
+	f.counted(r, int64(len(p)))
 	return r.ReadAt(ctx, p, off)
 }
 
-func (f *fetcher) counted(bytes int64) {
-	f.bytes.Add(bytes)
+// counted counts a read from r. The bytes of a Counter are counted when it is closed.
+func (f *fetcher) counted(r blob.Reader, bytes int64) {
+	if _, ok := asCounter(r); !ok {
+		f.bytes.Add(bytes)
+	}
 	f.count.Add(1)
 }
 
@@ -352,7 +377,7 @@ func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []
 	if err != nil {
 		return err
 	}
-	f.counted(int64(len(p)))
+	f.counted(r, int64(len(p)))
 	s, inSteps := q.To.(Stepper)
 	for to := range slices.Chunk(p, stepBytes) {
 		from = from[copy(to, from):]

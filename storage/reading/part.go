@@ -39,7 +39,7 @@ func (t *tiles) Take(p []byte) error {
 		t.Step(p)
 	}
 	if !t.check.Match() {
-		return plan.Named(j.id.Entry.FQN, fmt.Errorf("%w: checksum of %s at %d+%d", storage.ErrCorrupt, r.File, r.Offset+t.span.Offset, len(p)))
+		return plan.Named(j.id.Entry.FQN, fmt.Errorf("%w: checksum of %s at %d+%d", storage.ErrCorrupt, j.b.c.src.storedAs(r.File), r.Offset+t.span.Offset, len(p)))
 	}
 	t.check = nil
 	if !t.in {

@@ -4,6 +4,7 @@
 package reading
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,9 @@ type Source struct {
 	// Stored are the names of the files that the store has, if they are others than Files.
 	// Nil: they are the same.
 	Stored []string
+	// StoredAs has the names of files that the store has in place of some of Files, by the
+	// names of these. Problems and errors of damaged bytes name them.
+	StoredAs map[string]string
 	// Problems are problems that were found while the checkpoint was opened, and in
 	// spite of which it could be opened. Verify reports them. The names that cannot be
 	// read are in Metadata.Missing.
@@ -73,6 +77,9 @@ type Source struct {
 
 	records []string // files that a new checkpoint replaces under the same name; set by Watch
 }
+
+// storedAs returns the name of the file that the store has in place of a file.
+func (s *Source) storedAs(file string) string { return cmp.Or(s.StoredAs[file], file) }
 
 // Index is a description that is read on demand. Its methods are specified at
 // storage.Checkpoint.

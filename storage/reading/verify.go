@@ -130,6 +130,9 @@ func (v *verifier) report() *storage.VerifyReport {
 		return gone
 	})
 	all = slices.AppendSeq(all, maps.Values(v.gone))
+	for i := range all {
+		all[i].File = v.c.src.storedAs(all[i].File)
+	}
 	storage.SortProblems(all)
 	v.rep.Problems, v.rep.Notes = all, v.c.Storage().Notes
 	return &v.rep

@@ -23,7 +23,8 @@ type move struct {
 	entry  *meta.Entry // of the source
 	piece  remap.Piece
 	dst    *tensor.Tensor // has an axis for each axis of piece
-	item   int            // of the plan
+	scales *meta.Entry    // of entry, if it is quantised in blocks
+	blocks tensor.Blocks
 }
 
 // Read reads the items of a plan. Elements whose order in the source suits the memory are
@@ -40,6 +41,9 @@ func (c *Checkpoint) Read(ctx context.Context, _ *meta.Metadata, p *plan.LoadPla
 		return r.stats, err
 	}
 	if err := r.readBuffered(ctx); err != nil {
+		return r.stats, err
+	}
+	if err := r.readQuantized(ctx); err != nil {
 		return r.stats, err
 	}
 	for _, m := range slices.Concat(r.direct, r.filled) {
@@ -66,6 +70,8 @@ type reader struct {
 	direct []move           // by the hint of the inner plan
 	rest   []move           // that need a buffer
 	filled []move           // that have a constant value
+
+	quantized []wanted // boxes of tensors that are quantised
 
 	mu    sync.Mutex
 	stats storage.ReadStats // guarded by mu while buffers are filled
@@ -101,8 +107,17 @@ func (r *reader) add(inner *plan.LoadPlan, i int) error {
 	if box.Empty() {
 		return nil
 	}
+	if t.Quantized != nil {
+		r.quantized = append(r.quantized, wanted{t, box, mem})
+		return nil
+	}
+	return r.addParts(inner, t, box, mem)
+}
+
+// addParts adds all parts of a box of a tensor.
+func (r *reader) addParts(inner *plan.LoadPlan, t *recipe.Tensor, box tensor.Box, mem *tensor.Tensor) error {
 	for k := range t.Parts {
-		if err := r.addPart(inner, t, &t.Parts[k], box, mem, i); err != nil {
+		if err := r.addPart(inner, t, &t.Parts[k], box, mem); err != nil {
 			return err
 		}
 	}
@@ -110,7 +125,7 @@ func (r *reader) add(inner *plan.LoadPlan, i int) error {
 }
 
 // addPart adds what a part of a tensor has of a box.
-func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part, box tensor.Box, mem *tensor.Tensor, item int) error {
+func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part, box tensor.Box, mem *tensor.Tensor) error {
 	for _, q := range p.Map.Cut(box) {
 		q = q.Simplify()
 		to, err := grid(&q, box, mem)
@@ -128,10 +143,15 @@ func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part,
 		if !ok || e.Tensor == nil {
 			return fmt.Errorf("%q is %w", p.Source, plan.ErrMissing)
 		}
-		m := move{t, e, q, to, item}
+		m := move{target: t, entry: e, piece: q, dst: to, blocks: p.Blocks}
+		if p.Scales != "" {
+			if m.scales, ok = r.c.srcMD.Find(p.Scales); !ok || m.scales.Tensor == nil {
+				return fmt.Errorf("%q is %w", p.Scales, plan.ErrMissing)
+			}
+		}
 		plainCast := t.DType == e.Tensor.DType || to.DType() == t.DType
 		from, view, ok := m.straight()
-		if !ok || t.Add != 0 || !plainCast {
+		if !ok || t.Add != 0 || m.scales != nil || !plainCast {
 			r.rest = append(r.rest, m)
 			continue
 		}
@@ -274,6 +294,9 @@ const maxBuffer = 16 << 20
 func (m move) cut(most int64, emit func(move)) {
 	box := m.piece.FromBox()
 	size := int64(m.entry.Tensor.DType.Size())
+	if m.scales != nil {
+		size += 4 // the products, in float32
+	}
 	if n := box.Volume(); n*size <= most && (n <= mostWaste*m.piece.Volume() || n*size <= leastBuffer) || len(m.piece.Axes) == 0 {
 		emit(m)
 		return
@@ -302,29 +325,19 @@ func (m move) cut(most int64, emit func(move)) {
 		if err != nil {
 			panic(err) // the box is inside, by construction
 		}
-		move{m.target, m.entry, part.piece, dst, m.item}.cut(most, emit)
+		half := m
+		half.piece, half.dst = part.piece, dst
+		half.cut(most, emit)
 	}
 }
 
 // buffered reads the elements of m through a buffer.
 func (r *reader) buffered(ctx context.Context, m *move, o storage.ReadOptions) error {
 	box := m.piece.FromBox()
-	x, err := r.c.index(m.entry)
-	if err != nil {
-		return err
+	buf, err := r.readSource(ctx, m.entry, m.entry.Tensor.DType, box, o)
+	if err == nil && m.scales != nil {
+		buf, err = r.dequantize(ctx, m, buf, box, o)
 	}
-	buf, err := tensor.New(m.entry.Tensor.DType, box.Sizes)
-	if err != nil {
-		return err
-	}
-	p := &plan.LoadPlan{}
-	if p.Items, err = x.Reads(nil, meta.Index{FQN: m.entry.FQN, Offset: box.Offsets}, box); err != nil {
-		return err
-	}
-	stats, err := r.c.src.Read(withoutSums(ctx), r.c.srcMD, p, into{buf}, o)
-	r.mu.Lock()
-	r.stats.Add(stats)
-	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -346,6 +359,32 @@ func (r *reader) buffered(ctx context.Context, m *move, o storage.ReadOptions) e
 	}
 	SumsOf(ctx).addSource(m.target, from)
 	return err
+}
+
+// readSource returns a box of a tensor of the source, in the type d.
+func (r *reader) readSource(ctx context.Context, e *meta.Entry, d tensor.DType, box tensor.Box, o storage.ReadOptions) (*tensor.Tensor, error) {
+	x, err := r.c.index(e)
+	if err != nil {
+		return nil, err
+	}
+	buf, err := tensor.New(d, box.Sizes)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan.LoadPlan{}
+	if p.Items, err = x.Reads(nil, meta.Index{FQN: e.FQN, Offset: box.Offsets}, box); err != nil {
+		return nil, err
+	}
+	stats, err := r.c.src.Read(withoutSums(ctx), r.c.srcMD, p, into{buf}, o)
+	r.count(stats)
+	return buf, err
+}
+
+// count adds to the statistics.
+func (r *reader) count(s storage.ReadStats) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stats.Add(s)
 }
 
 // compute returns the elements of the result: in its type, with the constant added.

@@ -47,7 +47,7 @@ func (c *Checkpoint) kept() map[string]string {
 		c.keptNames = map[string]string{}
 		for i := range c.binding.Tensors {
 			t := &c.binding.Tensors[i]
-			if t.Same != "" || t.Add != 0 || len(t.Parts) != 1 {
+			if t.Same != "" || t.Arithmetic() || len(t.Parts) != 1 {
 				continue
 			}
 			e, ok := c.srcMD.Find(t.Parts[0].Source)

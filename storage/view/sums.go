@@ -47,7 +47,7 @@ func (s *Sums) addSource(t *recipe.Tensor, elements *tensor.Tensor) {
 	if s == nil {
 		return
 	}
-	if t.Add != 0 || elements.DType() != t.DType {
+	if t.Arithmetic() || elements.DType() != t.DType {
 		s.Inexact.Store(true)
 		return
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 // ErrCheck reports a source whose contents contradict the recipe: padding that is not zero,
-// or copies of a tensor that differ.
+// copies of a tensor that differ, or numbers to quantise that are infinite or NaN.
 var ErrCheck = errors.New("the contents do not fit the recipe")
 
 // Checkpoint is a checkpoint in another form. It implements storage.Checkpoint.
@@ -75,6 +75,7 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 		loc := meta.Location{File: c.fileOf(t), Offset: places[first], Length: bytes, Detail: &meta.Detail{Key: first}}
 		c.md.Entries = append(c.md.Entries, meta.Entry{FQN: t.Name, Tensor: &meta.Tensor{
 			Properties: t.Properties, Shape: t.Shape, Chunks: []tensor.Box{tensor.Whole(t.Shape)}, Locs: []meta.Location{loc},
+			Scales: t.Scales,
 		}})
 	}
 	for _, v := range b.Values {
@@ -136,9 +137,11 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 		return nil // a value, whose bytes are checked when they are read
 	}
 	for _, p := range t.Parts {
-		if src, ok := c.srcMD.Find(p.Source); ok {
-			if err := c.src.CheckHeld(ctx, src); err != nil {
-				return err
+		for _, name := range []string{p.Source, p.Scales} {
+			if src, ok := c.srcMD.Find(name); ok {
+				if err := c.src.CheckHeld(ctx, src); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -175,6 +178,12 @@ func (c *Checkpoint) index(e *meta.Entry) (*plan.ChunkIndex, error) {
 		c.indexes.Store(e, x)
 	}
 	return x, err
+}
+
+// Quantized reports whether a name is a tensor that the recipe quantises, or its scales.
+func (c *Checkpoint) Quantized(fqn string) bool {
+	t := c.tensors[fqn]
+	return t != nil && t.Quantized != nil
 }
 
 // Describe returns the sources of a name, how it is made of them, and the line of its rule

@@ -15,6 +15,14 @@ DCP, tuned   PyTorch's FileSystemWriter with 4 threads, and a stager that keeps 
 
 Then a training loop runs with and without background saves, and the times of its steps between
 saves are compared.
+
+Only if --only names them:
+
+weights      the weights of a model into new tensors, as a server loads them, by cairn, safetensors, and
+             fastsafetensors and runai-model-streamer if they are installed
+share        how many bytes 4 ranks of a host read of a checkpoint, if they read for each other and if not
+publish      versions of weights of which 1 % of the elements change: from publish to tensors in use of
+             another process, beside a save and a load of everything
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from cairn.bench import table
+from cairn.bench import publish, share, table, weights
 from cairn.errors import CairnError
 
 EXAMPLES = """examples:
@@ -38,11 +46,15 @@ EXAMPLES = """examples:
   python -m cairn.bench --gib 1 --folder /mnt/data   a smaller state, on the disk that is to be measured
   python -m cairn.bench --only floor,cairn           two rows of the table
   python -m cairn.bench --only steps                 only the training loop
+  python -m cairn.bench --only weights,share         loads of servers
+  python -m cairn.bench --only publish               versions of weights
   python -m cairn.bench --json > result.json
 """
 
 ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS,
         "cairn": table.CAIRN}
+
+MORE = ["weights", "share", "publish"]  # that --only names
 
 COLUMNS = [("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
            ("load_warm_gbs", "load warm"), ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
@@ -76,15 +88,15 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="how often each thing is measured, after a first time (3)")
     parser.add_argument("--small-count", type=int, default=1000, help="how many small tensors (1000)")
     parser.add_argument("--small-kib", type=int, default=64, help="size of a small tensor (64)")
-    parser.add_argument("--only", metavar="ROWS", help=f"some of: {','.join([*ROWS, 'steps'])}")
+    parser.add_argument("--only", metavar="ROWS", help=f"some of: {','.join([*ROWS, 'steps', *MORE])}")
     parser.add_argument("--no-steps", action="store_true", help="without the training loop, which takes about a minute")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     args.rows = args.only.split(",") if args.only else [*ROWS, "steps"]
     if args.no_steps and "steps" in args.rows:
         args.rows.remove("steps")
-    if unknown := sorted(set(args.rows) - {*ROWS, "steps"}):
-        parser.error(f"--only has {unknown[0]!r}; it may have {', '.join([*ROWS, 'steps'])}")
+    if unknown := sorted(set(args.rows) - {*ROWS, "steps", *MORE}):
+        parser.error(f"--only has {unknown[0]!r}; it may have {', '.join([*ROWS, 'steps', *MORE])}")
     if not args.rows:
         parser.error("--only and --no-steps leave nothing to measure")
     if args.gib <= 0 or args.small_count < 1 or args.small_kib < 1 or args.repeat < 1:
@@ -111,7 +123,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
                               "torch": torch.__version__, "cpus": os.cpu_count(),
                               "small": {"count": args.small_count, "bytes": args.small_kib << 10}}
-    folder = make_folder(args.folder, 2.2 * size + (args.small_count * args.small_kib << 11) + (1 << 28))
+    copies = 3.5 if {*MORE} & {*args.rows} else 2.2
+    folder = make_folder(args.folder, copies * size + (args.small_count * args.small_kib << 11) + (1 << 28))
     try:
         rows = [name for row, name in ROWS.items() if row in args.rows]
         if rows:
@@ -122,6 +135,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             from cairn.bench import steps
 
             result["steps"] = steps.Steps(torch, device, size, folder, say).run()
+        if "weights" in args.rows:
+            result["weights"] = weights.Weights(torch, device, size, folder, args.repeat, say).run()
+            empty(folder)
+        if "share" in args.rows:
+            result["share"] = share.Share(torch, min(size, 1 << 29), folder, say).run()
+        if "publish" in args.rows:
+            result["publish"] = publish.Publish(torch, device, size, folder, args.repeat, say).run()
     except torch.OutOfMemoryError as e:
         raise Trouble(f"the state does not fit on the device: use a smaller --gib than {args.gib:g} ({e})") from None
     except (OSError, CairnError) as e:
@@ -133,6 +153,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
     result["goals"] = list(goals(result, device))
     return result
+
+
+def empty(folder: str) -> None:
+    """Removes what is in a folder."""
+    for entry in os.listdir(folder):
+        path = os.path.join(folder, entry)
+        shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
 
 
 def make_folder(parent: str | None, need: float) -> str:
@@ -182,6 +209,31 @@ def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
     for name, found in result.get("steps", {}).items():
         most = 2 if device == "cuda" and name == table.CAIRN else None
         yield goal(f"steps between saves by {name}, % longer", found["overhead_percent"]["mean"], most=most)
+    yield from more_goals(result, device)
+
+
+def more_goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """Yields the goals of what --only names."""
+    def asked(name: str, value: float, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+        return goal(name, value, least, most) if device == "cuda" else goal(name, value)
+
+    if loaders := result.get("weights", {}).get("loaders"):
+        ours = loaders["cairn"]
+        yield asked(f"weights cold / plain read ({loaders['plain file']['read_by']})", ours["of_plain"], 0.9)
+        yield asked("weights warm, GB/s", ours["load_warm_gbs"], 20)
+        for key, title in (("load_cold_gbs", "cold"), ("load_warm_gbs", "warm")):
+            others = [row[key] for name, row in loaders.items() if not name.startswith(("cairn", "plain"))]
+            if others:
+                yield goal(f"weights {title} / best of the others", ours[key] / max(others))
+    for row in result.get("share", {}).get("loads", []):
+        if row["share"]:
+            yield goal(f"share: read / checkpoint, {row['kind']}, {row['format']}",
+                       sum(row["bytes_read"]) / result["share"]["bytes"], most=1.1)
+    if found := result.get("publish"):
+        yield asked("publish: bytes moved / all", found["moved"], most=0.03)
+        yield asked("publish: stall, GB/s", found["stall_gbs"], 40)
+        yield asked("publish: applied / full transfer", found["applied_of_full"], most=0.25)
+        yield asked("publish: pause, s", found["pause_seconds"], most=0.1)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -203,6 +255,9 @@ def show(result: dict[str, Any]) -> None:
                   "and starts a process")
     for name, found in result.get("steps", {}).items():
         show_steps(name, found)
+    for name, module in (("weights", weights), ("share", share), ("publish", publish)):
+        if name in result:
+            module.show(result[name])
     if result["goals"]:
         print("\nratios of this run"
               + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))

@@ -21,17 +21,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cairn.torch._follow import Follower, Prepared, follow
 from cairn.torch._handle import Handle
+from cairn.torch._lazy import LazyWeights
 from cairn.torch._load import load
 from cairn.torch._perrank import PerRank, RandomState
 from cairn.torch._preempt import Preemption, on_signal
+from cairn.torch._publish import publish
 from cairn.torch._save import async_save, close, prepare, save
+from cairn.torch._weights import weights
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Handle", "PerRank", "Preemption", "RandomState", "Reader", "Stager", "Writer", "async_save", "close",
-           "load", "on_signal", "prepare", "save"]
+__all__ = ["Follower", "Handle", "LazyWeights", "PerRank", "Preemption", "Prepared", "RandomState", "Reader", "Stager",
+           "Writer", "async_save", "close", "follow", "load", "on_signal", "prepare", "publish", "save", "weights"]
 
 
 def __dir__() -> list[str]:

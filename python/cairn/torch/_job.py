@@ -48,6 +48,7 @@ class Job:
         self.met: Saver | None = None  # the saver that has met the others
         self.preparing: threading.Thread | None = None  # takes memory
         self.closing = False  # nothing uses the shared memory again
+        self.sharing = threading.Lock()  # held by the load that all ranks make together
         self.lock = threading.RLock()
 
     def meet(self) -> None:
@@ -129,14 +130,73 @@ def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) ->
     with j.lock:
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
-            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: errors.OptionsError(
-                f"another rank is about to {theirs}, and this one to {what}: all ranks make the same calls, with the "
-                "same folder "
-                "and step, or only one with alone=True", ("storage.options",)))
+            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: other_call(theirs, what))
         if lacks:
             j.meet()
         assert j.saver is not None
         return j.saver
+
+
+def other_call(theirs: str, mine: str) -> errors.OptionsError:
+    """Returns the error of ranks that make different calls, which are described."""
+    return errors.OptionsError(f"another rank is about to {theirs}, and this one to {mine}: all ranks make the same "
+                               "calls, with the same folder and step, or only one with alone=True",
+                               ("storage.options",))
+
+
+class Sharing:
+    """A load that all ranks make together, in steps: see :class:`cairn._saver.Sharing`. All ranks make one.
+
+    error is an earlier error of this rank, or None, and what describes the call: see ready.
+    """
+
+    def __init__(self, j: Job | None, error: BaseException | None, what: str) -> None:
+        self._lock = None
+        if error is None and j is not None:
+            if j.sharing.acquire(blocking=False):
+                self._lock = j.sharing
+            else:
+                error = errors.OptionsError("another shared load is under way: read its iterator to the end, or close "
+                                            "it", ("storage.options",))
+        try:
+            self.saver = ready(j, error, False, what)
+        except BaseException:
+            self.close()
+            raise
+        self._kind = f"share/{_count('share')}"
+        self._open = True
+
+    def step(self, more: bool) -> bool:
+        try:
+            self._open = agree(self._kind, lacks=more)
+        except BaseException:
+            self._open = False
+            raise
+        return self._open
+
+    def fail(self, error: BaseException) -> None:
+        if self._open:
+            self._open = False
+            with contextlib.suppress(BaseException):  # which it raises again
+                agree(self._kind, error)
+
+    def close(self) -> None:
+        """Lets other loads share."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+
+def shares(address: str, share: bool | None, alone: bool) -> bool:
+    """Reports whether ranks read for each other. Unless share says so, they do if a checkpoint is in object storage.
+
+    A file of a local disk is read once by the system, whose cache is faster than messages between processes.
+    """
+    if share and alone:
+        raise errors.OptionsError("share and alone contradict each other: one rank has nobody to share with",
+                                  ("storage.options",))
+    remote = "://" in address and not address.startswith("file:")
+    return distributed() and not alone and (remote if share is None else share)
 
 
 def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False, same: str = "",
@@ -179,10 +239,10 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
     return outcome["lacks"]
 
 
-def first_says(kind: str, ask: Callable[[], Any]) -> Any:
+def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
     """Returns on all ranks what ask, which rank 0 calls, returns, or raises its error. The answer becomes JSON.
 
-    Like agree it uses the job's store.
+    Like agree it uses the job's store. what describes the call, and must be the same on all ranks, unless it is empty.
     """
     error, answer = None, None
     if not distributed():
@@ -195,7 +255,7 @@ def first_says(kind: str, ask: Callable[[], Any]) -> Any:
             _store().set(key, json.dumps(answer))
         except BaseException as e:  # the other ranks must know
             error = e
-    agree(kind, error)
+    agree(kind, error, same=what, differs=lambda theirs: other_call(theirs, what))
     if rank != 0:
         answer = json.loads(_store().get(key))
     elif number > 1:  # all ranks have read the previous answer

@@ -12,7 +12,7 @@ import itertools
 import os
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,15 +23,15 @@ from cairn._saver import Saver, address_of
 from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run
-from cairn.torch import _memory
-from cairn.torch._job import Job, agree, first_says, job
+from cairn.torch import _memory, _state
+from cairn.torch._job import Job, Sharing, agree, first_says, job, shares
 from cairn.torch._perrank import PerRank
-from cairn.torch._state import Leaf, Tree, check, check_memory, flatten, is_stateful, parts
+from cairn.torch._state import Leaf, Part, Tree, check, check_memory, flatten, is_stateful, memory_of, parts
 
 
 def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str] | Run, *, strict: bool = True,
          rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
-         allow_pickle: bool = False, cast: str = "in-range", alone: bool = False,
+         allow_pickle: bool = False, cast: str = "in-range", alone: bool = False, share: bool | None = None,
          recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
          variables: Mapping[str, Any] | None = None) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
@@ -47,11 +47,12 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     It waits for saver processes that are still writing to the run. NotFoundError: there is no checkpoint yet.
 
     Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
-    Values are replaced in the dict. A name that only the state has is a MissingError; so are, as a
-    MismatchError, names that the checkpoint has below a module or an optimizer of the state, and the module
-    or optimizer lacks. Without strict, they are left out: ``missing`` of the report has the names that the
-    checkpoint lacks, which stay as they are. Other objects with a state_dict, such as a scheduler, get all
-    that was saved of them. What else only the checkpoint has, also in dicts that the state has, is left out.
+    Values are replaced in the dict. If several names of the state are one tensor in memory, the checkpoint must have
+    the same elements for those of them that it has: otherwise it is a MismatchError. A name that only the state has
+    is a MissingError; so are, as a MismatchError, names that the checkpoint has below a module or an optimizer of the
+    state, and the module or optimizer lacks. Without strict, they are left out: ``missing`` of the report has the
+    names that the checkpoint lacks, which stay as they are. Other objects with a state_dict, such as a scheduler,
+    get all that was saved of them. What else only the checkpoint has, also in dicts that the state has, is left out.
     Objects that were pickled are made again only with allow_pickle, because a pickle can run any code. format
     and format_options are needed only if the format cannot be detected or has options for reading.
 
@@ -62,9 +63,12 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     cast says which conversions are allowed. "in-range" rounds floats, and raises CastError if
     numbers would be lost: an integer that is out of the range of the tensor's dtype, or floats
     in place of which the state has integers. "any" allows every conversion, as ``Tensor.to``;
-    "widen" conversions that keep every value; "none" no conversion.
+    "widen" conversions that keep every value; "none" no conversion. Quantised numbers, such as "w" in float8 beside
+    "w_scale_inv", are never converted, because they mean nothing without their scales.
 
-    With alone, only this rank loads, and does not wait for the others.
+    With alone, only this rank loads, and does not wait for the others. With share, of the ranks of a host that want
+    the same bytes, one reads them and sends them to the others. None: they do so if the checkpoint is in object
+    storage; see docs/python.md.
 
     A state may also be a module, which is loaded with the names of its own state_dict. With recipe, the names
     and shapes are those into which a recipe changes the checkpoint, and each rank reads only the elements of
@@ -75,16 +79,23 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
 
     recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
-    error, report = None, LoadReport()
+    error, report, sharing = None, LoadReport(), None
     if isinstance(path, Run):
         path = newest(path, alone)
     try:
         chosen = _recipe.message(recipe, config, reverse, variables)
+        address = address_of(path)
+        if shares(address, share, alone):
+            sharing = Sharing(job(), None, f"load {address}")
         j = job(alone)
-        report = _Load(j, address_of(path), strict, rename, format, format_options, allow_pickle, cast, chosen,
-                       alone or j.rank == 0).run(state)
+        report = _Load(j, address, strict, rename, format, format_options, allow_pickle, cast, chosen,
+                       alone or j.rank == 0, sharing).run(state)
     except BaseException as e:  # the other ranks must know
         error = e
+    if sharing is not None:
+        if error is not None:
+            sharing.fail(error)
+        sharing.close()
     if not alone:
         agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
             f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded "
@@ -110,10 +121,10 @@ class _Load:
 
     def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
                  options: dict[str, Any] | None, allow_pickle: bool, cast: str, recipe: dict[str, Any] | None,
-                 checks: bool):
+                 checks: bool, sharing: Sharing | None):
         self.job, self.path, self.strict, self.rename = j, path, strict, rename
         self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
-        self.recipe = recipe
+        self.recipe, self.sharing = recipe, sharing
         self.checks = recipe is not None and checks  # one rank checks what the recipe assumes
 
     @functools.cached_property
@@ -168,14 +179,26 @@ class _Load:
             self._check(owners, set(wanted.values()), there)
             if module is not None and not callable(self.rename):
                 self._refuse_extra(there(""), set(wanted.values()), "the module")
+        held: dict[Any, list[tuple[str, Part]]] = {}
         for leaf in leaves:
-            held = parts(leaf)
-            if held is None:
+            if (here := parts(leaf)) is None:
                 loading.value(wanted[leaf.name], functools.partial(take, leaf))
                 continue
-            for p in held:
-                if p.local.numel() or p.offsets is None:
-                    loading.tensor(wanted[leaf.name], p.shape, p.offsets or [0] * len(p.shape), p.local)
+            for p in here:
+                if p.local.numel():
+                    held.setdefault(memory_of(leaf.name, p.local), []).append((leaf.name, p))
+                elif p.offsets is None:
+                    held[leaf.name] = [(leaf.name, p)]
+        twins: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []
+        for same in held.values():
+            absent = [x for x in same if wanted[x[0]] not in self.entries] if len(same) > 1 else []
+            several = _state.apart(same, wanted, self.entries) if len(same) > 1 else same
+            for name, p in several[:1] + absent:
+                loading.tensor(wanted[name], p.shape, p.offsets or [0] * len(p.shape), p.local)
+            for name, p in several[1:]:
+                t = torch.empty(p.local.shape, dtype=p.local.dtype, device=p.local.device)
+                loading.tensor(wanted[name], p.shape, p.offsets or [0] * len(p.shape), t)
+                twins.append((several[0][0], name, p.local, t))
         rest: dict[Any, Tree] = {}
         for k, v in owners.items():
             if isinstance(v, PerRank):
@@ -183,15 +206,20 @@ class _Load:
             if not _is_torch(v) and not callable(self.rename) and (prefix := there(f"{k}.")):
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
-            report = loading.run(self.job.own(), self.path, not self.strict, self.format, self.options, cast=self.cast,
-                                 recipe=self.recipe)
+            saver = self.job.own() if self.sharing is None else self.sharing.saver
+            report = loading.run(saver, self.path, not self.strict, self.format, self.options, cast=self.cast,
+                                 recipe=self.recipe, share=self.sharing)
         except errors.NotFoundError:
             _ = self.entries  # its error has a hint
             raise
         except errors.MissingError:
-            if not (absent := [mine for mine, name in wanted.items() if name not in set(self.names)]):
+            if not (lacks := [mine for mine, name in wanted.items() if name not in set(self.names)]):
                 raise  # a part of a tensor
-            raise names.missing(absent, wanted, self.names) from None
+            raise names.missing(lacks, wanted, self.names) from None
+        for a, b, t, twin in twins:
+            plain = t.detach().resolve_conj().resolve_neg().contiguous()
+            if not torch.equal(_memory.as_bytes(plain), _memory.as_bytes(twin)):
+                raise _state.tied(a, b)
         for leaf, v in replaced:
             leaf.replace(v)
         for k, v in opened.items():
@@ -203,8 +231,8 @@ class _Load:
                 Leaf(str(k), None, v, state, k).replace(v)
         if module is not None:
             loading.give(module, state)
-        lacks = set(report.missing)
-        return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in lacks))
+        missing = set(report.missing)
+        return dataclasses.replace(report, missing=tuple(mine for mine, name in wanted.items() if name in missing))
 
     def _open(self, key: Any, owner: Any, there: Callable[[str], str]) -> Any:
         """Returns the dict of an object of the state, to be filled."""
@@ -312,7 +340,9 @@ class Loading:
         self.memory = memory
         self.wants: list[dict[str, Any]] = []
         self.targets: list[Any] = []
-        self.late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.late: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self.devices: set[torch.device] = set()
+        self.copies = _memory.Copies(memory, set())  # of run
         self.inference = False  # some tensors were made in torch.inference_mode
 
     def tensor(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> None:
@@ -323,11 +353,21 @@ class Loading:
         flat = t
         if not t.is_contiguous() or t.is_conj() or t.is_neg():
             flat = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-            self.late.append((t, flat))
+            self.late.append((name, t, flat))
+        for want, at in self.pieces(name, shape, offsets, t):
+            self.add(want, (_memory.as_bytes(flat), at), t.device)
+
+    def pieces(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> Iterator[tuple[dict[str, Any],
+                                                                                                         int]]:
+        """Yields the wants for a box of the shape of t, and the offset of each in the bytes of the box."""
         most = min(PIECE, self.memory.arena.window // 2)
-        for want, at in cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape), most):
-            self.wants.append(want)
-            self.targets.append((_memory.as_bytes(flat), at))
+        return cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape), most)
+
+    def add(self, want: dict[str, Any], target: Any, device: torch.device) -> None:
+        """Adds a box, whose bytes fill gets with the target."""
+        self.wants.append(want)
+        self.targets.append(target)
+        self.devices.add(device)
 
     def value(self, name: str, take: Callable[[Any], None]) -> None:
         """Adds a value. take is called with it by the thread that calls run, after all tensors are filled."""
@@ -340,51 +380,42 @@ class Loading:
             owner.load_state_dict(state)
 
     def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
-            save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None) -> LoadReport:
+            save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None,
+            keep: int = 0, share: Sharing | None = None) -> LoadReport:
         """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
         ChangedError: save_id is not empty, and the checkpoint has another one.
         """
         self.memory.reclaim()
-        # Pieces arrive in another thread, which has other streams than the caller.
-        devices = {target[0].device for target in self.targets if isinstance(target, tuple)}
-        begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
+        self.copies = _memory.Copies(self.memory, self.devices)
         taken: list[tuple[Callable[[Any], None], Any]] = []
 
         def piece(i: int, data: memoryview | None, value: Any) -> None:
-            target = self.targets[i]
             if data is None:
-                taken.append((target, values.decode(*value)))
-                return
-            flat, at = target
-            if not len(data):
-                return
-            with torch.inference_mode(flat.is_inference()):  # only there may such tensors change
-                fill(flat, at, torch.frombuffer(data, dtype=torch.uint8))
-
-        def fill(flat: torch.Tensor, at: int, source: torch.Tensor) -> None:
-            dst = flat[at:at + len(source)]
-            if not flat.is_cuda:
-                dst.copy_(source)
-                return
-            stream = self.memory.stream(flat.device)
-            self.memory.register(flat.device)
-            with torch.cuda.stream(stream):
-                stream.wait_event(begun[flat.device])
-                self.memory.copy(dst, source)
-            stream.synchronize()  # the memory is used again after this
+                taken.append((self.targets[i], values.decode(*value)))
+            elif len(data):
+                self.fill(self.targets[i], torch.frombuffer(data, dtype=torch.uint8))
 
         try:
             report = saver.load(path, self.wants, piece, format=format, format_options=options,
-                                allow_missing=allow_missing, save_id=save_id, cast=cast, recipe=recipe)
+                                allow_missing=allow_missing, save_id=save_id, cast=cast, recipe=recipe, keep=keep,
+                                settle=self.copies.settle, share=share)
         finally:
-            begun.clear()  # a worker that is forked later could not destroy an event, and would abort
-        for t, flat in self.late:
+            self.copies.close()
+        lacks = set(report.missing)
+        for name, t, flat in self.late:
+            if name in lacks:
+                continue
             with torch.inference_mode(t.is_inference() or torch.is_inference_mode_enabled()):
                 t.copy_(flat)
         for take, v in taken:
             take(v)
         return report
+
+    def fill(self, target: Any, source: torch.Tensor) -> None:
+        """Copies the bytes of a box, which are in the shared memory, to its target."""
+        flat, at = target
+        self.copies.copy(flat, at, source)
 
 
 def made(name: str, v: Any, allow_pickle: bool) -> Any:

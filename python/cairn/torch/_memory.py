@@ -209,6 +209,47 @@ class Memory:
         self.bytes = None  # type: ignore[assignment]
 
 
+class Copies:
+    """Copies of pieces from the shared memory to tensors, on a stream of their own if those are on a GPU.
+
+    Copies wait for what the current streams of the devices have to do now.
+    """
+
+    def __init__(self, memory: Memory, devices: set[torch.device]):
+        self.memory = memory
+        # Pieces arrive in another thread, which has other streams than the caller.
+        self.begun = {d: torch.cuda.current_stream(d).record_event() for d in devices if d.type == "cuda"}
+        self._busy: set[torch.device] = set()
+        self._lock = threading.Lock()
+
+    def copy(self, flat: torch.Tensor, at: int, source: torch.Tensor) -> torch.cuda.Event | None:
+        """Copies bytes to a tensor of bytes, from at on. The event, if any, is the end of the copy."""
+        with torch.inference_mode(flat.is_inference()):  # only there may such tensors change
+            to = flat[at:at + len(source)]
+            if not flat.is_cuda:
+                to.copy_(source)
+                return None
+            stream = self.memory.stream(flat.device)
+            self.memory.register(flat.device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(self.begun[flat.device])
+                self.memory.copy(to, source)
+                with self._lock:
+                    self._busy.add(flat.device)
+                return stream.record_event()
+
+    def settle(self, _: BaseException | None = None) -> None:
+        """Waits for the copies that are under way: their memory is used again after this."""
+        with self._lock:
+            busy, self._busy = self._busy, set()
+        for device in busy:
+            self.memory.stream(device).synchronize()
+
+    def close(self) -> None:
+        """Forgets the events: a worker that is forked later could not destroy one, and would abort."""
+        self.begun.clear()
+
+
 class Lease:
     """A part of the shared memory that tensors use."""
 

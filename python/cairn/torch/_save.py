@@ -107,15 +107,21 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
                  files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ, metrics=metrics)
 
 
-def described(j: Job, state: Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
+def described(j: Job, state: torch.nn.Module | Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
     """Describes a state, and remembers the description. With alone, the state must have no sharded tensors."""
-    check(state)
+    if not isinstance(state, torch.nn.Module):
+        check(state)
     collects = gc.isenabled()
     gc.disable()  # it would look at all objects of the process, because many new ones are made here
     try:
         # state_dict may be a collective, so all ranks call it equally often: once.
-        owners = {k: v for k, v in state.items() if type(v) is not torch.Tensor and is_stateful(v)}
-        opened = {**state, **{k: v.state_dict() for k, v in owners.items()}} if owners else state
+        owners: dict[Any, Any]
+        opened: Mapping[Any, Any]
+        if isinstance(state, torch.nn.Module):
+            owners, opened = {None: state}, state.state_dict()
+        else:
+            owners = {k: v for k, v in state.items() if type(v) is not torch.Tensor and is_stateful(v)}
+            opened = {**state, **{k: v.state_dict() for k, v in owners.items()}} if owners else state
         for known in j.remembered:
             if known.whole != whole or known.alone != alone:
                 continue
@@ -503,18 +509,19 @@ def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float | str]:
 
 
 def new_id() -> str:
-    """Returns the id of a new save, or of a load."""
-    return secrets.token_hex(10)
+    """Returns the id of a new save, or of a load: the names of newer files come after those of older ones."""
+    return f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dt%H%M%S}-{secrets.token_hex(6)}"
 
 
 def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None, overwrite: bool,
           format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
           remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False,
-          metrics: Mapping[str, Any] | None = None) -> Handle:
+          metrics: Mapping[str, Any] | None = None,
+          explain: Callable[[BaseException], BaseException] | None = None) -> Handle:
     """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
     path is an address, a Run or a Member of one. The id of the save is the save_id of rank 0, or a new one if that is
-    empty.
+    empty. explain returns the error of the handle for an error of the saver process.
     """
     j = error = None
     try:
@@ -547,10 +554,14 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
         state = make(j)
     except BaseException as e:  # the other ranks must know
         error = e
-    saver = ready(j, error, alone, f"save to {os.path.basename((upload_to or store).rstrip('/'))!r}, step {step}"
-                  if error is None else "")
+    what = ""
+    if error is None:  # the ranks of other hosts may have other paths to the folder, or to the run
+        to = (upload_to or store).rstrip("/").split("/")[-1 if member is None else -2:]
+        what = f"save to {'/'.join(to)!r}, step {step}"
+    saver = ready(j, error, alone, what)
     assert j is not None
     handle = Handle(store)
+    handle._reply.explain = explain
     number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format, "save_id": save_id or new_id(),

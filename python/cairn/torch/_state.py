@@ -49,12 +49,12 @@ def flatten(state: Mapping[Any, Any], whole: bool = False, into: Opened | None =
 
     With whole, the state can be made again from its leaves: dicts that are empty, or have keys that are
     neither strings nor integers, are leaves. into receives the dicts and lists that were opened. owners has
-    the objects whose dicts are in the state in place of them.
+    the objects whose dicts are in the state in place of them. The state is the dict of the owner None.
     """
     out: list[Leaf] = []
     check(state)
     _open([], "", state, out, whole, into or Opened())
-    buffers = {f"{k}.{b}" for k, v in owners.items() if isinstance(v, torch.nn.Module) for b,
+    buffers = {b if k is None else f"{k}.{b}" for k, v in owners.items() if isinstance(v, torch.nn.Module) for b,
                _ in v.named_buffers(remove_duplicate=False)}
     for leaf in out if buffers else ():
         leaf.may_differ = leaf.name in buffers
@@ -213,6 +213,33 @@ def parts(leaf: Leaf) -> list[Part] | None:
     if v.is_meta:
         raise _unfit(leaf, "is on the device meta and has no memory: use to_empty() first")
     return [Part(list(v.shape), _arrived(v))]
+
+
+def memory_of(name: str, t: torch.Tensor) -> tuple[Any, ...]:
+    """Returns what is equal for tensors that are one in memory."""
+    check_memory(name, t)
+    return t.device, t.data_ptr(), t.dtype, t.shape, t.stride()
+
+
+def apart(same: list[tuple[str, Part]], wanted: Mapping[str, str], entries: Mapping[str, Any]) -> list[tuple[str,
+                                                                                                           Part]]:
+    """Returns those of several names of one tensor in memory that are different tensors in a checkpoint.
+
+    wanted has the names in the checkpoint. Names that it lacks are left out, and so are all but the first of the names
+    under which it has one tensor.
+    """
+    out: dict[Any, tuple[str, Part]] = {}
+    for name, p in same:
+        if (e := entries.get(wanted[name])) is not None:
+            box = tuple(p.shape), tuple(p.offsets or [0] * len(p.shape))
+            out.setdefault((e.get("alias") or wanted[name], box), (name, p))
+    return list(out.values())
+
+
+def tied(a: str, b: str) -> errors.MismatchError:
+    """Returns the error of two names of one tensor that have different elements in a checkpoint."""
+    return errors.MismatchError(f"{a!r} and {b!r} are one tensor in memory, and the checkpoint has different elements "
+                                "for them: untie them, or leave one of the names out", ("plan.mismatch",))
 
 
 def _arrived(t: torch.Tensor) -> torch.Tensor:

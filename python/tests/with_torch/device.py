@@ -10,9 +10,11 @@ import datetime
 import faulthandler
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import unittest
 import warnings
 
@@ -173,10 +175,16 @@ def on_stream(other):
 
 
 def spawn(count, call, *args, timeout=LIMIT):
-    """Runs call(rank, *args) in processes of their own, and raises the error of any of them."""
+    """Runs call(rank, *args) in processes of their own, and raises the error of any of them.
+
+    They are forked if they can be, because a new process takes seconds to import PyTorch.
+    """
     import torch.multiprocessing as multiprocessing
 
-    ranks = multiprocessing.start_processes(_rank, (count, call, args), count, join=False, start_method="spawn")
+    how = "fork" if can_fork() else "spawn"
+    faulthandler.cancel_dump_traceback_later()  # a forked process would wait for the thread of this
+    ranks = multiprocessing.start_processes(_rank, (count, call, args), count, join=False, start_method=how)
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     end = time.monotonic() + timeout
     try:
         while not ranks.join(5):
@@ -197,6 +205,35 @@ def _rank(rank, count, call, args):
         call(rank, *args)
     finally:
         cairn.torch.close()
+
+
+def can_fork():
+    """Tells whether PyTorch works in a process that is forked: not with a GPU, nor after it has used threads."""
+    return not CUDA and torch.get_num_threads() == 1
+
+
+def start(code, *args, **options):
+    """Starts a program of Python, with options of Popen. It is forked if it can be; then it has no atexit."""
+    if not can_fork():
+        return subprocess.Popen([sys.executable, "-c", code, *args], env=ENV, **options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return subprocess.Popen([sys.executable], restore_signals=False, preexec_fn=lambda: _program(code, args), **options)
+
+
+def _program(code, args):
+    """Runs a program in a process that Popen has forked, instead of an exec."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # Popen waits until its pipe is closed
+    sys.argv, status = ["-c", *args], 1
+    try:
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def join(backend, folder, rank, size):

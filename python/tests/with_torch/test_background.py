@@ -19,6 +19,8 @@ import cairn.torch
 from cairn.torch._save import Staging
 from device import CUDA, DEVICE, ENV, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
 
+LARGE = 128 << 20 if CUDA else 24 << 20  # bytes that take a while to copy
+
 TRAINER = """
 import os, signal, sys
 import torch
@@ -37,7 +39,7 @@ class Changes(Case):
     def test_the_checkpoint_holds_the_state_of_the_call(self):
         for kind in ("current", "other"):
             with self.subTest(stream=kind), on_stream(kind == "other"):
-                state = {"large": noise((128 << 20,), "uint8"), "w": torch.zeros(1 << 20, device=DEVICE),
+                state = {"large": noise((LARGE,), "uint8"), "w": torch.zeros(1 << 20, device=DEVICE),
                          "small": noise((10,)), "cpu": noise((1 << 20,), device="cpu")}
                 busy()  # what the device has been given before the call takes place before the copy
                 state["w"].fill_(5)
@@ -54,7 +56,7 @@ class Changes(Case):
         other = torch.cuda.Stream() if CUDA else None
         for kind in ("current", "other"):
             with self.subTest(stream=kind), on_stream(kind == "other"):
-                state = {f"w{i}": noise((32 << 20,), "uint8", seed=i) for i in range(4)}
+                state = {f"w{i}": noise((LARGE // 4,), "uint8", seed=i) for i in range(4)}
                 state["w"] = torch.zeros(1 << 20, device=DEVICE)
                 want = {**copy_of(state), "w": torch.full((1 << 20,), 7.0)}
                 busy()
@@ -151,7 +153,7 @@ class Processes(Case):
         ended(self, int(trainer.stdout))
 
     def test_workers_are_forked_while_a_save_is_under_way(self):
-        state = {"x": noise((64 << 20,), "uint8")}
+        state = {"x": noise((LARGE // 2,), "uint8")}
         cairn.torch.save(state, self.path("data"))
         saver = cairn.torch._job.job().saver
         handle = cairn.torch.async_save(state, self.path())
@@ -164,7 +166,7 @@ class Processes(Case):
         again = cairn.torch.async_save(state, self.path("again"))
         batches += list(rows)
         again.result(200)
-        x = noise((64 << 20,), "uint8").cpu()
+        x = noise((LARGE // 2,), "uint8").cpu()
         self.assert_same(torch.cat(batches), torch.stack([x[i * 100:i * 100 + 100] for i in range(len(Rows("")))]))
         # The workers are alive, and do not keep the saver process alive.
         cairn.torch.close()

@@ -35,6 +35,28 @@ class Bench(Case):
         self.assertIn("stall / pinned copy", out)
         self.assertIn("longer by", out)
 
+    @slow
+    def test_loads_and_versions(self):
+        out = self.run_bench("--only", "weights,share,publish", "--json", "--device", DEVICE)
+        result = json.loads(out)
+        loaders = result["weights"]["loaders"]
+        for name in ("cairn", "cairn, safetensors files", "safetensors"):
+            self.assertTrue(loaders[name]["equal"], name)
+            self.assertGreater(min(loaders[name]["load_cold_gbs"], loaders[name]["load_warm_gbs"]), 0)
+        rows = {(r["format"], r["kind"], r["share"]): sum(r["bytes_read"]) / result["share"]["bytes"]
+                for r in result["share"]["loads"]}
+        self.assertEqual(len(rows), 12)
+        for (_, kind, shared), read in rows.items():
+            if kind == "replicated":
+                self.assertAlmostEqual(read, 1 if shared else 4, delta=0.1)
+            elif shared and kind == "columns":
+                self.assertLess(read, 1.1)
+        found = result["publish"]
+        self.assertTrue(found["equal"])
+        self.assertLess(found["moved"], 0.1)
+        self.assertGreater(found["stall_gbs"], 0)
+        self.assertIn("publish: pause, s", [g["name"] for g in result["goals"]])
+
 
 if __name__ == "__main__":
     unittest.main()

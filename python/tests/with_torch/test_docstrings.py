@@ -15,8 +15,8 @@ class Docstrings(Case):
     def test_the_examples_run(self):
         self.addCleanup(os.chdir, os.getcwd())
         names = {"cairn": cairn, "torch": torch}
-        for module in (cairn.torch, cairn.torch._handle, cairn.torch._load, cairn.torch._perrank, cairn.torch._preempt,
-                       cairn.torch._save, cairn.torch.dcp):
+        for module in (cairn.torch, cairn.torch._follow, cairn.torch._handle, cairn.torch._load, cairn.torch._perrank,
+                       cairn.torch._preempt, cairn.torch._save, cairn.torch.dcp):
             with self.subTest(module.__name__):
                 os.makedirs(self.path(module.__name__))
                 os.chdir(self.path(module.__name__))

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 import cairn
 import cairn.torch
-from device import CUDA, DEVICE, Case, differs, join, noise, slow, spawn
+from device import CUDA, DEVICE, Case, bits, differs, join, noise, slow, spawn
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 2, 256, 4, 2, 64, 512, 3000
 CONFIG = {"model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS,
@@ -107,6 +107,131 @@ def write(folder, tensors, config=True):
     if config:
         with open(os.path.join(folder, "config.json"), "w") as f:
             json.dump(CONFIG, f)
+
+
+FP8 = """\
+sides = ["trainer", "server"]
+[[rule]]
+trainer = "{rest*}_proj.weight"
+server = "{rest*}_proj.weight"
+quantize = { server = { dtype = "float8_e4m3fn", block = [128, 128], scale = "_scale_inv" } }
+[[rule]]
+optional = true
+trainer = "{rest*}"
+server = "{rest*}"
+"""
+
+
+def quantized(w):
+    """Returns a weight in fp8 and the scales of its blocks, computed by PyTorch. Its sizes are multiples of 128."""
+    blocks = w.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))  # [rows, 128, columns, 128]
+    scales = blocks.abs().amax((1, 3)) / 448
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    stored = (blocks / scales[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return stored.reshape(w.shape), scales
+
+
+class Quantized(Case):
+    """Weights in fp8 with a scale for each block."""
+
+    def setUp(self):
+        super().setUp()
+        g = torch.Generator().manual_seed(5)
+        self.plain = {name: torch.randn(w.shape, generator=g).mul(0.02).bfloat16() for name, w in weights().items()}
+        self.plain["model.layers.0.mlp.up_proj.weight"][:128] = 0
+        write(self.path(), self.plain)
+        self.recipe = self.path("fp8.toml")
+        with open(self.recipe, "w") as f:
+            f.write(FP8)
+        self.want = {}
+        for name, w in self.plain.items():
+            if name.endswith("_proj.weight"):
+                self.want[name], self.want[name + "_scale_inv"] = quantized(w)
+            else:
+                self.want[name] = w
+
+    def test_like_the_cast_of_pytorch(self):
+        state = {name: torch.zeros_like(t, device=DEVICE) for name, t in self.want.items()}
+        cairn.torch.load(state, self.path(), recipe=self.recipe)
+        self.assert_same(self.want, {name: t.cpu() for name, t in state.items()})
+
+    def test_all_numbers(self):
+        """All bfloat16 numbers that are finite, each beside a largest number that decides the scale."""
+        bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+        w = bits[bits.isfinite()].unflatten(0, (-1, 128)).repeat_interleave(128, 0)
+        w[1::128, 0] = torch.logspace(-30, 30, len(w) // 128).bfloat16()
+        write(self.path("all"), {"x_proj.weight": w})
+        state = {"x_proj.weight": torch.zeros_like(w, dtype=torch.float8_e4m3fn, device=DEVICE),
+                 "x_proj.weight_scale_inv": torch.zeros(len(w) // 128, 1, device=DEVICE)}
+        cairn.torch.load(state, self.path("all"), recipe=self.recipe)
+        stored, scales = quantized(w)
+        self.assert_same({"x_proj.weight": stored, "x_proj.weight_scale_inv": scales},
+                         {name: t.cpu() for name, t in state.items()})
+
+    def test_versions(self):
+        """A trainer publishes bfloat16, and a server in fp8 follows."""
+        run, name = self.path("run"), "model.layers.0.mlp.up_proj.weight"
+        state = {n: torch.zeros_like(t, device=DEVICE) for n, t in self.want.items()}
+        versions = cairn.torch.follow(run, recipe=self.recipe)
+        for version in 1, 2, 3:
+            self.plain[name][130 + version, 7] = version  # the largest number of its block
+            self.want[name], self.want[name + "_scale_inv"] = quantized(self.plain[name])
+            cairn.torch.publish(self.plain, run, version=version).result()
+            report = versions.update(state)
+            self.assert_same(self.want, {n: t.cpu() for n, t in state.items()})
+        self.assertLess(report.bytes_read, report.bytes / 4)
+        self.assertLess(report.elements_changed, 129 * 128)
+        self.plain[name][0, 0] = torch.nan
+        cairn.torch.publish(self.plain, run, version=4).result()
+        with self.assertRaisesRegex(cairn.MismatchError, r"element at \[0 0\] is infinite or NaN"):
+            versions.update(state)
+        self.assertEqual(versions.version, 3)
+
+    def test_numbers_without_their_scales(self):
+        name = "model.layers.0.mlp.up_proj.weight"
+        scales = self.want[name + "_scale_inv"]
+        run = self.path("run")
+        cairn.torch.publish(self.plain, os.path.join(run, "plain"), version=1).result()
+        cairn.torch.publish(self.want, os.path.join(run, "fp8"), version=1).result()
+        cairn.convert(self.path(), self.path("hf"), self.recipe, format="hf")
+        for path, options in ((os.path.join(run, "fp8", "step-000000001"), {}), (self.path("hf"), {}),
+                              (self.path(), {"recipe": self.recipe})):
+            with self.subTest(path):
+                t = torch.zeros_like(self.plain[name], device=DEVICE)
+                with self.assertRaisesRegex(cairn.MismatchError, f"without their scales .*{name}_scale_inv"):
+                    cairn.torch.load({name: t}, path, **options)
+                self.assertFalse(t.any())
+                raw = torch.zeros_like(self.want[name], device=DEVICE)
+                cairn.torch.load({name: raw}, path, **options)
+                self.assert_same(self.want[name], raw.cpu())
+        t = torch.zeros_like(self.plain[name], dtype=torch.float32, device=DEVICE)
+        cairn.torch.load({name: t}, self.path("hf"), format="hf", format_options={"dequantize": True})
+        want = self.want[name].float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        self.assert_same(want, t.cpu())
+
+        for folder, options in ("fp8", {}), ("plain", {"recipe": self.recipe}):
+            with self.subTest(folder):
+                versions = cairn.torch.follow(os.path.join(run, folder), **options)
+                t = torch.zeros_like(self.plain[name], device=DEVICE)
+                with self.assertRaisesRegex(cairn.MismatchError, f"without their scales .*{name}_scale_inv"):
+                    versions.update({name: t})
+                raw = torch.zeros_like(self.want[name], device=DEVICE)
+                with self.assertRaisesRegex(cairn.StateError, f"does not have its scales, '{name}_scale_inv'"):
+                    versions.update({name: raw})
+                self.assertFalse(bits(t).any() or bits(raw).any())
+                versions.update({name: raw, name + "_scale_inv": torch.zeros_like(scales, device=DEVICE)})
+                self.assert_same(self.want[name], raw.cpu())
+
+    def test_back(self):
+        cairn.convert(self.path(), self.path("fp8"), self.recipe, format="hf")
+        state = {name: torch.zeros_like(t, device=DEVICE) for name, t in self.plain.items()}
+        cairn.torch.load(state, self.path("fp8"), recipe=self.recipe, reverse=True)
+        for name, t in state.items():
+            want = self.want[name]
+            if name.endswith("_proj.weight"):
+                scales = self.want[name + "_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+                want = (want.float() * scales).bfloat16()
+            self.assert_same({name: want}, {name: t.cpu()})
 
 
 class Forms(Case):

@@ -5,7 +5,7 @@ import unittest
 import torch
 
 import cairn.torch
-from device import CUDA, DEVICE, Case, blank, copy_of, noise
+from device import CUDA, DEVICE, Case, blank, busy, copy_of, noise
 
 
 @unittest.skipUnless(CUDA, "this needs a GPU")
@@ -41,6 +41,44 @@ class Devices(Case):
         handle.result(200)
         cairn.torch.load(state, self.path("second"))
         self.assert_same(want, state)
+
+    def test_weights_in_pinned_memory(self):
+        cairn.torch.save({"w": noise((1 << 20,), seed=1), "b": noise((7,), seed=2)}, self.path())
+        self.assertTrue(all(t.is_pinned() for _, t in cairn.torch.weights(self.path(), pin_memory=True)))
+
+    def test_an_update_follows_the_work_of_its_stream(self):
+        """Tensors that the stream of the caller is still changing are compared after that, and changed in its order."""
+        run = cairn.Run(self.path("weights"))
+        states = {v: {"w": noise((1 << 22,), "int16", seed=v)} for v in (1, 2)}
+        states[2]["w"][1000:] = states[1]["w"][1000:]
+        for v, state in states.items():
+            cairn.torch.save(state, run, step=v)
+        weights, w = cairn.torch.follow(run), torch.zeros(1 << 22, dtype=torch.int16, device=DEVICE)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            late = busy()
+            w.copy_((late.sum() * 0).to(torch.int16) + states[1]["w"])
+            report = weights.update({"w": w}, version=2)
+            copy = w.clone()
+        torch.cuda.synchronize()
+        self.assertLessEqual(report.elements_changed, 1000)
+        self.assert_same(states[2], {"w": w})
+        self.assert_same(states[2], {"w": copy})
+
+    def test_an_update_takes_little_memory_of_the_device(self):
+        """What differs everywhere is kept in memory of the host."""
+        size = 256 << 20
+        run = cairn.Run(self.path("weights"))
+        state = {f"{i}": noise((size // 4,), "uint8", seed=i) for i in range(4)}
+        cairn.torch.save(state, run, step=1)
+        got = blank(state)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        report = cairn.torch.follow(run).update(got)
+        self.assert_same(state, got)
+        self.assertGreater(report.elements_changed, size * 0.9)
+        # A piece of 64 MiB, and what a comparison needs.
+        self.assertLess(torch.cuda.max_memory_allocated() - before, 4 * (64 << 20))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import unittest
@@ -16,7 +15,7 @@ import torch.utils.data
 
 import cairn
 import cairn.torch
-from device import ENV, Case, noise, slow
+from device import Case, noise, slow, start
 
 # Trains until a signal comes. It prints the process id of its saver, "stop N", "staged" and "saved N".
 TRAINER = """
@@ -57,9 +56,9 @@ class Job:
         self.case, self.folder = case, case.path("job")
         os.makedirs(self.folder, exist_ok=True)
         self.errors = [open(f"{self.folder}/stderr-{rank}", "w+") for rank in range(ranks)]  # noqa: SIM115
-        self.ranks = [subprocess.Popen([sys.executable, "-c", TRAINER, self.folder, str(rank), str(ranks), str(grace),
-                                        str(every)], env=ENV, stdout=subprocess.PIPE, stderr=self.errors[rank],
-                                       text=True, start_new_session=True) for rank in range(ranks)]
+        self.ranks = [start(TRAINER, self.folder, str(rank), str(ranks), str(grace), str(every),
+                            stdout=subprocess.PIPE, stderr=self.errors[rank], text=True, start_new_session=True)
+                      for rank in range(ranks)]
         case.addCleanup(self.end)
         self.savers = [int(self.line(rank)) for rank in range(ranks)]
 

@@ -164,6 +164,58 @@ class Loads(Case):
         cairn.torch.load(got, self.path())
         self.assert_same(state, got)
 
+    def test_names_that_are_one_tensor_here(self):
+        a = noise((300, 7), "bfloat16", seed=1)
+        different = noise((300, 7), "bfloat16", seed=2)
+        for name, saved in {"tied": {"a": a, "b": a}, "equal": {"a": a, "b": a.clone()},
+                            "different": {"a": a, "b": different}}.items():
+            cairn.torch.save(saved, self.path(name))
+            for form in "row-major", "column-major":
+                with self.subTest(name, form=form):
+                    t = torch.zeros_like(a) if form == "row-major" else torch.zeros_like(a).t().contiguous().t()
+                    if name != "different":
+                        cairn.torch.load({"a": t, "b": t}, self.path(name))
+                        self.assert_same(a, t.contiguous())
+                        continue
+                    with self.assertRaisesRegex(cairn.MismatchError, "'a' and 'b' are one tensor in memory"):
+                        cairn.torch.load({"a": t, "b": t}, self.path(name))
+                    with self.assertRaisesRegex(cairn.MismatchError, "'x' and 'y' are one tensor in memory"):
+                        cairn.torch.load({"x": t, "y": t}, self.path(name), rename={"x": "b", "y": "a"})
+                    cairn.torch.load({"b": t}, self.path(name))
+                    self.assert_same(different, t.contiguous())
+        t = torch.zeros_like(a)
+        report = cairn.torch.load({"a": t, "b": t}, self.path("tied"))
+        self.assertLess(report.bytes_read, 1.5 * a.nbytes)
+        with self.assertRaisesRegex(cairn.MissingError, "'c'"):
+            cairn.torch.load({"a": t, "c": t}, self.path("tied"))
+        for t in torch.zeros_like(a), torch.zeros_like(a).t().contiguous().t():
+            self.assertEqual(cairn.torch.load({"a": t, "c": t}, self.path("tied"), strict=False).missing, ("c",))
+            self.assert_same(a, t.contiguous())
+
+    def test_missing_names_stay_as_they_are(self):
+        cairn.torch.save({"a": torch.zeros(3, device=DEVICE)}, self.path())
+        x = noise((300, 7))
+        for t in x.clone(), x.t().contiguous().t():
+            self.assertEqual(cairn.torch.load({"t": t}, self.path(), strict=False).missing, ("t",))
+            self.assert_same(x, t.contiguous())
+
+    def test_a_module_with_tied_weights(self):
+        def model(tie):
+            m = torch.nn.ModuleDict({"e": torch.nn.Embedding(8, 4), "h": torch.nn.Linear(4, 8, bias=False)}).to(DEVICE)
+            if tie:
+                m["h"].weight = m["e"].weight
+            return m
+
+        cairn.torch.save({"model": model(False)}, self.path("untied"))
+        saved = model(True)
+        cairn.torch.save({"model": saved}, self.path("tied"))
+        got = model(True)
+        with self.assertRaisesRegex(cairn.MismatchError, "'model.e.weight' and 'model.h.weight'"):
+            cairn.torch.load({"model": got}, self.path("untied"))
+        cairn.torch.load({"model": got}, self.path("tied"))
+        self.assert_same(dict(saved.state_dict()), dict(got.state_dict()))
+        self.assertIs(got["h"].weight, got["e"].weight)
+
     def test_open_on_the_device(self):
         x = noise((1000, 64), "bfloat16")
         cairn.torch.save({"x": x, "step": 3}, self.path())

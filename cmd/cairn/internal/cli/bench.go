@@ -16,7 +16,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchDeltaCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
+	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
 		newBenchConvertCmd(), newBenchTinyCmd())
 	return cmd
 }
@@ -150,6 +150,47 @@ func printDeltaBench(o *output, r *bench.DeltaResult) {
 	for _, c := range r.Cases {
 		t.add(c.Case, two(100*c.BytesRatio)+" %", two(c.FullSeconds), two(c.DeltaSeconds), two(c.SecondsRatio), two(c.LoadColdRatio), two(c.LoadWarmRatio))
 	}
+	o.table(t)
+}
+
+func newBenchVersionsCmd() *cobra.Command {
+	o := bench.VersionsOptions{Bytes: 1 << 30, Versions: 6}
+	follow := false
+	cmd := benchCommand("versions", lowest{"size": 1 << 20, "versions": 2}, func(ctx context.Context, out *output) (r *bench.VersionsResult, err error) {
+		if follow {
+			return nil, bench.FollowVersions(ctx, o.Bytes, os.Stdin, os.Stdout)
+		}
+		if o.Program, err = ownCommand(); err != nil {
+			return nil, err
+		}
+		if o.Follower, err = ownCommand("bench", "versions", "--follow", "--quiet"); err != nil {
+			return nil, err
+		}
+		o.Log = benchLog(out)
+		return bench.Versions(ctx, o)
+	}, printVersionsBench)
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the weights")
+	cmd.Flags().IntVar(&o.Versions, "versions", o.Versions, "number of versions")
+	cmd.Flags().BoolVar(&follow, "follow", false, "be the process that follows")
+	_ = cmd.Flags().MarkHidden("follow") // fails for unknown flags only
+	return cmd
+}
+
+func printVersionsBench(o *output, r *bench.VersionsResult) {
+	if r == nil {
+		return // the process that follows
+	}
+	o.printf("%s of bf16, 1 %% of the elements change, %d versions\n\n", formatBytes(r.Bytes), r.Versions)
+	t := newRows("", ">MEASURED", ">ASKED")
+	t.add("bytes written", two(100*r.WrittenShare)+" %", "<= 3 %")
+	t.add("bytes read", two(100*r.ReadShare)+" %", "<= 3 %")
+	t.add("publish stops training, GB/s", two(r.Stall), ">= 40")
+	t.add("from publish to complete, s", two(r.PublishSeconds), "")
+	t.add("from publish to applied, s", two(r.UpdateSeconds), "")
+	t.add("full save and load, s", two(r.FullSeconds), "")
+	t.add("applied, of the full time", two(r.UpdateRatio), "<= 0.25")
+	t.add("pause, s", strconv.FormatFloat(r.PauseSeconds, 'f', 3, 64), "<= 0.1")
 	o.table(t)
 }
 

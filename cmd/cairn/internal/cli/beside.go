@@ -67,12 +67,20 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src stri
 			return err
 		}
 	}
+	if r, ok := c.(interface{ Root() blob.Store }); ok && len(f.with) == 0 && to.format == formats.HF { // a version has no such files
+		return to.copyBeside(ctx, r.Root())
+	}
 	if len(f.with) > 0 || !through || to.format != formats.HF || v.Binding().To != "hf" {
 		return nil
 	}
 	if err := f.besideConfig(to); err != nil {
 		return err
 	}
+	return to.copyBeside(ctx, store)
+}
+
+// copyBeside adds the model's files in a store.
+func (to *destination) copyBeside(ctx context.Context, store blob.Store) error {
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
 			return err

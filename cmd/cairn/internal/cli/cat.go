@@ -71,7 +71,7 @@ func newCatCmd() *cobra.Command {
 	flags.BoolVar(&f.full, "full", false, "print everything")
 	flags.StringVar(&f.npy, "npy", "", "write a .npy `file`; - is stdout")
 	flags.StringVar(&f.raw, "raw", "", "write bytes to this `file`; - is stdout")
-	return cmd
+	return baseFlag(cmd)
 }
 
 // file returns the output file, or "" for text.

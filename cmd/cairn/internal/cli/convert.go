@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -30,6 +31,10 @@ func newConvertCmd() *cobra.Command {
 	fl := cmd.Flags()
 	fl.IntVar(&f.WorldSize, "world-size", 0, "write for `N` ranks")
 	fl.StringVar(&f.mesh, "mesh", "", "arrange the ranks as a mesh, such as `2x4`")
+	fl.StringVar(&f.encoding, "delta-encoding", "", "of --to slime: `xor` (default) or overwrite")
+	fl.StringVar(&f.checksum, "delta-checksum", "", "of --to slime: `xxh3-128` (default), blake3 or adler32")
+	completeFlag(cmd, choices("xor", "overwrite"), "delta-encoding")
+	completeFlag(cmd, choices("xxh3-128", "blake3", "adler32"), "delta-checksum")
 	fl.StringArrayVar(&f.Placements, "placement", nil, "`rule` such as 'GLOB=S(0),R' for how the mesh cuts tensors (repeatable)")
 	return cmd
 }
@@ -47,6 +52,7 @@ type conversionFlags struct {
 	maxShard                      sizeFlag
 	mesh                          string
 	dryRun, overwrite, dequantize bool
+	encoding, checksum            string
 	recipe                        recipeFlags
 	with                          []string
 	step                          int64
@@ -90,7 +96,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	completeFlag(cmd, choices(formats.Writable()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")
 	completeFlag(cmd, completeFlagNames, "select", "exclude")
-	return cmd
+	return baseFlag(cmd)
 }
 
 // castFlag adds the flag for the casts that --dtype may make.
@@ -223,7 +229,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 }
 
 func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
-	from, err := formats.ByName(format, &formats.Options{Dequantize: f.dequantize})
+	o := openOptions(ctx)
+	o.Dequantize = f.dequantize
+	from, err := formats.ByName(format, o)
 	if err != nil {
 		return nil, err
 	}
@@ -368,12 +376,18 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
 	}
+	exists := "--overwrite replaces it, once the new checkpoint is complete"
+	if f.to == formats.Slime {
+		exists = "a version is never replaced: DST is the folder of the next one"
+	}
 	for _, h := range []struct {
 		err  error
 		hint string
 	}{
+		{slime.ErrBase, "--base gives its path"},
+		{slime.ErrBefore, "a version has what has changed since the one before, which must be beside DST; --to hf writes a full version"},
 		{storage.ErrNotRepresentable, "--skip-objects leaves it out"}, // about the whole checkpoint
-		{storage.ErrExists, "--overwrite replaces it, once the new checkpoint is complete"},
+		{storage.ErrExists, exists},
 		{convert.ErrBusy, busyHint()},
 		{convert.ErrOccupied, "give DST another path"},
 		{cairn.ErrMissing, names},
@@ -383,6 +397,9 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		if errors.Is(err, h.err) {
 			return withHint(err, h.hint)
 		}
+	}
+	if errors.Is(err, slime.ErrChain) {
+		return withHint(err, baseHint(cmd.Context(), src))
 	}
 	return err
 }

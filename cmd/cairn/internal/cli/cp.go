@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -18,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -98,6 +100,9 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err != nil {
 		return err
 	}
+	if err := checkDelta(ctx, from, to); err != nil {
+		return withHint(err, "'cairn sync' copies all versions, 'cairn convert' with --to hf writes this one as a whole checkpoint")
+	}
 	opts.As, opts.Group = as, g
 	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var rep *transfer.Report
@@ -133,6 +138,36 @@ func copyTarget(ctx context.Context, from blob.Store, dst string) (to blob.Store
 	}
 	to, err = blob.OpenAddress(cache.Without(ctx), dir)
 	return to, path.Base(as), err
+}
+
+// errNeedsBefore reports a copy of a delta version that could not be opened.
+var errNeedsBefore = errors.New("a delta version opens only beside the version before it, in a folder of its name")
+
+// checkDelta returns an error if from holds a delta version of slime and to is not a folder in
+// which it opens.
+func checkDelta(ctx context.Context, from, to blob.Store) error {
+	if format, err := formats.Detect(ctx, from); err != nil || format != formats.Slime {
+		return nil // the copy reports the error
+	}
+	_, name, err := blob.Parent(from)
+	if err != nil {
+		return err
+	}
+	if _, as, err := blob.Parent(to); err != nil || as != name {
+		return fmt.Errorf("%w: DST must be called %s", errNeedsBefore, name)
+	}
+	n, _ := slime.ParseFolder(name)
+	if n <= 1 {
+		return nil // it is based on version 0
+	}
+	before, err := blob.Beside(to, slime.Folder(n-1))
+	if err != nil {
+		return err
+	}
+	if _, err := formats.Detect(ctx, before); err != nil {
+		return fmt.Errorf("%w: %s holds no version: %w", errNeedsBefore, before, err)
+	}
+	return nil
 }
 
 // isFolder reports whether dst is the folder in which a file of that name is to appear.

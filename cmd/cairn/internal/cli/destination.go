@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
@@ -65,6 +66,9 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 		path = behindLink(path)
 	}
 	d.opts = formats.Options{MaxFileBytes: int64(f.maxShard), Shards: f.shards, Distributed: f.resharded()}
+	if err := f.delta(cmd, d); err != nil {
+		return nil, err
+	}
 	if f.shards > storage.MaxFilesPerRank && d.format != formats.HF {
 		return nil, usagef(cmd, "--shards %d: --to %s takes at most %d", f.shards, d.format, storage.MaxFilesPerRank)
 	}
@@ -89,6 +93,24 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	}
 	d.opts.File, d.opts.MaxFileBytes, d.opts.Shards, d.write.FilesPerRank = d.place.File, 0, 0, 0
 	return d, nil
+}
+
+// delta sets the options of a delta version.
+func (f *conversionFlags) delta(cmd *cobra.Command, d *destination) error {
+	switch _, name := blob.SplitAddress(filepath.ToSlash(d.address)); {
+	case d.format != formats.Slime && (f.encoding != "" || f.checksum != ""):
+		return usagef(cmd, "--delta-encoding and --delta-checksum need --to %s", formats.Slime)
+	case d.format != formats.Slime:
+		return nil
+	case f.shards > 0 || f.maxShard > 0 || f.resharded():
+		return usagef(cmd, "--to %s holds whole tensors, in files of its own: leave out --shards, --max-shard-size and shardings", d.format)
+	case f.overwrite:
+		return usagef(cmd, "--to %s never replaces a version: leave out --overwrite", d.format)
+	case !slime.IsFolder(name):
+		return usagef(cmd, "--to %s: DST is the folder of a version, such as %s", d.format, slime.Folder(4))
+	}
+	d.opts.Base, d.opts.Encoding, d.opts.Checksum, d.opts.Folder = baseOf(cmd.Context()), f.encoding, f.checksum, d.address
+	return nil
 }
 
 // object sets the object of a checkpoint of one file, if address is not a path.
@@ -129,7 +151,7 @@ const hfSuffix = ".safetensors"
 
 var formatAliases = map[string]string{
 	"cairn": formats.Native, "dcp": formats.TorchDCP, "safetensors": formats.HF, "huggingface": formats.HF,
-	"pt": formats.Torch, "pth": formats.Torch, "hyper_parallel": formats.Hyper,
+	"pt": formats.Torch, "pth": formats.Torch, "hyper_parallel": formats.Hyper, "miles": formats.Slime,
 }
 
 func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
@@ -146,6 +168,8 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 	case slices.Contains(torchSuffixes, suffix):
 		return formats.Torch, nil
 	case suffix == hfSuffix:
+		return formats.HF, nil
+	case f.merge && from == formats.Slime:
 		return formats.HF, nil
 	case f.merge && from != formats.Torch: // torch is one file, and the target is a directory
 		return from, nil

@@ -64,7 +64,7 @@ func newDiffCmd() *cobra.Command {
 	flags.BoolVar(&f.All, "all", false, "also list what is equal")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.First, "first", false, "stop at the first name that differs")
-	return cmd
+	return baseFlag(cmd)
 }
 
 // differ returns the error for checkpoints that are not equal.

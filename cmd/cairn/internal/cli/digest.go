@@ -30,7 +30,7 @@ func newDigestCmd() *cobra.Command {
 	f.add(cmd)
 	r.add(cmd, "read")
 	job.add(cmd)
-	return cmd
+	return baseFlag(cmd)
 }
 
 func runDigest(cmd *cobra.Command, ctx context.Context, args []string, f *nameFlags, g group.Group) error {

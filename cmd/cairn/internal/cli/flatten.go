@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -8,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -57,6 +60,9 @@ func newFlattenCmd() *cobra.Command {
 	return cmd
 }
 
+// errNotFlattened reports a checkpoint of a format whose checkpoints always refer to others.
+var errNotFlattened = errors.New("its format has no form that stands alone")
+
 func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	opts, err := f.options(cmd)
@@ -74,6 +80,10 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	}
 	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
 	alone := c.Storage().StoredBytes == 0
+	if c.Storage().Version == slime.Version {
+		err := fmt.Errorf("%s is a delta version: %w", blob.Redact(arg), errors.Join(errNotFlattened, c.Close()))
+		return nil, withHint(err, "'cairn convert' with --to hf writes it as a whole checkpoint, to another folder")
+	}
 	if err := c.Close(); err != nil || alone {
 		r.Bases = []string{}
 		return r, err

@@ -86,7 +86,7 @@ func newInspectCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&f.timeline, "timeline", false, "show how long each rank took for each phase of the save")
 	cmd.Flags().StringVar(&f.trace, "trace", "", "write the timeline to this `FILE`, as trace events for Perfetto; - is stdout")
 	_ = cmd.MarkFlagFilename("trace", "json") // fails for unknown flags only
-	return cmd
+	return baseFlag(cmd)
 }
 
 // checkTimeline refuses flags and arguments that --timeline and --trace do not go with.
@@ -152,7 +152,11 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	t.add("world size", world)
 	t.add("writer", clean(v.Writer))
 	if len(v.Bases) > 0 {
-		t.add("refers to", clean(strings.Join(v.Bases, ", "))+"; only cairn opens it")
+		only := ""
+		if v.StoredBytes > 0 {
+			only = "; only cairn opens it"
+		}
+		t.add("refers to", clean(strings.Join(v.Bases, ", "))+only)
 	}
 	for _, k := range slices.Sorted(maps.Keys(v.Tags)) {
 		t.add("tag "+clean(k), clean(v.Tags[k]))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // logResult is what 'cairn log --json' prints.
@@ -156,7 +157,7 @@ func (res *logResult) printTotals(o *output) {
 		if res.Checkpoints[i].NotUploaded {
 			lacking++
 		}
-		if len(res.Checkpoints[i].Bases) > 0 {
+		if len(res.Checkpoints[i].Bases) > 0 && res.Checkpoints[i].Format == formats.Native {
 			referring++
 		}
 	}

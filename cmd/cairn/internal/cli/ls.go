@@ -36,7 +36,7 @@ func newLsCmd() *cobra.Command {
 	r.add(cmd, "list")
 	cmd.Flags().StringArrayVarP(&matched, "match", "m", nil, "another name of --select, with the same `pattern`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "also show elements, files and the values of objects")
-	return cmd
+	return baseFlag(cmd)
 }
 
 func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string, f *nameFlags, long bool) error {

@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
+	"github.com/cairn-ckpt/cairn/storage/slime"
 )
 
 // recordName is the native format's commit record.
@@ -46,7 +47,7 @@ func openLocated(ctx context.Context, address string) (store, at blob.Store, c s
 	if store, err = openStore(ctx, checkpointAddress(ctx, address)); err != nil {
 		return nil, nil, nil, err
 	}
-	if c, at, err = formats.OpenLocated(ctx, store, nil); err != nil {
+	if c, at, err = formats.OpenLocated(ctx, store, openOptions(ctx)); err != nil {
 		return nil, nil, nil, openError(ctx, store, address, err)
 	}
 	return store, at, c, nil
@@ -130,12 +131,17 @@ func openHint(ctx context.Context, address string, err error) string {
 	switch _, lacksRanks := errors.AsType[*storage.RanksError](err); {
 	case errors.Is(err, cairn.ErrVersion):
 		return "" // the general hint applies
+	case errors.Is(err, slime.ErrBase):
+		return "--base gives its path"
 	case lacksRanks:
 		return "the checkpoint is complete once every rank has saved; if a rank is lost, save again into another folder"
 	case errors.Is(err, cairn.ErrUnderWay):
 		return fmt.Sprintf("'cairn latest %s --wait' waits until the save is over", quoteArg(address))
 	case errors.Is(err, cairn.ErrCorrupt), errors.Is(err, cairn.ErrIncomplete):
 		lostIndex := errors.Is(err, hf.ErrIndex) || errors.Is(err, cairn.ErrIncomplete) && formatOf(ctx, address) == formats.HF
+		if hint := baseHint(ctx, address); hint != "" {
+			return hint
+		}
 		if !isNative(ctx, address) && !lostIndex {
 			return "it has to come from another copy, or be saved again"
 		}

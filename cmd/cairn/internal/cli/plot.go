@@ -73,7 +73,7 @@ func newPlotCmd() *cobra.Command {
 	completeFlag(cmd, choices("l2", "mean", "abs_max", "nan_share"), "measure")
 	completeFlag(cmd, completeFlagNames, "select", "name-a")
 	_ = cmd.MarkFlagFilename("output", "svg") // fails for unknown flags only
-	return cmd
+	return baseFlag(cmd)
 }
 
 // completePlot completes a path, a chart, and what the chart needs.

@@ -60,7 +60,7 @@ func newStatsCmd() *cobra.Command {
 	cmd.Flags().StringVar(&f.sort, "sort", "name", "sort by this `column`, the largest number first: "+strings.Join(orders, ", "))
 	cmd.Flags().BoolVar(&f.failOnNaN, "fail-on-nan", false, "end with exit code 1 if an element is NaN or infinite")
 	completeFlag(cmd, choices(orders...), "sort")
-	return cmd
+	return baseFlag(cmd)
 }
 
 const maxBuckets = 1 << 16

@@ -52,7 +52,7 @@ func newTableCmd() *cobra.Command {
 		return runTable(cmd, args[0], out)
 	})
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`; - is stdout")
-	return cmd
+	return baseFlag(cmd)
 }
 
 func checkTableOutput(cmd *cobra.Command, out string) error {

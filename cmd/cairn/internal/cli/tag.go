@@ -94,6 +94,11 @@ func (f *tagFlags) run(cmd *cobra.Command, address string, tags []string) error 
 // parse checks the words of the command line and returns the metrics.
 func (f *tagFlags) parse(cmd *cobra.Command, tags []string) (run.Metrics, error) {
 	metrics := run.Metrics{}
+	for _, word := range tags {
+		if strings.Contains(word, "=") {
+			return nil, withHint(usagef(cmd, "the tag %q has an equals sign", word), "a metric is set by --metric NAME=NUMBER")
+		}
+	}
 	for _, text := range f.metrics {
 		name, value, ok := strings.Cut(text, "=")
 		v, err := strconv.ParseFloat(value, 64)

@@ -42,7 +42,7 @@ func newVerifyCmd() *cobra.Command {
 	})
 	f.add(cmd)
 	cmd.Flags().BoolVar(&against, "manifest", false, "also compare the tensors with "+manifestName+", which convert --recipe writes")
-	return cmd
+	return baseFlag(cmd)
 }
 
 func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) error {
@@ -84,6 +84,9 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	err = fmt.Errorf("%s: %s: %w", args[0], plural(len(rep.Problems), "problem"), cairn.ErrCorrupt)
 	if whole {
 		return withHint(err, "its files are whole, but the checkpoint is not the one that the manifest describes: convert again, or look for the manifest that belongs to it")
+	}
+	if hint := baseHint(cmd.Context(), args[0]); hint != "" {
+		return withHint(err, hint)
 	}
 	if hasRest(cmd.Context(), c, rep.Problems) {
 		return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
@@ -201,7 +204,7 @@ func printProblems(o *output, problems []storage.VerifyProblem) {
 				name += fmt.Sprintf(" and %d more", n)
 			}
 		}
-		t.add(clean(p.File), name, clean(strings.TrimSpace(p.Text)))
+		t.add(clean(p.File), name, clean(oneLine(p.Text)))
 	}
 	o.table(t)
 }

@@ -1,0 +1,165 @@
+package saver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// large is the shape of a tensor of several segments.
+var large = []int64{400, 500}
+
+// saveVersions saves versions of a tensor to a run, each on the base of the one before, and
+// returns the contents of each, from version 1 on.
+func saveVersions(t *testing.T, dir string, versions int64) []*tensor.Tensor {
+	t.Helper()
+	x := matrix(t, tensor.Int16, large, 7)
+	out := []*tensor.Tensor{nil}
+	for v := int64(1); v <= versions; v++ {
+		for b := x.Contents()[2*v:]; len(b) > 100; b = b[100:] {
+			b[0]++
+		}
+		store := must.Get(file.Open(filepath.Join(dir, run.FolderName(v)), nil))(t)
+		base := &storage.Base{}
+		if v > 1 {
+			base.Folder = run.FolderName(v - 1)
+		}
+		w := must.Get(native.Format{}.NewWriter(store, storage.WriteOptions{Base: base}))(t)
+		must.Get(protocol.Save(t.Context(), protocol.RankSave{
+			Group: group.Solo(), Planner: new(plan.DefaultSave), Writer: w, State: plan.State{"x": x},
+			Storage: meta.Storage{SaveID: fmt.Sprintf("save-%d", v), Step: &v, Time: time.Unix(1e9+v, 0).UTC(), WorldSize: 1},
+		}))(t)
+		out = append(out, x.Clone())
+	}
+	return out
+}
+
+// newest asks for the newest checkpoint of a run.
+func (c *trainer) newest(b newestBody) (foundBody, error) {
+	c.Helper()
+	b.Load = 9
+	c.send(typeNewest, b)
+	f := must.Get(readFrame(c.r))(c)
+	body := must.Get(decodeBody(f))(c)
+	switch b := body.(type) {
+	case foundBody:
+		return b, nil
+	case failedBody:
+		return foundBody{}, b.Error.err()
+	}
+	c.Fatalf("%s %s", f.Type, f.Body)
+	return foundBody{}, nil
+}
+
+func TestNewest(t *testing.T) {
+	dir := t.TempDir()
+	c := newLoader(t)
+	if _, err := c.newest(newestBody{Store: filepath.Join(dir, "nothing")}); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("a run that does not exist: %v", err)
+	}
+	saveVersions(t, dir, 3)
+	for _, q := range []struct {
+		after, before *int64
+		want          int64
+	}{{nil, nil, 3}, {new(int64(2)), nil, 3}, {nil, new(int64(3)), 2}, {new(int64(0)), new(int64(2)), 1}} {
+		got, err := c.newest(newestBody{Store: dir, After: q.after, Before: q.before})
+		name := run.FolderName(q.want)
+		want := foundBody{Load: 9, Name: name, Store: filepath.Join(dir, name), Step: q.want, SaveID: fmt.Sprintf("save-%d", q.want)}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("newest = %+v, %v; want %+v", got, err, want)
+		}
+	}
+	if _, err := c.newest(newestBody{Store: dir, After: new(int64(3))}); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("after the newest: %v; want ErrNotFound", err)
+	}
+	if _, err := c.newest(newestBody{Store: dir, Format: "torchdcp"}); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("another format: %v; want ErrNotFound", err)
+	}
+	if _, err := c.newest(newestBody{Store: "gopher://x"}); !errors.Is(err, storage.ErrOptions) {
+		t.Errorf("an unknown scheme: %v; want ErrOptions", err)
+	}
+	must.Do(t, os.Truncate(filepath.Join(dir, run.FolderName(3), "cairn.json"), 5))
+	got, err := c.newest(newestBody{Store: dir})
+	if err != nil || got.Step != 2 || len(got.Damaged) != 1 || got.Damaged[0].Step != 3 || !strings.Contains(got.Damaged[0].Error, storage.ErrCorrupt.Error()) {
+		t.Errorf("newest = %+v, %v; want step 2, and step 3 damaged", got, err)
+	}
+	if _, err := c.newest(newestBody{Store: dir, After: new(int64(2))}); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("after step 2: %v; want ErrCorrupt", err)
+	}
+}
+
+// Loads with keep read only what has changed, unless one of them fails: the next one then
+// reads everything.
+func TestLoadsOfVersions(t *testing.T) {
+	dir := t.TempDir()
+	want := saveVersions(t, dir, 6)
+	full := want[1].NumBytes()
+	c := newLoader(t)
+	load := func(v, keep int64) *loaded {
+		t.Helper()
+		items := []wantBody{{Name: "x", DType: "int16", Shape: large}}
+		clear(c.mem[:full])
+		l := c.load(loadBody{source: source{Store: filepath.Join(dir, run.FolderName(v)), Keep: keep}, Items: items})
+		if l.err == nil {
+			c.check(items[0], want[v])
+		}
+		return l
+	}
+	const keep = 1 << 30
+	for v := int64(1); v <= 3; v++ {
+		l := load(v, keep)
+		if l.err != nil {
+			t.Fatal(l.err)
+		}
+		if got := l.report.Local.Read; (v == 1) != (got >= full) || v > 1 && got > full/4 {
+			t.Errorf("version %d: %d bytes were read, all are %d", v, got, full)
+		}
+	}
+	if l := load(4, 0); l.err != nil || l.report.Local.Read < full {
+		t.Errorf("without keep: %+v, %v; want more than %d bytes", l.report, l.err, full)
+	}
+	// The changes of version 4 are damaged.
+	store := must.Get(file.Open(filepath.Join(dir, run.FolderName(4)), nil))(t)
+	for _, e := range must.Get(os.ReadDir(store.Dir()))(t) {
+		if strings.HasSuffix(e.Name(), ".delta") {
+			must.Do(t, fault.Damage(t.Context(), store, e.Name(), func(b []byte) []byte {
+				b[len(b)*3/4] ^= 0x55 // a body; the table is at the end
+				return b
+			}))
+		}
+	}
+	if l := load(4, keep); !errors.Is(l.err, storage.ErrCorrupt) {
+		t.Errorf("a damaged version: %v; want ErrCorrupt", l.err)
+	}
+	if l := load(3, keep); l.err != nil || l.report.Local.Read < full {
+		t.Errorf("after a failure: %+v, %v; want more than %d bytes", l.report, l.err, full)
+	}
+}
+
+func TestNegativeKeepIsRefused(t *testing.T) {
+	for typ, body := range map[string]any{
+		typeLoad:     loadBody{Load: 1, source: source{Store: "/x", Keep: -1}},
+		typeDescribe: describeBody{Load: 1, source: source{Store: "/x", Keep: -1}},
+	} {
+		c := newLoader(t)
+		c.send(typ, body)
+		c.expect(typeRefused)
+	}
+}
