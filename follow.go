@@ -653,8 +653,8 @@ func compare(live, t *tensor.Tensor) ([]difference, int64) {
 	size, is := live.DType().Size(), t.Contents()
 	was, ok := live.Bytes()
 	if !ok { // rare, so the part is kept whole
-		if n := count(live.Contents(), is, size); n > 0 {
-			return []difference{{part: live, whole: t.Clone()}}, n
+		if n := segment.Count(live.Contents(), is, size); n > 0 {
+			return []difference{{part: live, whole: t.Clone()}}, int64(n)
 		}
 		return nil, 0
 	}
@@ -679,6 +679,14 @@ var scratch = sync.Pool{New: func() any { return new([]uint32) }}
 func (d *difference) compare(is []byte) {
 	buf := scratch.Get().(*[]uint32)
 	defer scratch.Put(buf)
+	// If the beginning differs, all of it may, and then finding the places takes long.
+	k := min(len(is), 4<<10)
+	if segment.Count(d.live[:k], is[:k], d.size) > k/d.size/dense {
+		if d.n = segment.Count(d.live, is, d.size); d.n > len(is)/d.size/dense {
+			d.values = bytes.Clone(is)
+			return
+		}
+	}
 	at := segment.AppendPlaces((*buf)[:0], d.live, is, d.size)
 	*buf, d.n = at, len(at)
 	if d.n > len(is)/d.size/dense {
@@ -689,16 +697,6 @@ func (d *difference) compare(is []byte) {
 	for _, i := range at {
 		d.values = append(d.values, is[i:int(i)+d.size]...)
 	}
-}
-
-// count returns how many elements differ.
-func count(was, is []byte, size int) (n int64) {
-	for len(is) > 0 {
-		k := min(partBytes, len(is))
-		n += int64(len(segment.AppendPlaces(nil, was[:k], is[:k], size)))
-		was, is = was[k:], is[k:]
-	}
-	return n
 }
 
 // write changes the state.

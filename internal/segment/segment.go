@@ -152,6 +152,37 @@ func AppendPlaces(dst []uint32, a, b []byte, width int) []uint32 {
 	return dst
 }
 
+// Count returns the number of elements that differ between a and b. The lengths of a and b
+// are equal and a multiple of width: 1, 2, 4, 8 or 16. It is as fast for many differences as
+// for few, unlike AppendPlaces.
+func Count(a, b []byte, width int) (n int) {
+	if err := check(0, width); err != nil || len(a) != len(b) || len(a)%width != 0 {
+		panic(fmt.Sprintf("segment: %d and %d bytes in elements of %d", len(a), len(b), width))
+	}
+	i := 0
+	if width == 16 {
+		for ; i < len(a); i += 16 {
+			d := (word(a, i) ^ word(b, i)) | (word(a, i+8) ^ word(b, i+8))
+			n += int((d | -d) >> 63)
+		}
+		return n
+	}
+	top := ^uint64(0) / (1<<(8*width) - 1) << (8*width - 1) // the top bit of each element
+	for ; i+8 <= len(a) && i+8 <= len(b); i += 8 {
+		d := word(a, i) ^ word(b, i)
+		n += bits.OnesCount64((d&^top + ^top | d) & top)
+	}
+	for ; i < len(a); i += width {
+		if string(a[i:i+width]) != string(b[i:i+width]) {
+			n++
+		}
+	}
+	return n
+}
+
+// word returns the 8 bytes of p at i.
+func word(p []byte, i int) uint64 { return binary.LittleEndian.Uint64(p[i : i+8]) }
+
 // Patch changes p from the base of a difference to the segment, in place. code is from
 // AppendDiff with the same width. If code is corrupt or belongs to another length or width,
 // Patch returns an error that wraps ErrCode; p may then be changed in part. The memory that

@@ -24,7 +24,7 @@ func random(t testing.TB) *rand.Rand {
 }
 
 // diff returns the code of a difference after it has checked that Patch undoes it, that Advance
-// returns it, too, and that AppendPlaces finds what differs.
+// returns it, too, and that AppendPlaces and Count find what differs.
 func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)
@@ -56,6 +56,9 @@ func diff(t testing.TB, src, base []byte, width int) []byte {
 	}
 	if places[0] != 77 || !slices.Equal(places[1:], want) {
 		t.Fatalf("width %d, %d bytes: AppendPlaces = %d places, want %d", width, len(src), len(places)-1, len(want))
+	}
+	if got := Count(src[:n], base[:n], width); got != len(want) {
+		t.Fatalf("width %d, %d bytes: Count = %d, want %d", width, len(src), got, len(want))
 	}
 	return code
 }

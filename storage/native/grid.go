@@ -2,6 +2,7 @@ package native
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage/reading"
@@ -104,6 +105,46 @@ func (g grid) addSpan(sums []uint32, p []byte, off, width int64) {
 		i := row/g.height*bands + b
 		sums[i] = crc32c.Update(sums[i], p[:n])
 		p, off = p[n:], off+n
+	}
+}
+
+// addApart is add for bytes that come in any order and from several goroutines. sums is
+// complete after all bytes were added once. Shorter pieces take more time.
+func (g grid) addApart(sums []uint32, p []byte, off int64) {
+	stripe, bands := g.height*g.pitch, g.bands()
+	for len(p) > 0 {
+		row := off / stripe * g.height // of the stripe
+		at := off % stripe
+		end := min(at+int64(len(p)), min(stripe, g.total-row*g.pitch))
+		first, last := int64(0), bands // bands
+		if at/g.pitch == (end-1)/g.pitch {
+			first, last = at%g.pitch/g.band, (end-1)%g.pitch/g.band+1
+		}
+		var few [maxBands]uint32
+		crcs := append(few[:0], make([]uint32, last-first)...)
+		for at < end {
+			col := at % g.pitch
+			b := col / g.band
+			n := min(end-at, min((b+1)*g.band, g.pitch)-col)
+			crcs[b-first] = crc32c.Update(crcs[b-first], p[:n])
+			p, at, off = p[n:], at+n, off+n
+		}
+		tiles := sums[row/g.height*bands:]
+		for i, crc := range crcs {
+			b := first + int64(i)
+			width := min(g.band, g.pitch-b*g.band)
+			seen := end/g.pitch*width + max(0, min(end%g.pitch-b*g.band, width)) // bytes of the tile before end
+			all := min(g.height, g.rows-row) * width
+			// A checksum is the sum of what its pieces contribute, each moved over the bytes after it.
+			addTo(&tiles[b], crc32c.Join(crc, 0, all-seen))
+		}
+	}
+}
+
+// addTo adds a contribution to a checksum.
+func addTo(sum *uint32, v uint32) {
+	for old := atomic.LoadUint32(sum); !atomic.CompareAndSwapUint32(sum, old, old^v); {
+		old = atomic.LoadUint32(sum)
 	}
 }
 

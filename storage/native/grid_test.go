@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -90,14 +91,23 @@ func TestSumsDoNotDependOnTheSplit(t *testing.T) {
 		d, sizes := smallChunk(t)
 		g := smallMeasures(t).grid(sizes, int64(d.Size()))
 		data := chunkBytes(g.total)
-		sums := make([]uint32, g.tiles())
+		sums, apart := make([]uint32, g.tiles()), make([]uint32, g.tiles())
+		var pieces [][2]int64
 		for off := int64(0); off < g.total; {
 			n := rapid.Int64Range(0, min(g.total-off, 200)).Draw(t, "n")
 			g.add(sums, data[off:off+n], off)
+			pieces = append(pieces, [2]int64{off, off + n})
 			off += n
 		}
-		if diff := cmp.Diff(naiveSums(g, data), sums); diff != "" {
-			t.Errorf("sums of %v by %+v (-want +got):\n%s", sizes, g, diff)
+		var wg sync.WaitGroup
+		for _, p := range rapid.Permutation(pieces).Draw(t, "order") {
+			wg.Go(func() { g.addApart(apart, data[p[0]:p[1]], p[0]) })
+		}
+		wg.Wait()
+		for claim, got := range map[string][]uint32{"in order": sums, "in any order": apart} {
+			if diff := cmp.Diff(naiveSums(g, data), got); diff != "" {
+				t.Errorf("sums of %v by %+v, %s (-want +got):\n%s", sizes, g, claim, diff)
+			}
 		}
 	})
 }

@@ -45,6 +45,7 @@ type placed struct {
 	key    string            // in the file's header
 	offset int64             // in the file
 	length int64
+	sums   []uint32 // of its tiles, once it is written
 }
 
 // dataFile is a file in which the place of every byte is known before the first is
@@ -241,33 +242,27 @@ func reservedKey(fqn string) bool {
 func (f *dataFile) parts() *publish.DataFile {
 	out := &publish.DataFile{Name: f.name, Parts: make([]publish.Part, 0, 1+len(f.items))}
 	out.Parts = append(out.Parts, publish.Part{Length: int64(len(f.header)), Literal: f.header})
-	results := make([]storage.WriteResult, 0, len(f.items))
-	// The items pass one after the other, so that they share these.
-	var g grid
-	var sums []uint32
-	ended := 0
-	pass := func(p []byte, from int64) {
-		if from == 0 {
-			g, sums = f.items[ended].newSums()
-		}
-		g.add(sums, p, from)
-	}
-	end := func() {
-		it := &f.items[ended]
-		if it.length == 0 {
-			_, sums = it.newSums()
-		}
-		results = append(results, it.result(it.item, f.name, sums))
-		for _, t := range it.ties {
-			results = append(results, it.result(t, f.name, sums))
-		}
-		ended++
-	}
 	for i := range f.items {
 		it := &f.items[i]
-		out.Parts = append(out.Parts, publish.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass, End: end})
+		g, sums := it.newSums()
+		it.sums = sums
+		out.Parts = append(out.Parts, publish.Part{
+			Length: it.length, Item: it.item, Ties: it.ties,
+			Pass:  func(p []byte, from int64) { g.add(sums, p, from) },
+			Apart: func(p []byte, from int64) { g.addApart(sums, p, from) },
+		})
 	}
-	out.Results = func() []storage.WriteResult { return results }
+	out.Results = func() []storage.WriteResult {
+		results := make([]storage.WriteResult, 0, len(f.items))
+		for i := range f.items {
+			it := &f.items[i]
+			results = append(results, it.result(it.item, f.name))
+			for _, t := range it.ties {
+				results = append(results, it.result(t, f.name))
+			}
+		}
+		return results
+	}
 	return out
 }
 
@@ -281,9 +276,9 @@ func (it *placed) newSums() (grid, []uint32) {
 }
 
 // result returns the location of an item of that place in its file.
-func (it *placed) result(of *plan.WriteItem, file string, sums []uint32) storage.WriteResult {
+func (it *placed) result(of *plan.WriteItem, file string) storage.WriteResult {
 	r := storage.WriteResult{Index: of.Index()}
-	r.Loc.File, r.Loc.Offset, r.Loc.Length, r.Loc.Sums = file, it.offset, it.length, sums
+	r.Loc.File, r.Loc.Offset, r.Loc.Length, r.Loc.Sums = file, it.offset, it.length, it.sums
 	if it.key != of.FQN() {
 		r.Loc.Detail = &meta.Detail{Key: it.key}
 	}

@@ -26,7 +26,7 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 	defer bw.Abort() // does nothing once committed
 	out := newAppender(bw, w.outBytes)
 	defer out.close()
-	as := &assembler{parts: f.Parts, data: w.data}
+	as := &assembler{parts: f.Parts, data: w.data, apart: true}
 	defer as.close()
 	var crc uint32
 	var pieces []*codedPiece
@@ -38,9 +38,10 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 			n += lengths[i]
 			i++
 		}
-		buf, done, err := as.view(gctx, int64(n))
+		buf, pass, done, err := as.view(gctx, int64(n))
 		if buf == nil && err == nil {
 			buf, err = as.piece(gctx, w.pieces, int64(n))
+			pass = func() {}
 			done = func() error { w.pieces.Put(buf); return nil }
 		}
 		if err != nil {
@@ -51,8 +52,8 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 		pieces = append(pieces, p)
 		g.Go(work.Guard(func() (err error) {
 			defer func() { err = errors.Join(err, done()) }()
-			p.crc = crc32c.Checksum(buf)
-			if err := encode(gctx, c, out, buf, lengths[first:i:i], first); err != nil {
+			pass()
+			if p.crc, err = encode(gctx, c, out, buf, lengths[first:i:i], first); err != nil {
 				return err
 			}
 			w.progress.Add(int64(n))
@@ -100,28 +101,29 @@ type codedPiece struct {
 var codeBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // encode codes the segments in buf, which have the given lengths; first is the number of
-// the first one.
-func encode(ctx context.Context, c Coder, out *appender, buf []byte, lengths []int, first int) error {
+// the first one. It returns the checksum of buf.
+func encode(ctx context.Context, c Coder, out *appender, buf []byte, lengths []int, first int) (crc uint32, err error) {
 	code := codeBuffers.Get().(*[]byte)
 	defer codeBuffers.Put(code)
 	for i, n := range lengths {
 		if len(*code) < n+n/4 {
 			*code = make([]byte, n+n/4)
 		}
+		crc = crc32c.Update(crc, buf[:n])
 		p, err := c.Encode(ctx, first+i, buf[:n], *code)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if len(p) > 0 {
 			off, err := out.append(ctx, p)
 			if err != nil {
-				return err
+				return 0, err
 			}
 			c.Stored(first+i, off)
 		}
 		buf = buf[n:]
 	}
-	return nil
+	return crc, nil
 }
 
 // appender writes bytes one after the other, in pieces. append is safe for concurrent use.

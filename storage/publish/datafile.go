@@ -72,19 +72,20 @@ type Part struct {
 	// Ties are items that are one tensor with Item. They are not read, but released when
 	// Item has been read.
 	Ties []*plan.WriteItem
-	// Tail returns the bytes. It is called after Pass and End of all parts before this
-	// one, so the bytes can depend on them.
+	// Tail returns the bytes. It is called after Pass of all parts before this one,
+	// so the bytes can depend on them.
 	Tail func() ([]byte, error)
 	// Parts returns the parts that this part consists of. It is called when this part
 	// is written, so that a file of very many parts need not hold all of them in
 	// memory. The returned parts are not used any more when Parts of a later part is
-	// called. If Parts is set, Pass and End are nil.
+	// called. If Parts is set, Pass and Apart are nil.
 	Parts func() ([]Part, error)
 	// Pass, if not nil, is called with consecutive pieces of the bytes; from is the
 	// offset of p in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)
-	// End, if not nil, is called after the last byte, even if the part has no bytes.
-	End func()
+	// Apart does what Pass does, but the pieces come in any order and from several
+	// goroutines. It is called instead of Pass for the parts of a file with a Coder.
+	Apart func(p []byte, from int64)
 }
 
 // fileWriter writes data files in the store of a publisher. The layout of a file is
