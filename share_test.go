@@ -195,7 +195,7 @@ func loadModel(ctx context.Context, t testing.TB, g group.Group, store blob.Stor
 // Replicas of a model read it once between them, in any format, and in equal parts if
 // the format allows large chunks to be cut.
 func TestReplicasReadOnce(t *testing.T) {
-	const n = 4
+	const n = 3
 	for format := range saveFormats {
 		store, want, bytes := saved(t, format)
 		var most int64
@@ -252,7 +252,7 @@ func together[G group.Group](gs []G, fn func(g group.Group) error) error {
 }
 
 func TestShareOverTCP(t *testing.T) {
-	const n = 4
+	const n = 3
 	store, want, bytes := saved(t, "native")
 	gs := tcptest.Meet(t, n, tcptest.ByFile(t, n))
 	must.Do(t, together(gs, func(g group.Group) error {

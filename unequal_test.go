@@ -21,17 +21,18 @@ import (
 )
 
 // unequal is the state of a rank, of which "differs" is not the same on all ranks.
-func unequal(t testing.TB, rank int, differs *tensor.Tensor) cairn.State {
+func unequal(t testing.TB, rank int, same, differs *tensor.Tensor) cairn.State {
 	return cairn.State{
-		"same": whole(t, []int64{512, 1024}, 1), "differs": differs, "small": whole(t, []int64{3}, 5),
+		"same": same, "differs": differs, "small": whole(t, []int64{3}, 5),
 		fmt.Sprint("own", rank): whole(t, []int64{int64(1000 * (4 - rank))}, float32(rank)),
 	}
 }
 
 // saveUnequal saves from four ranks and returns the error of each.
 func saveUnequal(t testing.TB, s blob.Store, planner plan.DefaultSave, differs func(rank int) any) (errs [4]error) {
+	same := whole(t, []int64{512, 1024}, 1)
 	_ = inproc.Run(t.Context(), len(errs), func(ctx context.Context, g group.Group) error {
-		state, p := unequal(t, g.Rank(), nil), planner
+		state, p := unequal(t, g.Rank(), same, nil), planner
 		state["differs"] = differs(g.Rank())
 		_, errs[g.Rank()] = cairn.Save(ctx, s, state, &cairn.SaveOptions{Group: g, Planner: &p})
 		return errs[g.Rank()]
@@ -41,13 +42,14 @@ func saveUnequal(t testing.TB, s blob.Store, planner plan.DefaultSave, differs f
 
 // from returns a tensor that differs on one rank only, in one element.
 func from(t testing.TB, odd int, shape []int64, at int) func(rank int) any {
+	same, other := whole(t, shape, 1), whole(t, shape, 1)
+	v, _ := other.Bytes()
+	v[4*at] ^= 1
 	return func(rank int) any {
-		x := whole(t, shape, 1)
 		if rank == odd {
-			v, _ := x.Bytes()
-			v[4*at] ^= 1
+			return other
 		}
-		return x
+		return same
 	}
 }
 
@@ -128,7 +130,7 @@ func TestTensorsThatMayDiffer(t *testing.T) {
 func TestTensorsThatDifferInTheBackground(t *testing.T) {
 	for _, ceiling := range []int64{64 << 20, 1 << 20, 64 << 10} {
 		t.Run(fmt.Sprint(ceiling), func(t *testing.T) {
-			store := tempStore(t)
+			store, same := tempStore(t), whole(t, []int64{512, 1024}, 1)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var mu sync.Mutex
@@ -139,7 +141,7 @@ func TestTensorsThatDifferInTheBackground(t *testing.T) {
 				s := stagers[g.Rank()]
 				mu.Unlock()
 				for _, odd := range []int{1, -1} {
-					p, err := cairn.SaveAsync(ctx, store, unequal(t, g.Rank(), from(t, odd, []int64{300_000}, 7)(g.Rank()).(*tensor.Tensor)),
+					p, err := cairn.SaveAsync(ctx, store, unequal(t, g.Rank(), same, from(t, odd, []int64{300_000}, 7)(g.Rank()).(*tensor.Tensor)),
 						&cairn.AsyncOptions{Stager: s, SaveOptions: cairn.SaveOptions{Group: g}})
 					if err != nil {
 						return err
