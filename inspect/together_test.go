@@ -68,12 +68,13 @@ func TestSmallTensorsAreReadTogether(t *testing.T) {
 	if n.Load() > 40 {
 		t.Errorf("comparing %d names took %d reads", names, n.Load())
 	}
+	sa, sb := side(a), side(b)
 	for i, c := range got.Items {
 		if i%some > 0 {
 			continue
 		}
 		only := func(fqn string) bool { return fqn == c.FQN }
-		want := must.Get(inspect.Compare(t.Context(), side(a), side(b), &inspect.CompareOptions{All: true, Change: true, Keep: only}))(t)
+		want := must.Get(inspect.Compare(t.Context(), sa, sb, &inspect.CompareOptions{All: true, Change: true, Keep: only}))(t)
 		if d := cmp.Diff(want.Items[0], c, near(0)); d != "" {
 			t.Fatalf("%s alone: -want +got\n%s", c.FQN, d)
 		}
