@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/subtle"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -130,20 +131,9 @@ func applyXOR(p []byte, frame source) error {
 		if _, err := io.ReadFull(r, b); err != nil {
 			return malformed(err)
 		}
-		xor(step, b)
+		subtle.XORBytes(step, step, b)
 	}
 	return r.end()
-}
-
-// xor sets p to p XOR q, which has the same length.
-func xor(p, q []byte) {
-	for len(p) >= 8 {
-		binary.NativeEndian.PutUint64(p, binary.NativeEndian.Uint64(p)^binary.NativeEndian.Uint64(q))
-		p, q = p[8:], q[8:]
-	}
-	for i := range p {
-		p[i] ^= q[i]
-	}
 }
 
 // applyOverwrite calls set for each byte that has changed in a tensor of n bytes. It
@@ -192,19 +182,21 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 	return values.end()
 }
 
-// decoders are decompressors that are not in use. They run in the goroutine of their
-// caller, so one that is dropped leaves nothing behind.
-var decoders = sync.Pool{New: func() any {
+// frames are readers that are not in use, with their buffers, which are larger than most
+// differences. Their decompressors run in the goroutine of their caller, so one that is
+// dropped leaves nothing behind.
+var frames = sync.Pool{New: func() any {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
 		panic(err) // the options are constants
 	}
-	return d
+	return &frame{Reader: bufio.NewReaderSize(nil, stepBytes), in: bufio.NewReaderSize(nil, stepBytes), d: d}
 }}
 
 // frame is a reader of a decompressed frame.
 type frame struct {
 	*bufio.Reader
+	in   *bufio.Reader // of the compressed bytes
 	d    *zstd.Decoder
 	size int64 // that the frame declares, or -1
 }
@@ -212,34 +204,44 @@ type frame struct {
 // newFrame begins to decompress a frame. If want is not negative, a frame that declares
 // another size is refused.
 func newFrame(from source, want int64) (*frame, error) {
-	in := bufio.NewReaderSize(from(), stepBytes)
-	head, err := in.Peek(zstd.HeaderMaxSize)
-	if err != nil && !errors.Is(err, io.EOF) {
+	f := frames.Get().(*frame)
+	if err := f.begin(from(), want); err != nil {
+		f.close()
 		return nil, err
+	}
+	return f, nil
+}
+
+func (f *frame) begin(from io.Reader, want int64) error {
+	f.in.Reset(from)
+	head, err := f.in.Peek(zstd.HeaderMaxSize)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
 	}
 	var h zstd.Header
 	if err := h.Decode(head); err != nil {
-		return nil, malformed(err)
+		return malformed(err)
 	}
-	f := &frame{size: -1}
+	f.size = -1
 	if h.HasFCS {
 		f.size = int64(min(h.FrameContentSize, math.MaxInt64))
 	}
 	if h.Skippable || want >= 0 && f.size >= 0 && f.size != want {
-		return nil, fmt.Errorf("%w: the frame has %d bytes, the tensor %d", errDelta, f.size, want)
+		return fmt.Errorf("%w: the frame has %d bytes, the tensor %d", errDelta, f.size, want)
 	}
-	f.d = decoders.Get().(*zstd.Decoder)
-	if err := f.d.Reset(in); err != nil {
-		f.close()
-		return nil, malformed(err)
+	if err := f.d.Reset(f.in); err != nil {
+		return malformed(err)
 	}
-	f.Reader = bufio.NewReaderSize(f.d, stepBytes)
-	return f, nil
+	f.Reset(f.d)
+	return nil
 }
 
+// close hands f back. It drops what f reads.
 func (f *frame) close() {
-	_ = f.d.Reset(nil) // drops the reader; its only error is that there is none now
-	decoders.Put(f.d)
+	_ = f.d.Reset(nil) // its only error is that there is no reader now
+	f.in.Reset(nil)
+	f.Reset(nil)
+	frames.Put(f)
 }
 
 // uint32 reads a number.
@@ -334,7 +336,7 @@ func (e *encoder) encode(old, p []byte) []byte {
 		return nil
 	}
 	if e.encoding == XOR {
-		xor(old, p)
+		subtle.XORBytes(old, old, p)
 		return e.compress(old)
 	}
 	count := 0
