@@ -232,6 +232,7 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) erro
 	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name}
 	b.coders = append(b.coders, c)
 	to.Coder = c
+	f.sumApart(to)
 	return nil
 }
 

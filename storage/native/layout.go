@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
@@ -242,15 +243,24 @@ func reservedKey(fqn string) bool {
 func (f *dataFile) parts() *publish.DataFile {
 	out := &publish.DataFile{Name: f.name, Parts: make([]publish.Part, 0, 1+len(f.items))}
 	out.Parts = append(out.Parts, publish.Part{Length: int64(len(f.header)), Literal: f.header})
+	// The items pass one after the other, so that they share these.
+	var g grid
+	var it *placed
+	next := 0
+	pass := func(p []byte, from int64) {
+		if from == 0 {
+			for f.items[next].length == 0 {
+				next++
+			}
+			it = &f.items[next]
+			next++
+			g, it.sums = it.newSums()
+		}
+		g.add(it.sums, p, from)
+	}
 	for i := range f.items {
 		it := &f.items[i]
-		g, sums := it.newSums()
-		it.sums = sums
-		out.Parts = append(out.Parts, publish.Part{
-			Length: it.length, Item: it.item, Ties: it.ties,
-			Pass:  func(p []byte, from int64) { g.add(sums, p, from) },
-			Apart: func(p []byte, from int64) { g.addApart(sums, p, from) },
-		})
+		out.Parts = append(out.Parts, publish.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass})
 	}
 	out.Results = func() []storage.WriteResult {
 		results := make([]storage.WriteResult, 0, len(f.items))
@@ -266,13 +276,37 @@ func (f *dataFile) parts() *publish.DataFile {
 	return out
 }
 
+// sumApart has the checksums of the parts of f computed from pieces of the file that come in
+// any order and from several goroutines.
+func (f *dataFile) sumApart(to *publish.DataFile) {
+	for i := range to.Parts {
+		to.Parts[i].Pass = nil
+	}
+	for i := range f.items {
+		_, f.items[i].sums = f.items[i].newSums()
+	}
+	to.Seen = func(p []byte, at int64) {
+		end := at + int64(len(p))
+		i := sort.Search(len(f.items), func(i int) bool { return f.items[i].offset+f.items[i].length > at })
+		for ; i < len(f.items) && f.items[i].offset < end; i++ {
+			it := &f.items[i]
+			from, to := max(at, it.offset), min(end, it.offset+it.length)
+			it.grid().addApart(it.sums, p[from-at:to-at], from-it.offset)
+		}
+	}
+}
+
 // newSums returns the grid of an item and room for its checksums.
 func (it *placed) newSums() (grid, []uint32) {
-	g := gridOf([]int64{it.length}, 1)
-	if it.item.Kind != plan.KindBytes {
-		g = gridOf(it.item.Box.Sizes, int64(it.item.Info.DType.Size()))
-	}
+	g := it.grid()
 	return g, make([]uint32, g.tiles())
+}
+
+func (it *placed) grid() grid {
+	if it.item.Kind != plan.KindBytes {
+		return gridOf(it.item.Box.Sizes, int64(it.item.Info.DType.Size()))
+	}
+	return gridOf([]int64{it.length}, 1)
 }
 
 // result returns the location of an item of that place in its file.

@@ -21,7 +21,6 @@ const stepBytes = 128 << 10
 type assembler struct {
 	parts []Part
 	data  storage.Resolver
-	apart bool // call Part.Apart instead of Part.Pass
 
 	rest   [][]Part // a stack: while parts is a result of Part.Parts, the parts that follow it
 	part   int      // index of the current part in parts
@@ -62,36 +61,33 @@ func (a *assembler) piece(ctx context.Context, pool *work.Pool, n int64) ([]byte
 }
 
 // view returns the next n bytes without a copy, if they are in the memory of one part, which
-// nothing changes meanwhile. The caller calls pass, for Part.Apart, and then done, when it does
-// not need them any more. If view returns no error and no bytes, the caller takes a piece.
-func (a *assembler) view(ctx context.Context, n int64) (p []byte, pass func(), done func() error, err error) {
+// nothing changes meanwhile. The caller calls done when it does not need them any more. If
+// view returns no error and no bytes, the caller takes a piece.
+func (a *assembler) view(ctx context.Context, n int64) (p []byte, done func() error, err error) {
 	if ctx.Err() != nil {
-		return nil, nil, nil, context.Cause(ctx)
+		return nil, nil, context.Cause(ctx)
 	}
 	part, err := a.current()
 	if part == nil || err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if !a.open {
 		if err := a.begin(part); err != nil {
-			return nil, nil, nil, err
+			return nil, nil, err
 		}
 	}
 	if !a.lasts || n > part.Length-a.from {
-		return nil, nil, nil, nil
+		return nil, nil, nil
 	}
 	p = a.bytes[a.from : a.from+n]
-	pass = func() {}
-	if fn, from := part.Apart, a.from; fn != nil {
-		pass = func() { fn(p, from) }
-	}
+	part.pass(p, a.from)
 	a.from += n
 	lent := a.lent
 	lent.users.Add(1)
 	if err := a.next(ctx, nil); err != nil {
-		return nil, nil, nil, errors.Join(err, lent.end())
+		return nil, nil, errors.Join(err, lent.end())
 	}
-	return p, pass, lent.end, nil
+	return p, lent.end, nil
 }
 
 // next fills p with the next bytes of the file. It also ends the parts without bytes
@@ -171,14 +167,18 @@ func (a *assembler) fill(ctx context.Context, part *Part, p []byte) (int, error)
 			copy(p, a.bytes[a.from:])
 		}
 	}
-	pass := part.Pass
-	if a.apart {
-		pass = part.Apart
-	}
-	for at := 0; at < len(p) && pass != nil; at += stepBytes {
-		pass(p[at:min(at+stepBytes, len(p))], a.from+int64(at))
-	}
+	part.pass(p, a.from)
 	return len(p), nil
+}
+
+// pass calls Pass with p, the bytes of the part from off on, in steps.
+func (part *Part) pass(p []byte, off int64) {
+	if part.Pass == nil {
+		return
+	}
+	for at := 0; at < len(p); at += stepBytes {
+		part.Pass(p[at:min(at+stepBytes, len(p))], off+int64(at))
+	}
 }
 
 // begin gets the content of a part.

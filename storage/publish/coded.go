@@ -26,33 +26,35 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 	defer bw.Abort() // does nothing once committed
 	out := newAppender(bw, w.outBytes)
 	defer out.close()
-	as := &assembler{parts: f.Parts, data: w.data, apart: true}
+	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
 	var crc uint32
 	var pieces []*codedPiece
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(1, min(runtime.GOMAXPROCS(0), w.pieces.Count()-1)))
-	for i := 0; i < len(lengths); {
-		first, n := i, 0
+	for i, next := 0, int64(0); i < len(lengths); {
+		first, n, at := i, 0, next
 		for i < len(lengths) && n+lengths[i] <= min(w.pieces.Size(), codeBytes) {
 			n += lengths[i]
 			i++
 		}
-		buf, pass, done, err := as.view(gctx, int64(n))
+		buf, done, err := as.view(gctx, int64(n))
 		if buf == nil && err == nil {
 			buf, err = as.piece(gctx, w.pieces, int64(n))
-			pass = func() {}
 			done = func() error { w.pieces.Put(buf); return nil }
 		}
 		if err != nil {
 			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
+		next += int64(n)
 		p := &codedPiece{size: int64(n)}
 		pieces = append(pieces, p)
 		g.Go(work.Guard(func() (err error) {
 			defer func() { err = errors.Join(err, done()) }()
-			pass()
+			if f.Seen != nil {
+				f.Seen(buf, at)
+			}
 			if p.crc, err = encode(gctx, c, out, buf, lengths[first:i:i], first); err != nil {
 				return err
 			}

@@ -78,14 +78,11 @@ type Part struct {
 	// Parts returns the parts that this part consists of. It is called when this part
 	// is written, so that a file of very many parts need not hold all of them in
 	// memory. The returned parts are not used any more when Parts of a later part is
-	// called. If Parts is set, Pass and Apart are nil.
+	// called. If Parts is set, Pass is nil.
 	Parts func() ([]Part, error)
 	// Pass, if not nil, is called with consecutive pieces of the bytes; from is the
 	// offset of p in the part. It must not keep or change p.
 	Pass func(p []byte, from int64)
-	// Apart does what Pass does, but the pieces come in any order and from several
-	// goroutines. It is called instead of Pass for the parts of a file with a Coder.
-	Apart func(p []byte, from int64)
 }
 
 // fileWriter writes data files in the store of a publisher. The layout of a file is

@@ -92,8 +92,8 @@ func (k *keeper) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
 }
 
 // Whatever the parts are, the file is their bytes in order, each part sees its
-// own pass: in order, or in a coded file in any order. Memory is used until it is released,
-// and released once.
+// own pass in order, and each byte is seen once. Memory is used until it is released, and
+// released once.
 func TestDataFileConsistsOfItsParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want []byte
@@ -103,9 +103,8 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 		data := contents{}
 		k := &keeper{}
 		f := &DataFile{Name: "f"}
-		var mu sync.Mutex
-		seen := map[int][]byte{} // what passed; guarded by mu
-		var passed int           // bytes that passed in order
+		seen := map[int][]byte{} // by part
+		passed := 0              // bytes
 		for i := range rapid.IntRange(0, 8).Draw(t, "parts") {
 			n := rapid.SampledFrom([]int{0, 1, 5, 4096, 200_000, 400_000}).Draw(t, "length")
 			b := bytes.Repeat([]byte{byte(i + 1)}, n)
@@ -118,23 +117,13 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 				seen[i] = append(seen[i], b...)
 				passed += len(b)
 			}
-			p.Apart = func(b []byte, from int64) {
-				mu.Lock()
-				defer mu.Unlock()
-				if seen[i] == nil {
-					seen[i] = make([]byte, n)
-				}
-				for j := range b { // each byte once
-					seen[i][int(from)+j] += b[j]
-				}
-			}
 			switch rapid.SampledFrom([]string{"literal", "tail", "tensor", "copy", "stream", "value"}).Draw(t, "kind") {
 			case "literal":
 				p.Literal = b
 			case "tail":
 				before := len(want)
 				p.Tail = func() ([]byte, error) {
-					if f.Coder == nil && passed != before {
+					if passed != before {
 						t.Fatalf("part %d begins after %d bytes; %d are before it", i, passed, before)
 					}
 					return b, nil
@@ -167,6 +156,13 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 			k.segs = make([][]byte, len(k.lengths))
 			f.Coder = k
 		}
+		var mu sync.Mutex
+		pieces, bytesSeen := make([]byte, len(want)), 0 // guarded by mu
+		f.Seen = func(p []byte, at int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			bytesSeen += copy(pieces[at:], p)
+		}
 		f.Results = func() []storage.WriteResult { return []storage.WriteResult{{Index: meta.Index{FQN: "done"}}} }
 		ctx := context.Background()
 		s := new(mem.Store)
@@ -192,9 +188,12 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 		if len(r.Items) != 1 || closed != streams {
 			t.Errorf("%d results, %d of %d streams closed", len(r.Items), closed, streams)
 		}
+		if !bytes.Equal(pieces, want) || bytesSeen != len(want) {
+			t.Errorf("%d bytes of %d were seen, or others", bytesSeen, len(want))
+		}
 		for i, p := range f.Parts {
-			if !bytes.Equal(seen[i], bytes.Repeat([]byte{byte(i + 1)}, int(p.Length))) {
-				t.Errorf("part %d saw %d bytes of %d, or others", i, len(seen[i]), p.Length)
+			if int64(len(seen[i])) != p.Length {
+				t.Errorf("part %d saw %d bytes of %d", i, len(seen[i]), p.Length)
 			}
 		}
 	})
