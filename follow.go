@@ -679,17 +679,16 @@ var scratch = sync.Pool{New: func() any { return new([]uint32) }}
 func (d *difference) compare(is []byte) {
 	buf := scratch.Get().(*[]uint32)
 	defer scratch.Put(buf)
-	// If the beginning differs, all of it may, and then finding the places takes long.
-	k := min(len(is), 4<<10)
-	if segment.Count(d.live[:k], is[:k], d.size) > k/d.size/dense {
-		if d.n = segment.Count(d.live, is, d.size); d.n > len(is)/d.size/dense {
-			d.values = bytes.Clone(is)
-			return
-		}
+	at, most := (*buf)[:0], len(is)/d.size/dense
+	// If much of the beginning differs, all of it may. Then it takes long to find the places.
+	if k := min(len(is), 4<<10); segment.Count(d.live[:k], is[:k], d.size) > k/d.size/dense {
+		d.n = segment.Count(d.live, is, d.size)
 	}
-	at := segment.AppendPlaces((*buf)[:0], d.live, is, d.size)
-	*buf, d.n = at, len(at)
-	if d.n > len(is)/d.size/dense {
+	if d.n <= most {
+		at = segment.AppendPlaces(at, d.live, is, d.size)
+		*buf, d.n = at, len(at)
+	}
+	if d.n > most {
 		d.values = bytes.Clone(is)
 		return
 	}

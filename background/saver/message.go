@@ -343,8 +343,8 @@ type loadBody struct {
 	source
 	AllowMissing bool              `json:"allow_missing,omitempty"`
 	Cast         tensor.CastPolicy `json:"cast,omitempty"`
-	// Share runs the load together with the savers of all ranks: of those of a host that
-	// want the same bytes, one reads them.
+	// Share means that the savers of all ranks load together. If several savers of a host
+	// want the same bytes, one of them reads the bytes for all.
 	Share bool       `json:"share,omitempty"`
 	Items []wantBody `json:"items"`
 }

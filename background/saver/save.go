@@ -102,8 +102,8 @@ type ofRun struct {
 	bytes *delta.Cache
 }
 
-// refer chooses the base of a save, if the run of the checkpoint says so. It returns the format,
-// with the bytes that are remembered.
+// refer sets the base of a save if its run has Refer set. It returns f. If the run has Remember
+// set, f keeps what is saved in memory.
 func (s *server) refer(v *Save, store blob.Store, f storage.Format) storage.Format {
 	above, name := blob.SplitAddress(v.Store)
 	native, ok := f.(native.Format)

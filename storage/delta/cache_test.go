@@ -15,21 +15,6 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// mutate changes data in one of several ways.
-func mutate(data []byte, width int, r *rand.Rand) {
-	switch r.IntN(4) {
-	case 0:
-	case 1:
-		change(data, width, 0.01, r)
-	case 2:
-		change(data[:len(data)/2/width*width], width, 0.01, r)
-	case 3:
-		for k := range data[:len(data)/3] {
-			data[k] = byte(r.Uint32())
-		}
-	}
-}
-
 // Readers and writers with caches of any size give the same bytes as those without, whatever
 // versions and ranges are read, at the same time or one after the other.
 func TestCacheChangesNoBytes(t *testing.T) {

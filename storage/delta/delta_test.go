@@ -77,6 +77,21 @@ func writeWith(t testing.TB, run blob.Store, i int, data []byte, width, maxBodie
 	return table
 }
 
+// mutate changes data in one of several ways.
+func mutate(data []byte, width int, r *rand.Rand) {
+	switch r.IntN(4) {
+	case 0:
+	case 1:
+		change(data, width, 0.01, r)
+	case 2:
+		change(data[:len(data)/2/width*width], width, 0.01, r)
+	case 3:
+		for k := range data[:len(data)/3] {
+			data[k] = byte(r.Uint32())
+		}
+	}
+}
+
 // change changes a share of the elements in their last bit.
 func change(data []byte, width int, share float64, r *rand.Rand) {
 	for range int(share * float64(len(data)/width)) {
@@ -98,17 +113,7 @@ func TestReadsWhatWasWritten(t *testing.T) {
 		run := new(mem.Store)
 		for i := range rapid.IntRange(2, 11).Draw(rt, "saves") {
 			if i > 0 {
-				switch r.IntN(4) {
-				case 0:
-				case 1:
-					change(data, width, 0.01, r)
-				case 2:
-					change(data[:len(data)/2/width*width], width, 0.01, r)
-				case 3:
-					for k := range data[:len(data)/3] {
-						data[k] = byte(r.Uint32())
-					}
-				}
+				mutate(data, width, r)
 			}
 			table := write(t, run, i, data, width)
 			checkBounds(rt, table, i, MaxBodies)

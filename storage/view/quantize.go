@@ -34,11 +34,7 @@ func (r *reader) readQuantized(ctx context.Context) error {
 	if len(r.quantized) == 0 {
 		return nil
 	}
-	workers := r.opts.Workers()
-	most := max(leastBuffer, min(maxBuffer, r.opts.Budget()/2/int64(workers)))
-	opts := r.opts
-	opts.BufferBytes = max(1, r.opts.Budget()/2/int64(workers))
-	opts.Parallel = 1
+	workers, most, opts := r.divide()
 	opts.Progress = nil // the bytes of the source are not the bytes of the result
 	g, inner := errgroup.WithContext(withoutSums(ctx))
 	g.SetLimit(workers)

@@ -265,17 +265,22 @@ const (
 	mostWaste = 4
 )
 
+// divide returns how many goroutines read at the same time, how many bytes each of them
+// buffers at once, and its options.
+func (r *reader) divide() (workers int, most int64, opts storage.ReadOptions) {
+	workers, opts = r.opts.Workers(), r.opts
+	each := r.opts.Budget() / 2 / int64(workers)
+	opts.BufferBytes, opts.Parallel = max(1, each), 1
+	return workers, max(leastBuffer, min(maxBuffer, each)), opts
+}
+
 // readBuffered reads what needs a buffer: the smallest box of the source around the
 // elements, cut so that it fits.
 func (r *reader) readBuffered(ctx context.Context) error {
 	if len(r.rest) == 0 {
 		return nil
 	}
-	workers := r.opts.Workers()
-	most := max(leastBuffer, min(maxBuffer, r.opts.Budget()/2/int64(workers)))
-	opts := r.opts
-	opts.BufferBytes = max(1, r.opts.Budget()/2/int64(workers))
-	opts.Parallel = 1
+	workers, most, opts := r.divide()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
 	for _, m := range r.rest {
