@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import statistics
 import time
@@ -68,7 +69,7 @@ class Weights:
         return {"bytes": self.bytes, "tensors": len(self.state), "loaders": out}
 
     def write(self) -> list[str]:
-        """Writes safetensors files, and returns their paths."""
+        """Writes safetensors files with their index, and returns their paths."""
         from safetensors.torch import save_file
 
         os.mkdir(self.files)
@@ -77,10 +78,13 @@ class Weights:
             if parts[-1] and sum(x.nbytes for x in parts[-1].values()) + t.nbytes > SHARD:
                 parts.append({})
             parts[-1][name] = t
-        paths = []
+        paths, files = [], {}
         for i, part in enumerate(parts):
             paths.append(os.path.join(self.files, f"model-{i + 1:05}-of-{len(parts):05}.safetensors"))
             save_file(part, paths[-1], metadata={"format": "pt"})
+            files.update(dict.fromkeys(part, os.path.basename(paths[-1])))
+        with open(os.path.join(self.files, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+            json.dump({"metadata": {"total_size": self.bytes}, "weight_map": files}, f)
         disk.flush(self.files)
         return paths
 

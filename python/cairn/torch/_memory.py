@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
+import ctypes
 import functools
 import itertools
 import os
@@ -19,7 +21,7 @@ from cairn import errors
 from cairn._boxes import element_size
 from cairn._saver import Arena
 
-_SLICE = 32 << 20  # bytes that one thread copies at a time
+_SLICE = 8 << 20  # bytes that one thread copies at a time
 
 
 @functools.cache
@@ -49,6 +51,8 @@ class Memory:
         self._registered: list[tuple[int, int]] = []  # parts that CUDA knows
         self._edges: list[int] = []  # where they begin and end, ascending
         self._refused = False  # CUDA takes no more
+        self._gathers = 0  # copies of gather that are under way
+        self._closed = False
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
         self._leases: list[tuple[int, int]] = []  # places and sizes, ascending
@@ -106,19 +110,28 @@ class Memory:
                         continue
                     if int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr() + a, b - a, 0)) != 0:
                         self._refused = True  # copies are slower, and right
+                        # Otherwise the next kernel of this thread, which may be the caller's, raises the error.
+                        with contextlib.suppress(RuntimeError):
+                            torch.empty(1, device=device).fill_(0)
                         return
                     self._registered.append((a, b))
                     self._edges = sorted({edge for part in self._registered for edge in part})
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies bytes between a part of the memory and a device. Copies of CUDA may be under way when it returns."""
-        host, device = (to, source) if to.device.type == "cpu" else (source, to)
-        n, later = host.numel(), device.is_cuda
+        host, other = (to, source) if to.device.type == "cpu" else (source, to)
+        if not other.is_cuda:
+            move(to, source) if other.device.type == "cpu" else to.copy_(source)
+            return
         # CUDA refuses a copy of memory that it was told about in two calls.
-        at = host.data_ptr() - self.bytes.data_ptr()
+        n, at = host.numel(), host.data_ptr() - self.bytes.data_ptr()
         first, last = bisect.bisect_right(self._edges, at), bisect.bisect_left(self._edges, at + n)
         for a, b in itertools.pairwise([0, *(e - at for e in self._edges[first:last]), n]):
-            to[a:b].copy_(source[a:b], non_blocking=later)
+            if any(lo <= at + a < hi for lo, hi in self._registered):
+                to[a:b].copy_(source[a:b], non_blocking=True)
+            else:
+                # CUDA may know this address from memory that was here before, and would copy from and to that.
+                to[a:b].copy_(source[a:b].to("cpu", copy=True))
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """Returns the stream for copies from and to a device."""
@@ -134,17 +147,21 @@ class Memory:
 
         Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
         """
+        with self._lock:
+            if self._closed:
+                raise errors.SaverError("the saver was closed")
+            self._gathers += 1
         host: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         devices: dict[torch.device, list[tuple[torch.Tensor, list[torch.Tensor]]]] = {}
-        for to, sources in gathers:
-            device = sources[0].device
-            if device.type == "cpu":
-                host.append((to, sources))
-            elif device.type == "cuda":
-                devices.setdefault(device, []).append((to, sources))
-            else:
-                self._gather(to, sources)
         try:
+            for to, sources in gathers:
+                device = sources[0].device
+                if device.type == "cpu":
+                    host.append((to, sources))
+                elif device.type == "cuda":
+                    devices.setdefault(device, []).append((to, sources))
+                else:
+                    self._gather(to, sources)
             for device, some in devices.items():
                 self.register(device)
                 stream = self.stream(device)
@@ -152,10 +169,15 @@ class Memory:
                 with torch.cuda.stream(stream):
                     for to, sources in some:
                         self._gather(to, sources)
-            self._gather_host(host)
+            self.copy_host(host)
         finally:
-            for device in devices:
-                self.stream(device).synchronize()
+            try:
+                for device in devices:
+                    self.stream(device).synchronize()
+            finally:
+                with self._lock:
+                    self._gathers -= 1
+                    self._release()
 
     def _gather(self, to: torch.Tensor, sources: list[torch.Tensor]) -> None:
         """Copies sources, which follow one another. From a CUDA device, the copy may be under way when it returns."""
@@ -176,8 +198,8 @@ class Memory:
                 self.copy(to[at:at + source.nbytes], as_bytes(source))
                 at += source.nbytes
 
-    def _gather_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
-        """Copies in parallel."""
+    def copy_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
+        """Copies from tensors of the host in parallel, to parts of the memory or from them."""
         work: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         for to, sources in gathers:
             if len(sources) > 1:
@@ -202,11 +224,19 @@ class Memory:
             wait(copies)  # after Ctrl-C too: the memory may be used again
 
     def close(self) -> None:
+        """Gives the memory up. If a save copies, because its saver process has ended, the end of the copy does it."""
         self._pool.shutdown()
-        for lo, _ in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr() + lo)
-        self._registered, self._edges = [], []
-        self.bytes = None  # type: ignore[assignment]
+        with self._lock:
+            self._closed = self._refused = True
+            self._release()
+
+    def _release(self) -> None:
+        """Has CUDA forget the memory after the last copy: what is at this address later is other memory."""
+        if self._closed and not self._gathers:
+            for lo, _ in self._registered:
+                torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr() + lo)
+            self._registered, self._edges = [], []
+            self.bytes = None  # type: ignore[assignment]
 
 
 class Copies:
@@ -226,6 +256,10 @@ class Copies:
         """Copies bytes to a tensor of bytes, from at on. The event, if any, is the end of the copy."""
         with torch.inference_mode(flat.is_inference()):  # only there may such tensors change
             to = flat[at:at + len(source)]
+            if flat.device.type == "cpu":
+                self.memory.copy_host([(to, [source])])
+                to[:0].copy_(source[:0])  # so that autograd knows of the change
+                return None
             if not flat.is_cuda:
                 to.copy_(source)
                 return None
@@ -267,6 +301,15 @@ def _hold(_: Lease) -> None:
     """Does nothing: a finalizer refers to its arguments until it is called."""
 
 
+def move(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies the bytes of a contiguous tensor of the host to another, in this thread.
+
+    The threads of PyTorch wait for each other by busy loops. With several ranks on a host, and their saver processes,
+    there are more of them than processors, and a copy takes a hundred times as long.
+    """
+    ctypes.memmove(to.data_ptr(), source.data_ptr(), source.nbytes)
+
+
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a contiguous tensor, without a copy."""
     if not t.numel():
@@ -283,6 +326,7 @@ def allocate(dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], to
 
     def copy(at: int, data: memoryview) -> None:
         if len(data):
-            flat[at:at + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+            to, source = flat[at:at + len(data)], torch.frombuffer(data, dtype=torch.uint8)
+            move(to, source) if flat.device.type == "cpu" else to.copy_(source)
 
     return lambda: t, copy

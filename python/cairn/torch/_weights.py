@@ -271,26 +271,28 @@ class _Stream:
     def _wants(self) -> Iterator[dict[str, Any] | None]:
         """Yields what is to be read, as far as the window allows. saver.load iterates."""
         most = min(PIECE, self._job.arena.window // 2)
-        i = asked = 0
+        i = asked = messages = 0
         while i < len(self._plan):
             part = self._plan[i]
             # Ranks that share ask for the same tensors by the same message, whatever their callers do.
-            if self._sharing is None:
-                due = self._ahead and self._ahead + part.nbytes > self._window
-            else:
-                due = asked and asked + part.whole > self._window // 4
-            if due:
+            n = part.nbytes if self._sharing is None else part.whole
+            # Four messages are under way. The first ones are smaller, so that they do not end at the same time: the
+            # disk would have nothing to do until the next ones.
+            share = self._window // 16 * min(messages + 1, 4)
+            if asked and asked + n > share:
+                messages += 1
                 self._numbers += 1
                 asked = 0
                 yield None
-            asked += part.whole
             with self._changed:
-                while not (self._closed or self._error) and self._ahead and self._ahead + part.nbytes > self._window:
+                while not (self._closed or self._error or asked) and self._ahead and \
+                        self._ahead + max(part.nbytes, share) > self._window:
                     self._changed.wait()
                 if self._error is not None:
                     raise self._error
                 if self._closed:
                     raise _Closed
+            asked += n
             with torch.cuda.stream(self._caller):  # None: it changes nothing
                 t = self._new(part.sizes, dtype=_memory.dtype_of(part.entry["dtype"]))
                 if self._caller is not None:  # memory that the caller has used and freed before

@@ -139,6 +139,34 @@ class Changes(Case):
         self.assertEqual(cairn.latest(self.folder), self.path("step-4"))
 
 
+class Memory(Case):
+    def test_the_last_copy_gives_the_memory_up(self):
+        """The job is closed while a save copies, because its saver process has ended."""
+        memory, going, go = cairn.torch._job.job().memory, threading.Event(), threading.Event()
+        gather, cudart = memory._gather, mock.Mock()
+
+        def late(*args):
+            going.set()
+            go.wait(100)
+            gather(*args)
+
+        memory._registered = [(0, 4096)]
+        begin, at = memory.bytes.data_ptr(), memory.alloc(4)
+        with mock.patch.object(memory, "_gather", late), mock.patch("torch.cuda.cudart", lambda: cudart):
+            copy = threading.Thread(target=memory.gather, args=(
+                [(memory.part(at, 4), [torch.ones(4, dtype=torch.uint8)])], {}))
+            copy.start()
+            going.wait(100)
+            cairn.torch.close()
+            cudart.cudaHostUnregister.assert_not_called()
+            go.set()
+            copy.join(100)
+        cudart.cudaHostUnregister.assert_called_once_with(begin)
+        self.assertIsNone(memory.bytes)
+        with self.assertRaisesRegex(cairn.SaverError, "the saver was closed"):
+            memory.gather([], {})
+
+
 class Processes(Case):
     @slow
     def test_a_trainer_is_killed_when_its_state_is_staged(self):

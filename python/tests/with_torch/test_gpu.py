@@ -1,6 +1,8 @@
 """What only a GPU can test."""
 
+import threading
 import unittest
+from unittest import mock
 
 import torch
 
@@ -41,6 +43,39 @@ class Devices(Case):
         handle.result(200)
         cairn.torch.load(state, self.path("second"))
         self.assert_same(want, state)
+
+    def test_a_job_that_is_closed_during_a_copy(self):
+        """CUDA forgets its memory: the next job may have other memory at the same address."""
+        for seed in range(3):
+            go, copy_units = threading.Event(), cairn.torch._save.copy_units
+
+            def late(*args, go=go, copy_units=copy_units):
+                go.wait(100)
+                copy_units(*args)
+
+            with mock.patch.object(cairn.torch._save, "copy_units", late):
+                handle = cairn.torch.async_save({"w": noise((1 << 24,), seed=seed)}, self.path("lost"), overlap=True)
+                saver = cairn.torch._job.job().saver
+                saver.process.kill()
+                saver.process.wait(100)
+                go.set()
+                cairn.torch.close()
+            self.assertIsInstance(handle.exception(100), cairn.SaverError)
+            handle.staged.exception(100)  # the copy is over
+            self.round_trip({"w": noise((1 << 24,), seed=seed + 10), "b": noise((7,), seed=seed)})
+
+    def test_memory_that_cuda_refuses(self):
+        """Copies are right, also if CUDA knows the address of memory that is gone, and kernels see no error."""
+        memory, size = cairn.torch._job.job().memory, 64 << 20
+        memory.arena.back(0, size)
+        begin = memory.bytes.data_ptr() + 4096
+        self.assertEqual(int(torch.cuda.cudart().cudaHostRegister(begin, size // 2, 0)), 0)
+        try:
+            self.round_trip({"w": noise((size // 8,), seed=1), "b": noise((7,), seed=2)})
+            self.assertTrue(memory._refused)
+        finally:
+            torch.cuda.cudart().cudaHostUnregister(begin)
+        self.assertEqual(torch.ones(3, device=DEVICE).sum().item(), 3)
 
     def test_weights_in_pinned_memory(self):
         cairn.torch.save({"w": noise((1 << 20,), seed=1), "b": noise((7,), seed=2)}, self.path())
