@@ -511,9 +511,9 @@ class _Target:
     def compare(self, part: torch.Tensor, new: torch.Tensor, keep: Any) -> None:
         """Notes the elements of a part of bits that differ from new, which keep copies if they are many."""
         differ = part.ne(new)
-        if not (count := int(differ.count_nonzero())):
+        if not (count := _count(differ)):
             return
-        self.changed += int(differ.any(-1).sum()) if self.size == 16 else count  # two integers are one element
+        self.changed += _count(differ.any(-1)) if self.size == 16 else count  # two integers are one element
         if count * _DENSE > part.numel():
             self.whole.append((part, keep(new)))
             return
@@ -550,6 +550,11 @@ class _Target:
 
 
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _count(flags: torch.Tensor) -> int:
+    """Returns how many flags are set, in parts: on a GPU, PyTorch takes 8 bytes for each flag that it counts."""
+    return int(sum(part.count_nonzero() for part in flags.reshape(-1).split(1 << 22)))
 
 
 def _overlaps(t: torch.Tensor) -> bool:

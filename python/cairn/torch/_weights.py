@@ -276,17 +276,17 @@ class _Stream:
             part = self._plan[i]
             # Ranks that share ask for the same tensors by the same message, whatever their callers do.
             n = part.nbytes if self._sharing is None else part.whole
-            # Four messages are under way. The first ones are smaller, so that they do not end at the same time: the
-            # disk would have nothing to do until the next ones.
-            share = self._window // 16 * min(messages + 1, 4)
-            if asked and asked + n > share:
+            # Four messages or more are under way. The first ones are smaller, so that they do not end at the same time:
+            # the disk would have nothing to do until the next ones.
+            quota = self._window // 16 * min(messages + 1, 4)
+            if asked and asked + n > quota:
                 messages += 1
                 self._numbers += 1
                 asked = 0
                 yield None
             with self._changed:
                 while not (self._closed or self._error or asked) and self._ahead and \
-                        self._ahead + max(part.nbytes, share) > self._window:
+                        self._ahead + max(part.nbytes, quota) > self._window:
                     self._changed.wait()
                 if self._error is not None:
                     raise self._error
