@@ -199,7 +199,7 @@ class Memory:
                 at += source.nbytes
 
     def copy_host(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]]) -> None:
-        """Copies from tensors of the host in parallel, to parts of the memory or from them."""
+        """Copies in parallel, like gather, between the memory and tensors of the host."""
         work: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         for to, sources in gathers:
             if len(sources) > 1:
@@ -305,7 +305,7 @@ def move(to: torch.Tensor, source: torch.Tensor) -> None:
     """Copies the bytes of a contiguous tensor of the host to another, in this thread.
 
     The threads of PyTorch wait for each other by busy loops. With several ranks on a host, and their saver processes,
-    there are more of them than processors, and a copy takes a hundred times as long.
+    there are more of them than processors, and each copy takes many times as long.
     """
     ctypes.memmove(to.data_ptr(), source.data_ptr(), source.nbytes)
 

@@ -199,6 +199,14 @@ class Loads(Case):
             self.assertEqual(cairn.torch.load({"t": t}, self.path(), strict=False).missing, ("t",))
             self.assert_same(x, t.contiguous())
 
+    def test_autograd_knows_of_the_change(self):
+        w = torch.ones(3 << 20, device=DEVICE, requires_grad=True)
+        cairn.torch.save({"w": w}, self.path())
+        loss = (w * w).sum()
+        cairn.torch.load({"w": w}, self.path())
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            loss.backward()
+
     def test_a_module_with_tied_weights(self):
         def model(tie):
             m = torch.nn.ModuleDict({"e": torch.nn.Embedding(8, 4), "h": torch.nn.Linear(4, 8, bias=False)}).to(DEVICE)
