@@ -98,7 +98,12 @@ class Memory:
 
     def part(self, at: int, n: int) -> torch.Tensor:
         """Returns n bytes of the memory."""
+        self._check()
         return self.bytes[at:at + n]
+
+    def _check(self) -> None:
+        if self._closed:
+            raise errors.SaverError("the saver was closed")
 
     def register(self, device: torch.device) -> None:
         """Registers memory that is in use with CUDA, so that copies to and from the device need no other memory."""
@@ -121,7 +126,7 @@ class Memory:
         """Copies bytes between a part of the memory and a device. Copies of CUDA may be under way when it returns."""
         host, other = (to, source) if to.device.type == "cpu" else (source, to)
         if not other.is_cuda:
-            move(to, source) if other.device.type == "cpu" else to.copy_(source)
+            move(to, source)
             return
         # CUDA refuses a copy of memory that it was told about in two calls.
         n, at = host.numel(), host.data_ptr() - self.bytes.data_ptr()
@@ -131,7 +136,8 @@ class Memory:
                 to[a:b].copy_(source[a:b], non_blocking=True)
             else:
                 # CUDA may know this address from memory that was here before, and would copy from and to that.
-                to[a:b].copy_(source[a:b].to("cpu", copy=True))
+                for lo, hi in itertools.pairwise([*range(a, b, _SLICE), b]):
+                    move(to[lo:hi], source[lo:hi].to("cpu", copy=True))
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """Returns the stream for copies from and to a device."""
@@ -148,8 +154,7 @@ class Memory:
         Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
         """
         with self._lock:
-            if self._closed:
-                raise errors.SaverError("the saver was closed")
+            self._check()
             self._gathers += 1
         host: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         devices: dict[torch.device, list[tuple[torch.Tensor, list[torch.Tensor]]]] = {}
@@ -184,15 +189,18 @@ class Memory:
         if len(sources) == 1:
             self.copy(to, as_bytes(sources[0]))
             return
-        if sources[0].device.type == "cpu":
-            with torch.no_grad():
-                torch.cat([s.reshape(-1) for s in sources], out=to.view(sources[0].dtype))
-            return
-        try:
-            with torch.no_grad():
-                # Many small copies to the host take longer than one copy on the device and one large one.
-                self.copy(to, as_bytes(torch._utils._flatten_dense_tensors(sources)))
-        except torch.OutOfMemoryError:  # the device has no room for another copy
+        with torch.no_grad():
+            if sources[0].device.type == "cpu":
+                if to.numel() < len(sources) << 15:  # PyTorch copies larger ones with several threads, see move
+                    torch.cat([s.reshape(-1) for s in sources], out=to.view(sources[0].dtype))
+                    return
+            else:
+                try:
+                    # Many small copies to the host take longer than one copy on the device and one large one.
+                    self.copy(to, as_bytes(torch._utils._flatten_dense_tensors(sources)))
+                    return
+                except torch.OutOfMemoryError:  # the device has no room for another copy
+                    pass
             at = 0
             for source in sources:
                 self.copy(to[at:at + source.nbytes], as_bytes(source))
@@ -216,7 +224,7 @@ class Memory:
             for w in work:
                 try:
                     copies.append(self._pool.submit(self._gather, *w))
-                except RuntimeError:  # the interpreter is ending, and starts nothing more
+                except RuntimeError:  # the job or the interpreter is ending, and starts nothing more
                     self._gather(*w)
             for copy in copies:
                 copy.result()
@@ -224,7 +232,10 @@ class Memory:
             wait(copies)  # after Ctrl-C too: the memory may be used again
 
     def close(self) -> None:
-        """Gives the memory up. If a save copies, because its saver process has ended, the end of the copy does it."""
+        """Gives the memory up.
+
+        A save may still be copying, if its saver process has ended or took too long. Then the end of the copy does it.
+        """
         self._pool.shutdown()
         with self._lock:
             self._closed = self._refused = True
@@ -233,6 +244,9 @@ class Memory:
     def _release(self) -> None:
         """Has CUDA forget the memory after the last copy: what is at this address later is other memory."""
         if self._closed and not self._gathers:
+            with contextlib.suppress(RuntimeError):  # a device that does not work any more
+                for stream in self._streams.values():  # copies of a load that failed
+                    stream.synchronize()
             for lo, _ in self._registered:
                 torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr() + lo)
             self._registered, self._edges = [], []
@@ -261,7 +275,7 @@ class Copies:
                 to[:0].copy_(source[:0])  # so that autograd knows of the change
                 return None
             if not flat.is_cuda:
-                to.copy_(source)
+                move(to, source)
                 return None
             stream = self.memory.stream(flat.device)
             self.memory.register(flat.device)
@@ -302,12 +316,15 @@ def _hold(_: Lease) -> None:
 
 
 def move(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies the bytes of a contiguous tensor of the host to another, in this thread.
+    """Copies the bytes of a contiguous tensor to another of as many bytes, in this thread.
 
     The threads of PyTorch wait for each other by busy loops. With several ranks on a host, and their saver processes,
     there are more of them than processors, and each copy takes many times as long.
     """
-    ctypes.memmove(to.data_ptr(), source.data_ptr(), source.nbytes)
+    if to.device.type == source.device.type == "cpu" and to.nbytes == source.nbytes:
+        ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
+    else:
+        to.copy_(source)  # which checks the size
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
@@ -326,7 +343,6 @@ def allocate(dtype: str, sizes: list[int], device: Any) -> tuple[Callable[[], to
 
     def copy(at: int, data: memoryview) -> None:
         if len(data):
-            to, source = flat[at:at + len(data)], torch.frombuffer(data, dtype=torch.uint8)
-            move(to, source) if flat.device.type == "cpu" else to.copy_(source)
+            move(flat[at:at + len(data)], torch.frombuffer(data, dtype=torch.uint8))
 
     return lambda: t, copy

@@ -737,14 +737,16 @@ class Staging:
                 self.handle.staged._settle()
         except BaseException as e:
             self.begun.clear()
+            traceback.clear_frames(e.__traceback__)  # they keep the tensors
+            # If the save is over, for example because its process has ended, this is only a consequence.
+            error = (self.ended and isinstance(e, Exception) and self.handle._reply.error) or e
             # The shared memory is in use until the saver process has answered, by this error or by the end of the
             # process.
-            self.error = self.handle._reply.error = e
+            self.error = self.handle._reply.error = error
             if self.handle._upload is not None:
-                self.handle._upload.error = e
-            traceback.clear_frames(e.__traceback__)  # they keep the tensors
-            self.abandon(e)
-            self.handle.staged._settle(error=e)
+                self.handle._upload.error = error
+            self.abandon(error)
+            self.handle.staged._settle(error=error)
         finally:
             self.stop()
 

@@ -271,16 +271,16 @@ class _Stream:
     def _wants(self) -> Iterator[dict[str, Any] | None]:
         """Yields what is to be read, as far as the window allows. saver.load iterates."""
         most = min(PIECE, self._job.arena.window // 2)
-        i = asked = messages = 0
+        i = asked = 0
+        # A message asks for at most a quarter of the window. The first ones are smaller, so that they do not all end at
+        # the same time and leave the disk idle.
+        quota = self._window // 16
         while i < len(self._plan):
             part = self._plan[i]
             # Ranks that share ask for the same tensors by the same message, whatever their callers do.
             n = part.nbytes if self._sharing is None else part.whole
-            # Four messages or more are under way. The first ones are smaller, so that they do not end at the same time:
-            # the disk would have nothing to do until the next ones.
-            quota = self._window // 16 * min(messages + 1, 4)
             if asked and asked + n > quota:
-                messages += 1
+                quota = min(quota + self._window // 16, self._window // 4)
                 self._numbers += 1
                 asked = 0
                 yield None

@@ -61,7 +61,7 @@ class Devices(Case):
                 go.set()
                 cairn.torch.close()
             self.assertIsInstance(handle.exception(100), cairn.SaverError)
-            handle.staged.exception(100)  # the copy is over
+            self.assertIsInstance(handle.staged.exception(100), cairn.SaverError)  # the copy is over
             self.round_trip({"w": noise((1 << 24,), seed=seed + 10), "b": noise((7,), seed=seed)})
 
     def test_memory_that_cuda_refuses(self):
