@@ -239,8 +239,8 @@ func TestPruneWhilePublishing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		// Several times during each save, but not all the time: that would only take the processor.
-		for ; ctx.Err() == nil; time.Sleep(25 * time.Millisecond) {
+		// Often, but not all the time, because the saves need the processor too.
+		for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 			if _, err := r.Prune(ctx, nil); err != nil && !errors.Is(err, cairn.ErrNotFound) && ctx.Err() == nil {
 				t.Error(err)
 			}

@@ -192,8 +192,8 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 			t.Errorf("%d bytes of %d were seen, or others", bytesSeen, len(want))
 		}
 		for i, p := range f.Parts {
-			if int64(len(seen[i])) != p.Length {
-				t.Errorf("part %d saw %d bytes of %d", i, len(seen[i]), p.Length)
+			if !bytes.Equal(seen[i], bytes.Repeat([]byte{byte(i + 1)}, int(p.Length))) {
+				t.Errorf("part %d saw %d bytes of %d, or others", i, len(seen[i]), p.Length)
 			}
 		}
 	})
