@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import statistics
 import time
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.bench import disk
-
-SHARD = 4 << 30  # bytes of a safetensors file
 
 
 class Weights:
@@ -32,8 +29,8 @@ class Weights:
         self.say("weights: files")
         try:
             cairn.torch.save(self.state, self.native)
-            shards = self.write()
-            loaders = self.loaders(shards)
+            cairn.torch.save(self.state, self.files, format="hf")
+            loaders = self.loaders(sorted(name for name in disk.files(self.files) if name.endswith(".safetensors")))
             raw = disk.Raw(os.path.join(self.folder, "raw"), self.bytes)
             raw.write(0, 4)
             _, read_by = disk.best(lambda flags, threads: raw.read(flags, threads, True), 1)
@@ -67,26 +64,6 @@ class Weights:
                          "load_warm_gbs": statistics.median(row["warm"]), "equal": row["equal"],
                          "verified": name == "cairn"}
         return {"bytes": self.bytes, "tensors": len(self.state), "loaders": out}
-
-    def write(self) -> list[str]:
-        """Writes safetensors files with their index, and returns their paths."""
-        from safetensors.torch import save_file
-
-        os.mkdir(self.files)
-        parts: list[dict[str, Any]] = [{}]
-        for name, t in self.state.items():
-            if parts[-1] and sum(x.nbytes for x in parts[-1].values()) + t.nbytes > SHARD:
-                parts.append({})
-            parts[-1][name] = t
-        paths, files = [], {}
-        for i, part in enumerate(parts):
-            paths.append(os.path.join(self.files, f"model-{i + 1:05}-of-{len(parts):05}.safetensors"))
-            save_file(part, paths[-1], metadata={"format": "pt"})
-            files.update(dict.fromkeys(part, os.path.basename(paths[-1])))
-        with open(os.path.join(self.files, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
-            json.dump({"metadata": {"total_size": self.bytes}, "weight_map": files}, f)
-        disk.flush(self.files)
-        return paths
 
     def loaders(self, shards: list[str]) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
         """Returns the loaders that are installed, with the files that they read."""

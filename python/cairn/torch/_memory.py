@@ -108,7 +108,7 @@ class Memory:
     def register(self, device: torch.device) -> None:
         """Registers memory that is in use with CUDA, so that copies to and from the device need no other memory."""
         with self._lock, torch.cuda.device(device):  # a thread of its own would take memory of the first device
-            for lo, hi in [] if self._refused else self.arena.backed:
+            for lo, hi in [] if self._refused or self._closed else self.arena.backed:
                 known = sorted(part for part in self._registered if lo <= part[0] < hi)  # parts with memory only grow
                 for a, b in zip([lo, *(end for _, end in known)], [*(start for start, _ in known), hi]):
                     if a == b:
@@ -238,7 +238,7 @@ class Memory:
         """
         self._pool.shutdown()
         with self._lock:
-            self._closed = self._refused = True
+            self._closed = True
             self._release()
 
     def _release(self) -> None:
@@ -275,7 +275,7 @@ class Copies:
                 to[:0].copy_(source[:0])  # so that autograd knows of the change
                 return None
             if not flat.is_cuda:
-                move(to, source)
+                to.copy_(source)
                 return None
             stream = self.memory.stream(flat.device)
             self.memory.register(flat.device)

@@ -6,7 +6,7 @@ import json
 import unittest
 from unittest import mock
 
-from cairn.bench import __main__ as bench, steps, table, weights
+from cairn.bench import __main__ as bench, steps, table
 from device import DEVICE, Case, slow
 
 
@@ -37,8 +37,7 @@ class Bench(Case):
 
     @slow
     def test_loads_and_versions(self):
-        with mock.patch.object(weights, "SHARD", 16 << 20):
-            out = self.run_bench("--only", "weights,share,publish", "--json", "--device", DEVICE)
+        out = self.run_bench("--only", "weights,share,publish", "--json", "--device", DEVICE)
         result = json.loads(out)
         loaders = result["weights"]["loaders"]
         for name in ("cairn", "cairn, safetensors files", "safetensors"):
