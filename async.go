@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // AsyncOptions change how SaveAsync works. Nil means the defaults.
@@ -56,7 +57,8 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member // set by Run.SaveAsync
+	member *run.Member       // set by Run.SaveAsync
+	loaded *saver.LoadedBody // saver.InRun.Loaded
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -237,6 +239,8 @@ type Pending struct {
 
 	metrics run.Metrics
 	member  *run.Member // nil: the checkpoint belongs to no Run
+	format  string
+	move    func(t *saver.Task, folder string) error // Task.Move
 }
 
 // Staged is closed once the state has been copied aside, so that the caller may change
@@ -623,8 +627,12 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 	if job.Writer, err = o.writer(p.store, o.Remote != ""); err != nil {
 		return err
 	}
-	if p.tiers, err = s.tiers(p, job, o); err != nil {
+	if p.tiers, err = s.tiers(p.store, job, o); err != nil {
 		return err
+	}
+	p.format = o.format().Name()
+	if p.member != nil {
+		p.move = func(t *saver.Task, folder string) error { return s.move(t, *o, folder) }
 	}
 	if job.State, _, err = expand(state); err != nil {
 		return err
@@ -640,6 +648,34 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 		p.request, err = request(job, p, o)
 	}
 	return err
+}
+
+// move makes the task of a save one of another folder of its run.
+func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
+	store, err := openAddress(s.ctx, blob.JoinAddress(t.Run.Address, folder))
+	if err != nil {
+		return err
+	}
+	if o.Base != nil {
+		o.Base = &storage.Base{} // its own base may be the folder that it must not replace
+	}
+	if o.Remote != "" {
+		above, _ := blob.SplitAddress(o.Remote)
+		o.Remote = blob.JoinAddress(above, folder)
+	}
+	if t.Job.Writer, err = o.writer(store, o.Remote != ""); err != nil {
+		return err
+	}
+	t.Store, t.Job.Storage.ID, t.Run.Name = store, store.String(), folder
+	if t.Tiers == nil {
+		return nil
+	}
+	before := t.Tiers
+	if t.Tiers, err = s.tiers(store, &t.Job, &o); err != nil {
+		return err
+	}
+	t.Tiers.Group, t.Tiers.Uploaded = before.Group, before.Uploaded
+	return nil
 }
 
 // enqueue starts the save, which waits for the one before it.
@@ -661,7 +697,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 			p.tiers.Group, p.tiers.Uploaded = s.uploading, uploaded
 		}
 		s.runner.Submit(ctx, saver.Task{
-			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Store: p.store, Metrics: p.metrics, Run: p.member,
+			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Store: p.store, Metrics: p.metrics, Format: p.format, Run: p.member, Move: p.move,
 		})
 		return
 	}
@@ -734,7 +770,7 @@ func (o *AsyncOptions) inRun() (*saver.InRun, error) {
 		return nil, err
 	}
 	remote, err := absolute(s.Remote)
-	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember}, err
+	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember, Loaded: o.loaded}, err
 }
 
 // absolute returns an address for a saver process, which may have another working directory.

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
+	"time"
 
+	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
@@ -77,14 +80,16 @@ type Run struct {
 	options RunOptions
 	group   Group
 	tender  run.Tender // after Save
+	line    run.Line
 	chain   run.Chain
 	kept    *delta.Cache // nil: nothing is remembered in this process
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
 	mu     sync.Mutex
-	stager *Stager // guarded by mu; nil: not made yet
-	closed bool    // guarded by mu
+	stager *Stager           // guarded by mu; nil: not made yet
+	closed bool              // guarded by mu
+	loaded *saver.LoadedBody // guarded by mu; what was loaded since the last save by a saver process
 }
 
 // NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
@@ -142,23 +147,32 @@ func (r *Run) settings() run.Settings {
 }
 
 // place returns the store of a new checkpoint, and what to do for the run after its save.
-// All ranks use the step of rank 0.
-func (r *Run) place(ctx context.Context, step *int64) (blob.Store, *run.Member, error) {
-	name, err := group.Broadcast(ctx, r.group, "folder", 0, group.JSON[string](), func(context.Context) (string, error) {
-		if step == nil || *step < 0 {
+// All ranks use the step of rank 0. begin, if not nil, is called on rank 0, and may change the
+// folder.
+func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(context.Context, *run.Member)) (blob.Store, *run.Member, error) {
+	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Exclusive: o.FailIfExists}
+	var err error
+	m.Name, err = group.Broadcast(ctx, r.group, "folder", 0, group.JSON[string](), func(ctx context.Context) (string, error) {
+		if o.Step == nil || *o.Step < 0 {
 			return "", fmt.Errorf("%w: SaveOptions.Step is not set or negative: it names the folder of the checkpoint", ErrOptions)
 		}
-		return run.FolderName(*step), nil
+		m.Name = run.FolderName(*o.Step)
+		if begin != nil {
+			begin(ctx, m)
+		}
+		return m.Name, nil
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	store, err := openAddress(ctx, blob.JoinAddress(r.address, name))
-	return store, &run.Member{Address: r.address, Settings: r.settings(), Name: name}, err
+	store, err := openAddress(ctx, blob.JoinAddress(r.address, m.Name))
+	return store, m, err
 }
 
 // Save saves state as the checkpoint of its step, which SaveOptions.Step must contain, in a
-// folder such as step-000005000. It replaces a checkpoint that is there. Otherwise it is
+// folder such as step-000005000. If that folder has the checkpoint that the job has loaded or
+// saved last, without tags, the save replaces it. Any other checkpoint stays, and the save
+// goes to a folder such as step-000005000~2; SaveReport.Folder says which. Otherwise it is
 // like the function Save. Group is the group of the run. When Save returns, the upload and
 // the removal of other checkpoints are still to be done: the next Save does not wait for
 // them, and Close does.
@@ -171,13 +185,20 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
 		return nil, r.wrap("save", err)
 	}
-	store, m, err := r.place(ctx, o.Step)
+	store, m, err := r.place(ctx, &o, func(ctx context.Context, m *run.Member) {
+		o.line = m.Begin(ctx, o.Step, time.Now().UTC(), o.warn)
+	})
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
 	r.refer(m, store, &o)
 	report, err := Save(ctx, store, state, &o)
-	if err == nil && r.group.Rank() == 0 {
+	if err != nil {
+		return nil, err
+	}
+	report.Folder = m.Name
+	if r.group.Rank() == 0 {
+		m.Committed(report.SaveID)
 		r.tender.Tend(r.ctx, m, nil, func(done *run.Tended, err error) {
 			if attrs := done.Attrs(); len(attrs) > 0 && o.Logger != nil {
 				o.Logger.LogAttrs(r.ctx, slog.LevelInfo, "run: kept in order", attrs...)
@@ -187,7 +208,7 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 			}
 		})
 	}
-	return report, err
+	return report, nil
 }
 
 // refer sets SaveOptions.Base of a save to store, and SaveOptions.Format if the bytes are
@@ -240,7 +261,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
-	store, m, err := r.place(ctx, o.Step)
+	store, m, err := r.place(ctx, &o.SaveOptions, nil) // the Runner calls Begin
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
@@ -249,6 +270,9 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {
 		o.Format = format // the saver process remembers
+		r.mu.Lock()
+		o.loaded, r.loaded = r.loaded, nil
+		r.mu.Unlock()
 	}
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
@@ -300,10 +324,75 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 		return nil, r.wrap("load", err)
 	}
 	report, err := Load(ctx, store, state, &o)
-	if _, name := blob.SplitAddress(found.Path); err == nil {
-		r.chain.Loaded(name)
+	if err == nil {
+		_, name := blob.SplitAddress(found.Path)
+		r.goOn(name, report.SaveID)
 	}
 	return report, err
+}
+
+// goOn notes that the job goes on from a checkpoint of the run.
+func (r *Run) goOn(folder, saveID string) {
+	r.chain.Loaded(folder)
+	r.line.Loaded(folder, saveID)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.loaded = &saver.LoadedBody{Folder: folder, SaveID: saveID}
+}
+
+// LoadStep is Load of the newest checkpoint of a step, on the current line if that has one.
+// The training goes on from there: checkpoints of later steps are on a line that is left when the
+// next save is complete.
+func (r *Run) LoadStep(ctx context.Context, state State, step int64, opts *LoadOptions) (*LoadReport, error) {
+	var o LoadOptions
+	if opts != nil {
+		o = *opts
+	}
+	o.Group = r.group
+	path, err := group.Broadcast(ctx, r.group, "step", 0, group.JSON[string](), func(ctx context.Context) (string, error) {
+		opened, _, err := r.open(ctx)
+		if err != nil {
+			return "", err
+		}
+		c, err := opened.Find(ctx, strconv.FormatInt(step, 10))
+		if err != nil {
+			return "", err
+		}
+		if !c.Local.IsComplete() && c.Remote.IsComplete() {
+			return c.Remote.Path, nil
+		}
+		return c.Local.Path, nil
+	})
+	if err != nil {
+		return nil, r.wrap("load", err)
+	}
+	store, err := openAddress(ctx, path)
+	if err != nil {
+		return nil, r.wrap("load", err)
+	}
+	report, err := Load(ctx, store, state, &o)
+	if err == nil {
+		_, name := blob.SplitAddress(path)
+		r.goOn(name, report.SaveID)
+	}
+	return report, err
+}
+
+// Rewind makes the run go on from an older checkpoint, which name names: a folder, or a step.
+// Latest and Load return it from now on, and policies count the later checkpoints as left
+// behind. Any process may call it. The next save goes on from there, unless its job has
+// loaded or saved another checkpoint. The error wraps ErrNotFound if the run has no such checkpoint.
+func (r *Run) Rewind(ctx context.Context, name string) (*RunCheckpoint, error) {
+	opened, _, err := r.open(ctx)
+	if err != nil {
+		return nil, r.wrap("rewind", err)
+	}
+	c, err := opened.Rewind(ctx, name)
+	if err != nil {
+		return nil, r.wrap("rewind", err)
+	}
+	r.goOn(c.Name, c.SaveID)
+	return c, nil
 }
 
 // Checkpoints returns the checkpoints of the run, the oldest first, also incomplete ones.

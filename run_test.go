@@ -105,7 +105,7 @@ func TestRunInTwoPlaces(t *testing.T) {
 				must.Get(p.WaitUploaded(t.Context()))(t)
 			}
 			must.Do(t, s.Close(t.Context()))
-			if got, want := members(t, local, remote), "100 remote, 200 remote, 400 remote, 500 both"; got != want {
+			if got, want := members(t, local, remote), "100 remote, 200 remote, 400 both, 500 both"; got != want {
 				t.Errorf("the run has %s; want %s", got, want)
 			}
 			for _, c := range must.Get(r.Checkpoints(t.Context()))(t) {
@@ -269,7 +269,7 @@ func TestRunAtAnAddress(t *testing.T) {
 		must.Get(r.Save(t.Context(), cairn.State{"x": whole(t, []int64{4}, 1)}, &cairn.SaveOptions{Step: &step}))(t)
 	}
 	closeRun(t, r)
-	if got := members(t, dir, ""); got != "2 local" {
+	if got := members(t, dir, ""); got != "1 local, 2 local" { // the newest, and its parent
 		t.Errorf("the run has %s", got)
 	}
 }

@@ -83,6 +83,8 @@ type SaveOptions struct {
 	// Logger receives a record for each phase of the save on this rank, with its bytes,
 	// seconds and rate, and one for the outcome. Nil: nothing is logged.
 	Logger *slog.Logger
+
+	line *meta.Line // the place in the history of a Run
 }
 
 // RankLocal describes a rank that saves without the other ranks, in a job without a
@@ -178,7 +180,7 @@ func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *pr
 	}
 	r, err := protocol.Save(ctx, *job)
 	if err == nil && first {
-		if err := run.NoteMetrics(ctx, store, r.SaveID, o.Metrics); err != nil {
+		if err := run.NoteSave(ctx, store, r.SaveID, o.format().Name(), o.Metrics, job.Storage.Line); err != nil {
 			job.Recorder.Warn(err)
 		}
 	}
@@ -223,7 +225,7 @@ func (o *SaveOptions) job(store blob.Store) protocol.RankSave {
 	}
 	job.Storage = meta.Storage{
 		SaveID: id, Step: o.Step, Time: now, WorldSize: size,
-		Writer: "cairn " + Version, Tags: o.Tags,
+		Writer: "cairn " + Version, Tags: o.Tags, Line: o.line,
 	}
 	if store != nil {
 		job.Storage.ID = store.String()

@@ -38,7 +38,7 @@ type tiered struct {
 
 // tiers checks the options of the second store. It opens that store if the save runs in
 // this process. Without a second store, or with a saver process, it returns nil.
-func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*saver.Tiers, error) {
+func (s *Stager) tiers(local blob.Store, job *protocol.RankSave, o *AsyncOptions) (*saver.Tiers, error) {
 	err := refuse(
 		option{"AsyncOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
 		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0 && o.Remote == "", "has no effect without AsyncOptions.Remote"},
@@ -53,10 +53,10 @@ func (s *Stager) tiers(p *Pending, job *protocol.RankSave, o *AsyncOptions) (*sa
 	}
 	v := o.describe(job)
 	if s.options.Process != nil { // which may know more schemes than this process
-		return nil, v.CheckTiers(p.store)
+		return nil, v.CheckTiers(local)
 	}
 	open := func(address string) (blob.Store, error) { return s.remotes.Open(address, OpenStore) }
-	tiers, err := v.OpenTiers(p.store, open, func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) })
+	tiers, err := v.OpenTiers(local, open, func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) })
 	if err != nil {
 		return nil, err
 	}

@@ -66,6 +66,8 @@ type Storage struct {
 	// Notes are sentences about what a reader could not check, such as whether
 	// files are missing. Nil: the reader could check everything.
 	Notes []string
+	// Line is the place of the save in the history of its run. Nil: unknown.
+	Line *Line
 	// Timeline says how long each rank took for the phases of the save. Nil: unknown.
 	// Writers take it from storage.Session.
 	Timeline Timeline

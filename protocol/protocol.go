@@ -59,6 +59,9 @@ func (o *Observer) planned(n int64) {
 type SaveReport struct {
 	SaveID string `json:"save_id"`
 	Step   *int64 `json:"step"`
+	// Folder is the name of the checkpoint's folder in its run. Empty: it is not saved to a
+	// run.
+	Folder string `json:"folder,omitempty"`
 	// Bytes and Files count the data files of all ranks, RankBytes the files of
 	// this rank.
 	Bytes     int64 `json:"bytes"`

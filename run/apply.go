@@ -24,8 +24,16 @@ const (
 	ReasonLink       = "a link"             // its folder is a link, perhaps to another run
 	ReasonIncomplete = "incomplete"         // policies are about complete ones
 	ReasonUnderWay   = "under way"
+	ReasonParent     = "parent of the newest"   // of the save that removes others
+	ReasonTagged     = "tagged"                 // and PruneOptions.KeepTagged is set
+	ReasonUnknown    = "not all is known of it" // Checkpoint.Problem says what is not
+	ReasonMayRefer   = "others may refer to it" // a record beside it cannot be read
 	ReasonNoRule     = "no rule keeps it"
 )
+
+// DefaultLeft is how long a policy without a rule Left keeps checkpoints on lines that were
+// left.
+const DefaultLeft = Left(48 * time.Hour)
 
 // Apply returns the verdicts of a policy about the checkpoints of one place, in the order of
 // all. It keeps what a rule keeps, and in any case the newest complete checkpoint, the ones to
@@ -33,6 +41,14 @@ const (
 // the ones that rules keep, until the complete ones have no more bytes; it does not remove the
 // newest, tagged ones that a rule keeps for their tags, and the ones to which a remaining one
 // refers.
+//
+// Checkpoints on lines that were left (Checkpoint.Left) count as older than all others. Rules
+// for a number of checkpoints choose from them only if the current line has too few, and
+// DefaultLeft or the rule Left keeps all of them for a time.
+//
+// A checkpoint of which not all is known stays: its notes cannot be read, it has no step or time
+// and a rule asks for it, or the record of another checkpoint, which may refer to it, cannot
+// be read.
 //
 // What Apply keeps, it also keeps when it is applied again to the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
@@ -43,7 +59,12 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 			a.order = append(a.order, i)
 		}
 	}
-	slices.SortStableFunc(a.order, func(i, j int) int { return all[i].Compare(&all[j]) })
+	commits := make([]commit, len(all))
+	for i := range all {
+		commits[i] = all[i].commit()
+	}
+	at := positions(commits)
+	slices.SortStableFunc(a.order, func(i, j int) int { return cmp.Or(leftFirst(&all[i], &all[j]), at[i].compare(at[j])) })
 	a.judge(now)
 	above := a.shrink()
 	kept, referred := a.closure()
@@ -80,19 +101,36 @@ func (a *applied) judge(now time.Time) {
 	for k, i := range a.order {
 		sorted[k] = a.all[i]
 	}
-	for _, r := range a.policy.Rules {
+	for _, r := range a.policy.rules() {
 		for _, k := range r.keeps(sorted, now) {
 			a.why[a.order[k]] = append(a.why[a.order[k]], r.String())
 		}
 	}
+	mayRefer := slices.ContainsFunc(a.all, func(c Checkpoint) bool { return c.mayRefer() })
 	for _, i := range a.order {
-		if len(a.policy.Rules) == 0 {
-			a.why[i] = append(a.why[i], ReasonAll)
+		c := &a.all[i]
+		for _, also := range []struct {
+			keep   bool
+			reason string
+		}{
+			{len(a.policy.Rules) == 0, ReasonAll},
+			{a.policy.keepTagged && len(c.Tags) > 0, ReasonTagged},
+			{c.Problem != "", ReasonUnknown},
+			{mayRefer, ReasonMayRefer},
+		} {
+			if also.keep && !slices.Contains(a.why[i], also.reason) {
+				a.why[i] = append(a.why[i], also.reason)
+			}
 		}
 	}
 	if n := len(a.order); n > 0 {
 		newest := a.order[n-1]
 		a.why[newest] = append(a.why[newest], ReasonNewest)
+	}
+	for _, i := range a.order {
+		if why := a.policy.protect[a.all[i].Name]; why != "" && len(a.why[i]) == 0 {
+			a.why[i] = []string{why}
+		}
 	}
 }
 
@@ -133,7 +171,7 @@ func (a *applied) shrink() []bool {
 				continue
 			}
 			total = addBytes(total, a.all[i].Bytes)
-			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] {
+			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] && !a.mustStay(i) {
 				oldest = i
 			}
 		}
@@ -143,6 +181,31 @@ func (a *applied) shrink() []bool {
 		a.why[oldest], above[oldest] = nil, true
 	}
 	return above
+}
+
+// mustStay reports whether no ceiling removes a checkpoint, because not all is known of it.
+func (a *applied) mustStay(i int) bool {
+	return slices.Contains(a.why[i], ReasonUnknown) || slices.Contains(a.why[i], ReasonMayRefer)
+}
+
+// leftFirst puts checkpoints on lines that were left before the others.
+func leftFirst(c, d *Checkpoint) int {
+	switch {
+	case c.Left == d.Left:
+		return 0
+	case c.Left:
+		return -1
+	}
+	return 1
+}
+
+// rules returns the rules of a policy, with the default for lines that were left.
+func (p Policy) rules() []Rule {
+	isLeft := func(r Rule) bool { _, ok := r.(Left); return ok }
+	if len(p.Rules) == 0 || slices.ContainsFunc(p.Rules, isLeft) {
+		return p.Rules
+	}
+	return append(slices.Clone(p.Rules), DefaultLeft)
 }
 
 // addBytes adds sizes that may come from a damaged list.
@@ -167,38 +230,45 @@ func span(a, b int) []int {
 }
 
 func (r EverySteps) keeps(all []Checkpoint, _ time.Time) []int {
-	return firsts(all, func(c *Checkpoint) (int64, bool) {
-		if c.Step == nil || *c.Step < 0 {
-			return 0, false
+	return firsts(all, func(c *Checkpoint) (n int64, ok, known bool) {
+		if c.Step == nil {
+			return 0, false, false
 		}
-		n := *c.Step / int64(r)
-		return n, n > 0 || *c.Step == 0
+		n = *c.Step / int64(r)
+		return n, n > 0 || *c.Step == 0, true
 	})
 }
 
 func (r Every) keeps(all []Checkpoint, _ time.Time) []int {
-	return firsts(all, func(c *Checkpoint) (int64, bool) {
+	return firsts(all, func(c *Checkpoint) (_ int64, ok, known bool) {
 		if c.Time.IsZero() {
-			return 0, false
+			return 0, false, false
 		}
 		length, t := int64(time.Duration(r)/time.Second), c.Time.Unix()
 		n := t / length
 		if t%length < 0 { // before 1970
 			n--
 		}
-		return n, true
+		return n, true, true
 	})
 }
 
-// firsts returns the oldest checkpoint of each period. period returns the number of the
-// period of a checkpoint, or false if it has none.
-func firsts(all []Checkpoint, period func(*Checkpoint) (int64, bool)) []int {
+// firsts returns the oldest checkpoint of each period, on the current line if it has one
+// there. period returns the number of the period of a checkpoint; ok is false if it has none.
+// A checkpoint of which the period is not known is kept.
+func firsts(all []Checkpoint, period func(*Checkpoint) (n int64, ok, known bool)) []int {
 	var out []int
 	seen := map[int64]bool{}
-	for i := range all {
-		if n, ok := period(&all[i]); ok && !seen[n] {
-			seen[n] = true
-			out = append(out, i)
+	for _, left := range []bool{false, true} {
+		for i := range all {
+			if all[i].Left != left {
+				continue
+			}
+			n, ok, known := period(&all[i])
+			if !known || ok && !seen[n] {
+				seen[n] = seen[n] || known
+				out = append(out, i)
+			}
 		}
 	}
 	return out
@@ -216,7 +286,7 @@ func (r Best) keeps(all []Checkpoint, _ time.Time) []int {
 		if r.Highest {
 			byValue = -byValue
 		}
-		return cmp.Or(byValue, j-i)
+		return cmp.Or(-leftFirst(&all[i], &all[j]), byValue, j-i)
 	})
 	return out[:min(r.N, len(out))]
 }
@@ -241,7 +311,17 @@ func (r Tagged) matches(c *Checkpoint) bool {
 func (r Within) keeps(all []Checkpoint, now time.Time) []int {
 	var out []int
 	for i := range all {
-		if !all[i].Time.IsZero() && now.Sub(all[i].Time) <= time.Duration(r) {
+		if all[i].Time.IsZero() || now.Sub(all[i].Time) <= time.Duration(r) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func (r Left) keeps(all []Checkpoint, now time.Time) []int {
+	var out []int
+	for i := range all {
+		if c := &all[i]; c.Left && (c.LeftSince.IsZero() || now.Sub(c.LeftSince) <= time.Duration(r)) {
 			out = append(out, i)
 		}
 	}

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -142,7 +143,7 @@ func checkVerdicts(p Policy, all []Checkpoint, verdicts []Verdict, now time.Time
 		if v.Checkpoint.Name != c.Name || len(v.Reasons) == 0 {
 			return fmt.Errorf("the verdict about %s is %+v", c.Name, v)
 		}
-		if c.Complete() && (newest == nil || c.Compare(newest) > 0) {
+		if c.Complete() && (newest == nil || newer(all, c, newest)) {
 			newest = c
 		}
 		byName[c.Name] = v.Keep
@@ -161,7 +162,7 @@ func checkVerdicts(p Policy, all []Checkpoint, verdicts []Verdict, now time.Time
 		referred := slices.ContainsFunc(rest, func(d Checkpoint) bool { return slices.Contains(d.Bases, c.Name) })
 		if c.Complete() {
 			total += c.Bytes
-			removable = removable || !(c.Name == newest.Name || referred || p.hasTag(&c))
+			removable = removable || !(c.Name == newest.Name || referred || p.hasTag(&c) || c.Problem != "")
 		}
 	}
 	switch {
@@ -187,8 +188,25 @@ func checkVerdicts(p Policy, all []Checkpoint, verdicts []Verdict, now time.Time
 	return nil
 }
 
+// newer reports whether c comes after d: on the current line, or else by its commit.
+func newer(all []Checkpoint, c, d *Checkpoint) bool {
+	commits := make([]commit, len(all))
+	for i := range all {
+		commits[i] = all[i].commit()
+	}
+	at := positions(commits)
+	index := func(c *Checkpoint) int {
+		return slices.IndexFunc(all, func(x Checkpoint) bool { return x.Name == c.Name })
+	}
+	return cmp.Or(leftFirst(c, d), at[index(c)].compare(at[index(d)])) > 0
+}
+
 func randomCheckpoints(r *rand.Rand) []Checkpoint {
 	var out []Checkpoint
+	recorded := 15 // the first one that records its commit
+	if r.IntN(2) == 0 {
+		recorded = r.IntN(8)
+	}
 	for i := range r.IntN(15) {
 		c := Checkpoint{Name: fmt.Sprint("c", i), Time: day.Add(time.Duration(r.IntN(2000)) * time.Minute), Bytes: r.Int64N(1000), Local: &Copy{State: Complete}}
 		if r.IntN(8) > 0 {
@@ -207,6 +225,15 @@ func randomCheckpoints(r *rand.Rand) []Checkpoint {
 		if i > 0 && r.IntN(3) == 0 { // a checkpoint refers to earlier ones only
 			c.Bases = []string{fmt.Sprint("c", r.IntN(i))}
 		}
+		if i >= recorded {
+			c.Commit, c.Time = int64(1000+i), c.Time.Add(2000*time.Minute)
+			if c.Left = r.IntN(3) == 0; c.Left && r.IntN(3) > 0 {
+				c.LeftSince = day.Add(time.Duration(r.IntN(72)) * time.Hour)
+			}
+		}
+		if r.IntN(20) == 0 {
+			c.Problem = "its notes cannot be read"
+		}
 		out = append(out, c)
 	}
 	return out
@@ -215,7 +242,7 @@ func randomCheckpoints(r *rand.Rand) []Checkpoint {
 func randomPolicy(r *rand.Rand) Policy {
 	rules := []Rule{
 		Last(1 + r.IntN(5)), EverySteps(1 + r.IntN(10)), Every(time.Duration(1+r.IntN(10)) * time.Hour), Best{N: 1 + r.IntN(3), By: "loss", Highest: r.IntN(2) == 0},
-		Tagged(""), Tagged("a"), Within(time.Duration(1+r.IntN(30)) * time.Hour),
+		Tagged(""), Tagged("a"), Within(time.Duration(1+r.IntN(30)) * time.Hour), Left(time.Duration(1+r.IntN(60)) * time.Hour),
 	}
 	var p Policy
 	for range r.IntN(4) {

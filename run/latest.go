@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -81,8 +80,9 @@ func (r *Run) CheckIdle(ctx context.Context) error {
 }
 
 // Latest returns the newest complete checkpoint in the folder of the run or in a folder
-// directly below it: the one with the highest step, of equal steps the one that was saved
-// last, and of two copies the local one. The error wraps storage.ErrNotFound if there is no
+// directly below it: the last commit or, if the run was rewound since, the one to which it
+// was; of two copies the local one. Saves that do not record their commit are ordered by
+// step, then by time. The error wraps storage.ErrNotFound if there is no
 // checkpoint, storage.ErrUnderWay if there is no complete one yet, storage.ErrUncertain if
 // the only save got no answer to its commit, and storage.ErrCorrupt if there are only
 // damaged ones.
@@ -105,6 +105,7 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 			parts[f.folder.place] = f.folder.place.partsAt(ctx)
 		}
 	}
+
 	c := choice{skipped: []Skipped{}}
 	for _, f := range each {
 		if parts[f.folder.place][f.folder.name] {
@@ -114,12 +115,16 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 			return nil, err
 		}
 	}
-	return c.result(len(dirs))
+	rewound, err := r.rewound(ctx)
+	if err != nil { // a damaged file must not end a training
+		c.skipped = append(c.skipped, Skipped{Path: r.Local.AddressOf(SettingsFile), Problem: err.Error()})
+	}
+	return c.result(len(dirs), rewound)
 }
 
-// choice is the newest of the checkpoints that were found, and what was not chosen.
+// choice are the checkpoints that were found, and what is not one of them.
 type choice struct {
-	best     *found
+	complete []*found
 	problems []error
 	skipped  []Skipped
 	damaged  []Damaged
@@ -130,9 +135,7 @@ type choice struct {
 func (c *choice) add(f *found) error {
 	switch err := f.err; {
 	case err == nil:
-		if c.best == nil || f.preferred(c.best) > 0 {
-			c.best = f
-		}
+		c.complete = append(c.complete, f)
 	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrCorrupt):
 		c.skipped = append(c.skipped, Skipped{Path: f.folder.address, Problem: err.Error(), UnderWay: errors.Is(err, storage.ErrUnderWay)})
 		c.problems = append(c.problems, err)
@@ -146,12 +149,34 @@ func (c *choice) add(f *found) error {
 }
 
 // result returns the newest one of a number of folders.
-func (c *choice) result(folders int) (*Found, error) {
-	if c.best == nil {
+func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
+	if len(c.complete) == 0 {
 		return nil, noneOf(c.problems, folders)
 	}
-	b := c.best
+	// Of equal copies, the last one is chosen: a local one.
+	slices.SortStableFunc(c.complete, func(f, g *found) int {
+		return cmp.Or(cmp.Compare(tier(f.folder), tier(g.folder)), strings.Compare(f.folder.address, g.folder.address))
+	})
+	commits := make([]commit, len(c.complete))
+	for i, f := range c.complete {
+		commits[i] = f.commit()
+	}
+	b := c.complete[newHistory(commits, rewound).head]
 	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
+}
+
+// tier returns 0 for a folder of a remote place, and 1 for a local one.
+func tier(f *folder) int {
+	if f.place.remote {
+		return 0
+	}
+	return 1
+}
+
+// rewound returns the checkpoint to which the run was rewound, or nil.
+func (r *Run) rewound(ctx context.Context) (*Rewound, error) {
+	s, err := ReadSettings(ctx, r.Local.Store)
+	return s.Rewound, err
 }
 
 // Bounds are limits for what Newest returns. The zero value has no limits.
@@ -167,11 +192,10 @@ func (w *Bounds) holds(step int64) bool {
 	return (w.After == nil || step > *w.After) && (w.Before == nil || step < *w.Before)
 }
 
-// Newest returns the complete checkpoint with the highest step within bounds, in a folder
-// directly below the run. A checkpoint without a step is not within bounds. Newest opens few
-// checkpoints, so that a process can call it often: it begins with the highest number at the
-// end of a name, and opens all checkpoints only if one records another step than its name.
-// Latest describes the errors.
+// Newest returns the newest complete checkpoint within bounds, in a folder directly below
+// the run, in the order of Latest. A checkpoint without a step is not within bounds. A process
+// can call it often: it remembers the checkpoints that it has opened, and then opens only new
+// ones, and the one that it returns. Latest describes the errors.
 func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
 	dirs, err := r.both(ctx)
 	if err != nil {
@@ -181,66 +205,101 @@ func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
 	for i := range dirs {
 		dirs[i].format, dirs[i].options = w.Format, w.Options
 	}
-	number := func(d folder) int64 { // names without a number come first
-		if n := numberOf(d.name); n != nil {
-			return *n
-		}
-		return math.MaxInt64
+	seen, err := r.remember(ctx, dirs)
+	if err != nil {
+		return nil, err
 	}
-	slices.SortStableFunc(dirs, func(a, b folder) int { return cmp.Compare(number(b), number(a)) })
-	found, mixed, err := newestOf(ctx, dirs, &w, false)
-	if mixed {
-		found, _, err = newestOf(ctx, dirs, &w, true)
-	}
-	return found, err
-}
+	slices.SortStableFunc(seen, func(f, g *found) int { return cmp.Compare(stepOf(g.step), stepOf(f.step)) })
+	rewound, _ := r.rewound(ctx) // a damaged file must not end a server
 
-// newestOf returns the newest checkpoint in dirs, which are in the order of their numbers.
-// Unless all is set, it stops if a checkpoint does not have the number of its folder as its
-// step, and reports that as mixed.
-func newestOf(ctx context.Context, dirs []folder, w *Bounds, all bool) (newest *Found, mixed bool, err error) {
 	c := choice{skipped: []Skipped{}}
-	for i := range dirs {
-		n := numberOf(dirs[i].name)
-		if all {
-			n = nil
+	var known []*found // complete when they were opened, and within bounds
+	for _, f := range seen {
+		switch {
+		case f.err != nil && f.step != nil && !w.holds(*f.step):
+		case f.err != nil:
+			err = c.add(f)
+		case f.step != nil && w.holds(*f.step):
+			known = append(known, f)
 		}
-		if n != nil && !w.holds(*n) {
+		if err != nil {
+			return nil, err
+		}
+	}
+	for len(known) > 0 {
+		c.complete = known
+		newest, err := c.result(len(dirs), rewound)
+		if err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(known, func(f *found) bool { return f.folder.address == newest.Path })
+		f := look(ctx, known[i].folder, false)
+		if f.err == nil && f.saveID == newest.SaveID {
+			newest.Damaged = c.damagedAfter(newest, &w)
+			return newest, nil
+		}
+		r.forget(f.folder.address)
+		if f.err == nil { // it was replaced
+			known[i] = f
+			if f.step == nil || !w.holds(*f.step) {
+				known = slices.Delete(known, i, i+1)
+			}
 			continue
 		}
-		if n != nil && c.best != nil && *c.best.step > *n {
-			break
-		}
-		f := look(ctx, &dirs[i], false)
-		if f.err == nil && n != nil && *f.step != *n {
-			return nil, true, nil
-		}
-		if f.err == nil && (f.step == nil || !w.holds(*f.step)) {
-			continue
-		}
+		known = slices.Delete(known, i, i+1)
 		if err := c.add(f); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
-	if newest, err = c.result(len(dirs)); err != nil {
-		return nil, false, err
-	}
-	newest.Damaged = slices.DeleteFunc(c.damaged, func(d Damaged) bool { return d.Step <= *newest.Step || !w.holds(d.Step) })
-	slices.SortStableFunc(newest.Damaged, func(a, b Damaged) int { return cmp.Compare(b.Step, a.Step) })
-	newest.Damaged = newest.Damaged[:min(len(newest.Damaged), maxDamaged)]
-	return newest, false, nil
+	return nil, noneOf(c.problems, len(dirs))
 }
 
-// preferred orders what was found: the newer one comes last. Of equal ones, a remote one
-// comes first, and then the names decide.
-func (f *found) preferred(g *found) int {
-	tier := func(f *found) int {
-		if f.folder.place.remote {
-			return -1
+// damagedAfter returns the damaged checkpoints of higher steps than the newest one.
+func (c *choice) damagedAfter(newest *Found, w *Bounds) []Damaged {
+	out := slices.DeleteFunc(c.damaged, func(d Damaged) bool { return d.Step <= *newest.Step || !w.holds(d.Step) })
+	slices.SortStableFunc(out, func(a, b Damaged) int { return cmp.Compare(b.Step, a.Step) })
+	return out[:min(len(out), maxDamaged)]
+}
+
+// remember opens the folders that were not complete when they were opened last, and returns
+// what is known of all of them.
+func (r *Run) remember(ctx context.Context, dirs []folder) ([]*found, error) {
+	out := make([]*found, len(dirs))
+	r.mu.Lock()
+	for i := range dirs {
+		if f := r.seen[dirs[i].address]; f != nil {
+			known := *f
+			known.folder = &dirs[i]
+			out[i] = &known
 		}
-		return 0
 	}
-	return cmp.Or(f.compare(g), cmp.Compare(tier(f), tier(g)), strings.Compare(f.folder.address, g.folder.address))
+	r.mu.Unlock()
+	err := work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) error {
+		if out[i] == nil {
+			out[i] = look(ctx, &dirs[i], false)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seen = make(map[string]*found, len(dirs))
+	for i, f := range out {
+		if f.err == nil {
+			r.seen[dirs[i].address] = f
+		}
+	}
+	return out, nil
+}
+
+// forget makes Newest open a folder again.
+func (r *Run) forget(address string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.seen, address)
 }
 
 // noneOf returns the error for folders without a complete checkpoint.

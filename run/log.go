@@ -1,6 +1,7 @@
 package run
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -47,8 +48,8 @@ type LoggedVerdict struct {
 }
 
 // Log describes the checkpoints that Checkpoints has returned, and what Prune would do with
-// them under the settings.
-func (r *Run) Log(all []Checkpoint, s Settings) (*Log, error) {
+// them under the settings. keepTagged is PruneOptions.KeepTagged.
+func (r *Run) Log(all []Checkpoint, s Settings, keepTagged bool) (*Log, error) {
 	l := &Log{
 		Path: r.String(), Remote: blob.Redact(s.Remote), Keep: s.Keep.String(), KeepRemote: s.KeepRemote.String(),
 		Checkpoints: []Logged{}, Warnings: []string{},
@@ -57,7 +58,11 @@ func (r *Run) Log(all []Checkpoint, s Settings) (*Log, error) {
 	if s.Keep.KeepsAll() && s.KeepRemote.KeepsAll() {
 		return l, nil
 	}
-	rep, err := r.Plan(all, &PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote})
+	rep, err := r.Plan(all, &PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, KeepTagged: keepTagged})
+	if errors.Is(err, ErrPolicy) {
+		l.Warnings = append(l.Warnings, "nothing would be removed: "+err.Error())
+		return l, nil
+	}
 	if err != nil {
 		return nil, err
 	}

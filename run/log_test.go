@@ -11,7 +11,7 @@ import (
 func TestLog(t *testing.T) {
 	dir := t.TempDir()
 	r := must.Get(Open(t.Context(), dir, ""))(t)
-	empty := must.Get(r.Log(nil, Settings{}))(t)
+	empty := must.Get(r.Log(nil, Settings{}, false))(t)
 	if text := string(must.Get(json.Marshal(empty))(t)); !strings.Contains(text, `"checkpoints":[]`) || !strings.Contains(text, `"warnings":[]`) {
 		t.Errorf("the log of an empty run is %s; want empty lists", text)
 	}
@@ -19,11 +19,11 @@ func TestLog(t *testing.T) {
 		save(t, dir, step)
 	}
 	all := must.Get(r.Checkpoints(t.Context()))(t)
-	plain := must.Get(r.Log(all, Settings{}))(t)
+	plain := must.Get(r.Log(all, Settings{}, false))(t)
 	if len(plain.Checkpoints) != 3 || plain.Bytes == 0 || plain.Removable != 0 || plain.Checkpoints[0].Verdict != nil {
 		t.Errorf("Log without a policy = %+v; want 3 checkpoints that nothing judges", plain)
 	}
-	judged := must.Get(r.Log(all, Settings{Keep: must.Get(ParsePolicy("last 1"))(t), Remote: "s3://user:secret@bucket/a?key=secret"}))(t)
+	judged := must.Get(r.Log(all, Settings{Keep: must.Get(ParsePolicy("last 1"))(t), Remote: "s3://user:secret@bucket/a?key=secret"}, false))(t)
 	if judged.Removable != 2 || judged.RemovableBytes == 0 || judged.RemovableBytes >= judged.Bytes {
 		t.Errorf("Log with \"last 1\": %d checkpoints of %d bytes can be removed; want 2, and less than %d bytes", judged.Removable, judged.RemovableBytes, judged.Bytes)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -26,10 +27,12 @@ type found struct {
 	written  time.Time // of the newest file
 	bytes    int64
 	saveID   string
+	line     *meta.Line // nil: the save does not record its place in the history
 	format   string
 	notes    Notes
 	notesErr error
 	missing  []string
+	mayRefer bool     // it has a record that cannot be read, so its bases are not known
 	bases    []string // names of folders beside it, to which it refers
 	baseErr  error    // a file there is gone
 }
@@ -45,9 +48,21 @@ func (f *found) state() State {
 	return Incomplete
 }
 
-// compare orders what was found: by step, then by the time that is recorded.
+// compare orders two saves: by commit, or else by step and by the time that is recorded.
 func (f *found) compare(g *found) int {
-	return cmp.Or(compareSteps(f.step, g.step), f.time.Compare(g.time))
+	if f.line != nil && g.line != nil {
+		return cmp.Compare(f.line.Commit, g.line.Commit)
+	}
+	return cmp.Or(cmp.Compare(stepOf(f.step), stepOf(g.step)), f.time.Compare(g.time))
+}
+
+// commit returns the save for the history of the run.
+func (f *found) commit() commit {
+	c := commit{name: f.folder.name, id: identity(f.saveID, f.folder.name), step: f.step, time: f.time, line: f.line}
+	if c.time.IsZero() {
+		c.time = f.written
+	}
+	return c
 }
 
 // describe returns what is in a folder of a run, or nil if that is not a checkpoint.
@@ -97,6 +112,13 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 // damaged reports whether the checkpoint can be opened, although files are missing.
 func (f *found) damaged() bool { return len(f.missing) > 0 || f.baseErr != nil }
 
+// nativeVersion begins meta.Storage.Version of the native format, of which the record has the
+// line. The notes have the lines of other formats.
+const nativeVersion = "cairn "
+
+// lostAndFound is a folder of file systems, which has no checkpoints.
+const lostAndFound = "lost+found"
+
 // lookOnce opens the checkpoint in a folder and finds out which of its files are missing.
 func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	f := &found{folder: dir}
@@ -107,7 +129,8 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	if err != nil {
 		f.err = fmt.Errorf("open %s: %w", dir.store, err)
 		if whole && !errors.Is(err, storage.ErrNotFound) && ctx.Err() == nil {
-			f.measure(ctx, dir.store) // an error does not matter: it is incomplete anyway
+			have, err := f.measure(ctx, dir.store)
+			f.mayRefer = (err != nil || hasRecord(have)) && dir.name != lostAndFound
 		}
 		return f
 	}
@@ -117,7 +140,7 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		return f
 	}
 	s := c.Storage()
-	f.saveID, f.time, f.bases = s.SaveID, s.Time, s.Bases
+	f.saveID, f.time, f.bases, f.line = s.SaveID, s.Time, s.Bases, s.Line
 	if s.Step != nil {
 		f.step = s.Step
 	}
@@ -125,11 +148,17 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
 			f.err = fmt.Errorf("read %s: %w", at, err)
 		}
+		if f.line == nil && !strings.HasPrefix(s.Version, nativeVersion) {
+			f.notes, f.notesErr = ReadNotes(ctx, at, f.saveID)
+		}
 	} else {
 		f.err = f.examine(ctx, at, c.Files())
 		if s.StoredBytes > 0 {
 			f.bytes = s.StoredBytes
 		}
+	}
+	if f.line == nil {
+		f.line = f.notes.Line
 	}
 	if f.err == nil && len(f.missing) == 0 && len(f.bases) > 0 {
 		f.checkBases(ctx, c)
@@ -215,6 +244,7 @@ func lacking(have map[string]blob.Info, files []storage.File) []string {
 
 // numberOf returns the number at the end of a folder's name, or nil.
 func numberOf(name string) *int64 {
+	name = withoutAgain(name)
 	n, err := strconv.ParseInt(name[len(strings.TrimRight(name, "0123456789")):], 10, 64)
 	if err != nil {
 		return nil

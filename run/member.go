@@ -11,7 +11,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -29,6 +30,12 @@ type Member struct {
 	Refer bool
 	// Remember means that the process keeps what it saves in memory, for the next save.
 	Remember bool
+	// Exclusive means that the save fails if its folder has a checkpoint.
+	Exclusive bool
+	// Line is the place of the job in the history of the run. Nil: saves record none.
+	Line *Line
+
+	parent string // the folder of the parent of the save; set by Committed
 }
 
 // TendOptions change how Member.Tend works. Nil means the defaults.
@@ -106,11 +113,15 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if m.Settings.isZero() {
 		return out, nil
 	}
-	errs := []error{m.store(ctx, r.Local)}
+	if err := m.store(ctx, r.Local); err != nil {
+		return out, fmt.Errorf("run %s: %w", r, err)
+	}
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
-		return out, errors.Join(append(errs, err)...)
+		return out, fmt.Errorf("run %s: %w", r, err)
 	}
+	m.Line.learn(all)
+	var errs []error
 	if r.Remote != nil {
 		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})
 		errs = append(errs, err)
@@ -121,7 +132,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 		}
 	}
 	if !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
-		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn})
+		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn, protect: m.protected()})
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -130,11 +141,21 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	return out, nil
 }
 
+// protected returns the folders that a save does not remove: its own and that of its parent,
+// with the reasons.
+func (m *Member) protected() map[string]string {
+	out := map[string]string{m.Name: ReasonNewest}
+	if m.parent != "" {
+		out[m.parent] = ReasonParent
+	}
+	return out
+}
+
 // store writes the settings into the folder of the run. Settings that the process does not
 // have stay as they are there.
 func (m *Member) store(ctx context.Context, p *Place) error {
 	stored, err := ReadSettings(ctx, p.Store)
-	if err != nil && !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, ErrPolicy) {
+	if err != nil {
 		return err
 	}
 	return WriteSettings(ctx, p.Store, m.Settings.or(stored))
@@ -143,7 +164,7 @@ func (m *Member) store(ctx context.Context, p *Place) error {
 // CopyNotes adds the notes of the copy of a save in one store to the copy in another.
 func CopyNotes(ctx context.Context, from, to blob.Store, saveID string) error {
 	n, err := ReadNotes(ctx, from, saveID)
-	if err != nil || len(n.Tags)+len(n.Metrics) == 0 {
+	if err != nil || n.isEmpty() {
 		return err
 	}
 	return ChangeNotes(ctx, to, saveID, func(have *Notes) error {
@@ -152,14 +173,21 @@ func CopyNotes(ctx context.Context, from, to blob.Store, saveID string) error {
 	})
 }
 
-// NoteMetrics adds metrics to the notes of a save.
-func NoteMetrics(ctx context.Context, store blob.Store, saveID string, metrics Metrics) error {
-	if len(metrics) == 0 {
+// NoteSave adds the metrics of a save to its notes and, if it is in a format that does not
+// record it, its line.
+func NoteSave(ctx context.Context, store blob.Store, saveID, format string, metrics Metrics, line *meta.Line) error {
+	if format == formats.Native {
+		line = nil
+	}
+	if len(metrics) == 0 && line == nil {
 		return nil
 	}
-	return ChangeNotes(ctx, store, saveID, func(n *Notes) error {
+	return changeNotes(ctx, store, saveID, true, func(n *Notes) error {
 		for name, v := range metrics {
 			n.SetMetric(name, v)
+		}
+		if line != nil {
+			n.Line = line
 		}
 		return nil
 	})

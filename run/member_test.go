@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 func TestTend(t *testing.T) {
@@ -65,9 +66,11 @@ func TestTendKeepsSettings(t *testing.T) {
 	if _, err := ReadSettings(t.Context(), store); err == nil {
 		t.Error("a process without settings has written them")
 	}
-	must.Get(m.Tend(t.Context(), nil))(t)
-	if s := must.Get(ReadSettings(t.Context(), store))(t); s.Remote != "" || s.Keep.String() != "last 9" {
-		t.Errorf("the settings are %+v", s)
+	if _, err := m.Tend(t.Context(), nil); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("Tend = %v; want ErrCorrupt", err)
+	}
+	if got := must.Get(os.ReadFile(filepath.Join(dir, SettingsFile)))(t); string(got) != "{" {
+		t.Errorf("settings that cannot be read were replaced by %s", got)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -24,7 +25,13 @@ type Notes struct {
 	Tags []string
 	// Metrics are numbers about the state, such as the loss.
 	Metrics Metrics
+	// Line is the place of the save in the history of its run, if the format of the
+	// checkpoint does not record it. Nil: see the checkpoint, or unknown.
+	Line *meta.Line
 }
+
+// isEmpty reports whether nothing is noted.
+func (n *Notes) isEmpty() bool { return len(n.Tags) == 0 && len(n.Metrics) == 0 && n.Line == nil }
 
 // Metrics are numbers by their names. A number may be NaN or infinite; in JSON it is then
 // the string "NaN", "+Inf" or "-Inf".
@@ -65,6 +72,8 @@ type notesDocument struct {
 	SaveID  string   `json:"save_id"`
 	Tags    []string `json:"tags,omitempty"`
 	Metrics Metrics  `json:"metrics,omitempty"`
+	// Line is noted for formats that do not record it.
+	Line *meta.Line `json:"line,omitempty"`
 }
 
 // number is a number in JSON. NaN and infinite ones are strings.
@@ -119,6 +128,9 @@ func (n *Notes) Check() error {
 	if len(n.Metrics) > maxMetrics {
 		errs = append(errs, fmt.Errorf("there are %d metrics, at most %d", len(n.Metrics), maxMetrics))
 	}
+	if n.Line != nil {
+		errs = append(errs, n.Line.Check())
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%w: %w", storage.ErrOptions, err)
 	}
@@ -160,10 +172,13 @@ func (n *Notes) join(other *Notes) {
 			n.SetMetric(name, v)
 		}
 	}
+	if n.Line == nil {
+		n.Line = other.Line
+	}
 }
 
 func (n *Notes) encode(saveID string) ([]byte, error) {
-	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics}
+	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics, Line: n.Line}
 	b, err := json.Marshal(&d)
 	return append(b, '\n'), err
 }
@@ -181,6 +196,7 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	if len(d.Metrics) > 0 {
 		n.Metrics = d.Metrics
 	}
+	n.Line = d.Line
 	if err := n.Check(); err != nil {
 		return Notes{}, "", fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
@@ -211,16 +227,22 @@ func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
 
 // ChangeNotes changes the notes of the checkpoint at the root of store, whose save has this
 // id. change receives the notes that are there, and may be called several times: if another
-// process changes the notes meanwhile, ChangeNotes begins again, and loses nothing. Notes that
-// are damaged or belong to another save are replaced.
+// process changes the notes meanwhile, ChangeNotes begins again, and loses nothing. Notes of
+// another save are replaced. Notes that cannot be read are an error: they may have tags.
 func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change func(*Notes) error) error {
+	return changeNotes(ctx, store, saveID, false, change)
+}
+
+// changeNotes is ChangeNotes. If fresh is set, the save has just been made, so notes that
+// cannot be read belong to a checkpoint that it has replaced: they are replaced too.
+func changeNotes(ctx context.Context, store blob.Store, saveID string, fresh bool, change func(*Notes) error) error {
 	err := changeDocument(ctx, store, NotesFile, func(old []byte) ([]byte, error) {
 		n, id := Notes{}, saveID
 		if old != nil {
 			have, of, err := decodeNotes(old)
 			switch {
-			case errors.Is(err, storage.ErrVersion):
-				return nil, err
+			case err != nil && !fresh:
+				return nil, fmt.Errorf("%w; remove the file to do without its tags and metrics", err)
 			case err == nil && isOf(of, saveID):
 				n, id = have, of
 			}
@@ -231,7 +253,7 @@ func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change fu
 		if err := n.Check(); err != nil {
 			return nil, err
 		}
-		if old == nil && len(n.Tags) == 0 && len(n.Metrics) == 0 {
+		if old == nil && n.isEmpty() {
 			return nil, nil
 		}
 		return n.encode(id)

@@ -23,9 +23,12 @@ type Policy struct {
 	// removed until the others fit. Tagged ones stay if a rule keeps them for their tags.
 	// Zero: there is no bound.
 	AtMost int64
+
+	keepTagged bool              // PruneOptions.KeepTagged
+	protect    map[string]string // PruneOptions.protect
 }
 
-// Rule is a part of a Policy: Last, EverySteps, Every, Best, Tagged or Within. String
+// Rule is a part of a Policy: Last, EverySteps, Every, Best, Tagged, Within or Left. String
 // returns its text.
 type Rule interface {
 	String() string
@@ -58,6 +61,9 @@ type (
 	Tagged string
 	// Within keeps the checkpoints that are not older than this: "within 12 hours".
 	Within time.Duration
+	// Left keeps the checkpoints on lines that were left not longer ago than this: "left
+	// within 2 days". DefaultLeft holds for policies without it.
+	Left time.Duration
 )
 
 // ErrPolicy reports a policy that makes no sense. It wraps storage.ErrOptions.
@@ -125,6 +131,9 @@ func (r Within) String() string {
 	}
 	return fmt.Sprintf("within %d %ss", n, unit)
 }
+
+// String returns "left within N days" and so on.
+func (r Left) String() string { return "left " + Within(r).String() }
 
 // inUnits returns a time as a number of the longest unit that divides it.
 func inUnits(d time.Duration) (int64, string) {
@@ -212,6 +221,7 @@ func (r Last) check() error       { return positive(int64(r)) }
 func (r EverySteps) check() error { return positive(int64(r)) }
 func (r Every) check() error      { return wholeSeconds(time.Duration(r)) }
 func (r Within) check() error     { return wholeSeconds(time.Duration(r)) }
+func (r Left) check() error       { return wholeSeconds(time.Duration(r)) }
 func (r Best) check() error       { return errors.Join(positive(int64(r.N)), CheckLabel(r.By)) }
 
 func (r Tagged) check() error {
@@ -253,7 +263,7 @@ func CheckLabel(text string) error {
 
 // ParsePolicy returns the policy of a text: rules with commas between them, such as
 //
-//	last 3, every 5000 steps, every 6 hours, best 2 by loss, tagged, within 12 hours, at most 2 TB
+//	last 3, every 5000 steps, every 6 hours, best 2 by loss, tagged, within 12 hours, left within 7 days, at most 2 TB
 //
 // The empty text and "all" keep all checkpoints. The error wraps ErrPolicy and names the
 // word that is wrong.
@@ -296,12 +306,14 @@ func (p *Policy) add(words []string) error {
 		r, err = parseTagged(rest)
 	case "within":
 		r, err = parseWithin(rest)
+	case "left":
+		r, err = parseLeft(rest)
 	case "at":
 		return p.parseCeiling(rest)
 	case "all":
 		err = errors.New("all stands alone")
 	default:
-		err = fmt.Errorf("%q is not a rule: want last, every, best, tagged, within, at most or all", words[0])
+		err = fmt.Errorf("%q is not a rule: want last, every, best, tagged, within, left within, at most or all", words[0])
 	}
 	if err == nil {
 		p.Rules = append(p.Rules, r)
@@ -365,6 +377,18 @@ func parseWithin(words []string) (Rule, error) {
 	}
 	d, err := parseTime(n, rest, "")
 	return Within(d), err
+}
+
+// parseLeft parses "within 2 days".
+func parseLeft(words []string) (Rule, error) {
+	if len(words) == 0 || !strings.EqualFold(words[0], "within") {
+		return nil, errors.New(`want "left within" and a time`)
+	}
+	r, err := parseWithin(words[1:])
+	if err != nil {
+		return nil, err
+	}
+	return Left(r.(Within)), nil
 }
 
 // parseTime returns n times the unit that the only word names.
@@ -439,7 +463,7 @@ func (p *Policy) parseCeiling(words []string) error {
 
 // hasTag reports whether a rule keeps a checkpoint for its tags.
 func (p Policy) hasTag(c *Checkpoint) bool {
-	return slices.ContainsFunc(p.Rules, func(r Rule) bool {
+	return p.keepTagged && len(c.Tags) > 0 || slices.ContainsFunc(p.Rules, func(r Rule) bool {
 		t, ok := r.(Tagged)
 		return ok && t.matches(c)
 	})

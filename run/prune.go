@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/storage"
@@ -19,6 +21,8 @@ type PruneOptions struct {
 	Keep, KeepRemote Policy
 	// DryRun removes nothing.
 	DryRun bool
+	// KeepTagged keeps every checkpoint with a tag, whatever the policies say.
+	KeepTagged bool
 	// Force removes local checkpoints even if they are not uploaded yet.
 	Force bool
 	// Now is the time for rules about the age of checkpoints. Zero: the time of the call.
@@ -28,6 +32,8 @@ type PruneOptions struct {
 	Turn func(ctx context.Context) (end func(), err error)
 	// Removed, if not nil, is called after each removal.
 	Removed func(p *Pruned)
+
+	protect map[string]string // checkpoints that stay, and the reasons
 }
 
 // Outcome is what Prune did with a copy of a checkpoint.
@@ -68,7 +74,7 @@ type Report struct {
 	// many bytes they had.
 	Count int   `json:"removed"`
 	Bytes int64 `json:"removed_bytes"`
-	// Warnings are about rules that may not mean what was meant.
+	// Warnings name the checkpoints of which not all is known, and that stay for that reason.
 	Warnings []string `json:"warnings"`
 }
 
@@ -117,7 +123,13 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	p := &pruning{run: r, opts: o, all: all, wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: warnings(all, o.Keep, o.KeepRemote)}}
+	if err := checkMetrics(all, o.Keep, o.KeepRemote); err != nil {
+		return nil, err
+	}
+	for _, policy := range []*Policy{&o.Keep, &o.KeepRemote} {
+		policy.keepTagged, policy.protect = o.KeepTagged, o.protect
+	}
+	p := &pruning{run: r, opts: o, all: all, wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: problems(all)}}
 	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
 		p.wanted[v.Checkpoint.Name] = v.Keep
 	}
@@ -150,18 +162,44 @@ type pruning struct {
 	describe func(ctx context.Context, dir *folder) (*found, error)
 }
 
-// warnings returns what may be wrong with policies.
-func warnings(all []Checkpoint, policies ...Policy) []string {
-	out := []string{}
+// checkMetrics returns an error that wraps ErrPolicy if a rule names a metric that no
+// checkpoint has. It would keep no checkpoint, which is not what was meant.
+func checkMetrics(all []Checkpoint, policies ...Policy) error {
+	known, complete := map[string]bool{}, false
+	for i := range all {
+		complete = complete || all[i].Complete()
+		for name := range all[i].Metrics {
+			known[name] = true
+		}
+	}
+	if !complete {
+		return nil
+	}
+
 	for _, p := range policies {
 		for _, rule := range p.Rules {
-			b, ok := rule.(Best)
-			if !ok || len(all) == 0 || slices.ContainsFunc(all, func(c Checkpoint) bool { _, has := c.Metrics[b.By]; return has }) {
-				continue
+			if b, ok := rule.(Best); ok && !known[b.By] {
+				names := "no checkpoint has a metric"
+				if len(known) > 0 {
+					names = "the metrics are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+				}
+				return fmt.Errorf("%w: %q: no checkpoint has the metric %s; %s", ErrPolicy, b, b.By, names)
 			}
-			if text := fmt.Sprintf("%q keeps nothing: no checkpoint has the metric %s", b, b.By); !slices.Contains(out, text) {
-				out = append(out, text)
-			}
+		}
+	}
+	return nil
+}
+
+// problems returns what is not known about checkpoints, for Report.Warnings.
+func problems(all []Checkpoint) []string {
+	out := []string{}
+	for i := range all {
+		c := &all[i]
+		if c.Complete() && c.Problem != "" {
+			out = append(out, fmt.Sprintf("%s stays: %s", c.Name, c.Problem))
+		}
+		if c.mayRefer() {
+			out = append(out, fmt.Sprintf("all checkpoints stay: the record of %s cannot be read, and it may refer to each of them", c.Name))
 		}
 	}
 	return out
@@ -242,7 +280,6 @@ func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 			here = append(here, c)
 		}
 	}
-	slices.SortStableFunc(here, func(a, b Checkpoint) int { return a.Compare(&b) })
 	var out []Pruned
 	for _, v := range Apply(policy, here, p.opts.Now) {
 		c := v.Checkpoint
@@ -381,7 +418,7 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 		if err != nil {
 			return err
 		}
-		if f != nil && slices.Contains(f.bases, x.Name) {
+		if f != nil && (slices.Contains(f.bases, x.Name) || f.mayRefer) {
 			return fmt.Errorf("%w: %s", errReferred, dirs[i].name)
 		}
 	}

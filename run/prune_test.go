@@ -83,9 +83,9 @@ func TestPruneRefusesBadPolicies(t *testing.T) {
 		t.Errorf("Prune = %v; want ErrPolicy", err)
 	}
 	save(t, r.Local.Address(), 1)
-	rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "best 2 by los, last 1")}))(t)
-	if len(rep.Warnings) != 1 || !strings.Contains(rep.Warnings[0], "no checkpoint has the metric los") {
-		t.Errorf("the warnings are %q", rep.Warnings)
+	_, err := r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "best 2 by los, last 1")})
+	if !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "no checkpoint has the metric los") {
+		t.Errorf("Prune with an unknown metric = %v; want ErrPolicy", err)
 	}
 }
 

@@ -6,16 +6,16 @@
 package run
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/work"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -25,6 +25,9 @@ type Run struct {
 	Local *Place
 	// Remote is the place to which checkpoints are uploaded. Nil: there is none.
 	Remote *Place
+
+	mu   sync.Mutex
+	seen map[string]*found // complete checkpoints by their addresses, for Newest; guarded by mu
 }
 
 // Open returns the run at an address: a path, or a URL whose scheme is registered. The
@@ -124,12 +127,27 @@ type Checkpoint struct {
 	// Local and Remote are the copies. Nil: there is no copy in that place.
 	Local  *Copy `json:"local,omitempty"`
 	Remote *Copy `json:"remote,omitempty"`
-	// Problem says what is wrong with the notes.
+	// Commit is the place in the order of commits; see meta.Line. Zero: the save does not
+	// record it. Parent is the checkpoint that the job loaded or saved before: the id of its
+	// save, or its folder if the format records no id.
+	Commit int64  `json:"commit,omitempty"`
+	Parent string `json:"parent,omitempty"`
+	// Head is set for the newest checkpoint of the current line: the next save goes on from
+	// it. Left is set for checkpoints on a line that the run has left, at the time LeftSince;
+	// zero: unknown.
+	Head      bool      `json:"head,omitempty"`
+	Left      bool      `json:"left,omitempty"`
+	LeftSince time.Time `json:"left_since,omitzero"`
+	// Problem says what is not known about the checkpoint: its notes cannot be read, or it
+	// has no place in the history. No policy removes it.
 	Problem string `json:"problem,omitempty"`
 }
 
 // Complete reports whether a copy is complete.
 func (c *Checkpoint) Complete() bool { return c.Local.complete() || c.Remote.complete() }
+
+// IsComplete reports whether there is a copy, and it is complete.
+func (c *Copy) IsComplete() bool { return c.complete() }
 
 func (c *Copy) complete() bool { return c != nil && c.State == Complete }
 
@@ -139,6 +157,14 @@ func (c *Copy) bases() []string {
 		return nil
 	}
 	return c.found.bases
+}
+
+// mayRefer reports whether a copy may refer to checkpoints that are not known, because its record
+// cannot be read.
+func (c *Checkpoint) mayRefer() bool {
+	return slices.ContainsFunc([]*Copy{c.Local, c.Remote}, func(copied *Copy) bool {
+		return copied != nil && copied.found != nil && copied.found.mayRefer
+	})
 }
 
 // Uploaded reports whether the remote copy is complete and of the same save as the local one.
@@ -172,28 +198,69 @@ func (c *Checkpoint) lacks() string {
 	return ReasonIncomplete
 }
 
-// Compare orders checkpoints by step, then by time, then by name. One without a step comes
-// first.
-func (c *Checkpoint) Compare(d *Checkpoint) int {
-	return cmp.Or(compareSteps(c.Step, d.Step), c.Time.Compare(d.Time), cmp.Compare(len(c.Name), len(d.Name)), strings.Compare(c.Name, d.Name))
+// commit returns the checkpoint for the history of its run.
+func (c *Checkpoint) commit() commit {
+	out := commit{name: c.Name, id: identity(c.SaveID, c.Name), step: c.Step, time: c.Time}
+	if c.Commit > 0 {
+		out.line = &meta.Line{Commit: c.Commit, Parent: c.Parent}
+		if f := c.best(); f != nil && f.line != nil {
+			out.line = f.line
+		}
+	}
+	return out
 }
 
-// compareSteps orders steps. Nil comes first.
-func compareSteps(a, b *int64) int {
-	step := func(p *int64) int64 {
-		if p == nil {
-			return -1
+// best returns what was found of the copy that describes the checkpoint, or nil.
+func (c *Checkpoint) best() *found {
+	for _, copied := range []*Copy{c.Local, c.Remote} {
+		if copied != nil && copied.found != nil && copied.SaveID == c.SaveID {
+			return copied.found
 		}
-		return *p
 	}
-	return cmp.Compare(step(a), step(b))
+	return nil
+}
+
+// arrange sorts checkpoints, the oldest commit first, and marks the head and the checkpoints
+// that were left behind. Incomplete ones have no part in the history. They stand where their
+// steps and times put them.
+func arrange(all []Checkpoint, rewound *Rewound) {
+	commits := make([]commit, len(all))
+	for i := range all {
+		commits[i] = all[i].commit()
+	}
+	at := positions(commits)
+	order := make([]int, len(all))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return at[i].compare(at[j]) })
+
+	sorted := make([]Checkpoint, 0, len(all))
+	complete, where := []commit{}, []int{}
+	for _, i := range order {
+		if all[i].Complete() {
+			complete, where = append(complete, commits[i]), append(where, len(sorted))
+		}
+		sorted = append(sorted, all[i])
+	}
+	copy(all, sorted)
+
+	h := newHistory(complete, rewound)
+	for i := range complete {
+		c := &all[where[i]]
+		c.Head = i == h.head
+		c.LeftSince, c.Left = h.left[i]
+		if h.unplaced[i] && c.Problem == "" {
+			c.Problem = "its save does not say where it belongs in the history of the run"
+		}
+	}
 }
 
 // parallelFolders is how many folders of a run are opened at the same time.
 const parallelFolders = 8
 
 // Checkpoints returns the checkpoints of the run in all formats that cairn reads, the oldest
-// first, also incomplete ones. It opens each, and lists its files, but does not read their
+// commit first, also incomplete ones. It opens each, and lists its files, but does not read their
 // contents. Folders without a checkpoint, the folder of the run itself, and folders of other
 // runs below it are left out.
 func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
@@ -233,26 +300,39 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		c.summarize()
 		out = append(out, *c)
 	}
-	slices.SortFunc(out, func(a, b Checkpoint) int { return a.Compare(&b) })
+	rewound, err := r.rewound(ctx)
+	if err != nil {
+		return nil, err
+	}
+	arrange(out, rewound)
 	return out, nil
 }
 
 // Find returns the checkpoint of that name, or of that step if name is a number and no
-// folder has that name. The error wraps storage.ErrNotFound if the run has no such
+// folder has that name: of several, the newest one of the current line. The error wraps storage.ErrNotFound if the run has no such
 // checkpoint.
 func (r *Run) Find(ctx context.Context, name string) (*Checkpoint, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return r.find(all, name)
+}
+
+// find is Find in a list of the checkpoints.
+func (r *Run) find(all []Checkpoint, name string) (*Checkpoint, error) {
 	if i := slices.IndexFunc(all, func(c Checkpoint) bool { return c.Name == name }); i >= 0 {
 		return &all[i], nil
 	}
 	if step, err := strconv.ParseInt(name, 10, 64); err == nil {
-		for i := len(all) - 1; i >= 0; i-- {
-			if all[i].Step != nil && *all[i].Step == step {
-				return &all[i], nil
+		var out *Checkpoint
+		for i := range all {
+			if c := &all[i]; c.Step != nil && *c.Step == step && (out == nil || !c.Left || out.Left) {
+				out = c
 			}
+		}
+		if out != nil {
+			return out, nil
 		}
 	}
 	return nil, fmt.Errorf("%w: %s has no checkpoint %q", storage.ErrNotFound, r, name)
@@ -299,6 +379,10 @@ func (c *Checkpoint) describe(f *found) {
 		c.Time = f.written
 	}
 	c.Tags, c.Metrics = slices.Clone(f.notes.Tags), maps.Clone(f.notes.Metrics)
+	c.Commit, c.Parent = 0, ""
+	if f.line != nil {
+		c.Commit, c.Parent = f.line.Commit, f.line.Parent
+	}
 	c.Problem = ""
 	if f.notesErr != nil {
 		c.Problem = f.notesErr.Error()

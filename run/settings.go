@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // SettingsFile is the name of the file in the folder of a run that holds its Settings.
@@ -21,14 +22,17 @@ type Settings struct {
 	Remote string
 	// Keep and KeepRemote are the policies of the run and of the remote one.
 	Keep, KeepRemote Policy
+	// Rewound is set if the run goes on from an older checkpoint; see Run.Rewind.
+	Rewound *Rewound
 }
 
 // settingsDocument is the file.
 type settingsDocument struct {
-	Version    int    `json:"version"`
-	Remote     string `json:"remote,omitempty"`
-	Keep       string `json:"keep,omitempty"`
-	KeepRemote string `json:"keep_remote,omitempty"`
+	Version    int      `json:"version"`
+	Remote     string   `json:"remote,omitempty"`
+	Keep       string   `json:"keep,omitempty"`
+	KeepRemote string   `json:"keep_remote,omitempty"`
+	Rewound    *Rewound `json:"rewound,omitempty"`
 }
 
 // harmless are the keys of the query of an address that hold no secrets. Other keys, such as
@@ -59,7 +63,7 @@ func withoutSecrets(address string) string {
 }
 
 func (s *Settings) encode() ([]byte, error) {
-	d := settingsDocument{Version: documentVersion, Remote: withoutSecrets(s.Remote)}
+	d := settingsDocument{Version: documentVersion, Remote: withoutSecrets(s.Remote), Rewound: s.Rewound}
 	for _, p := range []struct {
 		from *Policy
 		to   *string
@@ -91,7 +95,10 @@ func decodeSettings(data []byte) (Settings, error) {
 	if err != nil {
 		return s, fmt.Errorf("keep_remote: %w", err)
 	}
-	return Settings{Remote: d.Remote, Keep: keep, KeepRemote: keepRemote}, nil
+	if r := d.Rewound; r != nil && (r.To == "" || r.Commit < 1) {
+		return s, fmt.Errorf("%w: rewound to %q at commit %d", storage.ErrCorrupt, r.To, r.Commit)
+	}
+	return Settings{Remote: d.Remote, Keep: keep, KeepRemote: keepRemote, Rewound: d.Rewound}, nil
 }
 
 // ReadSettings returns the settings of the run in store. They are empty if it has none.
@@ -102,7 +109,7 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 	}
 	s, err := decodeSettings(data)
 	if err != nil {
-		return Settings{}, fmt.Errorf("%s of %s: %w", SettingsFile, store, err)
+		return Settings{}, fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; set it again with 'cairn settings', or remove the file", SettingsFile, store, err)
 	}
 	return s, nil
 }
@@ -116,6 +123,22 @@ func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 		return err
 	}
 	return changeDocument(ctx, store, SettingsFile, func([]byte) ([]byte, error) { return data, nil })
+}
+
+// changeSettings changes the settings of the run in store. If another process changes them
+// meanwhile, it begins again.
+func changeSettings(ctx context.Context, store blob.Store, change func(*Settings)) error {
+	return changeDocument(ctx, store, SettingsFile, func(old []byte) ([]byte, error) {
+		var s Settings
+		if old != nil {
+			var err error
+			if s, err = decodeSettings(old); err != nil {
+				return nil, fmt.Errorf("%s of %s: %w", SettingsFile, store, err)
+			}
+		}
+		change(&s)
+		return s.encode()
+	})
 }
 
 // isZero reports whether nothing is set.
@@ -133,6 +156,9 @@ func (s Settings) or(other Settings) Settings {
 	}
 	if s.KeepRemote.KeepsAll() {
 		s.KeepRemote = other.KeepRemote
+	}
+	if s.Rewound == nil {
+		s.Rewound = other.Rewound
 	}
 	return s
 }

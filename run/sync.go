@@ -95,7 +95,7 @@ func (r *Run) sync(ctx context.Context, all []Checkpoint, o *SyncOptions) ([]tra
 func (r *Run) carryNotes(ctx context.Context, all []Checkpoint) error {
 	for i := range all {
 		c := &all[i]
-		if c.Copies() != "both" || len(c.Local.found.notes.Tags)+len(c.Local.found.notes.Metrics) == 0 || len(c.Remote.found.notes.Tags)+len(c.Remote.found.notes.Metrics) > 0 {
+		if c.Copies() != "both" || c.Local.found.notes.isEmpty() || !c.Remote.found.notes.isEmpty() {
 			continue
 		}
 		store, err := r.Remote.StoreOf(c.Name)

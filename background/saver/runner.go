@@ -36,8 +36,13 @@ type Task struct {
 	// second store.
 	Store   blob.Store
 	Metrics runs.Metrics
+	// Format is the name of the format.
+	Format string
 	// Run is set if rank 0 keeps the run of the checkpoint in order afterwards.
 	Run *runs.Member
+	// Move makes the task one of another folder of the run: Job.Writer, Tiers and Store. It
+	// is nil if Run is. All ranks call it if rank 0 chooses another folder.
+	Move func(t *Task, folder string) error
 }
 
 // Runner runs the background saves of one rank, one after another. When a save is over,
@@ -92,6 +97,9 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 			<-before.done
 		}
 		report, err := r.run(ctx, run)
+		if err == nil && run.Run != nil {
+			report.Folder = run.Run.Name
+		}
 		if err == nil && t.Tiers != nil && !run.direct {
 			r.removeReplaced(ctx, run, report)
 		}
@@ -113,7 +121,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		uploaded, uploadErr := run.upload(ctx, report, err)
 		run.carryNotes(ctx, uploaded)
 		r.tend(ctx, run, err)
-		t.Tiers.Uploaded(uploaded, uploadErr)
+		run.Tiers.Uploaded(uploaded, uploadErr)
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()
@@ -131,15 +139,18 @@ func (run *running) leads() bool {
 
 // note notes the metrics of a save that is over. Rank 0 does so for all ranks.
 func (run *running) note(ctx context.Context, report *protocol.SaveReport, err error) {
-	if err != nil || len(run.Metrics) == 0 || !run.leads() {
+	if err != nil || !run.leads() {
 		return
 	}
 	store := run.Store
 	if run.direct {
 		store = run.Tiers.Remote
 	}
-	if err := runs.NoteMetrics(ctx, store, report.SaveID, run.Metrics); err != nil {
+	if err := runs.NoteSave(ctx, store, report.SaveID, run.Format, run.Metrics, run.Job.Storage.Line); err != nil {
 		run.Job.Recorder.Warn(err)
+	}
+	if run.Run != nil {
+		run.Run.Committed(report.SaveID)
 	}
 }
 
@@ -303,17 +314,23 @@ func (r *Runner) waitUpload(ctx context.Context, run *running) bool {
 // run saves, unless rank 0 has dropped the save meanwhile.
 func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, error) {
 	r.waitSame(ctx, run) // until it begins, another save may replace it
-	begin, err := group.Broadcast(ctx, run.Job.Group, "begin", 0, group.JSON[bool](), func(context.Context) (bool, error) {
+	start, err := group.Broadcast(ctx, run.Job.Group, "begin", 0, group.JSON[beginning](), func(ctx context.Context) (beginning, error) {
 		r.mu.Lock()
-		defer r.mu.Unlock()
 		run.begun = !run.dropped
-		return run.begun, nil
+		r.mu.Unlock()
+		return run.beginning(ctx), nil
 	})
 	if err != nil {
 		return nil, run.Job.NumberRank(err)
 	}
-	if !begin {
+	if !start.Begun {
 		return nil, ErrReplaced
+	}
+	if start.Folder != "" {
+		err := group.Each(ctx, run.Job.Group, "folder", func(context.Context) error { return run.Move(&run.Task, start.Folder) })
+		if err != nil {
+			return nil, run.Job.NumberRank(err)
+		}
 	}
 	if err := r.makeRoom(ctx, run); err != nil {
 		return nil, err
@@ -322,6 +339,28 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 		defer runs.Saving(ctx, run.Store)()
 	}
 	return protocol.Save(ctx, run.Job)
+}
+
+// beginning is the decision of rank 0 about a save.
+type beginning struct {
+	Begun bool `json:"begun"`
+	// Folder is set if the save goes to another folder of its run.
+	Folder string `json:"folder,omitempty"`
+}
+
+// beginning decides about a save that was not dropped. It sets its place in the history of
+// the run.
+func (run *running) beginning(ctx context.Context) beginning {
+	out := beginning{Begun: run.begun}
+	if !run.begun || run.Run == nil {
+		return out
+	}
+	before := run.Run.Name
+	run.Job.Storage.Line = run.Run.Begin(ctx, run.Job.Storage.Step, run.Job.Storage.Time, run.Job.Recorder.Warn)
+	if run.Run.Name != before {
+		out.Folder = run.Run.Name
+	}
+	return out
 }
 
 // makeRoom makes room for a save in the local store, or lets it go to the remote one.

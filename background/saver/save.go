@@ -65,6 +65,15 @@ type InRun struct {
 	// which then need not read the checkpoint before it. Runs in object storage refer only
 	// with it. It has no effect without Refer.
 	Remember bool `json:"remember,omitempty"`
+	// Loaded is the checkpoint of the run that the trainer has loaded since its last save,
+	// without this saver process. Nil: none.
+	Loaded *LoadedBody `json:"loaded,omitempty"`
+}
+
+// LoadedBody is a checkpoint of a run.
+type LoadedBody struct {
+	Folder string `json:"folder"`
+	SaveID string `json:"save_id,omitempty"`
 }
 
 // member returns what to do for the run of the checkpoint after the save, or nil. The error
@@ -76,7 +85,7 @@ func (v *Save) member() (*run.Member, error) {
 	if v.Run == nil {
 		return nil, nil
 	}
-	m := &run.Member{Settings: run.Settings{Remote: v.Run.Remote}}
+	m := &run.Member{Settings: run.Settings{Remote: v.Run.Remote}, Exclusive: v.FailIfExists}
 	m.Address, m.Name = blob.SplitAddress(v.Store)
 	if m.Address == "" || m.Name == "" {
 		return nil, storage.RefuseIf(true, "the checkpoint %s has no folder above it, which would be its run", blob.Redact(v.Store))
@@ -98,6 +107,7 @@ func (v *Save) member() (*run.Member, error) {
 
 // ofRun is what a saver process keeps from save to save to a run.
 type ofRun struct {
+	line  run.Line
 	chain run.Chain
 	bytes *delta.Cache
 }
@@ -111,11 +121,7 @@ func (s *server) refer(v *Save, store blob.Store, f storage.Format) storage.Form
 		blob.Scheme(v.Store) != "file" && !v.Run.Remember {
 		return f
 	}
-	r := s.saved[above]
-	if r == nil {
-		r = &ofRun{bytes: delta.NewCache(0)}
-		s.saved[above] = r
-	}
+	r := s.ofRun(above)
 	if !v.Run.Remember {
 		r.bytes.Clear()
 		v.Base = r.chain.Next(name)
@@ -124,6 +130,28 @@ func (s *server) refer(v *Save, store blob.Store, f storage.Format) storage.Form
 	v.Base = r.chain.NextRemembered(name, store)
 	native.Segments = r.bytes
 	return native
+}
+
+// ofRun returns what this process keeps for the run at an address. The caller holds mu.
+func (s *server) ofRun(address string) *ofRun {
+	r := s.saved[address]
+	if r == nil {
+		r = &ofRun{bytes: delta.NewCache(0)}
+		s.saved[address] = r
+	}
+	return r
+}
+
+// loaded notes that the trainer goes on from a checkpoint, in case it is one of a run to which
+// the trainer saves.
+func (s *server) loaded(address, saveID string) {
+	above, name := blob.SplitAddress(address)
+	if above == "" || name == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ofRun(above).line.Loaded(name, saveID)
 }
 
 // SetStorage sets the fields that a checkpoint keeps.

@@ -400,7 +400,7 @@ func (s *server) save(b *saveBody) error {
 	st.recorder = protocol.NewRecorder(s.ctx, protocol.OpSave, s.group.Rank(), s.Logger, s.observer(subject{Generation: b.Generation}))
 	st.recorder.Describe(&meta.Storage{SaveID: b.SaveID, Step: b.Step})
 	job, tiers, err := s.job(b, st)
-	task := Task{Generation: b.Generation, Metrics: b.Metrics}
+	task := Task{Generation: b.Generation, Metrics: b.Metrics, Format: b.Format}
 	if err == nil {
 		if task.Run, err = b.member(); err == nil {
 			task.Store, err = s.folder(b.Store) // which job has opened
@@ -429,19 +429,56 @@ func (s *server) save(b *saveBody) error {
 			}
 		}
 	}
-	if tiers != nil {
-		tiers.Group = s.uploads
-		tiers.Uploaded = func(r *upload.Report, err error) {
-			if saved {
-				s.uploaded(b.Generation, st.recorder, r, err)
-			}
+	uploaded := func(r *upload.Report, err error) {
+		if saved {
+			s.uploaded(b.Generation, st.recorder, r, err)
 		}
+	}
+	if tiers != nil {
+		tiers.Group, tiers.Uploaded = s.uploads, uploaded
+	}
+	if task.Run != nil {
+		of := s.ofRun(task.Run.Address)
+		if l := b.Run.Loaded; l != nil {
+			of.line.Loaded(l.Folder, l.SaveID)
+		}
+		task.Run.Line = &of.line
+		task.Move = func(t *Task, folder string) error { return s.move(t, b, st, of, folder, uploaded) }
 	}
 	job.Group, job.Recorder = s.group, st.recorder
 	s.saves[b.Generation] = st
 	task.Job, task.Over, task.Tiers = job, over, tiers
 	s.runner.Submit(s.ctx, task)
 	return nil
+}
+
+// move makes a task one of another folder of its run.
+func (s *server) move(t *Task, b *saveBody, st *savePlanner, of *ofRun, folder string, uploaded func(*upload.Report, error)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := b.Save
+	v.Store = blob.JoinAddress(t.Run.Address, folder)
+	if v.Remote != "" {
+		above, _ := blob.SplitAddress(v.Remote)
+		v.Remote = blob.JoinAddress(above, folder)
+	}
+	if v.Base != nil {
+		v.Base = &storage.Base{} // its own base may be the folder that it must not replace
+	}
+	moved := *b
+	moved.Save = v
+	job, tiers, err := s.job(&moved, st)
+	if err != nil {
+		return err
+	}
+	if tiers != nil {
+		tiers.Group, tiers.Uploaded = s.uploads, uploaded
+	}
+	t.Job.Writer, t.Job.Storage.ID, t.Tiers = job.Writer, job.Storage.ID, tiers
+	t.Run.Name = folder
+	of.chain.Loaded(folder)
+	t.Store, err = s.folder(v.Store)
+	return err
 }
 
 // store opens the store of a load.

@@ -167,7 +167,7 @@ func (c *checkpoint) Storage() meta.Storage {
 	out := meta.Storage{
 		ID: c.store.String(), SaveID: r.SaveID, Step: r.Step, Time: r.Time, WorldSize: r.WorldSize,
 		Writer: r.Writer, Tags: r.Tags, Version: fmt.Sprintf("cairn %d", r.version()),
-		Timeline: r.Timeline,
+		Line: r.Line, Timeline: r.Timeline,
 	}
 	for _, b := range r.Bases {
 		out.Bases = append(out.Bases, b.Folder)

@@ -81,7 +81,7 @@ func encode(md *meta.Metadata, written *storage.WriteResults, timeline func() me
 func recordOf(md *meta.Metadata, files []storage.File, index []byte) *record {
 	s := md.Storage
 	rec := &record{
-		Tied: len(md.Ties()) > 0, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags,
+		Tied: len(md.Ties()) > 0, SaveID: s.SaveID, Step: s.Step, Time: s.Time, WorldSize: s.WorldSize, Writer: s.Writer, Tags: s.Tags, Line: s.Line,
 		PlannerData: md.PlannerData, Totals: totalsOf(md.Entries), Timeline: s.Timeline,
 	}
 	rec.Files = append(rec.Files, storage.File{

@@ -38,6 +38,8 @@ type record struct {
 	WorldSize int
 	Writer    string
 	Tags      map[string]string
+	// Line is the place in the history of the run. Nil: unknown.
+	Line *meta.Line
 	// PlannerData is a JSON value in compact form, or nil.
 	PlannerData json.RawMessage
 	Totals      recordTotals
@@ -186,6 +188,13 @@ func readRecordFields(o *jsonFields) *record {
 	}
 	if o.has("tags") {
 		r.Tags = readTags(o)
+	}
+	if o.has("line") {
+		r.Line = new(meta.Line)
+		o.get("line", r.Line)
+		if o.err == nil {
+			o.fail("line", r.Line.Check())
+		}
 	}
 	if o.has("planner_data") {
 		var compact bytes.Buffer
@@ -366,6 +375,9 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	w.field("writer", r.Writer)
 	if len(r.Tags) > 0 {
 		w.field("tags", r.Tags)
+	}
+	if r.Line != nil {
+		w.field("line", r.Line)
 	}
 	if r.PlannerData != nil {
 		w.field("planner_data", r.PlannerData)

@@ -1,0 +1,189 @@
+package run
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// commit is a complete save of a run, as far as the history of the run depends on it.
+type commit struct {
+	name string // of the folder
+	id   string // see identity
+	step *int64
+	time time.Time
+	line *meta.Line // nil: the save does not record its place
+}
+
+// identity returns the name of a save in a meta.Line: its id, or its folder if the format
+// does not record an id.
+func identity(saveID, folder string) string { return cmp.Or(saveID, folder) }
+
+// position is the place of a commit in the order of a run.
+type position struct {
+	number int64 // meta.Line.Commit; without one, the number of the commit that it follows
+	placed bool  // the number is not its own
+	step   int64
+	time   time.Time
+	name   string
+}
+
+func (p position) compare(q position) int {
+	placed := func(p position) int {
+		if p.placed {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(
+		cmp.Compare(p.number, q.number), placed(p)-placed(q), cmp.Compare(p.step, q.step), p.time.Compare(q.time),
+		cmp.Compare(len(p.name), len(q.name)), strings.Compare(p.name, q.name))
+}
+
+// positions returns the places of commits. A commit that does not record its place, such as
+// one of another program, follows the last commit with a smaller step and an earlier time.
+// Among each other, such commits are ordered by step, then by time, then by name.
+func positions(all []commit) []position {
+	out := make([]position, len(all))
+	for i := range all {
+		c := &all[i]
+		out[i] = position{step: stepOf(c.step), time: c.time, name: c.name}
+		if c.line != nil {
+			out[i].number = c.line.Commit
+			continue
+		}
+		out[i].placed = true
+		for j := range all {
+			if before := &all[j]; before.line != nil && c.follows(before) {
+				out[i].number = max(out[i].number, before.line.Commit)
+			}
+		}
+	}
+	return out
+}
+
+// follows reports whether step and time, as far as c has them, are larger than those of b.
+func (c *commit) follows(b *commit) bool {
+	byStep, byTime := c.step != nil && b.step != nil, !c.time.IsZero() && !b.time.IsZero()
+	return (byStep || byTime) && (!byStep || *c.step > *b.step) && (!byTime || c.time.After(b.time))
+}
+
+// stepOf returns a step, or -1 if it is unknown.
+func stepOf(p *int64) int64 {
+	if p == nil {
+		return -1
+	}
+	return *p
+}
+
+// Rewound says that a run goes on from an older checkpoint; see Run.Rewind.
+type Rewound struct {
+	// To is the checkpoint, named as in meta.Line.Parent.
+	To string `json:"to"`
+	// Commit is the place of the decision in the order of commits: later saves count more.
+	Commit int64     `json:"commit"`
+	Time   time.Time `json:"time"`
+}
+
+// history is the order of the commits of a run, and which of them were left behind.
+type history struct {
+	all   []commit
+	order []int // numbers in all, the oldest first
+	head  int   // the number of the newest commit of the current line; -1: there is none
+	// left are the commits that are not on the line of the head, with the time at which the
+	// run went back behind them. The zero time: unknown.
+	left map[int]time.Time
+	// unplaced are commits that were made after the head, but do not record where they
+	// belong.
+	unplaced map[int]bool
+}
+
+// newHistory returns the history of complete commits. rewound may be nil.
+func newHistory(all []commit, rewound *Rewound) *history {
+	h := &history{all: all, order: make([]int, len(all)), head: -1, left: map[int]time.Time{}, unplaced: map[int]bool{}}
+	at := positions(all)
+	for i := range h.order {
+		h.order[i] = i
+	}
+	slices.SortStableFunc(h.order, func(i, j int) int { return at[i].compare(at[j]) })
+	if len(all) == 0 {
+		return h
+	}
+
+	h.head = h.order[len(h.order)-1]
+	h.leave(h.lineOf(h.head))
+	if to := h.rewoundTo(rewound, at); to >= 0 {
+		h.head, h.left = to, map[int]time.Time{}
+		h.leave(append(h.lineOf(to), meta.Left{Since: rewound.Time, Saves: h.after(to)}))
+	}
+	for i := range all {
+		h.unplaced[i] = all[i].line == nil && all[h.head].line != nil && at[i].compare(at[h.head]) < 0 && all[i].time.After(all[h.head].time)
+	}
+	return h
+}
+
+// rewoundTo returns the number of the commit to which the run was rewound, or -1 if it was
+// not, or has gone on since.
+func (h *history) rewoundTo(r *Rewound, at []position) int {
+	if r == nil || at[h.head].number > r.Commit || at[h.head].placed && h.all[h.head].time.After(r.Time) {
+		return -1
+	}
+	return h.find(r.To)
+}
+
+// find returns the number of the newest commit that an identity names, or -1.
+func (h *history) find(id string) int {
+	for _, i := range slices.Backward(h.order) {
+		if h.all[i].id == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// after returns the identities of the commits after one.
+func (h *history) after(i int) []string {
+	var out []string
+	for _, j := range h.order[slices.Index(h.order, i)+1:] {
+		if h.all[j].id != h.all[i].id { // another copy
+			out = append(out, h.all[j].id)
+		}
+	}
+	return out
+}
+
+// lineOf returns the commits that are not ancestors of one. A commit that does not record
+// its place continues the line of the commit before it.
+func (h *history) lineOf(i int) []meta.Left {
+	for _, j := range slices.Backward(h.order[:slices.Index(h.order, i)+1]) {
+		if l := h.all[j].line; l != nil {
+			return slices.Clone(l.Left)
+		}
+	}
+	return nil
+}
+
+// leave marks the commits that were left, and the commits that continue them.
+func (h *history) leave(left []meta.Left) {
+	since := map[string]time.Time{}
+	for _, l := range left {
+		for _, id := range l.Saves {
+			if _, ok := since[id]; !ok {
+				since[id] = l.Since
+			}
+		}
+	}
+	for _, i := range h.order {
+		c := &h.all[i]
+		t, ok := since[c.id]
+		if !ok && c.line != nil && c.line.Parent != "" && i != h.head {
+			t, ok = since[c.line.Parent]
+		}
+		if ok {
+			since[c.id], h.left[i] = t, t
+		}
+	}
+}
