@@ -160,8 +160,8 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, step int64, now tim
 	warnLeft(h, p, line.Left, now, warn)
 	m.Name = name
 	l.pending = &pending{commit: commit{name: name, step: &step, time: now, line: line}}
-	if p >= 0 && !replaced {
-		l.pending.parent = h.all[p].name
+	if i := h.find(line.Parent); i >= 0 && line.Parent != "" {
+		l.pending.parent = h.all[i].name
 	}
 	return line
 }
