@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -24,15 +26,41 @@ func damages(data []byte) map[string][]byte {
 		"later":     bytes.Replace(data, []byte(`"version":1`), []byte(`"version":9`), 1),
 		"more":      append(slices.Clone(data), "{}"...),
 	}
-	for i, b := range data {
-		if b == '\n' || b == ' ' {
-			continue
+	for i, flipped := range flips(data) {
+		if i%11 == 0 {
+			out[fmt.Sprintf("flip of byte %d", i)] = flipped
 		}
-		flipped := slices.Clone(data)
-		flipped[i] ^= 1
-		out[fmt.Sprintf("flip of byte %d", i)] = flipped
 	}
 	return out
+}
+
+// flips returns data with one bit flipped, in each byte that is not white space.
+func flips(data []byte) map[int][]byte {
+	out := map[int][]byte{}
+	for i, b := range data {
+		if b != '\n' && b != ' ' {
+			out[i] = slices.Clone(data)
+			out[i][i] ^= 1
+		}
+	}
+	return out
+}
+
+// Every flipped bit of the files of a run is noticed.
+func TestFlippedBitsAreNoticed(t *testing.T) {
+	line := &meta.Line{Commit: 7, Parent: "p", Left: []meta.Left{{Since: day, Saves: []string{"a"}}}}
+	notes := Notes{Tags: []string{"release"}, Metrics: Metrics{"loss": 0.25, "norm": math.NaN()}, Line: line}
+	for i, data := range flips(must.Get(notes.encode("save"))(t)) {
+		if n, of, err := decodeNotes(data); err == nil {
+			t.Errorf("byte %d: %s is read as %+v of %q", i, data, n, of)
+		}
+	}
+	settings := Settings{Remote: "s3://b/run", Keep: keep(t, "last 3"), KeepRemote: keep(t, "tagged"), Rewound: &Rewound{To: "x", Commit: 5, Time: day}}
+	for i, data := range flips(must.Get(settings.encode())(t)) {
+		if s, err := decodeSettings(data); err == nil {
+			t.Errorf("byte %d: %s is read as %+v", i, data, s)
+		}
+	}
 }
 
 // A checkpoint with tags and metrics that cannot be read stays, and the report says why.
