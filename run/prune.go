@@ -97,6 +97,9 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 	if err := errors.Join(o.Keep.Check(), o.KeepRemote.Check()); err != nil {
 		return nil, err
 	}
+	if _, err := ReadSettings(ctx, r.Local.Store); err != nil {
+		return nil, err
+	}
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return nil, err
