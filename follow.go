@@ -327,7 +327,7 @@ func (f *Follower) Prepare(ctx context.Context, state State, step int64) (*Prepa
 		p, err := f.attempt(ctx, state, &v, &s)
 		switch verdict := storage.Judge(err); {
 		case err == nil:
-			p.full, p.tried, p.time = !p.hasFrom || s.damage != nil || f.cache == nil, s.tried, time.Since(begun)
+			p.full, p.tried, p.time = !p.hasFrom || s.fresh || f.cache == nil, s.tried, time.Since(begun)
 			return p, nil
 		case verdict == storage.Failed || ctx.Err() != nil:
 			return nil, f.wrap(err)
@@ -348,6 +348,7 @@ type search struct {
 	step   int64 // or Newest
 	tried  []error
 	gone   int   // how often a version was replaced or removed meanwhile
+	fresh  bool  // the bytes in memory were not used
 	damage error // of the first damaged version
 }
 
@@ -360,30 +361,19 @@ func (s *search) pass(damaged []*group.RemoteError) {
 	}
 }
 
-// fail notes why a version could not be loaded.
-func (s *search) fail(v *version, err error) {
-	err = fmt.Errorf("version %d: %w", v.Step, err)
-	s.tried = append(s.tried, err)
-	switch storage.Judge(err) {
-	case storage.Gone:
-		s.gone++
-	case storage.Damaged:
-		s.damage = cmp.Or(s.damage, err)
-	}
-}
-
 // attempt loads a version. If it is damaged, it is loaded again without the bytes that are kept
 // in memory, which may be why.
 func (f *Follower) attempt(ctx context.Context, state State, v *version, s *search) (*Prepared, error) {
 	s.pass(v.Damaged)
 	p, err := f.load(ctx, state, *v)
 	if storage.Judge(err) == storage.Damaged && ctx.Err() == nil {
-		s.fail(v, err)
+		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
+		s.fresh = true
 		f.cache.Clear()
 		p, err = f.load(ctx, state, *v)
 	}
 	if err != nil {
-		s.fail(v, err)
+		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
 	}
 
 	f.mu.Lock()
@@ -391,7 +381,10 @@ func (f *Follower) attempt(ctx context.Context, state State, v *version, s *sear
 	switch storage.Judge(err) {
 	case storage.Fine:
 		f.unfit = version{}
+	case storage.Gone:
+		s.gone++
 	case storage.Damaged:
+		s.damage = cmp.Or(s.damage, s.tried[len(s.tried)-1])
 		f.damaged[v.Step] = v.SaveID
 	case storage.Failed:
 		if s.step < 0 && slices.ContainsFunc(unfits, func(unfit error) bool { return errors.Is(err, unfit) }) {

@@ -1,6 +1,9 @@
 package storage
 
-import "errors"
+import (
+	"errors"
+	"io/fs"
+)
 
 // Verdict is the meaning of an error for a process that follows the checkpoints of others,
 // which may be replaced or removed at any time. Judge returns it.
@@ -37,7 +40,7 @@ func Judge(err error) Verdict {
 		return Gone
 	case is(ErrCorrupt):
 		return Damaged
-	case is(ErrNotFound, ErrIncomplete):
+	case is(ErrNotFound, ErrIncomplete, fs.ErrNotExist):
 		return Gone
 	}
 	return Failed

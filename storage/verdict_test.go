@@ -23,6 +23,8 @@ func TestJudge(t *testing.T) {
 		"being saved":                {storage.ErrUnderWay, storage.Gone},
 		"not finished":               {storage.ErrIncomplete, storage.Gone},
 		"a part of it not finished":  {fmt.Errorf("%w: %w", storage.ErrCorrupt, storage.ErrIncomplete), storage.Damaged},
+		"a file is gone":             {&fs.PathError{Op: "open", Path: "x", Err: fs.ErrNotExist}, storage.Gone},
+		"a file of a checkpoint is":  {fmt.Errorf("%w: x is gone: %w", storage.ErrCorrupt, fs.ErrNotExist), storage.Damaged},
 		"damaged":                    {fmt.Errorf("load: %w", storage.ErrCorrupt), storage.Damaged},
 		"damaged, and replaced":      {fmt.Errorf("%w: %w", storage.ErrCorrupt, storage.ErrChanged), storage.Gone},
 		"damaged, while it is saved": {errors.Join(storage.ErrCorrupt, storage.ErrUnderWay), storage.Gone},
