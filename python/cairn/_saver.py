@@ -33,15 +33,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from cairn._verdict import Verdict, judge
 from cairn.errors import (
     CairnError,
     ChangedError,
     CorruptError,
-    IncompleteError,
     NotFoundError,
     OptionsError,
     SaverError,
-    UncertainError,
     from_message,
 )
 from cairn.reports import LoadReport, SaveReport, UploadReport
@@ -654,10 +653,13 @@ class Saver:
         reply = self.begin(("load", self.number()), Reply(), "newest", **body)
         try:
             found: dict[str, Any] = reply.result()
-        except (NotFoundError, IncompleteError, CorruptError, UncertainError) as e:
-            if "storage.corrupt" in e.codes and "storage.underway" not in e.codes:
+        except CairnError as e:
+            verdict = judge(e)
+            if verdict is Verdict.DAMAGED:
                 raise CorruptError(str(e), e.codes) from None  # such as a chain of versions with an incomplete one
-            return None
+            if verdict is Verdict.GONE:
+                return None
+            raise
         except BaseException:
             self._cancel(reply)  # if it was Ctrl-C
             raise
