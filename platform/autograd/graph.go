@@ -193,7 +193,7 @@ type edge struct {
 }
 
 func (v *Var) edge() edge {
-	e := edge{made: v.made, shape: v.Shape(), dtype: gradType(v.dtype())}
+	e := edge{made: v.made, shape: v.Shape(), dtype: GradDType(v.dtype())}
 	if v.needs && v.made == nil {
 		e.leaf = v
 	}
@@ -406,7 +406,7 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 		return fmt.Errorf("backward from %v without a gradient to begin with: %w", v.data, ErrGrad)
 	}
 	if seed == nil {
-		if seed, err = tensor.Full(gradType(v.dtype()), v.Shape(), float32(1)); err != nil {
+		if seed, err = tensor.Full(GradDType(v.dtype()), v.Shape(), float32(1)); err != nil {
 			return err
 		}
 	}

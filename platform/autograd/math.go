@@ -15,23 +15,25 @@ import (
 // float is a type in which operators compute.
 type float interface{ float32 | float64 }
 
-// isFloat reports whether variables of the dtype can have gradients.
-func isFloat(d tensor.DType) bool {
-	return d == tensor.Float64 || d == tensor.Float32 || d == tensor.BFloat16 || d == tensor.Float16
+// GradDType returns the dtype of the gradients of variables of dtype d, in which operators
+// on them compute: float64 for float64, and float32 for float32, bfloat16 and float16.
+// Variables of other dtypes have no gradients: [tensor.Invalid].
+func GradDType(d tensor.DType) tensor.DType {
+	switch d {
+	case tensor.Float64:
+		return tensor.Float64
+	case tensor.Float32, tensor.BFloat16, tensor.Float16:
+		return tensor.Float32
+	}
+	return tensor.Invalid
 }
 
-// gradType returns the dtype of the gradients of variables of dtype d. Operators on such
-// variables compute in it.
-func gradType(d tensor.DType) tensor.DType {
-	if d == tensor.Float64 {
-		return tensor.Float64
-	}
-	return tensor.Float32
-}
+// isFloat reports whether variables of the dtype can have gradients.
+func isFloat(d tensor.DType) bool { return GradDType(d) != tensor.Invalid }
 
 // pick returns the function that computes with elements of dtype d.
 func pick[T any](d tensor.DType, single, double T) T {
-	if gradType(d) == tensor.Float64 {
+	if GradDType(d) == tensor.Float64 {
 		return double
 	}
 	return single
@@ -45,7 +47,7 @@ func checkArithmetic(in []*Var) error {
 		switch d := v.data.DType(); {
 		case !isFloat(d):
 			return fmt.Errorf("operators do not compute with %v: cast it to a floating-point dtype by tensor.Cast: %w", d, tensor.ErrDType)
-		case gradType(d) != gradType(first):
+		case GradDType(d) != GradDType(first):
 			return fmt.Errorf("operands of %v and %v: cast one of them by Graph.Cast: %w", first, d, tensor.ErrDType)
 		}
 	}

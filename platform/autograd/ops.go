@@ -648,7 +648,7 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 	from := x.dtype()
 	return g.Apply(Op{
-		Name: "cast", In: []*Var{x}, Aliases: gradType(from) == gradType(d),
+		Name: "cast", In: []*Var{x}, Aliases: GradDType(from) == GradDType(d),
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			if !isFloat(d) {
 				return nil, nil, fmt.Errorf("cast to %v: %w", d, ErrGrad)
@@ -657,7 +657,7 @@ func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 			return out, nil, err
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			grad, err := tensor.Cast(p.Grad, gradType(from))
+			grad, err := tensor.Cast(p.Grad, GradDType(from))
 			return []*tensor.Tensor{grad}, err
 		},
 	})

@@ -200,7 +200,7 @@ func identity(g *autograd.Graph, name string, x *autograd.Var, f func(*autograd.
 }
 
 func sameGrad(old, t *tensor.Tensor) error {
-	if t.DType() != tensor.Float32 || !slices.Equal(old.Shape(), t.Shape()) {
+	if t.DType() != old.DType() || !slices.Equal(old.Shape(), t.Shape()) {
 		return fmt.Errorf("gradient %v in place of %v: %w", t, old, autograd.ErrShape)
 	}
 	return nil
