@@ -91,13 +91,13 @@ func TestStorageDataReachesReader(t *testing.T) {
 	}
 }
 
-// counting counts the objects that are begun.
-type counting struct {
+// begunObjects counts the objects that are begun.
+type begunObjects struct {
 	*mem.Store
 	created atomic.Int64
 }
 
-func (c *counting) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+func (c *begunObjects) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	c.created.Add(1)
 	return c.Store.Create(ctx, name, opts)
 }
@@ -107,7 +107,7 @@ func (c *counting) Create(ctx context.Context, name string, opts *blob.CreateOpt
 func TestStorageDataIsRefusedBeforeWriting(t *testing.T) {
 	for _, f := range []storage.Format{torchdcp.Format{}, hyper.Format{}, hf.Format{}, torchfile.Format{File: "x.pt"}, native.Format{}} {
 		t.Run(f.Name(), func(t *testing.T) {
-			store := &counting{Store: new(mem.Store)}
+			store := &begunObjects{Store: new(mem.Store)}
 			w := must.Get(f.NewWriter(store, storage.WriteOptions{}))(t)
 			l := &labelling{storage.PassWriter{Writer: storage.PassWriter{Writer: w}, AddsData: true}}
 			_, err := cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 1)}, &cairn.SaveOptions{Writer: l})
