@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/group"
@@ -196,8 +197,14 @@ func (s *symmetric) Memory(rank int) []byte {
 	return s.memory[rank][:s.size:s.size]
 }
 
+// order makes what happens before a signal or a barrier happen before its receipt for ranks
+// of this process too: messages through a socket do not, in the memory model of Go.
+var order atomic.Int64
+
 // Barrier returns once every rank has called it.
 func (s *symmetric) Barrier(ctx context.Context) error {
+	defer order.Add(1)
+	order.Add(1)
 	return s.group.p.Barrier(ctx, s.group)
 }
 
@@ -207,6 +214,7 @@ func (s *symmetric) Signal(ctx context.Context, to, channel int) error {
 	if err != nil {
 		return err
 	}
+	order.Add(1)
 	return m.Send(ctx, to, channel, nil)
 }
 
@@ -216,6 +224,7 @@ func (s *symmetric) Wait(ctx context.Context, from, channel int) error {
 	if err != nil {
 		return err
 	}
+	defer order.Add(1)
 	return m.RecvInto(ctx, from, channel, nil)
 }
 
