@@ -52,7 +52,13 @@ type writer struct {
 	opts  options
 }
 
-var _ storage.Writer = (*writer)(nil)
+var (
+	_ storage.Writer     = (*writer)(nil)
+	_ storage.DataKeeper = (*writer)(nil)
+)
+
+// KeepsStorageData returns true: the index has a place for it.
+func (w *writer) KeepsStorageData() bool { return true }
 
 func newWriter(store blob.Store, o options) *writer {
 	if o.spread = o.Segments != nil && o.FilesPerRank == 0; o.spread {
