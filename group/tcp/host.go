@@ -234,7 +234,7 @@ func isHungUp(err error) bool {
 
 func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s session) (*conn, error) {
 	network, address := split(addr)
-	raw, err := new(net.Dialer).DialContext(ctx, network, address)
+	raw, err := h.cfg.dialer(ctx, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("connect to rank %d at %s: %w", to, addr, err)
 	}

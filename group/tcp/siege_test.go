@@ -126,7 +126,8 @@ func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if ln, err := listenRetry(ctx, "unix", path); err == nil {
+	cfg := must.Get(pairConfig(t).withDefaults())(t)
+	if ln, err := cfg.listenRetry(ctx, "unix", path); err == nil {
 		ln.Close()
 		t.Error("listened where a file is")
 	}

@@ -1,0 +1,307 @@
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/must"
+)
+
+// claims checks that an error of Join names those ranks, has all texts of want, and has none
+// of the texts of not.
+func claims(t *testing.T, j *joining, ranks []int, want, not []string) {
+	t.Helper()
+	<-j.done
+	if got := group.Ranks(j.err); j.err == nil || !slices.Equal(got, ranks) {
+		t.Errorf("Join = %v; want an error of ranks %v", j.err, ranks)
+		return
+	}
+	for _, s := range want {
+		if !strings.Contains(j.err.Error(), s) {
+			t.Errorf("Join = %v; want %q in it", j.err, s)
+		}
+	}
+	for _, s := range not {
+		if strings.Contains(j.err.Error(), s) {
+			t.Errorf("Join = %v; want no %q in it", j.err, s)
+		}
+	}
+}
+
+// guesses are claims that a rank without an answer must not make about another rank.
+var guesses = []string{"missing", "as a rank does"}
+
+// A rank that has given up was at the meeting: no rank reports it as missing.
+func TestRankThatGaveUpIsNotMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(5)
+		js := []*joining{
+			joinFor(t, cfg, 0, 10*time.Second),
+			joinFor(t, cfg, 2, 10*time.Second),
+			joinFor(t, cfg, 4, 5*time.Second), // rank 0 calls the roll after that
+		}
+		for _, j := range js {
+			claims(t, j, []int{1, 3}, []string{"missing"}, nil)
+		}
+	})
+}
+
+// If the contexts of all ranks end at the same time, all of them name the same ranks, also if
+// some are slow to answer.
+func TestDeadlinesThatEndTogether(t *testing.T) {
+	for claim, slow := range map[string][]int{"no rank is slow": nil, "rank 0 is slow": {0}, "rank 2 is slow": {2}, "all are slow": {0, 2, 4}} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(5)
+				var js []*joining
+				for _, r := range []int{0, 2, 4} {
+					one := cfg
+					if slices.Contains(slow, r) {
+						one = n.slow(cfg, always(400*time.Millisecond))
+					}
+					js = append(js, joinFor(t, one, r, 10*time.Second))
+				}
+				for _, j := range js {
+					claims(t, j, []int{1, 3}, []string{"missing"}, nil)
+				}
+			})
+		})
+	}
+}
+
+// A rank that gives up waits for a rank 0 that is slow to answer, and names the rank that
+// rank 0 names.
+func TestSlowRankZeroIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(3)
+		cfg.interval = time.Hour // no rank is called
+		h := fakeLeader(t, n.slow(cfg, always(400*time.Millisecond)))
+		defer h.close()
+		one := joinFor(t, cfg, 1, 10*time.Second)
+		time.Sleep(5 * time.Second)
+		two := joinFor(t, cfg, 2, 10*time.Second) // rank 0 tells it that all ranks are registered
+		claims(t, one, []int{1}, nil, guesses)
+		claims(t, two, []int{1}, []string{"gave up"}, guesses)
+	})
+}
+
+// A rank 0 that was at the meeting and does not answer any more is not missing.
+func TestRankZeroThatDoesNotAnswer(t *testing.T) {
+	for claim, c := range map[string]struct {
+		size int
+		want []int
+		not  []string
+	}{
+		"no rank was missing": {2, []int{0}, guesses},
+		"a rank was missing":  {3, []int{2}, []string{"as a rank does"}},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(c.size)
+				cfg.interval = time.Hour
+				h := fakeLeader(t, n.slow(cfg, stopped(3*time.Second)))
+				defer h.close()
+				claims(t, joinFor(t, cfg, 1, 10*time.Second), c.want, []string{"rank 0", "not answer"}, c.not)
+			})
+		})
+	}
+}
+
+// A process that accepts connections and sends no byte may be a rank 0 that is slow.
+func TestSilenceIsNotAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(2)
+		mute := must.Get(n.listen(t.Context(), "tcp", ""))(t)
+		defer mute.Close()
+		must.Do(t, cfg.Meet.Announce(t.Context(), mute.Addr().String()))
+		claims(t, joinFor(t, cfg, 1, 30*time.Second), []int{0}, []string{"not answer", mute.Addr().String()}, guesses)
+	})
+}
+
+// A rank with a context that ends while rank 0 registers it has found rank 0.
+func TestDeadlineWhileARankRegisters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(4)
+		h := fakeLeader(t, n.slow(cfg, always(time.Second)))
+		defer h.close()
+		claims(t, joinFor(t, cfg, 2, 2500*time.Millisecond), []int{1, 3}, []string{"missing"}, nil)
+	})
+}
+
+// The end of the meeting reaches a rank that registers again at that time, although rank 0
+// does not answer it and then is gone.
+func TestDismissalOfARankThatRegistersAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(3)
+		cfg.interval = 10 * time.Second // a rank that is not called for three intervals registers again
+		h := fakeLeader(t, n.slow(cfg, stopped(20*time.Second)))
+		one := joinFor(t, cfg, 1, time.Hour)
+		time.Sleep(35 * time.Second)
+		slots, _ := h.meeting.roll()
+		over := roll{notice: noticeRefused, error: &group.Error{Op: opJoin, Ranks: []int{2}, Err: errMissing}}
+		h.announcer().spread(t.Context(), over, slots)
+		h.close()
+		claims(t, one, []int{2}, nil, []string{"rank 0"})
+	})
+}
+
+// A rank that is registered and does not answer is not missing. Ranks that never registered
+// are named before it.
+func TestSilentRankIsNotMissing(t *testing.T) {
+	for claim, c := range map[string]struct {
+		size      int
+		want      []int
+		text, not []string
+	}{
+		"beside a missing rank": {4, []int{3}, []string{"rank 3: missing", "rank 1: registered"}, nil},
+		"alone":                 {3, []int{1}, []string{"registered", "does not answer"}, guesses},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(c.size)
+				zero := joinFor(t, cfg, 0, 20*time.Second)
+				two := joinFor(t, cfg, 2, 20*time.Second)
+				synctest.Wait()
+				defer fakeFollower(t, n.slow(cfg, stopped(0)), 1).close()
+				claims(t, zero, c.want, c.text, c.not)
+				claims(t, two, c.want, c.text, c.not)
+			})
+		})
+	}
+}
+
+// A rank that is slow to answer the last roll call is not missing: the ranks meet, and the
+// rank is named that has no more time.
+func TestSlowAnswerToTheLastCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(2)
+		zero := joinFor(t, cfg, 0, 500*time.Millisecond)
+		one := joinFor(t, n.slow(cfg, always(600*time.Millisecond)), 1, time.Hour)
+		claims(t, zero, []int{0}, []string{"deadline exceeded"}, guesses)
+		claims(t, one, []int{0}, []string{"deadline exceeded"}, guesses)
+	})
+}
+
+// A rank that is slow to register while rank 0 gives up is not missing.
+func TestRankThatRegistersSlowlyIsNotMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(4)
+		zero := joinFor(t, cfg, 0, 10*time.Second)
+		time.Sleep(9900 * time.Millisecond)
+		cfg.Wrap = func(c net.Conn) net.Conn {
+			return slowConn{c.(*fakeConn), func() { time.Sleep(time.Second) }}
+		}
+		two := joinFor(t, cfg, 2, time.Hour)
+		claims(t, zero, []int{1, 3}, []string{"rank 2: registered"}, nil)
+		claims(t, two, []int{1, 3}, nil, nil)
+	})
+}
+
+// A process that hangs up in the handshake was not refused.
+func TestProcessThatHangsUpWasNotRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(2)
+		zero := joinFor(t, cfg, 0, time.Minute)
+		synctest.Wait()
+		c := must.Get(n.dial(t.Context(), "tcp", n.announced))(t)
+		hi := hello{purpose: toMeet, from: 1, size: 2, job: cfg.Job}
+		rand.Read(hi.nonce[:])
+		c.Write(hi.encode())
+		io.ReadFull(c, make([]byte, nonceSize))
+		c.Close()
+		claims(t, zero, []int{1}, []string{"missing"}, []string{"refused"})
+	})
+}
+
+// Rank 0 with another secret has answered, and is not missing.
+func TestRankZeroWithAnotherSecretIsNotMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(2)
+		h := fakeLeader(t, cfg)
+		defer h.close()
+		cfg.Secret = []byte("another")
+		one := joinFor(t, cfg, 1, secretPatience/2)
+		if <-one.done; !errors.Is(one.err, ErrSecret) || !errors.Is(one.err, context.DeadlineExceeded) || errors.Is(one.err, errMissing) {
+			t.Errorf("Join = %v; want %v, and not that rank 0 is missing", one.err, ErrSecret)
+		}
+	})
+}
+
+// A rank that has not heard yet that all ranks have met is not gone: ranks below it wait for
+// it as long as for any rank.
+func TestLinksWaitForTheAnnouncement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(3)
+		h := fakeLeader(t, cfg)
+		defer h.close()
+		one, two := fakeFollower(t, cfg, 1), fakeFollower(t, cfg, 2)
+		defer one.close()
+		defer two.close()
+		two.session = h.meeting.session
+		linked := make(chan error)
+		go func() {
+			f, err := two.dial(t.Context(), toLink, 1, one.addr)
+			if err == nil {
+				f.Close()
+			}
+			linked <- err
+		}()
+		time.Sleep(15 * time.Second)
+		one.begin(one.wait.state().agreed)
+		if err := <-linked; err != nil {
+			t.Errorf("dial = %v; want it to wait", err)
+		}
+	})
+}
+
+// endsLate cancels a context when the last bytes of an answer have been read.
+type endsLate struct {
+	net.Conn
+	left   int
+	cancel func()
+}
+
+func (c *endsLate) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.left -= n; c.left <= 0 {
+		c.cancel()
+	}
+	return n, err
+}
+
+// A refusal is an answer, also if the context ends at the same time.
+func TestRefusalAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(2)
+		h := fakeLeader(t, cfg)
+		defer h.close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		cfg.Job = "another"
+		cfg.Wrap = func(c net.Conn) net.Conn { return &endsLate{c, nonceSize + 1, cancel} }
+		cfg = must.Get(cfg.withDefaults())(t)
+		one := newHost(cfg, 1, 2)
+		defer one.close()
+		if _, err := one.dialAs(ctx, toMeet, 0, h.addr, one.process); !errors.Is(err, ErrRefused) {
+			t.Errorf("dialAs = %v; want %v", err, ErrRefused)
+		}
+	})
+}
