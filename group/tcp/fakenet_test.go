@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // fakeNet is a network in memory, for tests under synctest: time passes only while all ranks
@@ -29,7 +28,8 @@ func newFakeNet() *fakeNet {
 
 // config is the configuration of ranks that meet over this network.
 func (n *fakeNet) config(size int) Config {
-	return Config{Meet: fakeBoard{n}, Size: size, Job: "fake", Secret: testSecret, dialer: n.dial, listener: n.listen}
+	return Config{Meet: fakeBoard{n}, Size: size, Job: "fake", Secret: testSecret, dialer: n.dial, listener: n.listen,
+		Logger: slog.New(slog.DiscardHandler)}
 }
 
 // slow makes a rank slow to read from connections that it has accepted. pause returns how
@@ -213,27 +213,4 @@ func joinFor(t *testing.T, cfg Config, rank int, d time.Duration) *joining {
 		}
 	}()
 	return j
-}
-
-// fakeLeader is a rank 0 that lets ranks register and makes no roll calls.
-func fakeLeader(t *testing.T, cfg Config) *host {
-	t.Helper()
-	cfg, err := cfg.withDefaults()
-	must.Do(t, err)
-	h := newHost(cfg, 0, cfg.Size)
-	h.meeting = newMeeting(h.size, session{1})
-	must.Do(t, h.startListening(t.Context(), "127.0.0.1:0", nil))
-	must.Do(t, cfg.Meet.Announce(t.Context(), h.addr))
-	return h
-}
-
-// fakeFollower is a rank that has registered and does nothing after that.
-func fakeFollower(t *testing.T, cfg Config, rank int) *host {
-	t.Helper()
-	cfg, err := cfg.withDefaults()
-	must.Do(t, err)
-	h := newHost(cfg, rank, cfg.Size)
-	_, err = h.enrol(t.Context())
-	must.Do(t, err)
-	return h
 }

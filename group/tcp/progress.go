@@ -88,7 +88,7 @@ func (p *progress) describe() (string, []slog.Attr) {
 		attrs = append(attrs, slog.String("address", addr))
 	}
 	if h.rank == 0 {
-		e := h.meeting.missing(missingAt(addr), maxMissing)
+		e := h.meeting.missing(maxMissing, 0)
 		return waitText(e, addr, append(attrs, slog.String("listen", h.addr)))
 	}
 	state := h.wait.state()

@@ -155,7 +155,7 @@ func TestJoinEndsAfterRefusals(t *testing.T) {
 		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
 	}
 	want := `a process that claimed to be rank 1 was refused: this is job "pair", not "another"`
-	if err := h.meeting.missing(errMissing, 1); !strings.Contains(err.Error(), want) {
+	if err := h.meeting.missing(1, 0); !strings.Contains(err.Error(), want) {
 		t.Errorf("rank 0 says %q; want %q", err, want)
 	}
 }

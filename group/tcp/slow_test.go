@@ -40,19 +40,19 @@ func claims(t *testing.T, j *joining, ranks []int, want, not []string) {
 // guesses are claims that a rank without an answer must not make about another rank.
 var guesses = []string{"missing", "as a rank does"}
 
-// A rank that has given up was at the meeting: no rank reports it as missing.
-func TestRankThatGaveUpIsNotMissing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := newFakeNet().config(5)
-		js := []*joining{
-			joinFor(t, cfg, 0, 10*time.Second),
-			joinFor(t, cfg, 2, 10*time.Second),
-			joinFor(t, cfg, 4, 5*time.Second), // rank 0 calls the roll after that
-		}
-		for _, j := range js {
-			claims(t, j, []int{1, 3}, []string{"missing"}, nil)
-		}
-	})
+// The error of every rank names the missing ranks, whichever context ends first. A rank that
+// has given up is not missing: it was at the meeting.
+func TestJoinWithMissingRanks(t *testing.T) {
+	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := newFakeNet().config(5)
+				for _, j := range []*joining{joinFor(t, cfg, first, 5*time.Second), joinFor(t, cfg, 2-first, 10*time.Second)} {
+					claims(t, j, []int{1, 3, 4}, []string{"missing", "deadline exceeded"}, nil)
+				}
+			})
+		})
+	}
 }
 
 // If the contexts of all ranks end at the same time, all of them name the same ranks, also if
@@ -86,8 +86,7 @@ func TestSlowRankZeroIsAsked(t *testing.T) {
 		n := newFakeNet()
 		cfg := n.config(3)
 		cfg.interval = time.Hour // no rank is called
-		h := fakeLeader(t, n.slow(cfg, always(400*time.Millisecond)))
-		defer h.close()
+		leader(t, n.slow(cfg, always(400*time.Millisecond)))
 		one := joinFor(t, cfg, 1, 10*time.Second)
 		time.Sleep(5 * time.Second)
 		two := joinFor(t, cfg, 2, 10*time.Second) // rank 0 tells it that all ranks are registered
@@ -111,8 +110,7 @@ func TestRankZeroThatDoesNotAnswer(t *testing.T) {
 				n := newFakeNet()
 				cfg := n.config(c.size)
 				cfg.interval = time.Hour
-				h := fakeLeader(t, n.slow(cfg, stopped(3*time.Second)))
-				defer h.close()
+				leader(t, n.slow(cfg, stopped(3*time.Second)))
 				claims(t, joinFor(t, cfg, 1, 10*time.Second), c.want, []string{"rank 0", "not answer"}, c.not)
 			})
 		})
@@ -136,8 +134,7 @@ func TestDeadlineWhileARankRegisters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNet()
 		cfg := n.config(4)
-		h := fakeLeader(t, n.slow(cfg, always(time.Second)))
-		defer h.close()
+		leader(t, n.slow(cfg, always(time.Second)))
 		claims(t, joinFor(t, cfg, 2, 2500*time.Millisecond), []int{1, 3}, []string{"missing"}, nil)
 	})
 }
@@ -149,7 +146,7 @@ func TestDismissalOfARankThatRegistersAgain(t *testing.T) {
 		n := newFakeNet()
 		cfg := n.config(3)
 		cfg.interval = 10 * time.Second // a rank that is not called for three intervals registers again
-		h := fakeLeader(t, n.slow(cfg, stopped(20*time.Second)))
+		h := leader(t, n.slow(cfg, stopped(20*time.Second)))
 		one := joinFor(t, cfg, 1, time.Hour)
 		time.Sleep(35 * time.Second)
 		slots, _ := h.meeting.roll()
@@ -168,8 +165,8 @@ func TestSilentRankIsNotMissing(t *testing.T) {
 		want      []int
 		text, not []string
 	}{
-		"beside a missing rank": {4, []int{3}, []string{"rank 3: missing", "rank 1: registered"}, nil},
-		"alone":                 {3, []int{1}, []string{"registered", "does not answer"}, guesses},
+		"beside a missing rank": {4, []int{3}, []string{"rank 3: missing", "rank 1: no answer"}, nil},
+		"alone":                 {3, []int{1}, []string{"no answer", "rank 1 was registered"}, guesses},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -178,7 +175,7 @@ func TestSilentRankIsNotMissing(t *testing.T) {
 				zero := joinFor(t, cfg, 0, 20*time.Second)
 				two := joinFor(t, cfg, 2, 20*time.Second)
 				synctest.Wait()
-				defer fakeFollower(t, n.slow(cfg, stopped(0)), 1).close()
+				registrant(t, n.slow(cfg, stopped(0)), 1)
 				claims(t, zero, c.want, c.text, c.not)
 				claims(t, two, c.want, c.text, c.not)
 			})
@@ -186,8 +183,8 @@ func TestSilentRankIsNotMissing(t *testing.T) {
 	}
 }
 
-// A rank that is slow to answer the last roll call is not missing: the ranks meet, and the
-// rank is named that has no more time.
+// A rank that is slow to answer the last roll call is not missing: all ranks name the rank
+// that has no more time.
 func TestSlowAnswerToTheLastCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNet()
@@ -202,14 +199,19 @@ func TestSlowAnswerToTheLastCall(t *testing.T) {
 // A rank that is slow to register while rank 0 gives up is not missing.
 func TestRankThatRegistersSlowlyIsNotMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := newFakeNet().config(4)
+		n := newFakeNet()
+		cfg := n.config(4)
 		zero := joinFor(t, cfg, 0, 10*time.Second)
-		time.Sleep(9900 * time.Millisecond)
+		time.Sleep(8400 * time.Millisecond)
 		cfg.Wrap = func(c net.Conn) net.Conn {
-			return slowConn{c.(*fakeConn), func() { time.Sleep(time.Second) }}
+			return slowConn{c.(*fakeConn), func() {
+				if time.Since(n.start) < 12*time.Second {
+					time.Sleep(1500 * time.Millisecond)
+				}
+			}}
 		}
 		two := joinFor(t, cfg, 2, time.Hour)
-		claims(t, zero, []int{1, 3}, []string{"rank 2: registered"}, nil)
+		claims(t, zero, []int{1, 3}, []string{"rank 2: no answer"}, nil)
 		claims(t, two, []int{1, 3}, nil, nil)
 	})
 }
@@ -235,8 +237,7 @@ func TestProcessThatHangsUpWasNotRefused(t *testing.T) {
 func TestRankZeroWithAnotherSecretIsNotMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := newFakeNet().config(2)
-		h := fakeLeader(t, cfg)
-		defer h.close()
+		leader(t, cfg)
 		cfg.Secret = []byte("another")
 		one := joinFor(t, cfg, 1, secretPatience/2)
 		if <-one.done; !errors.Is(one.err, ErrSecret) || !errors.Is(one.err, context.DeadlineExceeded) || errors.Is(one.err, errMissing) {
@@ -250,11 +251,8 @@ func TestRankZeroWithAnotherSecretIsNotMissing(t *testing.T) {
 func TestLinksWaitForTheAnnouncement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := newFakeNet().config(3)
-		h := fakeLeader(t, cfg)
-		defer h.close()
-		one, two := fakeFollower(t, cfg, 1), fakeFollower(t, cfg, 2)
-		defer one.close()
-		defer two.close()
+		h := leader(t, cfg)
+		one, two := registrant(t, cfg, 1), registrant(t, cfg, 2)
 		two.session = h.meeting.session
 		linked := make(chan error)
 		go func() {
@@ -291,15 +289,12 @@ func (c *endsLate) Read(b []byte) (int, error) {
 func TestRefusalAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := newFakeNet().config(2)
-		h := fakeLeader(t, cfg)
-		defer h.close()
+		h := leader(t, cfg)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		cfg.Job = "another"
 		cfg.Wrap = func(c net.Conn) net.Conn { return &endsLate{c, nonceSize + 1, cancel} }
-		cfg = must.Get(cfg.withDefaults())(t)
-		one := newHost(cfg, 1, 2)
-		defer one.close()
+		one := follower(t, cfg, 1)
 		if _, err := one.dialAs(ctx, toMeet, 0, h.addr, one.process); !errors.Is(err, ErrRefused) {
 			t.Errorf("dialAs = %v; want %v", err, ErrRefused)
 		}
