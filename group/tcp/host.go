@@ -367,7 +367,8 @@ func (h *host) lastRetry() time.Duration {
 
 // Join meets the other ranks of the job and returns this rank's end of their group. It
 // returns when all ranks are registered and connected. If ctx ends or rank 0 gives up
-// before that, the error names the missing ranks. If rank 0 was found and is lost, or
+// before that, the error names the missing ranks; Join may take five seconds longer to
+// learn them from rank 0. If rank 0 was found and is lost, or
 // refuses this rank, Join gives up after the timeout, at least 20 s. As long as rank 0
 // was never found, only ctx bounds the wait. The caller must call Close.
 func Join(ctx context.Context, cfg Config) (*Group, error) {
@@ -529,7 +530,7 @@ func (h *host) follow(ctx context.Context) error {
 		case <-time.After(retry/2 + mathrand.N(retry)):
 		case <-ctx.Done():
 			switch {
-			case isAnswer(last):
+			case errors.Is(last, ErrRefused) || errors.Is(last, ErrSecret):
 				return fmt.Errorf("%w: %w", last, group.ContextError(ctx))
 			case !state.since.IsZero():
 				return h.giveUp(ctx)
@@ -548,7 +549,7 @@ func (h *host) without(cause, last error) *group.Error {
 		kind = errMissing
 	}
 	err := fmt.Errorf("%w: %w (%w)", kind, cause, last)
-	if e := h.wait.state().last.error; e != nil && len(e.Ranks) > 0 {
+	if e := h.wait.state().last.error; hasRanks(e) {
 		err = fmt.Errorf("%w; before that: %w", err, e)
 	}
 	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
@@ -634,10 +635,10 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	return t, nil
 }
 
-// giveUp leaves the meeting of a rank with a context that has ended, and returns the error
-// of Join. The knowledge of rank 0 decides which ranks the error names: the end of the
-// meeting that it has announced, its answer, or its last call. Without any of these, the
-// error names rank 0 if it does not answer, or else the rank itself, which has no more time.
+// giveUp lets a rank leave the meeting if its context has ended, and returns the error of
+// Join. The knowledge of rank 0 decides which ranks the error names: the end of the meeting
+// that it has announced, its answer, or else its last call. If none of these names a rank,
+// the error names rank 0 if it does not answer, or the rank itself, which has no more time.
 func (h *host) giveUp(ctx context.Context) *group.Error {
 	ended := group.ContextError(ctx)
 	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.cfg.partingTime())
@@ -646,19 +647,27 @@ func (h *host) giveUp(ctx context.Context) *group.Error {
 	last := h.wait.state().last
 	switch {
 	case last.notice == noticeRefused:
-		return last.error
-	case err == nil && answer.notice == noticeRefused:
-		return answer.error
-	case err == nil && answer.error != nil && len(answer.error.Ranks) > 0:
-		return &group.Error{Op: opJoin, Ranks: answer.error.Ranks, Err: fmt.Errorf("%w: %w", answer.error.Err, ended)}
+		return withEnd(last.error, ended)
+	case err == nil && hasRanks(answer.error):
+		return withEnd(answer.error, ended)
 	case err == nil:
 		return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended}
 	case isAnswer(err):
 		return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: fmt.Errorf("%w (%w)", ended, err)}
-	case !isUnattended(err) && last.error != nil && len(last.error.Ranks) > 0:
-		return &group.Error{Op: opJoin, Ranks: last.error.Ranks, Err: fmt.Errorf("%w: %w (no answer since: %w)", last.error.Err, ended, err)}
+	case hasRanks(last.error) && !isUnattended(err):
+		return withEnd(last.error, fmt.Errorf("%w (no answer since: %w)", ended, err))
 	}
 	return h.without(ended, err)
+}
+
+func hasRanks(e *group.Error) bool { return e != nil && len(e.Ranks) > 0 }
+
+// withEnd adds the end of a context to an error of rank 0, unless the error has it.
+func withEnd(e *group.Error, ended error) *group.Error {
+	if errors.Is(e.Err, ended) {
+		return e
+	}
+	return &group.Error{Op: e.Op, Ranks: e.Ranks, Err: fmt.Errorf("%w: %w", e.Err, ended)}
 }
 
 // leave tells rank 0 that this rank gives up, and why. It returns the last call, as rank 0

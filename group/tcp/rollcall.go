@@ -57,20 +57,14 @@ func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []abs
 		}
 		a := absence{s.rank, rankSilent, err.Error()}
 		switch {
-		case isElsewhere(err):
-			a.standing = rankMissing
+		case !reached && (isUnattended(err) || isAnswer(err)):
+			a.standing = rankMissing // no process listens there, or another one
 		case ctx.Err() != nil || reached && len(slots) > i+1:
 			a = absence{rank: s.rank} // it had less time than dialTime, or may be waiting for another rank
 		}
 		absent = append(absent, a)
 	}
 	return absent
-}
-
-// isElsewhere reports whether err means that the rank is not at its address: no process
-// listens there, or the process that does has answered that it is another one.
-func isElsewhere(err error) bool {
-	return isUnattended(err) || isAnswer(err)
 }
 
 // patience bounds how long a call of n ranks through one of them may take. It allows

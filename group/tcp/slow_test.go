@@ -55,6 +55,43 @@ func TestJoinWithMissingRanks(t *testing.T) {
 	}
 }
 
+// A rank that gives up frees its slot: another process can register at once.
+func TestRankThatGivesUpIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(3)
+		cfg.interval = time.Hour // no roll call finds out
+		zero := joinFor(t, cfg, 0, time.Minute)
+		claims(t, joinFor(t, cfg, 1, 5*time.Second), []int{2}, []string{"missing"}, nil)
+		for _, j := range []*joining{zero, joinFor(t, cfg, 1, time.Minute), joinFor(t, cfg, 2, time.Minute)} {
+			if <-j.done; j.err != nil {
+				t.Errorf("Join = %v; want no error", j.err)
+			}
+		}
+	})
+}
+
+// A meeting from which a rank leaves at the last moment does not succeed, and a connection of
+// that process that comes late takes no slot.
+func TestLeaveAtTheLastMoment(t *testing.T) {
+	m := newMeeting(3, session{1})
+	for r := 1; r < 3; r++ {
+		must.Get(m.assign(r, session{byte(r)}, "x"))(t)
+		m.confirm(r, session{byte(r)})
+	}
+	names(t, m.leave(1, session{9}, "of another process").error)
+	if slots, all := m.roll(); !all || len(slots) != 2 {
+		t.Errorf("roll = %v, %t; want both ranks: the process that left has no slot", slots, all)
+	}
+	names(t, m.leave(1, session{1}, "no more time").error)
+	if slots := m.succeed("top", 2); slots != nil {
+		t.Errorf("succeed = %v; want no ranks: rank 1 has left", slots)
+	}
+	if s, err := m.assign(1, session{1}, "x"); err == nil {
+		t.Errorf("assign = %v; want an error: that process has left", s)
+	}
+	must.Get(m.assign(1, session{8}, "x"))(t)
+}
+
 // If the contexts of all ranks end at the same time, all of them name the same ranks, also if
 // some are slow to answer.
 func TestDeadlinesThatEndTogether(t *testing.T) {
