@@ -32,6 +32,12 @@ func (n *fakeNet) config(size int) Config {
 		Logger: slog.New(slog.DiscardHandler)}
 }
 
+// env is the rendezvous by the environment, at an address of this network.
+func (n *fakeNet) env(addr string) *Env {
+	host, port, _ := net.SplitHostPort(addr)
+	return &Env{Getenv: func(name string) string { return map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port}[name] }}
+}
+
 // slow makes a rank slow to read from connections that it has accepted. pause returns how
 // long a read takes, from the time since the network exists.
 func (n *fakeNet) slow(cfg Config, pause func(time.Duration) time.Duration) Config {
@@ -60,11 +66,17 @@ func stopped(at time.Duration) func(time.Duration) time.Duration {
 	}
 }
 
-func (n *fakeNet) listen(_ context.Context, _, address string) (net.Listener, error) {
+func (n *fakeNet) listen(_ context.Context, network, address string) (net.Listener, error) {
+	a, err := net.ResolveTCPAddr(network, address)
+	if err != nil {
+		return nil, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.ports++
-	a := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 10000 + n.ports}
+	if a.Port == 0 {
+		n.ports++
+		a.Port = 10000 + n.ports
+	}
 	if n.listeners[a.String()] != nil {
 		return nil, syscall.EADDRINUSE
 	}
@@ -147,12 +159,21 @@ func (c *fakeConn) Close() error {
 	return c.Conn.Close()
 }
 
+// Deadlines can be set after the other end has closed, which a pipe does not allow.
+
 func (c *fakeConn) SetDeadline(t time.Time) error {
-	c.out.SetDeadline(t)
-	return c.Conn.SetDeadline(t)
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-func (c *fakeConn) SetWriteDeadline(t time.Time) error { return c.out.SetWriteDeadline(t) }
+func (c *fakeConn) SetReadDeadline(t time.Time) error {
+	c.Conn.SetReadDeadline(t)
+	return nil
+}
+
+func (c *fakeConn) SetWriteDeadline(t time.Time) error {
+	c.out.SetWriteDeadline(t)
+	return nil
+}
 
 type slowListener struct {
 	net.Listener

@@ -159,7 +159,7 @@ func TestSilenceIsNotAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNet()
 		cfg := n.config(2)
-		mute := must.Get(n.listen(t.Context(), "tcp", ""))(t)
+		mute := must.Get(n.listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 		defer mute.Close()
 		must.Do(t, cfg.Meet.Announce(t.Context(), mute.Addr().String()))
 		claims(t, joinFor(t, cfg, 1, 30*time.Second), []int{0}, []string{"not answer", mute.Addr().String()}, guesses)

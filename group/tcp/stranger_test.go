@@ -6,9 +6,9 @@ import (
 	"io"
 	"net"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -69,7 +69,6 @@ func (p *impostor) connect(purpose purpose) *conn {
 
 // A rank 1 that behaves badly once it is let in is named, whatever it does, with the reason.
 func TestRanksThatBehaveBadly(t *testing.T) {
-	t.Parallel()
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 1, 2, 3}
 	mail := func(frame []byte) func(p *impostor) {
 		return func(p *impostor) {
@@ -96,25 +95,12 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := pairConfig(t)
-			if c.reason == silent {
-				cfg.Timeout = time.Second
-			}
-			joined := make(chan error, 1)
-			go func() {
-				g, err := Join(limited(t), cfg)
-				if g != nil {
-					g.Close()
-				}
-				joined <- err
-			}()
-			c.misbehave(impersonate(t, cfg))
-			err := <-joined
-			ge, ok := errors.AsType[*group.Error](err)
-			if !ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1}) || !strings.Contains(err.Error(), c.reason) {
-				t.Errorf("Join = %v; want an error that names rank 1 as gone: %s", err, c.reason)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				cfg := newFakeNet().config(2)
+				zero := joinFor(t, cfg, 0, time.Hour)
+				c.misbehave(impersonate(t, cfg))
+				claims(t, zero, []int{1}, []string{group.ErrGone.Error(), c.reason}, nil)
+			})
 		})
 	}
 }
