@@ -16,6 +16,7 @@ import fcntl
 import functools
 import json
 import logging
+import math
 import mmap
 import os
 import platform
@@ -395,13 +396,19 @@ class Reply:
                 return
         call()
 
-    def wait(self, timeout: float) -> bool:
-        """Waits for the answer, and reports whether it is there."""
-        return self._done.wait(timeout)
+    def wait(self, timeout: float | None) -> bool:
+        """Waits for the answer, and reports whether it is there. None: without a limit."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        # Python does not notice a signal that comes just before it begins to wait for a lock, until that wait is over.
+        # So Ctrl-C interrupts this after a second at most.
+        while not self._done.wait(min(1, max(0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return False
+        return True
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer and returns it, or raises its error."""
-        if not self._done.wait(timeout):
+        if not self.wait(timeout):
             raise TimeoutError("the saver process has not answered yet")
         if self.error is not None:
             raise self.error
