@@ -23,8 +23,6 @@ const (
 	// paying is the largest part of its bytes, in percent, that a save on a base may write
 	// if the base is to pay.
 	paying = 90
-	// longChain is storage.Base.MaxBodies of saves whose writer remembers the save before.
-	longChain = 16
 )
 
 // Next returns the base of the next save, to the folder name. Nil: the save is not worth a
@@ -51,7 +49,6 @@ func (c *Chain) Next(name string) *storage.Base {
 func (c *Chain) NextRemembered(name string, store blob.Store) *storage.Base {
 	b := c.Next(name)
 	if b != nil {
-		b.MaxBodies = longChain
 		b.Find = func(ctx context.Context) (string, error) { return before(ctx, store) }
 	}
 	return b

@@ -52,8 +52,9 @@ type tally struct{ tries, wins atomic.Int32 }
 
 // NewEncoder returns an encoder for a file that consists of the ranges and is stored in the
 // delta file name. folders are the names of the folders that segments may refer to. A segment
-// gets at most maxBodies bodies, which are at most LongBodies. What is encoded is put into
-// segs, and compared with what is there.
+// gets at most maxBodies bodies, which are at most LongBodies. If maxBodies is 0, segments refer
+// to no other file, and may have steps. What is encoded is put into segs, and compared with
+// what is there.
 func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, segs *Segments) *Encoder {
 	e := newEncoder(ranges, segs)
 	e.max = maxBodies
@@ -141,13 +142,14 @@ func (e *Encoder) base(rng *Range, p *planned) *known {
 // nil if they are to be read.
 func (e *Encoder) encode(ctx context.Context, i int, s *Segment, base *known, src, old, code []byte) ([]byte, error) {
 	defer func() { e.keep(i, *s) }()
-	if base != nil && base.hash == s.Hash {
+	equal := base != nil && base.hash == s.Hash
+	if equal && e.max > 0 {
 		e.refer(s, base)
 		return nil, nil
 	}
 	p := &e.segments[i]
 	long := base != nil && len(base.bodies) >= e.max
-	if base != nil && (!long || old != nil) && e.tries(p, i) {
+	if base != nil && !equal && (!long || old != nil) && e.tries(p, i) {
 		at := 0
 		if long {
 			at = copy(code, src)

@@ -64,6 +64,7 @@ type base struct {
 	folder  string
 	c       *checkpoint // nil: there is none
 	folders []string    // to which segments may refer
+	alone   bool        // segments refer to no folder; they may have steps
 	sources map[string]*delta.Source
 	all     *meta.Metadata // of c; nil: single entries are looked up
 	coders  []*coder
@@ -71,12 +72,13 @@ type base struct {
 	warn    func(error)
 }
 
-// maxBodies bounds the bodies of a segment.
-func (b *base) maxBodies() int { return cmp.Or(b.w.opts.Base.MaxBodies, delta.MaxBodies) }
-
-// maxBases bounds the number of folders to which a checkpoint refers. With long chains, parts
-// that do not change need not be written again when other parts are.
-func (b *base) maxBases() int { return cmp.Or(2*b.w.opts.Base.MaxBodies, delta.MaxBodies) }
+// maxBodies bounds the bodies of a segment. Zero: segments do not refer to the base.
+func (b *base) maxBodies() int {
+	if b.alone {
+		return 0
+	}
+	return cmp.Or(b.w.opts.Base.MaxBodies, delta.MaxBodies)
+}
 
 // openBase opens the base of the save. If it cannot be used, the save does without it.
 func (w *writer) openBase(ctx context.Context) *base {
@@ -100,11 +102,13 @@ func (w *writer) openBase(ctx context.Context) *base {
 		return b
 	}
 	b.folders = append(b.folders, b.folder)
-	_, own, _ := blob.Parent(w.store)
 	for _, f := range b.c.full.Bases {
-		if f.Folder != own && len(b.folders) < b.maxBases() {
-			b.folders = append(b.folders, f.Folder)
-		}
+		b.folders = append(b.folders, f.Folder)
+	}
+	_, own, _ := blob.Parent(w.store)
+	if b.alone = b.c.full.mayExtend(b.folder, own) != nil; b.alone && w.opts.Segments == nil {
+		b.c.Close()
+		b.c = nil // only a step needs the base then
 	}
 	return b
 }
@@ -142,10 +146,11 @@ func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, erro
 
 // holdBases keeps the folders to which the results refer from being removed, and checks that
 // the files are there. From the commit on, the record shows that they are needed; the
-// caller calls release after it.
-func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
+// caller calls release after it. The chain is nil if they refer to no folder.
+func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), _ *chain, err error) {
 	var mu sync.Mutex
 	var held []func() // guarded by mu
+	var c *chain      // guarded by mu
 	free := func() {
 		for _, f := range held {
 			f()
@@ -169,17 +174,25 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 			if err != nil {
 				return fmt.Errorf("the save refers to %s: %w", at, err)
 			}
+			found, err := readRecordOnly(ctx, at)
+			if err != nil {
+				found = nil // its files may be there
+			}
 			mu.Lock()
 			held = append(held, done)
+			if c == nil {
+				c = &chain{}
+			}
+			c.add(b[0].Folder, found)
 			mu.Unlock()
 			return checkBases(ctx, w.store, b)
 		})
 	})
 	if err != nil {
 		free()
-		return nil, err
+		return nil, nil, err
 	}
-	return free, nil
+	return free, c, nil
 }
 
 // parallelBases is the number of requests about bases at the same time. Requests to a

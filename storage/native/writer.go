@@ -250,7 +250,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err := checkTies(entries); err != nil {
 		return err
 	}
-	release, err := w.holdBases(ctx, results)
+	release, chain, err := w.holdBases(ctx, results)
 	if err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 		all.Files = append(all.Files, r.Files...)
 		all.Coded = append(all.Coded, r.Coded...)
 	}
-	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, w.Session().Timeline)
+	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, chain, w.Session().Timeline)
 	if err != nil {
 		return err
 	}
