@@ -144,6 +144,19 @@ func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, erro
 	return openCheckpoint(ctx, store, readRecordOnly, nil)
 }
 
+// holdBase keeps the files of the base from being removed while the save is under way, if the
+// base is made to stand alone or replaced meanwhile. The caller calls release.
+func holdBase(ctx context.Context, store blob.Store, folder string) (release func()) {
+	at, err := blob.Beside(store, folder)
+	if err == nil {
+		release, err = publish.ReadingNow(ctx, at)
+	}
+	if err != nil {
+		return nil // openBase finds out why
+	}
+	return release
+}
+
 // holdBases keeps the folders to which the results refer from being removed, and checks that
 // the files are there. From the commit on, the record shows that they are needed; the
 // caller calls release after it. The chain is nil if they refer to no folder.

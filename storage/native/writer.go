@@ -50,6 +50,7 @@ type writer struct {
 	*publish.Publisher
 	store blob.Store
 	opts  options
+	free  func() // ends the lock of the base; nil: there is no lock
 }
 
 var _ storage.Writer = (*writer)(nil)
@@ -67,8 +68,27 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	if err := w.Publisher.SetUp(ctx, s); err != nil {
 		return err
 	}
-	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
-	return err
+	if _, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)); err != nil {
+		return err
+	}
+	if s.Coordinator && w.opts.Base != nil && w.opts.Base.Folder != "" {
+		w.free = holdBase(ctx, w.store, w.opts.Base.Folder)
+	}
+	return nil
+}
+
+// Abort removes the files of a save that will not finish.
+func (w *writer) Abort(ctx context.Context) error {
+	w.freeBase()
+	return w.Publisher.Abort(ctx)
+}
+
+// freeBase ends the lock of the base.
+func (w *writer) freeBase() {
+	if w.free != nil {
+		w.free()
+		w.free = nil
+	}
 }
 
 // PrepareLocalPlan returns p. The coordinator returns an error if there is a
@@ -243,6 +263,7 @@ func checkTies(entries []meta.Entry) error {
 // Finish writes the index and then the record, which is the commit. Then it removes
 // the files of the checkpoint that was replaced.
 func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	defer w.freeBase()
 	entries, err := w.Locate(md, results)
 	if err != nil {
 		return err
