@@ -27,6 +27,7 @@ type Encoder struct {
 	ranges   []Range
 	segments []planned
 	allowed  map[string]bool
+	avoid    func(File) bool // files to which segments must not refer; nil: none
 	tried    tally
 	each     []tally // by range
 	max      int     // bodies of a segment
@@ -66,6 +67,10 @@ func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, se
 	}
 	return e
 }
+
+// Avoid keeps segments from referring to files for which damaged returns true. It is called
+// before the first segment is encoded. damaged may be nil.
+func (e *Encoder) Avoid(damaged func(File) bool) { e.avoid = damaged }
 
 func newEncoder(ranges []Range, segs *Segments) *Encoder {
 	e := &Encoder{segs: segs, ranges: ranges, each: make([]tally, len(ranges)), allowed: map[string]bool{}, files: map[File]int{}, past: map[File]int{}}
@@ -132,10 +137,15 @@ func (e *Encoder) base(rng *Range, p *planned) *known {
 		return nil
 	}
 	k := rng.Base.segment(rng.BaseOff+p.off, p.size)
-	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.allowed[b.file.Folder] }) {
+	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.mayRefer(b.file) }) {
 		return nil
 	}
 	return k
+}
+
+// mayRefer reports whether segments may refer to a file of another folder.
+func (e *Encoder) mayRefer(f File) bool {
+	return e.allowed[f.Folder] && (e.avoid == nil || !e.avoid(f))
 }
 
 // encode is Encode of the segment s. old has the bytes of the base, and gets those of src, or is

@@ -39,7 +39,7 @@ func (r *record) addCoded(coded []storage.Coded) {
 				bases[f.Folder] = append(bases[f.Folder], f)
 			}
 		}
-		c.Refers = nil
+		c.Refers, c.Referring = nil, 0
 		r.Coded = append(r.Coded, c)
 	}
 	for folder, files := range bases {
@@ -205,6 +205,13 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 		free()
 		return nil, nil, err
 	}
+	for _, r := range results {
+		for _, f := range r.Coded {
+			if c != nil {
+				c.Referring = max(c.Referring, f.Referring)
+			}
+		}
+	}
 	return free, c, nil
 }
 
@@ -255,7 +262,11 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) erro
 		}
 		return nil
 	}
-	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name}
+	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name, referring: 1}
+	if b.c.full.Chain != nil {
+		c.referring += b.c.full.Chain.Referring
+	}
+	c.Avoid(b.w.opts.Base.Damaged)
 	b.coders = append(b.coders, c)
 	to.Coder = c
 	f.sumApart(to)
@@ -280,6 +291,23 @@ func (b *base) paid(r *storage.WriteResults) {
 	if bounded <= bytes/2 {
 		paid(r.Bytes()-bounded, bytes-bounded)
 	}
+}
+
+// referred says to which files the data refers.
+func (b *base) referred(r *storage.WriteResults) {
+	call := b.w.opts.Base.Referred
+	if call == nil {
+		return
+	}
+	var files []storage.Reference
+	for _, c := range r.Coded {
+		for _, f := range c.Refers {
+			if !slices.Contains(files, f) {
+				files = append(files, f)
+			}
+		}
+	}
+	call(b.w.store, files, b.warn)
 }
 
 // find returns where the base has an earlier state of an item.
@@ -340,7 +368,8 @@ func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
 // coder implements publish.Coder.
 type coder struct {
 	*delta.Encoder
-	name string // of the data file
+	name      string // of the data file
+	referring int64  // storage.Coded.Referring
 }
 
 var _ publish.Coder = (*coder)(nil)
@@ -351,5 +380,9 @@ func (c *coder) Name() string { return deltaFileName(c.name) }
 // Finish returns the end of the delta file.
 func (c *coder) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
 	t := c.Encoder.Finish(size, crc)
-	return t.Append(nil), storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name(), Refers: t.Files}
+	out := storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name(), Refers: t.Files}
+	if len(t.Files) > 0 {
+		out.Referring = c.referring
+	}
+	return t.Append(nil), out
 }

@@ -26,9 +26,8 @@ const (
 
 // chain says what a checkpoint needs that refers to others.
 type chain struct {
-	// Referring is the number of saves from the last one that stands alone up to this one,
-	// which refer to others.
-	Referring int
+	// Referring is the number of saves in a row, up to this one, that refer to others.
+	Referring int64
 	// Needs are the checkpoints that have to stay with this one, sorted by name: the ones to
 	// which it refers, and the ones that these need.
 	Needs []needed
@@ -124,7 +123,7 @@ func (r *record) readChain(o *jsonFields) {
 		return
 	}
 	f := o.object("chain")
-	r.Chain = &chain{Referring: int(f.int("referring", 0))}
+	r.Chain = &chain{Referring: f.int("referring", 0)}
 	f.get("needs", &r.Chain.Needs)
 	o.fail("chain", f.err)
 }

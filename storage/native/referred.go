@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -59,6 +60,23 @@ func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 		return neededBeside(ctx, store, &record{}) // the files may still be there
 	}
 	return nil, err
+}
+
+// StoredFile returns what the record in a store says about a file there. ok is false if there
+// is no record, or if it does not name the file.
+func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.File, ok bool, err error) {
+	rec, err := readRecordOnly(ctx, store)
+	if errors.Is(err, storage.ErrNotFound) {
+		return f, false, nil
+	}
+	if err != nil {
+		return f, false, err
+	}
+	i := slices.IndexFunc(rec.Files, func(f storage.File) bool { return f.Name == name })
+	if i < 0 {
+		return f, false, nil
+	}
+	return rec.Files[i], true, nil
 }
 
 // CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder

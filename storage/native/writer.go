@@ -152,6 +152,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	r.Items = append(r.Items, inline.Items...)
 	if b != nil {
 		b.paid(r)
+		b.referred(r)
 	}
 	return r, nil
 }
