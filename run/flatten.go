@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// maxReferred bounds the checkpoints of a place that are kept only because others refer to
+	// MaxReferred bounds the checkpoints of a place that are kept only because others refer to
 	// them.
-	maxReferred = 8
-	// maxStored bounds the bytes of all that is kept, in relation to the bytes if each
+	MaxReferred = 8
+	// MaxStored bounds the bytes of all that is kept, in relation to the bytes if each
 	// checkpoint that a policy keeps stood alone.
-	maxStored = 2
+	MaxStored = 2
 )
 
 // holdings measure what stays with some checkpoints that are sure to stay.
@@ -96,7 +96,7 @@ func (h *holdings) less(g *holdings) bool {
 // bounds hold, or "".
 func nextToFlatten(p Policy, all []Verdict, may func(*Checkpoint) bool) string {
 	const none = -1
-	if now := hold(all, (*Verdict).isOwn, none); now.referred > maxReferred || now.referred > 0 && now.bytes/maxStored > now.whole {
+	if now := hold(all, (*Verdict).isOwn, none); now.referred > MaxReferred || now.referred > 0 && now.bytes/MaxStored > now.whole {
 		return freesMost(all, (*Verdict).isOwn, may)
 	}
 	// A ceiling removes all but the newest checkpoint and the ones with a tag. If these have too

@@ -79,6 +79,27 @@ func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.F
 	return rec.Files[i], true, nil
 }
 
+// Stored returns the data files of the checkpoint in a store that are stored as delta files,
+// by the names that readers see, and the files in other folders to which these refer.
+func Stored(ctx context.Context, store blob.Store) (delta map[string]storage.File, refers []storage.Reference, err error) {
+	rec, err := readRecordOnly(ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	files := map[string]storage.File{}
+	for _, f := range rec.Files {
+		files[f.Name] = f
+	}
+	delta = map[string]storage.File{}
+	for _, c := range rec.Coded {
+		delta[c.Name] = files[c.Stored]
+	}
+	for _, b := range rec.Bases {
+		refers = append(refers, b.Files...)
+	}
+	return delta, refers, nil
+}
+
 // CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder
 // beside the store refers to the checkpoint in it.
 func CheckUnreferred(ctx context.Context, store blob.Store) error {
