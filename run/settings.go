@@ -3,12 +3,14 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // SettingsFile is the name of the file in the folder of a run that holds its Settings.
@@ -16,6 +18,9 @@ const SettingsFile = "cairn-run.json"
 
 // Settings are what a run knows about itself, so that commands need not be told.
 type Settings struct {
+	// ID identifies the run: its folder and its remote place have the same. Empty: the run has
+	// no id yet. WriteSettings makes one.
+	ID string
 	// Remote is the address of the run in another store, to which its checkpoints are
 	// uploaded. Empty: there is none.
 	Remote string
@@ -26,6 +31,7 @@ type Settings struct {
 // settingsDocument is the file.
 type settingsDocument struct {
 	Version    int    `json:"version"`
+	ID         string `json:"id,omitempty"`
 	Remote     string `json:"remote,omitempty"`
 	Keep       string `json:"keep,omitempty"`
 	KeepRemote string `json:"keep_remote,omitempty"`
@@ -59,7 +65,7 @@ func withoutSecrets(address string) string {
 }
 
 func (s *Settings) encode() ([]byte, error) {
-	d := settingsDocument{Version: documentVersion, Remote: withoutSecrets(s.Remote)}
+	d := settingsDocument{Version: documentVersion, ID: s.ID, Remote: withoutSecrets(s.Remote)}
 	for _, p := range []struct {
 		from *Policy
 		to   *string
@@ -83,6 +89,9 @@ func decodeSettings(data []byte) (Settings, error) {
 	if err := checkVersion(d.Version); err != nil {
 		return s, err
 	}
+	if d.ID != "" && CheckID(d.ID) != nil {
+		return s, fmt.Errorf("%w: the id is %.40q", storage.ErrCorrupt, d.ID)
+	}
 	keep, err := ParsePolicy(d.Keep)
 	if err != nil {
 		return s, fmt.Errorf("keep: %w", err)
@@ -91,7 +100,7 @@ func decodeSettings(data []byte) (Settings, error) {
 	if err != nil {
 		return s, fmt.Errorf("keep_remote: %w", err)
 	}
-	return Settings{Remote: d.Remote, Keep: keep, KeepRemote: keepRemote}, nil
+	return Settings{ID: d.ID, Remote: d.Remote, Keep: keep, KeepRemote: keepRemote}, nil
 }
 
 // ReadSettings returns the settings of the run in store. They are empty if it has none.
@@ -107,15 +116,41 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 	return s, nil
 }
 
-// WriteSettings replaces the settings of the run in store, unless they are the same. The
-// address of the remote run is stored without its user and its query, except for keys that
-// hold no secrets, such as endpoint and region.
+// WriteSettings replaces the settings of the run in store, unless they are the same. Without an
+// id, they get the id that is there, or a new one. The address of the remote run is stored
+// without its user and its query, except for keys that hold no secrets, such as endpoint and
+// region.
 func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
-	data, err := s.encode()
-	if err != nil {
-		return err
-	}
-	return changeDocument(ctx, store, SettingsFile, func([]byte) ([]byte, error) { return data, nil })
+	return changeSettings(ctx, store, func(stored Settings) (Settings, error) {
+		if s.ID == "" {
+			s.ID = stored.ID
+		}
+		return s, nil
+	})
+}
+
+// changeSettings replaces the settings of the run in store by what change makes of them. If
+// another process changes them meanwhile, it begins again. Damaged settings are empty.
+func changeSettings(ctx context.Context, store blob.Store, change func(stored Settings) (Settings, error)) error {
+	id := newID()
+	return changeDocument(ctx, store, SettingsFile, func(old []byte) ([]byte, error) {
+		var stored Settings
+		if old != nil {
+			var err error
+			if stored, err = decodeSettings(old); errors.Is(err, storage.ErrVersion) {
+				return nil, fmt.Errorf("%s of %s: %w", SettingsFile, store, err)
+			}
+		}
+
+		s, err := change(stored)
+		if err != nil {
+			return nil, err
+		}
+		if s.ID == "" {
+			s.ID = id
+		}
+		return s.encode()
+	})
 }
 
 // isZero reports whether nothing is set.
@@ -125,6 +160,9 @@ func (s *Settings) isZero() bool {
 
 // or returns the settings with those of other in place of the ones that are not set.
 func (s Settings) or(other Settings) Settings {
+	if s.ID == "" {
+		s.ID = other.ID
+	}
 	if s.Remote == "" {
 		s.Remote = other.Remote
 	}
