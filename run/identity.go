@@ -96,11 +96,16 @@ func (r *Run) Adopt(ctx context.Context, id string) (string, error) {
 	if id = cmp.Or(id, there.ID, newID()); id == there.ID {
 		return id, nil
 	}
-	dirs, err := r.Remote.folders(ctx)
-	if err != nil || len(dirs) <= 1 {
-		return id, err
+	if r.Remote.isEmpty(ctx) {
+		return id, nil
 	}
 	return id, setID(ctx, r.Remote.Store, id)
+}
+
+// isEmpty reports whether the place has no folders.
+func (p *Place) isEmpty(ctx context.Context) bool {
+	dirs, err := p.folders(ctx)
+	return err == nil && len(dirs) <= 1 // the first one is the place itself
 }
 
 // setID gives the run in store an id, unless it has one. The error wraps ErrOtherRun if it has
@@ -123,6 +128,8 @@ func (r *Run) mayRemove(ctx context.Context, said bool) error {
 	switch {
 	case err != nil || !r.Stored:
 		return err
+	case r.Remote.isEmpty(ctx):
+		return nil
 	case !said && !r.confirmed(ctx, local):
 		return r.unconfirmed()
 	case local == "" || local != remote:

@@ -279,7 +279,7 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	}
 	if f.id != "" {
 		if err := run.CheckID(f.id); err != nil {
-			return s, err
+			return s, usagef(cmd, "--id: %v", err)
 		}
 		s.ID = f.id
 	}
