@@ -139,6 +139,16 @@ func (r *Run) mayRemove(ctx context.Context, said bool) error {
 	return nil
 }
 
+// OwnsRemote reports whether the remote place belongs to the run: the caller names it, it has the id
+// of the run, or this user has confirmed it. It is true if the place cannot be read.
+func (r *Run) OwnsRemote(ctx context.Context) bool {
+	local, remote, err := r.ids(ctx)
+	if err != nil {
+		return !errors.Is(err, ErrOtherRun)
+	}
+	return !r.Stored || local != "" && local == remote || r.confirmed(ctx, local)
+}
+
 // Claim writes the settings of a process that names them itself into the folder of the run, where
 // settings stay that the process does not have. If they have a remote place, both places get
 // the same id, and Claim notes that this user has named the place. The error wraps ErrOtherRun if
