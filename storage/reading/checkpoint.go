@@ -132,7 +132,7 @@ func (c *Checkpoint) explain(ctx context.Context, err error) error {
 	if c.changed(ctx) {
 		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, c.store, err)
 	}
-	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) {
+	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrBaseGone) {
 		return fmt.Errorf("%w (the checkpoint refers to bytes in %s beside it; verify it to see which file is damaged)", err, strings.Join(c.src.Bases, ", "))
 	}
 	return err
