@@ -28,17 +28,16 @@ type Line struct {
 	pending *pending // the save that has begun; guarded by mu
 }
 
+// Loaded is a checkpoint that a job has loaded.
+type Loaded struct {
+	Folder string `json:"folder"`
+	SaveID string `json:"save_id,omitempty"`
+}
+
 // pending is a save that has begun.
 type pending struct {
 	commit commit
 	parent string // the folder of the parent
-}
-
-// Loaded says that the job goes on from a checkpoint of the run.
-func (l *Line) Loaded(folder, saveID string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.parent = identity(saveID, folder)
 }
 
 // learn notes the checkpoints that a listing has found.
@@ -113,6 +112,17 @@ func (r *Run) commits(ctx context.Context) ([]commit, error) {
 	return out, err
 }
 
+// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
+// so too. Rank 0 calls it in the place of Begin if the save does not take place.
+func (m *Member) GoOn() {
+	if m.Line == nil || m.Loaded == nil {
+		return
+	}
+	m.Line.mu.Lock()
+	defer m.Line.mu.Unlock()
+	m.Line.parent = identity(m.Loaded.SaveID, m.Loaded.Folder)
+}
+
 // Begin decides where the next save of the job goes: into which folder, which it sets in
 // Name, and to which place in the history of the run. Rank 0 calls it right before the save,
 // and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
@@ -125,6 +135,7 @@ func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn fun
 	if m.Line == nil || step == nil {
 		return nil
 	}
+	m.GoOn()
 	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err == nil {
 		err = m.Line.look(ctx, r)
