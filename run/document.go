@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -51,6 +52,26 @@ func checkVersion(v int) error {
 		return fmt.Errorf("%w: version %d of a newer cairn, and this one reads up to %d", storage.ErrVersion, v, documentVersion)
 	}
 	return nil
+}
+
+// seal returns the checksum of a document, which is encoded while its checksum is empty.
+func seal(doc any) (string, error) {
+	b, err := json.Marshal(doc)
+	return fmt.Sprintf("%08x", crc32c.Checksum(b)), err
+}
+
+// checkSeal returns an error that wraps storage.ErrCorrupt unless doc, of which the checksum is
+// empty by now, has the checksum crc. A document without a checksum was written by a
+// person, or by an older program.
+func checkSeal(doc any, crc string) error {
+	if crc == "" {
+		return nil
+	}
+	want, err := seal(doc)
+	if err == nil && want != crc {
+		err = fmt.Errorf("%w: the checksum does not match: it says %.20q, it is %q", storage.ErrCorrupt, crc, want)
+	}
+	return err
 }
 
 // readDocument returns the bytes of a file and its version, which is empty if the store has

@@ -69,6 +69,7 @@ const (
 // the checkpoint was replaced. If the format does not record its save, all notes count.
 type notesDocument struct {
 	Version int      `json:"version"`
+	CRC     string   `json:"crc32c,omitempty"` // of the document without it
 	SaveID  string   `json:"save_id"`
 	Tags    []string `json:"tags,omitempty"`
 	Metrics Metrics  `json:"metrics,omitempty"`
@@ -179,6 +180,11 @@ func (n *Notes) join(other *Notes) {
 
 func (n *Notes) encode(saveID string) ([]byte, error) {
 	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics, Line: n.Line}
+	crc, err := seal(&d)
+	if err != nil {
+		return nil, err
+	}
+	d.CRC = crc
 	b, err := json.Marshal(&d)
 	return append(b, '\n'), err
 }
@@ -190,6 +196,11 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 		return n, "", err
 	}
 	if err := checkVersion(d.Version); err != nil {
+		return n, "", err
+	}
+	crc := d.CRC
+	d.CRC = ""
+	if err := checkSeal(&d, crc); err != nil {
 		return n, "", err
 	}
 	n.Tags = slices.Compact(slices.Sorted(slices.Values(d.Tags)))

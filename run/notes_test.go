@@ -58,7 +58,7 @@ func TestNotes(t *testing.T) {
 func TestNotesFile(t *testing.T) {
 	n := Notes{Tags: []string{"release", "best"}, Metrics: Metrics{"loss": 0.25, "x": math.NaN(), "y": math.Inf(-1)}}
 	got := must.Get(n.encode("save1"))(t)
-	const want = `{"version":1,"save_id":"save1","tags":["best","release"],"metrics":{"loss":0.25,"x":"NaN","y":"-Inf"}}` + "\n"
+	const want = `{"version":1,"crc32c":"ab20be93","save_id":"save1","tags":["best","release"],"metrics":{"loss":0.25,"x":"NaN","y":"-Inf"}}` + "\n"
 	if string(got) != want {
 		t.Errorf("the file is %s; want %s", got, want)
 	}

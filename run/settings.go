@@ -29,6 +29,7 @@ type Settings struct {
 // settingsDocument is the file.
 type settingsDocument struct {
 	Version    int      `json:"version"`
+	CRC        string   `json:"crc32c,omitempty"` // of the document without it
 	Remote     string   `json:"remote,omitempty"`
 	Keep       string   `json:"keep,omitempty"`
 	KeepRemote string   `json:"keep_remote,omitempty"`
@@ -74,6 +75,11 @@ func (s *Settings) encode() ([]byte, error) {
 		}
 		*p.to = string(text)
 	}
+	crc, err := seal(&d)
+	if err != nil {
+		return nil, err
+	}
+	d.CRC = crc
 	b, err := json.MarshalIndent(&d, "", "  ")
 	return append(b, '\n'), err
 }
@@ -86,6 +92,11 @@ func decodeSettings(data []byte) (Settings, error) {
 	}
 	if err := checkVersion(d.Version); err != nil {
 		return s, err
+	}
+	crc := d.CRC
+	d.CRC = ""
+	if err := checkSeal(&d, crc); err != nil {
+		return s, fmt.Errorf("%w; it was changed without 'cairn settings'", err)
 	}
 	keep, err := ParsePolicy(d.Keep)
 	if err != nil {

@@ -21,7 +21,7 @@ func TestSettings(t *testing.T) {
 	if got := must.Get(ReadSettings(ctx, s))(t); !reflect.DeepEqual(got, want) {
 		t.Errorf("the settings are %+v; want %+v", got, want)
 	}
-	const file = "{\n  \"version\": 1,\n  \"remote\": \"s3://bucket/run\",\n  \"keep\": \"last 3, at most 1 GB\"\n}\n"
+	const file = "{\n  \"version\": 1,\n  \"crc32c\": \"2253595f\",\n  \"remote\": \"s3://bucket/run\",\n  \"keep\": \"last 3, at most 1 GB\"\n}\n"
 	if got := must.Get(blob.ReadAll(ctx, s, SettingsFile, 1000))(t); string(got) != file {
 		t.Errorf("the file is %s; want %s", got, file)
 	}

@@ -42,7 +42,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	if len(all) == 0 {
 		return noCheckpoints(ctx, address)
 	}
-	l, err := r.Log(all, s)
+	l, err := r.Log(all, s, cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote"))
 	if err != nil {
 		return err
 	}
@@ -110,10 +110,17 @@ func printLog(o *output, res *logResult) {
 	if remote {
 		headings = append(headings, "KEPT THERE BY")
 	}
+	drawn := drawLines(res.Checkpoints)
+	if drawn != nil {
+		headings = append([]string{"LINE"}, headings...)
+	}
 	t := newRows(headings...)
 	for i := range res.Checkpoints {
 		c := &res.Checkpoints[i]
 		cells := []string{clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), formatState(c, hasRemote), formatMetrics(c.Metrics), clean(strings.Join(c.Tags, " "))}
+		if drawn != nil {
+			cells = append([]string{drawn[i]}, cells...)
+		}
 		if local {
 			cells = append(cells, clean(formatVerdict(c.Verdict)))
 		}
@@ -152,14 +159,20 @@ func (res *logResult) printTotals(o *output) {
 	}
 	o.remark("\n")
 	path := quoteArg(res.Path)
-	lacking, referring := 0, 0
+	lacking, referring, left := 0, 0, 0
 	for i := range res.Checkpoints {
+		if res.Checkpoints[i].Left {
+			left++
+		}
 		if res.Checkpoints[i].NotUploaded {
 			lacking++
 		}
 		if len(res.Checkpoints[i].Bases) > 0 && res.Checkpoints[i].Format == formats.Native {
 			referring++
 		}
+	}
+	if left > 0 {
+		o.remark("%s on a line that was left (○): 'cairn rewind' goes back to it\n", plural(left, "checkpoint"))
 	}
 	if referring > 0 {
 		o.remark("%s with references to others: see 'cairn help flatten'\n", plural(referring, "checkpoint"))

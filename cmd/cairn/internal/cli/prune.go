@@ -27,7 +27,7 @@ type pruneResult struct {
 
 type pruneFlags struct {
 	settingsFlags
-	dryRun, force, yes bool
+	dryRun, force, yes, taggedToo bool
 }
 
 func newPruneCmd() *cobra.Command {
@@ -38,6 +38,7 @@ func newPruneCmd() *cobra.Command {
 	f.add(cmd)
 	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed, and remove nothing")
 	cmd.Flags().BoolVar(&f.force, "force", false, "also remove checkpoints that are not uploaded yet")
+	cmd.Flags().BoolVar(&f.taggedToo, "tagged-too", false, "with --keep or --keep-remote: also remove checkpoints with tags")
 	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
 	return cmd
 }
@@ -53,7 +54,7 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 		return withHint(usagef(cmd, "%s has no policy, so that nothing would be removed", r),
 			fmt.Sprintf("try one with 'cairn prune %s --keep \"last 3\" --dry-run', and store it with 'cairn settings'", quoteArg(r.String())))
 	}
-	opts := &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, Force: f.force, DryRun: f.dryRun}
+	opts := &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, Force: f.force, DryRun: f.dryRun, KeepTagged: given && !f.taggedToo}
 	total := int64(0)
 	if ask := f.asker(cmd, o); ask != nil {
 		if total, err = f.confirm(ctx, o, r, *opts, ask); err != nil || total < 0 {

@@ -107,7 +107,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
-		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newWebCmd(), newPlotCmd(), newBenchCmd(),
+		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRewindCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newWebCmd(), newPlotCmd(), newBenchCmd(),
 		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())

@@ -261,6 +261,26 @@ func checkNoCheckpoint(ctx context.Context, r *run.Run) error {
 	return withHint(fmt.Errorf("%s: %w in its folders: it is a checkpoint itself", blob.Redact(address), cairn.ErrNotFound), hint)
 }
 
+// checkMetrics returns an error if a policy that is set names a metric that no checkpoint of the
+// run has.
+func (f *settingsFlags) checkMetrics(cmd *cobra.Command, r *run.Run, s *run.Settings) error {
+	opts := &run.PruneOptions{}
+	if cmd.Flags().Changed("keep") {
+		opts.Keep = s.Keep
+	}
+	if cmd.Flags().Changed("keep-remote") {
+		opts.KeepRemote = s.KeepRemote
+	}
+	if opts.Keep.KeepsAll() && opts.KeepRemote.KeepsAll() {
+		return nil
+	}
+	all, err := r.Checkpoints(cmd.Context())
+	if err == nil {
+		_, err = r.Plan(all, opts)
+	}
+	return err
+}
+
 // change writes the settings that flags replace, and returns what was written.
 func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
@@ -282,6 +302,9 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 				return s, err
 			}
 		}
+	}
+	if err := f.checkMetrics(cmd, r, &s); err != nil {
+		return s, err
 	}
 	if err := run.WriteSettings(ctx, r.Local.Store, s); err != nil {
 		return s, err

@@ -218,7 +218,7 @@ func (s *siteStores) listNow(ctx context.Context) (*run.Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := s.run.Log(all, s.settings)
+	log, err := s.run.Log(all, s.settings, false)
 	if err != nil {
 		return nil, err
 	}
