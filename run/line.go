@@ -40,6 +40,14 @@ type pending struct {
 	parent string // the folder of the parent
 }
 
+// Loaded says that the job goes on from a checkpoint of the run. The caller makes sure that no
+// save is under way: see Member.Loaded.
+func (l *Line) Loaded(folder, saveID string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.parent = identity(saveID, folder)
+}
+
 // learn notes the checkpoints that a listing has found.
 func (l *Line) learn(all []Checkpoint) {
 	if l == nil {
@@ -115,12 +123,9 @@ func (r *Run) commits(ctx context.Context) ([]commit, error) {
 // GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
 // so too. Rank 0 calls it in the place of Begin if the save does not take place.
 func (m *Member) GoOn() {
-	if m.Line == nil || m.Loaded == nil {
-		return
+	if m.Line != nil && m.Loaded != nil {
+		m.Line.Loaded(m.Loaded.Folder, m.Loaded.SaveID)
 	}
-	m.Line.mu.Lock()
-	defer m.Line.mu.Unlock()
-	m.Line.parent = identity(m.Loaded.SaveID, m.Loaded.Folder)
 }
 
 // Begin decides where the next save of the job goes: into which folder, which it sets in
