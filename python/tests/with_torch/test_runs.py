@@ -241,9 +241,9 @@ class Removals(Case):
     def test_an_upload_that_is_under_way_is_not_disturbed(self):
         remover, calls = Remover(), []
         run = cairn.Run("s3://bucket/run", remote="gs://bucket/run")
-        handle = unittest.mock.Mock(uploaded=concurrent.futures.Future())
+        handle = unittest.mock.Mock(uploaded=concurrent.futures.Future(), path=run.member(1).path)
         with unittest.mock.patch.object(_removal, "remove_one", lambda address, force: calls.append(address)):
-            remover.saved(run.member(1), handle)
+            remover.saved(handle)
             remover.add(run.member(1))
             remover.begin(None)
             remover.settle()
