@@ -179,18 +179,15 @@ func TestAnyOrderOfSavesAndRemovals(t *testing.T) {
 	}
 }
 
-// While a save writes its record, another one replaces its base, or the base is flattened. The
-// files to which the new record refers stay.
+// While a save writes its data or its record, another one replaces its base, or the base is
+// flattened. The files to which the new record refers stay.
 func TestBaseIsReplacedDuringASave(t *testing.T) {
-	for _, c := range []struct {
-		suffix string
-		fails  bool
-	}{{".delta", true}, {"-index.cairn", false}} {
+	for _, suffix := range []string{".delta", "-index.cairn"} {
 		for _, flatten := range []bool{false, true} {
 			dir, s := t.TempDir(), newTrained(t, 15)
 			saveChain(t, dir, s, 2, 1)
 			s.step()
-			store := &onCreate{Store: stepAt(t, dir, 2), suffix: c.suffix, do: func() {
+			store := &onCreate{Store: stepAt(t, dir, 2), suffix: suffix, do: func() {
 				base, err := stepAt(t, dir, 1), error(nil)
 				if flatten {
 					_, err = transfer.Copy(context.Background(), base, base, &transfer.Options{Overwrite: true})
@@ -205,12 +202,11 @@ func TestBaseIsReplacedDuringASave(t *testing.T) {
 				}
 			}}
 			_, err := cairn.Save(t.Context(), store, s.parts(t, 0, 1), &cairn.SaveOptions{Base: &storage.Base{Folder: "step-1"}})
-			if (err != nil) != c.fails {
-				t.Errorf("at %s: Save = %v; want an error: %v", c.suffix, err, c.fails)
+			if err != nil {
+				t.Errorf("at %s: Save = %v", suffix, err)
+				continue
 			}
-			if err == nil {
-				checkContents(t, stepAt(t, dir, 2), s.clone(t), s.state, 1)
-			}
+			checkContents(t, stepAt(t, dir, 2), s.clone(t), s.state, 1)
 		}
 	}
 }

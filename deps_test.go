@@ -88,7 +88,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
 	{"storage/slime", "blob internal/safetensors internal/work meta plan storage storage/hf storage/publish storage/reading tensor"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/publish storage/reading storage/slime storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/publish storage/reading storage/slime storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},

@@ -209,16 +209,18 @@ func (f *Follower) Newest(ctx context.Context) (int64, error) {
 	return v.Step, f.wrap(err)
 }
 
-// bounds returns what versions are looked for.
-func (f *Follower) bounds(after, before *int64) run.Bounds {
-	return run.Bounds{After: after, Before: before, Format: f.options.Format, Options: &formats.Options{Base: f.options.Base}}
+// look returns the newest version within bounds.
+func (f *Follower) look(ctx context.Context, after, before *int64) (*run.Found, error) {
+	return storage.Settle(func() (*run.Found, error) {
+		return f.run.Newest(ctx, run.Bounds{After: after, Before: before, Format: f.options.Format, Options: &formats.Options{Base: f.options.Base}})
+	})
 }
 
 // newest returns the newest version within bounds that is not known to be damaged.
 func (f *Follower) newest(ctx context.Context, after, before *int64) (version, error) {
 	var damaged []*group.RemoteError
 	for {
-		found, err := f.run.Newest(ctx, f.bounds(after, before))
+		found, err := f.look(ctx, after, before)
 		if err != nil {
 			return version{}, err
 		}
@@ -233,11 +235,6 @@ func (f *Follower) newest(ctx context.Context, after, before *int64) (version, e
 		}
 		before = found.Step
 	}
-}
-
-// isAbsent reports whether err means that there is no complete version.
-func isAbsent(err error) bool {
-	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrIncomplete) || errors.Is(err, ErrCorrupt)
 }
 
 // unfits are errors of a version that another attempt to load it does not help against.
@@ -268,16 +265,14 @@ func (f *Follower) Wait(ctx context.Context) (int64, error) {
 			if err == nil && (!updated || !v.is(&last)) && !v.is(&unfit) {
 				return v, nil
 			}
-			if err != nil && !isAbsent(err) {
+			switch storage.Judge(err) {
+			case storage.Failed:
 				return version{}, err
-			}
-			if errors.Is(err, ErrCorrupt) {
+			case storage.Damaged:
 				f.log(err)
 			}
-			select {
-			case <-time.After(f.options.Interval):
-			case <-ctx.Done():
-				return version{}, context.Cause(ctx)
+			if err := f.pause(ctx); err != nil {
+				return version{}, err
 			}
 		}
 	})
@@ -308,97 +303,138 @@ func (f *Follower) Update(ctx context.Context, state State) (*UpdateReport, erro
 // each with the parts that it wants, in any sharding. state stays as it is, and must not change
 // until Commit. It cannot contain a Stateful. Prepared holds what differs.
 //
-// If the version is damaged, or removed meanwhile, Prepare reads it again without the bytes
-// that it keeps in memory, and then, if step is Newest, tries a newer one that is there by
-// now, or the next older one. Only a Prepare with a step goes back behind the version of the
-// last update. If it can load none, it returns the first error. All ranks prepare the same
-// version, or none.
+// If the version is replaced or removed meanwhile, Prepare looks again which versions there
+// are, up to 16 times. If the version is damaged, Prepare reads it again without the bytes that
+// it keeps in memory, and then, if step is Newest, tries a newer one that is there by now, or
+// the next older one. Only a Prepare with a step goes back behind the version of the last
+// update. If it can load none, it returns the first error. All ranks prepare the same version,
+// or none.
 func (f *Follower) Prepare(ctx context.Context, state State, step int64) (*Prepared, error) {
 	begun := time.Now()
-	var tried []error
-	var first error // of a version that could not be loaded
-	var failed *int64
+	s := search{step: step}
 	for range attempts {
-		v, err := f.choose(ctx, step, failed)
-		if err != nil && first != nil && isAbsent(err) {
-			return nil, f.wrap(fmt.Errorf("%w; no newer version can be loaded, so the state stays as it is", first))
-		} else if err != nil {
+		v, err := f.choose(ctx, &s)
+		switch verdict := storage.Judge(err); {
+		case verdict != storage.Fine && verdict != storage.Failed && s.damage != nil:
+			return nil, f.wrap(fmt.Errorf("%w; no newer version can be loaded, so the state stays as it is", s.damage))
+		case verdict == storage.Gone && step < 0 && s.gone > 0:
+			s.gone++ // the one that takes its place is not there yet
+			continue
+		case err != nil:
 			return nil, f.wrap(err)
 		}
-		for _, damaged := range v.Damaged {
-			if !slices.ContainsFunc(tried, func(err error) bool { return err.Error() == damaged.Text }) {
-				tried = append(tried, damaged)
-			}
+
+		p, err := f.attempt(ctx, state, &v, &s)
+		switch verdict := storage.Judge(err); {
+		case err == nil:
+			p.full, p.tried, p.time = !p.hasFrom || s.fresh || f.cache == nil, s.tried, time.Since(begun)
+			return p, nil
+		case verdict == storage.Failed || ctx.Err() != nil:
+			return nil, f.wrap(err)
+		case verdict == storage.Damaged && step >= 0:
+			return nil, f.wrap(fmt.Errorf("%w; the state stays as it is", s.damage))
 		}
-		for range 2 {
-			p, err := f.load(ctx, state, v)
-			if err == nil {
-				f.mu.Lock()
-				f.unfit = version{}
-				f.mu.Unlock()
-				p.full, p.tried, p.time = !p.hasFrom || first != nil || f.cache == nil, tried, time.Since(begun)
-				return p, nil
-			}
-			f.cache.Clear() // it may be why
-			if !errors.Is(err, ErrChanged) && !isAbsent(err) || ctx.Err() != nil {
-				if step < 0 && slices.ContainsFunc(unfits, func(unfit error) bool { return errors.Is(err, unfit) }) {
-					f.mu.Lock()
-					f.unfit = v
-					f.mu.Unlock()
-				}
-				return nil, f.wrap(err)
-			}
-			tried = append(tried, fmt.Errorf("version %d: %w", v.Step, err))
-			first = cmp.Or(first, tried[len(tried)-1])
-		}
-		if last := tried[len(tried)-1]; errors.Is(last, ErrCorrupt) {
-			f.mu.Lock()
-			f.damaged[v.Step] = v.SaveID
-			f.mu.Unlock()
-		}
-		if step >= 0 {
-			return nil, f.wrap(fmt.Errorf("%w; the state stays as it is", first))
-		}
-		failed = &v.Step
 	}
-	return nil, f.wrap(fmt.Errorf("%w; nor could later versions be loaded, so the state stays as it is", first))
+	return nil, f.wrap(fmt.Errorf("%w; nor could later versions be loaded, so the state stays as it is", cmp.Or(s.damage, s.tried[0])))
 }
 
 // attempts is how many versions Prepare tries. One may be removed while it is read, if the
 // trainer keeps few.
 const attempts = 16
 
-// choose returns the version that all ranks take. failed is the version that could not be
-// loaded before, or nil.
-func (f *Follower) choose(ctx context.Context, step int64, failed *int64) (version, error) {
+// search is a call of Prepare: what it looks for, and what went wrong so far. It is the same on
+// all ranks.
+type search struct {
+	step   int64 // or Newest
+	tried  []error
+	gone   int   // how often a version was replaced or removed meanwhile
+	fresh  bool  // the bytes in memory were not used
+	damage error // of the first damaged version
+}
+
+// pass notes newer versions that were passed over.
+func (s *search) pass(damaged []*group.RemoteError) {
+	for _, d := range damaged {
+		if !slices.ContainsFunc(s.tried, func(err error) bool { return err.Error() == d.Text }) {
+			s.tried = append(s.tried, d)
+		}
+	}
+}
+
+// attempt loads a version. If it is damaged, it is loaded again without the bytes that are kept
+// in memory, which may be why.
+func (f *Follower) attempt(ctx context.Context, state State, v *version, s *search) (*Prepared, error) {
+	s.pass(v.Damaged)
+	p, err := f.load(ctx, state, *v)
+	if storage.Judge(err) == storage.Damaged && ctx.Err() == nil {
+		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
+		s.fresh = true
+		f.cache.Clear()
+		p, err = f.load(ctx, state, *v)
+	}
+	if err != nil {
+		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch storage.Judge(err) {
+	case storage.Fine:
+		f.unfit = version{}
+	case storage.Gone:
+		s.gone++
+	case storage.Damaged:
+		s.damage = cmp.Or(s.damage, s.tried[len(s.tried)-1])
+		f.damaged[v.Step] = v.SaveID
+	case storage.Failed:
+		if s.step < 0 && slices.ContainsFunc(unfits, func(unfit error) bool { return errors.Is(err, unfit) }) {
+			f.unfit = *v
+		}
+	}
+	return p, err
+}
+
+// choose returns the version that all ranks take. It leaves out versions that could not be
+// loaded before.
+func (f *Follower) choose(ctx context.Context, s *search) (version, error) {
 	return group.Broadcast(ctx, f.group, "version", 0, group.JSON[version](), func(ctx context.Context) (version, error) {
-		if step >= 0 {
-			found, err := f.run.Newest(ctx, f.bounds(new(step-1), new(step+1)))
+		if s.gone > 1 { // it may take a while
+			if err := f.pause(ctx); err != nil {
+				return version{}, err
+			}
+		}
+		if s.step >= 0 {
+			found, err := f.look(ctx, new(s.step-1), new(s.step+1))
 			if err != nil {
-				return version{}, fmt.Errorf("version %d: %w", step, err)
+				return version{}, fmt.Errorf("version %d: %w", s.step, err)
 			}
 			return versionOf(found), nil
 		}
 		f.mu.Lock()
 		last, updated := f.version.Step, f.updated
 		f.mu.Unlock()
-		if failed != nil {
-			if v, err := f.newest(ctx, failed, nil); err == nil || !isAbsent(err) {
-				return v, err
-			}
-		}
 		if !updated {
-			return f.newest(ctx, nil, failed)
+			return f.newest(ctx, nil, nil)
 		}
-		if failed != nil {
-			return f.newest(ctx, &last, failed)
+		if s.damage != nil { // the caller is to know of it
+			return f.newest(ctx, &last, nil)
 		}
 		v, err := f.newest(ctx, new(last-1), nil)
-		if err != nil && isAbsent(err) {
+		if storage.Judge(err) == storage.Gone || storage.Judge(err) == storage.Damaged {
 			err = fmt.Errorf("no version %d or newer, so the state stays as it is; Prepare with a step goes back: %w", last, err)
 		}
 		return v, err
 	})
+}
+
+// pause waits for the time between two looks at the run.
+func (f *Follower) pause(ctx context.Context) error {
+	select {
+	case <-time.After(f.options.Interval):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // load reads a version and compares. All ranks return the same error.

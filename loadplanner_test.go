@@ -289,3 +289,148 @@ func TestSlotRefusesOtherType(t *testing.T) {
 		t.Errorf("Set = %v, the value is %v, the state %v; want 4", err, s.Value(), state)
 	}
 }
+
+// hollow returns a tensor without memory.
+func hollow(t testing.TB, shape ...int64) *tensor.Tensor {
+	return must.Get(tensor.Placeholder(tensor.Float32, shape))(t)
+}
+
+// late gives placeholders memory in ResolveTensor, and puts the tensors into the state in
+// CommitTensor.
+type late struct {
+	plan.DefaultLoad
+	mu   sync.Mutex
+	made map[string]*tensor.Tensor // guarded by mu
+}
+
+func (l *late) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
+	slot, err := l.Slot(it.Dest.FQN)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.made[it.Dest.FQN] == nil {
+		x := slot.Value().(*tensor.Tensor)
+		if l.made[it.Dest.FQN], err = tensor.New(x.DType(), x.Shape()); err != nil {
+			return nil, err
+		}
+	}
+	return l.made[it.Dest.FQN].Narrow(it.DestBox())
+}
+
+func (l *late) CommitTensor(it *plan.ReadItem, _ *tensor.Tensor) error {
+	slot, err := l.Slot(it.Dest.FQN)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slot.Set(l.made[it.Dest.FQN])
+}
+
+// A state of placeholders is loaded from the chunks of several ranks. Other references to the
+// placeholders do not get memory.
+func TestLoadPlannerMaterializesLate(t *testing.T) {
+	store, x, y := new(mem.Store), whole(t, []int64{7, 4}, 1), whole(t, []int64{3}, 2)
+	onRanks(t, 3, func(ctx context.Context, g group.Group) error {
+		_, err := cairn.Save(ctx, store, cairn.State{"model": cairn.State{"x": cut(t, rows(3), x, g.Rank()), "list": []any{y}}, "n": 5}, &cairn.SaveOptions{Group: g})
+		return err
+	})
+	for _, share := range []bool{false, true} {
+		onRanks(t, 2, func(ctx context.Context, g group.Group) error {
+			was := hollow(t, 7, 4)
+			state := cairn.State{"model": cairn.State{"x": was, "list": []any{hollow(t, 3)}}, "n": 0}
+			p := &late{DefaultLoad: plan.DefaultLoad{AllowPlaceholders: true}, made: map[string]*tensor.Tensor{}}
+			_, err := cairn.Load(ctx, store, state, &cairn.LoadOptions{Group: g, Planner: p, Share: share})
+			if err != nil {
+				return err
+			}
+			if d := cmp.Diff(cairn.State{"model": cairn.State{"x": x, "list": []any{y}}, "n": 5}, state, sameTensor); d != "" {
+				return fmt.Errorf("the state (-want +got):\n%s", d)
+			}
+			if !was.IsPlaceholder() {
+				return errors.New("the placeholder has memory; want a new tensor in its place")
+			}
+			return nil
+		})
+	}
+}
+
+// A planner that gives a tensor no memory is an error on all ranks, before bytes are lost.
+func TestLoadPlannerForgetsMemory(t *testing.T) {
+	store := new(mem.Store)
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 7)}, nil))(t)
+	onRanks(t, 2, func(ctx context.Context, g group.Group) error {
+		o := &cairn.LoadOptions{Group: g, Planner: &plan.DefaultLoad{AllowPlaceholders: g.Rank() == 1}}
+		state := cairn.State{"w": whole(t, []int64{2}, 0)}
+		if g.Rank() == 1 {
+			state["w"] = hollow(t, 2)
+		}
+		_, err := cairn.Load(ctx, store, state, o)
+		if !errors.Is(err, cairn.ErrProtocol) || !errors.Is(err, tensor.ErrPlaceholder) || !strings.Contains(err.Error(), `"w"`) {
+			return fmt.Errorf("Load = %v; want ErrProtocol and ErrPlaceholder that name w", err)
+		}
+		return nil
+	})
+}
+
+// resolving is a planner that provides memory for values.
+type resolving struct {
+	plan.DefaultLoad
+	resolve func(it *plan.ReadItem, size int) ([]byte, error)
+	mu      sync.Mutex
+	got     map[string][]byte // what LoadBytes received; guarded by mu
+}
+
+func (r *resolving) ResolveBytes(it *plan.ReadItem, size int) ([]byte, error) {
+	return r.resolve(it, size)
+}
+
+func (r *resolving) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
+	r.mu.Lock()
+	r.got[it.Dest.FQN] = data
+	r.mu.Unlock()
+	return r.DefaultLoad.LoadBytes(it, codec, data)
+}
+
+// Small values are in the index, and large ones in files. Both come to the memory of the
+// planner.
+func TestLoadPlannerResolvesBytes(t *testing.T) {
+	large := []byte(strings.Repeat("large", 1<<16))
+	store := new(mem.Store)
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"large": large, "in": map[string]any{"small": []byte("small")}, "n": 5}, nil))(t)
+	memory := map[string][]byte{"large": make([]byte, len(large)), "in.small": make([]byte, 5)}
+	p := &resolving{got: map[string][]byte{}, resolve: func(it *plan.ReadItem, size int) ([]byte, error) { return memory[it.Dest.FQN], nil }}
+	state := cairn.State{"large": []byte(nil), "in": map[string]any{"small": []byte(nil)}, "n": 0}
+	must.Get(cairn.Load(t.Context(), store, state, &cairn.LoadOptions{Planner: p}))(t)
+	for name, m := range memory {
+		if got := p.got[name]; len(got) != len(m) || &got[0] != &m[0] {
+			t.Errorf("LoadBytes received other memory for %s than ResolveBytes returned", name)
+		}
+	}
+	want := cairn.State{"large": large, "in": map[string]any{"small": []byte("small")}, "n": 5}
+	if d := cmp.Diff(want, state); d != "" || string(memory["large"]) != string(large) || string(memory["in.small"]) != "small" {
+		t.Errorf("the memory has other bytes, or the state differs (-want +got):\n%s", d)
+	}
+}
+
+func TestLoadPlannerResolvesWrongBytes(t *testing.T) {
+	store, full := new(mem.Store), errors.New("no memory is left")
+	must.Get(cairn.Save(t.Context(), store, cairn.State{"b": []byte("bytes")}, nil))(t)
+	for name, c := range map[string]struct {
+		memory []byte
+		err    error
+		want   error
+	}{
+		"too few":  {make([]byte, 4), nil, cairn.ErrProtocol},
+		"too many": {make([]byte, 6), nil, cairn.ErrProtocol},
+		"an error": {nil, full, full},
+	} {
+		p := &resolving{got: map[string][]byte{}, resolve: func(*plan.ReadItem, int) ([]byte, error) { return c.memory, c.err }}
+		_, err := cairn.Load(t.Context(), store, cairn.State{"b": []byte("older")}, &cairn.LoadOptions{Planner: p})
+		if !errors.Is(err, c.want) || len(p.got) > 0 {
+			t.Errorf("%s: Load = %v, LoadBytes received %q; want %v", name, err, p.got, c.want)
+		}
+	}
+}

@@ -36,15 +36,15 @@ func saveVersion(t *testing.T, r *cairn.Run, s *trained, v int64) {
 	must.Get(p.Wait(t.Context()))(t)
 }
 
-// A run that remembers writes what has changed, with longer chains, and all bytes again before
-// they become too long. A reader with a cache reads what has changed, also then.
+// A run that remembers writes what has changed, and all bytes again before a version refers to
+// too many others. A reader with a cache reads what has changed, also then.
 func TestRunRemembers(t *testing.T) {
 	dir, s := t.TempDir(), newTrained(t, 20)
 	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: true}))(t)
 	cache := delta.NewCache(1 << 30)
 	var first int64
 	wrote, longest := 0, 0
-	for v := range int64(40) {
+	for v := range int64(42) {
 		saveVersion(t, r, s, v)
 		at := filepath.Join(dir, run.FolderName(v))
 		store := must.Get(file.Open(at, nil))(t)
@@ -68,8 +68,8 @@ func TestRunRemembers(t *testing.T) {
 		}
 		s.step()
 	}
-	if wrote < 2 || wrote > 4 || longest < 10 || longest > 17 {
-		t.Errorf("of 40 versions %d wrote all bytes again, and one refers to %d others", wrote, longest)
+	if wrote < 3 || wrote > 5 || longest < 7 || longest > 8 {
+		t.Errorf("of 42 versions %d wrote all bytes again, and one refers to %d others", wrote, longest)
 	}
 	must.Do(t, r.Close(t.Context()))
 
@@ -160,7 +160,7 @@ func TestRunRemembersInObjectStorage(t *testing.T) {
 		before := store.read.Load()
 		saveVersion(t, r, s, v)
 		size := sizeIn(t, store, "run/"+run.FolderName(v))
-		if first := sizeIn(t, store, "run/"+run.FolderName(0)); v > 0 && v < 10 && size > first/4 {
+		if first := sizeIn(t, store, "run/"+run.FolderName(0)); v > 0 && v < 8 && size > first/4 {
 			t.Errorf("version %d has %d bytes, the first %d", v, size, first)
 		}
 		if n := store.read.Load() - before; n > 64<<10 { // of tables
@@ -190,7 +190,7 @@ func TestRunRemembersInObjectStorage(t *testing.T) {
 	}
 	must.Do(t, c.Close())
 	checkContents(t, at, s.clone(t), s.state, 2)
-	if all := must.Get(r.Checkpoints(t.Context()))(t); len(all) > 8 {
+	if all := must.Get(r.Checkpoints(t.Context()))(t); len(all) > 2+8 {
 		t.Errorf("%d versions stay", len(all))
 	}
 }
@@ -256,8 +256,8 @@ func TestPruneWhilePublishing(t *testing.T) {
 	must.Do(t, r.Close(t.Context()))
 	must.Get(r.Prune(t.Context(), nil))(t)
 	// The last two, the ones of their chain, and the one with what never changes.
-	if all := must.Get(r.Checkpoints(t.Context()))(t); len(all) != 5 {
-		t.Errorf("%d versions stay; want 5", len(all))
+	if all := must.Get(r.Checkpoints(t.Context()))(t); len(all) > 2+8 {
+		t.Errorf("%d versions stay; want at most 10", len(all))
 	}
 }
 

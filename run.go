@@ -450,6 +450,7 @@ func (r *Run) Sync(ctx context.Context) ([]transfer.Synced, error) {
 // uploads, and closes the Stager that the Run has made. If ctx ends first, the rest is
 // cancelled: the next save to the run goes on with it.
 func (r *Run) Close(ctx context.Context) error {
+	defer r.chain.Close()
 	defer r.stop(context.Canceled)
 	defer context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })()
 	r.mu.Lock()

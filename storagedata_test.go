@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
@@ -87,6 +88,42 @@ func TestStorageDataReachesReader(t *testing.T) {
 	must.Get(cairn.Load(t.Context(), store, got, nil))(t)
 	if !tensor.Equal(got["w"].(*tensor.Tensor), x) || got["inline"] != 7 || got["long"] != long {
 		t.Errorf("the state is %.200v", got)
+	}
+}
+
+// begunObjects counts the objects that are begun.
+type begunObjects struct {
+	*mem.Store
+	created atomic.Int64
+}
+
+func (c *begunObjects) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	c.created.Add(1)
+	return c.Store.Create(ctx, name, opts)
+}
+
+// If a writer says that it adds storage data, formats without a place for it refuse the save
+// before anything is written, and the native format keeps it.
+func TestStorageDataIsRefusedBeforeWriting(t *testing.T) {
+	for _, f := range []storage.Format{torchdcp.Format{}, hyper.Format{}, hf.Format{}, torchfile.Format{File: "x.pt"}, native.Format{}} {
+		t.Run(f.Name(), func(t *testing.T) {
+			store := &begunObjects{Store: new(mem.Store)}
+			w := must.Get(f.NewWriter(store, storage.WriteOptions{}))(t)
+			l := &labelling{storage.PassWriter{Writer: storage.PassWriter{Writer: w}, AddsData: true}}
+			_, err := cairn.Save(t.Context(), store, cairn.State{"w": whole(t, []int64{2}, 1)}, &cairn.SaveOptions{Writer: l})
+			if f.Name() == (native.Format{}).Name() {
+				if err != nil || store.created.Load() == 0 {
+					t.Errorf("the save = %v, and %d objects were begun; want some", err, store.created.Load())
+				}
+				return
+			}
+			if !errors.Is(err, storage.ErrNotRepresentable) || !strings.Contains(err.Error(), `"w"`) {
+				t.Errorf("the save = %v; want ErrNotRepresentable that names w", err)
+			}
+			if n := store.created.Load(); n > 0 {
+				t.Errorf("%d objects were begun; want none", n)
+			}
+		})
 	}
 }
 

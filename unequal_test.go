@@ -125,6 +125,30 @@ func TestTensorsThatMayDiffer(t *testing.T) {
 	}
 }
 
+// Rank 0 holds the same as in the save before, so it reuses its plan, and another rank has got a
+// copy meanwhile.
+func TestTensorsThatDifferAreRefusedWithACache(t *testing.T) {
+	var caches [2]plan.Cache
+	store := new(mem.Store)
+	for step, c := range []struct {
+		holders int
+		differs float32
+		want    error
+	}{{1, 0, nil}, {2, 1, cairn.ErrState}, {2, 0, nil}, {1, 0, nil}, {2, 1, cairn.ErrState}} {
+		_ = inproc.Run(t.Context(), 2, func(ctx context.Context, g group.Group) error {
+			state := cairn.State{fmt.Sprint("own", g.Rank()): whole(t, []int64{int64(100 * g.Rank())}, 2)}
+			if g.Rank() < c.holders {
+				state["x"] = whole(t, []int64{4}, c.differs*float32(g.Rank()))
+			}
+			_, err := cairn.Save(ctx, store, state, &cairn.SaveOptions{Group: g, Cache: &caches[g.Rank()]})
+			if !errors.Is(err, c.want) {
+				t.Errorf("save %d on rank %d = %v; want %v", step, g.Rank(), err, c.want)
+			}
+			return err
+		})
+	}
+}
+
 // In the background, also with less memory than the state needs. The next save of the
 // same stagers is not affected.
 func TestTensorsThatDifferInTheBackground(t *testing.T) {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -161,18 +162,17 @@ func (c *Cache) Finish(answer *SavePlan) (*SavePlan, error) {
 // Forget empties the cache.
 func (c *Cache) Forget() { *c = Cache{} }
 
-// equal reports whether p and q write the same items, apart from the sizes of values.
+// equal reports whether p and q, final plans of one rank, are the same apart from the contents
+// of values. A rank with an equal plan keeps the one that it has.
 func (p *SavePlan) equal(q *SavePlan) bool {
-	if len(p.Items) != len(q.Items) || string(p.PlannerData) != string(q.PlannerData) || string(p.StorageData) != string(q.StorageData) {
-		return false
-	}
-	for i := range p.Items {
-		a, b := &p.Items[i], &q.Items[i]
-		if a.Kind != b.Kind || a.Hint != b.Hint || a.Alias != b.Alias || a.MayDiffer != b.MayDiffer || !a.Info.Equal(b.Info) || !a.Box.Equal(b.Box) {
-			return false
-		}
-	}
-	return true
+	return bytes.Equal(p.PlannerData, q.PlannerData) && bytes.Equal(p.StorageData, q.StorageData) && slices.Equal(p.Absent, q.Absent) &&
+		slices.EqualFunc(p.Items, q.Items, func(a, b WriteItem) bool { return a.equal(&b) })
+}
+
+// equal reports whether w and o are the same apart from the content of a value.
+func (w *WriteItem) equal(o *WriteItem) bool {
+	return w.Kind == o.Kind && w.Hint == o.Hint && w.Alias == o.Alias && w.MayDiffer == o.MayDiffer && w.Replicated == o.Replicated &&
+		w.Info.Equal(o.Info) && w.Box.Equal(o.Box)
 }
 
 // fingerprint hashes the plan as it would be sent, without sizes.

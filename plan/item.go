@@ -365,10 +365,19 @@ type TensorReceiver interface {
 	CommitTensor(it *ReadItem, t *tensor.Tensor) error
 }
 
+// BytesReceiver is a LoadPlanner that provides the memory for the bytes of values.
+type BytesReceiver interface {
+	// ResolveBytes returns the memory for the encoded bytes of a value: size bytes, or nil
+	// for memory that is valid until LoadBytes returns. LoadBytes receives it, filled and
+	// verified, and the planner may keep it.
+	ResolveBytes(it *ReadItem, size int) ([]byte, error)
+}
+
 // LoadPlanner decides which rank reads what, and receives what was read. The calls
 // of one load come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on
 // the coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
-// ResolveTensor and CommitTensor in a pair, from several goroutines at once. To
+// ResolveTensor and CommitTensor in a pair, from several goroutines at once. If the
+// planner is a [BytesReceiver], ResolveBytes comes before LoadBytes. To
 // change one thing, embed [DefaultLoad] by value and override one method.
 type LoadPlanner interface {
 	SetUp(s LoadSetup) error
@@ -376,7 +385,8 @@ type LoadPlanner interface {
 	GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error)
 	FinishPlan(p *LoadPlan) (*LoadPlan, error)
 	TensorReceiver
-	// LoadBytes receives the encoded bytes of a value.
+	// LoadBytes receives the encoded bytes of a value. They are valid until it returns,
+	// unless they are in memory of ResolveBytes.
 	LoadBytes(it *ReadItem, codec string, data []byte) error
 }
 

@@ -38,6 +38,10 @@ type DefaultLoad struct {
 	// asks for. All ranks must set it alike. If it is set, the planner uses the
 	// plans' PlannerData itself.
 	RejectUnexpected bool
+	// AllowPlaceholders plans reads for tensors without memory too. It is for a planner that
+	// embeds DefaultLoad, returns memory in ResolveTensor, and puts the tensor into the state
+	// in CommitTensor. If it is not set, LocalPlan refuses placeholders.
+	AllowPlaceholders bool
 	// Cast limits the conversions from the saved to the wanted dtype. Zero:
 	// tensor.CastInRange, which rounds, but refuses a cast that loses numbers.
 	Cast tensor.CastPolicy
@@ -266,7 +270,7 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 		if err := b.Check(shape); err != nil {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
-		if err := checkMemory(t, i); err != nil {
+		if err := checkMemory(t, i); err != nil && !d.AllowPlaceholders {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
 		dest := meta.Index{FQN: l.fqn, Offset: offsetOf(b), Hint: int32(i)}
@@ -308,7 +312,8 @@ func (d *DefaultLoad) GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error) {
 // FinishPlan returns p.
 func (d *DefaultLoad) FinishPlan(p *LoadPlan) (*LoadPlan, error) { return p, nil }
 
-// ResolveTensor returns the state's own memory for the item's box.
+// ResolveTensor returns the state's own memory for the item's box. If the state holds a
+// placeholder, the result is one too, with the dtype and the shape of the box.
 func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	slot, err := d.Slot(it.Dest.FQN)
 	if err != nil {

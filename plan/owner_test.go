@@ -46,6 +46,33 @@ func TestEveryHolderWritesItsCopy(t *testing.T) {
 	}
 }
 
+// Two items of one rank are not copies on several ranks.
+func TestReplicatedItemsAreMarked(t *testing.T) {
+	plans := []*plan.SavePlan{
+		planOf(replica("twice", 3), item("x", []int64{4}, span(0, 2)), bytesItem("v", 5), replica("own", 1), replica("own", 1)),
+		planOf(item("x", []int64{4}, span(0, 2)), item("x", []int64{4}, span(2, 2)), replica("twice", 3), bytesItem("v", 5)),
+		planOf(bytesItem("w", 5), replica("twice", 3)),
+	}
+	want := map[string]bool{`"twice" at [0]`: true, `"x" at [0]`: true, `"v"`: true, `"own" at [0]`: false, `"x" at [2]`: false, `"w"`: false}
+	for _, rule := range []plan.OwnerRule{plan.LeastLoaded, plan.LowestRank, plan.EveryHolder} {
+		finals, _, err := plan.Global(plans, rule)
+		must.Do(t, err)
+		got := map[string]bool{}
+		for r, p := range finals {
+			for i := range p.Items {
+				at := p.Items[i].Index().String()
+				got[at] = p.Items[i].Replicated
+				if got[at] != want[at] {
+					t.Errorf("%v: Replicated of %s in the plan of rank %d is %v; want %v", rule, at, r, got[at], want[at])
+				}
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%v: the plans have %v; want %v", rule, got, want)
+		}
+	}
+}
+
 // differing returns the final plans and the metadata of two ranks that hold
 // different values, and as many other tensors as would make the second rank the
 // owner by load.

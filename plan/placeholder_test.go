@@ -75,3 +75,30 @@ func TestPlaceholdersAreRefused(t *testing.T) {
 		t.Errorf("materialized: %v", err)
 	}
 }
+
+// A planner that gives the tensors memory itself gets items for them, and their dtypes and
+// shapes.
+func TestPlaceholdersAreAllowed(t *testing.T) {
+	full := waiting(t)
+	for _, p := range must.Get(plan.Placeholders(full))(t) {
+		must.Do(t, p.Materialize())
+	}
+	lp := plan.DefaultLoad{AllowPlaceholders: true}
+	must.Do(t, lp.SetUp(plan.LoadSetup{State: waiting(t), Metadata: save(t, full).md}))
+	p := must.Get(lp.LocalPlan())(t)
+	var names []string
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Kind == plan.KindBytes {
+			continue
+		}
+		names = append(names, it.Dest.FQN)
+		x, err := lp.ResolveTensor(it)
+		if err != nil || !x.IsPlaceholder() || x.DType() != tensor.Float32 || !slices.Equal(x.Shape(), it.Lengths) {
+			t.Errorf("ResolveTensor of %v = %v, %v; want a placeholder of %v", it.Dest, x, err, it.Lengths)
+		}
+	}
+	if slices.Sort(names); !slices.Equal(names, waitingNames) {
+		t.Errorf("the plan reads %q; want %q", names, waitingNames)
+	}
+}

@@ -50,10 +50,17 @@ func ExamplePartition() {
 	// partition by [0 1 3]: irregular step between ranks 1 and 3: invalid argument
 }
 
+// Devices is a capability that the host does not have.
+type Devices interface{ Devices() int }
+
 func ExampleAs() {
-	_, err := platform.As[platform.SymmetricMemory](host.New(nil))
+	_, err := platform.As[Devices](host.New(nil))
 	fmt.Println(err)
-	// Output: platform host: platform.SymmetricMemory: unsupported operation
+	_, err = platform.As[platform.SymmetricMemory](host.New(nil))
+	fmt.Println(err)
+	// Output:
+	// platform host: platform_test.Devices: unsupported operation
+	// <nil>
 }
 
 func ExampleMapTensors() {

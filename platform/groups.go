@@ -54,7 +54,7 @@ type Groups interface {
 	// parent, and returns this rank's.
 	Split(ctx context.Context, parent Group, parts [][]int) (Group, error)
 	// Lookup returns the group of the ranks, in that order, that this rank
-	// remembers. It is local.
+	// remembers. It is local. [LookupSorted] takes the ranks in any order.
 	Lookup(ranks []int) (Group, bool)
 	// Adopt makes the platform remember groups, in place of others of the same
 	// list of ranks. It is local. New returns an adopted group only if all members have
@@ -82,6 +82,13 @@ func Comm(g Group) (group.Group, error) {
 		return nil, fmt.Errorf("a %T as a group of package group: %w", g, errors.ErrUnsupported)
 	}
 	return w.Unwrap(), nil
+}
+
+// LookupSorted returns the group of the ranks in ascending order that this rank remembers,
+// in whatever order they are listed, as hyper_parallel knows its groups. It finds a group that
+// [Groups.New] made of an ascending list.
+func LookupSorted(g Groups, ranks []int) (Group, bool) {
+	return g.Lookup(slices.Sorted(slices.Values(ranks)))
 }
 
 // Partition takes the ranks of one group as a pattern and returns all groups of

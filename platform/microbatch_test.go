@@ -77,6 +77,8 @@ func TestMicroBatchRefuses(t *testing.T) {
 		"no parts":                {0, platform.Batch{Args: []any{x}}, platform.BatchDims{}, "0 parts"},
 		"indivisible":             {3, platform.Batch{Args: []any{"a", x}}, platform.BatchDims{}, "argument 1"},
 		"indivisible, by name":    {3, platform.Batch{Named: map[string]any{"y": x}}, platform.BatchDims{}, `argument "y"`},
+		"a smaller last part":     {3, platform.Batch{Args: []any{grid(t, 5, 3)}}, platform.BatchDims{}, "not divisible by 3 in dimension 0"},
+		"in another dimension":    {3, platform.Batch{Args: []any{grid(t, 3, 5)}}, platform.BatchDims{Args: []int{1}}, "not divisible by 3 in dimension 1"},
 		"no such dimension":       {2, platform.Batch{Args: []any{x}}, platform.BatchDims{Args: []int{2}}, "argument 0"},
 		"a negative one":          {2, platform.Batch{Args: []any{x}}, platform.BatchDims{Args: []int{-2}}, "argument 0"},
 		"too few dimensions":      {2, platform.Batch{Args: []any{x, x}}, platform.BatchDims{Args: []int{0}}, "1 dimensions for 2"},

@@ -107,7 +107,7 @@ func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic,
 }
 
 // RedistributeGrad is the derivative of [Redistribute]. The tensors of the moves are
-// float32: each Dst holds the gradient of what Redistribute wrote, and the elements of Src,
+// float32 or float64: each Dst holds the gradient of what Redistribute wrote, and the elements of Src,
 // or of the share of Terms, are replaced by the gradient of what it read. It is the
 // gradient of the sum over all ranks: an element that went to several ranks gets the sum of
 // their gradients. Of ranks that hold replicas of an element, the one that Redistribute
@@ -175,15 +175,24 @@ func (s *sum) spread() error {
 		if s.op != collective.Avg {
 			continue
 		}
-		v, err := tensor.Values[float32](t.Local())
+		err := divide[float32](t.Local(), len(s.terms))
+		if t.DType() == tensor.Float64 {
+			err = divide[float64](t.Local(), len(s.terms))
+		}
 		if err != nil {
 			return err
 		}
-		for i := range v {
-			v[i] /= float32(len(s.terms))
-		}
 	}
 	return nil
+}
+
+// divide divides the elements of t, which are of type F.
+func divide[F float32 | float64](t *tensor.Tensor, by int) error {
+	v, err := tensor.Values[F](t)
+	for i := range v {
+		v[i] /= F(by)
+	}
+	return err
 }
 
 // newRedistribution plans the moves. If of is a dtype, they are for gradients of tensors of
@@ -295,7 +304,7 @@ func (r *redistribution) check(m Move, of tensor.DType) (leg, error) {
 	l := leg{dst: m.Dst, src: src, itemSize: int64(src.DType().Size())}
 	if of != tensor.Invalid {
 		l.itemSize = int64(of.Size())
-		if src.DType() != tensor.Float32 {
+		if d := src.DType(); d != tensor.Float32 && d != tensor.Float64 {
 			return l, fmt.Errorf("a gradient of %v: %w", src.DType(), tensor.ErrDType)
 		}
 	}
@@ -403,7 +412,7 @@ func (t *trip) copy(ctx context.Context, comm TensorComm, traffic *Traffic) erro
 // arrives, in the order of the transfers.
 func (t *trip) back(ctx context.Context, comm TensorComm) error {
 	for _, l := range t.legs {
-		zero, err := tensor.New(tensor.Float32, make([]int64, 0))
+		zero, err := tensor.New(l.src.DType(), nil)
 		if err == nil {
 			zero, err = zero.Expand(l.src.Local().Shape())
 		}
@@ -422,7 +431,7 @@ func (t *trip) back(ctx context.Context, comm TensorComm) error {
 		}
 		if h.src != nil {
 			var err error
-			if arrived[i], err = tensor.New(tensor.Float32, h.src.Shape()); err != nil {
+			if arrived[i], err = tensor.New(h.src.DType(), h.src.Shape()); err != nil {
 				return err
 			}
 			in[h.To] = append(in[h.To], arrived[i])

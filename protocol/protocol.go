@@ -230,6 +230,9 @@ func (t target) ResolveTensor(it *plan.ReadItem) (x *tensor.Tensor, err error) {
 	if err == nil && x == nil {
 		err = plan.Named(it.Dest.FQN, fmt.Errorf("%w: the planner's ResolveTensor returned no tensor and no error", plan.ErrProtocol))
 	}
+	if err == nil && x.IsPlaceholder() {
+		err = plan.Named(it.Dest.FQN, fmt.Errorf("%w: the planner's ResolveTensor returned no memory: %w", plan.ErrProtocol, tensor.ErrPlaceholder))
+	}
 	return x, err
 }
 
@@ -238,5 +241,28 @@ func (t target) CommitTensor(it *plan.ReadItem, x *tensor.Tensor) error {
 }
 
 func (t target) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
-	return group.Catch(func() error { return t.LoadPlanner.LoadBytes(it, codec, data) })
+	return group.Catch(func() error {
+		data, err := t.place(it, data)
+		if err != nil {
+			return err
+		}
+		return t.LoadPlanner.LoadBytes(it, codec, data)
+	})
+}
+
+// place copies the bytes of a value into the memory that the planner provides, if it does.
+func (t target) place(it *plan.ReadItem, data []byte) ([]byte, error) {
+	r, ok := t.LoadPlanner.(plan.BytesReceiver)
+	if !ok {
+		return data, nil
+	}
+	memory, err := r.ResolveBytes(it, len(data))
+	switch {
+	case err != nil || memory == nil:
+		return data, err
+	case len(memory) != len(data):
+		return nil, plan.Named(it.Dest.FQN, fmt.Errorf("%w: the planner's ResolveBytes returned %d bytes; want %d", plan.ErrProtocol, len(memory), len(data)))
+	}
+	copy(memory, data)
+	return memory, nil
 }

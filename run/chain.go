@@ -10,8 +10,11 @@ import (
 )
 
 // Chain chooses the bases of the saves of one rank to a run: each save refers to the one
-// before it, as long as that pays. Its methods are safe for concurrent use.
+// before it, as long as that pays. Between saves it verifies the files to which the last save
+// refers, in the background: see storage.Base.Damaged. Its methods are safe for concurrent use.
 type Chain struct {
+	check checker
+
 	mu   sync.Mutex
 	last string // the folder of the last save, or of the checkpoint that was loaded; guarded by mu
 	rest int    // saves without a base that are to come, because the last base did not pay; guarded by mu
@@ -23,13 +26,12 @@ const (
 	// paying is the largest part of its bytes, in percent, that a save on a base may write
 	// if the base is to pay.
 	paying = 90
-	// longChain is storage.Base.MaxBodies of saves whose writer remembers the save before.
-	longChain = 16
 )
 
 // Next returns the base of the next save, to the folder name. Nil: the save is not worth a
 // base.
 func (c *Chain) Next(name string) *storage.Base {
+	c.check.pause()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	last := c.last
@@ -38,7 +40,7 @@ func (c *Chain) Next(name string) *storage.Base {
 		c.rest--
 		return nil
 	}
-	b := &storage.Base{Paid: c.paid}
+	b := &storage.Base{Paid: c.paid, Referred: c.check.resume, Damaged: c.check.isDamaged}
 	if last != name { // a checkpoint cannot refer to the one that it replaces
 		b.Folder = last
 	}
@@ -51,7 +53,6 @@ func (c *Chain) Next(name string) *storage.Base {
 func (c *Chain) NextRemembered(name string, store blob.Store) *storage.Base {
 	b := c.Next(name)
 	if b != nil {
-		b.MaxBodies = longChain
 		b.Find = func(ctx context.Context) (string, error) { return before(ctx, store) }
 	}
 	return b
@@ -85,6 +86,9 @@ func (c *Chain) Loaded(name string) {
 	defer c.mu.Unlock()
 	c.last = name
 }
+
+// Close ends the verification of files in the background.
+func (c *Chain) Close() { c.check.close() }
 
 // paid is storage.Base.Paid.
 func (c *Chain) paid(written, bytes int64) {

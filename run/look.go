@@ -26,6 +26,8 @@ type found struct {
 	time     time.Time // recorded
 	written  time.Time // of the newest file
 	bytes    int64
+	whole    int64 // bytes if it stood alone; 0: bytes
+	stale    bool  // the folder has files of the save that the checkpoint does not name
 	saveID   string
 	line     *meta.Line // nil: the save does not record its place in the history
 	format   string
@@ -152,9 +154,9 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 			f.notes, f.notesErr = ReadNotes(ctx, at, f.saveID)
 		}
 	} else {
-		f.err = f.examine(ctx, at, c.Files())
+		f.err = f.examine(ctx, at, c)
 		if s.StoredBytes > 0 {
-			f.bytes = s.StoredBytes
+			f.whole, f.bytes = bytesOf(c.Files()), s.StoredBytes
 		}
 	}
 	if f.line == nil {
@@ -164,6 +166,14 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		f.checkBases(ctx, c)
 	}
 	return f
+}
+
+// bytesOf returns the bytes of files.
+func bytesOf(files []storage.File) (n int64) {
+	for _, f := range files {
+		n += f.Size
+	}
+	return n
 }
 
 // open opens the checkpoint in the folder, and returns the store whose root holds it.
@@ -187,12 +197,13 @@ func (f *found) checkBases(ctx context.Context, c storage.Checkpoint) {
 
 // examine finds out the bytes, the format and the notes of a checkpoint, and which of its
 // files are missing.
-func (f *found) examine(ctx context.Context, store blob.Store, files []storage.File) error {
+func (f *found) examine(ctx context.Context, store blob.Store, c storage.Checkpoint) error {
 	have, err := f.measure(ctx, store)
 	if err != nil {
 		return err
 	}
-	f.missing = lacking(have, files)
+	f.missing = lacking(have, c.Files())
+	f.stale = f.hasStale(have, c)
 	f.format = formats.Native
 	if !hasRecord(have) {
 		if f.format, err = formats.Detect(ctx, store); err != nil {
@@ -203,6 +214,27 @@ func (f *found) examine(ctx context.Context, store blob.Store, files []storage.F
 		f.notes, f.notesErr = ReadNotes(ctx, store, f.saveID)
 	}
 	return nil
+}
+
+// hasStale reports whether a folder has files of the save that the checkpoint does not name,
+// such as the files of a checkpoint before it was made to stand alone.
+func (f *found) hasStale(have map[string]blob.Info, c storage.Checkpoint) bool {
+	if f.saveID == "" {
+		return false
+	}
+	named := map[string]bool{}
+	for _, name := range storage.StoredFiles(c) {
+		named[name] = true
+	}
+	for _, file := range c.Files() {
+		named[file.Name] = true
+	}
+	for name := range have {
+		if strings.HasPrefix(name, f.saveID) && !named[name] {
+			return true
+		}
+	}
+	return false
 }
 
 // hasRecord reports whether the files of a folder have the record of cairn's own format.

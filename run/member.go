@@ -71,6 +71,9 @@ func (t *Tended) Attrs() []slog.Attr {
 	if len(uploaded) > 0 {
 		out = append(out, slog.Any("uploaded", uploaded))
 	}
+	if t.Pruned != nil && len(t.Pruned.Flattened) > 0 {
+		out = append(out, slog.Any("flattened", t.Pruned.Flattened))
+	}
 	if t.Pruned == nil || t.Pruned.Count == 0 {
 		return out
 	}

@@ -61,8 +61,9 @@ type Pruned struct {
 	// Problem says why a checkpoint stays that the policy does not keep.
 	Problem string `json:"problem,omitempty"`
 
-	saveID string
-	bases  []string
+	saveID  string
+	bases   []string
+	counted bool // in the report
 }
 
 // Report is what Prune did.
@@ -74,6 +75,9 @@ type Report struct {
 	// many bytes they had.
 	Count int   `json:"removed"`
 	Bytes int64 `json:"removed_bytes"`
+	// Flattened are the names of the checkpoints that were made to stand alone, or would be in
+	// a dry run, so that others can be removed.
+	Flattened []string `json:"flattened,omitempty"`
 	// Warnings name the checkpoints of which not all is known, and that stay for that reason.
 	Warnings []string `json:"warnings"`
 }
@@ -82,6 +86,11 @@ type Report struct {
 // place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
 // is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
 // Force is set. Prune also completes removals whose process has died.
+//
+// If more than eight checkpoints stay only because others refer to them, or what stays has more
+// than twice the bytes that it would have if each checkpoint stood alone, or more than
+// Policy.AtMost, Prune makes checkpoints that the policy keeps stand alone, one after the
+// other. One that is in use or damaged is left as it is.
 //
 // Each removal is one atomic step: see formats.Remove. A checkpoint that a living process
 // reads stays, and is removed by a later Prune. Two processes may prune the same run at the
@@ -95,6 +104,9 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 		o = *opts
 	}
 	if err := errors.Join(o.Keep.Check(), o.KeepRemote.Check()); err != nil {
+		return nil, err
+	}
+	if _, err := ReadSettings(ctx, r.Local.Store); err != nil {
 		return nil, err
 	}
 	all, err := r.Checkpoints(ctx)
@@ -129,7 +141,7 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	for _, policy := range []*Policy{&o.Keep, &o.KeepRemote} {
 		policy.keepTagged, policy.protect = o.KeepTagged, o.protect
 	}
-	p := &pruning{run: r, opts: o, all: all, wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: problems(all)}}
+	p := &pruning{run: r, opts: o, all: cloned(all), wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: problems(all)}}
 	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
 		p.wanted[v.Checkpoint.Name] = v.Keep
 	}
@@ -149,6 +161,20 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 		}
 	}
 	return p.rep, errors.Join(errs...)
+}
+
+// cloned returns a copy of all, with copies that can be changed.
+func cloned(all []Checkpoint) []Checkpoint {
+	out := slices.Clone(all)
+	for i := range out {
+		for _, p := range []**Copy{&out[i].Local, &out[i].Remote} {
+			if *p != nil {
+				c := **p
+				*p = &c
+			}
+		}
+	}
+	return out
 }
 
 // pruning is a Prune under way.
@@ -227,6 +253,15 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 // place removes what the policy of a place does not keep.
 func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
 	*list = append(*list, p.judge(place, policy)...)
+	err := p.removeAll(ctx, place, list)
+	if err != nil && !aboutOne(err) || policy.KeepsAll() {
+		return err
+	}
+	return errors.Join(err, p.sweep(ctx, place), p.flatten(ctx, place, policy, list))
+}
+
+// removeAll removes what is to be removed.
+func (p *pruning) removeAll(ctx context.Context, place *Place, list *[]Pruned) error {
 	var errs []error
 	for _, x := range referringFirst(*list) {
 		if err := p.carryOut(ctx, place, x); err != nil {
@@ -238,6 +273,7 @@ func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *
 		if x.Outcome == Removed || x.Outcome == WouldRemove {
 			p.rep.Count++
 			p.rep.Bytes += x.Bytes
+			x.counted = true
 		}
 	}
 	for i := range *list { // after an error that ended the loop
@@ -255,7 +291,7 @@ func referringFirst(list []Pruned) []*Pruned {
 	seen := map[string]bool{}
 	var visit func(x *Pruned)
 	visit = func(x *Pruned) {
-		if x.Outcome != WouldRemove || seen[x.Name] {
+		if x.Outcome != WouldRemove || x.counted || seen[x.Name] {
 			return
 		}
 		seen[x.Name] = true
@@ -272,16 +308,21 @@ func referringFirst(list []Pruned) []*Pruned {
 	return out
 }
 
-// judge returns what the policy of a place says about its checkpoints, the oldest first.
-func (p *pruning) judge(place *Place, policy Policy) []Pruned {
+// here returns the checkpoints of a place, the oldest first.
+func (p *pruning) here(place *Place) []Checkpoint {
 	var here []Checkpoint
 	for i := range p.all {
 		if c, ok := p.all[i].in(place); ok {
 			here = append(here, c)
 		}
 	}
+	return here
+}
+
+// judge returns what the policy of a place says about its checkpoints, the oldest first.
+func (p *pruning) judge(place *Place, policy Policy) []Pruned {
 	var out []Pruned
-	for _, v := range Apply(policy, here, p.opts.Now) {
+	for _, v := range Apply(policy, p.here(place), p.opts.Now) {
 		c := v.Checkpoint
 		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID, bases: c.Bases}
 		if !v.Keep && place.isLink(c.Name) {

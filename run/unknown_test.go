@@ -149,6 +149,9 @@ func TestSettingsThatCannotBeRead(t *testing.T) {
 		if got := must.Get(os.ReadFile(path))(t); !bytes.Equal(got, damaged) {
 			t.Errorf("%s: the settings were replaced by %s", name, got)
 		}
+		if _, err := openRun(t, dir, "").Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1")}); err == nil {
+			t.Errorf("%s: Prune returns no error", name)
+		}
 		if _, _, err := OpenSettings(t.Context(), dir, Settings{}); err == nil {
 			t.Errorf("%s: OpenSettings returns no error", name)
 		}

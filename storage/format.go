@@ -79,6 +79,13 @@ type Base struct {
 	// Paid, if not nil, is called on each rank that has referred to the base, with the bytes
 	// that it has written and the bytes that it would have written without a base.
 	Paid func(written, bytes int64) `json:"-"`
+	// Referred, if not nil, is called on each rank when its data is written, with the store of
+	// the save and the files in other folders to which the data refers. warn may be called
+	// later.
+	Referred func(store blob.Store, files []Reference, warn func(error)) `json:"-"`
+	// Damaged, if not nil, reports whether a file in another folder is known to be damaged. The
+	// save writes what it would refer to there.
+	Damaged func(f Reference) bool `json:"-"`
 }
 
 // RefuseBase returns an error that wraps ErrOptions if Base is set. Formats that other

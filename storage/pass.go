@@ -18,7 +18,14 @@ import (
 // If Writer is nil, SetUp and Abort do nothing and the plans stay as they are, so that a
 // writer of one's own has to implement only WriteData and Finish, and Abort if it leaves
 // files.
-type PassWriter struct{ Writer Writer }
+type PassWriter struct {
+	Writer Writer
+	// AddsData says that the type which embeds PassWriter adds storage data to the results
+	// of Writer. PrepareLocalPlan then returns an error that wraps ErrNotRepresentable if
+	// the format has no place for it. Without AddsData, Finish returns the error, after all
+	// ranks have written.
+	AddsData bool
+}
 
 var (
 	_ Writer          = PassWriter{}
@@ -26,6 +33,7 @@ var (
 	_ MetadataChecker = PassWriter{}
 	_ Publisher       = PassWriter{}
 	_ RoomMaker       = PassWriter{}
+	_ DataKeeper      = PassWriter{}
 )
 
 // SetUp begins a save.
@@ -41,7 +49,17 @@ func (w PassWriter) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*pl
 	if w.Writer == nil {
 		return p, nil
 	}
+	if w.AddsData && len(p.Items) > 0 && !w.KeepsStorageData() {
+		return nil, &NotRepresentable{p.Items[0].FQN(), "the format has no place for storage data"}
+	}
 	return w.Writer.PrepareLocalPlan(ctx, p)
+}
+
+// KeepsStorageData implements DataKeeper: it reports whether the other writer does so. A
+// writer of one's own keeps its data.
+func (w PassWriter) KeepsStorageData() bool {
+	k, ok := w.Writer.(DataKeeper)
+	return w.Writer == nil || ok && k.KeepsStorageData()
 }
 
 // PrepareGlobalPlan returns the other writer's plans, or ps.

@@ -70,6 +70,8 @@ type Coded struct {
 	Stored string
 	// Refers are the files that Stored refers to.
 	Refers []Reference
+	// Referring is the number of saves in a row, up to this one, that refer to others.
+	Referring int64
 }
 
 // Reference is a file in a folder beside the folder of a checkpoint.
@@ -145,11 +147,12 @@ func encodeCoded(w *wire.Writer, coded []Coded) {
 			w.String(f.Name)
 			w.Uvarint(uint64(f.Size))
 		}
+		w.Uvarint(uint64(c.Referring))
 	}
 }
 
 func decodeCoded(r *wire.Reader) []Coded {
-	n := r.Count(8) // the minimum size of an encoded file
+	n := r.Count(9) // the minimum size of an encoded file
 	if n == 0 {
 		return nil
 	}
@@ -162,6 +165,7 @@ func decodeCoded(r *wire.Reader) []Coded {
 		for k := range c.Refers {
 			c.Refers[k] = Reference{r.String(), r.String(), r.Size()}
 		}
+		c.Referring = r.Size()
 	}
 	return out
 }

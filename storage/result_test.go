@@ -30,7 +30,7 @@ var some = &storage.WriteResults{
 	},
 	Files: []storage.File{{Name: "f0", Size: 1 << 40, CRC32C: 0xdeadbeef}, {Name: "f1"}},
 	Coded: []storage.Coded{
-		{File: storage.File{Name: "elsewhere", Size: 7, CRC32C: 1}, Stored: "f1", Refers: []storage.Reference{{Folder: "a", Name: "b", Size: 1 << 40}}},
+		{File: storage.File{Name: "elsewhere", Size: 7, CRC32C: 1}, Stored: "f1", Refers: []storage.Reference{{Folder: "a", Name: "b", Size: 1 << 40}}, Referring: 3},
 	},
 	Phases: []meta.Phase{{Name: "plan", Start: -2, End: -1}, {Name: "write", Start: 0, End: 1 << 60, Bytes: 1 << 40}},
 	Copies: []storage.CopySum{{Key: 1 << 63, Sum: 7}, {Key: 0, Sum: 1<<32 - 1}},

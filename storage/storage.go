@@ -88,6 +88,13 @@ type Publisher interface {
 	Published() []string
 }
 
+// DataKeeper is a capability of writers whose format has a place for storage data, see
+// [meta.Location.SetStorageData].
+type DataKeeper interface {
+	// KeepsStorageData reports whether the data of results reaches readers.
+	KeepsStorageData() bool
+}
+
 // RoomMaker is a capability of writers that prepare their store for a save.
 type RoomMaker interface {
 	// MakeRoom is called on the coordinator when the plans of all ranks are final and

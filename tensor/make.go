@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"fmt"
+	"io/fs"
 	"math"
 	"reflect"
 	"slices"
@@ -107,9 +108,15 @@ func Full[E Element](d DType, shape []int64, v E) (*Tensor, error) {
 
 // Arange returns the values start, start+step and so on before end as a tensor
 // of one dimension. It is empty if end does not lie in the direction of step. The error
-// wraps [ErrShape] if step is zero, a number is not finite, or there are more values
-// than memory can hold.
+// wraps [fs.ErrInvalid] if step is zero or a number is not finite, and [ErrShape] if there
+// are more values than memory can hold.
 func Arange[E Number](start, end, step E) (*Tensor, error) {
+	switch {
+	case step == 0:
+		return nil, fmt.Errorf("arange from %v to %v: a step of zero: %w", start, end, fs.ErrInvalid)
+	case !isFinite(start) || !isFinite(end) || !isFinite(step):
+		return nil, fmt.Errorf("arange from %v to %v by %v: a number is not finite: %w", start, end, step, fs.ErrInvalid)
+	}
 	out, err := New(DTypeOf[E](), []int64{countSteps(start, end, step)})
 	if err != nil {
 		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, err)
@@ -125,16 +132,13 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 	return out, nil
 }
 
-// countSteps returns how many values there are from start to before end, and -1 if
-// no tensor could hold that many.
+// countSteps returns how many values there are from start to before end, and the largest
+// number if no tensor could hold that many. The numbers are finite, and step is not zero.
 func countSteps[E Number](start, end, step E) int64 {
-	if step == 0 {
-		return -1
-	}
 	if !isInteger[E]() {
 		n := math.Ceil((float64(end) - float64(start)) / float64(step))
-		if !isFinite(start) || !isFinite(end) || !isFinite(step) || n >= maxAlloc {
-			return -1
+		if n >= maxAlloc {
+			return math.MaxInt64
 		}
 		return int64(max(n, 0))
 	}

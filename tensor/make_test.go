@@ -2,8 +2,10 @@ package tensor
 
 import (
 	"errors"
+	"io/fs"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -67,13 +69,19 @@ func TestArange(t *testing.T) {
 
 func TestArangeRefuses(t *testing.T) {
 	for _, c := range [][3]float64{
-		{0, 1, 0}, {0, math.Inf(1), 1}, {math.Inf(1), 0, 1}, {0, 1, math.Inf(1)}, {math.NaN(), 1, 1}, {0, 1, math.NaN()}, {0, 1, 1e-300},
+		{0, 1, 0}, {0, math.Inf(1), 1}, {math.Inf(1), 0, 1}, {0, 1, math.Inf(1)}, {math.NaN(), 1, 1}, {0, 1, math.NaN()},
 	} {
-		if r, err := Arange(c[0], c[1], c[2]); !errors.Is(err, ErrShape) {
-			t.Errorf("Arange(%v) = %v, %v; want ErrShape", c, r, err)
+		if r, err := Arange(c[0], c[1], c[2]); !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("Arange(%v) = %v, %v; want fs.ErrInvalid", c, r, err)
 		}
 	}
-	for _, c := range [][3]int64{{0, 1, 0}, {math.MinInt64, math.MaxInt64, 1}, {math.MaxInt64, math.MinInt64, -1}} {
+	if r, err := Arange[int64](3, 1, 0); !errors.Is(err, fs.ErrInvalid) || !strings.Contains(err.Error(), "step of zero") {
+		t.Errorf("Arange by 0 = %v, %v; want fs.ErrInvalid that names the step", r, err)
+	}
+	if r, err := Arange(0, 1, 1e-300); !errors.Is(err, ErrShape) {
+		t.Errorf("Arange by 1e-300 = %v, %v; want ErrShape", r, err)
+	}
+	for _, c := range [][3]int64{{math.MinInt64, math.MaxInt64, 1}, {math.MaxInt64, math.MinInt64, -1}} {
 		if r, err := Arange(c[0], c[1], c[2]); !errors.Is(err, ErrShape) {
 			t.Errorf("Arange(%v) = %v, %v; want ErrShape", c, r, err)
 		}

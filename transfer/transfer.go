@@ -47,6 +47,8 @@ type Options struct {
 	// copied, and Progress the bytes that were copied, or found to be in the target,
 	// since the last call. Progress is called from several goroutines at once.
 	Planned, Progress func(bytes int64)
+
+	keepOld bool // files of the checkpoint that is replaced stay
 }
 
 func (o *Options) withDefaults() Options {
@@ -393,6 +395,9 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 	if !changes {
 		return todo, nil
 	}
+	if j.inPlace() { // the file is its own source
+		return nil, fmt.Errorf("%w: a file of %s has another checksum than its record says", storage.ErrCorrupt, j.dst)
+	}
 	name := j.old[0]
 	if err := j.dst.Remove(ctx, name); err != nil {
 		return nil, err
@@ -407,12 +412,15 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 	return todo, nil
 }
 
+// inPlace reports whether the source is the target.
+func (j *job) inPlace() bool { return j.src.String() == j.dst.String() }
+
 // leftovers removes the files of the old checkpoint that the new one does not have.
 func (j *job) leftovers(ctx context.Context) error {
 	old := slices.DeleteFunc(slices.Clone(j.old), func(name string) bool {
 		return slices.ContainsFunc(j.items, func(it item) bool { return it.to == name })
 	})
-	if len(old) == 0 {
+	if len(old) == 0 || j.opts.keepOld {
 		return nil
 	}
 	return publish.Locked(ctx, j.dst, func() error { return j.removeOld(ctx, old) })

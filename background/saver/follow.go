@@ -46,7 +46,7 @@ func (s *server) newest(b *newestBody) error {
 		if err != nil {
 			return nil, err
 		}
-		f, err := r.Newest(ctx, w)
+		f, err := storage.Settle(func() (*run.Found, error) { return r.Newest(ctx, w) })
 		if err != nil {
 			return nil, err
 		}

@@ -259,6 +259,12 @@ func (s *server) finish(err error) {
 	s.work.Wait()
 	s.waitTended()
 	s.mu.Lock()
+	runs := slices.Collect(maps.Values(s.saved))
+	s.mu.Unlock()
+	for _, r := range runs {
+		r.chain.Close()
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leave != nil {
 		s.leave()

@@ -54,6 +54,24 @@ func NewShared(size int64) (*Arena, error) {
 	return a, err
 }
 
+// NewFile returns a file of zeros without a name, and its memory in this process, of at least n
+// bytes. Processes of the same user map it by [MapFile]. All of the memory is allocated. The
+// caller ends its use by [Unmap]; the file may be closed before. Only Linux supports it.
+func NewFile(n int64) (*os.File, []byte, error) {
+	size := max(roundUp(n), minArena)
+	if size < n || size != int64(int(size)) {
+		return nil, nil, fmt.Errorf("%w: %d bytes", ErrArena, n)
+	}
+	mem, f, err := mapShared(size)
+	if err != nil {
+		return nil, nil, fmt.Errorf("a file of %d bytes: %w", size, err)
+	}
+	if err := errors.Join(f.Chmod(0o600), allocate(f, 0, size)); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("a file of %d bytes: %w", size, err), unmap(mem), f.Close())
+	}
+	return f, mem, nil
+}
+
 // Window returns where the window of a shared arena begins, and the size of its blocks.
 // The other process asks for the content of its choice in these blocks.
 func Window(size int64) (start, block int64) {

@@ -54,7 +54,14 @@ func mapFile(f *os.File, size int64) ([]byte, error) {
 
 // allocate makes sure that there is memory for a part of a memory file.
 func allocate(f *os.File, off, n int64) error {
-	return os.NewSyscallError("fallocate", unix.Fallocate(int(f.Fd()), 0, off, n))
+	err := unix.EINTR
+	for err == unix.EINTR { // a signal undoes the allocation
+		err, _ = unix.Fallocate(int(f.Fd()), 0, off, n).(unix.Errno)
+	}
+	if err != 0 {
+		return os.NewSyscallError("fallocate", err)
+	}
+	return nil
 }
 
 // MapFile maps the file of a shared arena that another process made. It refuses a file

@@ -58,7 +58,7 @@ func shareRows(ctx context.Context, p platform.Platform, m *nn.Module) (*nn.Comm
 
 // descend does a step of gradient descent. scale is 1 divided by the number of ranks: the
 // sum of the ranks' losses is then the mean over the batch. It returns this rank's part.
-func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *tensor.Tensor, scale float32) (*tensor.Tensor, error) {
+func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *tensor.Tensor, scale float64) (*tensor.Tensor, error) {
 	g := autograd.New(ctx)
 	loss := g.Scale(g.CrossEntropy(m.Call(g, autograd.Leaf(x)), classes), scale)
 	if err := g.Backward(loss, nil); err != nil { // also the error of the operators before
@@ -97,7 +97,7 @@ func trainModel(ctx context.Context, world group.Group, store blob.Store, first,
 	var loss *tensor.Tensor
 	for step := first; step < end; step++ {
 		x, classes := points(step, world.Rank(), world.Size())
-		if loss, err = descend(ctx, m, comms, x, classes, 1/float32(world.Size())); err != nil {
+		if loss, err = descend(ctx, m, comms, x, classes, 1/float64(world.Size())); err != nil {
 			return 0, err
 		}
 	}

@@ -54,7 +54,7 @@ func Example_wrapStorage() {
 	inner, err := native.Format{}.NewWriter(store, storage.WriteOptions{})
 	check(err)
 	state := cairn.State{"w": floats([]int64{2}, 1, 2), "lr": 0.5}
-	_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Writer: &signing{storage.PassWriter{Writer: inner}}})
+	_, err = cairn.Save(ctx, store, state, &cairn.SaveOptions{Writer: &signing{storage.PassWriter{Writer: inner, AddsData: true}}})
 	check(err)
 
 	// The checkpoint is one of the native format.

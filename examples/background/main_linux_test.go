@@ -101,12 +101,19 @@ func TestKilledJobContinues(t *testing.T) {
 	if err := killed.Process.Kill(); err != nil { // the ranks end with it
 		t.Fatal(err)
 	}
+	last := step
 	for lines.Scan() { // until all of them have ended
+		var n int64
+		if _, text, _ := strings.Cut(lines.Text(), "staged step "); text != "" {
+			fmt.Sscan(text, &n)
+		}
+		last = max(last, n)
 	}
 	_ = killed.Wait() // it was killed
 
-	const steps = 20000 // far more than the first job has trained
-	again, lines := p.start(ctx, t, "-steps", fmt.Sprint(steps), "-every", fmt.Sprint(steps/2))
+	const every = 10
+	steps := (last/every + 5) * every // more than the first job has trained
+	again, lines := p.start(ctx, t, "-steps", fmt.Sprint(steps), "-every", fmt.Sprint(every))
 	var printed []string
 	for lines.Scan() {
 		printed = append(printed, lines.Text())

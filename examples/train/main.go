@@ -291,7 +291,7 @@ func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
 	if err != nil {
 		return nil, err
 	}
-	return g.Scale(j.model.loss(g, x, y), 1/float32(j.Data*j.Tensor)), nil
+	return g.Scale(j.model.loss(g, x, y), 1/float64(j.Data*j.Tensor)), nil
 }
 
 // state is what a checkpoint has.

@@ -90,14 +90,14 @@ func demo(ctx context.Context, versions int64) error {
 			return err
 		}
 	}
-	for len(d.done) < 2 {
+	for len(d.done) < 2 || len(d.trained) < int(versions) { // the report of a server may come before the trainer's
 		select {
 		case e := <-d.events:
 			if err := d.heard(ctx, &e); err != nil {
 				return err
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("%w: the servers are not at version %d: %v", context.Cause(ctx), versions, d.reports)
+			return fmt.Errorf("%w: the servers are not at version %d, or of the trainer only %d versions are known: %v", context.Cause(ctx), versions, len(d.trained), d.reports)
 		}
 	}
 	return d.compare()

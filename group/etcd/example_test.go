@@ -46,7 +46,7 @@ func Example_hold() {
 	}
 	defer g.Close()
 
-	ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster()}, Job: "once", Size: 1}})
 	fmt.Println(err)

@@ -34,7 +34,7 @@ func silent(t *testing.T) string {
 }
 
 func TestUnreachableCluster(t *testing.T) {
-	why := map[string]string{"no listener": "refused", "no answer": "does not answer as etcd does"}
+	why := map[string]string{"no listener": "refused", "no answer": "has not answered"}
 	for claim, endpoint := range map[string]string{"no listener": nowhere(t), "no answer": silent(t)} {
 		for call, f := range map[string]func(ctx context.Context, r *etcd.Rendezvous) error{
 			"Slot":     func(ctx context.Context, r *etcd.Rendezvous) error { _, _, err := r.Slot(ctx); return err },

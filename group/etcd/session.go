@@ -113,7 +113,7 @@ func dialError(endpoints []string) error {
 		c, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
 		if err == nil {
 			c.Close()
-			err = fmt.Errorf("%s takes connections, but does not answer as etcd does: is one side with TLS and the other without?", address)
+			err = fmt.Errorf("%s takes connections, but has not answered: it is busy, or is not etcd, or one side has TLS and the other has not", address)
 		}
 		errs = append(errs, err)
 	}

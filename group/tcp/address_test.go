@@ -58,7 +58,7 @@ func TestPlacesOfAName(t *testing.T) {
 // addresses, if connections must prove themselves.
 func TestListenByName(t *testing.T) {
 	for _, name := range []string{"service:0", "not-ready:0", "in-hosts-file:0", "203.0.113.7:0"} {
-		cfg := Config{Secret: testSecret, lookup: hostnames}
+		cfg := Config{Secret: testSecret, lookup: hostnames, listener: new(net.ListenConfig).Listen}
 		ln, err := cfg.listen(limited(t), name)
 		if err != nil {
 			t.Errorf("listen at %s = %v; want no error", name, err)
@@ -72,7 +72,7 @@ func TestListenByName(t *testing.T) {
 		}
 		ln.Close()
 	}
-	cfg := Config{lookup: hostnames}
+	cfg := Config{lookup: hostnames, listener: new(net.ListenConfig).Listen}
 	if _, err := cfg.listen(limited(t), "service:0"); !errors.Is(err, ErrOpen) {
 		t.Errorf("listen at a service without a secret = %v; want %v", err, ErrOpen)
 	}
@@ -110,7 +110,7 @@ func TestPlaceBesideRank0(t *testing.T) {
 // process left behind is not in use.
 func TestAddressesInUse(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Secret: testSecret, lookup: hostnames}
+	cfg := Config{Secret: testSecret, lookup: hostnames, listener: new(net.ListenConfig).Listen}
 	old, err := cfg.listen(limited(t), "127.0.0.1:0")
 	must.Do(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

@@ -16,7 +16,9 @@ import (
 func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 	t.Parallel()
 	for range 3 {
-		a, b := pair(t, pairConfig(t))
+		cfg := pairConfig(t)
+		cfg.parting = patience
+		a, b := pair(t, cfg)
 		var wg sync.WaitGroup
 		for i := range 6 {
 			wg.Go(func() {
@@ -48,7 +50,9 @@ func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 func TestSendThatOverlapsClose(t *testing.T) {
 	t.Parallel()
 	for range 5 {
-		a, b := pair(t, pairConfig(t))
+		cfg := pairConfig(t)
+		cfg.parting = patience
+		a, b := pair(t, cfg)
 		sent := make(chan int)
 		go func() {
 			tag := 0
@@ -76,7 +80,7 @@ func TestSendThatOverlapsClose(t *testing.T) {
 func TestRankThatClosesIsNotLost(t *testing.T) {
 	t.Parallel()
 	cfg := pairConfig(t)
-	cfg.Size, cfg.Arity = 6, 1
+	cfg.Size, cfg.Arity, cfg.parting = 6, 1, patience
 	gs := several(t, cfg)
 	last := cfg.Size - 1
 	var wg sync.WaitGroup

@@ -74,8 +74,10 @@ type Config struct {
 	// slog.Default().
 	Logger *slog.Logger
 
-	// lookup resolves names; tests set it.
-	lookup func(ctx context.Context, name string) ([]string, error)
+	// lookup, dialer and listener replace the functions of package net; tests set them.
+	lookup   func(ctx context.Context, name string) ([]string, error)
+	dialer   func(ctx context.Context, network, address string) (net.Conn, error)
+	listener func(ctx context.Context, network, address string) (net.Listener, error)
 	// parting, search, quiet and interval replace partingTime, searchTime, quietTime and
 	// rollInterval if they are not zero; tests set them.
 	parting, search, quiet, interval time.Duration
@@ -126,6 +128,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.lookup == nil {
 		c.lookup = net.DefaultResolver.LookupHost
+	}
+	if c.dialer == nil {
+		c.dialer = new(net.Dialer).DialContext
+	}
+	if c.listener == nil {
+		c.listener = new(net.ListenConfig).Listen
 	}
 	if c.Meet == nil {
 		r, err := ParseRendezvous(c.Rendezvous)
@@ -233,7 +241,7 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 	var ln net.Listener
 	err := error(syscall.EADDRNOTAVAIL)
 	for i := 0; i < len(addrs) && errors.Is(err, syscall.EADDRNOTAVAIL); i++ {
-		ln, err = listenRetry(ctx, network, addrs[i])
+		ln, err = c.listenRetry(ctx, network, addrs[i])
 	}
 	if err != nil {
 		return nil, err
@@ -286,9 +294,9 @@ func isName(host string) bool {
 const inUseTimeout = 2 * time.Second
 
 // listenRetry listens at an address, and tries again for inUseTimeout if it is in use.
-func listenRetry(ctx context.Context, network, address string) (net.Listener, error) {
+func (c *Config) listenRetry(ctx context.Context, network, address string) (net.Listener, error) {
 	for end := time.Now().Add(inUseTimeout); ; {
-		ln, err := new(net.ListenConfig).Listen(ctx, network, address)
+		ln, err := c.listener(ctx, network, address)
 		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
 			return ln, err
 		}

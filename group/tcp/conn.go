@@ -159,10 +159,11 @@ const (
 	toLink
 	toMail
 	toCall
+	toLeave
 )
 
 const (
-	magic     = "cairngr2"
+	magic     = "cairngr3"
 	maxHello  = 1024
 	maxReason = 1024
 	nonceSize = 32
@@ -176,7 +177,7 @@ type hello struct {
 	purpose  purpose
 	from, to int
 	size     int
-	session  session // for toMeet, an identifier of the process
+	session  session // for toMeet and toLeave, an identifier of the process
 	job      string
 	addr     string // at which the rank from listens; empty if it does not listen yet
 	nonce    [nonceSize]byte
@@ -210,7 +211,7 @@ func decodeHello(b []byte) (hello, error) {
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
-	if h.purpose < toMeet || h.purpose > toCall || len(h.job) > maxJob || len(h.addr) > maxAddress {
+	if h.purpose < toMeet || h.purpose > toLeave || len(h.job) > maxJob || len(h.addr) > maxAddress {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
 	return h, nil
@@ -306,21 +307,21 @@ func readReason(r io.Reader) ([]byte, error) {
 
 // welcome runs the accepting side of the handshake. Once the proof of the other side is
 // verified, check decides whether the connection is accepted; its error is sent to the
-// other side.
+// other side. After any other error than a refusal, the hello that welcome returns is empty.
 func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 	h, hb, err := readHello(f.r)
 	if err != nil {
-		return h, err
+		return hello{}, err
 	}
 	var nonce [nonceSize]byte
 	rand.Read(nonce[:])
 	if _, err := f.Conn.Write(nonce[:]); err != nil {
-		return h, err
+		return hello{}, err
 	}
 	bound := binding(f)
 	var theirs [sha256.Size]byte
 	if _, err := io.ReadFull(f.r, theirs[:]); err != nil {
-		return h, err
+		return hello{}, err
 	}
 	known := hmac.Equal(theirs[:], proof(secret, "dial", hb, nonce[:], bound))
 	var refusal error
@@ -339,8 +340,8 @@ func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 		mine = proof(secret, "accept", hb, nonce[:], bound, reason)
 	}
 	mine = binary.LittleEndian.AppendUint16(mine, uint16(len(reason)))
-	if _, err := f.Conn.Write(append(mine, reason...)); err != nil {
-		return h, err
+	if _, err := f.Conn.Write(append(mine, reason...)); err != nil && refusal == nil {
+		return hello{}, err
 	}
 	return h, refusal
 }

@@ -90,6 +90,11 @@ func TestConnectionsWhileRanksMeetAreBounded(t *testing.T) {
 		js[r] = joinLater(t, one, r)
 	}
 	meets(t, js...)
+	until(t, "rank 0 has closed the connections of ranks that registered", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.now[0][toMeet] == 0
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for p, limit := range map[purpose]int{toLink: arity + 1, toCall: arity + 2, toMeet: maxUnproven, toMail: 0} {

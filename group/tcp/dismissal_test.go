@@ -3,10 +3,10 @@ package tcp
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -32,6 +32,14 @@ func follower(t *testing.T, cfg Config, rank int) *host {
 	return h
 }
 
+// registrant is a rank that has registered and does nothing after that.
+func registrant(t *testing.T, cfg Config, rank int) *host {
+	t.Helper()
+	h := follower(t, cfg, rank)
+	must.Get(h.enrol(limited(t)))(t)
+	return h
+}
+
 // A rank that registers while rank 0 gives up receives the dismissal too.
 func TestDismissalOfARankThatRegisters(t *testing.T) {
 	t.Parallel()
@@ -46,7 +54,7 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 	ended, cancel := context.WithCancel(limited(t))
 	cancel()
 	dismissed := make(chan error, 1)
-	go func() { dismissed <- h.dismiss(ended, nil) }()
+	go func() { dismissed <- h.dismiss(ended) }()
 	must.Do(t, f.WriteFrame([]byte(one.addr)))
 	b, err := f.readFrame(maxNotice)
 	must.Do(t, err)
@@ -65,7 +73,7 @@ func TestDismissalOfARankThatRegisters(t *testing.T) {
 
 // once is a rendezvous that finds rank 0 once, and then waits for it as etcd does.
 type once struct {
-	File
+	Rendezvous
 	found bool
 }
 
@@ -75,35 +83,31 @@ func (o *once) Find(ctx context.Context) (string, error) {
 		return "", group.ContextError(ctx)
 	}
 	o.found = true
-	return o.File.Find(ctx)
+	return o.Rendezvous.Find(ctx)
 }
 
 // If rank 0 ends without a message, the other ranks give up by themselves, and name
 // rank 0 and the ranks that were missing.
 func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
-	t.Parallel()
-	for claim, meet := range map[string]func(path, addr string) Rendezvous{
-		"by a file": func(path, _ string) Rendezvous { return &File{Path: path} },
-		"by the environment": func(_, addr string) Rendezvous {
-			host, port, _ := net.SplitHostPort(addr)
-			return &Env{Port: port, Getenv: func(string) string { return host }}
-		},
-		"by one that waits": func(path, _ string) Rendezvous { return &once{File: File{Path: path}} },
+	for claim, meet := range map[string]func(n *fakeNet) Rendezvous{
+		"by an address that stays": func(n *fakeNet) Rendezvous { return fakeBoard{n} },
+		"by one that waits":        func(n *fakeNet) Rendezvous { return &once{Rendezvous: fakeBoard{n}} },
 	} {
 		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := crowdConfig(t, 4)
-			cfg.search, cfg.interval = 50*time.Millisecond, soon
-			h := leader(t, cfg)
-			cfg.Meet = meet(strings.TrimPrefix(cfg.Rendezvous, "file://"), h.addr)
-			one := joinLater(t, cfg, 1)
-			h.registered(t, 1)
-			h.close()
-			<-one.done
-			names(t, one.err, 0)
-			if !strings.Contains(one.err.Error(), "ranks 2, 3: missing") || !errors.Is(one.err, errForgotten) || errors.Is(one.err, context.DeadlineExceeded) {
-				t.Errorf("Join = %v; want %v, before the context ends, and which ranks were missing", one.err, errForgotten)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(4)
+				h := leader(t, cfg)
+				cfg.Meet = meet(n)
+				one := joinLater(t, cfg, 1)
+				h.registered(t, 1)
+				h.close()
+				<-one.done
+				names(t, one.err, 0)
+				if !strings.Contains(one.err.Error(), "ranks 2, 3: missing") || !errors.Is(one.err, errForgotten) || errors.Is(one.err, context.DeadlineExceeded) {
+					t.Errorf("Join = %v; want %v, before the context ends, and which ranks were missing", one.err, errForgotten)
+				}
+			})
 		})
 	}
 }
@@ -111,34 +115,30 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 // A rank whose context ends names the ranks that are missing at that time. If no rank is
 // known to be missing, it names the rank whose context has ended.
 func TestErrorsNameTheMissingRanks(t *testing.T) {
-	t.Parallel()
 	gone := errors.New("of no use")
 	for claim, c := range map[string]struct {
-		meanwhile func(h *host, one *joining)
+		meanwhile func(h *host)
 		want      int
 	}{
-		"a rank that was here": {func(h *host, one *joining) {
-			one.cancel(nil)
-			<-one.done
-			h.meeting.lose([]absence{{1, true, "it was cut off"}})
-		}, 1},
-		"rank 0": {func(h *host, _ *joining) { h.close() }, 0},
-		"itself": {func(*host, *joining) {}, 2},
+		"a rank that was here": {func(h *host) { h.meeting.lose([]absence{{1, rankMissing, "it was cut off"}}) }, 1},
+		"rank 0":               {func(h *host) { h.close() }, 0},
+		"itself":               {func(*host) {}, 2},
 	} {
 		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := crowdConfig(t, 3)
-			h := leader(t, cfg)
-			one := joinLater(t, cfg, 1)
-			h.registered(t, 1)
-			two := joinLater(t, cfg, 2) // it hears that no rank is missing
-			h.registered(t, 2)
-			c.meanwhile(h, one)
-			two.cancel(gone)
-			<-two.done
-			if names(t, two.err, c.want); !errors.Is(two.err, gone) {
-				t.Errorf("Join = %v; want the cause, %v", two.err, gone)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				cfg := newFakeNet().config(3)
+				cfg.interval = time.Hour // no rank registers again
+				h := leader(t, cfg)
+				registrant(t, cfg, 1)
+				two := joinLater(t, cfg, 2) // it hears that no rank is missing
+				h.registered(t, 2)
+				c.meanwhile(h)
+				two.cancel(gone)
+				<-two.done
+				if names(t, two.err, c.want); !errors.Is(two.err, gone) {
+					t.Errorf("Join = %v; want the cause, %v", two.err, gone)
+				}
+			})
 		})
 	}
 }
@@ -146,50 +146,36 @@ func TestErrorsNameTheMissingRanks(t *testing.T) {
 // If the context of rank 0 ends while it calls the roll, all ranks name the one
 // that does not answer, and not ranks that rank 0 could not call because of it.
 func TestRankThatDoesNotAnswerIsNamed(t *testing.T) {
-	t.Parallel()
-	cfg := crowdConfig(t, 4)
-	cfg.Arity, cfg.parting = 1, time.Minute
-	h := leader(t, cfg)
-	js := []*joining{joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
-	h.registered(t, 2)
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
-	defer mute.Close()
-	if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	h.meeting.confirm(1, session{7})
-	ctx, cancel := context.WithCancel(limited(t))
-	defer cancel()
-	go func() {
-		if c, err := mute.Accept(); err == nil {
-			defer c.Close()
-			cancel() // rank 0 is calling
-			<-limited(t).Done()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet()
+		cfg := n.config(4)
+		cfg.Arity = 1
+		zero := joinFor(t, cfg, 0, 7*time.Second) // between a call that begins and the time for it
+		js := []*joining{zero, joinLater(t, cfg, 2), joinLater(t, cfg, 3)}
+		synctest.Wait()
+		registrant(t, n.slow(cfg, stopped(0)), 1)
+		for _, j := range js {
+			<-j.done
+			names(t, j.err, 1)
 		}
-	}()
-	names(t, h.gather(ctx), 1)
-	for _, j := range js {
-		<-j.done
-		names(t, j.err, 1)
-	}
+	})
 }
 
 // If all ranks have come when the context of rank 0 ends, all ranks return an error
 // that names the end of that context.
 func TestTimeoutOfRankZeroReachesAllRanks(t *testing.T) {
-	t.Parallel()
-	cfg := crowdConfig(t, 2)
-	cfg.parting = time.Minute
-	h := leader(t, cfg)
-	one := joinLater(t, cfg, 1)
-	h.registered(t, 1)
-	ctx, cancel := context.WithCancel(limited(t))
-	cancel()
-	names(t, h.dismiss(ctx, nil), 0)
-	<-one.done
-	names(t, one.err, 0)
-	if !errors.Is(one.err, context.Canceled) || errors.Is(one.err, errMissing) {
-		t.Errorf("Join = %v; want %v and no missing rank", one.err, context.Canceled)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(2)
+		h := leader(t, cfg)
+		one := joinLater(t, cfg, 1)
+		h.registered(t, 1)
+		ctx, cancel := context.WithCancel(limited(t))
+		cancel()
+		names(t, h.dismiss(ctx), 0)
+		<-one.done
+		names(t, one.err, 0)
+		if !errors.Is(one.err, context.Canceled) || errors.Is(one.err, errMissing) {
+			t.Errorf("Join = %v; want %v and no missing rank", one.err, context.Canceled)
+		}
+	})
 }

@@ -15,13 +15,10 @@
 // registered. It connects to as many ranks as the arity and sends each a part of the
 // list. Each of these calls the ranks of its part in the same way and answers with
 // the ranks that it could not reach, which lose their slots. If the first rank of a
-// part does not answer, the next rank of the part is called instead. A call lists the
-// missing ranks, so that a rank whose context ends can name them in its error; if the
-// list was empty, it asks rank 0 once more. A rank that is not called for three times
-// as long registers again: rank 0 may be a new process. If the rank finds no rank 0
-// within the timeout, at least 20 s, it gives up. If the context of rank 0 ends, rank
-// 0 sends the missing ranks to all ranks that are registered or registering. When a
-// call has reached all ranks, the next call announces that they have met, with the
+// part does not answer, the next rank of the part is called instead. A rank that is not
+// called for three times as long registers again: rank 0 may be a new process. If the
+// rank finds no rank 0 within the timeout, at least 20 s, it gives up. When a call has
+// reached all ranks, the next call announces that they have met, with the
 // address of the rank above each of them in the tree. Each rank then connects to the
 // rank above it, and the first broadcast contains the addresses of all ranks.
 //
@@ -30,13 +27,31 @@
 // after the meeting, and connections with another session are refused with a
 // reason. A rank that missed the announcement registers again and receives it.
 //
+// # Errors
+//
+// Rank 0 decides which ranks the errors of [Join] name. If its context ends, it sends the
+// error to all ranks that are registered or registering. If the context of another rank
+// ends, that rank tells rank 0, which frees its slot and answers with the error. Without
+// an answer for up to five seconds the rank uses the last call, which has the error too.
+//
+// The error names the ranks of one standing, the first of these that some rank has, and
+// mentions the others:
+//
+//  1. missing: the rank has not registered, or no process listens at its address any more,
+//     or a process that says that it is another one
+//  2. no answer: the rank is registered or registering, and did not answer a call in time
+//  3. gave up: the rank was registered, and its context has ended
+//  4. the rank whose context has ended, if all ranks are registered
+//
+// A rank that has not answered in time is never called missing, and neither is rank 0.
+//
 // # Handshake
 //
 // Every connection begins with a handshake, within ten seconds:
 //
-//	→ "cairngr2", the length of what follows (2 bytes), purpose (1: meet, 2: link,
-//	  3: messages, 4: call of the roll), ranks from and to, size (4 bytes each),
-//	  session (16; to meet, a name of the process), job and the address of the
+//	→ "cairngr3", the length of what follows (2 bytes), purpose (1: meet, 2: link,
+//	  3: messages, 4: call of the roll, 5: leave), ranks from and to, size (4 bytes each),
+//	  session (16; to meet and to leave, a name of the process), job and the address of the
 //	  rank from (each with its length as a varint before it), nonce (32)
 //	← nonce (32)
 //	→ proof (32): HMAC-SHA-256 with the secret of "dial", all above and, under TLS,

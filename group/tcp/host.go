@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	mathrand "math/rand/v2"
 	"net"
 	"strings"
@@ -126,25 +127,25 @@ func (h *host) admit(g *pendingConn) {
 	}
 	_ = g.conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	f := newConn(c)
-	coming := false
+	arrived := func() {}
 	hi, err := welcome(f, h.cfg.Secret, func(hi hello) error {
 		h.mu.Lock()
 		g.proven = true
 		h.mu.Unlock()
-		err := h.check(hi)
-		coming = err == nil && hi.purpose == toMeet
+		err := h.check(hi, g.conn)
+		if err == nil && hi.purpose == toMeet {
+			arrived = func() { h.meeting.arrived(hi.from) }
+		}
 		return err
 	})
-	if coming {
-		defer h.meeting.arrived()
-	}
+	defer arrived()
 	if err != nil && h.meeting != nil {
 		h.meeting.noteRefused(hi, err)
 	}
 	if err == nil {
 		err = h.take(f, hi)
 	}
-	if err != nil || hi.purpose == toMeet || hi.purpose == toCall {
+	if err != nil || hi.purpose == toMeet || hi.purpose == toCall || hi.purpose == toLeave {
 		f.Close()
 	}
 }
@@ -156,6 +157,8 @@ func (h *host) take(f *conn, hi hello) error {
 		return h.register(f, hi)
 	case toCall:
 		return h.answer(f, hi)
+	case toLeave:
+		return h.part(f, hi)
 	}
 	if err := f.Conn.SetDeadline(time.Time{}); err != nil {
 		return err
@@ -168,7 +171,7 @@ func (h *host) take(f *conn, hi hello) error {
 }
 
 // check returns the reason to refuse a connection whose proof is valid, or nil.
-func (h *host) check(hi hello) error {
+func (h *host) check(hi hello, c net.Conn) error {
 	switch {
 	case hi.job != h.cfg.Job:
 		return fmt.Errorf("this is job %q, not %q", h.cfg.Job, hi.job)
@@ -178,24 +181,28 @@ func (h *host) check(hi hello) error {
 		return fmt.Errorf("this group has %d ranks, not %d", h.size, hi.size)
 	case hi.from >= h.size || hi.from == h.rank:
 		return fmt.Errorf("rank %d is not a rank that may connect", hi.from)
-	case hi.purpose == toMeet && h.meeting == nil:
+	case (hi.purpose == toMeet || hi.purpose == toLeave) && h.meeting == nil:
 		return errors.New("this is not rank 0, with which ranks register")
 	case hi.purpose == toMeet:
 		return h.meeting.admit(hi.from, hi.session)
 	case hi.purpose == toCall:
 		return h.wait.check(hi.session)
+	case hi.purpose == toLeave:
+		return nil
 	}
-	return h.checkSession(hi.session)
+	return h.checkSession(hi.session, c)
 }
 
-// checkSession waits a moment for the ranks to meet, and returns an error if the
-// session of a connection is not theirs.
-func (h *host) checkSession(s session) error {
+// checkSession waits for the ranks to meet, as long as the rank at the other end of c waits
+// for a link, and returns an error if the session of the connection is not theirs.
+func (h *host) checkSession(s session, c net.Conn) error {
+	patience := max(handshakeTimeout, h.wait.state().agreed.timeout)
+	_ = c.SetDeadline(time.Now().Add(patience + handshakeTimeout)) // fails only if the connection is closed
 	select {
 	case <-h.met:
 	case <-h.ctx.Done():
 		return errors.New("the group is closed")
-	case <-time.After(handshakeTimeout / 2):
+	case <-time.After(patience):
 		return errors.New("the ranks have not met yet")
 	}
 	if s != h.session {
@@ -234,7 +241,7 @@ func isHungUp(err error) bool {
 
 func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s session) (*conn, error) {
 	network, address := split(addr)
-	raw, err := new(net.Dialer).DialContext(ctx, network, address)
+	raw, err := h.cfg.dialer(ctx, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("connect to rank %d at %s: %w", to, addr, err)
 	}
@@ -242,14 +249,24 @@ func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s s
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job, addr: h.addr}
 	f, err := h.greet(ctx, raw, hi, address)
-	if !stop() {
-		err = fmt.Errorf("the process that listens there does not answer as a rank does: %w", ctx.Err())
+	if !stop() && !isAnswer(err) {
+		err = fmt.Errorf("the process that listens there has not answered: %w", ctx.Err())
 	}
 	if err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("connect to rank %d at %s: %w", to, addr, err)
 	}
 	return f, nil
+}
+
+// isAnswer reports whether err is the other end's answer to a handshake.
+func isAnswer(err error) bool {
+	return errors.Is(err, ErrRefused) || errors.Is(err, ErrSecret) || errors.Is(err, wire.ErrMalformed)
+}
+
+// isUnattended reports whether err means that no process listens at an address.
+func isUnattended(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
 }
 
 func (h *host) greet(ctx context.Context, raw net.Conn, hi hello, address string) (*conn, error) {
@@ -350,7 +367,8 @@ func (h *host) lastRetry() time.Duration {
 
 // Join meets the other ranks of the job and returns this rank's end of their group. It
 // returns when all ranks are registered and connected. If ctx ends or rank 0 gives up
-// before that, the error names the missing ranks. If rank 0 was found and is lost, or
+// before that, the error names the missing ranks; Join may take five seconds longer to
+// learn them from rank 0. If rank 0 was found and is lost, or
 // refuses this rank, Join gives up after the timeout, at least 20 s. As long as rank 0
 // was never found, only ctx bounds the wait. The caller must call Close.
 func Join(ctx context.Context, cfg Config) (*Group, error) {
@@ -428,10 +446,10 @@ func (h *host) lead(ctx context.Context) error {
 	if err := h.cfg.Meet.Announce(ctx, h.addr); err != nil {
 		return err
 	}
-	if err := h.gather(ctx); err != nil {
+	slots, err := h.gather(ctx)
+	if err != nil {
 		return err
 	}
-	slots := h.meeting.succeed(h.addr, t.arity)
 	for _, s := range slots {
 		h.setAddress(s.rank, s.addr)
 	}
@@ -501,7 +519,7 @@ func (h *host) follow(ctx context.Context) error {
 			return err
 		}
 		state := h.wait.state()
-		lost := !state.since.IsZero() && time.Since(state.due()) > h.cfg.searchTime()
+		lost := !state.since.IsZero() && time.Since(state.due()) >= h.cfg.searchTime()
 		if last == nil || ctx.Err() == nil && !lost { // otherwise err may only report that the time is over
 			last = err
 		}
@@ -511,21 +529,28 @@ func (h *host) follow(ctx context.Context) error {
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
 		case <-ctx.Done():
-			if errors.Is(last, ErrRefused) {
+			switch {
+			case errors.Is(last, ErrRefused) || errors.Is(last, ErrSecret):
 				return fmt.Errorf("%w: %w", last, group.ContextError(ctx))
+			case !state.since.IsZero():
+				return h.giveUp(ctx)
 			}
 			return h.without(group.ContextError(ctx), last)
 		}
 	}
 }
 
-// without returns the error of a rank that did not find rank 0, with the cause and
-// the last error of its search. The error also names the ranks that rank 0 reported
-// as missing last.
+// without returns the error of a rank that rank 0 does not answer, with the cause and the
+// last error of its search. Rank 0 is missing only if no process listens at its address, or
+// it has none. The error also has the last call of rank 0.
 func (h *host) without(cause, last error) *group.Error {
-	err := fmt.Errorf("%w: %w (%w)", errMissing, cause, last)
-	if e := h.wait.state().last.error; e != nil && len(e.Ranks) > 0 {
-		err = fmt.Errorf("%w; before that: %w", err, &group.Error{Op: opJoin, Ranks: e.Ranks, Err: errMissing})
+	kind := errSilent
+	if isUnattended(last) || h.progress.address() == "" {
+		kind = errMissing
+	}
+	err := fmt.Errorf("%w: %w (%w)", kind, cause, last)
+	if e := h.wait.state().last.error; hasRanks(e) {
+		err = fmt.Errorf("%w; before that: %w", err, e)
 	}
 	return &group.Error{Op: opJoin, Ranks: []int{0}, Err: err}
 }
@@ -540,24 +565,25 @@ type final struct{ error }
 
 // attend registers with rank 0 and waits for the call that ends the meeting.
 func (h *host) attend(ctx context.Context) (terms, error) {
-	if _, err := h.enrol(ctx); err != nil {
-		return terms{}, err
-	}
+	_, err := h.enrol(ctx)
 	for {
 		state := h.wait.state()
 		r, t := state.last, state.agreed
-		switch r.notice {
-		case noticeMet:
+		switch { // a call may have come although rank 0 has not answered
+		case r.notice == noticeMet:
 			return t, nil
-		case noticeRefused:
+		case r.notice == noticeRefused:
 			return terms{}, final{r.error}
+		case err != nil:
+			return terms{}, err
+		case ctx.Err() != nil:
+			return terms{}, final{h.giveUp(ctx)}
 		}
 		select {
 		case <-h.wait.news:
 		case <-time.After(t.again):
 			return terms{}, fmt.Errorf("%w for %v", h.forgotten(), t.again)
 		case <-ctx.Done():
-			return terms{}, final{h.missed(ctx, r.error)}
 		}
 	}
 }
@@ -609,23 +635,59 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 	return t, nil
 }
 
-// missed returns the error of a rank whose context ended before the ranks of e were
-// registered. If e names no ranks, it asks rank 0 once more.
-func (h *host) missed(ctx context.Context, e *group.Error) *group.Error {
+// giveUp lets a rank leave the meeting if its context has ended, and returns the error of
+// Join. The knowledge of rank 0 decides which ranks the error names: the end of the meeting
+// that it has announced, its answer, or else its last call. If none of these names a rank,
+// the error names rank 0 if it does not answer, or the rank itself, which has no more time.
+func (h *host) giveUp(ctx context.Context) *group.Error {
 	ended := group.ContextError(ctx)
-	if len(e.Ranks) > 0 {
-		return &group.Error{Op: opJoin, Ranks: e.Ranks, Err: fmt.Errorf("%w: %w", e.Err, ended)}
-	}
-	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.cfg.partingTime())
 	defer cancel()
-	t, err := h.enrol(brief)
+	answer, err := h.leave(brief, ended)
+	last := h.wait.state().last
 	switch {
-	case err != nil:
-		return h.without(ended, err)
-	case len(t.missing) > 0:
-		return &group.Error{Op: opJoin, Ranks: t.missing, Err: fmt.Errorf("%w: %w", missingAt(h.progress.address()), ended)}
+	case last.notice == noticeRefused:
+		return withEnd(last.error, ended)
+	case err == nil && hasRanks(answer.error):
+		return withEnd(answer.error, ended)
+	case err == nil:
+		return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended}
+	case isAnswer(err):
+		return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: fmt.Errorf("%w (%w)", ended, err)}
+	case hasRanks(last.error) && !isUnattended(err):
+		return withEnd(last.error, fmt.Errorf("%w (no answer since: %w)", ended, err))
 	}
-	return &group.Error{Op: opJoin, Ranks: []int{h.rank}, Err: ended} // no rank is missing: the time is over
+	return h.without(ended, err)
+}
+
+func hasRanks(e *group.Error) bool { return e != nil && len(e.Ranks) > 0 }
+
+// withEnd adds the end of a context to an error of rank 0, unless the error has it.
+func withEnd(e *group.Error, ended error) *group.Error {
+	if errors.Is(e.Err, ended) {
+		return e
+	}
+	return &group.Error{Op: e.Op, Ranks: e.Ranks, Err: fmt.Errorf("%w: %w", e.Err, ended)}
+}
+
+// leave tells rank 0 that this rank gives up, and why. It returns the last call, as rank 0
+// would make it now.
+func (h *host) leave(ctx context.Context, reason error) (roll, error) {
+	f, err := h.dialAs(ctx, toLeave, 0, h.progress.address(), h.process)
+	if err != nil {
+		return roll{}, err
+	}
+	defer f.Close()
+	defer context.AfterFunc(ctx, func() { f.Close() })()
+	text := reason.Error()
+	if err := f.WriteFrame([]byte(text[:min(len(text), maxWhy)])); err != nil {
+		return roll{}, err
+	}
+	b, err := f.readFrame(maxNotice)
+	if err != nil {
+		return roll{}, err
+	}
+	return decodeRoll(b)
 }
 
 // share sends the addresses of all ranks to all ranks. It returns when all are

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,11 +15,33 @@ import (
 // opJoin is the Op of errors about ranks that have not registered.
 const opJoin group.Op = "join"
 
-// errMissing reports ranks that have not registered with rank 0.
-var errMissing = errors.New("missing from the meeting")
+var (
+	// errMissing reports ranks that have not registered with rank 0, or that have ended
+	// since.
+	errMissing = errors.New("missing from the meeting")
+	// errSilent reports ranks that are at the meeting and do not answer.
+	errSilent = errors.New("no answer at the meeting")
+	// errLeft reports ranks that were at the meeting until their context ended.
+	errLeft = errors.New("gave up at the meeting")
+)
 
 // missingAt returns errMissing with the address at which the ranks meet.
 func missingAt(addr string) error { return fmt.Errorf("%w at %s", errMissing, addr) }
+
+// standing is what rank 0 knows about a rank. If several ranks keep a meeting from its end,
+// its error names the ranks with the lowest standing, and mentions the others.
+type standing byte
+
+const (
+	rankHere    standing = iota // it is registered, and may be called
+	rankMissing                 // it has not registered, or its process has ended
+	rankSilent                  // it has registered or is registering, and does not answer
+	rankLeft                    // its context has ended
+	standings                   // the number of standings
+)
+
+// reasons are the errors that describe ranks with a standing.
+var reasons = [standings]error{rankMissing: errMissing, rankSilent: errSilent, rankLeft: errLeft}
 
 // meeting is the list of the registered ranks, on rank 0. It holds no connections:
 // ranks send their address and disconnect. Roll calls show whether they still run.
@@ -32,12 +53,33 @@ type meeting struct {
 	settled chan struct{} // has an element if no rank may be registering
 
 	mu      sync.Mutex
-	slots   map[int]*slot // guarded by mu
-	here    int           // how many slots are confirmed; guarded by mu
-	coming  int           // connections of ranks that register now; guarded by mu
-	over    error         // why no more ranks can register, or nil; guarded by mu
-	latest  absence       // the process that last lost its slot and has not registered again; guarded by mu
-	refused absence       // the process that was last refused; guarded by mu
+	ranks   []entry      // by rank; guarded by mu
+	here    int          // how many slots are confirmed; guarded by mu
+	coming  int          // connections of ranks that register now; guarded by mu
+	over    error        // why no more ranks can register, or nil; guarded by mu
+	verdict *group.Error // why the ranks have not met, once rank 0 has given up; guarded by mu
+	refused absence      // the process that was last refused; guarded by mu
+}
+
+// entry is what rank 0 knows about one rank.
+type entry struct {
+	slot   *slot   // nil: the rank has no slot
+	coming int     // its connections that register now
+	away   absence // of the process that last lost its slot or left; zero after another has registered
+	left   session // the process that has left
+}
+
+// standing returns what is known about the rank.
+func (e *entry) standing() standing {
+	switch {
+	case e.slot != nil && e.slot.here:
+		return rankHere
+	case e.slot != nil || e.coming > 0:
+		return rankSilent
+	case e.away.standing != rankHere:
+		return e.away.standing
+	}
+	return rankMissing
 }
 
 // slot is the entry of a rank that registers or has registered.
@@ -51,7 +93,7 @@ type slot struct {
 
 func newMeeting(size int, s session) *meeting {
 	return &meeting{
-		size: size, session: s, slots: make(map[int]*slot),
+		size: size, session: s, ranks: make([]entry, size),
 		full: make(chan struct{}, 1), settled: make(chan struct{}, 1),
 	}
 }
@@ -64,14 +106,16 @@ func (m *meeting) admit(rank int, process session) error {
 	err := m.taken(rank, process)
 	if err == nil {
 		m.coming++
+		m.ranks[rank].coming++
 	}
 	return err
 }
 
 // arrived records that a process that was admitted has registered or disconnected.
-func (m *meeting) arrived() {
+func (m *meeting) arrived(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.ranks[rank].coming--
 	if m.coming--; m.coming == 0 {
 		signal(m.settled)
 	}
@@ -88,14 +132,16 @@ func signal(c chan<- struct{}) {
 // taken returns why a process may not take the slot of a rank, or nil. The lock is
 // held.
 func (m *meeting) taken(rank int, process session) error {
-	s := m.slots[rank]
+	e := &m.ranks[rank]
 	switch {
-	case s != nil && s.process == process:
+	case e.slot != nil && e.slot.process == process:
 		return nil
 	case m.over != nil:
 		return m.over
-	case s != nil:
+	case e.slot != nil:
 		return fmt.Errorf("rank %d is already registered", rank)
+	case e.left == process:
+		return fmt.Errorf("this process of rank %d has given up", rank)
 	}
 	return nil
 }
@@ -108,30 +154,57 @@ func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 	if err := m.taken(rank, process); err != nil {
 		return slot{}, err
 	}
-	s := m.slots[rank]
-	if s == nil {
-		s = &slot{rank: rank, process: process, addr: addr}
-		m.slots[rank] = s
+	e := &m.ranks[rank]
+	if e.slot == nil {
+		e.slot = &slot{rank: rank, process: process, addr: addr}
 	}
-	return *s, nil
+	return *e.slot, nil
 }
 
 // confirm records that a rank has received the terms, so that it can be called.
 func (m *meeting) confirm(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.slots[rank]
-	if s == nil || s.process != process || s.here {
+	e := &m.ranks[rank]
+	if e.slot == nil || e.slot.process != process || e.slot.here {
 		return
 	}
-	s.here = true
-	m.here++
-	if m.latest.rank == rank {
-		m.latest = absence{}
-	}
-	if m.here == m.size-1 {
+	e.slot.here, e.away = true, absence{}
+	if m.here++; m.here == m.size-1 {
 		signal(m.full)
 	}
+}
+
+// leave records that a process has given up, and returns what rank 0 knows about the
+// meeting. Another process can register in its place.
+func (m *meeting) leave(rank int, process session, reason string) roll {
+	m.mu.Lock()
+	e := &m.ranks[rank]
+	mine := e.slot != nil && e.slot.process == process
+	met := mine && e.slot.above != ""
+	if m.over == nil && (mine || e.slot == nil) {
+		m.drop(absence{rank, rankLeft, reason})
+		e.left = process
+	}
+	verdict := m.verdict
+	m.mu.Unlock()
+
+	switch {
+	case met:
+		return roll{notice: noticeMet}
+	case verdict != nil:
+		return roll{notice: noticeRefused, error: verdict}
+	}
+	return roll{notice: noticeWait, error: m.missing(maxMissing, rank)}
+}
+
+// drop frees the slot of an absent rank. The lock is held.
+func (m *meeting) drop(a absence) {
+	e := &m.ranks[a.rank]
+	if e.slot != nil && e.slot.here {
+		m.here--
+	}
+	e.slot, e.away = nil, a
 }
 
 // noteRefused records that rank 0 refused a process that claimed to be a rank, so that
@@ -167,20 +240,22 @@ func (m *meeting) settle(ctx context.Context, d time.Duration) {
 func (m *meeting) vacate(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.slots[rank]; s != nil && s.process == process && !s.here {
-		delete(m.slots, rank)
+	e := &m.ranks[rank]
+	if e.slot != nil && e.slot.process == process && !e.slot.here {
+		e.slot = nil
 	}
 }
 
-// lose frees the slots of ranks that could not be called.
+// lose frees the slots of ranks that did not answer a call or have ended.
 func (m *meeting) lose(absent []absence) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, a := range absent {
-		if s := m.slots[a.rank]; a.lost && s != nil && s.here {
-			delete(m.slots, a.rank)
-			m.here--
-			m.latest = a
+		if a.rank < 1 || a.rank >= m.size || a.standing == rankHere {
+			continue
+		}
+		if s := m.ranks[a.rank].slot; s != nil && s.here {
+			m.drop(a)
 		}
 	}
 }
@@ -195,12 +270,11 @@ func (m *meeting) roll() ([]slot, bool) {
 // present returns the registered ranks, in order. The lock is held.
 func (m *meeting) present() []slot {
 	slots := make([]slot, 0, m.here)
-	for _, s := range m.slots {
-		if s.here {
-			slots = append(slots, *s)
+	for _, e := range m.ranks {
+		if e.slot != nil && e.slot.here {
+			slots = append(slots, *e.slot)
 		}
 	}
-	slices.SortFunc(slots, func(a, b slot) int { return cmp.Compare(a.rank, b.rank) })
 	return slots
 }
 
@@ -223,56 +297,97 @@ func (m *meeting) rest(notified map[int]bool) (slots []slot, more bool) {
 	return slots, more
 }
 
-// succeed ends the meeting, because all ranks are registered, and returns them, each
-// with the address of the rank above it. top is the address of rank 0.
+// succeed ends the meeting if all ranks are registered, and returns them, each with the
+// address of the rank above it. top is the address of rank 0. It returns nil if a rank has
+// left meanwhile.
 func (m *meeting) succeed(top string, arity int) []slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.here != m.size-1 {
+		return nil
+	}
 	m.over = errors.New("the ranks have met without this process")
-	for _, s := range m.slots {
+	for r := 1; r < m.size; r++ {
+		s := m.ranks[r].slot
 		s.above = top
-		if p := tree.Parent(s.rank, m.size, arity); p > 0 {
-			s.above = m.slots[p].addr
+		if p := tree.Parent(r, m.size, arity); p > 0 {
+			s.above = m.ranks[p].slot.addr
 		}
 	}
 	return m.present()
 }
 
-// absent returns up to limit ranks that are not registered.
-func (m *meeting) absent(limit int) (ranks []int) {
+// unregistered returns up to limit missing ranks.
+func (m *meeting) unregistered(limit int) (ranks []int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for r := 1; r < m.size && len(ranks) < limit; r++ {
-		if s := m.slots[r]; s == nil || !s.here {
+		if m.ranks[r].standing() == rankMissing {
 			ranks = append(ranks, r)
 		}
 	}
 	return ranks
 }
 
-// missing returns an error that names up to limit ranks that are not registered, with
-// a cause.
-func (m *meeting) missing(cause error, limit int) *group.Error {
-	ranks := m.absent(limit)
+// missing returns an error that names up to limit ranks for which the meeting waits: ranks
+// of one standing, and the ranks of other standings in the text. It leaves out one rank,
+// which asks.
+func (m *meeting) missing(limit, asks int) *group.Error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.latest.reason != "" {
-		cause = fmt.Errorf("%w (rank %d was registered: %s)", cause, m.latest.rank, m.latest.reason)
+	var ranks [standings][]int
+	var why [standings]string
+	for r := 1; r < m.size && len(ranks[rankMissing]) < limit; r++ {
+		st, away := m.ranks[r].standing(), m.ranks[r].away
+		if r == asks || st == rankHere {
+			continue
+		}
+		ranks[st] = append(ranks[st], r)
+		if why[st] == "" && away.reason != "" {
+			why[st] = fmt.Sprintf(" (rank %d was registered: %s)", r, away.reason)
+		}
 	}
-	if m.refused.reason != "" && slices.Contains(ranks, m.refused.rank) {
-		cause = fmt.Errorf("%w (a process that claimed to be rank %d was refused: %s)", cause, m.refused.rank, m.refused.reason)
+
+	e := &group.Error{Op: opJoin, Err: missingAt(m.addr)}
+	for st := rankMissing; st < standings; st++ {
+		if len(ranks[st]) == 0 {
+			continue
+		}
+		reason := fmt.Errorf("%w at %s%s", reasons[st], m.addr, why[st])
+		if e.Ranks == nil {
+			e.Ranks, e.Err = ranks[st][:min(len(ranks[st]), limit)], reason
+		} else {
+			e.Err = fmt.Errorf("%w; %s: %w", e.Err, group.RanksText(ranks[st]), reason)
+		}
 	}
-	return &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
+	if m.refused.reason != "" && slices.Contains(ranks[rankMissing], m.refused.rank) {
+		e.Err = fmt.Errorf("%w (a process that claimed to be rank %d was refused: %s)", e.Err, m.refused.rank, m.refused.reason)
+	}
+	return e
 }
 
-// gather waits until all ranks are registered and answer. At intervals it makes a roll
-// call of the registered ranks, which also sends them the list of missing ranks.
-func (h *host) gather(ctx context.Context) error {
+// giveUp decides why the ranks have not met. From now on all ranks that ask receive this
+// error.
+func (m *meeting) giveUp(ended error) *group.Error {
+	e := m.missing(m.size, 0)
+	if len(e.Ranks) > 0 {
+		e.Err = group.NewRemoteError(fmt.Errorf("%w: %w", e.Err, ended))
+	} else { // all are registered, but the context of rank 0 has ended
+		e = &group.Error{Op: opJoin, Ranks: []int{0}, Err: group.NewRemoteError(ended)}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.verdict = e
+	return e
+}
+
+// gather waits until all ranks are registered and answer, and returns them. At intervals it
+// makes a roll call of the registered ranks, which also sends them the list of missing ranks.
+func (h *host) gather(ctx context.Context) ([]slot, error) {
 	m := h.meeting
 	interval := h.cfg.rollInterval(m.size)
 	tick := time.NewTimer(interval)
 	defer tick.Stop()
-	var absent []absence // from the last call
 	for m.size > 1 {
 		select {
 		case <-m.full:
@@ -280,56 +395,46 @@ func (h *host) gather(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return h.dismiss(ctx, absent)
+			return nil, h.dismiss(ctx)
 		}
+
 		slots, all := m.roll()
-		absent = h.callRoll(ctx, slots)
-		if all && len(absent) == 0 {
-			return nil
-		}
+		absent := h.callRoll(ctx, slots)
 		m.lose(absent)
 		if ctx.Err() != nil {
-			return h.dismiss(ctx, absent)
+			return nil, h.dismiss(ctx)
+		}
+		if all && len(absent) == 0 {
+			if met := m.succeed(h.addr, h.cfg.Arity); met != nil {
+				return met, nil
+			}
 		}
 		tick.Reset(interval)
 	}
-	return nil
+	return m.succeed(h.addr, h.cfg.Arity), nil
 }
 
-// answerTime is how long a rank whose context has ended waits for the answer that
-// names the missing ranks.
-const answerTime = time.Second
-
 // callRoll sends the missing ranks to the ranks of slots, and returns the ranks that did
-// not answer. If ctx ends meanwhile, the other ranks still have time to answer, so
-// that only ranks that do not answer count as missing.
+// not answer. If ctx ends meanwhile, the ranks that are being called still have the usual
+// time to answer: a rank is not silent because rank 0 has no more time.
 func (h *host) callRoll(ctx context.Context, slots []slot) []absence {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(answerTime, cancel) })()
-	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(missingAt(h.meeting.addr), maxMissing)}, slots)
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(h.cfg.partingTime(), cancel) })()
+	return h.announcer().spread(longer, roll{notice: noticeWait, error: h.meeting.missing(maxMissing, 0)}, slots)
 }
 
 // dismiss ends a meeting if ranks have not registered or have not answered. It notifies
 // the ranks that are registered or registering. A rank that it does not reach detects
 // on its own that rank 0 is gone.
-func (h *host) dismiss(ctx context.Context, absent []absence) error {
+func (h *host) dismiss(ctx context.Context) error {
 	m := h.meeting
 	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // the ranks pass the notice on, even if this rank has closed
 	defer cancel()
 	m.settle(brief, h.cfg.partingTime()/2)
-	err := m.missing(group.NewRemoteError(fmt.Errorf("%w: %w", missingAt(m.addr), group.ContextError(ctx))), m.size)
-	silent := unanswered(absent)
-	if len(err.Ranks) == 0 {
-		err.Ranks = silent
-	}
-	if len(err.Ranks) == 0 { // all are registered, but the context has ended
-		err = &group.Error{Op: opJoin, Ranks: []int{0}, Err: group.NewRemoteError(group.ContextError(ctx))}
-	}
+	err := m.giveUp(group.ContextError(ctx))
+
 	notified := make(map[int]bool)
-	for _, r := range silent {
-		notified[r] = true // another call would only delay the other ranks
-	}
 	for brief.Err() == nil {
 		slots, more := m.rest(notified)
 		if !more {
@@ -341,18 +446,6 @@ func (h *host) dismiss(ctx context.Context, absent []absence) error {
 		}
 	}
 	return err
-}
-
-// unanswered returns the ranks of absent that were called without an answer, in
-// order.
-func unanswered(absent []absence) (ranks []int) {
-	for _, a := range absent {
-		if a.reason != "" {
-			ranks = append(ranks, a.rank)
-		}
-	}
-	slices.Sort(ranks)
-	return ranks
 }
 
 // register receives the address of a rank and sends it the terms.
@@ -379,11 +472,20 @@ func (h *host) register(f *conn, hi hello) error {
 // terms returns the terms that rank 0 sends to a rank that registers.
 func (h *host) terms(s slot) *terms {
 	m := h.meeting
-	missing := slices.DeleteFunc(m.absent(maxHint+1), func(r int) bool { return r == s.rank }) // it is registering
 	return &terms{
 		session: m.session, arity: h.cfg.Arity, timeout: h.cfg.Timeout,
-		again: 3 * h.cfg.rollInterval(m.size), above: s.above, missing: missing,
+		again: 3 * h.cfg.rollInterval(m.size), above: s.above, missing: m.unregistered(maxHint),
 	}
+}
+
+// part lets a rank leave that has given up, and sends it the ranks that are missing.
+func (h *host) part(f *conn, hi hello) error {
+	reason, err := f.readFrame(maxWhy)
+	if err != nil {
+		return err
+	}
+	r := h.meeting.leave(hi.from, hi.session, string(reason))
+	return f.WriteFrame(r.encode())
 }
 
 func (h *host) announcer() announcer {

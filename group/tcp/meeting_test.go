@@ -9,9 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -98,68 +98,67 @@ const soon = 50 * time.Millisecond
 // A call of the roll reaches all ranks that are there and names all others, wherever
 // they are in the tree of calls.
 func TestRollCall(t *testing.T) {
-	t.Parallel()
-	const size = 12
-	cfg := crowdConfig(t, size)
-	h := leader(t, cfg)
-	js := make([]*joining, size)
-	for r := 1; r < size; r++ {
-		js[r] = joinLater(t, cfg, r)
-	}
-	wait := roll{notice: noticeWait, error: h.meeting.missing(errMissing, maxMissing)}
-	if absent := h.announcer().spread(limited(t), wait, h.registered(t, size-1)); len(absent) > 0 {
-		t.Errorf("absent where all are here: %v; want none", absent)
-	}
-	gone := []int{1, 2, 3, 8, 11}
-	for _, r := range gone {
-		js[r].cancel(nil)
-		<-js[r].done
-	}
-	slots := h.registered(t, size-1)
-	absent := h.announcer().spread(limited(t), wait, slots)
-	var got []int
-	for _, a := range absent {
-		got = append(got, a.rank)
-		if !a.lost || !strings.Contains(a.reason, "refused") {
-			t.Errorf("rank %d: lost %t, because %q; want a connection that is refused", a.rank, a.lost, a.reason)
+	synctest.Test(t, func(t *testing.T) {
+		const size = 12
+		cfg := newFakeNet().config(size)
+		cfg.Arity = 2
+		h := leader(t, cfg)
+		gone := []int{1, 2, 3, 8, 11}
+		var dying []*host
+		for r := 1; r < size; r++ {
+			if slices.Contains(gone, r) {
+				dying = append(dying, registrant(t, cfg, r))
+			} else {
+				joinLater(t, cfg, r)
+			}
 		}
-	}
-	if slices.Sort(got); !slices.Equal(got, gone) {
-		t.Errorf("absent: %v; want %v", got, gone)
-	}
-	h.meeting.lose(absent)
-	if got := h.meeting.absent(size); !slices.Equal(got, gone) {
-		t.Errorf("without a slot: %v; want %v", got, gone)
-	}
-	if err := h.meeting.missing(errMissing, 2); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was registered: connect to rank") {
-		t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
-	}
+		wait := roll{notice: noticeWait, error: h.meeting.missing(maxMissing, 0)}
+		if absent := h.announcer().spread(limited(t), wait, h.registered(t, size-1)); len(absent) > 0 {
+			t.Errorf("absent where all are here: %v; want none", absent)
+		}
+		for _, d := range dying {
+			d.close() // without a word
+		}
+		slots := h.registered(t, size-1)
+		absent := h.announcer().spread(limited(t), wait, slots)
+		var got []int
+		for _, a := range absent {
+			got = append(got, a.rank)
+			if a.standing != rankMissing || !strings.Contains(a.reason, "refused") {
+				t.Errorf("rank %d: standing %d, because %q; want a connection that is refused", a.rank, a.standing, a.reason)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, gone) {
+			t.Errorf("absent: %v; want %v", got, gone)
+		}
+		h.meeting.lose(absent)
+		if got := h.meeting.unregistered(size); !slices.Equal(got, gone) {
+			t.Errorf("without a slot: %v; want %v", got, gone)
+		}
+		if err := h.meeting.missing(2, 0); len(err.Ranks) != 2 || !strings.Contains(err.Error(), "was registered: connect to rank") {
+			t.Errorf("missing = %v; want two ranks, and why one that was here is not any more", err)
+		}
+	})
 }
 
 // A rank that accepts connections and says nothing loses its slot within the
 // timeout, and the ranks that it should have called are called anyway.
 func TestRollCallOfSilentRanks(t *testing.T) {
-	t.Parallel()
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
 		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := crowdConfig(t, 4)
-			cfg.Arity, cfg.Timeout = arity, 4*time.Second
-			h := leader(t, cfg)
-			joinLater(t, cfg, 2)
-			joinLater(t, cfg, 3)
-			mute, err := net.Listen("tcp", "127.0.0.1:0")
-			must.Do(t, err)
-			defer mute.Close()
-			h.registered(t, 2)
-			if _, err := h.meeting.assign(1, session{7}, mute.Addr().String()); err != nil {
-				t.Fatal(err)
-			}
-			h.meeting.confirm(1, session{7})
-			absent := h.callRoll(limited(t), h.registered(t, 3))
-			if len(absent) != 1 || absent[0].rank != 1 || !absent[0].lost {
-				t.Errorf("absent: %v; want rank 1, lost", absent)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(4)
+				cfg.Arity = arity
+				h := leader(t, cfg)
+				registrant(t, n.slow(cfg, stopped(0)), 1)
+				joinLater(t, cfg, 2)
+				joinLater(t, cfg, 3)
+				absent := h.callRoll(limited(t), h.registered(t, 3))
+				if len(absent) != 1 || absent[0].rank != 1 || absent[0].standing != rankSilent {
+					t.Errorf("absent: %v; want rank 1, silent", absent)
+				}
+			})
 		})
 	}
 }
@@ -242,25 +241,21 @@ func TestRanksThatMissTheAnnouncement(t *testing.T) {
 
 // If a meeting ends before all ranks have come, the ranks that wait return at once.
 func TestDismissal(t *testing.T) {
-	t.Parallel()
-	cfg := crowdConfig(t, 9)
-	cfg.parting = time.Minute
-	var js []*joining
-	for _, r := range []int{0, 1, 2, 4, 7} {
-		js = append(js, joinLater(t, cfg, r))
-	}
-	h := leaderOf(t, cfg)
-	for _, r := range []int{1, 2, 4, 7} {
-		h.await(t, r)
-	}
-	js[0].cancel(errors.New("of no use"))
-	for _, j := range js {
-		<-j.done
-		ge, ok := errors.AsType[*group.Error](j.err)
-		if !ok || !errors.Is(j.err, context.Canceled) || !slices.Equal(ge.Ranks, []int{3, 5, 6, 8}) {
-			t.Errorf("Join = %v; want ranks 3, 5, 6 and 8", j.err)
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(9)
+		cfg.Arity = 2
+		js := []*joining{joinFor(t, cfg, 0, 10*time.Second)}
+		for _, r := range []int{1, 2, 4, 7} {
+			js = append(js, joinFor(t, cfg, r, time.Hour))
 		}
-	}
+		start := time.Now()
+		for _, j := range js {
+			claims(t, j, []int{3, 5, 6, 8}, []string{"deadline exceeded"}, nil)
+		}
+		if waited := time.Since(start); waited > 11*time.Second {
+			t.Errorf("the ranks have waited for %v; want no more than a moment after rank 0 has ended", waited)
+		}
+	})
 }
 
 // visitor is a process that looks at a meeting from outside.

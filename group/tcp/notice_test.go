@@ -52,7 +52,7 @@ func sampleSlots() []slot {
 }
 
 func sampleAbsent() []absence {
-	return []absence{{1, true, "connection refused"}, {300, false, ""}}
+	return []absence{{1, rankMissing, "connection refused"}, {2, rankSilent, "no answer"}, {300, rankHere, ""}}
 }
 
 func FuzzTerms(f *testing.F) {

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
 
-// childVariable is set in processes that are a rank of a test.
+// childVariable is set in processes that are a rank of a test: the timeout of the rank.
 const childVariable = "CAIRN_TCP_TEST_CHILD"
 
 func init() {
@@ -30,7 +30,12 @@ func init() {
 func child() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	g, err := tcp.Join(ctx, tcp.Config{Timeout: 5 * time.Second})
+	timeout, err := time.ParseDuration(os.Getenv(childVariable))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	g, err := tcp.Join(ctx, tcp.Config{Timeout: timeout})
 	if err != nil {
 		fmt.Println("join:", err)
 		return
@@ -43,17 +48,20 @@ func child() {
 	fmt.Println(err)
 }
 
-func startRank(t *testing.T, port string, rank, size int) *tcptest.Process {
+func startRank(t *testing.T, port string, rank, size int, timeout time.Duration) *tcptest.Process {
 	t.Helper()
-	return tcptest.Start(t, childVariable+"=1", tcp.SecretVariable+"=of processes",
+	return tcptest.Start(t, childVariable+"="+timeout.String(), tcp.SecretVariable+"=of processes",
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size))
 }
 
 // A process that is killed, and one that is stopped, is named by the others.
 func TestRankLossByProcessDeath(t *testing.T) {
 	t.Parallel()
-	for how, end := range map[string]func(*tcptest.Process, testing.TB){
-		"killed": (*tcptest.Process).Kill, "stopped": (*tcptest.Process).Stop,
+	for how, c := range map[string]struct {
+		end     func(*tcptest.Process, testing.TB)
+		timeout time.Duration
+	}{
+		"killed": {(*tcptest.Process).Kill, patience}, "stopped": {(*tcptest.Process).Stop, 10 * time.Second},
 	} {
 		for _, victim := range []int{0, 2} {
 			t.Run(fmt.Sprintf("rank %d is %s", victim, how), func(t *testing.T) {
@@ -62,12 +70,12 @@ func TestRankLossByProcessDeath(t *testing.T) {
 				port := freePort(t)
 				var ps [size]*tcptest.Process
 				for r := range ps {
-					ps[r] = startRank(t, port, r, size)
+					ps[r] = startRank(t, port, r, size, c.timeout)
 				}
 				for _, p := range ps {
 					p.Want(t, "joined")
 				}
-				end(ps[victim], t)
+				c.end(ps[victim], t)
 				for r, p := range ps {
 					if r == victim {
 						continue

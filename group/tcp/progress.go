@@ -88,7 +88,7 @@ func (p *progress) describe() (string, []slog.Attr) {
 		attrs = append(attrs, slog.String("address", addr))
 	}
 	if h.rank == 0 {
-		e := h.meeting.missing(missingAt(addr), maxMissing)
+		e := h.meeting.missing(maxMissing, 0)
 		return waitText(e, addr, append(attrs, slog.String("listen", h.addr)))
 	}
 	state := h.wait.state()
@@ -101,14 +101,19 @@ func (p *progress) describe() (string, []slog.Attr) {
 	return "waiting for rank 0", attrs
 }
 
-// waitText describes the ranks of e, which are missing. If there are none, the ranks connect
-// to each other.
+// waitText describes the ranks of e, which are missing or do not answer. If there are none,
+// the ranks connect to each other.
 func waitText(e *group.Error, addr string, attrs []slog.Attr) (string, []slog.Attr) {
 	if len(e.Ranks) == 0 {
 		return "waiting until all ranks are connected", attrs
 	}
-	attrs = append(attrs, slog.String("missing", group.RanksText(e.Ranks)))
-	if why := strings.TrimPrefix(e.Err.Error(), missingAt(addr).Error()); why != "" {
+	why, missing := strings.CutPrefix(e.Err.Error(), missingAt(addr).Error())
+	key := "missing"
+	if !missing {
+		key = "ranks"
+	}
+	attrs = append(attrs, slog.String(key, group.RanksText(e.Ranks)))
+	if why != "" {
 		attrs = append(attrs, slog.String("why", strings.TrimSpace(why)))
 	}
 	return "waiting for other ranks", attrs

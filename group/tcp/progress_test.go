@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -46,7 +46,7 @@ func waitLog(t *testing.T, cfg Config, want string) error {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	l := &logged{want: want, seen: make(chan struct{})}
-	cfg.Logger, cfg.quiet, cfg.parting = slog.New(slog.NewTextHandler(l, nil)), 10*time.Millisecond, 10*time.Millisecond
+	cfg.Logger = slog.New(slog.NewTextHandler(l, nil))
 	done := make(chan error)
 	go func() {
 		g, err := Join(ctx, cfg)
@@ -66,56 +66,51 @@ func waitLog(t *testing.T, cfg Config, want string) error {
 
 // A rank that waits says for which ranks, and at which address; so do its errors.
 func TestWaitingRanksSayForWhom(t *testing.T) {
-	t.Parallel()
-	secret := []byte("x")
-	env := func(addr string) *Env {
-		host, port, _ := net.SplitHostPort(addr)
-		return &Env{Getenv: func(name string) string { return map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port}[name] }}
-	}
-	check := func(t *testing.T, err error, addr string) {
-		t.Helper()
-		if err == nil || !strings.Contains(err.Error(), addr) {
-			t.Errorf("Join = %v; want an error with the address %s", err, addr)
-		}
-	}
-	t.Run("rank 0", func(t *testing.T) {
-		addr := freeAddr(t)
-		err := waitLog(t, Config{Meet: env(addr), Rank: 0, Size: 4, Secret: secret, Job: "j"},
-			`level=WARN msg="waiting for other ranks" rank=0 size=4 address=`+addr+` listen=`+addr+` missing="ranks 1-3" job=j waited=`)
-		check(t, err, addr)
-	})
-	t.Run("no process listens", func(t *testing.T) {
-		addr := freeAddr(t)
-		err := waitLog(t, Config{Meet: env(addr), Rank: 2, Size: 4, Secret: secret},
-			`msg="waiting for rank 0" rank=2 size=4 address=`+addr+` error="connect to rank 0 at `+addr)
-		check(t, err, addr)
-	})
-	t.Run("no address yet", func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "meet")
-		err := waitLog(t, Config{Meet: &File{Path: path}, Rank: 2, Size: 4, Secret: secret}, `msg="waiting for rank 0" rank=2 size=4 error="find rank 0: `)
-		check(t, err, path)
-	})
-	t.Run("registered", func(t *testing.T) {
-		addr := freeAddr(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			Join(ctx, Config{Meet: env(addr), Rank: 0, Size: 4, Secret: secret, parting: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	const addr = "127.0.0.1:29500"
+	path := filepath.Join(t.TempDir(), "meet")
+	for claim, c := range map[string]struct {
+		rank  int
+		zero  time.Duration // how long rank 0 is there; 0: it is not
+		mute  bool          // another program listens at the address
+		meet  Rendezvous    // nil: by the environment
+		want  string        // in the log
+		error string
+	}{
+		"rank 0": {
+			want:  `level=WARN msg="waiting for other ranks" rank=0 size=4 address=` + addr + ` listen=` + addr + ` missing="ranks 1-3" job=fake waited=`,
+			error: addr,
+		},
+		"no process listens": {
+			rank: 2, want: `msg="waiting for rank 0" rank=2 size=4 address=` + addr + ` error="connect to rank 0 at ` + addr, error: addr,
+		},
+		"no answer": {
+			rank: 2, mute: true, want: `error="connect to rank 0 at ` + addr + `: the process that listens there has not answered`, error: addr,
+		},
+		"no address yet": {
+			rank: 2, meet: &File{Path: path}, want: `msg="waiting for rank 0" rank=2 size=4 error="find rank 0: `, error: path,
+		},
+		"registered": {
+			rank: 2, zero: time.Minute, want: `msg="waiting for other ranks" rank=2 size=4 address=` + addr + ` missing="ranks 1, 3" job=`, error: addr,
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet()
+				cfg := n.config(4)
+				if cfg.Meet = n.env(addr); c.meet != nil {
+					cfg.Meet = c.meet
+				}
+				if c.zero > 0 {
+					joinFor(t, cfg, 0, c.zero)
+				}
+				if c.mute {
+					must.Get(n.listen(t.Context(), "tcp", addr))(t)
+				}
+				cfg.Rank = c.rank
+				if err := waitLog(t, cfg, c.want); err == nil || !strings.Contains(err.Error(), c.error) {
+					t.Errorf("Join = %v; want an error with %s", err, c.error)
+				}
+			})
 		})
-		err := waitLog(t, Config{Meet: env(addr), Rank: 2, Size: 4, Secret: secret},
-			`msg="waiting for other ranks" rank=2 size=4 address=`+addr+` missing="ranks 1, 3" job=`)
-		check(t, err, addr)
-		cancel()
-		wg.Wait()
-	})
-}
-
-// freeAddr returns an address of the loopback at which nothing listens.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	}
 }

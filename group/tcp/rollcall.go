@@ -51,13 +51,16 @@ func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []abs
 			absent = append(absent, absence{rank: s.rank})
 			continue
 		}
-		more, lost, err := c.call(ctx, r, slots[i:])
+		more, reached, err := c.call(ctx, r, slots[i:])
 		if err == nil {
 			return append(absent, more...)
 		}
-		a := absence{s.rank, lost && ctx.Err() == nil, err.Error()}
-		if !lost && len(slots) > i+1 {
-			a.reason = "" // it was reached, and may be waiting for another rank
+		a := absence{s.rank, rankSilent, err.Error()}
+		switch {
+		case !reached && (isUnattended(err) || isAnswer(err)):
+			a.standing = rankMissing // no process listens there, or another one
+		case ctx.Err() != nil || reached && len(slots) > i+1:
+			a = absence{rank: s.rank} // it had less time than dialTime, or may be waiting for another rank
 		}
 		absent = append(absent, a)
 	}
@@ -76,27 +79,27 @@ func (c announcer) patience(n int) time.Duration {
 }
 
 // call calls the first of slots and sends it the rest. It returns which of them did
-// not answer. After an error, lost reports whether the first was not reached.
-func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, lost bool, err error) {
+// not answer. After an error, reached reports whether the first has received the call.
+func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []absence, reached bool, err error) {
 	s := slots[0]
 	brief, cancel := context.WithTimeout(ctx, c.dialTime())
 	defer cancel()
 	f, err := c.host.dialAs(brief, toCall, s.rank, s.addr, c.session)
 	if err != nil {
-		return nil, true, err
+		return nil, false, err
 	}
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
 	r.called = len(slots)
 	if err := writeCall(f, r, slots); err != nil {
-		return nil, true, err
+		return nil, false, err
 	}
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
-		return nil, false, err
+		return nil, true, err
 	}
 	absent, err = decodeAbsent(b)
-	return absent, false, err
+	return absent, true, err
 }
 
 func writeCall(f *conn, c roll, slots []slot) error {
@@ -395,9 +398,9 @@ func decodeSlots(b []byte, size int) ([]slot, error) {
 
 // absence is a rank that did not answer a call.
 type absence struct {
-	rank   int
-	lost   bool   // it could not be reached; otherwise there was no time to call it
-	reason string // why it did not answer; empty if it was not called
+	rank     int
+	standing standing // rankHere if there was no time to call it
+	reason   string   // why it did not answer; empty if there was no time to call it
 }
 
 func encodeAbsent(absent []absence) []byte {
@@ -406,7 +409,7 @@ func encodeAbsent(absent []absence) []byte {
 	w.Uvarint(uint64(len(absent)))
 	for i, a := range absent {
 		w.Uvarint(uint64(a.rank))
-		w.Bool(a.lost)
+		w.Byte(byte(a.standing))
 		if i >= maxReasons {
 			a.reason = ""
 		}
@@ -419,10 +422,11 @@ func decodeAbsent(b []byte) ([]absence, error) {
 	r := wire.NewReader(b)
 	absent := make([]absence, r.CountMax(min(maxMissing, len(b))))
 	for i := range absent {
-		absent[i] = absence{rank: r.CountMax(maxRank), lost: r.Bool(), reason: r.String()}
-		if len(absent[i].reason) > maxWhy {
-			r.Fail("reason of %d bytes", len(absent[i].reason))
+		a := absence{rank: r.CountMax(maxRank), standing: standing(r.Byte()), reason: r.String()}
+		if a.standing > rankSilent || len(a.reason) > maxWhy {
+			r.Fail("absence of kind %d, with a reason of %d bytes", a.standing, len(a.reason))
 		}
+		absent[i] = a
 	}
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("answer: %w", err)

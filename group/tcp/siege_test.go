@@ -126,7 +126,8 @@ func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if ln, err := listenRetry(ctx, "unix", path); err == nil {
+	cfg := must.Get(pairConfig(t).withDefaults())(t)
+	if ln, err := cfg.listenRetry(ctx, "unix", path); err == nil {
 		ln.Close()
 		t.Error("listened where a file is")
 	}
@@ -154,7 +155,7 @@ func TestJoinEndsAfterRefusals(t *testing.T) {
 		t.Errorf("Join = %v; want %v, before the context ends", one.err, ErrRefused)
 	}
 	want := `a process that claimed to be rank 1 was refused: this is job "pair", not "another"`
-	if err := h.meeting.missing(errMissing, 1); !strings.Contains(err.Error(), want) {
+	if err := h.meeting.missing(1, 0); !strings.Contains(err.Error(), want) {
 		t.Errorf("rank 0 says %q; want %q", err, want)
 	}
 }

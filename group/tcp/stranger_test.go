@@ -2,14 +2,13 @@ package tcp
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
@@ -70,7 +69,6 @@ func (p *impostor) connect(purpose purpose) *conn {
 
 // A rank 1 that behaves badly once it is let in is named, whatever it does, with the reason.
 func TestRanksThatBehaveBadly(t *testing.T) {
-	t.Parallel()
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 1, 2, 3}
 	mail := func(frame []byte) func(p *impostor) {
 		return func(p *impostor) {
@@ -97,25 +95,12 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 		},
 	} {
 		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := pairConfig(t)
-			if c.reason == silent {
-				cfg.Timeout = time.Second
-			}
-			joined := make(chan error, 1)
-			go func() {
-				g, err := Join(limited(t), cfg)
-				if g != nil {
-					g.Close()
-				}
-				joined <- err
-			}()
-			c.misbehave(impersonate(t, cfg))
-			err := <-joined
-			ge, ok := errors.AsType[*group.Error](err)
-			if !ok || !errors.Is(err, group.ErrGone) || !slices.Equal(ge.Ranks, []int{1}) || !strings.Contains(err.Error(), c.reason) {
-				t.Errorf("Join = %v; want an error that names rank 1 as gone: %s", err, c.reason)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				cfg := newFakeNet().config(2)
+				zero := joinFor(t, cfg, 0, time.Hour)
+				c.misbehave(impersonate(t, cfg))
+				claims(t, zero, []int{1}, []string{group.ErrGone.Error(), c.reason}, nil)
+			})
 		})
 	}
 }
@@ -218,30 +203,6 @@ func TestListeningBeyondLoopbackNeedsProof(t *testing.T) {
 	g, err := Join(limited(t), cfg)
 	must.Do(t, err)
 	g.Close()
-}
-
-// The error of every rank names the missing ranks, whichever context ends first.
-func TestJoinWithMissingRanks(t *testing.T) {
-	t.Parallel()
-	for claim, first := range map[string]int{"rank 0 gives up first": 0, "rank 2 gives up first": 2} {
-		t.Run(claim, func(t *testing.T) {
-			t.Parallel()
-			cfg := crowdConfig(t, 5)
-			cfg.parting = time.Minute
-			js := map[int]*joining{0: joinLater(t, cfg, 0), 2: joinLater(t, cfg, 2)}
-			leaderOf(t, cfg).await(t, 2)
-			enough := errors.New("enough")
-			for _, r := range []int{first, 2 - first} {
-				js[r].cancel(enough)
-				<-js[r].done
-				ge, ok := errors.AsType[*group.Error](js[r].err)
-				// On a busy machine, rank 0 itself may have been missing in between.
-				if !ok || !errors.Is(ge, context.Canceled) || !strings.Contains(ge.Error(), "ranks 1, 3, 4") {
-					t.Errorf("Join of rank %d = %v; want it to name ranks 1, 3 and 4", r, js[r].err)
-				}
-			}
-		})
-	}
 }
 
 // A file that a dead rank 0 left behind does not keep ranks from meeting.

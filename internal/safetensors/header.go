@@ -160,16 +160,23 @@ func TensorDType(name string) (tensor.DType, bool) {
 	return d, ok
 }
 
-// DTypeName returns the format's name of d if all libraries since safetensors 0.4
-// support it, so that the file can be read everywhere. It returns false for the
-// float8 types other than float8_e4m3fn and float8_e5m2 and for complex types,
-// even if newer libraries have names for them.
+// DTypeName returns the format's name of d. It returns false for complex128, which the
+// format lacks. Older libraries do not read all of the names; see [StockName].
 func DTypeName(d tensor.DType) (string, bool) {
 	for _, t := range dtypes {
 		if t.dtype == d {
-			if !t.stock {
-				break
-			}
+			return t.name, true
+		}
+	}
+	return "", false
+}
+
+// StockName is [DTypeName] for types that all libraries since safetensors 0.4 support, so
+// that the file can be read everywhere. It returns false for the float8 types other than
+// float8_e4m3fn and float8_e5m2 and for complex types.
+func StockName(d tensor.DType) (string, bool) {
+	for _, t := range dtypes {
+		if t.dtype == d && t.stock {
 			return t.name, true
 		}
 	}

@@ -359,12 +359,13 @@ func TestDTypes(t *testing.T) {
 	}
 	for _, d := range tensor.DTypes() {
 		want, ok := stock[d]
-		got, gotOK := DTypeName(d)
+		got, gotOK := StockName(d)
 		if got != want || gotOK != ok {
-			t.Errorf("DTypeName(%v) = %q, %v; want %q, %v", d, got, gotOK, want, ok)
+			t.Errorf("StockName(%v) = %q, %v; want %q, %v", d, got, gotOK, want, ok)
 		}
-		if back, _ := TensorDType(got); ok && back != d {
-			t.Errorf("TensorDType(%q) = %v; want %v", got, back, d)
+		name, ok := DTypeName(d)
+		if back, _ := TensorDType(name); ok != (d != tensor.Complex128) || ok && back != d || gotOK && name != got {
+			t.Errorf("DTypeName(%v) = %q, %v, whose type is %v", d, name, ok, back)
 		}
 	}
 	for name, want := range map[string]tensor.DType{

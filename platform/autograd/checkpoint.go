@@ -37,20 +37,30 @@ type Kept interface {
 
 // kept is a tensor that a node has saved.
 type kept struct {
-	t    *tensor.Tensor // if at is nil
-	at   Kept
-	leaf bool
+	t     *tensor.Tensor // if at is nil
+	at    Kept
+	leaf  bool
+	given bool   // the caller can change it
+	sum   uint64 // of its elements if it is given
 }
 
-func (k kept) get(ctx context.Context) (*tensor.Tensor, error) {
-	if k.at != nil {
-		return k.at.Get(ctx)
+func (k kept) get(ctx context.Context) (t *tensor.Tensor, err error) {
+	if t = k.t; k.at != nil {
+		t, err = k.at.Get(ctx)
 	}
-	return k.t, nil
+	if err == nil && k.given && checksum(t) != k.sum {
+		err = fmt.Errorf("%v: %w", t, ErrChanged)
+	}
+	return t, err
 }
 
 func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 	k := kept{t: t, leaf: slices.ContainsFunc(o.In, func(v *Var) bool { return v.data == t && v.made == nil && v.needs })}
+	// Row numbers and classes are not operands, but the caller's.
+	k.given = t.DType().IsInteger() || slices.ContainsFunc(o.In, func(v *Var) bool { return v.data == t && v.given() })
+	if k.given {
+		k.sum = checksum(t)
+	}
 	if g.keeper != nil {
 		at, err := g.keeper.Keep(g.ctx, Saved{o.Name, t, k.leaf, g.shared})
 		if err != nil {

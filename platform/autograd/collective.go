@@ -30,7 +30,7 @@ func (s *shared) interrupt(cause error) {
 	end(cause)
 	for _, c := range s.comms {
 		if c.Size() > 1 {
-			_ = c.AllReduce(ended, empty(), collective.Sum) // the error is cause
+			_ = c.AllReduce(ended, zeros[float32](), collective.Sum) // the error is cause
 		}
 	}
 }
@@ -59,7 +59,7 @@ func (g *Graph) AllReduce(comm platform.TensorComm, x *Var, op platform.ReduceOp
 				return nil, err
 			}
 			if extreme {
-				d, err := toHolders(p, comm)
+				d, err := pick(p.Grad.DType(), toHolders[float32], toHolders[float64])(p, comm)
 				return []*tensor.Tensor{d}, err
 			}
 			d := p.Grad.Clone()
@@ -87,13 +87,13 @@ func hasGrad(op platform.ReduceOp, with []platform.ReduceOp) error {
 
 // toHolders returns the gradient of this rank's elements of which the largest or smallest
 // of all ranks was taken.
-func toHolders(p *Pass, comm platform.TensorComm) (*tensor.Tensor, error) {
-	d := like(p.Grad)
-	own, all, out := floats(p.Saved[0]), floats(p.Saved[1]), floats(d)
+func toHolders[F float](p *Pass, comm platform.TensorComm) (*tensor.Tensor, error) {
+	d := zerosLike[F](p.Grad)
+	own, all, out := values[F](p.Saved[0]), values[F](p.Saved[1]), values[F](d)
 	n := len(out)
-	both := empty(2, int64(n)) // the gradient, and how many ranks hold the element
-	sum, holders := floats(both)[:n], floats(both)[n:]
-	copy(sum, floats(p.Grad))
+	both := zeros[F](2, int64(n)) // the gradient, and how many ranks hold the element
+	sum, holders := values[F](both)[:n], values[F](both)[n:]
+	copy(sum, values[F](p.Grad))
 	held := func(i int) bool { return own[i] == all[i] || own[i] != own[i] } // NaN is the extreme
 	for i := range holders {
 		if held(i) {
@@ -161,14 +161,19 @@ func (g *Graph) ReduceScatter(comm platform.TensorComm, x *Var, dim int, op plat
 			d := p.Grad
 			if op == collective.Avg {
 				d = d.Clone()
-				for i := range floats(d) {
-					floats(d)[i] /= float32(comm.Size())
-				}
+				pick(p.Grad.DType(), divide[float32], divide[float64])(d, comm.Size())
 			}
 			d, err := c.gather(p.Ctx, d)
 			return []*tensor.Tensor{d}, err
 		},
 	})
+}
+
+// divide divides the elements of t, which is contiguous.
+func divide[F float](t *tensor.Tensor, by int) {
+	for i := range values[F](t) {
+		values[F](t)[i] /= F(by)
+	}
 }
 
 // cut says how dimension dim of a tensor is cut into parts, one for each rank of comm.
@@ -317,10 +322,7 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 // gradient: [ErrGrad].
 func (g *Graph) Redistribute(comm platform.TensorComm, x *Var, shape []int64, from, to shard.Layout) *Var {
 	shape = slices.Clone(shape)
-	var dtype tensor.DType
-	if x != nil && x.data != nil {
-		dtype = x.data.DType()
-	}
+	dtype := x.dtype()
 	return g.communicate(comm, Op{
 		Name: "redistribute", In: []*Var{x},
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
@@ -335,7 +337,7 @@ func (g *Graph) Redistribute(comm platform.TensorComm, x *Var, shape []int64, fr
 			return m.Dst.Local(), nil, err
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := empty(p.Shapes[0]...)
+			d := noGrad(p, 0)
 			grad := p.Grad
 			if !grad.Contiguous() {
 				grad = grad.Clone() // a flat layout needs it
@@ -401,7 +403,7 @@ func (g *Graph) AllToAll(comm platform.TensorComm, x *Var, shape ...int64) *Var 
 			return out, nil, comm.AllToAll(g.ctx, view(out, n, count/n), view(x.data, n, count/n), platform.Splits{})
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := empty(p.Shapes[0]...)
+			d := noGrad(p, 0)
 			count := d.NumElements()
 			return []*tensor.Tensor{d}, comm.AllToAll(p.Ctx, view(d, n, count/n), view(p.Grad, n, count/n), platform.Splits{})
 		},
@@ -423,7 +425,7 @@ func (g *Graph) AllToAllSplits(comm platform.TensorComm, x *Var, s platform.Spli
 			return out, nil, comm.AllToAll(g.ctx, out, x.data, r.splits)
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := empty(p.Shapes[0]...)
+			d := noGrad(p, 0)
 			return []*tensor.Tensor{d}, comm.AllToAll(p.Ctx, d, p.Grad, r.reverse())
 		},
 	})
@@ -519,7 +521,7 @@ func (g *Graph) Await(p *Pending) *Var {
 			return p.arrives.data, nil, p.work.Wait(g.ctx)
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			back.grad = empty(back.shape...)
+			back.grad = zerosOf(p.Grad.DType(), back.shape)
 			back.work = shuffle.comm.AllToAllAsync(p.Ctx, back.grad, p.Grad, shuffle.reverse())
 			return []*tensor.Tensor{p.Grad}, nil
 		},

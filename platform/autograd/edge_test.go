@@ -22,8 +22,8 @@ func withLast(x *Var, leading ...int64) *Var {
 	return &Var{data: empty(append(leading, n)...), needs: true}
 }
 
-// zeros returns as many zeros as x has rows.
-func zeros(x *Var) *tensor.Tensor {
+// noIDs returns as many zeros as x has rows.
+func noIDs(x *Var) *tensor.Tensor {
 	n := int64(1)
 	if s := x.Shape(); len(s) > 0 {
 		n = s[0]
@@ -47,7 +47,7 @@ var ofOne = map[string]func(g *Graph, x *Var) *Var{
 	"matmul square":  func(g *Graph, x *Var) *Var { return g.MatMul(x, x) },
 	"linear":         func(g *Graph, x *Var) *Var { return g.Linear(x, withLast(x, 3), withLast(Leaf(empty(3)))) },
 	"linear to none": func(g *Graph, x *Var) *Var { return g.Linear(x, withLast(x, 0), withLast(Leaf(empty(0)))) },
-	"embedding":      func(g *Graph, x *Var) *Var { return g.Embedding(x, zeros(x)) },
+	"embedding":      func(g *Graph, x *Var) *Var { return g.Embedding(x, noIDs(x)) },
 	"no ids":         func(g *Graph, x *Var) *Var { return g.Embedding(x, nil) },
 	"gelu":           func(g *Graph, x *Var) *Var { return g.GELU(x) },
 	"layernorm":      func(g *Graph, x *Var) *Var { return g.LayerNorm(x, withLast(x), withLast(x)) },
@@ -60,7 +60,7 @@ var ofOne = map[string]func(g *Graph, x *Var) *Var{
 	"narrow wrong":   func(g *Graph, x *Var) *Var { return g.Narrow(x, -1, 2, 1) },
 	"cat":            func(g *Graph, x *Var) *Var { return g.Cat(0, x, x) },
 	"cat none":       func(g *Graph, x *Var) *Var { return g.Cat(0) },
-	"split":          func(g *Graph, x *Var) *Var { return g.Split(x, 1, zeros(x).Shape()[0]-1)[0] },
+	"split":          func(g *Graph, x *Var) *Var { return g.Split(x, 1, noIDs(x).Shape()[0]-1)[0] },
 	"split none": func(g *Graph, x *Var) *Var {
 		g.Split(x)
 		return x
@@ -68,7 +68,7 @@ var ofOne = map[string]func(g *Graph, x *Var) *Var{
 	"cast":         func(g *Graph, x *Var) *Var { return g.Cast(x, tensor.BFloat16) },
 	"softmax":      func(g *Graph, x *Var) *Var { return g.Softmax(x) },
 	"attention":    func(g *Graph, x *Var) *Var { return g.CausalAttention(x, x, x, 2) },
-	"crossentropy": func(g *Graph, x *Var) *Var { return g.CrossEntropy(x, zeros(x)) },
+	"crossentropy": func(g *Graph, x *Var) *Var { return g.CrossEntropy(x, noIDs(x)) },
 	"no targets":   func(g *Graph, x *Var) *Var { return g.CrossEntropy(x, nil) },
 	"checkpoint": func(g *Graph, x *Var) *Var {
 		return g.Checkpoint(func(g *Graph, in ...*Var) *Var { return g.GELU(in[0]) }, nil, x)
@@ -180,7 +180,7 @@ func TestBackwardPassesThroughPartsOfASplit(t *testing.T) {
 	before := append([]float32(nil), floats(x.Grad())...)
 	g := New(t.Context())
 	for i, part := range g.Split(x, 1, 2) {
-		must.Do(t, g.Backward(g.Sum(g.Scale(part, float32(i+1))), nil))
+		must.Do(t, g.Backward(g.Sum(g.Scale(part, float64(i+1))), nil))
 	}
 	if d := cmp.Diff([]float32{before[0] + 1, before[1] + 2, before[2] + 2}, floats(x.Grad())); d != "" {
 		t.Error(d)
@@ -209,7 +209,7 @@ func TestGradientsAreAddedToThoseThatWereSet(t *testing.T) {
 	if d := cmp.Diff([]float32{12, 24}, floats(x.Grad())); d != "" {
 		t.Error(d)
 	}
-	for _, wrong := range []*tensor.Tensor{empty(1), empty(3), zeros(x)} {
+	for _, wrong := range []*tensor.Tensor{empty(1), empty(3), noIDs(x)} {
 		x.SetGrad(wrong)
 		if err := square(); !errors.Is(err, ErrShape) {
 			t.Errorf("a backward pass to a leaf with the gradient %v: %v", wrong, err)

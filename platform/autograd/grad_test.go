@@ -74,7 +74,11 @@ var operators = []struct {
 			floats(ramp)[i] = float32(8 * i)
 		}
 		return [][]int64{append(drawShape(t, 0, 2), n), {n}, {n}},
-			func(g *Graph, in ...*Var) *Var { return g.LayerNorm(g.Add(in[0], Leaf(ramp)), in[1], in[2]) }
+			func(g *Graph, in ...*Var) *Var {
+				steps, err := tensor.Cast(ramp, in[0].dtype())
+				must.Do(t, err)
+				return g.LayerNorm(g.Add(in[0], Leaf(steps)), in[1], in[2])
+			}
 	}},
 	{"softmax", func(t *rapid.T) ([][]int64, Func) {
 		return [][]int64{drawShape(t, 1, 3)}, func(g *Graph, in ...*Var) *Var { return g.Softmax(in[0]) }
@@ -120,7 +124,7 @@ var operators = []struct {
 		}
 	}},
 	{"cast", func(t *rapid.T) ([][]int64, Func) {
-		return [][]int64{drawShape(t, 0, 3)}, func(g *Graph, in ...*Var) *Var { return g.Cast(in[0], tensor.Float32) }
+		return [][]int64{drawShape(t, 0, 3)}, func(g *Graph, in ...*Var) *Var { return g.Cast(in[0], in[0].dtype()) }
 	}},
 	{"checkpoint", func(t *rapid.T) ([][]int64, Func) {
 		n := size(t)
@@ -175,20 +179,38 @@ func TestGradientsEqualFiniteDifferences(t *testing.T) {
 	for _, o := range operators {
 		t.Run(o.name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				shapes, f := o.draw(t)
-				var in []*tensor.Tensor
-				for _, s := range shapes {
-					in = append(in, drawValues(t, s))
-				}
-				checkGradients(t, f, in)
+				f, in := drawOperands(t, o.draw, tensor.Float32)
+				checkGradients[float32](t, f, in, 1.0/64, 5e-3)
 			})
 		})
 	}
 }
 
+// The step and the tolerance are too small for float32.
+func TestFloat64GradientsEqualFiniteDifferences(t *testing.T) {
+	for _, o := range operators {
+		t.Run(o.name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				f, in := drawOperands(t, o.draw, tensor.Float64)
+				checkGradients[float64](t, f, in, 1.0/(1<<17), 1e-7)
+			})
+		})
+	}
+}
+
+func drawOperands(t *rapid.T, draw func(*rapid.T) ([][]int64, Func), d tensor.DType) (f Func, in []*tensor.Tensor) {
+	shapes, f := draw(t)
+	for _, s := range shapes {
+		x, err := tensor.Cast(drawValues(t, s), d)
+		must.Do(t, err)
+		in = append(in, x)
+	}
+	return f, in
+}
+
 // checkGradients compares the gradients of a random linear function of f's result with
-// finite differences.
-func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
+// finite differences of the step h.
+func checkGradients[F float](t *rapid.T, f Func, in []*tensor.Tensor, h F, tolerance float64) {
 	g := New(t.Context())
 	vars := make([]*Var, len(in))
 	for i, x := range in {
@@ -197,7 +219,8 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 	}
 	out := f(g, vars...)
 	must.Do(t, g.Err())
-	weights := drawValues(t, out.Shape())
+	weights, err := tensor.Cast(drawValues(t, out.Shape()), tensor.DTypeOf[F]())
+	must.Do(t, err)
 	must.Do(t, g.Backward(out, weights))
 	if now, _ := g.KeptBytes(); now != 0 {
 		t.Errorf("%d bytes are kept after the backward pass", now)
@@ -205,14 +228,13 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 	value := func() float64 {
 		g := New(t.Context()).NoGrad()
 		sum := 0.0
-		for i, v := range floats(f(g, vars...).Data()) {
-			sum += float64(v) * float64(floats(weights)[i])
+		for i, v := range values[F](f(g, vars...).Data()) {
+			sum += float64(v) * float64(values[F](weights)[i])
 		}
 		return sum
 	}
-	const h = 1.0 / 64
 	for i, x := range in {
-		data := floats(x)
+		data := values[F](x)
 		for j := range data {
 			was := data[j]
 			data[j] = was + h
@@ -220,11 +242,11 @@ func checkGradients(t *rapid.T, f Func, in []*tensor.Tensor) {
 			data[j] = was - h
 			down := value()
 			data[j] = was
-			want, got := (up-down)/(2*h), 0.0
+			want, got := (up-down)/float64(2*h), 0.0
 			if d := vars[i].Grad(); d != nil {
-				got = float64(floats(d)[j])
+				got = float64(must.Get(tensor.Values[F](d))(t)[j])
 			}
-			if math.Abs(want-got) > 5e-3*(1+math.Abs(want)) {
+			if math.Abs(want-got) > tolerance*(1+math.Abs(want)) {
 				t.Fatalf("gradient of element %d of operand %d is %g; finite differences give %g", j, i, got, want)
 			}
 		}

@@ -1,6 +1,20 @@
 // Package autograd computes gradients: operators on variables record how to go back,
-// and [Graph.Backward] goes back from a result to the leaves. Arithmetic is float32.
-// Leaves may hold bfloat16 or float16; gradients are float32.
+// and [Graph.Backward] goes back from a result to the leaves.
+//
+// # Arithmetic
+//
+// Operators on float64 values compute in float64, and so are their results and gradients.
+// Operators on float32, bfloat16 and float16 values compute in float32. Other dtypes, and
+// float64 together with another dtype, are refused with [tensor.ErrDType]; [Graph.Cast] leads
+// from one to the other. Operators that only move elements, such as [Graph.Reshape], take
+// every dtype.
+//
+// # Changes in place
+//
+// The backward pass needs values of the forward pass. If a leaf that an operator needs, or a
+// tensor of row numbers or classes, has other elements by then, the backward pass fails with
+// [ErrChanged] instead of computing a wrong gradient. Checksums find it, however the memory was
+// written.
 //
 // # Graphs
 //
@@ -48,6 +62,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/platform"
@@ -67,6 +82,9 @@ var (
 	// ErrReplay reports a checkpointed function that did something else when it ran
 	// again in the backward pass, so that the gradients would be wrong.
 	ErrReplay = errors.New("the second run of a checkpointed function differs from the first")
+	// ErrChanged reports a tensor that was changed in place between the forward pass and the
+	// backward pass, which needs the elements that it had.
+	ErrChanged = errors.New("a tensor was changed between the forward pass and the backward pass")
 	// ErrSeed reports a graph without a seed whose random numbers were asked for.
 	ErrSeed = errors.New("the graph has no seed; call Graph.Seed")
 )
@@ -78,6 +96,7 @@ type Var struct {
 	grad  *tensor.Tensor
 	needs bool
 	made  *node // nil for a leaf
+	view  bool  // a result that shares the memory of a leaf
 	// add takes the gradients of a leaf that stands for a variable of another backward
 	// pass. Nil: they are summed in grad.
 	add func(grad *tensor.Tensor, own bool) error
@@ -99,6 +118,17 @@ func (v *Var) SetData(t *tensor.Tensor) error {
 	return nil
 }
 
+// dtype returns the dtype of the value, float32 if it has no data.
+func (v *Var) dtype() tensor.DType {
+	if v == nil || v.data == nil {
+		return tensor.Float32
+	}
+	return v.data.DType()
+}
+
+// given reports whether the memory of the value is the caller's.
+func (v *Var) given() bool { return v.made == nil || v.view }
+
 // Shape returns the shape of the value.
 func (v *Var) Shape() []int64 {
 	if v == nil || v.data == nil {
@@ -108,8 +138,8 @@ func (v *Var) Shape() []int64 {
 }
 
 // RequireGrad makes a leaf have a gradient, or no longer have one. The results of
-// operators are refused, as are values that are not floating-point numbers; the error
-// wraps [ErrGrad].
+// operators are refused, as are values other than float64, float32, bfloat16 and float16; the
+// error wraps [ErrGrad].
 func (v *Var) RequireGrad(want bool) error {
 	switch {
 	case v.made != nil:
@@ -126,7 +156,7 @@ func (v *Var) RequireGrad(want bool) error {
 func (v *Var) RequiresGrad() bool { return v.needs }
 
 // Grad returns the gradient of a leaf: the sum over the calls of [Graph.Backward] since
-// it was last set. It is a float32 tensor, or nil.
+// it was last set. It is nil, a float64 tensor if the leaf is float64, or a float32 tensor.
 func (v *Var) Grad() *tensor.Tensor { return v.grad }
 
 // SetGrad replaces the gradient. Nil clears it.
@@ -140,7 +170,7 @@ func (v *Var) Item() (float64, error) {
 	case v.data.NumElements() != 1:
 		return 0, fmt.Errorf("the only element of %v: %w", v.data, ErrShape)
 	}
-	return float64(floats(v.data)[0]), nil
+	return values[float64](v.data)[0], nil
 }
 
 // node is an operator that ran: how to go back from its result to its inputs.
@@ -159,10 +189,11 @@ type edge struct {
 	leaf  *Var  // nil if the operand needs no gradient or is a result
 	made  *node // nil if the operand is a leaf
 	shape []int64
+	dtype tensor.DType // of the gradient
 }
 
 func (v *Var) edge() edge {
-	e := edge{made: v.made, shape: v.Shape()}
+	e := edge{made: v.made, shape: v.Shape(), dtype: GradDType(v.dtype())}
 	if v.needs && v.made == nil {
 		e.leaf = v
 	}
@@ -269,8 +300,8 @@ type Op struct {
 	// Forward computes the result, and returns the tensors that Backward needs. It is
 	// not called if an operand has no data. Its random numbers come from [Graph.Rand].
 	Forward func() (out *tensor.Tensor, save []*tensor.Tensor, err error)
-	// Backward returns the gradients of the operands, float32 tensors of their shapes. It
-	// may leave out gradients that are not needed: nil stands for a gradient of zeros. The
+	// Backward returns the gradients of the operands, tensors of their shapes, float64 if the
+	// operand is float64 and float32 otherwise. It may leave out gradients that are not needed: nil stands for a gradient of zeros. The
 	// caller may change what it returns. A function that refers to a [Var] keeps its data
 	// in memory until the backward pass; Pass has the shapes of the operands.
 	Backward func(*Pass) ([]*tensor.Tensor, error)
@@ -281,7 +312,8 @@ type Op struct {
 	// gradient.
 	Always bool
 
-	pending bool // the result is not there when Forward returns
+	pending    bool // the result is not there when Forward returns
+	arithmetic bool // computes with all operands
 }
 
 // Pass is what Backward of an [Op] is given.
@@ -314,6 +346,11 @@ func (g *Graph) Apply(o Op) *Var {
 	if g.err != nil {
 		return &Var{}
 	}
+	if o.arithmetic {
+		if err := checkArithmetic(o.In); err != nil {
+			return g.Fail(o.Name, err)
+		}
+	}
 	out, save, err := g.replay.run(g.shared, o)
 	if err != nil {
 		return g.Fail(o.Name, err)
@@ -332,7 +369,18 @@ func (g *Graph) Apply(o Op) *Var {
 		}
 		n.saved = append(n.saved, k)
 	}
-	return &Var{data: out, needs: true, made: n}
+	view := slices.ContainsFunc(o.In, func(v *Var) bool { return v.given() && shares(out, v.data) })
+	return &Var{data: out, needs: true, made: n, view: view}
+}
+
+// shares reports whether t begins in the memory of u.
+func shares(t, u *tensor.Tensor) bool {
+	a, b := t.Memory(), u.Memory()
+	if len(a) == 0 || len(b) == 0 {
+		return false
+	}
+	at, from := reflect.ValueOf(a).Pointer(), reflect.ValueOf(b).Pointer()
+	return at >= from && at < from+uintptr(len(b))
 }
 
 func (g *Graph) next() int64 {
@@ -358,8 +406,9 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 		return fmt.Errorf("backward from %v without a gradient to begin with: %w", v.data, ErrGrad)
 	}
 	if seed == nil {
-		seed = like(v.data)
-		floats(seed)[0] = 1
+		if seed, err = tensor.Full(GradDType(v.dtype()), v.Shape(), float32(1)); err != nil {
+			return err
+		}
 	}
 	return g.backward(v, seed, 0)
 }
@@ -413,12 +462,12 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 	switch {
 	case t == nil || !v.needs():
 		return nil
-	case t.DType() != tensor.Float32 || !slices.Equal(t.Shape(), v.shape):
-		return fmt.Errorf("gradient %v of a variable of shape %v: %w", t, v.shape, ErrShape)
+	case t.DType() != v.dtype || !slices.Equal(t.Shape(), v.shape):
+		return fmt.Errorf("gradient %v, want %v%v: %w", t, v.dtype, v.shape, ErrShape)
 	case v.leaf != nil && v.leaf.add != nil:
 		return v.leaf.add(t, own)
-	case v.leaf != nil && v.leaf.grad != nil && (v.leaf.grad.DType() != tensor.Float32 || !slices.Equal(v.leaf.grad.Shape(), v.shape)):
-		return fmt.Errorf("a variable of shape %v has the gradient %v: %w", v.shape, v.leaf.grad, ErrShape)
+	case v.leaf != nil && v.leaf.grad != nil && (v.leaf.grad.DType() != v.dtype || !slices.Equal(v.leaf.grad.Shape(), v.shape)):
+		return fmt.Errorf("a variable has the gradient %v, want %v%v: %w", v.leaf.grad, v.dtype, v.shape, ErrShape)
 	case v.leaf != nil:
 		v.leaf.grad = accumulate(v.leaf.grad, t, own)
 		return nil
@@ -450,13 +499,18 @@ func accumulate(sum, t *tensor.Tensor, own bool) *tensor.Tensor {
 	if !sum.Contiguous() {
 		sum = sum.Clone()
 	}
-	a, b := floats(sum), floats(t)
+	pick(sum.DType(), addTo[float32], addTo[float64])(sum, t)
+	return sum
+}
+
+// addTo adds t to sum, which is contiguous.
+func addTo[F float](sum, t *tensor.Tensor) {
+	a, b := values[F](sum), values[F](t)
 	each(len(a), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			a[i] += b[i]
 		}
 	})
-	return sum
 }
 
 func (e *engine) run() error {

@@ -12,39 +12,81 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// isFloat reports whether variables of the dtype can have gradients.
-func isFloat(d tensor.DType) bool {
-	return d == tensor.Float32 || d == tensor.BFloat16 || d == tensor.Float16
+// float is a type in which operators compute.
+type float interface{ float32 | float64 }
+
+// GradDType returns the dtype of the gradients of variables of dtype d, in which operators
+// on them compute: float64 for float64, and float32 for float32, bfloat16 and float16.
+// Variables of other dtypes have no gradients: [tensor.Invalid].
+func GradDType(d tensor.DType) tensor.DType {
+	switch d {
+	case tensor.Float64:
+		return tensor.Float64
+	case tensor.Float32, tensor.BFloat16, tensor.Float16:
+		return tensor.Float32
+	}
+	return tensor.Invalid
 }
 
-// floats returns the elements of t: its own memory if t is a contiguous float32 tensor,
-// and a copy otherwise.
-func floats(t *tensor.Tensor) []float32 {
-	if v, err := tensor.Values[float32](t); err == nil {
+// isFloat reports whether variables of the dtype can have gradients.
+func isFloat(d tensor.DType) bool { return GradDType(d) != tensor.Invalid }
+
+// pick returns the function that computes with elements of dtype d.
+func pick[T any](d tensor.DType, single, double T) T {
+	if GradDType(d) == tensor.Float64 {
+		return double
+	}
+	return single
+}
+
+// checkArithmetic returns an error unless the operands are floating-point numbers that have
+// one arithmetic.
+func checkArithmetic(in []*Var) error {
+	first := in[0].data.DType()
+	for _, v := range in {
+		switch d := v.data.DType(); {
+		case !isFloat(d):
+			return fmt.Errorf("operators do not compute with %v: cast it to a floating-point dtype by tensor.Cast: %w", d, tensor.ErrDType)
+		case GradDType(d) != GradDType(first):
+			return fmt.Errorf("operands of %v and %v: cast one of them by Graph.Cast: %w", first, d, tensor.ErrDType)
+		}
+	}
+	return nil
+}
+
+// values returns the elements of t: its own memory if t is a contiguous tensor of F, and a
+// copy otherwise.
+func values[F float](t *tensor.Tensor) []F {
+	if v, err := tensor.Values[F](t); err == nil {
 		return v
 	}
-	c, err := tensor.Cast(t, tensor.Float32)
+	c, err := tensor.Cast(t, tensor.DTypeOf[F]())
 	if err != nil {
 		panic(err) // every dtype that isFloat names can be cast
 	}
-	v, err := tensor.Values[float32](c.Clone())
+	v, err := tensor.Values[F](c.Clone())
 	if err != nil {
 		panic(err)
 	}
 	return v
 }
 
-// empty returns a float32 tensor of zeros. The shape is the shape of a tensor that
-// exists, or a product of such shapes.
-func empty(shape ...int64) *tensor.Tensor {
-	t, err := tensor.New(tensor.Float32, slices.Clone(shape))
+// zeros returns a tensor of zeros. The shape is the shape of a tensor that exists, or a
+// product of such shapes.
+func zeros[F float](shape ...int64) *tensor.Tensor { return zerosOf(tensor.DTypeOf[F](), shape) }
+
+func zerosLike[F float](t *tensor.Tensor) *tensor.Tensor { return zeros[F](t.Shape()...) }
+
+func zerosOf(d tensor.DType, shape []int64) *tensor.Tensor {
+	t, err := tensor.New(d, slices.Clone(shape))
 	if err != nil {
 		panic(err)
 	}
 	return t
 }
 
-func like(t *tensor.Tensor) *tensor.Tensor { return empty(t.Shape()...) }
+// noGrad returns a gradient of zeros of operand i, whose arithmetic is that of the result.
+func noGrad(p *Pass, i int) *tensor.Tensor { return zerosOf(p.Grad.DType(), p.Shapes[i]) }
 
 // view returns the memory of t, which is contiguous, in another shape of as many
 // elements.
@@ -90,24 +132,24 @@ func parallel(n, least int, f func(lo, hi int)) {
 }
 
 // mat is a matrix in row-major memory, with stride elements from row to row.
-type mat struct {
-	data       []float32
+type mat[F float] struct {
+	data       []F
 	rows, cols int
 	stride     int
 	trans      bool
 }
 
-func matrix(data []float32, rows, cols int) mat { return mat{data, rows, cols, cols, false} }
+func matrix[F float](data []F, rows, cols int) mat[F] { return mat[F]{data, rows, cols, cols, false} }
 
 // t returns the transposed matrix, over the same memory.
-func (m mat) t() mat {
+func (m mat[F]) t() mat[F] {
 	m.trans = !m.trans
 	return m
 }
 
 // multiply computes c = alpha a b + beta c. c is not transposed, and is zero if beta is 0;
 // otherwise beta is 1.
-func multiply(alpha float32, a, b mat, beta float32, c mat) {
+func multiply[F float](alpha F, a, b mat[F], beta F, c mat[F]) {
 	ta, tb := blas.NoTrans, blas.NoTrans
 	k := a.cols
 	if a.trans {
@@ -119,11 +161,18 @@ func multiply(alpha float32, a, b mat, beta float32, c mat) {
 	if k == 0 { // gonum panics. c is zero if beta is 0.
 		return
 	}
-	gonum.Implementation{}.Sgemm(ta, tb, c.rows, c.cols, k, alpha, a.data, max(1, a.stride), b.data, max(1, b.stride), beta, c.data, max(1, c.stride))
+	switch z := any(c.data).(type) {
+	case []float32:
+		x, y := any(a.data).([]float32), any(b.data).([]float32)
+		gonum.Implementation{}.Sgemm(ta, tb, c.rows, c.cols, k, float32(alpha), x, max(1, a.stride), y, max(1, b.stride), float32(beta), z, max(1, c.stride))
+	case []float64:
+		x, y := any(a.data).([]float64), any(b.data).([]float64)
+		gonum.Implementation{}.Dgemm(ta, tb, c.rows, c.cols, k, float64(alpha), x, max(1, a.stride), y, max(1, b.stride), float64(beta), z, max(1, c.stride))
+	}
 }
 
 // sumRows adds the rows of a matrix of len(out) columns to out.
-func sumRows(out, m []float32) {
+func sumRows[F float](out, m []F) {
 	n := len(out)
 	if n == 0 {
 		return

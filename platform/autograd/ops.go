@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"fmt"
+	"io/fs"
 	"math"
 	"slices"
 
@@ -10,10 +11,14 @@ import (
 
 // Add returns a + b. b has the shape of a, or the end of this shape; b is then repeated.
 func (g *Graph) Add(a, b *Var) *Var {
+	return pick(a.dtype(), add[float32], add[float64])(g, a, b)
+}
+
+func add[F float](g *Graph, a, b *Var) *Var {
 	return g.Apply(Op{
-		Name: "add", In: []*Var{a, b}, Aliases: true,
+		Name: "add", In: []*Var{a, b}, Aliases: true, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			out, err := elementwise(a, b, func(out, x, y []float32) {
+			out, err := elementwise(a, b, func(out, x, y []F) {
 				for i := range out {
 					out[i] = x[i] + y[i]
 				}
@@ -23,7 +28,7 @@ func (g *Graph) Add(a, b *Var) *Var {
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			grads := []*tensor.Tensor{p.Grad, nil}
 			if p.Need[1] {
-				grads[1] = fold(p.Grad, p.Shapes[1])
+				grads[1] = fold[F](p.Grad, p.Shapes[1])
 			}
 			return grads, nil
 		},
@@ -33,10 +38,14 @@ func (g *Graph) Add(a, b *Var) *Var {
 // Mul returns the products of the elements of a and b. b has the shape of a, or the
 // end of this shape; b is then repeated.
 func (g *Graph) Mul(a, b *Var) *Var {
+	return pick(a.dtype(), mul[float32], mul[float64])(g, a, b)
+}
+
+func mul[F float](g *Graph, a, b *Var) *Var {
 	return g.Apply(Op{
-		Name: "mul", In: []*Var{a, b},
+		Name: "mul", In: []*Var{a, b}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			out, err := elementwise(a, b, func(out, x, y []float32) {
+			out, err := elementwise(a, b, func(out, x, y []F) {
 				for i := range out {
 					out[i] = x[i] * y[i]
 				}
@@ -44,24 +53,24 @@ func (g *Graph) Mul(a, b *Var) *Var {
 			return out, []*tensor.Tensor{a.data, b.data}, err
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			x, y, d := floats(p.Saved[0]), floats(p.Saved[1]), floats(p.Grad)
+			x, y, d := values[F](p.Saved[0]), values[F](p.Saved[1]), values[F](p.Grad)
 			grads := make([]*tensor.Tensor, 2)
 			if p.Need[0] {
-				grads[0] = like(p.Grad)
-				repeat(floats(grads[0]), d, y, func(out, d, y []float32) {
+				grads[0] = zerosLike[F](p.Grad)
+				repeat(values[F](grads[0]), d, y, func(out, d, y []F) {
 					for i := range out {
 						out[i] = d[i] * y[i]
 					}
 				})
 			}
 			if p.Need[1] {
-				dy := like(p.Grad)
-				repeat(floats(dy), d, x, func(out, d, x []float32) {
+				dy := zerosLike[F](p.Grad)
+				repeat(values[F](dy), d, x, func(out, d, x []F) {
 					for i := range out {
 						out[i] = d[i] * x[i]
 					}
 				})
-				grads[1] = fold(dy, p.Shapes[1])
+				grads[1] = fold[F](dy, p.Shapes[1])
 			}
 			return grads, nil
 		},
@@ -69,18 +78,18 @@ func (g *Graph) Mul(a, b *Var) *Var {
 }
 
 // elementwise applies f to the elements of a and b.
-func elementwise(a, b *Var, f func(out, x, y []float32)) (*tensor.Tensor, error) {
+func elementwise[F float](a, b *Var, f func(out, x, y []F)) (*tensor.Tensor, error) {
 	if extra := len(a.Shape()) - len(b.Shape()); extra < 0 || !slices.Equal(a.Shape()[extra:], b.Shape()) {
 		return nil, fmt.Errorf("%v and %v: %w", a.Shape(), b.Shape(), ErrShape)
 	}
-	out := like(a.data)
-	repeat(floats(out), floats(a.data), floats(b.data), f)
+	out := zerosLike[F](a.data)
+	repeat(values[F](out), values[F](a.data), values[F](b.data), f)
 	return out, nil
 }
 
 // repeat calls f with parts of equal length of out, x and y, whose length divides the
 // length of the others.
-func repeat(out, x, y []float32, f func(out, x, y []float32)) {
+func repeat[F float](out, x, y []F, f func(out, x, y []F)) {
 	if len(y) == 0 {
 		return
 	}
@@ -97,29 +106,33 @@ func repeat(out, x, y []float32, f func(out, x, y []float32)) {
 }
 
 // fold sums the gradient of a repeated operand to the operand's shape.
-func fold(grad *tensor.Tensor, shape []int64) *tensor.Tensor {
+func fold[F float](grad *tensor.Tensor, shape []int64) *tensor.Tensor {
 	if slices.Equal(grad.Shape(), shape) {
 		return grad
 	}
-	out := empty(shape...)
-	sumRows(floats(out), floats(grad))
+	out := zeros[F](shape...)
+	sumRows(values[F](out), values[F](grad))
 	return out
 }
 
 // Scale returns x times a constant.
-func (g *Graph) Scale(x *Var, by float32) *Var {
+func (g *Graph) Scale(x *Var, by float64) *Var {
+	return pick(x.dtype(), scale[float32], scale[float64])(g, x, by)
+}
+
+func scale[F float](g *Graph, x *Var, by float64) *Var {
 	times := func(t *tensor.Tensor) *tensor.Tensor {
-		out := like(t)
-		dst, src := floats(out), floats(t)
+		out := zerosLike[F](t)
+		dst, src := values[F](out), values[F](t)
 		each(len(dst), func(lo, hi int) {
 			for i := lo; i < hi; i++ {
-				dst[i] = src[i] * by
+				dst[i] = src[i] * F(by)
 			}
 		})
 		return out
 	}
 	return g.Apply(Op{
-		Name: "scale", In: []*Var{x},
+		Name: "scale", In: []*Var{x}, arithmetic: true,
 		Forward:  func() (*tensor.Tensor, []*tensor.Tensor, error) { return times(x.data), nil, nil },
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) { return []*tensor.Tensor{times(p.Grad)}, nil },
 	})
@@ -127,20 +140,24 @@ func (g *Graph) Scale(x *Var, by float32) *Var {
 
 // Sum returns the sum of all elements, of shape [].
 func (g *Graph) Sum(x *Var) *Var {
+	return pick(x.dtype(), sum[float32], sum[float64])(g, x)
+}
+
+func sum[F float](g *Graph, x *Var) *Var {
 	return g.Apply(Op{
-		Name: "sum", In: []*Var{x},
+		Name: "sum", In: []*Var{x}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			sum := 0.0
-			for _, v := range floats(x.data) {
+			for _, v := range values[F](x.data) {
 				sum += float64(v)
 			}
-			out := empty()
-			floats(out)[0] = float32(sum)
+			out := zeros[F]()
+			values[F](out)[0] = F(sum)
 			return out, nil, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			out := empty(p.Shapes[0]...)
-			dst, d := floats(out), floats(p.Grad)[0]
+			out := zeros[F](p.Shapes[0]...)
+			dst, d := values[F](out), values[F](p.Grad)[0]
 			for i := range dst {
 				dst[i] = d
 			}
@@ -152,30 +169,34 @@ func (g *Graph) Sum(x *Var) *Var {
 // MatMul returns the matrix product of a and b: of [m k] and [k n], or of as many pairs of
 // matrices as the leading dimensions, equal in both, have.
 func (g *Graph) MatMul(a, b *Var) *Var {
+	return pick(a.dtype(), matMul[float32], matMul[float64])(g, a, b)
+}
+
+func matMul[F float](g *Graph, a, b *Var) *Var {
 	dims := len(a.Shape())
 	return g.Apply(Op{
-		Name: "matmul", In: []*Var{a, b},
+		Name: "matmul", In: []*Var{a, b}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			sa, sb := a.Shape(), b.Shape()
 			if dims < 2 || len(sb) != dims || !slices.Equal(sa[:dims-2], sb[:dims-2]) || sa[dims-1] != sb[dims-2] {
 				return nil, nil, fmt.Errorf("%v times %v: %w", sa, sb, ErrShape)
 			}
-			out := empty(append(slices.Clone(sa[:dims-1]), sb[dims-1])...)
-			x, y, z := matrices(a.data), matrices(b.data), matrices(out)
+			out := zeros[F](append(slices.Clone(sa[:dims-1]), sb[dims-1])...)
+			x, y, z := matrices[F](a.data), matrices[F](b.data), matrices[F](out)
 			batch(z, func(i int) { multiply(1, x[i], y[i], 0, z[i]) })
 			return out, []*tensor.Tensor{a.data, b.data}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			x, y, d := matrices(p.Saved[0]), matrices(p.Saved[1]), matrices(p.Grad)
+			x, y, d := matrices[F](p.Saved[0]), matrices[F](p.Saved[1]), matrices[F](p.Grad)
 			grads := make([]*tensor.Tensor, 2)
 			if p.Need[0] {
-				grads[0] = empty(p.Saved[0].Shape()...)
-				dx := matrices(grads[0])
+				grads[0] = zeros[F](p.Saved[0].Shape()...)
+				dx := matrices[F](grads[0])
 				batch(dx, func(i int) { multiply(1, d[i], y[i].t(), 0, dx[i]) })
 			}
 			if p.Need[1] {
-				grads[1] = empty(p.Saved[1].Shape()...)
-				dy := matrices(grads[1])
+				grads[1] = zeros[F](p.Saved[1].Shape()...)
+				dy := matrices[F](grads[1])
 				batch(dy, func(i int) { multiply(1, x[i].t(), d[i], 0, dy[i]) })
 			}
 			return grads, nil
@@ -184,14 +205,14 @@ func (g *Graph) MatMul(a, b *Var) *Var {
 }
 
 // matrices returns the matrices that the last two dimensions of t hold.
-func matrices(t *tensor.Tensor) []mat {
-	s, f := t.Shape(), floats(t)
+func matrices[F float](t *tensor.Tensor) []mat[F] {
+	s, f := t.Shape(), values[F](t)
 	rows, cols := int(s[len(s)-2]), int(s[len(s)-1])
 	n := 1
 	for _, d := range s[:len(s)-2] {
 		n *= int(d)
 	}
-	out := make([]mat, n)
+	out := make([]mat[F], n)
 	for i := range out {
 		out[i] = matrix(f[i*rows*cols:(i+1)*rows*cols], rows, cols)
 	}
@@ -199,7 +220,7 @@ func matrices(t *tensor.Tensor) []mat {
 }
 
 // batch calls f for every matrix, in parallel if there are several.
-func batch(m []mat, f func(i int)) {
+func batch[F float](m []mat[F], f func(i int)) {
 	parallel(len(m), 1, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			f(i)
@@ -210,48 +231,52 @@ func batch(m []mat, f func(i int)) {
 // Linear returns x wᵀ + b: x is [... k], w is [n k], b is [n] or nil, and the result is
 // [... n].
 func (g *Graph) Linear(x, w, b *Var) *Var {
+	return pick(x.dtype(), linear[float32], linear[float64])(g, x, w, b)
+}
+
+func linear[F float](g *Graph, x, w, b *Var) *Var {
 	in := []*Var{x, w}
 	if b != nil {
 		in = append(in, b)
 	}
 	return g.Apply(Op{
-		Name: "linear", In: in,
+		Name: "linear", In: in, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			sx, sw := x.Shape(), w.Shape()
 			last := len(sx) - 1
 			if last < 0 || len(sw) != 2 || sx[last] != sw[1] || b != nil && !slices.Equal(b.Shape(), sw[:1]) {
 				return nil, nil, fmt.Errorf("%v by %v: %w", sx, sw, ErrShape)
 			}
-			out := empty(append(slices.Clone(sx[:last]), sw[0])...)
+			out := zeros[F](append(slices.Clone(sx[:last]), sw[0])...)
 			n, k := int(sw[0]), int(sw[1])
 			rows := product(sx[:last])
-			y := floats(out)
+			y := values[F](out)
 			if b != nil {
-				bias := floats(b.data)
+				bias := values[F](b.data)
 				for i := range rows {
 					copy(y[i*n:], bias)
 				}
 			}
-			multiply(1, matrix(floats(x.data), rows, k), matrix(floats(w.data), n, k).t(), 1, matrix(y, rows, n))
+			multiply(1, matrix(values[F](x.data), rows, k), matrix(values[F](w.data), n, k).t(), 1, matrix(y, rows, n))
 			return out, []*tensor.Tensor{x.data, w.data}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			sw := p.Saved[1].Shape()
 			n, k := int(sw[0]), int(sw[1])
 			rows := product(p.Saved[0].Shape()) / max(1, k)
-			d := matrix(floats(p.Grad), rows, n)
+			d := matrix(values[F](p.Grad), rows, n)
 			grads := make([]*tensor.Tensor, len(p.Need))
 			if p.Need[0] {
-				grads[0] = like(p.Saved[0])
-				multiply(1, d, matrix(floats(p.Saved[1]), n, k), 1, matrix(floats(grads[0]), rows, k))
+				grads[0] = zerosLike[F](p.Saved[0])
+				multiply(1, d, matrix(values[F](p.Saved[1]), n, k), 1, matrix(values[F](grads[0]), rows, k))
 			}
 			if p.Need[1] {
-				grads[1] = like(p.Saved[1])
-				multiply(1, d.t(), matrix(floats(p.Saved[0]), rows, k), 1, matrix(floats(grads[1]), n, k))
+				grads[1] = zerosLike[F](p.Saved[1])
+				multiply(1, d.t(), matrix(values[F](p.Saved[0]), rows, k), 1, matrix(values[F](grads[1]), n, k))
 			}
 			if len(p.Need) == 3 && p.Need[2] {
-				grads[2] = empty(sw[0])
-				sumRows(floats(grads[2]), d.data)
+				grads[2] = zeros[F](sw[0])
+				sumRows(values[F](grads[2]), d.data)
 			}
 			return grads, nil
 		},
@@ -269,8 +294,12 @@ func product(shape []int64) int {
 // Embedding returns the rows of w, a matrix, that ids, int64 numbers, name. The shape is
 // the shape of ids, followed by the length of a row.
 func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
+	return pick(w.dtype(), embedding[float32], embedding[float64])(g, w, ids)
+}
+
+func embedding[F float](g *Graph, w *Var, ids *tensor.Tensor) *Var {
 	return g.Apply(Op{
-		Name: "embedding", In: []*Var{w},
+		Name: "embedding", In: []*Var{w}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			s := w.Shape()
 			at, err := indices(ids)
@@ -280,8 +309,8 @@ func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
 			if len(s) != 2 {
 				return nil, nil, fmt.Errorf("rows of %v: %w", s, ErrShape)
 			}
-			out := empty(append(slices.Clone(ids.Shape()), s[1])...)
-			dst, src, n := floats(out), floats(w.data), int(s[1])
+			out := zeros[F](append(slices.Clone(ids.Shape()), s[1])...)
+			dst, src, n := values[F](out), values[F](w.data), int(s[1])
 			for i, id := range at {
 				if id < 0 || id >= s[0] {
 					return nil, nil, fmt.Errorf("row %d of %d: %w", id, s[0], ErrShape)
@@ -295,8 +324,8 @@ func (g *Graph) Embedding(w *Var, ids *tensor.Tensor) *Var {
 			if err != nil {
 				return nil, err
 			}
-			out := empty(p.Shapes[0]...)
-			dst, d, n := floats(out), floats(p.Grad), int(p.Shapes[0][1])
+			out := zeros[F](p.Shapes[0]...)
+			dst, d, n := values[F](out), values[F](p.Grad), int(p.Shapes[0][1])
 			for i, id := range at {
 				row := dst[int(id)*n : (int(id)+1)*n]
 				for j, v := range d[i*n : (i+1)*n] {
@@ -318,12 +347,16 @@ func indices(t *tensor.Tensor) ([]int64, error) {
 
 // GELU returns x Φ(x), with the approximation of Φ by tanh.
 func (g *Graph) GELU(x *Var) *Var {
+	return pick(x.dtype(), gelu[float32], gelu[float64])(g, x)
+}
+
+func gelu[F float](g *Graph, x *Var) *Var {
 	const c, cube = 0.7978845608028654, 0.044715 // √(2/π)
 	return g.Apply(Op{
-		Name: "gelu", In: []*Var{x},
+		Name: "gelu", In: []*Var{x}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
-			out := like(x.data)
-			dst, src := floats(out), floats(x.data)
+			out := zerosLike[F](x.data)
+			dst, src := values[F](out), values[F](x.data)
 			each(len(dst), func(lo, hi int) {
 				for i := lo; i < hi; i++ {
 					v := src[i]
@@ -333,8 +366,8 @@ func (g *Graph) GELU(x *Var) *Var {
 			return out, []*tensor.Tensor{x.data}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			out := like(p.Grad)
-			dst, src, d := floats(out), floats(p.Saved[0]), floats(p.Grad)
+			out := zerosLike[F](p.Grad)
+			dst, src, d := values[F](out), values[F](p.Saved[0]), values[F](p.Grad)
 			each(len(dst), func(lo, hi int) {
 				for i := lo; i < hi; i++ {
 					v := src[i]
@@ -349,11 +382,16 @@ func (g *Graph) GELU(x *Var) *Var {
 
 // Dropout returns x with each element, with probability p, replaced by 0, and the others
 // divided by 1-p. It is for training: leave it out to evaluate a model. The elements are
-// chosen by [Graph.Rand]; the graph fails with [ErrSeed] if it has no seed.
+// chosen by [Graph.Rand]; the graph fails with [ErrSeed] if it has no seed, and with
+// [fs.ErrInvalid] if p is not between 0 and 1.
 func (g *Graph) Dropout(x *Var, p float32) *Var {
-	by := 1 / (1 - p)
+	return pick(x.dtype(), dropout[float32], dropout[float64])(g, x, p)
+}
+
+func dropout[F float](g *Graph, x *Var, p float32) *Var {
+	by := 1 / (1 - F(p))
 	mask := func(out, src, kept *tensor.Tensor) {
-		dst, v, on := floats(out), floats(src), kept.Contents()
+		dst, v, on := values[F](out), values[F](src), kept.Contents()
 		each(len(dst), func(lo, hi int) {
 			for i := lo; i < hi; i++ {
 				if on[i] != 0 {
@@ -363,10 +401,10 @@ func (g *Graph) Dropout(x *Var, p float32) *Var {
 		})
 	}
 	return g.Apply(Op{
-		Name: "dropout", In: []*Var{x},
+		Name: "dropout", In: []*Var{x}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			if !(p >= 0 && p <= 1) {
-				return nil, nil, fmt.Errorf("probability %v is not between 0 and 1: %w", p, ErrShape)
+				return nil, nil, fmt.Errorf("probability %v is not between 0 and 1: %w", p, fs.ErrInvalid)
 			}
 			if !g.seeded {
 				return nil, nil, ErrSeed
@@ -381,36 +419,40 @@ func (g *Graph) Dropout(x *Var, p float32) *Var {
 					on[i] = 1
 				}
 			}
-			out := like(x.data)
+			out := zerosLike[F](x.data)
 			mask(out, x.data, kept)
 			return out, []*tensor.Tensor{kept}, nil
 		},
 		Backward: func(pass *Pass) ([]*tensor.Tensor, error) {
-			out := like(pass.Grad)
+			out := zerosLike[F](pass.Grad)
 			mask(out, pass.Grad, pass.Saved[0])
 			return []*tensor.Tensor{out}, nil
 		},
 	})
 }
 
-func tanh(x float32) float32 { return float32(math.Tanh(float64(x))) }
-func exp(x float32) float32  { return float32(math.Exp(float64(x))) }
+func tanh[F float](x F) F { return F(math.Tanh(float64(x))) }
+func exp[F float](x F) F  { return F(math.Exp(float64(x))) }
 
 // LayerNorm shifts and scales each row of x, along the last dimension, to mean 0 and
 // variance 1, and returns it times w plus b, both of that dimension's length.
 func (g *Graph) LayerNorm(x, w, b *Var) *Var {
+	return pick(x.dtype(), layerNorm[float32], layerNorm[float64])(g, x, w, b)
+}
+
+func layerNorm[F float](g *Graph, x, w, b *Var) *Var {
 	const eps = 1e-5
 	return g.Apply(Op{
-		Name: "layernorm", In: []*Var{x, w, b},
+		Name: "layernorm", In: []*Var{x, w, b}, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			s := x.Shape()
 			if len(s) == 0 || !slices.Equal(w.Shape(), s[len(s)-1:]) || !slices.Equal(b.Shape(), w.Shape()) {
 				return nil, nil, fmt.Errorf("rows of %v by %v and %v: %w", s, w.Shape(), b.Shape(), ErrShape)
 			}
 			n := int(s[len(s)-1])
-			out, norm, scale := like(x.data), like(x.data), empty(int64(product(s[:len(s)-1])))
-			y, z, inv := floats(out), floats(norm), floats(scale)
-			src, gain, bias := floats(x.data), floats(w.data), floats(b.data)
+			out, norm, scale := zerosLike[F](x.data), zerosLike[F](x.data), zeros[F](int64(product(s[:len(s)-1])))
+			y, z, inv := values[F](out), values[F](norm), values[F](scale)
+			src, gain, bias := values[F](x.data), values[F](w.data), values[F](b.data)
 			rows(len(inv), n, func(r int) {
 				row := src[r*n : (r+1)*n]
 				mean, square := 0.0, 0.0
@@ -421,9 +463,9 @@ func (g *Graph) LayerNorm(x, w, b *Var) *Var {
 				for _, v := range row {
 					square += (float64(v) - mean) * (float64(v) - mean)
 				}
-				inv[r] = float32(1 / math.Sqrt(square/float64(n)+eps))
+				inv[r] = F(1 / math.Sqrt(square/float64(n)+eps))
 				for i, v := range row {
-					h := (v - float32(mean)) * inv[r]
+					h := (v - F(mean)) * inv[r]
 					z[r*n+i] = h
 					y[r*n+i] = h*gain[i] + bias[i]
 				}
@@ -431,10 +473,10 @@ func (g *Graph) LayerNorm(x, w, b *Var) *Var {
 			return out, []*tensor.Tensor{norm, scale, w.data}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			z, inv, gain, d := floats(p.Saved[0]), floats(p.Saved[1]), floats(p.Saved[2]), floats(p.Grad)
+			z, inv, gain, d := values[F](p.Saved[0]), values[F](p.Saved[1]), values[F](p.Saved[2]), values[F](p.Grad)
 			n := len(gain)
-			dx, dw, db := like(p.Grad), empty(int64(n)), empty(int64(n))
-			out := floats(dx)
+			dx, dw, db := zerosLike[F](p.Grad), zeros[F](int64(n)), zeros[F](int64(n))
+			out := values[F](dx)
 			rows(len(inv), n, func(r int) {
 				dot, sum := 0.0, 0.0
 				for i := range n {
@@ -442,18 +484,18 @@ func (g *Graph) LayerNorm(x, w, b *Var) *Var {
 					sum += v
 					dot += v * float64(z[r*n+i])
 				}
-				mean, along := float32(sum/float64(n)), float32(dot/float64(n))
+				mean, along := F(sum/float64(n)), F(dot/float64(n))
 				for i := range n {
 					out[r*n+i] = inv[r] * (d[r*n+i]*gain[i] - mean - z[r*n+i]*along)
 				}
 			})
-			sumRows(floats(db), d)
+			sumRows(values[F](db), d)
 			each(len(z), func(lo, hi int) {
 				for i := lo; i < hi; i++ {
 					z[i] *= d[i] // z is not needed after this
 				}
 			})
-			sumRows(floats(dw), z)
+			sumRows(values[F](dw), z)
 			return []*tensor.Tensor{dx, dw, db}, nil
 		},
 	})
@@ -517,7 +559,7 @@ func (g *Graph) Narrow(x *Var, dim int, lo, hi int64) *Var {
 			return t.Clone(), nil, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			out := empty(p.Shapes[0]...)
+			out := noGrad(p, 0)
 			part, err := out.Slice(dim, lo, hi, 1)
 			if err != nil {
 				return nil, err
@@ -583,7 +625,7 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 			},
 			Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 				if sum == nil {
-					sum = empty(p.Shapes[0]...)
+					sum = noGrad(p, 0)
 					p.After(begin, func() error {
 						t := sum
 						sum = nil // another backward pass may begin at other parts
@@ -601,11 +643,12 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 	return out
 }
 
-// Cast returns x with elements of another floating-point dtype. The gradient stays
-// float32.
+// Cast returns x, whose elements are floating-point numbers, with elements of another
+// floating-point dtype.
 func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
+	from := x.dtype()
 	return g.Apply(Op{
-		Name: "cast", In: []*Var{x}, Aliases: true,
+		Name: "cast", In: []*Var{x}, Aliases: GradDType(from) == GradDType(d),
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			if !isFloat(d) {
 				return nil, nil, fmt.Errorf("cast to %v: %w", d, ErrGrad)
@@ -613,6 +656,9 @@ func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 			out, err := tensor.Cast(x.data, d)
 			return out, nil, err
 		},
-		Backward: func(p *Pass) ([]*tensor.Tensor, error) { return []*tensor.Tensor{p.Grad}, nil },
+		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
+			grad, err := tensor.Cast(p.Grad, GradDType(from))
+			return []*tensor.Tensor{grad}, err
+		},
 	})
 }

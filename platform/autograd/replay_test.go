@@ -3,6 +3,8 @@ package autograd
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -104,7 +106,7 @@ func TestSecondRunMustEqualTheFirst(t *testing.T) {
 			}
 			return cast(g, x, tensor.BFloat16)
 		}, nil, "returns float16[2 2], and returned bfloat16[2 2]"},
-		"a constant that counts": {func(g *Graph, x *Var) *Var { return g.GELU(g.Scale(x, float32(run))) }, nil, "operator 1, scale(float32[2 2]), returns other values"},
+		"a constant that counts": {func(g *Graph, x *Var) *Var { return g.GELU(g.Scale(x, float64(run))) }, nil, "operator 1, scale(float32[2 2]), returns other values"},
 		"exchanged operands": {func(g *Graph, x *Var) *Var {
 			if again() {
 				return g.MatMul(w, x)
@@ -230,7 +232,7 @@ func TestPolicyIsAskedOnceForEachOperator(t *testing.T) {
 func TestRandomNumbersAreReplayed(t *testing.T) {
 	f := func(g *Graph, in ...*Var) *Var {
 		by := g.Rand().Float32()
-		y := noise(g, g.Scale(in[0], by), g.Rand().Float32)
+		y := noise(g, g.Scale(in[0], float64(by)), g.Rand().Float32)
 		return g.Dropout(noise(g, y, g.Rand().Float32), 0.5)
 	}
 	run := func(checkpoint func(g *Graph, x *Var) *Var) (*tensor.Tensor, uint64) {
@@ -287,11 +289,11 @@ func TestDropoutHasASeed(t *testing.T) {
 			t.Errorf("%s without a seed: %v; want ErrSeed", name, g.Err())
 		}
 	}
-	for _, p := range []float32{-0.1, 1.1} {
+	for _, p := range []float32{-0.1, 1.1, 2, float32(math.NaN())} {
 		g := New(t.Context())
 		g.Seed(1, 1)
-		if g.Dropout(x, p); !errors.Is(g.Err(), ErrShape) {
-			t.Errorf("dropout with probability %g: %v; want ErrShape", p, g.Err())
+		if g.Dropout(x, p); !errors.Is(g.Err(), fs.ErrInvalid) {
+			t.Errorf("dropout with probability %g: %v; want fs.ErrInvalid", p, g.Err())
 		}
 	}
 }

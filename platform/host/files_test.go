@@ -91,7 +91,7 @@ func TestReadSliceReadsLittle(t *testing.T) {
 }
 
 func TestSaveTensorsRefuses(t *testing.T) {
-	complexes, err := tensor.New(tensor.Complex64, []int64{2})
+	complexes, err := tensor.New(tensor.Complex128, []int64{2})
 	must.Do(t, err)
 	var b bytes.Buffer
 	for claim, x := range map[string]*tensor.Tensor{"a dtype that the format lacks": complexes, "no tensor": nil} {

@@ -28,6 +28,7 @@ const Name = "host"
 // one goroutine at a time, all others for any.
 type Platform struct {
 	world *Group
+	host  string // the name of the host for symmetric memory; empty: hostID
 
 	mu    sync.Mutex
 	known map[string]*Group // by key; guarded by mu
@@ -41,6 +42,8 @@ var (
 	_ platform.Profiler    = (*Platform)(nil)
 	_ platform.Staging     = (*Platform)(nil)
 	_ platform.Streams     = (*Platform)(nil)
+
+	_ platform.SymmetricMemory = (*Platform)(nil)
 )
 
 // Factory makes host platforms, for [platform.Open].

@@ -2,7 +2,8 @@ package host_test
 
 import (
 	"errors"
-	"strings"
+	"flag"
+	"os"
 	"sync"
 	"testing"
 
@@ -16,7 +17,18 @@ import (
 	"github.com/cairn-ckpt/cairn/platform/platformtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// onlyVariable is set in processes that a test has started, to the test that they run.
+const onlyVariable = "CAIRN_HOST_TEST_ONLY"
+
+func TestMain(m *testing.M) {
+	if only := os.Getenv(onlyVariable); only != "" {
+		flag.Parse()
+		if err := flag.Set("test.run", only); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestHostOverGoroutines(t *testing.T) {
 	platformtest.Run(t, goroutines, nil)
@@ -83,18 +95,6 @@ func TestBackendsHaveNames(t *testing.T) {
 	} {
 		if got := p.World().Backend(); got != want {
 			t.Errorf("Backend = %q; want %q", got, want)
-		}
-	}
-}
-
-func TestSymmetricMemoryIsUnsupported(t *testing.T) {
-	_, err := platform.As[platform.SymmetricMemory](host.New(nil))
-	if !errors.Is(err, errors.ErrUnsupported) {
-		t.Fatalf("As[SymmetricMemory] = %v; want ErrUnsupported", err)
-	}
-	for _, want := range []string{"host", "platform.SymmetricMemory"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("As[SymmetricMemory] = %q; want it to name %s", err, want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
+	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -75,6 +76,7 @@ func reductions(params iter.Seq2[string, *Param], comms *Comms) (rounds [][]redu
 		if !p.leaf.RequiresGrad() {
 			continue
 		}
+		fmt.Fprintf(&text, "gradient %v; ", gradDType(p))
 		for i, dim := range s.dims(false) {
 			comm, err := comms.Line(s.mesh, dim)
 			if err != nil {
@@ -93,7 +95,7 @@ func reduceRound(ctx context.Context, round []reduction) error {
 	var works []*platform.Work
 	for _, r := range round {
 		if r.of.leaf.Grad() == nil {
-			zeros, err := tensor.New(tensor.Float32, r.of.LocalShape())
+			zeros, err := tensor.New(gradDType(r.of), r.of.LocalShape())
 			if err != nil {
 				panic(err) // the parameter has that shape
 			}
@@ -118,8 +120,8 @@ func checked(p *Param) (spread, error) {
 		return s, err
 	}
 	switch {
-	case g.DType() != tensor.Float32:
-		return s, fmt.Errorf("gradient %v is not float32: %w", g, tensor.ErrDType)
+	case autograd.GradDType(g.DType()) == tensor.Invalid:
+		return s, fmt.Errorf("gradient %v is not a float64, float32, bfloat16 or float16 tensor: %w", g, tensor.ErrDType)
 	case g.IsPlaceholder():
 		return s, fmt.Errorf("gradient %v: %w", g, tensor.ErrPlaceholder)
 	}
@@ -129,6 +131,14 @@ func checked(p *Param) (spread, error) {
 		}
 	}
 	return s, sameShape(p.Local(), g)
+}
+
+// gradDType returns the dtype of the gradient that p has or would get.
+func gradDType(p *Param) tensor.DType {
+	if g := p.leaf.Grad(); g != nil {
+		return g.DType()
+	}
+	return autograd.GradDType(p.Local().DType())
 }
 
 // describe writes what ranks must have in common of a parameter.
@@ -149,6 +159,9 @@ type ClipOptions struct {
 // parameters, each once, however they are spread over ranks: for p = 0 the number of those
 // that are not zero, for +inf the largest, for -inf the smallest absolute value. Without
 // any gradient it is 0.
+//
+// Gradients are float64, float32, bfloat16 or float16. float64 gradients are scaled in
+// float64, and all others in float32; sums are float64.
 //
 // A parameter without a gradient on this rank counts for nothing. The gradients of
 // replicas must be equal; see [ReduceGrads].
@@ -177,7 +190,7 @@ func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms *
 	}
 	if by := maxNorm / (norm + 1e-6); !(by >= 1) {
 		for name, p := range params {
-			if err := scale(p.leaf.Grad(), float32(by)); err != nil {
+			if err := scale(p.leaf.Grad(), by); err != nil {
 				return norm, fmt.Errorf("scale the gradient of %q: %w", name, err)
 			}
 		}
@@ -258,12 +271,9 @@ func (s *normSum) add(n norm, name string, p *Param) error {
 	if p.leaf.Grad() == nil {
 		return nil
 	}
-	v, err := elements(p.leaf.Grad())
-	if err != nil {
-		return err
-	}
-	s.groups[i].partial = n.join(s.groups[i].partial, n.of(v))
-	return nil
+	part, err := n.of(p.leaf.Grad())
+	s.groups[i].partial = n.join(s.groups[i].partial, part)
+	return err
 }
 
 // reduce replaces the numbers of the groups by those over all ranks of the line.
@@ -294,13 +304,13 @@ func (s *normSum) norm(n norm) float64 {
 	return n.finish(sum)
 }
 
-// norm is how a p-norm is computed from parts: each part gives a number, the numbers are
-// joined, and the result follows from the last.
+// norm is how a p-norm is computed from parts: the absolute values of the elements of a part
+// give a number, the numbers are joined, and the result follows from the last.
 type norm struct {
-	of       func(v []float32) float64
+	identity float64
+	step     func(sum, x float64) float64
 	join     func(a, b float64) float64
 	op       platform.ReduceOp // joins the numbers of ranks
-	identity float64
 	finish   func(sum float64) float64
 }
 
@@ -309,15 +319,12 @@ func normOf(p float64) norm {
 	n.finish = func(sum float64) float64 { return sum }
 	switch {
 	case math.IsInf(p, 1):
-		n.join, n.op = math.Max, collective.Max
-		n.of = func(v []float32) float64 { return fold(v, 0, math.Max) }
+		n.step, n.join, n.op = math.Max, math.Max, collective.Max
 	case math.IsInf(p, -1):
 		n.join, n.op, n.identity = math.Min, collective.Min, math.Inf(1)
 		// An infinite element counts as the largest number, so that it differs from the
-		// identity. Gradients, which are float32, do not reach it.
-		n.of = func(v []float32) float64 {
-			return fold(v, math.Inf(1), func(m, x float64) float64 { return math.Min(m, math.Min(x, math.MaxFloat64)) })
-		}
+		// identity, and the largest number counts as infinite.
+		n.step = func(m, x float64) float64 { return math.Min(m, math.Min(x, math.MaxFloat64)) }
 		n.finish = func(sum float64) float64 {
 			switch sum {
 			case math.MaxFloat64:
@@ -328,26 +335,22 @@ func normOf(p float64) norm {
 			return sum
 		}
 	case p == 0:
-		n.of = func(v []float32) float64 {
-			return fold(v, 0, func(s, x float64) float64 {
-				if x != 0 {
-					s++
-				}
-				return s
-			})
+		n.step = func(s, x float64) float64 {
+			if x != 0 {
+				s++
+			}
+			return s
 		}
 	case p == 1:
-		n.of = func(v []float32) float64 { return fold(v, 0, func(s, x float64) float64 { return s + x }) }
+		n.step = func(s, x float64) float64 { return s + x }
 	case p == 2:
-		n.of = func(v []float32) float64 { return fold(v, 0, func(s, x float64) float64 { return s + x*x }) }
+		n.step = func(s, x float64) float64 { return s + x*x }
 		n.finish = math.Sqrt
 	default:
 		if p < 0 { // no element: -0; infinite elements only: 0, which is an infinite norm
 			n.identity = math.Copysign(0, -1)
 		}
-		n.of = func(v []float32) float64 {
-			return fold(v, n.identity, func(s, x float64) float64 { return s + math.Pow(x, p) })
-		}
+		n.step = func(s, x float64) float64 { return s + math.Pow(x, p) }
 		n.finish = func(sum float64) float64 {
 			if math.Signbit(sum) {
 				return 0
@@ -358,40 +361,55 @@ func normOf(p float64) norm {
 	return n
 }
 
-// fold returns f over the absolute values of the elements.
-func fold(v []float32, first float64, f func(sum, x float64) float64) float64 {
-	for _, x := range v {
-		first = f(first, math.Abs(float64(x)))
+// of returns the number of a gradient.
+func (n norm) of(t *tensor.Tensor) (float64, error) {
+	if t.DType() == tensor.Float64 {
+		v, _, err := working[float64](t)
+		return fold(v, n), err
 	}
-	return first
+	v, _, err := working[float32](t)
+	return fold(v, n), err
 }
 
-// elements returns the elements of a gradient, its own memory if that is contiguous.
-func elements(t *tensor.Tensor) ([]float32, error) {
-	if !t.Contiguous() {
-		t = t.Clone()
+func fold[F float32 | float64](v []F, n norm) float64 {
+	sum := n.identity
+	for _, x := range v {
+		sum = n.step(sum, math.Abs(float64(x)))
 	}
-	return tensor.Values[float32](t)
+	return sum
+}
+
+// working returns the elements of t as a slice of F, the memory of t itself if it can be, and
+// otherwise of a copy.
+func working[F float32 | float64](t *tensor.Tensor) (v []F, of *tensor.Tensor, err error) {
+	if of, err = tensor.Cast(t, tensor.DTypeOf[F]()); err != nil {
+		return nil, nil, err
+	}
+	if !of.Contiguous() {
+		of = of.Clone()
+	}
+	v, err = tensor.Values[F](of)
+	return v, of, err
 }
 
 // scale multiplies a gradient, which may be nil.
-func scale(t *tensor.Tensor, by float32) error {
-	if t == nil {
+func scale(t *tensor.Tensor, by float64) error {
+	switch {
+	case t == nil:
 		return nil
+	case t.DType() == tensor.Float64:
+		return multiply[float64](t, by)
 	}
-	whole := t
-	if !t.Contiguous() {
-		whole = t.Clone()
+	return multiply[float32](t, by)
+}
+
+func multiply[F float32 | float64](t *tensor.Tensor, by float64) error {
+	v, of, err := working[F](t)
+	for i := range v {
+		v[i] *= F(by)
 	}
-	v, err := tensor.Values[float32](whole)
-	if err != nil {
+	if err != nil || of == t {
 		return err
 	}
-	for i := range v {
-		v[i] *= by
-	}
-	if whole != t {
-		return tensor.Copy(t, whole)
-	}
-	return nil
+	return tensor.Convert(t, of, tensor.CastAny)
 }

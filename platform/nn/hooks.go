@@ -13,6 +13,9 @@ import (
 // function, or nil to leave them as they are.
 type PreHook func(m *Module, g *autograd.Graph, in []*autograd.Var) ([]*autograd.Var, error)
 
+// preHook is a hook before the forward function with the named arguments of the call.
+type preHook func(m *Module, g *autograd.Graph, in []*autograd.Var, k any) ([]*autograd.Var, any, error)
+
 // BackwardPreHook runs in the backward pass before the operators of a module, with the
 // gradient of its output, which it must not change or use later. It returns another one,
 // which stays as it is, or nil to leave it.
@@ -35,8 +38,13 @@ const (
 )
 
 // BeforeForward adds a hook that runs before the forward function in later calls. remove
-// removes it.
-func (m *Module) BeforeForward(at Place, h PreHook) (remove func()) { return m.before.add(at, h) }
+// removes it. [BeforeForwardWith] adds one that gets named arguments.
+func (m *Module) BeforeForward(at Place, h PreHook) (remove func()) {
+	return m.before.add(at, func(m *Module, g *autograd.Graph, in []*autograd.Var, k any) ([]*autograd.Var, any, error) {
+		in, err := h(m, g, in)
+		return in, k, err
+	})
+}
 
 // BeforeBackward adds a hook that runs before the backward pass through later calls. remove
 // removes it.
@@ -69,27 +77,33 @@ var errForward = errors.New("the module has no forward function")
 // Call runs the hooks and the forward function. Hooks that are added later do not run in
 // the backward pass from this call.
 func (m *Module) Call(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
-	if m.forward == nil {
+	return m.call(g, nil, in)
+}
+
+// call is Call with named arguments. Nil means zero ones.
+func (m *Module) call(g *autograd.Graph, k any, in []*autograd.Var) *autograd.Var {
+	if m.forward == nil && m.keywords.of == nil {
 		m.fail(errForward)
 	}
 	if m.err != nil {
 		return g.Fail(m.kind.String(), m.err)
 	}
 	for _, h := range m.before.list {
-		replaced, err := (*h)(m, g, in)
+		replaced, args, err := (*h)(m, g, in, k)
 		if err != nil {
 			return g.Fail("hook before "+m.kind.String(), err)
 		}
-		if replaced != nil {
+		if k = args; replaced != nil {
 			in = replaced
 		}
 	}
+	forward := m.bind(k)
 	if len(m.backPre.list)+len(m.backward.list) == 0 {
-		return m.forward(g, in...)
+		return forward(g, in...)
 	}
 	c := &call{m: m, before: m.backPre.list, after: m.backward.list}
 	in = c.enter(g, in)
-	return c.exit(g, m.forward(g, in...))
+	return c.exit(g, forward(g, in...))
 }
 
 // call is a call of a module that has hooks in the backward pass. Identity operators
@@ -200,7 +214,7 @@ func identity(g *autograd.Graph, name string, x *autograd.Var, f func(*autograd.
 }
 
 func sameGrad(old, t *tensor.Tensor) error {
-	if t.DType() != tensor.Float32 || !slices.Equal(old.Shape(), t.Shape()) {
+	if t.DType() != old.DType() || !slices.Equal(old.Shape(), t.Shape()) {
 		return fmt.Errorf("gradient %v in place of %v: %w", t, old, autograd.ErrShape)
 	}
 	return nil

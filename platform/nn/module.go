@@ -1,14 +1,16 @@
 // Package nn holds the parameters and modules of a model: a [Param] is a leaf of package
-// autograd with a layout of package shard, and a [Module] is a tree of parameters with a
-// forward function and hooks. It does not depend on how ranks communicate: [ClipGradNorm]
+// autograd with a layout of package shard, and a [Module] is a tree of parameters and buffers
+// with a forward function and hooks. It does not depend on how ranks communicate: [ClipGradNorm]
 // and [ReduceGrads] are given the groups of a mesh.
 package nn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -40,19 +42,21 @@ func (k Kind) String() string {
 	return "module"
 }
 
-// Module is a part of a model: parameters, modules inside of it, and a function from its
-// inputs to its output. It is for one goroutine at a time.
+// Module is a part of a model: parameters, buffers, modules inside of it, and a function from
+// its inputs to its output. It is for one goroutine at a time.
 //
 // What is wrong with a module while it is built is its error, [Module.Err], so that a
 // model is built without checks in between; a call of such a module makes the graph fail.
 type Module struct {
 	kind     Kind
 	forward  autograd.Func
+	keywords keywords // instead of forward, if the function takes named arguments
 	params   []named[*Param]
+	buffers  []buffer
 	children []named[*Module]
 	err      error
 
-	before   hooks[PreHook]
+	before   hooks[preHook]
 	backPre  hooks[BackwardPreHook]
 	backward hooks[BackwardHook]
 }
@@ -90,6 +94,27 @@ func (m *Module) AddParam(name string, p *Param) {
 	}
 }
 
+// buffer is a tensor of a module that is not trained.
+type buffer struct {
+	named[*Param]
+	persistent bool
+}
+
+// AddBuffer adds a tensor that the module needs but does not train, such as a running mean,
+// of any dtype. A persistent buffer is part of [Module.State]. A buffer that a constructor
+// makes by its [Init] is a placeholder in a module of [Meta]; a buffer that it computes itself
+// has its values there too.
+func (m *Module) AddBuffer(name string, t *tensor.Tensor, persistent bool) {
+	p, err := NewParam(t, false)
+	if err != nil {
+		m.fail(fmt.Errorf("buffer %q: %w", name, err))
+		return
+	}
+	if m.checkName(name) {
+		m.buffers = append(m.buffers, buffer{named[*Param]{name, p}, persistent})
+	}
+}
+
 // AddChild adds a module inside of m.
 func (m *Module) AddChild(name string, c *Module) {
 	if c == nil {
@@ -109,6 +134,7 @@ func (m *Module) AddChild(name string, c *Module) {
 
 func (m *Module) checkName(name string) bool {
 	has := slices.ContainsFunc(m.params, func(n named[*Param]) bool { return n.name == name }) ||
+		slices.ContainsFunc(m.buffers, func(b buffer) bool { return b.name == name }) ||
 		slices.ContainsFunc(m.children, func(n named[*Module]) bool { return n.name == name })
 	if has || name == "" || strings.Contains(name, ".") {
 		m.fail(fmt.Errorf("name %q is empty, has a dot or is used already: %w", name, ErrName))
@@ -174,6 +200,30 @@ func (m *Module) Params() iter.Seq2[string, *Param] {
 	}
 }
 
+// Buffers yields all buffers by their full names, in the order of [Module.Modules]. Their
+// type is that of parameters, so a buffer may have a layout, but they have no gradients.
+func (m *Module) Buffers() iter.Seq2[string, *Param] {
+	return func(yield func(string, *Param) bool) {
+		for prefix, c := range m.Modules() {
+			for _, b := range c.buffers {
+				if !yield(join(prefix, b.name), b.v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Buffer returns the buffer of that full name, or nil.
+func (m *Module) Buffer(name string) *Param {
+	for n, b := range m.Buffers() {
+		if n == name {
+			return b
+		}
+	}
+	return nil
+}
+
 // Find returns the parameter of that full name, the module that has it and the name
 // there. A leading "self." is ignored.
 func (m *Module) Find(name string) (owner *Module, key string, p *Param, ok bool) {
@@ -216,10 +266,16 @@ func (m *Module) Replace(name string, p *Param) error {
 
 // InitParams calls init for each parameter, in the order of [Module.Params], for example
 // to give memory and values to placeholders. stage is the number of the module in a
-// pipeline of modules, for errors. A nil module and a negative stage are errors.
+// pipeline of modules, for errors. The error for a nil module, a nil function or a negative
+// stage wraps [fs.ErrInvalid].
 func (m *Module) InitParams(stage int, init func(name string, p *Param) error) error {
-	if m == nil || stage < 0 {
-		return fmt.Errorf("initialise the parameters of stage %d (nil: %v): %w", stage, m == nil, ErrName)
+	switch {
+	case m == nil:
+		return fmt.Errorf("initialise the parameters of stage %d: no module: %w", stage, fs.ErrInvalid)
+	case init == nil:
+		return fmt.Errorf("initialise the parameters of stage %d: no function: %w", stage, fs.ErrInvalid)
+	case stage < 0:
+		return fmt.Errorf("initialise the parameters of stage %d, which is negative: %w", stage, fs.ErrInvalid)
 	}
 	for name, p := range m.Params() {
 		if err := init(name, p); err != nil {
@@ -229,8 +285,9 @@ func (m *Module) InitParams(stage int, init func(name string, p *Param) error) e
 	return nil
 }
 
-// names yields all parameters by all their full names, in the order of [Module.Modules].
-// A parameter comes once for each of its names, and for each name of its module.
+// names yields all parameters and persistent buffers by all their full names, in the order of
+// [Module.Modules]. A parameter comes once for each of its names, and for each name of its
+// module.
 func (m *Module) names() iter.Seq2[string, *Param] {
 	return func(yield func(string, *Param) bool) { m.walkNames("", yield) }
 }
@@ -238,6 +295,11 @@ func (m *Module) names() iter.Seq2[string, *Param] {
 func (m *Module) walkNames(prefix string, yield func(string, *Param) bool) bool {
 	for _, p := range m.params {
 		if !yield(join(prefix, p.name), p.v) {
+			return false
+		}
+	}
+	for _, b := range m.buffers {
+		if b.persistent && !yield(join(prefix, b.name), b.v) {
 			return false
 		}
 	}
@@ -249,8 +311,8 @@ func (m *Module) walkNames(prefix string, yield func(string, *Param) bool) bool 
 	return true
 }
 
-// State returns the parameters by name, in the form that a checkpoint saves: those with a
-// layout as *shard.Tensor, the others as *tensor.Tensor. A parameter that has several names,
+// State returns the parameters and persistent buffers by name, in the form that a checkpoint
+// saves: those with a layout as *shard.Tensor, the others as *tensor.Tensor. A parameter that has several names,
 // such as a tied weight, is there under each of them, as in PyTorch. A load fills them in
 // place, each once. With LoadState it makes a module a cairn.Stateful.
 func (m *Module) State() (map[string]any, error) {
@@ -261,10 +323,16 @@ func (m *Module) State() (map[string]any, error) {
 	return s, m.Err()
 }
 
-// LoadState copies the values of a state into the parameters. Values that are the
-// parameters' own stay. Of a parameter that has several names one is enough. If the state
-// has several, their values must be equal; otherwise the error wraps [ErrName].
+// LoadState copies the values of a state into the parameters and persistent buffers. Values
+// that are the parameters' own stay. Of a parameter that has several names one is enough. If
+// the state has several, their values must be equal; otherwise the error wraps [ErrName].
+//
+// If the state lacks a parameter or buffer, the error wraps [fs.ErrNotExist]; if it has a name
+// that the module does not have, [ErrName]. Then LoadState has copied nothing.
 func (m *Module) LoadState(s map[string]any) error {
+	if err := m.checkState(s); err != nil {
+		return err
+	}
 	from := map[*Param]string{} // the name that a parameter was loaded from
 	for name, p := range m.names() {
 		v, ok := s[name]
@@ -278,24 +346,48 @@ func (m *Module) LoadState(s map[string]any) error {
 			continue
 		}
 		if err := p.loadState(v); err != nil {
-			return fmt.Errorf("load parameter %q: %w", name, err)
+			return fmt.Errorf("load %q: %w", name, err)
 		}
 		from[p] = name
-	}
-	for name, p := range m.Params() {
-		if _, ok := from[p]; !ok {
-			return fmt.Errorf("the state has no parameter %q: %w", name, fs.ErrNotExist)
-		}
 	}
 	return nil
 }
 
+// checkState compares the names of a state with the names of the module.
+func (m *Module) checkState(s map[string]any) error {
+	first, found, unexpected := map[*Param]string{}, map[*Param]bool{}, maps.Clone(s)
+	for name, p := range m.names() {
+		first[p] = cmp.Or(first[p], name)
+		if _, ok := s[name]; ok {
+			found[p] = true
+			delete(unexpected, name)
+		}
+	}
+	var errs []error
+	for p := range found {
+		delete(first, p)
+	}
+	if len(first) > 0 {
+		errs = append(errs, fmt.Errorf("the state has no %q: %w", slices.Sorted(maps.Values(first)), fs.ErrNotExist))
+	}
+	if len(unexpected) > 0 {
+		errs = append(errs, fmt.Errorf("the state has %q, and the module does not: %w", slices.Sorted(maps.Keys(unexpected)), ErrName))
+	}
+	return errors.Join(errs...)
+}
+
 // Forward returns the function from the inputs to the output, without hooks.
-func (m *Module) Forward() autograd.Func { return m.forward }
+func (m *Module) Forward() autograd.Func { return m.bind(nil) }
 
 // Wrap replaces the forward function by one that is made of it; see [Checkpointed] and
 // [Swapped]. Hooks run outside of it.
-func (m *Module) Wrap(with func(autograd.Func) autograd.Func) { m.forward = with(m.forward) }
+func (m *Module) Wrap(with func(autograd.Func) autograd.Func) {
+	if inner := m.keywords.bind; inner != nil {
+		m.keywords.bind = func(k any) autograd.Func { return with(inner(k)) }
+		return
+	}
+	m.forward = with(m.forward)
+}
 
 // Checkpointed makes a function run again in the backward pass instead of keeping what its
 // operators need; see [autograd.Graph.Checkpoint].

@@ -235,11 +235,14 @@ func TestInitParamsVisitsAll(t *testing.T) {
 		t.Error(err)
 	}
 	never := func(string, *Param) error { t.Error("called"); return nil }
-	if err := m.InitParams(-1, never); err == nil {
-		t.Error("a negative stage is accepted")
+	if err := m.InitParams(-1, never); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("a negative stage: %v; want fs.ErrInvalid", err)
 	}
-	if m = nil; m.InitParams(0, never) == nil {
-		t.Error("a nil module is accepted")
+	if err := m.InitParams(0, nil); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("a nil function: %v; want fs.ErrInvalid", err)
+	}
+	if err := (*Module)(nil).InitParams(0, never); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("a nil module: %v; want fs.ErrInvalid", err)
 	}
 }
 

@@ -53,7 +53,7 @@ func spoiled(t *testing.T) map[string]struct {
 	says  string
 	clip  bool // an argument of ClipGradNorm only
 } {
-	half, err := tensor.New(tensor.Float16, []int64{4, 4})
+	ints, err := tensor.New(tensor.Int32, []int64{4, 4})
 	must.Do(t, err)
 	expanded, err := counted(t, 1).Expand([]int64{4, 4})
 	must.Do(t, err)
@@ -76,7 +76,7 @@ func spoiled(t *testing.T) map[string]struct {
 		clip  bool
 	}
 	return map[string]row{
-		"a gradient of another dtype": {func(c *gradCall) { c.params["whole"].leaf.SetGrad(half) }, tensor.ErrDType, `"whole"`, false},
+		"a gradient of another dtype": {func(c *gradCall) { c.params["whole"].leaf.SetGrad(ints) }, tensor.ErrDType, `"whole"`, false},
 		"a gradient of another shape": {func(c *gradCall) { c.params["whole"].leaf.SetGrad(counted(t, 16)) }, tensor.ErrShape, `"whole"`, false},
 		"a gradient that is expanded": {func(c *gradCall) { c.params["whole"].leaf.SetGrad(expanded) }, tensor.ErrLayout, `"whole"`, false},
 		"a gradient without memory":   {func(c *gradCall) { c.params["whole"].leaf.SetGrad(none) }, tensor.ErrPlaceholder, `"whole"`, false},

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// Save saves the parameters of m, under the names of [Module.State], as the checkpoint at
+// Save saves the parameters and persistent buffers of m, under the names of [Module.State], as the checkpoint at
 // the root of store. Each rank of opts.Group holds its share. With the format of package
 // hf, one rank makes a file that Hugging Face's tools load; the format of package
 // torchdcp is PyTorch's own. It returns the errors of [cairn.Save]; a module with an error,
@@ -29,8 +29,8 @@ func Save(ctx context.Context, store blob.Store, m *Module, opts *cairn.SaveOpti
 	return cairn.Save(ctx, store, state, &o)
 }
 
-// Load fills the parameters of m from the checkpoint at the root of store, in whatever
-// layout it was saved. Parameters that are placeholders get memory first, so the module
+// Load fills the parameters and persistent buffers of m from the checkpoint at the root of
+// store, in whatever layout it was saved. Placeholders get memory first, so the module
 // may be one of [Meta]. It returns the errors of [cairn.Load]; a module with an error fails the
 // load on all ranks.
 //
@@ -49,7 +49,7 @@ func Load(ctx context.Context, store blob.Store, m *Module, opts *cairn.LoadOpti
 }
 
 // stateOf returns the state of m on all ranks, or an error on all ranks. It calls prepare
-// for each parameter before.
+// for each parameter and persistent buffer before.
 func stateOf(ctx context.Context, g group.Group, m *Module, prepare func(*Param) error) (cairn.State, error) {
 	if g == nil {
 		g = group.Solo()
@@ -59,9 +59,9 @@ func stateOf(ctx context.Context, g group.Group, m *Module, prepare func(*Param)
 		if m == nil {
 			return fmt.Errorf("no module: %w", ErrName)
 		}
-		for name, p := range m.Params() {
+		for name, p := range m.names() {
 			if err := prepare(p); err != nil {
-				return fmt.Errorf("parameter %q: %w", name, err)
+				return fmt.Errorf("%q: %w", name, err)
 			}
 		}
 		var err error

@@ -60,6 +60,7 @@ func testFiles(e *env) {
 	state := map[string]*tensor.Tensor{
 		"a": grid(4, 6), "turned": turned, "flags": ones(tensor.Bool, 1), "half": ones(tensor.BFloat16, 2, 2),
 		"none": ones(tensor.Float32, 0, 3), "one": ones(tensor.Float16),
+		"complex": ones(tensor.Complex64, 3), "scales": ones(tensor.Float8E8M0FNU, 5),
 	}
 	_, f := saved(e, fl, state)
 	if got := f.Names(); !slices.Equal(got, slices.Sorted(maps.Keys(state))) || f.Words()["step"] != "7" {

@@ -63,12 +63,14 @@ func testNew(e *env) {
 			return errors.Join(err, check(down == nil && up == nil, "groups of a rank that is not listed = %v, %v", down, up))
 		}
 		known, ok := r.Lookup(listed)
+		sorted, sortedOK := platform.LookupSorted(r, listed)
 		values, err := r.AllGather(r, down, []byte{byte(r.me)})
 		for i, v := range values {
 			err = errors.Join(err, check(len(v) == 1 && int(v[0]) == listed[i], "value %d of the group %v = %v", i, listed, v))
 		}
 		return errors.Join(err, checkGroup(down, listed, r.me), checkGroup(up, ranks, r.me),
-			check(ok && known == down, "Lookup(%v) = %v, %v; want %v", listed, known, ok, down))
+			check(ok && known == down, "Lookup(%v) = %v, %v; want %v", listed, known, ok, down),
+			check(sortedOK && sorted == up, "LookupSorted(%v) = %v, %v; want %v", listed, sorted, sortedOK, up))
 	})
 }
 

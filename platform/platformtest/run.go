@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,10 +31,13 @@ type Options struct {
 	Real bool
 }
 
-var tests = []struct {
+// test is a part of the contract.
+type test struct {
 	name string
 	fn   func(e *env)
-}{
+}
+
+var tests = slices.Concat([]test{
 	{"world", testWorld},
 	{"new", testNew},
 	{"order differs", testOrderDiffers},
@@ -76,9 +80,10 @@ var tests = []struct {
 	{"gradient queue", testGradQueue},
 	{"order of a gradient queue", testGradQueueOrder},
 	{"errors of a gradient queue", testGradQueueErrors},
+}, symmetricTests, []test{
 	{"close group", testCloseGroup}, // last, because ranks leave
 	{"close world", testCloseWorld},
-}
+})
 
 // Run tests that the platforms that open makes keep the contract.
 func Run(t *testing.T, open OpenFunc, opts *Options) {
@@ -125,8 +130,8 @@ func (e *env) idle() {
 	synctest.Wait()
 }
 
-// size returns the number of ranks.
-func (e *env) size() int { return len(e.ps) }
+// size returns the number of ranks, of which other processes may have some.
+func (e *env) size() int { return e.ps[0].World().Size() }
 
 // rank is what one rank does a test with: a context, its platform, the world and its
 // number there.

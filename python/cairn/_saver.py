@@ -16,6 +16,7 @@ import fcntl
 import functools
 import json
 import logging
+import math
 import mmap
 import os
 import platform
@@ -33,15 +34,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from cairn._verdict import Verdict, judge
 from cairn.errors import (
     CairnError,
     ChangedError,
     CorruptError,
-    IncompleteError,
     NotFoundError,
     OptionsError,
     SaverError,
-    UncertainError,
     from_message,
 )
 from cairn.reports import LoadReport, SaveReport, UploadReport
@@ -396,13 +396,19 @@ class Reply:
                 return
         call()
 
-    def wait(self, timeout: float) -> bool:
-        """Waits for the answer, and reports whether it is there."""
-        return self._done.wait(timeout)
+    def wait(self, timeout: float | None) -> bool:
+        """Waits for the answer, and reports whether it is there. None: without a limit."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        # Python does not notice a signal that comes just before it begins to wait for a lock, until that wait is over.
+        # So Ctrl-C interrupts this after a second at most.
+        while not self._done.wait(min(1, max(0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return False
+        return True
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer and returns it, or raises its error."""
-        if not self._done.wait(timeout):
+        if not self.wait(timeout):
             raise TimeoutError("the saver process has not answered yet")
         if self.error is not None:
             raise self.error
@@ -654,10 +660,13 @@ class Saver:
         reply = self.begin(("load", self.number()), Reply(), "newest", **body)
         try:
             found: dict[str, Any] = reply.result()
-        except (NotFoundError, IncompleteError, CorruptError, UncertainError) as e:
-            if "storage.corrupt" in e.codes and "storage.underway" not in e.codes:
+        except CairnError as e:
+            verdict = judge(e)
+            if verdict is Verdict.DAMAGED:
                 raise CorruptError(str(e), e.codes) from None  # such as a chain of versions with an incomplete one
-            return None
+            if verdict is Verdict.GONE:
+                return None
+            raise
         except BaseException:
             self._cancel(reply)  # if it was Ctrl-C
             raise

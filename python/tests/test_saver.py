@@ -88,8 +88,37 @@ def run(code, **options):
     # Python 3.12 and later warn of forks with threads, which is what is tested.
     # A shell lets what it runs in the background ignore SIGINT, which some tests send.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(code)
+    # A program that hangs says where, and ends.
+    code = f"import faulthandler; faulthandler.dump_traceback_later({LIMIT}, exit=True)\n" + code
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT, env=env, **options)
+
+
+class Waiting(unittest.TestCase):
+    def test_signal_just_before_the_wait(self):
+        # Python leaves the signal pending until the lock is free or the time is over: here it comes after the check for
+        # signals, from the thread that waits.
+        reply = Reply()
+        wait, interrupted = reply._done.wait, []
+
+        def late(timeout=None):
+            interrupted.append(timeout)
+            if len(interrupted) > 1:
+                raise KeyboardInterrupt
+            self.assertIsNotNone(timeout, "a wait without a limit does not notice the signal")
+            return wait(min(timeout, 0.01))
+
+        with mock.patch.object(reply._done, "wait", late), self.assertRaises(KeyboardInterrupt):
+            reply.result()
+        self.assertLessEqual(max(interrupted), 1)
+
+    def test_limits(self):
+        reply = Reply()
+        with self.assertRaises(TimeoutError):
+            reply.result(0)
+        self.assertFalse(reply.wait(0.01))
+        threading.Timer(0.01, reply.settle, ["here"]).start()
+        self.assertEqual(reply.result(), "here")
 
 
 class Memory(unittest.TestCase):

@@ -27,6 +27,7 @@ type Encoder struct {
 	ranges   []Range
 	segments []planned
 	allowed  map[string]bool
+	avoid    func(File) bool // files to which segments must not refer; nil: none
 	tried    tally
 	each     []tally // by range
 	max      int     // bodies of a segment
@@ -52,8 +53,9 @@ type tally struct{ tries, wins atomic.Int32 }
 
 // NewEncoder returns an encoder for a file that consists of the ranges and is stored in the
 // delta file name. folders are the names of the folders that segments may refer to. A segment
-// gets at most maxBodies bodies, which are at most LongBodies. What is encoded is put into
-// segs, and compared with what is there.
+// gets at most maxBodies bodies, which are at most LongBodies. If maxBodies is 0, segments refer
+// to no other file, and may have steps. What is encoded is put into segs, and compared with
+// what is there.
 func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, segs *Segments) *Encoder {
 	e := newEncoder(ranges, segs)
 	e.max = maxBodies
@@ -65,6 +67,10 @@ func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, se
 	}
 	return e
 }
+
+// Avoid keeps segments from referring to files for which damaged returns true. It is called
+// before the first segment is encoded. damaged may be nil.
+func (e *Encoder) Avoid(damaged func(File) bool) { e.avoid = damaged }
 
 func newEncoder(ranges []Range, segs *Segments) *Encoder {
 	e := &Encoder{segs: segs, ranges: ranges, each: make([]tally, len(ranges)), allowed: map[string]bool{}, files: map[File]int{}, past: map[File]int{}}
@@ -131,23 +137,29 @@ func (e *Encoder) base(rng *Range, p *planned) *known {
 		return nil
 	}
 	k := rng.Base.segment(rng.BaseOff+p.off, p.size)
-	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.allowed[b.file.Folder] }) {
+	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.mayRefer(b.file) }) {
 		return nil
 	}
 	return k
+}
+
+// mayRefer reports whether segments may refer to a file of another folder.
+func (e *Encoder) mayRefer(f File) bool {
+	return e.allowed[f.Folder] && (e.avoid == nil || !e.avoid(f))
 }
 
 // encode is Encode of the segment s. old has the bytes of the base, and gets those of src, or is
 // nil if they are to be read.
 func (e *Encoder) encode(ctx context.Context, i int, s *Segment, base *known, src, old, code []byte) ([]byte, error) {
 	defer func() { e.keep(i, *s) }()
-	if base != nil && base.hash == s.Hash {
+	equal := base != nil && base.hash == s.Hash
+	if equal && e.max > 0 {
 		e.refer(s, base)
 		return nil, nil
 	}
 	p := &e.segments[i]
 	long := base != nil && len(base.bodies) >= e.max
-	if base != nil && (!long || old != nil) && e.tries(p, i) {
+	if base != nil && !equal && (!long || old != nil) && e.tries(p, i) {
 		at := 0
 		if long {
 			at = copy(code, src)

@@ -283,6 +283,19 @@ func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration,
 	})
 }
 
+// CleanSave removes the files of the native save saveID that are in the store, and that the
+// checkpoint there does not name: the files of a checkpoint before it was made to stand alone,
+// or of an attempt that was interrupted. Files to which other checkpoints refer stay. The
+// error wraps storage.ErrInUse or storage.ErrUnderWay if a living process uses the
+// checkpoint; nothing is removed then.
+func CleanSave(ctx context.Context, store blob.Store, saveID string) error {
+	if err := publish.CheckUnused(ctx, store); err != nil {
+		return err
+	}
+	_, err := publish.Sweep(ctx, store, native.Files(), 0, func(l *publish.Leftover) bool { return l.SaveID != saveID })
+	return err
+}
+
 // union returns first and the results of find for all formats, each file once.
 func union(first []publish.Leftover, err error, find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
 	out, errs := first, []error{err}

@@ -65,6 +65,12 @@ func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	return native.Needed(ctx, store)
 }
 
+// StoredFile returns the size and the checksum of a file that the record in store says. ok is
+// false if there is no record of the native format that names it.
+func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.File, ok bool, err error) {
+	return native.StoredFile(ctx, store, name)
+}
+
 // FinishRemovals removes the files of removals at the root of store whose process died after
 // the record was gone, and forgets removals whose process died before. See
 // publish.FinishRemovals.

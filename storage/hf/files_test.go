@@ -16,13 +16,8 @@ type made struct {
 	x    *tensor.Tensor
 }
 
-// typeName returns the format's name of a type, also of one that is not written.
+// typeName returns the format's name of a type.
 func typeName(d tensor.DType) string {
-	for _, n := range []string{"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"} {
-		if t, ok := safetensors.TensorDType(n); ok && t == d {
-			return n
-		}
-	}
 	n, _ := safetensors.DTypeName(d)
 	return n
 }

@@ -33,9 +33,8 @@ type options struct {
 // tensor each chunk lies, and cairn-save.json is the record. Other programs ignore
 // that file.
 //
-// The format holds only tensors, of the types that every safetensors library knows.
-// Everything else is refused with storage.ErrNotRepresentable before anything is
-// written.
+// The format holds only tensors, of all types but complex128. Everything else is refused
+// with storage.ErrNotRepresentable before anything is written.
 //
 // A checkpoint under the names that this writer uses is replaced, even if another
 // program wrote it. A checkpoint under another name is refused with

@@ -111,7 +111,7 @@ func TestNotRepresentable(t *testing.T) {
 	s := new(mem.Store)
 	state := plan.State{
 		"fine": storagetest.Filled(t, tensor.Float32, []int64{2}, 1), "step": int64(3),
-		"complex": storagetest.Filled(t, tensor.Complex64, []int64{2}, 1), "__metadata__": storagetest.Filled(t, tensor.Float32, []int64{2}, 1),
+		"complex": storagetest.Filled(t, tensor.Complex128, []int64{2}, 1), "__metadata__": storagetest.Filled(t, tensor.Float32, []int64{2}, 1),
 	}
 	err := storagetest.Save(t.Context(), at(s, nil), storagetest.Storage("x", 1, 1), state)
 	if !errors.Is(err, storage.ErrNotRepresentable) {

@@ -23,6 +23,7 @@ var cannot = &storagetest.Options{
 	DTypes: []tensor.DType{
 		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Float8E4M3FN, tensor.Float8E5M2, tensor.Int64, tensor.Int32,
 		tensor.Int16, tensor.Int8, tensor.Uint64, tensor.Uint32, tensor.Uint16, tensor.Uint8, tensor.Bool,
+		tensor.Complex64, tensor.Float8E8M0FNU, tensor.Float8E4M3FNUZ, tensor.Float8E5M2FNUZ,
 	},
 }
 

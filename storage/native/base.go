@@ -39,7 +39,7 @@ func (r *record) addCoded(coded []storage.Coded) {
 				bases[f.Folder] = append(bases[f.Folder], f)
 			}
 		}
-		c.Refers = nil
+		c.Refers, c.Referring = nil, 0
 		r.Coded = append(r.Coded, c)
 	}
 	for folder, files := range bases {
@@ -64,6 +64,7 @@ type base struct {
 	folder  string
 	c       *checkpoint // nil: there is none
 	folders []string    // to which segments may refer
+	alone   bool        // segments refer to no folder; they may have steps
 	sources map[string]*delta.Source
 	all     *meta.Metadata // of c; nil: single entries are looked up
 	coders  []*coder
@@ -71,12 +72,13 @@ type base struct {
 	warn    func(error)
 }
 
-// maxBodies bounds the bodies of a segment.
-func (b *base) maxBodies() int { return cmp.Or(b.w.opts.Base.MaxBodies, delta.MaxBodies) }
-
-// maxBases bounds the number of folders to which a checkpoint refers. With long chains, parts
-// that do not change need not be written again when other parts are.
-func (b *base) maxBases() int { return cmp.Or(2*b.w.opts.Base.MaxBodies, delta.MaxBodies) }
+// maxBodies bounds the bodies of a segment. Zero: segments do not refer to the base.
+func (b *base) maxBodies() int {
+	if b.alone {
+		return 0
+	}
+	return cmp.Or(b.w.opts.Base.MaxBodies, delta.MaxBodies)
+}
 
 // openBase opens the base of the save. If it cannot be used, the save does without it.
 func (w *writer) openBase(ctx context.Context) *base {
@@ -100,11 +102,13 @@ func (w *writer) openBase(ctx context.Context) *base {
 		return b
 	}
 	b.folders = append(b.folders, b.folder)
-	_, own, _ := blob.Parent(w.store)
 	for _, f := range b.c.full.Bases {
-		if f.Folder != own && len(b.folders) < b.maxBases() {
-			b.folders = append(b.folders, f.Folder)
-		}
+		b.folders = append(b.folders, f.Folder)
+	}
+	_, own, _ := blob.Parent(w.store)
+	if b.alone = b.c.full.mayExtend(b.folder, own) != nil; b.alone && w.opts.Segments == nil {
+		b.c.Close()
+		b.c = nil // only a step needs the base then
 	}
 	return b
 }
@@ -140,12 +144,26 @@ func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, erro
 	return openCheckpoint(ctx, store, readRecordOnly, nil)
 }
 
+// holdBase keeps the files of the base from being removed while the save is under way, if the
+// base is made to stand alone or replaced meanwhile. The caller calls release.
+func holdBase(ctx context.Context, store blob.Store, folder string) (release func()) {
+	at, err := blob.Beside(store, folder)
+	if err == nil {
+		release, err = publish.ReadingNow(ctx, at)
+	}
+	if err != nil {
+		return nil // openBase finds out why
+	}
+	return release
+}
+
 // holdBases keeps the folders to which the results refer from being removed, and checks that
 // the files are there. From the commit on, the record shows that they are needed; the
-// caller calls release after it.
-func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), err error) {
+// caller calls release after it. The chain is nil if they refer to no folder.
+func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults) (release func(), _ *chain, err error) {
 	var mu sync.Mutex
 	var held []func() // guarded by mu
+	var c *chain      // guarded by mu
 	free := func() {
 		for _, f := range held {
 			f()
@@ -169,17 +187,32 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 			if err != nil {
 				return fmt.Errorf("the save refers to %s: %w", at, err)
 			}
+			found, err := readRecordOnly(ctx, at)
+			if err != nil {
+				found = nil // its files may be there
+			}
 			mu.Lock()
 			held = append(held, done)
+			if c == nil {
+				c = &chain{}
+			}
+			c.add(b[0].Folder, found)
 			mu.Unlock()
 			return checkBases(ctx, w.store, b)
 		})
 	})
 	if err != nil {
 		free()
-		return nil, err
+		return nil, nil, err
 	}
-	return free, nil
+	for _, r := range results {
+		for _, f := range r.Coded {
+			if c != nil {
+				c.Referring = max(c.Referring, f.Referring)
+			}
+		}
+	}
+	return free, c, nil
 }
 
 // parallelBases is the number of requests about bases at the same time. Requests to a
@@ -229,7 +262,11 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) erro
 		}
 		return nil
 	}
-	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name}
+	c := &coder{Encoder: delta.NewEncoder(deltaFileName(f.name), ranges, b.folders, b.maxBodies(), segs), name: f.name, referring: 1}
+	if b.c.full.Chain != nil {
+		c.referring += b.c.full.Chain.Referring
+	}
+	c.Avoid(b.w.opts.Base.Damaged)
 	b.coders = append(b.coders, c)
 	to.Coder = c
 	f.sumApart(to)
@@ -254,6 +291,23 @@ func (b *base) paid(r *storage.WriteResults) {
 	if bounded <= bytes/2 {
 		paid(r.Bytes()-bounded, bytes-bounded)
 	}
+}
+
+// referred says to which files the data refers.
+func (b *base) referred(r *storage.WriteResults) {
+	call := b.w.opts.Base.Referred
+	if call == nil {
+		return
+	}
+	var files []storage.Reference
+	for _, c := range r.Coded {
+		for _, f := range c.Refers {
+			if !slices.Contains(files, f) {
+				files = append(files, f)
+			}
+		}
+	}
+	call(b.w.store, files, b.warn)
 }
 
 // find returns where the base has an earlier state of an item.
@@ -314,7 +368,8 @@ func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
 // coder implements publish.Coder.
 type coder struct {
 	*delta.Encoder
-	name string // of the data file
+	name      string // of the data file
+	referring int64  // storage.Coded.Referring
 }
 
 var _ publish.Coder = (*coder)(nil)
@@ -325,5 +380,9 @@ func (c *coder) Name() string { return deltaFileName(c.name) }
 // Finish returns the end of the delta file.
 func (c *coder) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
 	t := c.Encoder.Finish(size, crc)
-	return t.Append(nil), storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name(), Refers: t.Files}
+	out := storage.Coded{File: storage.File{Name: c.name, Size: size, CRC32C: crc}, Stored: c.Name(), Refers: t.Files}
+	if len(t.Files) > 0 {
+		out.Referring = c.referring
+	}
+	return t.Append(nil), out
 }

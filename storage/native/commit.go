@@ -50,7 +50,7 @@ func Commit(ctx context.Context, s blob.Store, md *meta.Metadata, files []storag
 
 // commitIf is Commit with a condition of the record.
 func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []storage.File, cond *blob.CreateOptions) error {
-	index, rec, err := encode(md, &storage.WriteResults{Files: files}, nil)
+	index, rec, err := encode(md, &storage.WriteResults{Files: files}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -61,15 +61,16 @@ func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []stor
 	return err
 }
 
-// encode returns the index and the record of a checkpoint with the files of written. It
-// calls timeline, which may be nil, when the index is made.
-func encode(md *meta.Metadata, written *storage.WriteResults, timeline func() meta.Timeline) (index, rec publish.File, err error) {
+// encode returns the index and the record of a checkpoint with the files of written, which
+// needs what c says. It calls timeline, which may be nil, when the index is made.
+func encode(md *meta.Metadata, written *storage.WriteResults, c *chain, timeline func() meta.Timeline) (index, rec publish.File, err error) {
 	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
 	if index.Data, err = EncodeIndex(md.Entries); err != nil {
 		return index, rec, err
 	}
 	r := recordOf(md, written.Files, index.Data)
 	r.addCoded(written.Coded)
+	r.Chain = c
 	if timeline != nil {
 		r.Timeline = timeline()
 	}

@@ -227,7 +227,7 @@ func lay(name string, items []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.
 // no other file has, because other programs take equal keys for chunks of one tensor. A
 // further chunk of a name that is in the file already gets such a key too.
 func headerEntry(it *plan.WriteItem) safetensors.Entry {
-	d, ok := safetensors.DTypeName(it.Info.DType)
+	d, ok := safetensors.StockName(it.Info.DType)
 	if !ok || it.Kind == plan.KindBytes || reservedKey(it.FQN()) {
 		return safetensors.Entry{DType: "U8", Shape: []int64{it.NumBytes()}}
 	}

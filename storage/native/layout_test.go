@@ -123,7 +123,7 @@ func checkPlaced(t *testing.T, md *meta.Metadata, e safetensors.Entry, offsets [
 	if !ok || !slices.Equal(entry.Tensor.Chunks[i].Sizes, e.Shape) {
 		t.Errorf("the metadata has no chunk of %q at %v with sizes %v", e.Name, offsets, e.Shape)
 	}
-	if name, _ := safetensors.DTypeName(entry.Tensor.DType); name != e.DType {
+	if name, _ := safetensors.StockName(entry.Tensor.DType); name != e.DType {
 		t.Errorf("%q is %s in the file, %v in the metadata", e.Name, e.DType, entry.Tensor.DType)
 	}
 }

@@ -51,6 +51,8 @@ type record struct {
 	// the folders with files to which they refer, the one of the base of the save first.
 	Coded []storage.Coded
 	Bases []baseFolder
+	// Chain says which checkpoints this one needs. Nil: none, or unknown.
+	Chain *chain
 	// Hashes are delta files with the hashes of data files in Files. Readers do without
 	// them.
 	Hashes []storage.File
@@ -89,7 +91,7 @@ func (r *record) alone() *record {
 		out.Files = append(out.Files, c.File)
 	}
 	slices.SortFunc(out.Files[1:], func(a, b storage.File) int { return strings.Compare(a.Name, b.Name) })
-	out.Coded, out.Bases = nil, nil
+	out.Coded, out.Bases, out.Chain = nil, nil, nil
 	out.sizes = make(map[string]int64, len(out.Files))
 	for _, f := range out.Files {
 		out.sizes[f.Name] = f.Size
@@ -275,6 +277,7 @@ func (r *record) readCoded(o *jsonFields) {
 		}
 		r.Bases = append(r.Bases, base)
 	}
+	r.readChain(o)
 }
 
 // checkCoded returns an error unless the fields about delta files agree with the others.
@@ -304,7 +307,7 @@ func (r *record) checkCoded() error {
 			return fmt.Errorf("hashes[%d]: %q is not the name of a delta file", i, f.Name)
 		}
 	}
-	return nil
+	return r.Chain.check()
 }
 
 func readTags(o *jsonFields) map[string]string {
@@ -398,6 +401,9 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 		})
 		w.list("bases", len(r.Bases), func(i int) string { return w.base(&r.Bases[i]) })
 	}
+	if c := r.Chain; c != nil {
+		w.member("chain", fmt.Sprintf(`{"referring": %d, "needs": [%s]}`, c.Referring, w.needs(c.Needs)))
+	}
 	if len(r.Hashes) > 0 {
 		w.list("hashes", len(r.Hashes), func(i int) string { return w.file(&r.Hashes[i]) })
 	}
@@ -475,6 +481,14 @@ func (w *recordWriter) base(b *baseFolder) string {
 		files[i] = fmt.Sprintf(`{"name": %s, "size": %d}`, w.text(f.Name), f.Size)
 	}
 	return fmt.Sprintf(`{"folder": %s, "files": [%s]}`, w.text(b.Folder), strings.Join(files, ", "))
+}
+
+func (w *recordWriter) needs(all []needed) string {
+	texts := make([]string, len(all))
+	for i, n := range all {
+		texts[i] = fmt.Sprintf(`{"folder": %s, "bytes": %d}`, w.text(n.Folder), n.Bytes)
+	}
+	return strings.Join(texts, ", ")
 }
 
 // field adds a member whose value encoding/json writes.

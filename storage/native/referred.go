@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -59,6 +60,44 @@ func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 		return neededBeside(ctx, store, &record{}) // the files may still be there
 	}
 	return nil, err
+}
+
+// StoredFile returns what the record in a store says about a file there. ok is false if there
+// is no record, or if it does not name the file.
+func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.File, ok bool, err error) {
+	rec, err := readRecordOnly(ctx, store)
+	if errors.Is(err, storage.ErrNotFound) {
+		return f, false, nil
+	}
+	if err != nil {
+		return f, false, err
+	}
+	i := slices.IndexFunc(rec.Files, func(f storage.File) bool { return f.Name == name })
+	if i < 0 {
+		return f, false, nil
+	}
+	return rec.Files[i], true, nil
+}
+
+// Stored returns the data files of the checkpoint in a store that are stored as delta files,
+// by the names that readers see, and the files in other folders to which these refer.
+func Stored(ctx context.Context, store blob.Store) (delta map[string]storage.File, refers []storage.Reference, err error) {
+	rec, err := readRecordOnly(ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	files := map[string]storage.File{}
+	for _, f := range rec.Files {
+		files[f.Name] = f
+	}
+	delta = map[string]storage.File{}
+	for _, c := range rec.Coded {
+		delta[c.Name] = files[c.Stored]
+	}
+	for _, b := range rec.Bases {
+		refers = append(refers, b.Files...)
+	}
+	return delta, refers, nil
 }
 
 // CheckUnreferred returns an error that wraps storage.ErrInUse if a checkpoint in a folder

@@ -692,7 +692,7 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 	if err != nil {
 		return e, err
 	}
-	if name, _ := safetensors.DTypeName(d); s.FQN == "" && name != he.DType {
+	if name, _ := safetensors.StockName(d); s.FQN == "" && name != he.DType {
 		return e, fmt.Errorf("it is %v and %s", d, he.DType)
 	}
 	box := tensor.Box{Offsets: s.Offsets, Sizes: sizes}

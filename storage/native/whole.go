@@ -325,15 +325,11 @@ func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.Chu
 // damaged reports whether the record in a folder has another checksum of a file than the
 // file's. It is false if that cannot be found out.
 func damaged(ctx context.Context, store blob.Store, name string) bool {
-	rec, err := readRecordOnly(ctx, store)
-	if err != nil {
-		return false
-	}
-	i := slices.IndexFunc(rec.Files, func(f storage.File) bool { return f.Name == name })
-	if i < 0 {
+	want, ok, err := StoredFile(ctx, store, name)
+	if err != nil || !ok {
 		return false
 	}
 	var crc uint32
 	size, err := reading.Scan(ctx, store, name, func(p []byte, _ int64) { crc = crc32c.Update(crc, p) })
-	return err == nil && (size != rec.Files[i].Size || crc != rec.Files[i].CRC32C)
+	return err == nil && (size != want.Size || crc != want.CRC32C)
 }

@@ -50,9 +50,16 @@ type writer struct {
 	*publish.Publisher
 	store blob.Store
 	opts  options
+	free  func() // ends the lock of the base; nil: there is no lock
 }
 
-var _ storage.Writer = (*writer)(nil)
+var (
+	_ storage.Writer     = (*writer)(nil)
+	_ storage.DataKeeper = (*writer)(nil)
+)
+
+// KeepsStorageData returns true: the index has a place for it.
+func (w *writer) KeepsStorageData() bool { return true }
 
 func newWriter(store blob.Store, o options) *writer {
 	if o.spread = o.Segments != nil && o.FilesPerRank == 0; o.spread {
@@ -67,8 +74,27 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	if err := w.Publisher.SetUp(ctx, s); err != nil {
 		return err
 	}
-	_, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil))
-	return err
+	if _, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)); err != nil {
+		return err
+	}
+	if s.Coordinator && w.opts.Base != nil && w.opts.Base.Folder != "" {
+		w.free = holdBase(ctx, w.store, w.opts.Base.Folder)
+	}
+	return nil
+}
+
+// Abort removes the files of a save that will not finish.
+func (w *writer) Abort(ctx context.Context) error {
+	w.freeBase()
+	return w.Publisher.Abort(ctx)
+}
+
+// freeBase ends the lock of the base.
+func (w *writer) freeBase() {
+	if w.free != nil {
+		w.free()
+		w.free = nil
+	}
 }
 
 // PrepareLocalPlan returns p. The coordinator returns an error if there is a
@@ -132,6 +158,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	r.Items = append(r.Items, inline.Items...)
 	if b != nil {
 		b.paid(r)
+		b.referred(r)
 	}
 	return r, nil
 }
@@ -243,6 +270,7 @@ func checkTies(entries []meta.Entry) error {
 // Finish writes the index and then the record, which is the commit. Then it removes
 // the files of the checkpoint that was replaced.
 func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
+	defer w.freeBase()
 	entries, err := w.Locate(md, results)
 	if err != nil {
 		return err
@@ -250,7 +278,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err := checkTies(entries); err != nil {
 		return err
 	}
-	release, err := w.holdBases(ctx, results)
+	release, chain, err := w.holdBases(ctx, results)
 	if err != nil {
 		return err
 	}
@@ -260,7 +288,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 		all.Files = append(all.Files, r.Files...)
 		all.Coded = append(all.Coded, r.Coded...)
 	}
-	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, w.Session().Timeline)
+	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, chain, w.Session().Timeline)
 	if err != nil {
 		return err
 	}

@@ -110,6 +110,16 @@ func awaitRemoval(ctx context.Context, store blob.Store, wait bool) error {
 	}
 }
 
+// CheckUnused returns an error that wraps storage.ErrInUse if a living process reads the
+// checkpoint at the root of store, and storage.ErrUnderWay if a living process saves there.
+func CheckUnused(ctx context.Context, store blob.Store) error {
+	locks, err := locksOf(ctx, store)
+	if err != nil {
+		return err
+	}
+	return checkReaders(ctx, store, locks)
+}
+
 // checkReaders returns an error that wraps storage.ErrInUse if a living process reads the
 // checkpoint, and storage.ErrUnderWay if a living process saves there.
 func checkReaders(ctx context.Context, store blob.Store, locks []foundLock) error {

@@ -17,6 +17,7 @@ import torch
 
 from cairn import _recipe, errors, names
 from cairn._saver import address_of, default_ceiling
+from cairn._verdict import Verdict, judge
 from cairn.names import Rename
 from cairn.reports import UpdateReport
 from cairn.runs import Run
@@ -27,11 +28,10 @@ from cairn.torch._state import Part, apart, check_memory, flatten, is_stateful, 
 
 Params: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
-# What another attempt, or another version, may help against.
-_RECOVERABLE = (errors.CorruptError, errors.ChangedError, errors.NotFoundError, errors.IncompleteError)
 # What another attempt to load the same version into the same tensors does not help against.
 _UNFIT = (errors.MismatchError, errors.StateError, errors.RepresentError, errors.OptionsError, errors.VersionError)
 _ROUND = 5.0  # seconds after which rank 0 answers ranks that wait, so that they do not take it for lost
+_PAUSE = 0.2  # seconds between looks for the version that takes the place of one that is gone
 _ATTEMPTS = 16  # versions that prepare tries: one may be removed while it is read, if the trainer keeps few
 _DENSE = 8  # a piece of which more than one element in 8 differs is kept whole
 
@@ -182,21 +182,27 @@ class Follower:
         must have the same elements for those of them that it has: otherwise it is a MismatchError. StateError: tensors
         share a part of their memory, or params has a quantised tensor without its scales.
 
-        If the version turns out to be damaged, or is removed meanwhile, prepare reads it again without what the saver
-        process has kept, and then, if version is None, tries a newer one that is there by now, or the next older one.
-        Only an update with a version goes back behind the version of the last update. If no version can be loaded, the
-        tensors stay as they are, and it raises the first error. All ranks prepare the same version, or none. Newer
-        versions that cannot be opened are left out; the report names them.
+        If the version is replaced or removed meanwhile, prepare looks again which versions there are, up to 16 times.
+        If it turns out to be damaged, prepare reads it again without what the saver process has kept, and then, if
+        version is None, tries a newer one that is there by now, or the next older one. Only an update with a version
+        goes back behind the version of the last update. If no version can be loaded, the tensors stay as they are, and
+        it raises the first error. All ranks prepare the same version, or none. Newer versions that cannot be opened
+        are left out; the report names them.
         OptionsError: ranks ask for different versions, or follow different runs.
         """
         begun = time.monotonic()
         version = None if version is None else operator.index(version)
         tried: list[str] = []
         first: errors.CairnError | None = None
-        failed: int | None = None
+        damage: errors.CairnError | None = None  # of the first damaged version
+        gone = 0  # how often a version was replaced or removed meanwhile
         for _ in range(_ATTEMPTS):
-            found = self._choose(version, failed)
+            found = self._choose(version, damage is not None, gone)
+            if found is None and version is None and damage is None and gone:
+                gone += 1  # the one that takes its place is not there yet
+                continue
             if found is None:
+                first = None  # it was removed meanwhile, or there was none
                 break
             number: int = found["step"]
             tried += [problem for problem in _passed(found) if problem not in tried]
@@ -213,13 +219,15 @@ class Follower:
                     return got
                 tried.append(f"version {number}{again}: {got}")
                 first = first or got
-            if isinstance(got, errors.CorruptError):
+                if judge(got) is Verdict.GONE:
+                    gone += 1
+                    break
+            else:
+                damage = damage or got
                 self._damaged[number] = found.get("save_id", "")
-            if version is not None:
-                if isinstance(first, errors.NotFoundError) and self._find(version - 1, version + 1) is None:
-                    first = None  # it was removed meanwhile
-                break
-            failed = number
+                if version is not None:
+                    break
+        first = damage or first
         if first is None:
             text = f"{self.run} has no complete version"
             if version is not None:
@@ -248,17 +256,20 @@ class Follower:
             before = found["step"]
         return found
 
-    def _choose(self, version: int | None, failed: int | None) -> dict[str, Any] | None:
-        """Returns the version that all ranks take. failed is the one that could not be loaded before."""
+    def _choose(self, version: int | None, damage: bool, gone: int) -> dict[str, Any] | None:
+        """Returns the version that all ranks take. It leaves out versions that could not be loaded before.
+
+        damage: a version was damaged. gone: how often a version was replaced or removed meanwhile.
+        """
         def find() -> dict[str, Any] | None:
+            if gone > 1:  # it may take a while
+                time.sleep(_PAUSE)
             if version is not None:
                 return self._find(version - 1, version + 1)
-            if failed is None:
+            if not damage:
                 return self._newest(None if self.version is None else self.version - 1, None)
-            for after, before in (failed, None), (self.version, failed):
-                with contextlib.suppress(errors.CorruptError):  # the first error counts
-                    if (found := self._newest(after, before)) is not None:
-                        return found
+            with contextlib.suppress(errors.CorruptError):  # the first error counts
+                return self._newest(self.version, None)
             return None
 
         call = self._call("load the newest version" if version is None else f"load version {version}")
@@ -278,10 +289,11 @@ class Follower:
         prepared: Prepared | None = None
         try:
             prepared = self._load(params, found)
-        except _RECOVERABLE as e:
-            failed = e
         except BaseException as e:  # the other ranks must know
-            fatal = e
+            if isinstance(e, errors.CairnError) and judge(e) is not Verdict.FAILED:
+                failed = e
+            else:
+                fatal = e
         if self.alone and fatal is not None:
             raise fatal
         if not self.alone and agree("prepare", fatal, lacks=failed is not None):

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -50,6 +51,13 @@ type DeltaRow struct {
 	Case string `json:"case"`
 	// BytesRatio is the largest, of any save of the chain.
 	BytesRatio float64 `json:"bytes_ratio"`
+	// Folders is the largest number of folders that a run with the policy "last 1" has after a
+	// save, and KeptRatio their bytes, divided by the bytes of a full save. The bounds are the
+	// promises of package run.
+	Folders        int     `json:"folders"`
+	FoldersBound   int     `json:"folders_bound"`
+	KeptRatio      float64 `json:"kept_ratio"`
+	KeptRatioBound float64 `json:"kept_ratio_bound"`
 
 	FullSeconds  float64 `json:"full_save_seconds"`
 	DeltaSeconds float64 `json:"delta_save_seconds"`
@@ -193,11 +201,14 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 	if err != nil {
 		return nil, 0, err
 	}
-	row = &DeltaRow{FullSeconds: math.Inf(1), DeltaSeconds: math.Inf(1)}
+	row = &DeltaRow{FullSeconds: math.Inf(1), DeltaSeconds: math.Inf(1), FoldersBound: 1 + run.MaxReferred, KeptRatioBound: run.MaxStored}
 	for i := range o.Chain {
 		if err := b.round(ctx, row, i, step); err != nil {
 			return nil, 0, err
 		}
+	}
+	for i := range b.chains {
+		b.chains[i].Close() // it would read files during the loads
 	}
 	row.SecondsRatio = row.DeltaSeconds / row.FullSeconds
 	if err := b.loads(ctx, row); err != nil {
@@ -259,8 +270,39 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 			return err
 		}
 		row.BytesRatio = max(row.BytesRatio, float64(part)/float64(whole))
+		if err := b.kept(ctx, row, whole); err != nil {
+			return err
+		}
 		b.o.Log.printf("save %d of %d: %.2f %% of the bytes", i+1, b.o.Chain, 100*float64(part)/float64(whole))
 	}
+	return nil
+}
+
+// kept measures what the policy "last 1" would keep of the saves so far. whole is the size of a
+// full save.
+func (b *deltaBench) kept(ctx context.Context, row *DeltaRow, whole int64) error {
+	r, err := run.Open(ctx, b.dir, "")
+	if err != nil {
+		return err
+	}
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(c run.Checkpoint) bool { return c.Name == "full" })
+	rep, err := r.Plan(all, &run.PruneOptions{Keep: run.Policy{Rules: []run.Rule{run.Last(1)}}})
+	if err != nil {
+		return err
+	}
+	folders, bytes := 0, int64(0)
+	for _, p := range rep.Local {
+		if p.Outcome == run.Kept {
+			folders++
+			bytes += p.Bytes
+		}
+	}
+	row.Folders = max(row.Folders, folders)
+	row.KeptRatio = max(row.KeptRatio, float64(bytes)/float64(whole))
 	return nil
 }
 

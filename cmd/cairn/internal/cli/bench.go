@@ -146,9 +146,10 @@ func newBenchDeltaCmd() *cobra.Command {
 
 func printDeltaBench(o *output, r *bench.DeltaResult) {
 	o.printf("%s from %s, a chain of %d saves\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), r.Chain)
-	t := newRows("", ">BYTES", ">FULL s", ">DELTA s", ">TIME", ">LOAD, COLD", ">LOAD, WARM")
+	t := newRows("", ">BYTES", ">FULL s", ">DELTA s", ">TIME", ">LOAD, COLD", ">LOAD, WARM", ">FOLDERS", ">KEPT")
 	for _, c := range r.Cases {
-		t.add(c.Case, two(100*c.BytesRatio)+" %", two(c.FullSeconds), two(c.DeltaSeconds), two(c.SecondsRatio), two(c.LoadColdRatio), two(c.LoadWarmRatio))
+		t.add(c.Case, two(100*c.BytesRatio)+" %", two(c.FullSeconds), two(c.DeltaSeconds), two(c.SecondsRatio), two(c.LoadColdRatio), two(c.LoadWarmRatio),
+			fmt.Sprintf("%d of %d", c.Folders, c.FoldersBound), two(c.KeptRatio)+" of "+two(c.KeptRatioBound))
 	}
 	o.table(t)
 }

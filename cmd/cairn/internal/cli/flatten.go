@@ -90,8 +90,8 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	}
 	start := time.Now()
 	err = o.withPlanned("flatten", func(planned, moved func(int64)) error {
-		opts.Overwrite, opts.Planned, opts.Progress = true, planned, moved
-		rep, err := transfer.Copy(ctx, store, store, opts)
+		opts.Planned, opts.Progress = planned, moved
+		rep, err := transfer.Flatten(ctx, store, opts)
 		if err == nil {
 			r.Files, r.Bytes = rep.Files, rep.Bytes
 		}

@@ -167,7 +167,7 @@ func TestCommandsAreExplained(t *testing.T) {
 func TestJSONIsExplained(t *testing.T) {
 	root := newRootCmd()
 	for name, vs := range map[string][]any{
-		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}},
+		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}, runVerdict{}},
 		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
 		"repair": {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},

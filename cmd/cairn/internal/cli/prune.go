@@ -138,7 +138,7 @@ func printPruned(o *output, res *pruneResult, table bool) {
 		printVerdicts(o, res.Report)
 	}
 	for _, p := range slices.Concat(res.Local, res.Remote) {
-		if p.Problem != "" && stays(p) {
+		if p.Problem != "" && (stays(p) || p.Outcome == run.Kept) {
 			o.warn("%s: %s: %s", clean(shownPath(p.Path)), p.Outcome, clean(oneLine(p.Problem)))
 		}
 	}
@@ -150,10 +150,21 @@ func printPruned(o *output, res *pruneResult, table bool) {
 		word = "would be removed"
 	}
 	o.remark("%s: %s %s, %s\n", clean(res.Path), plural(res.Count, "checkpoint"), word, formatBytes(res.Bytes))
+	if n := len(res.Flattened); n > 0 {
+		o.remark("%s, so that others need not stay: %s\n", standAlone(n, res.DryRun), clean(strings.Join(res.Flattened, ", ")))
+	}
 	printStaying(o, slices.Concat(res.Local, res.Remote))
 	if slices.ContainsFunc(res.Local, func(p run.Pruned) bool { return p.Outcome == run.NotUploaded }) {
 		o.remark("'cairn sync %s' uploads what is not uploaded; --force removes it even so\n", quoteArg(res.Path))
 	}
+}
+
+// standAlone says that n checkpoints stand alone now, or would.
+func standAlone(n int, dryRun bool) string {
+	if dryRun {
+		return plural(n, "checkpoint") + " would be made to stand alone"
+	}
+	return plural(n, "checkpoint") + " made to stand alone"
 }
 
 // printVerdicts prints what became of each copy, and why.

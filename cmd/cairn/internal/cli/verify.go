@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -47,6 +48,9 @@ func newVerifyCmd() *cobra.Command {
 
 func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) error {
 	c, err := openCheckpoint(cache.Without(cmd.Context()), args[0])
+	if errors.Is(err, cairn.ErrNotFound) && !against && g == nil && len(checkpointsBelow(cmd.Context(), args[0])) > 0 {
+		return verifyRun(cmd, args[0])
+	}
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
 	}
@@ -92,6 +96,59 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
 	}
 	return withHint(err, "nothing in it can be read; it has to come from another copy, or be saved again")
+}
+
+// runVerdict is what 'cairn verify RUN --json' prints.
+type runVerdict struct {
+	Path string `json:"path"`
+	OK   bool   `json:"ok"`
+	// Bytes are the bytes that were read.
+	Bytes       int64          `json:"bytes"`
+	Checkpoints []run.Verified `json:"checkpoints"`
+	Seconds     float64        `json:"seconds"`
+}
+
+// verifyRun verifies all checkpoints of a run.
+func verifyRun(cmd *cobra.Command, address string) error {
+	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
+	r, err := run.Open(ctx, address, "")
+	if err != nil {
+		return err
+	}
+	start, v := time.Now(), runVerdict{Path: blob.Redact(address), OK: true}
+	err = o.withPlanned("verify", func(_, moved func(int64)) (err error) {
+		v.Checkpoints, err = r.Verify(ctx, func(n int64) {
+			v.Bytes += n
+			moved(n)
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var problems []storage.VerifyProblem
+	damaged := 0
+	for _, c := range v.Checkpoints {
+		if len(c.Problems) > 0 {
+			damaged++
+		}
+		for _, p := range c.Problems {
+			p.File = blob.JoinAddress(c.Name, p.File)
+			problems = append(problems, p)
+		}
+	}
+	v.OK, v.Seconds = damaged == 0, time.Since(start).Seconds()
+	err = o.result(v, func() {
+		if !v.OK {
+			printProblems(o, problems)
+			return
+		}
+		o.remark("%s: %s: %s, %s in %s\n", clean(v.Path), o.good("ok"), plural(len(v.Checkpoints), "checkpoint"), formatBytes(v.Bytes), formatSeconds(v.Seconds))
+	})
+	if err != nil || v.OK {
+		return err
+	}
+	return fmt.Errorf("%s: %s of %d damaged: %w", clean(v.Path), plural(damaged, "checkpoint"), len(v.Checkpoints), cairn.ErrCorrupt)
 }
 
 func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.VerifyProblem) bool {

@@ -1,0 +1,99 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+)
+
+// Verified is what Verify has found out about a checkpoint.
+type Verified struct {
+	Name string `json:"name"`
+	*storage.VerifyReport
+}
+
+// Verify reads every byte of all checkpoints in the local place. It reads each file once, also
+// if several checkpoints refer to it. If a file is damaged, or no record describes it, it
+// verifies the checkpoints that refer to it one by one, to find out what is damaged in them.
+// progress, if not nil, receives the number of bytes that were read since the last call.
+// Checkpoints that are being saved are left out. If a checkpoint cannot be opened, that is its
+// problem.
+func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Verified
+	var own []*formats.Own
+	good := map[storage.Reference]bool{} // without sizes
+	for i := range all {
+		c, ok := all[i].in(r.Local)
+		if !ok || c.Local.State == UnderWay {
+			continue
+		}
+		o, err := r.verifyOwn(ctx, &c, progress)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range o.Files {
+			good[storage.Reference{Folder: c.Name, Name: name}] = !slices.ContainsFunc(o.Problems, func(p storage.VerifyProblem) bool { return p.File == name })
+		}
+		own, out = append(own, o), append(out, Verified{c.Name, o.VerifyReport})
+	}
+	for i, o := range own {
+		bad := func(f storage.Reference) bool { f.Size = 0; return !good[f] }
+		if !slices.ContainsFunc(o.Refers, bad) {
+			continue
+		}
+		if out[i].VerifyReport, err = r.verifyWhole(ctx, out[i].Name, progress); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// verifyOwn verifies the files in the folder of a checkpoint.
+func (r *Run) verifyOwn(ctx context.Context, c *Checkpoint, progress func(int64)) (*formats.Own, error) {
+	store, err := r.Local.StoreOf(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	o, err := formats.VerifyOwn(ctx, store, progress)
+	if err != nil {
+		rep, err := unopened(ctx, err)
+		return &formats.Own{VerifyReport: rep}, err
+	}
+	return o, nil
+}
+
+// verifyWhole verifies a checkpoint with the files of others.
+func (r *Run) verifyWhole(ctx context.Context, name string, progress func(int64)) (*storage.VerifyReport, error) {
+	store, err := r.Local.StoreOf(name)
+	if err != nil {
+		return nil, err
+	}
+	c, err := formats.Open(ctx, store, nil)
+	if err != nil {
+		return unopened(ctx, err)
+	}
+	defer c.Close()
+	rep, err := c.Verify(ctx, progress)
+	if err != nil {
+		return unopened(ctx, err)
+	}
+	return rep, nil
+}
+
+// unopened returns the report of a checkpoint that is damaged so much that it cannot be
+// verified, or err if that is not the reason.
+func unopened(ctx context.Context, err error) (*storage.VerifyReport, error) {
+	for _, target := range []error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged} {
+		if errors.Is(err, target) && ctx.Err() == nil {
+			return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil
+		}
+	}
+	return nil, err
+}
