@@ -57,8 +57,7 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member       // set by Run.SaveAsync
-	loaded *saver.LoadedBody // saver.InRun.Loaded
+	member *run.Member // set by Run.SaveAsync
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -770,7 +769,7 @@ func (o *AsyncOptions) inRun() (*saver.InRun, error) {
 		return nil, err
 	}
 	remote, err := absolute(s.Remote)
-	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember, Loaded: o.loaded}, err
+	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember, Loaded: o.member.Loaded}, err
 }
 
 // absolute returns an address for a saver process, which may have another working directory.

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
@@ -87,9 +86,9 @@ type Run struct {
 	stop    context.CancelCauseFunc
 
 	mu     sync.Mutex
-	stager *Stager           // guarded by mu; nil: not made yet
-	closed bool              // guarded by mu
-	loaded *saver.LoadedBody // guarded by mu; what was loaded since the last save by a saver process
+	stager *Stager     // guarded by mu; nil: not made yet
+	closed bool        // guarded by mu
+	loaded *run.Loaded // guarded by mu; what was loaded since the last save
 }
 
 // NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
@@ -151,6 +150,9 @@ func (r *Run) settings() run.Settings {
 // folder.
 func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(context.Context, *run.Member)) (blob.Store, *run.Member, error) {
 	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Exclusive: o.FailIfExists}
+	r.mu.Lock()
+	m.Loaded, r.loaded = r.loaded, nil
+	r.mu.Unlock()
 	var err error
 	m.Name, err = group.Broadcast(ctx, r.group, "folder", 0, group.JSON[string](), func(ctx context.Context) (string, error) {
 		if o.Step == nil || *o.Step < 0 {
@@ -270,9 +272,6 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {
 		o.Format = format // the saver process remembers
-		r.mu.Lock()
-		o.loaded, r.loaded = r.loaded, nil
-		r.mu.Unlock()
 	}
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
@@ -334,10 +333,9 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 // goOn notes that the job goes on from a checkpoint of the run.
 func (r *Run) goOn(folder, saveID string) {
 	r.chain.Loaded(folder)
-	r.line.Loaded(folder, saveID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.loaded = &saver.LoadedBody{Folder: folder, SaveID: saveID}
+	r.loaded = &run.Loaded{Folder: folder, SaveID: saveID}
 }
 
 // LoadStep is Load of the newest checkpoint of a step, on the current line if that has one.

@@ -65,6 +65,30 @@ func lines(t *testing.T, dir string) string {
 	return strings.Join(out, ", ")
 }
 
+// A load counts for the saves that follow it, also while an earlier save is under way.
+func TestRunGoesBackWhileASaveIsUnderWay(t *testing.T) {
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			stager := must.Get(cairn.NewStager(options(1 << 20)))(t)
+			tr := &lineTrainer{t: t, r: newRun(t, dir, &cairn.RunOptions{Stager: stager}), format: native.Format{}, stager: stager}
+			tr.save(500)
+
+			begin := func(step int64) *cairn.Pending {
+				state := cairn.State{"x": whole(t, []int64{4}, float32(step))}
+				return must.Get(tr.r.SaveAsync(t.Context(), state, &cairn.AsyncOptions{SaveOptions: *withStep(step, float64(step))}))(t)
+			}
+			begin(600)
+			must.Get(tr.r.LoadStep(t.Context(), cairn.State{"x": whole(t, []int64{4}, 0)}, 500, nil))(t)
+			must.Get(begin(510).Wait(t.Context()))(t)
+			tr.end()
+			if got, want := lines(t, dir), "500, (600), 510*"; got != want {
+				t.Errorf("the run has %s; want %s", got, want)
+			}
+		})
+	}
+}
+
 // everyWay runs a test with saves in the foreground, in a goroutine and in a process, and in
 // formats that do and do not record the line.
 func everyWay(t *testing.T, test func(t *testing.T, open func(dir string, o cairn.RunOptions) *lineTrainer)) {

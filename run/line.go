@@ -28,13 +28,20 @@ type Line struct {
 	pending *pending // the save that has begun; guarded by mu
 }
 
+// Loaded is a checkpoint that a job has loaded.
+type Loaded struct {
+	Folder string `json:"folder"`
+	SaveID string `json:"save_id,omitempty"`
+}
+
 // pending is a save that has begun.
 type pending struct {
 	commit commit
 	parent string // the folder of the parent
 }
 
-// Loaded says that the job goes on from a checkpoint of the run.
+// Loaded says that the job goes on from a checkpoint of the run. The caller makes sure that no
+// save is under way: see Member.Loaded.
 func (l *Line) Loaded(folder, saveID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,26 +74,29 @@ func (l *Line) set(known []commit) {
 	}
 }
 
-// look lists the run, unless this process has done so.
+// look lists the run, unless this process has done so, and reads whether it was rewound. A save
+// after a rewind has a larger number, also if the clock of its job is late.
 func (l *Line) look(ctx context.Context, r *Run) error {
+	rewound, err := r.rewound(ctx)
 	l.mu.Lock()
 	looked := l.looked
+	if err != nil && looked {
+		rewound, err = l.rewound, nil
+	}
 	l.mu.Unlock()
-	if looked {
-		return nil
+	var known []commit
+	if err == nil && !looked {
+		known, err = r.commits(ctx)
 	}
-	known, err := r.commits(ctx)
-	if err != nil {
-		return err
-	}
-	rewound, err := r.rewound(ctx)
 	if err != nil {
 		return err
 	}
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.set(known)
+	if !looked {
+		l.set(known)
+	}
 	if l.rewound = rewound; rewound != nil {
 		l.largest = max(l.largest, rewound.Commit)
 	}
@@ -113,6 +123,14 @@ func (r *Run) commits(ctx context.Context) ([]commit, error) {
 	return out, err
 }
 
+// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
+// so too. Rank 0 calls it in the place of Begin if the save does not take place.
+func (m *Member) GoOn() {
+	if m.Line != nil && m.Loaded != nil {
+		m.Line.Loaded(m.Loaded.Folder, m.Loaded.SaveID)
+	}
+}
+
 // Begin decides where the next save of the job goes: into which folder, which it sets in
 // Name, and to which place in the history of the run. Rank 0 calls it right before the save,
 // and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
@@ -125,6 +143,7 @@ func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn fun
 	if m.Line == nil || step == nil {
 		return nil
 	}
+	m.GoOn()
 	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err == nil {
 		err = m.Line.look(ctx, r)
@@ -149,7 +168,7 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, step int64, now tim
 		line.Parent = h.all[p].id
 	}
 
-	name, replaced := l.place(ctx, m, r, h, p, warn)
+	name, replaced := l.place(ctx, m, r, h, p, step, warn)
 	line.Left = h.leftBy(p, now)
 	if replaced { // the parent goes, and its own parent stays
 		line.Parent = ""
@@ -229,9 +248,9 @@ func warnLeft(h *history, p int, left []meta.Left, now time.Time, warn func(erro
 	}
 }
 
-// place returns the folder of a save that goes on from the commit p, and whether it replaces
+// place returns the folder of a save of a step that goes on from the commit p, and whether it replaces
 // p, which is of the same step. The caller holds mu.
-func (l *Line) place(ctx context.Context, m *Member, r *Run, h *history, p int, warn func(error)) (name string, replaced bool) {
+func (l *Line) place(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
 	occupant := func(name string) *commit {
 		if i := slices.IndexFunc(l.known, func(c commit) bool { return c.name == name }); i >= 0 {
 			return &l.known[i]
@@ -246,7 +265,8 @@ func (l *Line) place(ctx context.Context, m *Member, r *Run, h *history, p int, 
 	if p >= 0 && !m.Exclusive && withoutAgain(h.all[p].name) == plain && !r.hasTags(ctx, h.all[p].name, h.all[p].id) {
 		return h.all[p].name, true
 	}
-	if m.Exclusive || occupant(plain) == nil {
+	there := occupant(plain)
+	if m.Exclusive || there == nil || h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
 		return plain, false
 	}
 	for n := 2; ; n++ {
@@ -256,6 +276,15 @@ func (l *Line) place(ctx context.Context, m *Member, r *Run, h *history, p int, 
 			return name, false
 		}
 	}
+}
+
+// precedes reports whether c is a known commit of a smaller step on the line of the commit p.
+// A save of a step that goes on from p replaces it if both have the same folder, such as last.ckpt.
+func (h *history) precedes(c *commit, p int, step int64) bool {
+	if p < 0 || h.find(c.id) < 0 || stepOf(c.step) >= step {
+		return false
+	}
+	return !slices.ContainsFunc(h.leftBy(p, time.Time{}), func(l meta.Left) bool { return slices.Contains(l.Saves, c.id) })
 }
 
 // again separates the name of a folder from the number of the save of the same step: step-000000100~2.

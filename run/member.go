@@ -34,6 +34,9 @@ type Member struct {
 	Exclusive bool
 	// Line is the place of the job in the history of the run. Nil: saves record none.
 	Line *Line
+	// Loaded is the checkpoint of the run that the job has loaded since the save before this
+	// one: the save goes on from it. Nil: it goes on from the save before it.
+	Loaded *Loaded
 
 	parent string // the folder of the parent of the save; set by Committed
 }

@@ -63,7 +63,7 @@ func (x *exact) UnmarshalText(b []byte) error {
 	return err
 }
 
-// steps answers /api/steps. It keeps the numbers of each checkpoint when they are computed,
+// steps answers /api/steps about the checkpoints of the current line. It keeps the numbers of each checkpoint when they are computed,
 // so that a question which was cancelled goes on when it is asked again.
 func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	keep := q.pattern("select")
@@ -79,15 +79,16 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 		return nil, err
 	}
 	defer done()
+	line := slices.DeleteFunc(slices.Clone(log.Checkpoints), func(c run.Logged) bool { return c.Left })
 	var total int64
-	for i := range log.Checkpoints {
-		total += log.Checkpoints[i].Bytes
+	for i := range line {
+		total += line[i].Bytes
 	}
 	m.split(total)
 	out := &steps{Steps: []step{}}
 	var rows [][]layerRow
-	for i := range log.Checkpoints {
-		c := &log.Checkpoints[i]
+	for i := range line {
+		c := &line[i]
 		m.begin(c.Name, c.Bytes)
 		layers, err := s.layersOf(ctx, c, q.text("select"), keep, m)
 		if ctx.Err() != nil {
@@ -99,8 +100,8 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 		}
 		out.Steps = append(out.Steps, st)
 		rows = append(rows, layers)
-		if n := len(layers); n*len(log.Checkpoints) > s.mostRows { // the other checkpoints are not read in vain
-			return nil, tooManyLayers(n, len(log.Checkpoints))
+		if n := len(layers); n*len(line) > s.mostRows { // the other checkpoints are not read in vain
+			return nil, tooManyLayers(n, len(line))
 		}
 	}
 	return out, out.fill(rows)

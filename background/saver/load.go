@@ -65,8 +65,6 @@ func (s *server) load(b *loadBody) error {
 		s.claims.removeAll(p)
 		if err != nil {
 			s.segmentsOf(b.Keep).Clear() // they may be why
-		} else {
-			s.loaded(b.Store, r.SaveID)
 		}
 		return loadedBody{b.Load, r}, err
 	})

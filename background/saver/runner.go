@@ -352,7 +352,11 @@ type beginning struct {
 // the run.
 func (run *running) beginning(ctx context.Context) beginning {
 	out := beginning{Begun: run.begun}
-	if !run.begun || run.Run == nil {
+	if run.Run == nil {
+		return out
+	}
+	if !run.begun {
+		run.Run.GoOn()
 		return out
 	}
 	before := run.Run.Name

@@ -66,14 +66,8 @@ type InRun struct {
 	// with it. It has no effect without Refer.
 	Remember bool `json:"remember,omitempty"`
 	// Loaded is the checkpoint of the run that the trainer has loaded since its last save,
-	// without this saver process. Nil: none.
-	Loaded *LoadedBody `json:"loaded,omitempty"`
-}
-
-// LoadedBody is a checkpoint of a run.
-type LoadedBody struct {
-	Folder string `json:"folder"`
-	SaveID string `json:"save_id,omitempty"`
+	// and from which it goes on. Nil: none.
+	Loaded *run.Loaded `json:"loaded,omitempty"`
 }
 
 // member returns what to do for the run of the checkpoint after the save, or nil. The error
@@ -85,7 +79,7 @@ func (v *Save) member() (*run.Member, error) {
 	if v.Run == nil {
 		return nil, nil
 	}
-	m := &run.Member{Settings: run.Settings{Remote: v.Run.Remote}, Exclusive: v.FailIfExists}
+	m := &run.Member{Settings: run.Settings{Remote: v.Run.Remote}, Exclusive: v.FailIfExists, Loaded: v.Run.Loaded}
 	m.Address, m.Name = blob.SplitAddress(v.Store)
 	if m.Address == "" || m.Name == "" {
 		return nil, storage.RefuseIf(true, "the checkpoint %s has no folder above it, which would be its run", blob.Redact(v.Store))
@@ -140,18 +134,6 @@ func (s *server) ofRun(address string) *ofRun {
 		s.saved[address] = r
 	}
 	return r
-}
-
-// loaded notes that the trainer goes on from a checkpoint, in case it is one of a run to which
-// the trainer saves.
-func (s *server) loaded(address, saveID string) {
-	above, name := blob.SplitAddress(address)
-	if above == "" || name == "" {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ofRun(above).line.Loaded(name, saveID)
 }
 
 // SetStorage sets the fields that a checkpoint keeps.

@@ -445,9 +445,6 @@ func (s *server) save(b *saveBody) error {
 	}
 	if task.Run != nil {
 		of := s.ofRun(task.Run.Address)
-		if l := b.Run.Loaded; l != nil {
-			of.line.Loaded(l.Folder, l.SaveID)
-		}
 		task.Run.Line = &of.line
 		task.Move = func(t *Task, folder string) error { return s.move(t, b, st, of, folder, uploaded) }
 	}

@@ -59,7 +59,7 @@ from cairn.version import VERSION as __version__  # noqa: F401
 if TYPE_CHECKING:
     from cairn._convert import convert
     from cairn.checkpoint import Checkpoint, Tensor, latest, open
-    from cairn.runs import Rule, Run, at_most, best, every, last, tagged, within
+    from cairn.runs import Rule, Run, at_most, best, every, last, left, tagged, within
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CorruptError", "ExistsError",
@@ -67,7 +67,7 @@ __all__ = [
     "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError", "RepresentError", "Rule", "Run",
     "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError", "SyncReport", "Synced", "Tensor",
     "Traffic", "UncertainError", "UnderWayError", "UpdateReport", "UploadReport", "VersionError", "at_most", "best",
-    "convert", "every", "last", "latest", "open", "tagged", "within",
+    "convert", "every", "last", "latest", "left", "open", "tagged", "within",
 ]
 
 
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> object:
         from cairn import checkpoint
 
         return getattr(checkpoint, name)
-    if name in ("Rule", "Run", "at_most", "best", "every", "last", "tagged", "within"):
+    if name in ("Rule", "Run", "at_most", "best", "every", "last", "left", "tagged", "within"):
         from cairn import runs
 
         return getattr(runs, name)

@@ -15,6 +15,7 @@ use before this module.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import sys
@@ -65,6 +66,7 @@ class CheckpointIO(_CheckpointIO):
         self._handle: Handle | None = None
         self._remover = Remover()
         self._outside = False  # a checkpoint was saved outside of the run
+        self._saves: dict[str, Handle] = {}  # to the run, by the paths that Lightning has named
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
                         storage_options: Any | None = None) -> None:
@@ -77,13 +79,21 @@ class CheckpointIO(_CheckpointIO):
         target = self._target(path, True)
         self._handle = async_save_whole(checkpoint, target, step if isinstance(step, int) else None, alone=True,
                                         metrics=_metrics(checkpoint))
-        self._remover.saved(target, self._handle)
+        self._remover.saved(self._handle)
+        if isinstance(target, Member):
+            self._saves[target.path] = self._handle
         if not self.background:
             self._settle()
 
     def _target(self, path: str | os.PathLike[str], saves: bool = False) -> str | Member:
-        """Returns the place of a checkpoint, which is in the run if the path is."""
+        """Returns the place of a checkpoint, which is in the run if the path is.
+
+        It waits for a save to the path, which may go to another folder of the run.
+        """
         address = address_of(path)
+        if not saves and (handle := self._saves.get(address)) is not None:
+            concurrent.futures.wait([handle])
+            address = handle.path
         if self.run is None:
             return address
         if (found := self.run.find(address)) is not None:
@@ -102,7 +112,9 @@ class CheckpointIO(_CheckpointIO):
         if not isinstance(map_location, (str, int, torch.device, type(None))):
             raise errors.OptionsError("map_location: cairn.lightning.CheckpointIO wants a device", ("storage.options",))
         allow_pickle = self.allow_pickle or weights_only is False
-        return load_whole(path, device=map_location, allow_pickle=allow_pickle, patience=_PATIENCE)
+        target = self._target(path)
+        return load_whole(target if isinstance(target, str) else target.path, device=map_location,
+                          allow_pickle=allow_pickle, patience=_PATIENCE)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint in the background, when the pending save is complete. If that fails, it stays.

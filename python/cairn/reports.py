@@ -97,12 +97,14 @@ class SaveReport:
     phases: tuple[Phase, ...] = field(default=(), repr=False)
     """The phases of this rank."""
     traffic: Traffic | None = field(default=None, repr=False)
+    folder: str = ""
+    """The name of the folder of the checkpoint in its run; empty for a save to a path."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> SaveReport:
         return cls(m.get("save_id") or "", m.get("step"), _number(m, "bytes"), _number(m, "local_bytes"),
                    _number(m, "files"), bool(m.get("plan_reused")), _seconds(m, "plan_ns"), _seconds(m, "write_ns"),
-                   tuple(Phase.from_message(p) for p in m.get("phases") or ()), _traffic(m))
+                   tuple(Phase.from_message(p) for p in m.get("phases") or ()), _traffic(m), m.get("folder") or "")
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,18 @@ class RunCheckpoint:
     not_uploaded: bool = False
     """The remote run lacks it, and should have it."""
     problem: str = ""
-    """What is wrong with its tags and metrics."""
+    """Why not all is known about it: its tags and metrics cannot be read, or its place in the history of the run is
+    unknown. No policy removes it."""
+    commit: int = 0
+    """Orders the saves of the run: a later save has a larger number. 0: the save does not record it."""
+    parent: str = ""
+    """The checkpoint that was loaded or saved before it: the id of its save, or its folder if that has no id."""
+    head: bool = False
+    """It is the newest checkpoint of the current line, which :meth:`cairn.Run.latest` returns."""
+    left: bool = False
+    """It is on a line that the run has left: a job has gone on from an older checkpoint."""
+    left_since: str | None = None
+    """When the run has left it, as ISO 8601. None: it is on the current line, or the time is unknown."""
 
     @property
     def complete(self) -> bool:
@@ -333,7 +346,8 @@ class RunCheckpoint:
         return cls(m.get("name") or "", m.get("step"), m.get("time"), _number(m, "bytes"), m.get("save_id") or "",
                    m.get("format") or "", {name: float(v) for name, v in (m.get("metrics") or {}).items()},
                    tuple(m.get("tags") or ()), tuple(m.get("bases") or ()), local, remote,
-                   bool(m.get("not_uploaded")), m.get("problem") or "")
+                   bool(m.get("not_uploaded")), m.get("problem") or "", _number(m, "commit"), m.get("parent") or "",
+                   bool(m.get("head")), bool(m.get("left")), m.get("left_since"))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Runs: the checkpoints of one training, and which of them are kept.
 
-    >>> run = cairn.Run("run", keep="last 3, every 5000 steps, best 2 by loss")
+    >>> run = cairn.Run("run", keep="last 3, every 5000 steps, tagged")
     >>> [(c.step, c.copies) for c in run.checkpoints()]
     [(100, 'local')]
 
@@ -24,7 +24,8 @@ from cairn._saver import address_of, join_address, split_address
 from cairn.reports import PruneReport, RunCheckpoint, SyncReport
 
 _T = TypeVar("_T")
-__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "remove_one", "tagged", "within"]
+__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "left", "loaded", "remove_one", "tagged",
+           "within"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,16 @@ def within(*, weeks: int | None = None, days: int | None = None, hours: int | No
     return Rule(f"within {_amount(week=weeks, day=days, hour=hours, minute=minutes, second=seconds)}")
 
 
+def left(*, weeks: int | None = None, days: int | None = None, hours: int | None = None,
+         minutes: int | None = None, seconds: int | None = None) -> Rule:
+    """Keeps the checkpoints on lines that the run has left, for a time. Policies without it keep them for 2 days.
+
+    >>> str(cairn.left(days=7))
+    'left within 7 days'
+    """
+    return Rule(f"left within {_amount(week=weeks, day=days, hour=hours, minute=minutes, second=seconds)}")
+
+
 def at_most(size: str | int) -> Rule:
     """Removes the oldest of the checkpoints that the other rules keep, until the rest has at most this size.
 
@@ -130,15 +141,33 @@ def _text(policy: Policy | None) -> str:
     return ", ".join(map(str, parts))
 
 
-def _checked(policy: Policy | None) -> str:
-    """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it."""
-    if text := _text(policy):
-        with tempfile.TemporaryDirectory(prefix="cairn-") as empty, contextlib.suppress(errors.NotFoundError):
-            try:
-                _command.run("prune", ["--dry-run", f"--keep={text}"], empty)
-            except errors.OptionsError as e:  # without the name of the flag
-                raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
+def _checked(policy: Policy | None, run: str = "") -> str:
+    """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it.
+
+    It also raises the error if the run is a folder in which no checkpoint has a metric of the policy, unless the run
+    has this policy already: then the first save with the metric may be still to come.
+    """
+    if not (text := _text(policy)):
+        return text
+    with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
+        _try(text, empty)
+
+    if "best" in text.lower() and "://" not in run and os.path.isdir(run):
+        with contextlib.suppress(errors.IncompleteError, errors.CorruptError, errors.VersionError):  # saves warn of it
+            stored = _command.run("settings", [], run)["keep"]
+            if stored.split() != text.split():
+                _try(text, run)
     return text
+
+
+def _try(policy: str, run: str) -> None:
+    """Raises OptionsError if the program cairn refuses a policy for a run."""
+    try:
+        _command.run("prune", ["--dry-run", f"--keep={policy}", "--remote="], run)
+    except errors.NotFoundError:  # there are no checkpoints
+        pass
+    except errors.OptionsError as e:  # without the name of the flag
+        raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
 
 
 class Run:
@@ -160,13 +189,20 @@ class Run:
     are uploaded. After each save and its upload, the saver process uploads what remote lacks, and removes what the
     policies do not keep. Without a policy, nothing is removed. The newest complete checkpoint, and one that a
     program reads, always stay. A checkpoint that is not uploaded yet stays if keep_remote would keep it.
-    OptionsError: a policy is wrong.
+    OptionsError: a policy is wrong, or it is new to the run in a folder and no checkpoint there has the metric of
+    a rule such as "best 2 by loss".
 
     A save to a folder without remote stores only what has changed since the one before it, as long as that pays:
     the checkpoint refers to others of the run, which stay. Only cairn opens such a checkpoint; ``cairn flatten`` makes
     it stand alone. With alone=True, all checkpoints do. With remember=True, the saver processes keep the bytes of the
     last save in memory, and compare with these instead of reading the checkpoint; a run in object storage then
     stores only what has changed, too.
+
+    A run is a history. A save goes on from the checkpoint that this job has loaded or saved last. After a load of step
+    500 of a run that has step 600, the checkpoints of the steps after 500 are on a line that was left: ``latest``
+    returns the save after step 500, and policies keep the old line for 2 days, or as :func:`cairn.left` says. A save
+    never replaces a checkpoint of another line: a second save of step 600 goes to a folder such as
+    step-000000600~2; see ``Handle.path``.
 
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
@@ -181,7 +217,7 @@ class Run:
         """The address of the same run in another store."""
         if self.remote is None and keep_remote is not None:
             raise errors.OptionsError("keep_remote is set without remote", ("storage.options",))
-        self.keep: str = _checked(keep)
+        self.keep: str = _checked(keep, self.path)
         """The text of the policy; empty if there is none."""
         self.keep_remote: str = _checked(keep_remote)
         """The text of the policy of remote; empty if there is none."""
@@ -198,7 +234,7 @@ class Run:
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:
-        """Returns the checkpoints of the run, in any format, the oldest first, also incomplete ones.
+        """Returns the checkpoints of the run, in any format, the oldest save first, also incomplete ones.
 
         >>> c = cairn.Run("run").checkpoints()[-1]
         >>> c.step, c.copies, c.not_uploaded, c.metrics
@@ -212,6 +248,8 @@ class Run:
 
     def latest(self, *, wait: bool = False, timeout: float | None = None) -> str | None:
         """Returns the path or the URL of the newest complete checkpoint, or None if there is none.
+
+        It is the last one of the current line: the last save or, if the run was rewound since, that checkpoint.
 
         >>> cairn.Run("run").latest()                    # doctest: +ELLIPSIS
         '/.../run/step-100'
@@ -231,7 +269,8 @@ class Run:
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
         are not uploaded yet. OptionsError: the run has no policy.
         """
-        flags = [*self._flags(), *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
+        # The policies are those of the run, so they decide about checkpoints with tags too.
+        flags = [*self._flags(), "--tagged-too", *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
         if self.keep:
             flags.append(f"--keep={self.keep}")
         try:
@@ -241,6 +280,26 @@ class Run:
         for where, root in ("local", self.path), ("remote", self.remote):
             done[where] = [_addressed(p, root) for p in done.get(where) or ()]
         return PruneReport.from_message(done)
+
+    def rewind(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint) -> RunCheckpoint:
+        """Makes the run go on from an older checkpoint, and returns it. No checkpoint is removed by this.
+
+        >>> cairn.Run("run").rewind(100).head
+        True
+
+        ``latest`` and ``cairn.torch.load(state, run)`` return it from now on, in all processes, until a later save.
+        Policies count the later checkpoints as left. The next save of this process goes on from the checkpoint that it
+        has loaded or saved last, also after a rewind, so load the checkpoint before it::
+
+            run.rewind(500)
+            cairn.torch.load(state, run)
+
+        A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. Of several checkpoints of a step, it is
+        the newest one of the current line. NotFoundError: the run has no such checkpoint.
+        """
+        to = str(operator.index(checkpoint)) if hasattr(checkpoint, "__index__") else self._name(checkpoint)
+        name = _command.run("rewind", [f"--remote={self.remote}"] if self.remote else [], self.path, to)["name"]
+        return next(c for c in self.checkpoints() if c.name == name)
 
     def sync(self, *, dry_run: bool = False) -> SyncReport:
         """Uploads at once the checkpoints that remote lacks, for example because an upload was interrupted.
@@ -306,13 +365,13 @@ class Run:
         if isinstance(checkpoint, (str, os.PathLike)):
             return split_address(os.fspath(checkpoint))[1]
         step = operator.index(checkpoint)
-        names = [c.name for c in self.checkpoints() if c.step == step]
-        if not names:
+        found = [c for c in self.checkpoints() if c.step == step]
+        if not found:
             raise errors.NotFoundError(f"{self.path} has no checkpoint of step {step}", ("storage.notfound",))
-        return names[-1]
+        return ([c for c in found if not c.left] or found)[-1].name
 
     def path_of(self, step: int) -> str:
-        """Returns the address that a save of a step has.
+        """Returns the address of a save of a step, unless that folder has a checkpoint that the save must not replace.
 
         >>> cairn.Run("run").path_of(100)                # doctest: +ELLIPSIS
         '/.../run/step-000000100'
@@ -370,11 +429,24 @@ class Member:
         return None if self.run.remote is None else join_address(self.run.remote, self.name)
 
     def message(self) -> dict[str, Any]:
-        """Returns the field "run" of the message of a save."""
+        """Returns the field "run" of the message of a save, which goes on from what was loaded since the one before."""
         policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
         message: dict[str, Any] = {name: text for name, text in policies.items() if text}
         if not self.run.alone and self.run.remote is None:
             message["refer"] = True
             if self.run.remember:
                 message["remember"] = True
+        for place in (self.run.path, self.run.remote):
+            if place is not None and (found := _loaded.pop(split_address(join_address(place, "x"))[0], None)):
+                message["loaded"] = found
         return message
+
+
+_loaded: dict[str, dict[str, str]] = {}  # by the address of the run: what was loaded since the last save to it
+
+
+def loaded(address: str, save_id: str) -> None:
+    """Notes that this process goes on from a checkpoint. A later load from the same run replaces it."""
+    above, name = split_address(address)
+    if name:
+        _loaded[above] = {"folder": name, "save_id": save_id}

@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import datetime
 import functools
 import itertools
 import json
@@ -192,8 +193,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
                                         metrics=_metrics(state))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
-            self._remover.saved(target, self._handle)
-            self._remover.begin(self._handle, functools.partial(self._old, self._run(args), state.global_step,
+            self._remover.saved(self._handle)
+            self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
                                                                 args.save_total_limit))
 
     def _settle(self, last: bool = False) -> None:
@@ -205,16 +206,21 @@ class CheckpointCallback(transformers.TrainerCallback):
         finally:
             self._remover.settle(last)
 
-    def _old(self, folder: str, newest: int, keep: int) -> list[Target]:
-        """Returns all checkpoints up to a step but the newest ones."""
-        if self.run is None and "://" not in folder:
-            names = os.listdir(folder)  # also what is left of saves that were killed
-        else:
-            names = [c.name for c in (self.run or Run(folder)).checkpoints()]
+    def _old(self, folder: str, saved: cairn.torch.Handle, keep: int) -> list[Target]:
+        """Returns the checkpoints before a save that is complete, but the newest ones."""
+        newest = split_address(saved.path)[1]
+        if self.run is not None:
+            names = [c.name for c in self.run.checkpoints()  # lines that were left stay
+                     if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
+            before = names[:names.index(newest) + 1] if newest in names else []
+            return [Member(self.run, name) for name in before[:-keep]]
+
+        # Also what is left of saves that were killed.
+        names = os.listdir(folder) if "://" not in folder else [c.name for c in Run(folder).checkpoints()]
         steps = [int(m[1]) for name in names if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
         # Folders of later steps belong to a run before this one, which may not have completed them.
-        old = [f"checkpoint-{step}" for step in sorted(s for s in steps if s <= newest)[:-keep]]
-        return [join_address(folder, name) if self.run is None else Member(self.run, name) for name in old]
+        last = int(newest.removeprefix("checkpoint-"))
+        return [join_address(folder, f"checkpoint-{step}") for step in sorted(s for s in steps if s <= last)[:-keep]]
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
@@ -392,14 +398,29 @@ def _is_stock(path: str) -> bool:
 
 def _newest(run: Run) -> str | None:
     """Returns the newest complete checkpoint of a run, of cairn or of the Trainer itself."""
-    def step(path: str) -> int:
-        return int(number[0]) if (number := re.findall(r"-(\d+)$", split_address(path)[1])) else -1
-
-    found = [path] if (path := run.latest(wait=True)) else []
+    found, stock = run.latest(wait=True), {}
     if os.path.isdir(run.path):  # sharded checkpoints of the Trainer are folders that cairn does not take for one
-        found += [p for name in os.listdir(run.path) if re.fullmatch(r"checkpoint-\d+", name)
-                  and _is_stock(p := os.path.join(run.path, name))]
-    return max(found, key=step, default=None)
+        stock = {int(m[1]): p for name in os.listdir(run.path) if (m := re.fullmatch(r"checkpoint-(\d+)", name))
+                 and _is_stock(p := os.path.join(run.path, name))}
+    if not stock:
+        return found
+    last = stock[max(stock)]
+    if found is None:
+        return last
+
+    # A checkpoint of the Trainer is newer only if it has a higher step and was saved later: a job of cairn may have
+    # gone on from an older checkpoint since.
+    head = next((c for c in run.checkpoints() if c.head), None)
+    if head is None or head.step is None or max(stock) <= head.step:
+        return found
+    saved = os.path.getmtime(os.path.join(last, _STATE_FILE))
+    return last if head.time is None or saved > _seconds(head.time) else found
+
+
+def _seconds(time: str) -> float:
+    """Returns a time of a report in seconds since 1970."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")  # Python reads at most 6 digits after the point
+    return datetime.datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
 def _metrics(state: Any) -> dict[str, float]:

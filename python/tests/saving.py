@@ -12,7 +12,8 @@ def join(saver):
     saver.ask("join", rank=0, size=1, address="", secret=None, job="").result(120)
 
 
-def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format="native", **options):
+def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format="native", time="2026-01-02T03:04:05Z",
+         **options):
     """Saves tensors, {name: (dtype, shape, bytes)}, and values. If staged is not set, the saver fetches the tensors.
     uploads receives the outcome of the upload."""
     names = list(tensors)
@@ -43,7 +44,7 @@ def save(saver, folder, tensors, objects=None, staged=True, uploads=None, format
     if uploads is not None:
         uploads.append(saver.expect_upload(generation))
     saver.begin(("generation", generation), reply, "save", store=str(folder), format=format,
-                save_id=secrets.token_hex(8), time="2026-01-02T03:04:05Z", items=items, fits=staged, **options)
+                save_id=secrets.token_hex(8), time=time, items=items, fits=staged, **options)
     if staged:
         for i, n in enumerate(names):
             data = tensors[n][2]

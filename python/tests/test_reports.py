@@ -47,7 +47,7 @@ class Reports(unittest.TestCase):
             report.bytes = 11
         self.assertEqual(repr(report), "SaveReport(save_id='a', step=7, bytes=10, rank_bytes=0, files=0, "
                                        "plan_reused=False, "
-                                       "plan_seconds=0.0, write_seconds=0.0)")
+                                       "plan_seconds=0.0, write_seconds=0.0, folder='')")
         self.assertEqual(len({report, dataclasses.replace(report)}), 1)
 
     def test_a_load_in_parts(self):

@@ -24,6 +24,33 @@ test('the checkpoints of a run', async () => {
   await w.close();
 });
 
+describe('a run whose jobs have gone back', () => {
+  const forked = setUp({ before, after }, () => [path.join(made, 'forked')]);
+
+  test('lines are drawn, and checkpoints that were left are marked', async () => {
+    const w = await forked.page();
+    await w.page.getByRole('link', { name: 'step-000000300~3' }).waitFor();
+    const row = (name) => w.page.getByRole('row').filter({ has: w.page.getByRole('link', { name, exact: true }) });
+    assert.match(await row('step-000000300~3').innerText(), /head/);
+    for (const name of ['step-000000300', 'step-000000400', 'step-000000300~2', 'step-000000150'])
+      assert.match(await row(name).innerText(), /left/, name);
+    for (const name of ['step-000000100', 'step-000000200', 'step-000000220', 'step-000000240'])
+      assert.doesNotMatch(await row(name).innerText(), /left|head/, name);
+    const dots = async (name) => row(name).locator('circle').getAttribute('cx');
+    assert.equal(await dots('step-000000200'), await dots('step-000000300~3'));
+    assert.notEqual(await dots('step-000000200'), await dots('step-000000400'));
+    assert.notEqual(await dots('step-000000400'), await dots('step-000000250'));
+    assert.ok(await w.page.getByText('on lines that were left').count());
+
+    await w.page.getByRole('button', { name: 'Step', exact: true }).click();
+    await w.page.getByRole('columnheader', { name: 'Step ▼' }).waitFor();
+    assert.equal(await w.page.locator('td circle').count(), 0, 'only the order of the saves has lines');
+    await w.page.getByRole('button', { name: /^Compute: read .* of 5 checkpoints/ }).waitFor();
+    w.check();
+    await w.close();
+  });
+});
+
 test('the first key leads to the content, and the view stays', async () => {
   const w = await s.page('#/run');
   await w.page.getByRole('link', { name: 'step-000000800' }).waitFor();

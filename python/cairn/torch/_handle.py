@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cairn import errors
-from cairn._saver import Reply
+from cairn._saver import Reply, join_address, split_address
 from cairn.reports import SaveReport, UploadReport
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Handle(Outcome[SaveReport]):
 
     ``staged`` is a future that is done when the state has been copied aside: then the caller may change it.
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
-    fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
+    fails does not harm the checkpoint at path. ``path`` is the address of the checkpoint. ``warnings`` lists problems that do not make the save fail.
 
     All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
     reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
@@ -140,6 +140,17 @@ class Handle(Outcome[SaveReport]):
         self.staged: Outcome[None] = Outcome(f"the copy for the save to {path}", seen)
         self.uploaded: Outcome[UploadReport | None] = Outcome(f"the upload of {path}", seen)
         self.warnings: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """The path or the URL of the checkpoint.
+
+        A save to a run may go to another folder than the one of its step, such as step-000000600~2, because that has a
+        checkpoint of another line. So it is certain once the save is complete.
+        """
+        if self._reply.error is not None or self._reply.body is None or not self._reply.body.folder:
+            return self._path
+        return join_address(split_address(self._path)[0], self._reply.body.folder)
 
     def progress(self) -> tuple[int, int]:
         """Returns the bytes that this rank has written, and the bytes that it writes in all (0 until planned)."""

@@ -22,7 +22,7 @@ from cairn._boxes import PIECE, cut
 from cairn._saver import Saver, address_of
 from cairn.names import Rename
 from cairn.reports import LoadReport
-from cairn.runs import Run
+from cairn.runs import Run, loaded
 from cairn.torch import _memory, _state
 from cairn.torch._job import Job, Sharing, agree, first_says, job, shares
 from cairn.torch._perrank import PerRank
@@ -44,7 +44,7 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
 
     path is a checkpoint, or a :class:`cairn.Run`, whose newest complete checkpoint is loaded: the same on all ranks.
-    It waits for saver processes that are still writing to the run. NotFoundError: there is no checkpoint yet.
+    After a load of a checkpoint of a run, the next save of this job to the run goes on from there. It waits for saver processes that are still writing to the run. NotFoundError: there is no checkpoint yet.
 
     Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
     Values are replaced in the dict. If several names of the state are one tensor in memory, the checkpoint must have
@@ -103,6 +103,7 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
             "was replaced meanwhile", ("storage.changed",)))
     elif error is not None:
         raise error
+    loaded(address, report.save_id)
     return report
 
 

@@ -6,7 +6,6 @@ import concurrent.futures
 import copy
 import operator
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,9 +126,8 @@ def _remembering(run: str | os.PathLike[str] | Run, keep: Policy | None) -> Run:
 def _check(run: Run, versions: _Versions, version: int) -> None:
     """Raises ExistsError if the run has the version or a newer one. It looks at the run only if it must."""
     if versions.complete is None:
-        newest = run.latest()
-        number = re.search(r"\d+$", newest.rstrip("/")) if newest is not None else None
-        versions.complete = int(number.group()) if number else -1
+        # Also versions on a line that was left are never replaced.
+        versions.complete = max((c.step for c in run.checkpoints() if c.complete and c.step is not None), default=-1)
     last, state = versions.complete, ""
     if versions.under_way and versions.under_way[-1][0] > last:
         last, state = versions.under_way[-1][0], ", which is under way"

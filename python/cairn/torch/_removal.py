@@ -27,12 +27,16 @@ class Remover:
         self._wanted: list[Target] = []  # guarded by _lock
         self._thread: threading.Thread | None = None
         self._problems: list[str] = []
-        self._uploads: dict[Target, Handle] = {}  # of saves whose upload may be under way
+        self._uploads: list[Handle] = []  # saves whose upload may be under way
 
-    def saved(self, target: Target, handle: Handle) -> None:
+    def saved(self, handle: Handle) -> None:
         """Notes a save, whose upload a removal must not disturb."""
-        self._uploads = {t: h for t, h in self._uploads.items() if not h.uploaded.done()}
-        self._uploads[target] = handle
+        self._uploads = [h for h in self._uploads if not h.uploaded.done()] + [handle]
+
+    def _upload(self, target: Target) -> Handle | None:
+        """Returns the save of a checkpoint whose upload is under way, if there is one."""
+        path = target.path if isinstance(target, Member) else target
+        return next((h for h in self._uploads if h.path == path and not h.uploaded.done()), None)
 
     def add(self, target: Target) -> None:
         """Adds a checkpoint, for the next call of begin."""
@@ -76,8 +80,8 @@ class Remover:
             self._thread = None
         if last:
             for target in self._wanted:  # nothing else uses it now
-                if target in self._uploads:
-                    concurrent.futures.Future.exception(self._uploads[target].uploaded)
+                if (handle := self._upload(target)) is not None:
+                    concurrent.futures.Future.exception(handle.uploaded)
             self._remove_all(last)
         problems, self._problems = self._problems, []
         for text in problems:
@@ -85,7 +89,7 @@ class Remover:
 
     def _remove_all(self, last: bool = False) -> None:
         for target in self._take():
-            if target in self._uploads and not self._uploads[target].uploaded.done():
+            if self._upload(target) is not None:
                 self.add(target)
                 continue
             try:

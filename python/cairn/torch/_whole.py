@@ -12,7 +12,7 @@ import torch
 
 from cairn import errors
 from cairn._saver import address_of
-from cairn.runs import Member
+from cairn.runs import Member, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Handle
 from cairn.torch._job import job
@@ -71,4 +71,5 @@ def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = No
         root.place(steps, t)
         loading.tensor(name, shape, [0] * len(shape), t)
     loading.run(saver, address_of(path), False, None, None, described.get("save_id", ""))
+    loaded(address_of(path), described.get("save_id", ""))
     return root.result()

@@ -49,7 +49,7 @@ from torch.futures import Future
 from cairn import errors
 from cairn._saver import SCHEMES, address_of
 from cairn.reports import SaveReport, UploadReport
-from cairn.runs import Member, Run
+from cairn.runs import Member, Run, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Outcome
 from cairn.torch._job import distributed, job
@@ -350,6 +350,7 @@ class Reader(StorageReader):
         meta = self._metadata.storage_meta
         loading.run(j.own(), os.fspath(self.path), False, self.format, self.format_options,
                     (meta and meta.save_id) or "", self.cast)
+        loaded(address_of(self.path), (meta and meta.save_id) or "")
         for item, t in filled:
             planner.commit_tensor(item, t)
         done: Future[None] = Future()

@@ -47,7 +47,9 @@ class Runs(Case):
             handle = cairn.torch.async_save(state_of(step), run, step=step)
             self.assertEqual(handle.uploaded.result().save_id, handle.result().save_id)
         cairn.torch.close()
-        self.assertEqual([(c.step, c.copies) for c in run.checkpoints()], [(2, "remote"), (4, "both")])
+        self.assertEqual([(c.step, c.copies) for c in run.checkpoints()],
+                         [(2, "remote"), (3, "both"), (4, "both")])  # 3 is the parent of 4, which the save protects
+        run.remove(3)
         cairn.Run(run.path).remove(4, force=True)  # without remote: from path alone
         self.assertEqual([(c.step, c.copies) for c in run.checkpoints()], [(2, "remote"), (4, "remote")])
         run.remove(4, force=True)
@@ -80,10 +82,10 @@ class Runs(Case):
             handle.result()
             self.assertIsInstance(handle.uploaded.exception(), cairn.CairnError)
             end = time.monotonic() + 200
-            while not handle.warnings and time.monotonic() < end:
+            while not logged.output and time.monotonic() < end:
                 time.sleep(0.05)
-        self.assertIn(self.path("remote"), handle.warnings[0])
-        self.assertIn(handle.warnings[0], logged.output[0])
+        self.assertIn(self.path("remote"), handle.warnings[-1])
+        self.assertIn(handle.warnings[-1], logged.output[0])
 
     def test_what_is_refused(self):
         run = self.run_of()
@@ -97,6 +99,46 @@ class Runs(Case):
         with self.assertRaises(cairn.OptionsError):  # a metric is one word
             cairn.torch.save(state_of(1), run, step=1, metrics={"a b": 1.0})
         self.assertEqual(run.checkpoints(), [])
+
+    def test_a_job_goes_back(self):
+        for how in "path", "rewind":
+            with self.subTest(how):
+                self.goes_back(cairn.Run(self.path(how)), how)
+
+    def goes_back(self, run, how):
+        for step in 400, 500, 600:
+            cairn.torch.save(state_of(step), run, step=step, metrics={"loss": step})
+        run.tag(600, "release")
+        run = cairn.Run(run.path, keep="last 2")
+        got = blank(state_of(0))
+        if how == "rewind":
+            run.rewind(500)
+            cairn.torch.load(got, run)
+        else:
+            cairn.torch.load(got, run.path_of(500))
+        self.assert_same(state_of(500), got)
+        dict(cairn.torch.weights(run.path_of(400)))  # a read that no save goes on from
+
+        for step in 510, 520:
+            handle = cairn.torch.async_save(state_of(step), run, step=step, metrics={"loss": step})
+            self.assertEqual((handle.result().folder, handle.path), (f"step-000000{step}", run.path_of(step)))
+        cairn.torch.close()  # waits until the run is in order
+        self.assertEqual([(c.step, c.left, c.head) for c in run.checkpoints()],
+                         [(600, True, False), (510, False, False), (520, False, True)])
+        got = blank(state_of(0))
+        self.assertEqual(cairn.torch.load(got, run).step, 520)
+        self.assert_same(state_of(520), got)
+
+        handle = cairn.torch.async_save(state_of(601), run, step=600, metrics={"loss": 1})
+        self.assertEqual(handle.result().folder, "step-000000600~2")
+        self.assertEqual(handle.path, run.path_of(600) + "~2")
+        old, new = (c for c in run.checkpoints() if c.step == 600)
+        self.assertEqual((old.path, old.tags, old.metrics), (run.path_of(600), ("release",), {"loss": 600.0}))
+        self.assertEqual((new.path, new.head, new.metrics), (handle.path, True, {"loss": 1.0}))
+        for path, seed in (old.path, 600), (run, 601):
+            got = blank(state_of(0))
+            cairn.torch.load(got, path)
+            self.assert_same(state_of(seed), got)
 
     def test_metrics_without_a_run(self):
         cairn.torch.save(state_of(1), os.path.join(self.path("run"), "one"), metrics={"loss": 0.5})
@@ -128,7 +170,7 @@ class Runs(Case):
             self.assertEqual(writer.uploaded.result().save_id, writer.report.save_id)
         cairn.torch.close()
         self.assertEqual([(c.step, c.copies, c.metrics) for c in run.checkpoints()],
-                         [(1, "remote", {"loss": 1.0}), (2, "both", {"loss": 2.0})])
+                         [(1, "both", {"loss": 1.0}), (2, "both", {"loss": 2.0})])
         writer = cairn.torch.Writer(run, step=3)
         dcp.save(state_of(3), storage_writer=writer, checkpoint_id=os.path.join(run.path, "mine"), no_dist=True)
         cairn.torch.close()
@@ -241,9 +283,9 @@ class Removals(Case):
     def test_an_upload_that_is_under_way_is_not_disturbed(self):
         remover, calls = Remover(), []
         run = cairn.Run("s3://bucket/run", remote="gs://bucket/run")
-        handle = unittest.mock.Mock(uploaded=concurrent.futures.Future())
+        handle = unittest.mock.Mock(uploaded=concurrent.futures.Future(), path=run.member(1).path)
         with unittest.mock.patch.object(_removal, "remove_one", lambda address, force: calls.append(address)):
-            remover.saved(run.member(1), handle)
+            remover.saved(handle)
             remover.add(run.member(1))
             remover.begin(None)
             remover.settle()

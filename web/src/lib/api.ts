@@ -46,6 +46,13 @@ export interface RunCheckpoint {
   local?: Copy;
   remote?: Copy;
   problem?: string;
+  /** The save_id, or the name, of the checkpoint from which its job went on. */
+  parent?: string;
+  /** The newest checkpoint of the current line. */
+  head?: boolean;
+  /** It is on a line that the run has left. */
+  left?: boolean;
+  left_since?: string;
   copies: string;
   not_uploaded: boolean;
   verdict?: Verdict;

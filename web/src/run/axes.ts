@@ -42,3 +42,14 @@ export function bytesAxis(label: string): uPlot.Axis {
 export function numberAxis(label: string): uPlot.Axis {
   return { label, labelSize: 20, size: 66, values: (_, ticks) => ticks.map((t) => (t === null ? '' : number(t, 4))) };
 }
+
+/** Dots of checkpoints on lines that the run has left. */
+export function muted(color: string, text: (v: number) => string): uPlot.Series {
+  return {
+    label: 'left',
+    paths: () => null,
+    stroke: color,
+    points: { show: true, size: 6, stroke: color },
+    value: (_, v) => (v === null || v === undefined ? '' : text(v)),
+  };
+}

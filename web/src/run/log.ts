@@ -57,8 +57,8 @@ export function position(c: RunCheckpoint, by: 'step' | 'time'): number {
   return by === 'time' ? Date.parse(c.time ?? '') / 1000 : (c.step ?? NaN);
 }
 
-/** The bytes that statistics of all checkpoints read at most, and of how many. */
+/** The bytes that statistics of the current line read at most, and of how many checkpoints. */
 export function workload(log: RunLog): { checkpoints: number; bytes: number } {
-  const all = log.checkpoints.filter(readable);
+  const all = log.checkpoints.filter((c) => readable(c) && !c.left);
   return { checkpoints: all.length, bytes: all.reduce((n, c) => n + (complete(c.local) ? c.local!.bytes : c.remote!.bytes), 0) };
 }

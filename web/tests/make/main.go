@@ -50,6 +50,7 @@ func main() {
 func small(ctx context.Context, dir string) error {
 	return errors.Join(
 		trained(ctx, filepath.Join(dir, "run"), filepath.Join(dir, "remote")),
+		forked(ctx, filepath.Join(dir, "forked")),
 		hostile(ctx, filepath.Join(dir, "hostile")),
 		wide(ctx, filepath.Join(dir, "wide"), 1500),
 		timeline(ctx, filepath.Join(dir, "ranks-16"), 16),
@@ -94,6 +95,33 @@ func saveStep(ctx context.Context, r *cairn.Run, step int64, rank int) error {
 	}
 	_, err = r.Save(ctx, state, &cairn.SaveOptions{Step: &step, Metrics: map[string]float64{"loss": loss, "tokens": float64(step) * 4096}})
 	return err
+}
+
+// forked writes a run whose jobs have gone back: to step 200, then to step 100, and to step
+// 200 again.
+func forked(ctx context.Context, dir string) error {
+	r, err := cairn.NewRun(dir, nil)
+	if err != nil {
+		return err
+	}
+	defer r.Close(ctx)
+	for _, job := range []struct {
+		from  int64
+		saves []int64
+	}{{0, []int64{100, 200, 300, 400}}, {200, []int64{250, 300}}, {100, []int64{150}}, {200, []int64{220, 240, 300}}} {
+		if job.from > 0 {
+			if _, err := r.LoadStep(ctx, cairn.State{"w": new(int64)}, job.from, nil); err != nil {
+				return err
+			}
+		}
+		for _, step := range job.saves {
+			loss := 4 / math.Log(float64(step+job.from/2))
+			if _, err := r.Save(ctx, cairn.State{"w": step}, &cairn.SaveOptions{Step: &step, Metrics: map[string]float64{"loss": loss}}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // uploaded copies some checkpoints of a run to another one.

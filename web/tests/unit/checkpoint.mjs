@@ -10,6 +10,7 @@ import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
 import { pairOf, throughRecipe } from '../../src/compare/pair';
 import { cellAt, descend, layout, rest } from '../../src/checkpoint/treemap';
 import { expand } from '../../src/compare/expand';
+import { draw } from '../../src/run/lines';
 
 globalThis.location = { search: '' }; // the token of the requests is in the address
 const { cellsIn, unusual } = await import('../../src/tensor/cells');
@@ -316,4 +317,38 @@ test('the names of a comparison, from columns', () => {
     { fqn: 'b', status: 'missing', a: forms[1] },
     { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1 } },
   ]);
+});
+
+/** Checkpoints of a run, the newest first: [name, parent, left]. */
+function history(...rows) {
+  return rows.map(([name, parent, left]) => ({ name, save_id: name, parent, left, local: { state: 'complete' } }));
+}
+
+test('a run of one line has no lanes', () => {
+  assert.equal(draw(history(['b', 'a'], ['a', ''])), undefined);
+});
+
+test('a line that was left goes off from its parent', () => {
+  const { rows, lanes } = draw(history(['e', 'b'], ['d', 'c', true], ['c', 'b', true], ['b', 'a'], ['a', '']));
+  assert.equal(lanes, 2);
+  assert.deepEqual(rows.map((r) => r.lane), [0, 1, 1, 0, 0]);
+  const slanted = rows.flatMap((r, i) => r.strokes.filter((s) => s.from !== s.to).map((s) => [i, s.from, s.to]));
+  assert.deepEqual(slanted, [[3, 1, 0]]);
+  assert.equal(rows[1].strokes.filter((s) => s.from === 0 && !s.left).length, 1, 'the current line passes');
+});
+
+test('lines beside each other have lanes of their own, and a lane is used again', () => {
+  const { rows, lanes } = draw(
+    history(['g', 'e'], ['f', 'e', true], ['e', 'b'], ['d', 'b', true], ['c', 'b', true], ['b', 'a'], ['a', '']),
+  );
+  assert.equal(lanes, 3);
+  assert.deepEqual(rows.map((r) => r.lane), [0, 1, 0, 2, 1, 0, 0]);
+});
+
+test('a parent that was removed, and a checkpoint that is not complete', () => {
+  const list = history(['c', 'a'], ['b', 'gone', true], ['a', '']);
+  list.splice(1, 0, { name: 'x' });
+  const { rows } = draw(list);
+  assert.deepEqual(rows.map((r) => r.lane), [0, -1, 1, 0]);
+  assert.ok(rows.every((r) => r.strokes.every((s) => s.from === 0)), 'nothing goes off from an unknown parent');
 });
