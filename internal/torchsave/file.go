@@ -11,7 +11,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"strings"
 
@@ -221,33 +220,19 @@ var (
 // ErrValue reports a value that cannot be written.
 var ErrValue = errors.New("value cannot be written by torch.save")
 
-// checkBytes is the size of Check's reads.
-const checkBytes = 1 << 20
-
 // Check reads all records and compares their checksums with the checksums in the
 // directory. It calls problem for each mismatch, with the key of the storage, or
 // "" if the record is not a storage. It returns an error if reading fails. read
 // must read the same bytes as in Open. A stream of PyTorch before 1.6 has no
 // checksums, so Check reads nothing of it.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
-	var most int64
-	for i := range f.records {
-		most = max(most, f.records[i].size)
-	}
-	buf := make([]byte, min(checkBytes, most))
 	for i := range f.records {
 		r := &f.records[i]
-		crc := uint32(0)
-		for at := r.data; at < r.end(); {
-			p := buf[:min(checkBytes, r.end()-at)]
-			if err := read(ctx, p, at); err != nil {
-				return err
-			}
-			crc = crc32.Update(crc, crc32.IEEETable, p)
-			at += int64(len(p))
-		}
-		if crc != r.crc {
-			problem(f.keyOf(r), fmt.Errorf("%w: %q", errChecksum, r.name))
+		err := r.sum().check(ctx, read, 0, nil)
+		if errors.Is(err, errChecksum) {
+			problem(f.keyOf(r), err)
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil

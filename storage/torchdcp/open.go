@@ -42,7 +42,7 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 	if err != nil {
 		return nil, err
 	}
-	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}}
+	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
 	if a.sizes, err = sizesOf(ctx, store, d.Data); err != nil {
 		return nil, err
 	}
