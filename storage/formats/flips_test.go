@@ -1,0 +1,111 @@
+package formats_test
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// withoutChecksums are the files of other programs that have no checksums, by patterns of
+// their names. A flipped bit in them can stay unnoticed: no reader can know.
+var withoutChecksums = map[string]string{
+	"*.safetensors":   "safetensors has no checksums",
+	"*.metadata":      "a pickle without a checksum, of PyTorch's Distributed Checkpoint and of hyper_parallel",
+	"metadata.pkl":    "a pickle without a checksum, of torch_checkpointing",
+	"*.bytes":         "values of hyper_parallel",
+	"tokenizer_*.bin": "bytes as they are, of torch_checkpointing",
+	"train_*.json":    "JSON, of torch_checkpointing",
+	"__0_0.distcp":    "the fixture torchdcp/legacy, with streams of PyTorch before 1.6; the archives in other files have checksums",
+	"*_legacy.pt":     "a stream of PyTorch before 1.6",
+}
+
+// unsummed returns the pattern of a file without checksums. Records of zip archives have
+// checksums in every file.
+func unsummed(f storagetest.FlippedBit) (pattern string, ok bool) {
+	for p := range withoutChecksums {
+		if ok, _ := path.Match(p, path.Base(f.File)); ok && f.Record == "" {
+			return p, true
+		}
+	}
+	return "", false
+}
+
+// someFlips is the number of bits that are flipped in a fixture, unless FLIPS is set to
+// another number.
+const someFlips = 110
+
+// One flipped bit in any record of a checkpoint of another program is an error, or changes
+// nothing that is read. Files without checksums are listed by name. FLIPS=100000 flips a bit
+// in every record of every fixture.
+func TestFlippedBitsAreNoticed(t *testing.T) {
+	most, err := strconv.Atoi(cmp.Or(os.Getenv("FLIPS"), strconv.Itoa(someFlips)))
+	must.Do(t, err)
+	var mu sync.Mutex
+	seen := map[string]bool{} // patterns of withoutChecksums
+	t.Run("all", func(t *testing.T) {
+		for name, dir := range flipFixtures(t) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := storagetest.CopyOf(t, must.Get(file.Open(dir, nil))(t))
+				n, bad := storagetest.Flips(t, s, most, func(ctx context.Context) (storage.Checkpoint, error) { return formats.Open(ctx, blob.Store(s), nil) })
+				t.Logf("%d flips", n)
+				for _, f := range bad {
+					p, ok := unsummed(f)
+					if !ok {
+						t.Errorf("%s: a flipped bit at %d, in record %q, changes the state without an error", f.File, f.At, f.Record)
+					}
+					mu.Lock()
+					seen[p] = true
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	if !t.Failed() {
+		for p, why := range withoutChecksums {
+			if !seen[p] {
+				t.Errorf("%s, %s: every flipped bit was noticed, so it has no place in the list", p, why)
+			}
+		}
+	}
+}
+
+// flipFixtures returns the folders of fixtures of all formats but cairn's own and slime's,
+// by name. Files that are a checkpoint get a folder of their own.
+func flipFixtures(t *testing.T) map[string]string {
+	out := map[string]string{"quantised": "../hf/testdata/quantised"}
+	for _, f := range storagetest.Fixtures(t, "*/*") {
+		if older := strings.HasPrefix(f.Name, "torch-2.6/") || strings.HasPrefix(f.Name, "torch-2.11/"); !older || os.Getenv("FLIPS") != "" {
+			out[f.Name] = f.Dir // the older releases write the same files as 2.14
+		}
+	}
+	for _, dir := range must.Get(filepath.Glob("../torchdcp/testdata/*/ckpt"))(t) {
+		if name := filepath.Base(filepath.Dir(dir)); name != "rot13-zstd" { // it needs a transformation of its own
+			out["torchdcp/"+name] = dir
+		}
+	}
+	for _, name := range must.Get(filepath.Glob("../torchfile/testdata/*.pt"))(t) {
+		dir := t.TempDir()
+		must.Do(t, os.WriteFile(filepath.Join(dir, filepath.Base(name)), must.Get(os.ReadFile(name))(t), 0o644))
+		out["torchfile/"+filepath.Base(name)] = dir
+	}
+	if len(out) < 40 {
+		t.Fatalf("%d fixtures: %q", len(out), slices.Sorted(maps.Keys(out)))
+	}
+	return out
+}
