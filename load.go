@@ -258,7 +258,11 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
-		state, err = plan.NewState(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+		apart := func(x *meta.Missing) bool { // its names begin otherwise
+			return x.Below && x.FQN != "" && !hasPrefix(x.FQN, prefixes) &&
+				!slices.ContainsFunc(prefixes, func(p string) bool { return hasPrefix(p, []string{x.FQN}) })
+		}
+		state, err = plan.NewState(md.WithoutMissing(apart), func(fqn string) bool { return hasPrefix(fqn, prefixes) })
 		return state, err
 	})
 	if err != nil {

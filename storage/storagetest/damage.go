@@ -7,10 +7,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -18,9 +18,9 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// FlippedBit is a bit that was flipped: in a record of a zip archive, or in the file itself if
-// Record is empty.
-type FlippedBit struct {
+// Damage is a bit that was flipped: in a record of a zip archive, or in the file itself if
+// Record is empty. If At is negative, the file was cut in half instead.
+type Damage struct {
 	File, Record string
 	At           int64
 }
@@ -28,42 +28,48 @@ type FlippedBit struct {
 // otherPlaces is the number of bits that are flipped in a file that is not a zip archive.
 const otherPlaces = 16
 
-// Flips flips one bit of every record of every zip archive in a store, one record at a
-// time, and some bits of the other files. For each it opens the checkpoint and reads
-// everything. It returns the number of flips, and the flips that changed the state of the
-// checkpoint without an error. If there are more than most records and other bits, it
+// RunDamage cuts every file of a store in half, one after the other, and flips one bit of
+// every record of every zip archive and some bits of the other files. After each, it opens
+// the checkpoint and reads everything. It returns the number of damages, and the ones that
+// changed the state of the checkpoint without an error. If there are more than most, it
 // takes every second or third and so on. The store is the same afterwards.
-func Flips(t *testing.T, root blob.Store, most int, open func(ctx context.Context) (storage.Checkpoint, error)) (flips int, unnoticed []FlippedBit) {
+func RunDamage(t *testing.T, root blob.Store, most int, open func(ctx context.Context) (storage.Checkpoint, error)) (n int, unnoticed []Damage) {
 	t.Helper()
 	want := must.Get(stateSums(t.Context(), open))(t)
-	var all []FlippedBit
+	var all []Damage
 	for _, name := range Names(t, root) {
-		all = append(all, flipsOf(name, must.Get(blob.ReadAll(t.Context(), root, name, 1<<30))(t))...)
+		data := must.Get(blob.ReadAll(t.Context(), root, name, 1<<30))(t)
+		all = append(append(all, Damage{File: name, At: -1}), flipsOf(name, data)...)
 	}
 	step := (len(all) + most - 1) / most
 	for i := 0; i < len(all); i += step {
-		flips++
-		flip := func() { damage(t, root, all[i]) }
-		flip()
+		n++
+		undo := all[i].do(t, root)
 		got, err := stateSums(t.Context(), open)
 		if err == nil && !maps.Equal(got, want) {
 			unnoticed = append(unnoticed, all[i])
 		}
-		flip()
+		undo()
 	}
-	return flips, unnoticed
+	return n, unnoticed
 }
 
-func damage(t *testing.T, s blob.Store, f FlippedBit) {
+// do damages a file, and returns a function that restores it.
+func (d Damage) do(t *testing.T, s blob.Store) (undo func()) {
 	t.Helper()
-	must.Do(t, fault.Damage(t.Context(), s, f.File, func(b []byte) []byte {
-		b[f.At] ^= 1 << (f.At % 8)
-		return b
-	}))
+	was := must.Get(blob.ReadAll(t.Context(), s, d.File, 1<<30))(t)
+	now := slices.Clone(was)
+	if d.At < 0 {
+		now = now[:len(now)/2]
+	} else {
+		now[d.At] ^= 1 << (d.At % 8)
+	}
+	Put(t, s, d.File, now)
+	return func() { Put(t, s, d.File, was) }
 }
 
 // flipsOf returns the bits of a file to flip.
-func flipsOf(name string, data []byte) (out []FlippedBit) {
+func flipsOf(name string, data []byte) (out []Damage) {
 	le := binary.LittleEndian
 	for at := 0; ; {
 		i := bytes.Index(data[at:], []byte("PK\x03\x04"))
@@ -80,7 +86,7 @@ func flipsOf(name string, data []byte) (out []FlippedBit) {
 		// The size is in the directory, which follows: the header may have been written before it was known.
 		if d := bytes.Index(data[begin:], []byte(record)); d >= 46 {
 			if size := int(le.Uint32(data[begin+d-46+24:])); size > 0 && size < len(data)-begin {
-				out = append(out, FlippedBit{name, record, int64(begin + size/2)})
+				out = append(out, Damage{name, record, int64(begin + size/2)})
 			}
 		}
 		at = begin
@@ -89,7 +95,7 @@ func flipsOf(name string, data []byte) (out []FlippedBit) {
 		return out
 	}
 	for i := range min(otherPlaces, len(data)) {
-		out = append(out, FlippedBit{File: name, At: int64(i * len(data) / min(otherPlaces, len(data)))})
+		out = append(out, Damage{File: name, At: int64(i * len(data) / min(otherPlaces, len(data)))})
 	}
 	return out
 }
