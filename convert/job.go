@@ -167,6 +167,16 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err := j.choose(); err != nil {
 		return nil, err
 	}
+	sources := func(yield func(*meta.Entry) bool) {
+		for _, e := range j.entries {
+			if !yield(e.src) {
+				return
+			}
+		}
+	}
+	if err := storage.CheckHeld(ctx, src, sources); err != nil {
+		return nil, err
+	}
 	if j.shards, err = newSharding(&j.opts, md); err != nil {
 		return nil, err
 	}

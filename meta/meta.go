@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -254,6 +255,17 @@ func (m *Metadata) WithoutMissing(drop func(x *Missing) bool) *Metadata {
 	out := *m
 	out.Missing = slices.DeleteFunc(slices.Clone(m.Missing), func(x Missing) bool { return drop(&x) })
 	return &out
+}
+
+// Select iterates over the entries for which want returns true.
+func (m *Metadata) Select(want func(fqn string) bool) iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		for i := range m.Entries {
+			if e := &m.Entries[i]; want(e.FQN) && !yield(e) {
+				return
+			}
+		}
+	}
 }
 
 // maxLost bounds how many missing names an error lists.

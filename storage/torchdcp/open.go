@@ -3,6 +3,7 @@ package torchdcp
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -91,8 +92,11 @@ const CommonName = "common.pt"
 // exists. A name that src has too gets a number behind it.
 func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
 	common, err := torchfile.Describe(ctx, store, CommonName, src.Metadata)
-	if errors.Is(err, storage.ErrNotFound) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return src, nil
+	}
+	if errors.Is(err, storage.ErrNotFound) { // it is not a file of torch.save any more
+		return nil, reading.Damaged(CommonName, "%v", err)
 	}
 	if err != nil {
 		return nil, err
