@@ -36,9 +36,12 @@ type File struct {
 	// Unsummed is the number of bytes of the pickle and the storages without a
 	// checksum: zero for the zip form, all of them for the stream.
 	Unsummed int64
+	// Folder is the folder of the records in the zip form. PyTorch gives it the name that
+	// the file had when it was saved, without the extension, or "archive" if the file had
+	// no name.
+	Folder string
 	// records are the records of the zip form.
 	records []record
-	folder  string
 }
 
 // Open reads the description of a file of the given size: the directory, the
@@ -152,7 +155,7 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &File{Root: root, PickleOffset: r.data, PickleEnd: r.end(), records: a.records, folder: a.folder}, nil
+	return &File{Root: root, PickleOffset: r.data, PickleEnd: r.end(), records: a.records, Folder: a.folder}, nil
 }
 
 // decode decodes the value of a file.
@@ -240,7 +243,7 @@ func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string
 
 // keyOf returns the key of the storage in a record, or "".
 func (f *File) keyOf(r *record) string {
-	key, _ := strings.CutPrefix(r.name, f.folder+"/"+recordStorages)
+	key, _ := strings.CutPrefix(r.name, f.Folder+"/"+recordStorages)
 	if key == r.name {
 		return ""
 	}
