@@ -1,4 +1,4 @@
-package cairn_test
+package convert_test
 
 import (
 	"context"
@@ -14,9 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -30,7 +28,7 @@ func TestAttacksAreBounded(t *testing.T) {
 			storagetest.Put(t, s, "model.pt", data)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			for use, do := range map[string]func(context.Context, blob.Store) error{"LoadNew": loadNew, "Digests": digest, "ReadTensor": readTensors, "Convert": toNative} {
+			for use, do := range map[string]func(context.Context, blob.Store) error{"LoadNew": loadNew, "Digests": digest, "ReadTensor": readTensors, "Run": convertAll} {
 				var a, b runtime.MemStats
 				runtime.ReadMemStats(&a)
 				err := do(ctx, s)
@@ -51,7 +49,7 @@ func loadNew(ctx context.Context, s blob.Store) error {
 	return err
 }
 
-func toNative(ctx context.Context, s blob.Store) error {
+func convertAll(ctx context.Context, s blob.Store) error {
 	c, err := formats.Open(ctx, s, nil)
 	if err != nil {
 		return err
@@ -61,9 +59,7 @@ func toNative(ctx context.Context, s blob.Store) error {
 	if err != nil {
 		return err
 	}
-	_, err = convert.Run(ctx, job, &convert.Target{Format: "native", NewWriter: func(n int64) (storage.Writer, error) {
-		return native.Format{}.NewWriter(new(mem.Store), storage.WriteOptions{BufferBytes: n})
-	}})
+	_, err = convert.Run(ctx, job, toNative(new(mem.Store), false))
 	return err
 }
 
