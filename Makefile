@@ -146,7 +146,7 @@ fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; war
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
 soak: ## save in the background, and follow versions, while processes are killed and stopped (SOAK=5m, SOAK_SEED=)
-	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished)$$' -v .
+	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v .
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 # The packages of npm, if they are not those of package-lock.json.

@@ -168,7 +168,7 @@ func TestS3LateDataFile(t *testing.T) {
 func TestS3LateCopy(t *testing.T) {
 	p, down := startLate(t, ".safetensors", http.StatusServiceUnavailable, "SlowDown")
 	s, direct := openThrough(t, p)
-	if _, err := transfer.Copy(t.Context(), twoShards(t, 1), s, nil); err == nil {
+	if _, err := transfer.Copy(t.Context(), twoShards(t, 1), s, &transfer.Options{Parallel: 1}); err == nil {
 		t.Fatal("the first copy succeeds; want an error of its data file")
 	}
 	down.Store(false)
