@@ -165,7 +165,7 @@ func (j *job) commit(ctx context.Context, it *item) error {
 		return err
 	}
 	if j.opts.keepOld {
-		if err := checkReferring(ctx, j.dst); err != nil {
+		if err := j.checkUnread(ctx); err != nil {
 			return errors.Join(err, j.discard(ctx))
 		}
 	}

@@ -16,8 +16,9 @@ import (
 // that are not needed any more, unless a process reads the checkpoint or another checkpoint
 // refers to them: formats.CleanSave removes them later. Until the new record is written, the
 // checkpoint is as it was, whatever happens. The store needs room for both forms meanwhile.
-// Overwrite and As of the options have no effect. The error wraps storage.ErrInUse if a save that
-// is under way has the checkpoint as its base, or another process copies it.
+// Overwrite and As of the options have no effect. The error wraps storage.ErrInUse if a process
+// reads the checkpoint, if a save that is under way has it as its base, or if another process
+// copies it.
 func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, error) {
 	var o Options
 	if opts != nil {
@@ -45,15 +46,13 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 	return rep, nil
 }
 
-// checkReferring returns an error that wraps storage.ErrInUse if a save has the checkpoint as
-// its base. The save may refer to all that the checkpoint needs, which would be removed if the
-// checkpoint stood alone.
-func checkReferring(ctx context.Context, store blob.Store) error {
-	soon, err := publish.Referring(ctx, store)
-	if err == nil && soon {
-		err = fmt.Errorf("%w: a save refers to %s", storage.ErrInUse, store)
-	}
-	return err
+// checkUnread returns an error that wraps storage.ErrInUse if another reader has the checkpoint
+// open, or a save has it as its base. They may need all to which the checkpoint refers, which
+// would be removed if it stood alone. The copy has read all that it needs.
+func (j *job) checkUnread(ctx context.Context) error {
+	j.release()
+	j.release = func() {}
+	return publish.CheckUnread(ctx, j.dst)
 }
 
 // discard removes the data files that the copy has written.
