@@ -399,6 +399,9 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		defer end()
 	}
 	store, err := place.StoreOf(x.Name)
+	if err == nil && len(x.bases) > 0 {
+		_ = formats.CleanSave(ctx, store, x.saveID) // of an attempt to flatten it that was killed
+	}
 	if err == nil {
 		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
 	}

@@ -192,6 +192,11 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	if err := j.check(ctx); err != nil {
 		return err
 	}
+	if j.opts.keepOld {
+		if err := j.checkUnread(ctx); err != nil {
+			return errors.Join(err, j.discard(ctx))
+		}
+	}
 	_, err = w.Commit(ctx)
 	switch {
 	case errors.Is(err, fs.ErrExist):

@@ -392,11 +392,14 @@ class PruneReport:
     removed_bytes: int = 0
     warnings: tuple[str, ...] = ()
     """Rules that may not mean what was meant, such as one for a metric that no checkpoint has."""
+    flattened: tuple[str, ...] = ()
+    """The names of the checkpoints that stand alone now, or would in a dry run, so that others need not stay."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> PruneReport:
         local, remote = (tuple(Pruned.from_message(p) for p in m.get(name) or ()) for name in ("local", "remote"))
-        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()))
+        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()),
+                   tuple(m.get("flattened") or ()))
 
 
 @dataclass(frozen=True)
