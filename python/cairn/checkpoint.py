@@ -305,9 +305,9 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     to which it was. Checkpoints that were not saved to a Run are ordered by step, from ``save(…, step=…)`` or else from
     the number at the end of the folder's name. Of equal steps, the one that was saved last counts.
 
-    wait makes it wait for saver processes that are still writing, which may have outlived their trainers. UnderWayError: there is no
-    checkpoint yet, but a save is under way, without wait or still after timeout seconds. UncertainError:
-    there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
+    wait makes it wait for saver processes that are still writing, which may have outlived their trainers.
+    UnderWayError: there is no checkpoint yet, but a save is under way, without wait or still after timeout seconds.
+    UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
     out.
     """
     address = _saver.address_of(run)
