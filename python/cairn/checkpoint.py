@@ -307,8 +307,8 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
 
     wait makes it wait for saver processes that are still writing, which may have outlived their trainers.
     UnderWayError: there is no checkpoint yet, but a save is under way, without wait or still after timeout seconds.
-    UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
-    out.
+    UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still
+    carry it out.
     """
     address = _saver.address_of(run)
     if os.path.isfile(address):
