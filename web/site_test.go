@@ -164,7 +164,7 @@ func newWorld(t testing.TB, n int, change func(o *Options)) *world {
 			if err != nil {
 				return nil, err
 			}
-			return r.Log(all, run.Settings{Keep: must.Value(run.ParsePolicy("last 1"))})
+			return r.Log(all, run.Settings{Keep: must.Value(run.ParsePolicy("last 1"))}, false)
 		},
 	}
 	if change != nil {

@@ -308,11 +308,12 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
 
     The newest checkpoint of a :class:`cairn.Run` is the last save to it or, if the run was rewound since, the one
     to which it was. Checkpoints that were not saved to a Run are ordered by step, from ``save(…, step=…)`` or else from
-    the number at the end of the folder's name. Of equal steps, the one that was saved last counts. wait makes it wait for saver
-    processes that are still writing, which may have outlived their trainers. UnderWayError: there is no
-    checkpoint yet, but a save is under way, without wait or still after timeout seconds. UncertainError:
-    there is no checkpoint, but object storage has not answered the commit of a save, and may still carry it
-    out.
+    the number at the end of the folder's name. Of equal steps, the one that was saved last counts.
+
+    wait makes it wait for saver processes that are still writing, which may have outlived their trainers.
+    UnderWayError: there is no checkpoint yet, but a save is under way, without wait or still after timeout seconds.
+    UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still
+    carry it out.
     """
     address = _saver.address_of(run)
     if os.path.isfile(address):

@@ -24,8 +24,8 @@ from cairn._saver import address_of, join_address, split_address
 from cairn.reports import PruneReport, RunCheckpoint, SyncReport
 
 _T = TypeVar("_T")
-__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "left", "loaded", "remove_one", "tagged",
-           "within"]
+__all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "left", "loaded", "remove_one",
+           "tagged", "within"]
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,10 @@ class Run:
         A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. Of several checkpoints of a step, it is
         the newest one of the current line. NotFoundError: the run has no such checkpoint.
         """
-        to = str(operator.index(checkpoint)) if hasattr(checkpoint, "__index__") else self._name(checkpoint)
+        if isinstance(checkpoint, (str, os.PathLike, RunCheckpoint)):
+            to = self._name(checkpoint)
+        else:
+            to = str(operator.index(checkpoint))  # the program finds the checkpoint of the current line
         name = _command.run("rewind", [f"--remote={self.remote}"] if self.remote else [], self.path, to)["name"]
         return next(c for c in self.checkpoints() if c.name == name)
 

@@ -29,7 +29,8 @@ class Lines(Case):
     def save_to(self, run, saver, *steps, name=None, **options):
         for step in steps:
             member = run.member(step) if name is None else runs.Member(run, name)
-            report = saving.save(saver, member.path, tensors(step), step=step, time=now(), run=member.message(), **options)
+            report = saving.save(saver, member.path, tensors(step), step=step, time=now(),
+                                 run=member.message(), **options)
         return report
 
     def go_on(self, run, checkpoint):
@@ -61,7 +62,8 @@ class Lines(Case):
         report = self.save_to(run, self.job(), 600)
         self.assertEqual(report.folder, "step-000000600~2")
         old, new = (c for c in run.checkpoints() if c.step == 600)
-        self.assertEqual((old.name, old.tags, old.metrics, old.left), ("step-000000600", ("release",), {"loss": 2.5}, True))
+        self.assertEqual((old.name, old.tags, old.metrics, old.left),
+                         ("step-000000600", ("release",), {"loss": 2.5}, True))
         self.assertEqual((new.name, new.head), ("step-000000600~2", True))
         self.assertEqual(run.tag(600, "again"), ("again",))  # the one of the current line
         with cairn.open(old.path, framework="memory") as c:

@@ -120,7 +120,8 @@ class Handle(Outcome[SaveReport]):
 
     ``staged`` is a future that is done when the state has been copied aside: then the caller may change it.
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
-    fails does not harm the checkpoint at path. ``path`` is the address of the checkpoint. ``warnings`` lists problems that do not make the save fail.
+    fails does not harm the checkpoint at path. ``path`` is the address of the checkpoint.
+    ``warnings`` lists problems that do not make the save fail.
 
     All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
     reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a

@@ -44,7 +44,9 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
 
     path is a checkpoint, or a :class:`cairn.Run`, whose newest complete checkpoint is loaded: the same on all ranks.
-    After a load of a checkpoint of a run, the next save of this job to the run goes on from there. It waits for saver processes that are still writing to the run. NotFoundError: there is no checkpoint yet.
+    After a load of a checkpoint of a run, the next save of this job to the run goes on from there.
+    With a Run, it waits for saver processes that are still writing to the run.
+    NotFoundError: there is no checkpoint yet.
 
     Tensors are filled in place, each with the part that this rank holds; elements are converted to its dtype.
     Values are replaced in the dict. If several names of the state are one tensor in memory, the checkpoint must have
