@@ -378,6 +378,9 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
 	}
+	if hint := baseHint(cmd.Context(), src); errors.Is(err, slime.ErrChain) && hint != "" {
+		return withHint(err, hint)
+	}
 	exists := "--overwrite replaces it, once the new checkpoint is complete"
 	if f.to == formats.Slime {
 		exists = "a version is never replaced: DST is the folder of the next one"
@@ -400,9 +403,6 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		if errors.Is(err, h.err) {
 			return withHint(err, h.hint)
 		}
-	}
-	if errors.Is(err, slime.ErrChain) {
-		return withHint(err, baseHint(cmd.Context(), src))
 	}
 	return err
 }
