@@ -10,7 +10,7 @@ RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.
 FUZZTIME ?= 10s
 FUZZ     ?= .
-# How long the soak test runs. SOAK_SEED repeats a run.
+# How long each soak test runs. SOAK_SEED repeats a run.
 SOAK ?= 5m
 # The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
@@ -145,8 +145,8 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
-soak: ## save in the background while processes are killed and stopped (SOAK=5m, SOAK_SEED=)
-	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^TestSoak$$' -v .
+soak: ## save in the background, and follow versions, while processes are killed and stopped (SOAK=5m, SOAK_SEED=)
+	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v .
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 # The packages of npm, if they are not those of package-lock.json.

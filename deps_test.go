@@ -95,7 +95,7 @@ var layers = []struct{ name, imports string }{
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
 	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
-	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor"},
+	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor value"},
 	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/publish transfer"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
 	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/publish tensor background/upload transfer value"},

@@ -76,19 +76,23 @@ func publishVersions(dir string) error {
 // Publishers are killed and started again, and publish the same versions with other contents,
 // while followers read. A follower sees no error, and every version is whole.
 //
-// SOAK is how long it runs, as for TestSoak.
+// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it, as for TestSoak.
 func TestFollowVersionsThatAreRepublished(t *testing.T) {
 	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
 	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	if text := os.Getenv("SOAK_SEED"); text != "" {
+		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
+	}
+	t.Logf("to repeat the moments of the kills: SOAK_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
 	republish(t, dir, 0, -1, 0)
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+2*length)
-	defer cancel()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+2*length)
 	var last atomic.Int64 // the last publisher, when it is known
 	var followers sync.WaitGroup
+	defer followers.Wait()
+	defer cancel()
 	for name, f := range map[string]struct {
 		ranks   int
 		options cairn.FollowOptions

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,7 @@ func TestMain(m *testing.M) {
 	trainer()
 	// With the race detector, every process that a test starts would end a second late.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "cairn-tests")) // not the configuration of the user
 	goleak.VerifyTestMain(m)
 }
 

@@ -258,7 +258,17 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
-		state, err = plan.NewState(md, func(fqn string) bool { return hasPrefix(fqn, prefixes) })
+		wanted := func(fqn string) bool { return hasPrefix(fqn, prefixes) }
+		if h, ok := job.Reader.(storage.HeldChecker); ok {
+			if err := h.CheckHeld(ctx, md.Select(wanted)); err != nil {
+				return nil, err
+			}
+		}
+		apart := func(x *meta.Missing) bool { // its names begin otherwise
+			return x.Below && x.FQN != "" && !hasPrefix(x.FQN, prefixes) &&
+				!slices.ContainsFunc(prefixes, func(p string) bool { return hasPrefix(p, []string{x.FQN}) })
+		}
+		state, err = plan.NewState(md.WithoutMissing(apart), wanted)
 		return state, err
 	})
 	if err != nil {

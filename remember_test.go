@@ -232,10 +232,18 @@ func TestCrashOfARememberedSave(t *testing.T) {
 	}
 }
 
-// Versions are removed while others are published: what a version refers to stays.
+// Versions are removed while others are published: what a version refers to stays. With the
+// ceiling, the newest version is made to stand alone, while it is loaded and while the next one
+// refers to it.
 func TestPruneWhilePublishing(t *testing.T) {
+	for _, policy := range []string{"last 2", "at most 1.1 MB"} {
+		t.Run(policy, func(t *testing.T) { testPruneWhilePublishing(t, must.Get(cairn.ParsePolicy(policy))(t)) })
+	}
+}
+
+func testPruneWhilePublishing(t *testing.T, keep cairn.Policy) {
 	dir, s := t.TempDir(), newTrained(t, 23)
-	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: true, Keep: must.Get(cairn.ParsePolicy("last 2"))(t)}))(t)
+	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: true, Keep: keep}))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {

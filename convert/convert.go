@@ -79,6 +79,10 @@ type Options struct {
 	// SkipObjects leaves out objects that the target cannot hold. The report lists
 	// them.
 	SkipObjects bool
+	// SkipDamaged leaves out names that cannot be read because a file of the source is
+	// missing or damaged. The report lists them with the files. Without it, such names
+	// are an error.
+	SkipDamaged bool
 
 	// Inline reports whether the target can hold an object that refers to tensors
 	// (see value.Ref) with these tensors inside it. If so, and if the object is not too

@@ -103,3 +103,38 @@ func TestErrorNamesTheDamagedTensor(t *testing.T) {
 		t.Errorf("Run = %v; want one name, that of layer.7.w", err)
 	}
 }
+
+// A file of the source that cannot be read is an error that names it, unless an option leaves
+// it out. Then the report names it.
+func TestFilesThatCannotBeReadAreReported(t *testing.T) {
+	for _, c := range []struct {
+		fixture, file, item string
+		elsewhere           string // another item
+	}{
+		{"torch-sync-twice-2-1", "fsdp_model_0.pt", "fsdp_model", "step"}, // without metadata.pkl
+		{"torch-sync-1", "rng_0.pt", "rng", "lr_scheduler"},
+		{"torch-sync-4", "extra_2.pt", "extra", "lr_scheduler"},
+	} {
+		t.Run(c.fixture, func(t *testing.T) {
+			s := storagetest.CopyFixture(t, "torch_checkpointing/"+c.fixture)
+			must.Do(t, fault.Damage(t.Context(), s, c.file, func(b []byte) []byte { return b[:len(b)/2] }))
+			for claim, o := range map[string]*convert.Options{
+				"all": nil, "its item": {Select: []string{c.item}}, "some names": {Select: []string{"*a*"}}, "another excluded": {Exclude: []string{c.elsewhere}},
+			} {
+				_, err := run(t.Context(), open(t, s), o, toNative(new(mem.Store), false))
+				if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.file) {
+					t.Errorf("%s: Run = %v; want %v that names %s", claim, err, storage.ErrCorrupt, c.file)
+				}
+			}
+			for claim, o := range map[string]*convert.Options{"another item": {Select: []string{c.elsewhere}}, "excluded": {Exclude: []string{c.item + "*"}}} {
+				if rep, err := run(t.Context(), open(t, s), o, toNative(new(mem.Store), false)); err != nil || len(rep.Damaged) > 0 {
+					t.Errorf("%s: Run = %+v, %v; want no error", claim, rep, err)
+				}
+			}
+			rep, err := run(t.Context(), open(t, s), &convert.Options{SkipDamaged: true}, toNative(new(mem.Store), false))
+			if err != nil || len(rep.Damaged) == 0 || rep.Damaged[0].FQN != c.item+".*" || rep.Damaged[0].File != c.file {
+				t.Errorf("SkipDamaged: Run = %+v, %v; want a report that names %s", rep, err, c.file)
+			}
+		})
+	}
+}

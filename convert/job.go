@@ -30,8 +30,9 @@ type Job struct {
 	renamed map[string]*entry
 	ranks   int
 	shards  *sharding
-	seen    []seenFile // the files of the source when the job was planned
-	step    *int64     // to record; nil: unknown
+	seen    []seenFile        // the files of the source when the job was planned
+	step    *int64            // to record; nil: unknown
+	damaged []inspect.Missing // names that are left out because they cannot be read
 	tags    map[string]string
 }
 
@@ -166,6 +167,16 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err := j.choose(); err != nil {
 		return nil, err
 	}
+	sources := func(yield func(*meta.Entry) bool) {
+		for _, e := range j.entries {
+			if !yield(e.src) {
+				return
+			}
+		}
+	}
+	if err := storage.CheckHeld(ctx, src, sources); err != nil {
+		return nil, err
+	}
 	if j.shards, err = newSharding(&j.opts, md); err != nil {
 		return nil, err
 	}
@@ -201,10 +212,11 @@ func (j *Job) name(ctx context.Context) {
 
 // choose makes the entries, with their names and types in the target.
 func (j *Job) choose() error {
-	selected, err := selectEntries(j.md, j.opts.Select, j.opts.Exclude)
+	selected, damaged, err := selectEntries(j.md, &j.opts)
 	if err != nil {
 		return err
 	}
+	j.damaged = damaged
 	rename, err := ParseRename(j.opts.Rename)
 	if err != nil {
 		return err

@@ -12,11 +12,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// selectEntries returns the entries that the patterns select.
-func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry, error) {
-	f, err := inspect.NewFilter(include, exclude)
+// selectEntries returns the entries that the options select, and the names among them that
+// cannot be read, if the options leave them out.
+func selectEntries(md *meta.Metadata, o *Options) (selected []*meta.Entry, damaged []inspect.Missing, err error) {
+	f, err := inspect.NewFilter(o.Select, o.Exclude)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var out []*meta.Entry
 	for i := range md.Entries {
@@ -24,16 +25,24 @@ func selectEntries(md *meta.Metadata, include, exclude []string) ([]*meta.Entry,
 			out = append(out, e)
 		}
 	}
-	if err := md.CheckWhole(f.Keep); err != nil {
-		return nil, err
+	lost := md.WithoutMissing(func(x *meta.Missing) bool {
+		if x.Below {
+			return !f.KeepBelow(x.FQN)
+		}
+		return !f.Keep(x.FQN)
+	})
+	if o.SkipDamaged {
+		damaged = inspect.MissingNames(lost)
+	} else if err := lost.CheckWhole(nil); err != nil {
+		return nil, nil, err
 	}
 	if err := f.Check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(out) == 0 {
-		return nil, ErrEmpty
+		return nil, nil, ErrEmpty
 	}
-	return out, nil
+	return out, damaged, nil
 }
 
 // rule is a value for the names that match a pattern.

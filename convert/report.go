@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
@@ -26,6 +27,8 @@ type Summary struct {
 	RankBytes []int64 `json:"rank_nbytes"`
 	// Skipped are the objects that the target cannot hold. Only Check fills it in.
 	Skipped []string `json:"skipped,omitempty"`
+	// Damaged are names that are left out because they cannot be read.
+	Damaged []inspect.Missing `json:"damaged,omitempty"`
 	// Items are what is converted, in the order of their names in the target.
 	Items []Item `json:"items"`
 }
@@ -54,7 +57,7 @@ type Item struct {
 // newSummary describes a conversion with these final plans, without the refused
 // names.
 func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
-	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries)}
+	s := &Summary{Ranks: j.ranks, LeftOut: len(j.md.Entries) - len(j.entries), Damaged: j.damaged}
 	for _, e := range j.entries {
 		it := e.describe()
 		if v := viewOf(j.src); v != nil {
@@ -97,7 +100,9 @@ type Report struct {
 	Bytes   int64 `json:"nbytes"`
 	// Skipped are the objects that the target cannot hold.
 	Skipped []string `json:"skipped,omitempty"`
-	Ranks   int      `json:"ranks"`
+	// Damaged are names that were left out because they cannot be read.
+	Damaged []inspect.Missing `json:"damaged,omitempty"`
+	Ranks   int               `json:"ranks"`
 	// Files and FileBytes are the number and the size of the data files. KeptFiles is
 	// the number of files that an interrupted run had finished.
 	Files     int   `json:"files"`

@@ -334,7 +334,7 @@ func (r *run) finish(ctx context.Context) (*Report, error) {
 var errBeside = errors.New("the checkpoint is complete, but files that belong beside it are missing")
 
 func (r *run) report() *Report {
-	rep := &Report{SaveID: r.save.Storage.SaveID, Step: r.save.Storage.Step, Ranks: r.job.ranks}
+	rep := &Report{SaveID: r.save.Storage.SaveID, Step: r.save.Storage.Step, Ranks: r.job.ranks, Damaged: r.job.damaged}
 	rep.count(r.save.Plans)
 	for _, x := range r.refused.err(r.job).Objects {
 		rep.Skipped = append(rep.Skipped, x.Name)

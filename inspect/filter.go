@@ -52,6 +52,48 @@ func (f *Filter) Keep(name string) bool {
 	return in && !out
 }
 
+// KeepBelow reports whether the filter may keep prefix, or a name that begins with prefix
+// and a dot. If prefix is empty, it is about all names.
+func (f *Filter) KeepBelow(prefix string) bool {
+	in, out := f.all, false
+	for _, g := range f.globs { // all of them, to record which ones match
+		if g.excludes && g.covers(prefix) || !g.excludes && g.reaches(prefix) {
+			g.used = true
+			in, out = in || !g.excludes, out || g.excludes
+		}
+	}
+	return in && !out
+}
+
+// literal returns the characters of the glob before the first one that is special.
+func (g *usedGlob) literal() string {
+	i := strings.IndexAny(g.text, `*?[\`)
+	if i < 0 {
+		return g.text
+	}
+	return g.text[:i]
+}
+
+// covers reports whether the glob matches all names below prefix.
+func (g *usedGlob) covers(prefix string) bool {
+	if prefix == "" {
+		return g.text == "*"
+	}
+	if g.literal() == g.text {
+		return g.match(prefix)
+	}
+	return strings.HasSuffix(g.text, "*") && !strings.HasSuffix(g.text, `\*`) && (g.match(prefix) || g.match(prefix+"."))
+}
+
+// reaches reports whether the glob may match a name below prefix.
+func (g *usedGlob) reaches(prefix string) bool {
+	l := g.literal()
+	if prefix == "" || l == g.text {
+		return prefix == "" || Below(prefix, l) || Below(l, prefix)
+	}
+	return strings.HasPrefix(l, prefix+".") || strings.HasPrefix(prefix+".", l)
+}
+
 // Check returns an error that wraps plan.ErrMissing if a glob matched no name
 // that was passed to Keep: it is probably mistyped.
 func (f *Filter) Check() error {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 func TestGlob(t *testing.T) {
@@ -57,6 +58,47 @@ func TestGlobErrors(t *testing.T) {
 	for _, p := range []string{"[", "[]", "[!]", "[a", "[b-a]", `a\`} {
 		if _, err := inspect.Glob(p); !errors.Is(err, inspect.ErrPattern) {
 			t.Errorf("Glob(%q) = %v; want ErrPattern", p, err)
+		}
+	}
+}
+
+func TestFilterOfUnknownNames(t *testing.T) {
+	for _, c := range []struct {
+		selected, excluded string
+		prefix             string
+		want               bool
+	}{
+		{"", "", "scheduler", true},
+		{"model", "", "scheduler", false},
+		{"model.*", "", "scheduler", false},
+		{"model.*", "", "model", true},
+		{"model.layers.0", "", "model", true},
+		{"scheduler", "", "scheduler", true},
+		{"sched", "", "scheduler", false},
+		{"*.weight", "", "scheduler", true},
+		{"s[cd]*", "", "scheduler", true},
+		{"model", "", "", true},
+		{"", "scheduler", "scheduler", false},
+		{"", "scheduler*", "scheduler", false},
+		{"", "scheduler.*", "scheduler", false},
+		{"", "*", "scheduler", false},
+		{"", "*", "", false},
+		{"", "sched", "scheduler", true},
+		{"", "*.weight", "scheduler", true},
+		{"", "scheduler.a*", "scheduler", true},
+		{"", "scheduler", "", true},
+		{"", `scheduler.\*`, "scheduler", true},
+	} {
+		var selected, excluded []string
+		if c.selected != "" {
+			selected = []string{c.selected}
+		}
+		if c.excluded != "" {
+			excluded = []string{c.excluded}
+		}
+		f := must.Get(inspect.NewFilter(selected, excluded))(t)
+		if got := f.KeepBelow(c.prefix); got != c.want {
+			t.Errorf("select %q, exclude %q: KeepBelow(%q) = %v; want %v", c.selected, c.excluded, c.prefix, got, c.want)
 		}
 	}
 }

@@ -48,7 +48,8 @@ type Summary struct {
 	Missing []Missing `json:"missing,omitempty"`
 }
 
-// Missing is a name that cannot be read.
+// Missing is a name that cannot be read. If a file with names that are not known cannot be
+// read, FQN is a pattern such as "scheduler.*".
 type Missing struct {
 	FQN string `json:"fqn"`
 	// File is the file that is missing or damaged. Empty: several, or unknown.
@@ -66,7 +67,7 @@ func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
 			if f, ok := errors.AsType[*storage.FileError](m.Err); ok {
 				text = f.Problem().Text
 			}
-			out = append(out, Missing{m.FQN, m.File, text})
+			out = append(out, Missing{m.String(), m.File, text})
 		}
 	}
 	return out

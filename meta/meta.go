@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,17 +32,31 @@ type Metadata struct {
 	// Storage says how and when the checkpoint was written.
 	Storage Storage
 	// Missing are the names that cannot be read, because a file is missing or
-	// damaged. They are sorted by FQN and not in Entries. Readers that need
-	// everything call CheckWhole.
+	// damaged. They are sorted by FQN and not in Entries, apart from names that
+	// Missing.Below allows. Readers that need everything call CheckWhole.
 	Missing []Missing
 }
 
-// Missing is a name that cannot be read.
+// Missing is a name that cannot be read, or a file with names that are not known.
 type Missing struct {
 	FQN string
+	// Below means that the names in File are not known. They begin with FQN and a dot, or
+	// are FQN. If FQN is empty, they may be any names.
+	Below bool
 	// File is the file that is missing or damaged. Empty: several, or unknown.
 	File string
 	Err  error
+}
+
+// String returns the name, or a pattern for the names if they are not known.
+func (x *Missing) String() string {
+	switch {
+	case !x.Below:
+		return x.FQN
+	case x.FQN == "":
+		return "*"
+	}
+	return x.FQN + ".*"
 }
 
 // Storage describes a checkpoint as a whole, apart from its contents.
@@ -214,26 +229,59 @@ func (m *Metadata) Location(i Index) (*Location, bool) {
 	return &e.Tensor.Locs[n], true
 }
 
-// FindMissing returns the missing name, if fqn is one.
+// FindMissing returns the missing name that fqn is, or the file that may hold it, if fqn
+// is not in Entries.
 func (m *Metadata) FindMissing(fqn string) (*Missing, bool) {
-	i, ok := slices.BinarySearchFunc(m.Missing, fqn, func(x Missing, s string) int { return strings.Compare(x.FQN, s) })
-	if !ok {
+	if len(m.Missing) == 0 {
 		return nil, false
 	}
-	return &m.Missing[i], true
+	if _, ok := m.Find(fqn); ok {
+		return nil, false
+	}
+	for at := fqn; ; at = at[:max(0, strings.LastIndexByte(at, '.'))] {
+		i, ok := slices.BinarySearchFunc(m.Missing, at, func(x Missing, s string) int { return strings.Compare(x.FQN, s) })
+		for ; ok && i < len(m.Missing) && m.Missing[i].FQN == at; i++ {
+			if at == fqn || m.Missing[i].Below {
+				return &m.Missing[i], true
+			}
+		}
+		if at == "" {
+			return nil, false
+		}
+	}
+}
+
+// WithoutMissing returns a copy of m without the missing names for which drop returns
+// true.
+func (m *Metadata) WithoutMissing(drop func(x *Missing) bool) *Metadata {
+	out := *m
+	out.Missing = slices.DeleteFunc(slices.Clone(m.Missing), func(x Missing) bool { return drop(&x) })
+	return &out
+}
+
+// Select iterates over the entries for which want returns true.
+func (m *Metadata) Select(want func(fqn string) bool) iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		for i := range m.Entries {
+			if e := &m.Entries[i]; want(e.FQN) && !yield(e) {
+				return
+			}
+		}
+	}
 }
 
 // maxLost bounds how many missing names an error lists.
 const maxLost = 10
 
 // CheckWhole returns an error that lists the missing names for which want returns
-// true, and wraps the reason of the first; nil wants all names.
+// true, and wraps the reason of the first; nil wants all names. It always lists files with
+// names that are not known: want might return true for one of them.
 func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
 	var first *Missing
 	var names []string
 	for i := range m.Missing {
-		if x := &m.Missing[i]; want == nil || want(x.FQN) {
-			names = append(names, strconv.Quote(x.FQN))
+		if x := &m.Missing[i]; want == nil || x.Below || want(x.FQN) {
+			names = append(names, strconv.Quote(x.String()))
 			if first == nil {
 				first = x
 			}

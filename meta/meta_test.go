@@ -146,3 +146,38 @@ func TestNumBytes(t *testing.T) {
 		}
 	}
 }
+
+// FindMissing finds missing names, and files that may hold a name. A name of the
+// checkpoint is not missing.
+func TestFindMissing(t *testing.T) {
+	bad := errors.New("damaged")
+	md := &meta.Metadata{
+		Entries: []meta.Entry{{FQN: "model.here", Bytes: &meta.Bytes{}}, {FQN: "step", Bytes: &meta.Bytes{}}},
+		Missing: []meta.Missing{
+			{FQN: "model", Below: true, File: "model_1.pt", Err: bad}, {FQN: "model.gone", File: "model_2.pt", Err: bad},
+			{FQN: "rng", Below: true, File: "rng_0.pt", Err: bad}, {FQN: "w", File: "w.pt", Err: bad},
+		},
+	}
+	for name, file := range map[string]string{
+		"model.gone": "model_2.pt", "model.other": "model_1.pt", "model": "model_1.pt", "model.gone.deeper": "model_1.pt",
+		"rng": "rng_0.pt", "rng.a.b.c": "rng_0.pt", "w": "w.pt", "w.x": "", "model.here": "", "step": "", "modelx": "", "": "",
+	} {
+		x, ok := md.FindMissing(name)
+		if ok != (file != "") || ok && x.File != file {
+			t.Errorf("FindMissing(%q) = %v, %v; want the file %q", name, x, ok, file)
+		}
+	}
+
+	none := func(string) bool { return false }
+	err := md.CheckWhole(none)
+	if !errors.Is(err, bad) || !strings.Contains(err.Error(), `"model.*", "rng.*"`) || strings.Contains(err.Error(), `"w"`) {
+		t.Errorf("CheckWhole of no name = %v; want the files with names that are not known", err)
+	}
+	if err := md.WithoutMissing(func(x *meta.Missing) bool { return x.Below }).CheckWhole(none); err != nil {
+		t.Errorf("CheckWhole of no name without such files = %v", err)
+	}
+	md.Missing = append([]meta.Missing{{Below: true, File: "x.pt", Err: bad}}, md.Missing...)
+	if x, ok := md.FindMissing("anything"); !ok || x.File != "x.pt" || x.String() != "*" {
+		t.Errorf("FindMissing = %v, %v; want x.pt", x, ok)
+	}
+}

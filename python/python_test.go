@@ -44,7 +44,7 @@ func TestPackage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-X", "faulthandler", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s", "tests", "-v")
-	cmd.Env = append(os.Environ(), "CAIRN_BINARY="+program, "CAIRN_PORTABLE="+portable, "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CAIRN_BINARY="+program, "CAIRN_PORTABLE="+portable, "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1", "XDG_CONFIG_HOME="+t.TempDir())
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -361,7 +361,10 @@ func (r *Run) Rewind(ctx context.Context, name string) (*Checkpoint, error) {
 
 	var errs []error
 	for _, p := range r.places() {
-		errs = append(errs, changeSettings(ctx, p.Store, func(s *Settings) { s.Rewound = rewound }))
+		errs = append(errs, changeSettings(ctx, p.Store, func(s Settings) (Settings, error) {
+			s.Rewound = rewound
+			return s, nil
+		}))
 	}
 	return c, errors.Join(errs...)
 }

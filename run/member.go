@@ -62,10 +62,13 @@ func (t *Tended) Attrs() []slog.Attr {
 		return nil
 	}
 	var out []slog.Attr
-	var uploaded []string
+	var uploaded, replaced []string
 	for _, s := range t.Uploaded {
-		if s.State == transfer.Copied {
+		switch s.State {
+		case transfer.Copied:
 			uploaded = append(uploaded, s.Folder)
+		case transfer.Replaced:
+			replaced = append(replaced, s.Folder+" (save "+s.Replaces.SaveID+")")
 		}
 	}
 	if len(uploaded) > 0 {
@@ -73,6 +76,9 @@ func (t *Tended) Attrs() []slog.Attr {
 	}
 	if t.Pruned != nil && len(t.Pruned.Flattened) > 0 {
 		out = append(out, slog.Any("flattened", t.Pruned.Flattened))
+	}
+	if len(replaced) > 0 {
+		out = append(out, slog.Any("replaced_remote", replaced))
 	}
 	if t.Pruned == nil || t.Pruned.Count == 0 {
 		return out
@@ -119,7 +125,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if m.Settings.isZero() {
 		return out, nil
 	}
-	if err := m.store(ctx, r.Local); err != nil {
+	if err := r.Claim(ctx, m.Settings); err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
 	all, err := r.Checkpoints(ctx)
@@ -131,7 +137,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if r.Remote != nil {
 		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})
 		errs = append(errs, err)
-		if slices.ContainsFunc(out.Uploaded, func(s transfer.Synced) bool { return s.State == transfer.Copied }) {
+		if slices.ContainsFunc(out.Uploaded, func(s transfer.Synced) bool { return s.State == transfer.Copied || s.State == transfer.Replaced }) {
 			if all, err = r.Checkpoints(ctx); err != nil {
 				return out, errors.Join(append(errs, err)...)
 			}
@@ -157,14 +163,16 @@ func (m *Member) protected() map[string]string {
 	return out
 }
 
-// store writes the settings into the folder of the run. Settings that the process does not
-// have stay as they are there.
-func (m *Member) store(ctx context.Context, p *Place) error {
-	stored, err := ReadSettings(ctx, p.Store)
+// Claim makes sure, before an upload, that the remote place belongs to the run; see Run.Claim.
+func (m *Member) Claim(ctx context.Context) error {
+	if m.Settings.Remote == "" {
+		return nil
+	}
+	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err != nil {
 		return err
 	}
-	return WriteSettings(ctx, p.Store, m.Settings.or(stored))
+	return r.Claim(ctx, m.Settings)
 }
 
 // CopyNotes adds the notes of the copy of a save in one store to the copy in another.

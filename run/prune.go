@@ -25,6 +25,9 @@ type PruneOptions struct {
 	KeepTagged bool
 	// Force removes local checkpoints even if they are not uploaded yet.
 	Force bool
+	// Confirmed means that the user has just confirmed removals from the remote place, although
+	// only a file of the run names it; see Run.Stored.
+	Confirmed bool
 	// Now is the time for rules about the age of checkpoints. Zero: the time of the call.
 	Now time.Time
 	// Turn, if not nil, is called before each removal from a folder. It waits until the disk may
@@ -85,7 +88,8 @@ type Report struct {
 // Prune removes the checkpoints of the run that its policies do not keep: from the local
 // place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
 // is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
-// Force is set. Prune also completes removals whose process has died.
+// Force is set. Prune removes nothing, and the error wraps ErrOtherRun or ErrUnconfirmed, if it
+// must not remove checkpoints from the remote place; see Run.Stored. Prune also completes removals whose process has died.
 //
 // If more than eight checkpoints stay only because others refer to them, or what stays has more
 // than twice the bytes that it would have if each checkpoint stood alone, or more than
@@ -113,7 +117,13 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.prune(ctx, all, &o)
+	rep, err := r.prune(ctx, all, &o)
+	if o.DryRun && err == nil && r.Remote != nil && !o.KeepRemote.KeepsAll() {
+		if refused := r.mayRemove(ctx, o.Confirmed); refused != nil {
+			rep.Warnings = append(rep.Warnings, "nothing would be removed: "+refused.Error())
+		}
+	}
+	return rep, err
 }
 
 // Plan returns what Prune would do, for checkpoints that Checkpoints has returned. It reads and
@@ -144,6 +154,11 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	p := &pruning{run: r, opts: o, all: cloned(all), wanted: map[string]bool{}, describe: describe, rep: &Report{Local: []Pruned{}, Remote: []Pruned{}, Warnings: problems(all)}}
 	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
 		p.wanted[v.Checkpoint.Name] = v.Keep
+	}
+	if !o.DryRun && r.Remote != nil && !o.KeepRemote.KeepsAll() {
+		if err := r.mayRemove(ctx, o.Confirmed); err != nil {
+			return nil, fmt.Errorf("nothing was removed: %w", err)
+		}
 	}
 	var errs []error
 	for _, place := range r.places() {
@@ -384,6 +399,9 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		defer end()
 	}
 	store, err := place.StoreOf(x.Name)
+	if err == nil && len(x.bases) > 0 {
+		_ = formats.CleanSave(ctx, store, x.saveID) // of an attempt to flatten it that was killed
+	}
 	if err == nil {
 		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
 	}

@@ -25,6 +25,9 @@ type Run struct {
 	Local *Place
 	// Remote is the place to which checkpoints are uploaded. Nil: there is none.
 	Remote *Place
+	// Stored means that a file in the folder of the run names Remote, and not the caller. Then
+	// checkpoints there are removed and replaced only if the user has confirmed it; see Confirm.
+	Stored bool
 
 	mu   sync.Mutex
 	seen map[string]*found // complete checkpoints by their addresses, for Newest; guarded by mu
@@ -59,9 +62,14 @@ func OpenSettings(ctx context.Context, address string, s Settings) (*Run, Settin
 	if err != nil {
 		return nil, s, err
 	}
+	named := s.Remote != ""
 	s = s.or(stored)
 	r, err := Open(ctx, address, s.Remote)
-	return r, s, err
+	if err != nil {
+		return nil, s, err
+	}
+	r.Stored = !named
+	return r, s, nil
 }
 
 // String returns the address of the run for messages.

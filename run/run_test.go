@@ -36,7 +36,16 @@ func TestMain(m *testing.M) {
 		step, _ := strconv.Atoi(os.Getenv(killStepEnv))
 		pruneAndDie(dir, step)
 	}
-	goleak.VerifyTestMain(m)
+	config, err := os.MkdirTemp("", "cairn-run-") // tests must not confirm places for the user
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("XDG_CONFIG_HOME", config)
+	os.Setenv("HOME", config)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(config)
+		os.Exit(code)
+	}))
 }
 
 // saveIn saves a checkpoint of about 4 KB. A negative step is not recorded.

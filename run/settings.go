@@ -17,6 +17,9 @@ const SettingsFile = "cairn-run.json"
 
 // Settings are what a run knows about itself, so that commands need not be told.
 type Settings struct {
+	// ID identifies the run: its folder and its remote place have the same. Empty: the run has
+	// no id yet. WriteSettings makes one.
+	ID string
 	// Remote is the address of the run in another store, to which its checkpoints are
 	// uploaded. Empty: there is none.
 	Remote string
@@ -30,6 +33,7 @@ type Settings struct {
 type settingsDocument struct {
 	Version    int      `json:"version"`
 	CRC        string   `json:"crc32c,omitempty"` // of the document without it
+	ID         string   `json:"id,omitempty"`
 	Remote     string   `json:"remote,omitempty"`
 	Keep       string   `json:"keep,omitempty"`
 	KeepRemote string   `json:"keep_remote,omitempty"`
@@ -64,7 +68,7 @@ func withoutSecrets(address string) string {
 }
 
 func (s *Settings) encode() ([]byte, error) {
-	d := settingsDocument{Version: documentVersion, Remote: withoutSecrets(s.Remote), Rewound: s.Rewound}
+	d := settingsDocument{Version: documentVersion, ID: s.ID, Remote: withoutSecrets(s.Remote), Rewound: s.Rewound}
 	for _, p := range []struct {
 		from *Policy
 		to   *string
@@ -98,6 +102,9 @@ func decodeSettings(data []byte) (Settings, error) {
 	if err := checkSeal(&d, crc); err != nil {
 		return s, fmt.Errorf("%w; it was changed without 'cairn settings'", err)
 	}
+	if d.ID != "" && CheckID(d.ID) != nil {
+		return s, fmt.Errorf("%w: the id is %.40q", storage.ErrCorrupt, d.ID)
+	}
 	keep, err := ParsePolicy(d.Keep)
 	if err != nil {
 		return s, fmt.Errorf("keep: %w", err)
@@ -109,7 +116,7 @@ func decodeSettings(data []byte) (Settings, error) {
 	if r := d.Rewound; r != nil && (r.To == "" || r.Commit < 1) {
 		return s, fmt.Errorf("%w: rewound to %q at commit %d", storage.ErrCorrupt, r.To, r.Commit)
 	}
-	return Settings{Remote: d.Remote, Keep: keep, KeepRemote: keepRemote, Rewound: d.Rewound}, nil
+	return Settings{ID: d.ID, Remote: d.Remote, Keep: keep, KeepRemote: keepRemote, Rewound: d.Rewound}, nil
 }
 
 // ReadSettings returns the settings of the run in store. They are empty if it has none.
@@ -120,34 +127,53 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 	}
 	s, err := decodeSettings(data)
 	if err != nil {
-		return Settings{}, fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; set it again with 'cairn settings', or remove the file", SettingsFile, store, err)
+		return Settings{}, unreadable(store, err)
 	}
 	return s, nil
 }
 
-// WriteSettings replaces the settings of the run in store, unless they are the same. The
-// address of the remote run is stored without its user and its query, except for keys that
-// hold no secrets, such as endpoint and region.
-func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
-	data, err := s.encode()
-	if err != nil {
-		return err
-	}
-	return changeDocument(ctx, store, SettingsFile, func([]byte) ([]byte, error) { return data, nil })
+// unreadable explains an error about the contents of the settings in store.
+func unreadable(store blob.Store, err error) error {
+	return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; set it again with 'cairn settings', or remove the file", SettingsFile, store, err)
 }
 
-// changeSettings changes the settings of the run in store. If another process changes them
-// meanwhile, it begins again.
-func changeSettings(ctx context.Context, store blob.Store, change func(*Settings)) error {
+// WriteSettings replaces the settings of the run in store, unless they are the same. Without an
+// id, they get the id that is there, or a new one. The address of the remote run is stored
+// without its user and its query, except for keys that hold no secrets, such as endpoint and
+// region.
+func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 	return changeDocument(ctx, store, SettingsFile, func(old []byte) ([]byte, error) {
-		var s Settings
+		if stored, err := decodeSettings(old); err == nil && s.ID == "" {
+			s.ID = stored.ID
+		}
+		if s.ID == "" {
+			s.ID = newID()
+		}
+		return s.encode()
+	})
+}
+
+// changeSettings replaces the settings of the run in store by what change makes of them. If
+// another process changes them meanwhile, it begins again. Settings that cannot be read are an
+// error.
+func changeSettings(ctx context.Context, store blob.Store, change func(stored Settings) (Settings, error)) error {
+	id := newID()
+	return changeDocument(ctx, store, SettingsFile, func(old []byte) ([]byte, error) {
+		var stored Settings
 		if old != nil {
 			var err error
-			if s, err = decodeSettings(old); err != nil {
-				return nil, fmt.Errorf("%s of %s: %w", SettingsFile, store, err)
+			if stored, err = decodeSettings(old); err != nil {
+				return nil, unreadable(store, err)
 			}
 		}
-		change(&s)
+
+		s, err := change(stored)
+		if err != nil {
+			return nil, err
+		}
+		if s.ID == "" {
+			s.ID = id
+		}
 		return s.encode()
 	})
 }
@@ -159,6 +185,9 @@ func (s *Settings) isZero() bool {
 
 // or returns the settings with those of other in place of the ones that are not set.
 func (s Settings) or(other Settings) Settings {
+	if s.ID == "" {
+		s.ID = other.ID
+	}
 	if s.Remote == "" {
 		s.Remote = other.Remote
 	}

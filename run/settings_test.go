@@ -16,14 +16,18 @@ func TestSettings(t *testing.T) {
 	if got := must.Get(ReadSettings(ctx, s))(t); !reflect.DeepEqual(got, Settings{}) {
 		t.Errorf("settings that are not there: %+v", got)
 	}
-	want := Settings{Remote: "s3://bucket/run", Keep: Policy{Rules: []Rule{Last(3)}, AtMost: 1e9}}
+	want := Settings{ID: "a-run", Remote: "s3://bucket/run", Keep: Policy{Rules: []Rule{Last(3)}, AtMost: 1e9}}
 	must.Do(t, WriteSettings(ctx, s, want))
 	if got := must.Get(ReadSettings(ctx, s))(t); !reflect.DeepEqual(got, want) {
 		t.Errorf("the settings are %+v; want %+v", got, want)
 	}
-	const file = "{\n  \"version\": 1,\n  \"crc32c\": \"2253595f\",\n  \"remote\": \"s3://bucket/run\",\n  \"keep\": \"last 3, at most 1 GB\"\n}\n"
+	const file = "{\n  \"version\": 1,\n  \"crc32c\": \"293127a1\",\n  \"id\": \"a-run\",\n  \"remote\": \"s3://bucket/run\",\n  \"keep\": \"last 3, at most 1 GB\"\n}\n"
 	if got := must.Get(blob.ReadAll(ctx, s, SettingsFile, 1000))(t); string(got) != file {
 		t.Errorf("the file is %s; want %s", got, file)
+	}
+	must.Do(t, WriteSettings(ctx, s, Settings{}))
+	if got := must.Get(ReadSettings(ctx, s))(t).ID; got != "a-run" {
+		t.Errorf("the id becomes %q; want the one that is there", got)
 	}
 	if err := WriteSettings(ctx, s, Settings{Keep: Policy{Rules: []Rule{Last(0)}}}); !errors.Is(err, ErrPolicy) {
 		t.Errorf("a bad policy: %v", err)
@@ -55,6 +59,7 @@ func TestDamagedSettings(t *testing.T) {
 		`{"version":1,"keep":"lats"}`:        ErrPolicy,
 		`{"version":1,"keep_remote":",`:      storage.ErrCorrupt,
 		`{"version":1,"keep_remote":"last"}`: ErrPolicy,
+		`{"version":1,"id":"a/b"}`:           storage.ErrCorrupt,
 		`{"version":7}`:                      storage.ErrVersion,
 	} {
 		s := new(mem.Store)

@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,12 +13,12 @@ import (
 )
 
 // Lacking returns the checkpoints of all that the remote place lacks, the oldest first: the
-// local copy is complete, the remote one is not, and the policy of the remote place would
-// keep it. It is empty if the run has no remote place.
+// local copy is complete, the remote one is not or is another save, and the policy of the remote
+// place would keep it. It is empty if the run has no remote place.
 func (r *Run) Lacking(all []Checkpoint, keepRemote Policy, now time.Time) []Checkpoint {
 	var out []Checkpoint
 	for _, v := range r.wanted(all, keepRemote, now) {
-		if c := v.Checkpoint; v.Keep && c.Local.complete() && !c.Remote.complete() {
+		if c := v.Checkpoint; v.Keep && c.Local.complete() && !c.Uploaded() {
 			out = append(out, c)
 		}
 	}
@@ -54,9 +55,16 @@ type SyncOptions struct {
 	Options func(name string) *transfer.Options
 }
 
+// ErrConflict reports a checkpoint of which the remote place has another save, which Sync does not
+// replace.
+var ErrConflict = errors.New("the copies are of different saves")
+
 // Sync uploads the checkpoints that the remote place lacks, the newest first, and the notes
-// of the ones that it has without notes. See transfer.Sync for what it returns. The error wraps
-// storage.ErrOptions if the run has no remote place.
+// of the ones that it has without notes. If the remote place has another save of a checkpoint, the
+// local one replaces it if it is newer; see Checkpoint.Compare. Otherwise Sync overwrites
+// nothing, and the error wraps ErrConflict. See transfer.Sync for what it returns. The error wraps
+// storage.ErrOptions if the run has no remote place, and ErrOtherRun or ErrUnconfirmed if the
+// remote place may belong to another run; see Join.
 func (r *Run) Sync(ctx context.Context, opts *SyncOptions) ([]transfer.Synced, error) {
 	var o SyncOptions
 	if opts != nil {
@@ -75,20 +83,58 @@ func (r *Run) Sync(ctx context.Context, opts *SyncOptions) ([]transfer.Synced, e
 // sync is Sync of the checkpoints that were found.
 func (r *Run) sync(ctx context.Context, all []Checkpoint, o *SyncOptions) ([]transfer.Synced, error) {
 	if !o.DryRun {
+		if err := r.Join(ctx); err != nil {
+			return nil, fmt.Errorf("nothing was uploaded: %w", err)
+		}
 		if err := r.carryNotes(ctx, all); err != nil {
 			return nil, err
 		}
 	}
-	lacking := map[string]bool{}
+	lacking := map[string]*Checkpoint{}
 	for _, c := range r.Lacking(all, o.KeepRemote, time.Now()) {
-		lacking[c.Name] = blob.CheckName(c.Name) == nil && (o.Skip == nil || !o.Skip(c.Name))
+		if blob.CheckName(c.Name) == nil && (o.Skip == nil || !o.Skip(c.Name)) {
+			lacking[c.Name] = &c
+		}
 	}
 	if len(lacking) == 0 {
 		return []transfer.Synced{}, nil
 	}
-	return transfer.Sync(ctx, r.Local.Store, r.Remote.Store, &transfer.SyncOptions{
-		DryRun: o.DryRun, Skip: func(name string) bool { return !lacking[name] }, Options: o.Options,
+	done, err := transfer.Sync(ctx, r.Local.Store, r.Remote.Store, &transfer.SyncOptions{
+		DryRun: o.DryRun, Skip: func(name string) bool { return lacking[name] == nil }, Options: o.Options,
+		Replace: func(name string, other *transfer.Other) (bool, string) {
+			return r.replaceable(ctx, lacking[name], other)
+		},
 	})
+	return done, errors.Join(err, conflicts(done))
+}
+
+// replaceable reports whether the local copy of a checkpoint may replace the other save that the
+// remote place has: it is newer, and this run may remove checkpoints there.
+func (r *Run) replaceable(ctx context.Context, c *Checkpoint, other *transfer.Other) (ok bool, reason string) {
+	remote := &found{step: other.Step, time: other.Time}
+	if remote.step == nil {
+		remote.step = numberOf(c.Name)
+	}
+	if c.Local.found.compare(remote) <= 0 {
+		return false, fmt.Sprintf("the local save is not newer, so nothing was overwritten: "+
+			"'cairn cp %s %s --overwrite' keeps the local save in both places, and the reverse the remote one", blob.Redact(c.Local.Path), blob.Redact(r.Remote.AddressOf(c.Name)))
+	}
+	if err := r.mayRemove(ctx, false); err != nil {
+		return false, err.Error()
+	}
+	return true, ""
+}
+
+// conflicts returns an error for the checkpoints that were not uploaded because the remote place
+// has another save.
+func conflicts(done []transfer.Synced) error {
+	var errs []error
+	for _, s := range done {
+		if s.State == transfer.Differs {
+			errs = append(errs, fmt.Errorf("%w: %s: %s", ErrConflict, s.Folder, s.Problem))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // carryNotes copies local notes to remote copies of the same save that have no notes.

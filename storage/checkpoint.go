@@ -3,6 +3,7 @@ package storage
 import (
 	"cmp"
 	"context"
+	"iter"
 	"runtime"
 	"slices"
 	"strings"
@@ -44,6 +45,45 @@ type Checkpoint interface {
 	// bytes that were read since the last call.
 	Verify(ctx context.Context, progress func(bytes int64)) (*VerifyReport, error)
 	Close() error
+}
+
+// maxUnheld is the number of bytes that tensors may have beyond their bytes in the files
+// before CheckHeld asks the checkpoint.
+const maxUnheld = 1 << 30
+
+// CheckHeld returns an error that wraps ErrCorrupt if the files of c are too small for
+// tensors. Readers of many tensors call it before they allocate memory for all of them. It
+// calls c.CheckHeld only for tensors that are larger than their bytes in the files, because
+// some formats read files to answer.
+func CheckHeld(ctx context.Context, c Checkpoint, entries iter.Seq[*meta.Entry]) error {
+	total, sizes := int64(0), map[string]int64{}
+	for e := range entries {
+		total += min(e.NumBytes(), maxUnheld)
+	}
+	if total < maxUnheld {
+		return nil
+	}
+	for _, f := range c.Files() {
+		sizes[f.Name] = f.Size
+	}
+	room := int64(maxUnheld)
+	for e := range entries {
+		if e.Tensor == nil {
+			continue
+		}
+		left := e.NumBytes()
+		for i := range e.Tensor.Locs {
+			l := &e.Tensor.Locs[i]
+			left -= min(left, l.Length, sizes[l.File])
+		}
+		if room -= min(room, left); left == 0 || room > 0 {
+			continue
+		}
+		if err := c.CheckHeld(ctx, e); err != nil {
+			return plan.Named(e.FQN, err)
+		}
+	}
+	return nil
 }
 
 // CopyChecker is a capability of checkpoints whose format may hold a tensor twice, such

@@ -7,6 +7,7 @@ package storage
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -167,6 +168,14 @@ func NewReader(open func(ctx context.Context, store blob.Store) (Checkpoint, err
 	return &reader{open: open, store: store, opts: o}
 }
 
+// HeldChecker is a capability of readers that know the files of the checkpoint.
+type HeldChecker interface {
+	// CheckHeld is the function CheckHeld for the checkpoint, after ReadMetadata.
+	CheckHeld(ctx context.Context, entries iter.Seq[*meta.Entry]) error
+}
+
+var _ HeldChecker = (*reader)(nil)
+
 // ReaderOf returns the Reader of one rank for an open checkpoint. The caller closes
 // the checkpoint.
 func ReaderOf(c Checkpoint, o ReadOptions) Reader { return &reader{c: c, opts: o} }
@@ -199,6 +208,11 @@ func (r *reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 	}
 	r.c = c
 	return md, nil
+}
+
+// CheckHeld implements HeldChecker.
+func (r *reader) CheckHeld(ctx context.Context, entries iter.Seq[*meta.Entry]) error {
+	return CheckHeld(ctx, r.c, entries)
 }
 
 // SetUp begins a load.

@@ -94,7 +94,15 @@ func (j *job) missing(ctx context.Context) ([]item, error) {
 // same reports whether the target has the file, with the right size and checksum.
 func (j *job) same(ctx context.Context, it *item) (bool, error) {
 	have, ok := j.have[it.to]
-	if !ok || have.Size != it.Size {
+	if !ok {
+		return false, nil
+	}
+	return j.matches(ctx, it, have)
+}
+
+// matches reports whether a file of the target has the right size and checksum.
+func (j *job) matches(ctx context.Context, it *item, have blob.Info) (bool, error) {
+	if have.Size != it.Size {
 		return false, nil
 	}
 	want := it.sum
@@ -131,13 +139,33 @@ func (j *job) copyFile(ctx context.Context, it *item) error {
 	if done, err := j.copyInService(ctx, it); done || err != nil {
 		return err
 	}
-	w, err := j.write(ctx, it, &blob.CreateOptions{})
-	if err != nil {
+	w, err := j.write(ctx, it, j.unchanged(it))
+	if err == nil {
+		defer w.Abort() // does nothing once committed
+		_, err = w.Commit(ctx)
+	}
+	if !errors.Is(err, fs.ErrExist) && !errors.Is(err, blob.ErrChanged) {
 		return err
 	}
-	defer w.Abort() // does nothing once committed
-	_, err = w.Commit(ctx)
-	return err
+
+	// Another process may have copied the same checkpoint.
+	if now, statErr := j.dst.Stat(ctx, it.to); statErr == nil {
+		if same, err := j.matches(ctx, it, now); same || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s of %s has changed while it was copied: %w", it.to, j.dst, errors.Join(blob.ErrChanged, err))
+}
+
+// unchanged returns the condition of a data file in a service: that the target is as it was. A
+// service may carry out a request long after its sender has given up. Without the condition, a late
+// request could replace a file of a later copy, which has the same name.
+func (j *job) unchanged(it *item) *blob.CreateOptions {
+	if _, service := blob.As[blob.GapReader](j.dst); !service || !blob.HasVersions(j.dst) {
+		return &blob.CreateOptions{}
+	}
+	have, ok := j.have[it.to]
+	return &blob.CreateOptions{IfAbsent: !ok, IfVersion: have.Version}
 }
 
 // commit copies the record, on the condition that the target is as it was and has all
@@ -163,6 +191,11 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	}
 	if err := j.check(ctx); err != nil {
 		return err
+	}
+	if j.opts.keepOld {
+		if err := j.checkUnread(ctx); err != nil {
+			return errors.Join(err, j.discard(ctx))
+		}
 	}
 	_, err = w.Commit(ctx)
 	switch {

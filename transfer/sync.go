@@ -17,7 +17,9 @@ import (
 // The states of a checkpoint in Synced.
 const (
 	Copied     = "copied"
-	Lacking    = "lacking"    // it would be copied, in a dry run
+	Replaced   = "replaced" // it was copied, and has replaced another save; see Synced.Replaces
+	Lacking    = "lacking"  // it would be copied, in a dry run
+	Replacing  = "would replace"
 	Present    = "present"    // the other side has it, complete
 	Differs    = "differs"    // the other side has another checkpoint of that name
 	Incomplete = "incomplete" // of the source, or damaged
@@ -33,10 +35,20 @@ type Synced struct {
 	Time   time.Time `json:"time,omitzero"`
 	// Problem says why a checkpoint was not copied.
 	Problem string `json:"problem,omitempty"`
+	// Replaces is the save of the other side that the copy has replaced, or would replace in a
+	// dry run.
+	Replaces *Other `json:"replaces,omitempty"`
 	// Copy is the report of the copy.
 	Copy *Report `json:"copy,omitempty"`
 
 	version string // of the format
+}
+
+// Other is the checkpoint that the other side has under the same name.
+type Other struct {
+	SaveID string    `json:"save_id"`
+	Step   *int64    `json:"step"`
+	Time   time.Time `json:"time,omitzero"`
 }
 
 // SyncOptions change how Sync works. Nil means the defaults.
@@ -45,6 +57,10 @@ type SyncOptions struct {
 	DryRun bool
 	// Skip, if not nil, reports whether a folder is left out.
 	Skip func(folder string) bool
+	// Replace, if not nil, reports whether the checkpoint of a folder may replace the one that
+	// dst has under the same name. If not, it also returns the reason, with advice. Nil: no
+	// checkpoint is replaced.
+	Replace func(folder string, other *Other) (ok bool, reason string)
 	// Options returns the options for the copy of a folder. Nil: the defaults. Overwrite is
 	// ignored.
 	Options func(folder string) *Options
@@ -52,7 +68,8 @@ type SyncOptions struct {
 
 // Sync copies the complete checkpoints in the folders directly below src that dst lacks,
 // the newest first: by step, or by time if they have no step. It leaves all other folders
-// of both runs alone, and never replaces a checkpoint. A checkpoint whose copy
+// of both runs alone, and replaces a checkpoint of another save only if SyncOptions.Replace
+// allows it: the old one stays complete until the new one is. A checkpoint whose copy
 // was interrupted is copied to its end. A checkpoint that is damaged is skipped; the error
 // lists all of them. Other errors end Sync.
 func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced, error) {
@@ -167,15 +184,39 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	case err == nil && there.SaveID == f.SaveID:
 		f.State = Present
 		return nil
-	case err == nil:
-		f.State, f.Problem = Differs, fmt.Sprintf("the other side has the save %s, not %s", cmp.Or(there.SaveID, "of another program"), f.SaveID)
+	case err == nil && !f.mayReplace(&there, o):
 		return nil
 	case ctx.Err() != nil:
 		return err
+	case o.DryRun && f.Replaces != nil:
+		f.State = Replacing
+		return nil
 	case o.DryRun:
 		f.State = Lacking
 		return nil
 	}
+	return f.copy(ctx, src, dst, o)
+}
+
+// mayReplace reports whether the folder may replace the save that the target has there. It notes
+// that save, or the reason why not.
+func (f *Synced) mayReplace(there *Synced, o *SyncOptions) bool {
+	f.State, f.Problem = Differs, fmt.Sprintf("the other side has the save %s, not %s", cmp.Or(there.SaveID, "of another program"), f.SaveID)
+	if o.Replace == nil || there.SaveID == "" {
+		return false
+	}
+	other := &Other{SaveID: there.SaveID, Step: there.Step, Time: there.Time}
+	ok, reason := o.Replace(f.Folder, other)
+	if !ok {
+		f.Problem += ": " + reason
+		return false
+	}
+	f.State, f.Problem, f.Replaces = "", "", other
+	return true
+}
+
+// copy copies the folder to the target.
+func (f *Synced) copy(ctx context.Context, src, dst blob.Store, o *SyncOptions) error {
 	from, err := blob.NewSub(src, f.Folder)
 	if err != nil {
 		return err
@@ -188,13 +229,20 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	if o.Options != nil {
 		opts = *o.Options(f.Folder)
 	}
-	opts.Overwrite = false
-	f.Copy, err = Copy(ctx, from, to, &opts)
-	if errors.Is(err, storage.ErrExists) {
-		f.State, f.Problem = Differs, err.Error()
-		return nil
+	opts.Overwrite, opts.Replaces = f.Replaces != nil, ""
+	if f.Replaces != nil {
+		opts.Replaces = f.Replaces.SaveID
 	}
-	if err == nil {
+	f.Copy, err = Copy(ctx, from, to, &opts)
+	switch {
+	case errors.Is(err, storage.ErrExists), errors.Is(err, storage.ErrChanged):
+		f.State, f.Problem, f.Replaces = Differs, err.Error(), nil
+		return nil
+	case err != nil:
+		f.Replaces = nil
+	case f.Replaces != nil:
+		f.State = Replaced
+	default:
 		f.State = Copied
 	}
 	return err

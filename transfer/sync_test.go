@@ -119,3 +119,55 @@ func TestSyncOfAnotherFormat(t *testing.T) {
 		wantSeed(t, there, 20)
 	}
 }
+
+// A copy that replaces another save leaves the old checkpoint or the new one, each whole, wherever
+// it is interrupted, and the next Sync completes it.
+func TestSyncReplacesWhole(t *testing.T) {
+	newer := func(string, *Other) (bool, string) { return true, "" }
+	for n := int64(1); ; n++ {
+		src, inner := newRun(t), newRun(t)
+		saveIn(t, src, "step-1", formats.Native, "save1", 1, 10)
+		there := saveIn(t, inner, "step-1", formats.Native, "other1", 1, 99)
+		dst := fault.New(inner, fault.CrashAt(n))
+		_, err := Sync(t.Context(), src, dst, &SyncOptions{Replace: newer})
+		switch seed, openErr := seedOf(t, there); {
+		case openErr != nil:
+			t.Fatalf("a crash at operation %d: %v", n, openErr)
+		case seed != 10 && (err == nil || seed != 99):
+			t.Fatalf("a crash at operation %d (%v): the target has the state %d", n, err, seed)
+		}
+
+		all, err := Sync(t.Context(), src, inner, &SyncOptions{Replace: newer})
+		if err != nil || all[0].State != Replaced && all[0].State != Present {
+			t.Fatalf("Sync after a crash at operation %d: %+v, %v", n, all, err)
+		}
+		wantSeed(t, there, 10)
+		if !dst.Crashed() {
+			return
+		}
+	}
+}
+
+// Only the save that was looked at is replaced, and files of the old one are not changed before the
+// new one is complete.
+func TestSyncReplacesOnlyWhatItSaw(t *testing.T) {
+	src, dst := newRun(t), newRun(t)
+	saveIn(t, src, "step-1", formats.Native, "save1", 1, 10)
+	there := saveIn(t, dst, "step-1", formats.Native, "other1", 1, 99)
+	another := func(string, *Other) (bool, string) { // another process saves there meanwhile
+		saveIn(t, dst, "step-1", formats.Native, "other2", 1, 77)
+		return true, ""
+	}
+	all, err := Sync(t.Context(), src, dst, &SyncOptions{Replace: another})
+	if d := cmp.Diff([]string{"step-1 differs"}, states(all)); d != "" || err != nil || all[0].Replaces != nil {
+		t.Errorf("Sync: %+v, %v\n%s", all, err, d)
+	}
+	wantSeed(t, there, 77)
+
+	refused := func(_ string, o *Other) (bool, string) { return false, "do this with " + o.SaveID }
+	all, err = Sync(t.Context(), src, dst, &SyncOptions{Replace: refused})
+	if err != nil || all[0].State != Differs || !strings.HasSuffix(all[0].Problem, ": do this with other2") {
+		t.Errorf("a replacement that is refused: %+v, %v", all, err)
+	}
+	wantSeed(t, there, 77)
+}

@@ -27,6 +27,10 @@ type Options struct {
 	// names, the old checkpoint can be read until the new one is complete. Otherwise
 	// there is no checkpoint in the meantime.
 	Overwrite bool
+	// Replaces, if not empty, is the id of the save that Overwrite may replace. The error wraps
+	// storage.ErrChanged if the target holds another save, and storage.ErrExists if files of both
+	// have the same names, so that the old checkpoint could not be read in the meantime.
+	Replaces string
 	// Full reads the whole target when it is complete and verifies it.
 	Full bool
 	// As is the name of the file in the target, for a checkpoint of one file. Empty: the
@@ -89,6 +93,8 @@ type Report struct {
 	// LeftOut are the folders below the checkpoint that do not belong to it, and files
 	// of the format that it does not name.
 	LeftOut []string `json:"left_out"`
+	// Replaced is the id of the save that was replaced, if that is known and another one.
+	Replaced string `json:"replaced_save,omitempty"`
 	// Removed counts the files of the checkpoint that was replaced.
 	Removed int `json:"removed_files"`
 	// Verified is the result of reading the target. Nil: Options.Full is not set.
@@ -367,6 +373,12 @@ func (j *job) unlessSame(ctx context.Context) error {
 // replaces notes the files of the checkpoint old that the copy replaces, which is nil if
 // it cannot be opened.
 func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
+	if old != nil && old.Storage().SaveID != j.rep.SaveID {
+		j.rep.Replaced = old.Storage().SaveID
+	}
+	if id := j.opts.Replaces; id != "" && j.rep.Replaced != id {
+		return fmt.Errorf("%w: %s no longer holds the save %s", storage.ErrChanged, j.dst, id)
+	}
 	format, err := formats.Detect(ctx, j.dst)
 	if err != nil {
 		return err
@@ -397,6 +409,9 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 	}
 	if j.inPlace() { // the file is its own source
 		return nil, fmt.Errorf("%w: a file of %s has another checksum than its record says", storage.ErrCorrupt, j.dst)
+	}
+	if j.opts.Replaces != "" {
+		return nil, fmt.Errorf("%w: %s holds another one, and files of both have the same names", storage.ErrExists, j.dst)
 	}
 	name := j.old[0]
 	if err := j.dst.Remove(ctx, name); err != nil {

@@ -401,7 +401,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		d.Time = &st.Time
 	}
 	for _, m := range md.Missing {
-		d.Missing = append(d.Missing, m.FQN)
+		d.Missing = append(d.Missing, m.String())
 	}
 	aliases, order := aliasesOf(md), fileOrder(md)
 	for i := range md.Entries {

@@ -3,6 +3,7 @@ package saver
 import (
 	"flag"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -15,5 +16,6 @@ func TestMain(m *testing.M) {
 	Main()
 	// With the race detector, every process that a test starts would end a second late.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "cairn-tests")) // not the configuration of the user
 	goleak.VerifyTestMain(m)
 }

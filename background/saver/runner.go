@@ -384,16 +384,28 @@ func (r *Runner) makeRoom(ctx context.Context, run *running) error {
 		return err
 	}
 	run.direct, run.traffic = true, blob.Since(t.Remote)
-	return group.Each(ctx, run.Job.Group, "direct", func(context.Context) (err error) {
+	return group.Each(ctx, run.Job.Group, "direct", func(ctx context.Context) (err error) {
 		full := fmt.Errorf("%s has no room for the checkpoint below its ceiling of %d bytes", t.Local, t.room.Ceiling)
 		if t.broken != nil {
 			return fmt.Errorf("%w, and the remote store cannot be used: %w", full, t.broken)
+		}
+		if err := run.claim(ctx); err != nil {
+			return fmt.Errorf("%w, and the remote store cannot be used: %w", full, err)
 		}
 		run.Job.Recorder.Warn(fmt.Errorf("%w: it is saved to %s at once", full, t.Remote))
 		run.Job.Storage.ID = t.Remote.String()
 		run.Job.Writer, err = t.direct()
 		return err
 	})
+}
+
+// claim makes sure that the remote store belongs to the run of the checkpoint. Rank 0 does so
+// for all ranks.
+func (run *running) claim(ctx context.Context) error {
+	if run.Run == nil || !run.leads() {
+		return nil
+	}
+	return run.Run.Claim(ctx)
 }
 
 // upload brings a checkpoint that was saved to the remote store.
@@ -411,6 +423,9 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	part, failed := transfer.Saved{Format: t.format}, err
 	if failed == nil {
 		failed = t.broken
+	}
+	if failed == nil {
+		failed = run.claim(ctx)
 	}
 	if failed == nil {
 		part.SaveID, part.Files = saved.SaveID, saved.Wrote

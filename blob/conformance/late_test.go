@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -158,6 +161,76 @@ func TestS3LateDataFile(t *testing.T) {
 		t.Errorf("clean removed %d files; want the late one", n)
 	}
 	wantNumber(t, direct, 1)
+}
+
+// A data file of a copy that was given up arrives after another copy, with files of the same names,
+// has taken its place. It does not replace the file of the later copy.
+func TestS3LateCopy(t *testing.T) {
+	p, down := startLate(t, ".safetensors", http.StatusServiceUnavailable, "SlowDown")
+	s, direct := openThrough(t, p)
+	if _, err := transfer.Copy(t.Context(), twoShards(t, 1), s, &transfer.Options{Parallel: 1}); err == nil {
+		t.Fatal("the first copy succeeds; want an error of its data file")
+	}
+	down.Store(false)
+	src := twoShards(t, 2)
+	must.Get(transfer.Copy(t.Context(), src, direct, &transfer.Options{Overwrite: true}))(t)
+	land(t, p, http.StatusPreconditionFailed)
+	for info, err := range src.List(t.Context(), "") {
+		must.Do(t, err)
+		want := must.Get(blob.ReadAll(t.Context(), src, info.Name, 1<<20))(t)
+		if got := must.Get(blob.ReadAll(t.Context(), direct, info.Name, 1<<20))(t); !bytes.Equal(got, want) {
+			t.Errorf("%s is not the file of the later copy", info.Name)
+		}
+	}
+}
+
+// twoShards returns a checkpoint of safetensors files whose names do not depend on their contents.
+func twoShards(t *testing.T, v byte) blob.Store {
+	t.Helper()
+	s := new(mem.Store)
+	for _, name := range []string{"a", "b"} {
+		header := fmt.Sprintf(`{%q:{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, name)
+		file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+		must.Get(blob.WriteAll(t.Context(), s, "model-"+name+".safetensors", append(file, v), nil))(t)
+	}
+	index := `{"metadata":{"total_size":2},"weight_map":{"a":"model-a.safetensors","b":"model-b.safetensors"}}`
+	must.Get(blob.WriteAll(t.Context(), s, "model.safetensors.index.json", []byte(index), nil))(t)
+	return s
+}
+
+// The record of a save is sent twice, and the first request arrives when the checkpoint was removed.
+// Then there is a record without files: no reader takes it for a checkpoint, the older checkpoint is
+// the newest one, and a save and a removal work as before.
+func TestS3LateRecordAfterRemoval(t *testing.T) {
+	p, down := startLate(t, "/cairn.json", http.StatusServiceUnavailable, "SlowDown")
+	down.Store(false)
+	_, run := openThrough(t, p)
+	save := func(s blob.Store, n int64) {
+		must.Get(cairn.Save(t.Context(), s, cairn.State{"n": n}, &cairn.SaveOptions{Step: &n}))(t)
+	}
+	one, two := must.Get(blob.NewSub(run, "step-1"))(t), must.Get(blob.NewSub(run, "step-2"))(t)
+	save(one, 1)
+	late, err := s3.Open(t.Context(), two.String()+"?endpoint="+p.URL(), &remote.Options{Policy: remote.Policy{
+		Attempts: 3, Pause: time.Millisecond, MaxPause: time.Millisecond, Hedge: -1,
+	}})
+	must.Do(t, err)
+	save(late, 2)
+	must.Get(formats.Remove(t.Context(), two, nil))(t)
+	if got, err := p.Land(); err != nil || len(got) != 1 {
+		t.Fatalf("the late requests were answered with %v, %v", got, err)
+	}
+
+	address := run.String() + "?endpoint=" + endpoint
+	if found, err := cairn.Latest(t.Context(), address, nil); err != nil || *found.Step != 1 {
+		t.Errorf("Latest = %+v, %v; want step 1", found, err)
+	}
+	wantNumber(t, one, 1)
+	save(two, 3)
+	wantNumber(t, two, 3)
+	must.Get(formats.Remove(t.Context(), two, nil))(t)
+	if _, err := cairn.Open(t.Context(), two); !errors.Is(err, cairn.ErrNotFound) {
+		t.Errorf("Open after the removal = %v", err)
+	}
 }
 
 // Locks that arrive late: of a saver that has given up, it looks alive for a while, and a

@@ -52,6 +52,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			// The race detector would let every command sleep for a second.
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
+			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, ".config"))
 			files, err := filepath.Abs(filepath.Join("..", "..", "storage", "torchfile", "testdata"))
 			e.Setenv("TORCHFILES", files)
 			docs, docsErr := filepath.Abs(filepath.Join("..", "..", "docs"))

@@ -1,63 +1,82 @@
-package tcp_test
+package tcp
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/group/tcp"
-	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
 )
+
+// muteConn loses the bytes that this end sends while muted is set. Neither end notices.
+type muteConn struct {
+	*fakeConn
+	muted *atomic.Bool
+}
+
+func (c muteConn) Write(b []byte) (int, error) {
+	if c.muted.Load() {
+		return len(b), nil
+	}
+	return c.fakeConn.Write(b)
+}
+
+func (c muteConn) CloseWrite() error {
+	if c.muted.Load() {
+		return nil
+	}
+	return c.fakeConn.CloseWrite()
+}
 
 // If a link carries nothing in one direction any more, its two ends still
 // notice, and no rank waits for the end of its context.
 func TestLinksThatLoseOneDirection(t *testing.T) {
-	t.Parallel()
 	const size = 3
 	for _, mute := range []int{0, 1} {
 		t.Run(fmt.Sprintf("rank %d is not heard", mute), func(t *testing.T) {
-			t.Parallel()
-			var wires tcptest.Wires
-			by := tcptest.ByFile(t, size)
-			gs := tcptest.Meet(t, size, func(r int) tcp.Config {
-				c := by(r)
-				c.Arity, c.Timeout = 2, 4*time.Second
-				if r == mute {
-					c.Wrap = wires.Wrap
-				}
-				return c
-			})
-			wires.Mute()
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // much more than it takes
-			defer cancel()
-			errs := make([]error, size)
-			var wg sync.WaitGroup
-			for r, g := range gs {
-				wg.Go(func() {
-					// Rank 0 may decide on one more that the others do not learn of.
-					for errs[r] == nil {
-						errs[r] = g.Barrier(ctx)
+			synctest.Test(t, func(t *testing.T) {
+				var muted atomic.Bool
+				js := make([]*joining, size)
+				cfg := newFakeNet().config(size)
+				for r := range js {
+					one := cfg
+					if r == mute {
+						one.Wrap = func(c net.Conn) net.Conn { return muteConn{c.(*fakeConn), &muted} }
 					}
-				})
-			}
-			wg.Wait()
-			for r, err := range errs {
-				ge, ok := errors.AsType[*group.Error](err)
-				if !ok || !errors.Is(err, group.ErrGone) {
-					t.Errorf("rank %d: %v; want %v", r, err, group.ErrGone)
-					continue
+					js[r] = joinLater(t, one, r)
 				}
-				// The rank whose frames are lost cannot know that: it sees that
-				// the other ranks have disconnected.
-				if r != mute && !slices.Equal(ge.Ranks, []int{mute}) {
-					t.Errorf("rank %d: %v; want rank %d to be named", r, err, mute)
+				meets(t, js...)
+				muted.Store(true)
+
+				errs := make([]error, size)
+				var wg sync.WaitGroup
+				for r, j := range js {
+					wg.Go(func() {
+						// Rank 0 may decide on one more that the others do not learn of.
+						for errs[r] == nil {
+							errs[r] = j.group.Barrier(limited(t))
+						}
+					})
 				}
-			}
+				wg.Wait()
+				for r, err := range errs {
+					ge, ok := errors.AsType[*group.Error](err)
+					if !ok || !errors.Is(err, group.ErrGone) {
+						t.Errorf("rank %d: %v; want %v", r, err, group.ErrGone)
+						continue
+					}
+					// The rank whose frames are lost cannot know that: it sees that
+					// the other ranks have disconnected.
+					if r != mute && !slices.Equal(ge.Ranks, []int{mute}) {
+						t.Errorf("rank %d: %v; want rank %d to be named", r, err, mute)
+					}
+				}
+			})
 		})
 	}
 }

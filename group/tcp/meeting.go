@@ -28,8 +28,8 @@ var (
 // missingAt returns errMissing with the address at which the ranks meet.
 func missingAt(addr string) error { return fmt.Errorf("%w at %s", errMissing, addr) }
 
-// standing is what rank 0 knows about a rank. If several ranks keep a meeting from its end,
-// its error names the ranks with the lowest standing, and mentions the others.
+// standing is what rank 0 knows about a rank. The error of a meeting names the ranks of the
+// first standing below rankHere that some rank has, and mentions the ranks of the others.
 type standing byte
 
 const (

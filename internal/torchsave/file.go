@@ -11,7 +11,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"strings"
 
@@ -37,9 +36,12 @@ type File struct {
 	// Unsummed is the number of bytes of the pickle and the storages without a
 	// checksum: zero for the zip form, all of them for the stream.
 	Unsummed int64
+	// Folder is the folder of the records in the zip form. PyTorch gives it the name that
+	// the file had when it was saved, without the extension, or "archive" if the file had
+	// no name.
+	Folder string
 	// records are the records of the zip form.
 	records []record
-	folder  string
 }
 
 // Open reads the description of a file of the given size: the directory, the
@@ -153,7 +155,7 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &File{Root: root, PickleOffset: r.data, PickleEnd: r.end(), records: a.records, folder: a.folder}, nil
+	return &File{Root: root, PickleOffset: r.data, PickleEnd: r.end(), records: a.records, Folder: a.folder}, nil
 }
 
 // decode decodes the value of a file.
@@ -221,33 +223,19 @@ var (
 // ErrValue reports a value that cannot be written.
 var ErrValue = errors.New("value cannot be written by torch.save")
 
-// checkBytes is the size of Check's reads.
-const checkBytes = 1 << 20
-
 // Check reads all records and compares their checksums with the checksums in the
 // directory. It calls problem for each mismatch, with the key of the storage, or
 // "" if the record is not a storage. It returns an error if reading fails. read
 // must read the same bytes as in Open. A stream of PyTorch before 1.6 has no
 // checksums, so Check reads nothing of it.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
-	var most int64
-	for i := range f.records {
-		most = max(most, f.records[i].size)
-	}
-	buf := make([]byte, min(checkBytes, most))
 	for i := range f.records {
 		r := &f.records[i]
-		crc := uint32(0)
-		for at := r.data; at < r.end(); {
-			p := buf[:min(checkBytes, r.end()-at)]
-			if err := read(ctx, p, at); err != nil {
-				return err
-			}
-			crc = crc32.Update(crc, crc32.IEEETable, p)
-			at += int64(len(p))
-		}
-		if crc != r.crc {
-			problem(f.keyOf(r), fmt.Errorf("%w: %q", errChecksum, r.name))
+		err := r.sum().check(ctx, read, 0, nil)
+		if errors.Is(err, errChecksum) {
+			problem(f.keyOf(r), err)
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -255,7 +243,7 @@ func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string
 
 // keyOf returns the key of the storage in a record, or "".
 func (f *File) keyOf(r *record) string {
-	key, _ := strings.CutPrefix(r.name, f.folder+"/"+recordStorages)
+	key, _ := strings.CutPrefix(r.name, f.Folder+"/"+recordStorages)
 	if key == r.name {
 		return ""
 	}

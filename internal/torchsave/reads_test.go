@@ -159,18 +159,43 @@ func TestTensorsAreBounded(t *testing.T) {
 	}
 }
 
-// Damage of a tensor that is all of a record is noticed when it is read.
+// Damage of a record is noticed when a tensor in it is read, also if the tensor is only a
+// part of the record.
 func TestReadVerifiesChecksums(t *testing.T) {
 	b := must.Get(Marshal(map[string]any{"x": of[float32](t, []int64{2}, 1, 2)}))(t)
 	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)
 	x := f.Root.(map[string]any)["x"].(*Tensor)
 	part := *x
 	part.Shape = []int64{1}
-	b[x.Offset] ^= 1
-	if _, err := Materialise(t.Context(), f.Root, reader(b), 100); !errors.Is(err, errChecksum) || !errors.Is(err, ErrMalformed) {
-		t.Errorf("Materialise = %v; want %v", err, errChecksum)
-	}
 	if _, err := part.Read(t.Context(), reader(b)); err != nil {
-		t.Errorf("Read of a part = %v; want nil: only whole records have checksums", err)
+		t.Errorf("Read of a part = %v", err)
+	}
+	b[x.End-1] ^= 1
+	for claim, v := range map[string]any{"the whole record": f.Root, "a part": &part, "parts": []any{&part, x}} {
+		if _, err := Materialise(t.Context(), v, reader(b), 100); !errors.Is(err, errChecksum) || !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: Materialise = %v; want %v", claim, err, errChecksum)
+		}
+	}
+}
+
+// A value with many views of one record reads the record once to compare it.
+func TestMaterialiseComparesARecordOnce(t *testing.T) {
+	const views = 100
+	b := must.Get(Marshal(of(t, []int64{4 * checkBytes}, make([]byte, 4*checkBytes)...)))(t)
+	reads := 0
+	read := func(ctx context.Context, p []byte, off int64) error {
+		reads++
+		return reader(b)(ctx, p, off)
+	}
+	f := must.Get(Open(t.Context(), read, int64(len(b))))(t)
+	list := make([]any, views)
+	for i := range list {
+		x := *f.Root.(*Tensor)
+		x.Shape = []int64{1}
+		list[i] = &x
+	}
+	reads = 0
+	if _, err := Materialise(t.Context(), list, read, views); err != nil || reads > views+4 {
+		t.Errorf("Materialise = %v after %d reads; want at most %d", err, reads, views+4)
 	}
 }

@@ -72,7 +72,7 @@ func (t *Tensor) Span() int64 {
 }
 
 // Read returns the elements in contiguous memory of their own. The error wraps
-// errChecksum if the tensor consists of a whole record and the record is damaged.
+// errChecksum if the record that holds them is damaged.
 func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error) {
 	data := make([]byte, t.Span())
 	if len(data) > 0 {
@@ -80,7 +80,7 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 			return nil, err
 		}
 	}
-	if err := t.checkSum(data); err != nil {
+	if err := t.Sum.check(ctx, read, t.Offset, data); err != nil {
 		return nil, err
 	}
 	t.Resolve(data)
@@ -92,18 +92,6 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 		return nil, fmt.Errorf("%w: %w", errView, err)
 	}
 	return v.Clone(), nil
-}
-
-// checkSum compares data, the bytes from the first element to the last, with the
-// record's checksum if they are the whole record.
-func (t *Tensor) checkSum(data []byte) error {
-	if t.Sum == nil || t.Offset != t.Sum.Offset || int64(len(data)) != t.Sum.End-t.Sum.Offset {
-		return nil
-	}
-	if crc32.ChecksumIEEE(data) != t.Sum.CRC {
-		return fmt.Errorf("%w: %q", errChecksum, t.Sum.Record)
-	}
-	return nil
 }
 
 // Storage is a storage in a file: a run of elements, with tensors as views of it.
@@ -130,6 +118,35 @@ type Sum struct {
 	Offset, End int64
 	// CRC is their CRC-32, with the polynomial of hash/crc32.IEEE.
 	CRC uint32
+}
+
+// checkBytes is the size of the reads that only compute a checksum.
+const checkBytes = 1 << 20
+
+// check reads the record and compares it with its checksum. p holds the bytes of the file
+// from off on, which are not read again if they are the whole record. If s is nil, there
+// is no checksum.
+func (s *Sum) check(ctx context.Context, read ReadFunc, off int64, p []byte) error {
+	if s == nil {
+		return nil
+	}
+	crc := uint32(0)
+	if n := s.End - s.Offset; off == s.Offset && int64(len(p)) == n {
+		crc = crc32.ChecksumIEEE(p)
+	} else {
+		buf := make([]byte, min(checkBytes, n))
+		for at := s.Offset; at < s.End; at += int64(len(buf)) {
+			buf = buf[:min(int64(len(buf)), s.End-at)]
+			if err := read(ctx, buf, at); err != nil {
+				return err
+			}
+			crc = crc32.Update(crc, crc32.IEEETable, buf)
+		}
+	}
+	if crc != s.CRC {
+		return fmt.Errorf("%w: %q", errChecksum, s.Record)
+	}
+	return nil
 }
 
 func (s *Storage) numBytes() int64 { return s.End - s.Offset }
@@ -542,10 +559,10 @@ func flagsOf(v any) (map[string]bool, bool) {
 // in memory of its own, and each *Storage by an object of its class around a
 // tensor of one dimension. A tensor that occurs several times is read once and
 // stays shared. If the tensors have more than limit bytes in total, the error
-// wraps errLimit and no memory is allocated. v itself is not changed. A tensor
-// that is a whole record is compared with its checksum.
+// wraps errLimit and no memory is allocated. v itself is not changed. The records
+// that hold the tensors are compared with their checksums.
 func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, error) {
-	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[*Tensor]*tensor.Tensor{}}
+	m := &materialiser{ctx: ctx, read: read, room: limit, made: map[*Tensor]*tensor.Tensor{}, good: map[int64]bool{}}
 	r := value.Replacer{With: Inside(func(_ []string, t *Tensor) (any, error) { return m.tensor(t) })}
 	return r.Replace(v)
 }
@@ -583,12 +600,13 @@ func (s *Storage) flat() *Tensor {
 	}
 }
 
-// materialiser reads each tensor once.
+// materialiser reads each tensor once, and compares each record once.
 type materialiser struct {
 	ctx  context.Context
 	read ReadFunc
 	room int64
 	made map[*Tensor]*tensor.Tensor
+	good map[int64]bool // the records whose checksums match, by offset
 }
 
 // tensor reads a tensor if its bytes in the file and in memory are within the
@@ -605,7 +623,14 @@ func (m *materialiser) tensor(t *Tensor) (any, error) {
 		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes, and %d are allowed", errLimit, t.Shape, t.DType, n, m.room)
 	}
 	m.room -= n
-	out, err := t.Read(m.ctx, m.read)
+	x := *t
+	if x.Sum != nil && m.good[x.Sum.Offset] {
+		x.Sum = nil
+	}
+	out, err := x.Read(m.ctx, m.read)
+	if err == nil && t.Sum != nil {
+		m.good[t.Sum.Offset] = true
+	}
 	m.made[t] = out
 	return out, err
 }

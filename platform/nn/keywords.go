@@ -66,11 +66,3 @@ func takes[K any](m *Module) error {
 		return fmt.Errorf("named arguments %v for a module that takes %v: %w", want, m.keywords.of, fs.ErrInvalid)
 	}
 }
-
-// bind returns the forward function with named arguments, or nil if the module has none.
-func (m *Module) bind(k any) autograd.Func {
-	if m.keywords.bind != nil {
-		return m.keywords.bind(k)
-	}
-	return m.forward
-}

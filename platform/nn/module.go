@@ -379,6 +379,14 @@ func (m *Module) checkState(s map[string]any) error {
 // Forward returns the function from the inputs to the output, without hooks.
 func (m *Module) Forward() autograd.Func { return m.bind(nil) }
 
+// bind returns the forward function with named arguments, or nil if the module has none.
+func (m *Module) bind(k any) autograd.Func {
+	if m.keywords.bind != nil {
+		return m.keywords.bind(k)
+	}
+	return m.forward
+}
+
 // Wrap replaces the forward function by one that is made of it; see [Checkpointed] and
 // [Swapped]. Hooks run outside of it.
 func (m *Module) Wrap(with func(autograd.Func) autograd.Func) {

@@ -54,7 +54,8 @@ class Checkpoint(Mapping[str, Any]):
     Attributes, which are empty or None if the format does not record them: ``format``, with its version;
     ``step`` and ``tags``, as they were given to the save; ``save_id``; ``time`` of the save; ``writer``, the
     program; ``world_size``, the number of ranks; ``notes`` on how the checkpoint was read; ``missing``, names
-    that cannot be read because a file is missing.
+    that cannot be read because a file is missing or damaged. If the names in a file are not known, ``missing`` has a
+    pattern for them, such as ``scheduler.*``.
     """
 
     def __init__(self, path: str, framework: str | None = None, format: str | None = None,
@@ -133,10 +134,14 @@ class Checkpoint(Mapping[str, Any]):
 
             model.load_state_dict(c.load("model.", strip=True, device="cpu"))
 
-        MissingError: no name begins with the prefix.
+        MissingError: no name begins with the prefix. CorruptError: a name that begins with it is in ``missing``.
         """
         if device is not None:
             framework = "torch"
+        lost = [n for n in self.missing if _overlap(n, prefix)]
+        if lost:
+            raise errors.CorruptError(f"{self.path}: {', '.join(lost[:10])} cannot be read: a file is missing or "
+                                      "damaged; 'cairn verify' names it", ("storage.corrupt",))
         names = [n for n in self._entries if n.startswith(prefix)]
         if prefix and not names:
             raise self._lacks(prefix)
@@ -325,3 +330,11 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     except errors.NotFoundError:
         return None
     return path
+
+
+def _overlap(missing: str, prefix: str) -> bool:
+    """Returns whether a name in ``Checkpoint.missing`` begins with prefix, or may stand for one that does."""
+    if not missing.endswith("*"):
+        return missing.startswith(prefix)
+    at = missing[:-1]
+    return at.startswith(prefix) or prefix.startswith(at)

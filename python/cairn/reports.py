@@ -392,11 +392,14 @@ class PruneReport:
     removed_bytes: int = 0
     warnings: tuple[str, ...] = ()
     """Rules that may not mean what was meant, such as one for a metric that no checkpoint has."""
+    flattened: tuple[str, ...] = ()
+    """The names of the checkpoints that stand alone now, or would in a dry run, so that others need not stay."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> PruneReport:
         local, remote = (tuple(Pruned.from_message(p) for p in m.get(name) or ()) for name in ("local", "remote"))
-        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()))
+        return cls(local, remote, _number(m, "removed"), _number(m, "removed_bytes"), tuple(m.get("warnings") or ()),
+                   tuple(m.get("flattened") or ()))
 
 
 @dataclass(frozen=True)
@@ -410,13 +413,16 @@ class Synced:
     name: str = ""
     step: int | None = None
     state: str = ""
-    """"copied", "lacking" in a dry run, "present" if remote has it, "differs" if remote has another checkpoint of that
-    name, "incomplete" or "failed"."""
+    """"copied", "replaced" if remote had another save of that name, "lacking" or "would replace" in a dry run,
+    "present" if remote has it, "differs" if remote has another checkpoint of that name, "incomplete" or "failed"."""
     problem: str = ""
+    replaces: str = ""
+    """The id of the save of remote that was replaced, or would be in a dry run."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> Synced:
-        return cls(m.get("folder") or "", m.get("step"), m.get("state") or "", m.get("problem") or "")
+        return cls(m.get("folder") or "", m.get("step"), m.get("state") or "", m.get("problem") or "",
+                   (m.get("replaces") or {}).get("save_id") or "")
 
 
 @dataclass(frozen=True)
@@ -433,7 +439,7 @@ class SyncReport:
     @property
     def copied(self) -> tuple[str, ...]:
         """The names of the checkpoints that were uploaded."""
-        return tuple(s.name for s in self.checkpoints if s.state == "copied")
+        return tuple(s.name for s in self.checkpoints if s.state in ("copied", "replaced"))
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> SyncReport:

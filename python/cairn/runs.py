@@ -310,8 +310,10 @@ class Run:
         >>> cairn.Run("run", remote="copies").sync().copied
         ('step-100',)
 
-        What keep_remote would not keep is not uploaded. A save to the run does the same in the background.
-        OptionsError: the run has no remote place.
+        What keep_remote would not keep is not uploaded. If remote has another save of a checkpoint, the local one
+        replaces it if it is newer, and ``checkpoints`` says which save it has replaced; otherwise CairnError says what
+        to do, and nothing is overwritten. A save to the run does the same in the background. OptionsError: the run has
+        no remote place.
         """
         flags = [*self._flags(), *(["--dry-run"] if dry_run else [])]
         return SyncReport.from_message(_command.run("sync", flags, self.path))

@@ -248,6 +248,17 @@ class Open(unittest.TestCase):
             c.load()
         self.assertEqual(c["step"], 12)
 
+    def test_a_file_of_names_that_are_not_known(self):
+        place = self.folder / "ranked"
+        shutil.copytree(FIXTURES / "torch_checkpointing" / "torch-sync-twice-2-1" / "ckpt", place)
+        os.truncate(place / "fsdp_model_0.pt", 300)
+        with cairn.open(place, framework="memory") as c:
+            self.assertEqual(c.missing, ["fsdp_model.*"])
+            for prefix in ("", "fsdp_model", "fsdp_model.layers", "fs"):
+                with self.subTest(prefix=prefix), self.assertRaisesRegex(cairn.CorruptError, "fsdp_model"):
+                    c.load(prefix)
+            self.assertEqual(list(c.load("step")), ["step"])
+
     def test_a_damaged_record(self):
         place = self.folder / "record"
         shutil.copytree(self.place, place)

@@ -96,8 +96,7 @@ def run(code, **options):
 
 class Waiting(unittest.TestCase):
     def test_signal_just_before_the_wait(self):
-        # Python leaves the signal pending until the lock is free or the time is over: here it comes after the check for
-        # signals, from the thread that waits.
+        # Python notices such a signal when the wait is over. The second wait stands for that.
         reply = Reply()
         wait, interrupted = reply._done.wait, []
 

@@ -57,7 +57,22 @@ func (c *checkpoint) open(ctx context.Context, names ...string) ([]*torchfile.Fi
 	if err == nil {
 		err = lost.Err()
 	}
+	for _, f := range files {
+		if err == nil {
+			err = checkRenamed(f)
+		}
+	}
 	return files, err
+}
+
+// checkRenamed returns an error if a file has the name of another rank's file than it was
+// saved as. Exchanged partitions have the right sizes, so often nothing else shows it.
+func checkRenamed(f *torchfile.File) error {
+	saved := f.Folder + ".pt"
+	if saved == f.Name || !optimFile.MatchString(saved) && !modelFile.MatchString(saved) {
+		return nil // another program may have written the file without its name
+	}
+	return reading.Damaged(f.Name, "it was saved as %s: give each file the name that it was saved as, because the name says which part of the weights it holds", saved)
 }
 
 // append adds an entry.

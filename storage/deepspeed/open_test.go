@@ -408,3 +408,26 @@ func TestFilesOfTwoSteps(t *testing.T) {
 		}
 	}
 }
+
+// Partitions of a rank that share bytes are refused: one of them has the elements of the
+// other.
+func TestPartitionsThatOverlap(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for _, stage := range []int{1, 3} {
+		u := &run{stage: stage, ranks: 2, half: tensor.BFloat16, groups: [][]parameter{{newParameter(r, "a", 4, 3)}, {newParameter(r, "b", 4, 3)}}}
+		key := map[int]string{1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
+		for claim, overlap := range map[string]func(o map[string]any){
+			"weights": func(o map[string]any) { flats := o[key].([]any); flats[1] = flats[0] },
+		} {
+			s := new(mem.Store)
+			u.write(t, s, "")
+			o := u.optim(t, 1)
+			overlap(o["optimizer_state_dict"].(map[string]any))
+			storagetest.Put(t, s, "zero_pp_rank_1_mp_rank_00_optim_states.pt", must.Get(torchsave.Marshal(o))(t))
+			_, err := deepspeed.Format{}.Open(t.Context(), s)
+			if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), "overlap") || !strings.Contains(err.Error(), "zero_pp_rank_1_mp_rank_00_optim_states.pt") {
+				t.Errorf("stage %d, %s: Open = %v; want %v that names the file", stage, claim, err, storage.ErrCorrupt)
+			}
+		}
+	}
+}

@@ -192,6 +192,8 @@ type optimState struct {
 	// aligned are lists of the elements between a parameter and the next, by group, and
 	// mappings dicts of the places of parameters. Nil: the file has no such record.
 	aligned, mappings []any
+	// claimed are the partitions of the file that are in use, by storage.
+	claimed map[string][]partition
 }
 
 // parseOptim reads the records of an optimizer file.
@@ -366,6 +368,31 @@ func (o *optimState) agrees(group int, places map[string][2]int64) bool {
 		}
 	}
 	return true
+}
+
+// partition is a flat tensor of the file that holds weights or states.
+type partition struct {
+	begin, end int64 // in the file
+	what       string
+}
+
+// claim notes a partition. It returns an error if the partition overlaps another one: then
+// one of them has the elements of the other.
+func (o *optimState) claim(t *torchsave.Tensor, what string) error {
+	p := partition{t.Offset, t.Offset + t.NumBytes(), what}
+	if p.begin == p.end {
+		return nil
+	}
+	for _, q := range o.claimed[t.StorageKey] {
+		if p.begin < q.end && q.begin < p.end {
+			return reading.Damaged(o.file.Name, "%s and %s overlap: they are bytes %d to %d and %d to %d", q.what, p.what, q.begin, q.end, p.begin, p.end)
+		}
+	}
+	if o.claimed == nil {
+		o.claimed = map[string][]partition{}
+	}
+	o.claimed[t.StorageKey] = append(o.claimed[t.StorageKey], p)
+	return nil
 }
 
 // isFlat reports whether the elements of t are one run of its file.

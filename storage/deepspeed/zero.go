@@ -390,6 +390,9 @@ func (c *checkpoint) checkFlats(i int, g *group) error {
 		if have < g.need[r] || have > g.piece {
 			return reading.Damaged(o.file.Name, "its group %d has %d elements; the parameters that %s lists need %d to %d", i, have, c.models[0].file.Name, g.need[r], g.piece)
 		}
+		if err := o.claim(o.flats[i], fmt.Sprintf("the weights of group %d", i)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -480,6 +483,11 @@ func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 		}
 		if f := flats[r]; !isFlat(f) || f.Shape[0] > g.piece+g.slack || f.Shape[0] < g.need[r] {
 			return c.addUncut(i, name)
+		}
+	}
+	for r, o := range c.ranks {
+		if err := o.claim(flats[r], fmt.Sprintf("the state %q of group %d", name, i)); err != nil {
+			return err
 		}
 	}
 	for k := range g.params {

@@ -202,7 +202,7 @@ func openBeside(ctx context.Context, store blob.Store, f *File) (blob.Reader, er
 	}
 	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: it refers to %s of %s, which is gone: %w", storage.ErrCorrupt, f.Name, store, err)
+		return nil, fmt.Errorf("it refers to %s of %s, which is gone: %w (%w)", f.Name, store, storage.ErrBaseGone, err)
 	}
 	if err != nil {
 		return nil, err

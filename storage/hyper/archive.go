@@ -211,7 +211,8 @@ func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data 
 }
 
 // decode reads a value. hyper_parallel writes bytes as they are and all else as a
-// pickle, and does not say which: what is no pickle are the bytes themselves.
+// pickle, and does not say which: what is no pickle are the bytes themselves. Bytes that
+// begin and end like a pickle are a damaged one.
 func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	if err := a.check(loc); err != nil {
 		return nil, err
@@ -232,7 +233,7 @@ func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 		return b, nil
 	}
 	v, err := pickle.Decode(b, &pickle.DecodeOptions{Limits: &pickle.Limits{Context: ctx}})
-	if errors.Is(err, pickle.ErrMalformed) {
+	if errors.Is(err, pickle.ErrMalformed) && (b[1] > 5 || b[len(b)-1] != '.') {
 		return b, nil
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {

@@ -144,17 +144,26 @@ func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, erro
 	return openCheckpoint(ctx, store, readRecordOnly, nil)
 }
 
-// holdBase keeps the files of the base from being removed while the save is under way, if the
-// base is made to stand alone or replaced meanwhile. The caller calls release.
+// holdBase keeps the base as it is while the save is under way: it is not made to stand alone,
+// and if it is replaced, its files stay. The caller calls release.
 func holdBase(ctx context.Context, store blob.Store, folder string) (release func()) {
 	at, err := blob.Beside(store, folder)
-	if err == nil {
-		release, err = publish.ReadingNow(ctx, at)
+	if err == nil && exists(ctx, at) { // a lock would make the folder
+		err = publish.Locked(ctx, at, func() (err error) {
+			release, err = publish.ReadingNow(ctx, at)
+			return err
+		})
 	}
 	if err != nil {
 		return nil // openBase finds out why
 	}
 	return release
+}
+
+// exists reports whether a store has a record.
+func exists(ctx context.Context, store blob.Store) bool {
+	_, err := store.Stat(ctx, recordName)
+	return err == nil
 }
 
 // holdBases keeps the folders to which the results refer from being removed, and checks that

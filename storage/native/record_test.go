@@ -245,17 +245,21 @@ func recordWithReferences() *record {
 
 func TestHostileReferencesAreRefused(t *testing.T) {
 	for claim, change := range map[string]func(r *record){
-		"a folder that is not beside":      func(r *record) { r.Bases[0].Folder = "../x" },
-		"a folder below another":           func(r *record) { r.Bases[0].Folder = "x/y" },
-		"a file that leaves its folder":    func(r *record) { r.Bases[0].Files[0].Name = "../x" },
-		"a delta file that is not there":   func(r *record) { r.Files = r.Files[:1] },
-		"another name of the delta file":   func(r *record) { r.Coded[0].Stored = r.Files[0].Name },
-		"a data file that is stored twice": func(r *record) { r.Files = append(r.Files, r.Coded[0].File) },
-		"a data file of another name":      func(r *record) { r.Coded[0].Name = "x.safetensors" },
-		"hashes of another name":           func(r *record) { r.Hashes[0].Name = "x" },
-		"a negative size":                  func(r *record) { r.Coded[0].Size = -1 },
+		"a folder that is not beside":       func(r *record) { r.Bases[0].Folder = "../x" },
+		"a folder below another":            func(r *record) { r.Bases[0].Folder = "x/y" },
+		"a file that leaves its folder":     func(r *record) { r.Bases[0].Files[0].Name = "../x" },
+		"a delta file that is not there":    func(r *record) { r.Files = r.Files[:1] },
+		"another name of the delta file":    func(r *record) { r.Coded[0].Stored = r.Files[0].Name },
+		"a data file that is stored twice":  func(r *record) { r.Files = append(r.Files, r.Coded[0].File) },
+		"a data file of another name":       func(r *record) { r.Coded[0].Name = "x.safetensors" },
+		"hashes of another name":            func(r *record) { r.Hashes[0].Name = "x" },
+		"a negative size":                   func(r *record) { r.Coded[0].Size = -1 },
+		"a needed folder that is elsewhere": func(r *record) { r.Chain.Needs[0].Folder = "../x" },
+		"a needed folder of negative size":  func(r *record) { r.Chain.Needs[0].Bytes = -1 },
+		"a negative number of saves":        func(r *record) { r.Chain.Referring = -1 },
 	} {
 		r := recordWithReferences()
+		r.Chain = &chain{Referring: 2, Needs: []needed{{"step-0", 1 << 40}, {"step-1", 11}}}
 		change(r)
 		if _, err := encodeRecord(r); err == nil { // it decodes what it has encoded
 			t.Errorf("%s: encodeRecord = nil; want an error", claim)

@@ -197,7 +197,7 @@ func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error
 		info, err := f.at.Stat(ctx, f.Name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("%w: %s refers to %s of %s, which is gone: %w", storage.ErrCorrupt, store, f.Name, f.at, err)
+			return fmt.Errorf("%s refers to %s of %s, which is gone: %w (%w)", store, f.Name, f.at, storage.ErrBaseGone, err)
 		case err != nil:
 			return err
 		case info.Size != f.Size:

@@ -241,11 +241,28 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 	case own:
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
 	case err == nil && !p.sess.Private && old.newer(&p.sess.Storage):
-		return fmt.Errorf("%w: %s holds a save of %s, which is later than this one, of %s: another process has saved there meanwhile; "+
-			"if that is not so, the clocks of the hosts differ", storage.ErrChanged, p.store,
-			old.Time.UTC().Format(time.RFC3339), p.sess.Storage.Time.UTC().Format(time.RFC3339))
+		if err := p.checkOvertaken(ctx, old); err != nil {
+			return err
+		}
 	}
 	return p.find(ctx, old, err)
+}
+
+// checkOvertaken returns an error if old, which seems to be of a later save than this one, was
+// saved while this save waited for its turn. A clock that was set back, or is behind the clock of
+// another host, is no reason to refuse the save: then old seems to come from the future, and the
+// record must have been written since the save was asked for.
+func (p *Publisher) checkOvertaken(ctx context.Context, old *Existing) error {
+	asked, now := p.sess.Storage.Time, time.Now()
+	if old.Time.After(now) {
+		info, err := p.store.Stat(ctx, p.f.Records[0])
+		if age := blob.Age(p.store, info.ModTime); err != nil || age < 0 || age >= now.Sub(asked) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s holds a save of %s, and this one was asked for before, at %s: another process has saved there meanwhile; "+
+		"if that is not so, a clock was changed while this save waited: save again", storage.ErrChanged, p.store,
+		old.Time.UTC().Format(time.RFC3339), asked.UTC().Format(time.RFC3339))
 }
 
 // find sets p.found if the store has versions. old and err are the result of Format.Read.

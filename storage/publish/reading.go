@@ -120,13 +120,31 @@ func CheckUnused(ctx context.Context, store blob.Store) error {
 	return checkReaders(ctx, store, locks)
 }
 
-// checkReaders returns an error that wraps storage.ErrInUse if a living process reads the
-// checkpoint, and storage.ErrUnderWay if a living process saves there.
-func checkReaders(ctx context.Context, store blob.Store, locks []foundLock) error {
+// CheckUnread returns an error that wraps storage.ErrInUse if a living process reads the
+// checkpoint at the root of store, or saves another one that refers to it.
+func CheckUnread(ctx context.Context, store blob.Store) error {
+	locks, err := locksOf(ctx, store)
+	if err != nil {
+		return err
+	}
+	return unread(store, locks)
+}
+
+// unread returns an error that wraps storage.ErrInUse if one of the locks is a reader's.
+func unread(store blob.Store, locks []foundLock) error {
 	for _, l := range locks {
 		if l.Owner == blob.OwnerAlive && strings.HasPrefix(l.Name, readPrefix) {
 			return fmt.Errorf("%w: process %d on %s reads %s", storage.ErrInUse, l.PID, l.Host, store)
 		}
+	}
+	return nil
+}
+
+// checkReaders returns an error that wraps storage.ErrInUse if a living process reads the
+// checkpoint, and storage.ErrUnderWay if a living process saves there.
+func checkReaders(ctx context.Context, store blob.Store, locks []foundLock) error {
+	if err := unread(store, locks); err != nil {
+		return err
 	}
 	saves, err := savesOf(ctx, store, locks, "")
 	if err != nil {

@@ -48,6 +48,7 @@ type batch struct {
 	jobs     []*job
 	requests []Request
 	tasks    []task
+	records  map[recordID]string // records that are used, with the name of a tensor in each
 	stats    storage.ReadStats
 	progress work.Share
 }
@@ -57,7 +58,7 @@ type batch struct {
 type task func(ctx context.Context) (read int64, err error)
 
 func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch {
-	b := &batch{c: c, dst: dst, opts: o, limits: limits{maxBytes, pageBytes - 1, smallBytes}}
+	b := &batch{c: c, dst: dst, opts: o, limits: limits{maxBytes, pageBytes - 1, smallBytes}, records: map[recordID]string{}}
 	for b.limits.most > leastBytes && b.limits.most > o.Budget() {
 		b.limits.most /= 2
 	}
@@ -138,6 +139,9 @@ func (b *batch) run(ctx context.Context) error {
 		Open: b.c.openFile, ReadOptions: b.opts, Gap: gap, Cached: b.cached, Slow: b.storeGap > 0, Done: b.progress.Add,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
+	if err == nil {
+		err = b.compareRecords(ctx)
+	}
 	if err != nil {
 		return err
 	}

@@ -22,12 +22,11 @@ import (
 //
 // If chunks have tiles, Read checks each tile before it uses its elements.
 //
-// If the format has checksums of whole records (see Sum), Read computes the checksum
-// of a record from the parts that are read through this Checkpoint, in any order. The
-// read that completes a damaged record, and every later read of it, returns an error
-// that wraps storage.ErrCorrupt. A record is not checked if only parts of it are read,
-// if it is read in rows of less than 1 KiB, or if too many other records were read in
-// part and its checksum was dropped to save memory.
+// If the format has checksums of whole records (see Sum), Read compares every record
+// that it reads from with its checksum before it returns nil. If the items are only parts
+// of a record, Read also reads the rest of it, once for each open Checkpoint. A damaged
+// record is an error that wraps storage.ErrCorrupt, in this Read and in every later one.
+// A read of a whole record compares it again.
 type Checkpoint struct {
 	Index
 	store blob.Store
@@ -132,7 +131,7 @@ func (c *Checkpoint) explain(ctx context.Context, err error) error {
 	if c.changed(ctx) {
 		return fmt.Errorf("%w: %s: %v", storage.ErrChanged, c.store, err)
 	}
-	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) {
+	if len(c.src.Bases) > 0 && errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrBaseGone) {
 		return fmt.Errorf("%w (the checkpoint refers to bytes in %s beside it; verify it to see which file is damaged)", err, strings.Join(c.src.Bases, ", "))
 	}
 	return err

@@ -74,6 +74,9 @@ func (s stepper) Step(p []byte) { s.crc = crc32.Update(s.crc, crc32.IEEETable, p
 // addParts plans the reads of a region without tiles.
 func (j *job) addParts() (err error) {
 	m, r := j.b.limits, j.at.Region
+	if j.checked() {
+		j.b.records[recordID{r.File, *r.Sum}] = j.id.Entry.FQN
+	}
 	if r.Resolve != nil {
 		m.most = min(m.most, leastBytes) // Take copies each part
 	}
@@ -92,7 +95,7 @@ func (j *job) addParts() (err error) {
 		p.in = p.rows == nil && r.Resolve == nil && p.width > m.small && p.to.DType() == r.DType && j.lay.flat(box.Sizes) && p.to.Contiguous()
 		if p.in {
 			q.Direct, _ = p.to.Bytes()
-			if p.checked() {
+			if j.checked() {
 				q.To = stepper{p}
 			}
 		}
@@ -103,8 +106,8 @@ func (j *job) addParts() (err error) {
 	return err
 }
 
-// checked reports whether the part lies in a record with a checksum.
-func (p *part) checked() bool { return p.job.b.c.sums != nil && p.job.at.Region.Sum != nil }
+// checked reports whether the chunk lies in a record with a checksum.
+func (j *job) checked() bool { return j.b.c.sums != nil && j.at.Region.Sum != nil }
 
 // sum adds the bytes of a part, as the store returned them, to the checksum of their
 // record.
@@ -128,7 +131,7 @@ func (p *part) sum(b []byte) error {
 // memory, unless they were read into it.
 func (p *part) Take(b []byte) error {
 	r := p.job.at.Region
-	if p.checked() {
+	if p.job.checked() {
 		if err := p.sum(b); err != nil {
 			return plan.Named(p.job.id.Entry.FQN, err)
 		}

@@ -385,22 +385,28 @@ func (l LostFiles) Err() error {
 // Note sets md.Missing to missing, the names that cannot be read, and returns the
 // problems for a VerifyReport: one for each lost file, with the names that it holds,
 // and one for each name in another file. Names without a file become one problem of
-// listing, the file that lists the files. If no name in md can be read, Note returns
-// an error.
+// listing, the file that lists the files. A lost file that is not in missing is added to
+// md.Missing: the names that it holds are not known. If no name in md can be read, Note
+// returns an error.
 func (l LostFiles) Note(md *meta.Metadata, missing []meta.Missing, listing string) (problems []storage.VerifyProblem, err error) {
-	slices.SortFunc(missing, func(a, b meta.Missing) int { return strings.Compare(a.FQN, b.FQN) })
-	md.Missing = missing
 	names := map[string][]string{} // by file
 	for _, m := range missing {
 		if _, ok := l[m.File]; ok || m.File == "" {
-			names[m.File] = append(names[m.File], m.FQN)
+			names[m.File] = append(names[m.File], m.String())
 			continue
 		}
 		problems = append(problems, storage.VerifyProblem{File: m.File, FQN: m.FQN, Text: problemOf(m.Err)})
 	}
 	for file, err := range l {
+		if len(names[file])+len(names[""]) == 0 {
+			missing = append(missing, meta.Missing{Below: true, File: file, Err: err})
+		}
 		problems = append(problems, storage.VerifyProblem{File: file, FQNs: names[file], Text: problemOf(err)})
 	}
+	slices.SortFunc(missing, func(a, b meta.Missing) int {
+		return cmp.Or(strings.Compare(a.FQN, b.FQN), strings.Compare(a.File, b.File))
+	})
+	md.Missing = missing
 	if n := names[""]; len(n) > 0 {
 		problems = append(problems, storage.VerifyProblem{File: listing, FQNs: n, Text: "files that it lists are missing or damaged"})
 	}

@@ -6,7 +6,9 @@ import (
 	"hash/crc32"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"pgregory.net/rapid"
 
@@ -74,8 +76,8 @@ func TestSumsForgetCompleteRecords(t *testing.T) {
 		for _, p := range []piece{{500, 1000}, {0, 500}} {
 			must.Do(t, s.add("f", sum, p.begin, data[p.begin:p.end], nil))
 		}
-		if len(s.records) != 0 || s.recent.Len() != 0 || s.runs != 0 {
-			t.Fatalf("%d records, %d recent ones, %d runs; want none", len(s.records), s.recent.Len(), s.runs)
+		if len(s.records) != 0 || s.runs != 0 || len(s.good) != 1 {
+			t.Fatalf("%d records, %d runs, %d good records; want one good record", len(s.records), s.runs, len(s.good))
 		}
 	}
 }
@@ -94,26 +96,31 @@ func TestSumsReportDamageToEveryReader(t *testing.T) {
 	}
 }
 
+// The number of runs is bounded. A record with too many is read again.
 func TestSumsAreBounded(t *testing.T) {
 	s, data := newSums(), noise(1000)
 	s.limit, s.each = 10, 4
-	sum := &Sum{Offset: 0, End: 1000, CRC: 1}
+	sum := &Sum{Offset: 0, End: 1000, CRC: crc32.ChecksumIEEE(data)}
 	for i := range int64(100) { // single bytes of one record
 		must.Do(t, s.add("many", sum, 2*i, data[2*i:2*i+1], nil))
-		if s.runs > s.each {
-			t.Fatalf("%d runs of one record; want at most %d", s.runs, s.each)
+	}
+	for i := range 100 { // one byte of many records
+		must.Do(t, s.add(fmt.Sprint(i), sum, 0, data[:1], nil))
+		if s.runs > s.limit {
+			t.Fatalf("%d runs; want at most %d", s.runs, s.limit)
 		}
 	}
-	for i := range 100 { // one byte of many records, and again and again of one
-		for _, name := range []string{"kept", fmt.Sprint(i)} {
-			must.Do(t, s.add(name, sum, 0, data[:1], nil))
+	for _, name := range []string{"many", "0", "99"} {
+		mine, others, bad := s.claim([]recordID{{name, *sum}}, 300)
+		if len(mine) != 1 || len(others) != 0 || bad != nil {
+			t.Fatalf("claim %q = %d to read, %d that others read, %v; want one to read", name, len(mine), len(others), bad)
 		}
-		if s.runs > s.limit || len(s.records) > s.limit {
-			t.Fatalf("%d runs of %d records; want at most %d", s.runs, len(s.records), s.limit)
+		for _, gap := range mine[0].gaps {
+			must.Do(t, gap.Take(data[gap.begin:gap.end]))
 		}
-	}
-	if s.records[recordID{"kept", *sum}] == nil || s.records[recordID{"99", *sum}] == nil || s.records[recordID{"1", *sum}] != nil {
-		t.Error("the records that were read last are not kept")
+		if bad := s.release(mine, true); bad != nil {
+			t.Errorf("release %q = %v; want a good record", name, bad)
+		}
 	}
 }
 
@@ -175,34 +182,106 @@ func TestReadDetectsDamage(t *testing.T) {
 		strides []int64
 		resolve func([]byte)
 		boxes   []tensor.Box
-		found   bool
 	}{
-		"the whole, into its place":   {tensor.Float32, nil, nil, rows(100), true},
-		"the whole, converted":        {tensor.Float64, nil, nil, rows(100), true},
-		"the whole, transposed":       {tensor.Float32, []int64{1, 100}, nil, rows(100), true},
-		"the whole, resolved":         {tensor.Float32, nil, func(p []byte) { clear(p) }, rows(100), true},
-		"many rows, the last first":   {tensor.Float32, nil, nil, rows(7), true},
-		"large parts, the last first": {tensor.Float32, nil, nil, rows(25), true},
-		"columns that are all":        {tensor.Float32, nil, nil, columns, true},
-		"some columns":                {tensor.Float32, nil, nil, columns[:1], false},
-		"some rows":                   {tensor.Float32, nil, nil, rows(50)[:1], false},
+		"the whole, into its place":   {tensor.Float32, nil, nil, rows(100)},
+		"the whole, converted":        {tensor.Float64, nil, nil, rows(100)},
+		"the whole, transposed":       {tensor.Float32, []int64{1, 100}, nil, rows(100)},
+		"the whole, resolved":         {tensor.Float32, nil, func(p []byte) { clear(p) }, rows(100)},
+		"many rows, the last first":   {tensor.Float32, nil, nil, rows(7)},
+		"large parts, the last first": {tensor.Float32, nil, nil, rows(25)},
+		"columns that are all":        {tensor.Float32, nil, nil, columns},
+		"some columns":                {tensor.Float32, nil, nil, columns[:1]},
+		"some rows":                   {tensor.Float32, nil, nil, rows(50)[:1]},
+		"narrow columns":              {tensor.Float32, nil, nil, []tensor.Box{box([]int64{0, 7}, []int64{100, 2})}},
+		"one element":                 {tensor.Float32, nil, nil, []tensor.Box{box([]int64{99, 5399}, []int64{1, 1})}},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			ck, damage := checkedTensor(t, shape, c.strides, c.resolve)
 			if err := readBoxes(t, ck, shape, c.to, c.boxes...); err != nil {
 				t.Fatalf("before the damage: ReadData = %v", err)
 			}
-			ck.sums = newSums() // of the columns, whose first ones were seen
+			ck.sums = newSums() // as if it were opened again
 			damage()
 			err := readBoxes(t, ck, shape, c.to, c.boxes...)
-			if errors.Is(err, storage.ErrCorrupt) != c.found {
-				t.Fatalf("ReadData = %v; want damage: %v", err, c.found)
+			if !errors.Is(err, storage.ErrCorrupt) {
+				t.Fatalf("ReadData = %v; want %v", err, storage.ErrCorrupt)
 			}
 			for _, word := range []string{`"x"`, `"data/7"`, " of data "} {
-				if c.found && !strings.Contains(err.Error(), word) {
+				if !strings.Contains(err.Error(), word) {
 					t.Errorf("%v does not say %s", err, word)
 				}
 			}
+			if err := readBoxes(t, ck, shape, c.to, box([]int64{0, 0}, []int64{1, 1})); !errors.Is(err, storage.ErrCorrupt) {
+				t.Errorf("a later read of the record = %v; want %v", err, storage.ErrCorrupt)
+			}
 		})
 	}
+}
+
+// Reads of slices read the rest of a record once, also if they run at the same time. A read
+// of the whole record reads nothing twice.
+func TestReadComparesARecordOnce(t *testing.T) {
+	shape := []int64{64, 1 << 14}
+	total := shape[0] * shape[1] * 4
+	row := func(i int64) tensor.Box { return box([]int64{i, 0}, []int64{1, shape[1]}) }
+	bytesOf := func(t *testing.T, ck *Checkpoint, boxes ...tensor.Box) int64 {
+		var p plan.LoadPlan
+		for _, b := range boxes {
+			want(&p, "x", tensor.Whole(shape), b)
+		}
+		g := newTarget(t)
+		g.fill(&p, tensor.Float32)
+		return must.Get(read(t, ck, &p, g, storage.ReadOptions{}))(t).Read
+	}
+
+	ck, _ := checkedTensor(t, shape, nil, nil)
+	if n := bytesOf(t, ck, tensor.Whole(shape)); n != total {
+		t.Errorf("the whole tensor: %d bytes were read; want %d", n, total)
+	}
+	if n := bytesOf(t, ck, row(3)); n != total/shape[0] {
+		t.Errorf("a row after the whole tensor: %d bytes were read; want %d", n, total/shape[0])
+	}
+
+	ck, _ = checkedTensor(t, shape, nil, nil)
+	if n := bytesOf(t, ck, row(3), row(5)); n != total {
+		t.Errorf("the first rows: %d bytes were read; want %d", n, total)
+	}
+	if n := bytesOf(t, ck, row(4)); n != total/shape[0] {
+		t.Errorf("another row: %d bytes were read; want %d", n, total/shape[0])
+	}
+
+	ck, _ = checkedTensor(t, shape, nil, nil)
+	var all atomic.Int64
+	var wg sync.WaitGroup
+	for i := range shape[0] {
+		wg.Go(func() { all.Add(bytesOf(t, ck, row(i))) })
+	}
+	wg.Wait()
+	if n := all.Load(); n > 2*total {
+		t.Errorf("all rows at the same time: %d bytes were read; want at most %d", n, 2*total)
+	}
+}
+
+// If a read is cancelled while it compares a record, a read that waits for it compares the
+// record itself.
+func TestReadComparesAfterACancelledRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shape := []int64{100, 5400}
+		ck, damage := checkedTensor(t, shape, nil, nil)
+		damage()
+		ids := []recordID{{"data", *ck.src.mustRegion(t).Sum}}
+		mine, _, _ := ck.sums.claim(ids, 1<<20) // a read that is cancelled later
+		done := make(chan error)
+		go func() { done <- readBoxes(t, ck, shape, tensor.Float32, box([]int64{0, 0}, []int64{1, 1})) }()
+		synctest.Wait()
+		ck.sums.release(mine, false)
+		if err := <-done; !errors.Is(err, storage.ErrCorrupt) {
+			t.Errorf("ReadData = %v; want %v", err, storage.ErrCorrupt)
+		}
+	})
+}
+
+// mustRegion returns the region of the only tensor.
+func (s *Source) mustRegion(t testing.TB) *Region {
+	return must.Get(s.Place(t.Context(), &s.Metadata.Entries[0], 0))(t).Region
 }

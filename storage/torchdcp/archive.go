@@ -35,6 +35,7 @@ type archive struct {
 
 	mu     sync.Mutex
 	opened map[place]*torchsave.Tensor // guarded by mu
+	good   map[place]bool              // transformed records whose checksums match; guarded by mu
 }
 
 // place is the beginning of a record.
@@ -278,6 +279,25 @@ func (a *archive) remember(loc *meta.Location, t *torchsave.Tensor) {
 		clear(a.opened)
 	}
 	a.opened[place{loc.File, loc.Offset}] = t
+}
+
+// compare compares the transformed record at loc with its checksum, if that has not been
+// done yet. s has read some of it.
+func (a *archive) compare(ctx context.Context, loc *meta.Location, s *sequence) error {
+	at := place{loc.File, loc.Offset}
+	a.mu.Lock()
+	known := a.good[at]
+	a.mu.Unlock()
+	if known {
+		return nil
+	}
+	if err := s.finish(ctx); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.good[at] = true
+	return nil
 }
 
 // tensorIn returns the tensor that a record holds.

@@ -2,8 +2,10 @@ package torchdcp_test
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -63,5 +66,22 @@ func TestMegatronFiles(t *testing.T) {
 				t.Errorf("metadata.json is %v", config)
 			}
 		})
+	}
+}
+
+// A common.pt that cannot be read is an error that names it, also if it is not a file of
+// torch.save any more.
+func TestDamagedCommonFile(t *testing.T) {
+	store := new(mem.Store)
+	names := []string{"decoder.final_layernorm.weight"}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(store), storagetest.Storage("x", 1, 1), plan.State{names[0]: storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}))
+	whole := must.Get(torchdcp.MegatronFiles(names, nil))(t)[torchdcp.CommonName]
+	for claim, data := range map[string][]byte{
+		"empty": {}, "zeros": make([]byte, len(whole)), "cut": whole[:len(whole)/2], "another file": []byte("<html>"), "the first bytes": append([]byte("xx"), whole[2:]...),
+	} {
+		storagetest.Put(t, store, torchdcp.CommonName, data)
+		if _, err := (torchdcp.Format{}).Open(t.Context(), store); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), torchdcp.CommonName) {
+			t.Errorf("%s: Open = %v; want %v that names %s", claim, err, storage.ErrCorrupt, torchdcp.CommonName)
+		}
 	}
 }

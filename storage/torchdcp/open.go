@@ -3,6 +3,7 @@ package torchdcp
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -42,7 +43,7 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 	if err != nil {
 		return nil, err
 	}
-	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}}
+	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
 	if a.sizes, err = sizesOf(ctx, store, d.Data); err != nil {
 		return nil, err
 	}
@@ -91,8 +92,11 @@ const CommonName = "common.pt"
 // exists. A name that src has too gets a number behind it.
 func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
 	common, err := torchfile.Describe(ctx, store, CommonName, src.Metadata)
-	if errors.Is(err, storage.ErrNotFound) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return src, nil
+	}
+	if errors.Is(err, storage.ErrNotFound) { // it is not a file of torch.save any more
+		return nil, reading.Damaged(CommonName, "%v", err)
 	}
 	if err != nil {
 		return nil, err

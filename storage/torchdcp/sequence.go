@@ -65,6 +65,17 @@ func (s *sequence) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// finish reads up to the end of the record inside, so that it is verified.
+func (s *sequence) finish(ctx context.Context) error {
+	if s.sum == nil || s.r == nil || s.at >= s.sum.End {
+		return nil
+	}
+	if _, err := io.CopyN(s, s.r, s.sum.End-s.at); err != nil {
+		return s.fail(ctx, err)
+	}
+	return nil
+}
+
 // rewind goes to the front.
 func (s *sequence) rewind(ctx context.Context) error {
 	if err := s.close(); err != nil {

@@ -247,6 +247,9 @@ func (m *decoder) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor
 	s.sum = m.t.Sum
 	defer s.close()
 	err := pick(ctx, s, m.t, box, dst, min(max(budget/2, 64<<10), 8<<20))
+	if err == nil {
+		err = p.a.compare(ctx, p.loc, s)
+	}
 	if err != nil {
 		err = fmt.Errorf("in %s at %d: %w", p.loc.File, p.loc.Offset, err)
 	}

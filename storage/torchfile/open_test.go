@@ -162,30 +162,30 @@ func TestVerifyDetectsDamage(t *testing.T) {
 	}
 }
 
-// A damaged tensor is found by whoever reads all of its storage, under whichever
-// name, and not by who reads a view of some of it.
+// A damaged storage is found by a load of all of it, under any name, and by a load of a
+// view of some of it.
 func TestLoadDetectsDamage(t *testing.T) {
-	s := holding(t, map[string]any{"a": vector(t, 1, 2, 3), "c": vector(t, 9)})
-	ck := openDamaged(t, s, "a", 4)
-	defer ck.Close()
-	load := func(fqn string, shape []int64, box tensor.Box) error {
-		to := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), tensor.Float32, shape, 0))(t)
+	for claim, c := range map[string]struct {
+		fqn   string
+		size  int64
+		box   tensor.Box
+		found bool
+	}{
+		"all":            {"a", 3, tensor.Whole([]int64{3}), true},
+		"a part":         {"a", 3, tensor.Box{Offsets: []int64{1}, Sizes: []int64{2}}, true},
+		"another tensor": {"c", 1, tensor.Whole([]int64{1}), false},
+	} {
+		ck := openDamaged(t, holding(t, map[string]any{"a": vector(t, 1, 2, 3), "c": vector(t, 9)}), "a", 4)
+		defer ck.Close()
+		to := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: c.box}), tensor.Float32, []int64{c.size}, 0))(t)
 		place := storagetest.Place{Reader: func() storage.Reader { return storage.ReaderOf(ck, storage.ReadOptions{}) }}
-		return storagetest.Load(t.Context(), place, plan.State{fqn: to})
-	}
-	part := tensor.Box{Offsets: []int64{1}, Sizes: []int64{2}}
-	for claim, err := range map[string]error{"a part": load("a", []int64{3}, part), "another": load("c", []int64{1}, tensor.Whole([]int64{1}))} {
-		if err != nil {
-			t.Errorf("%s: Load = %v", claim, err)
+		err := storagetest.Load(t.Context(), place, plan.State{c.fqn: to})
+		if !c.found && err != nil || c.found && (!errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "x.pt")) {
+			t.Errorf("%s: Load = %v; want damage: %v, with file and name", claim, err, c.found)
 		}
-	}
-	err := load("a", []int64{3}, tensor.Whole([]int64{3}))
-	if !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "x.pt") {
-		t.Errorf("Load = %v; want %v, with file and name", err, storage.ErrCorrupt)
-	}
-	rep, err := ck.Verify(t.Context(), nil)
-	if err != nil || rep.Unsummed != 0 {
-		t.Errorf("Verify = %+v, %v; want all bytes to have a checksum", rep, err)
+		if rep, err := ck.Verify(t.Context(), nil); err != nil || rep.Unsummed != 0 {
+			t.Errorf("Verify = %+v, %v; want all bytes to have a checksum", rep, err)
+		}
 	}
 }
 

@@ -48,8 +48,9 @@ func (f Ranked) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, err
 // that end in "#rank1", "#rank2" and so on.
 //
 // The error wraps storage.ErrNotFound if there are no such files, storage.ErrCorrupt if
-// metadata.pkl contradicts itself, and storage.ErrVersion if its version is unknown. Names
-// of which files are missing or damaged are in Metadata.Missing.
+// metadata.pkl contradicts itself, and storage.ErrVersion if its version is unknown. Files
+// that are missing or damaged are in Metadata.Missing, with the names of their tensors as
+// far as metadata.pkl says them.
 func (f Ranked) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 	src, err := reading.Watch(ctx, store, []string{rankedRecord}, func(ctx context.Context) (*reading.Source, error) {
 		return describeRanked(ctx, store)
@@ -157,7 +158,7 @@ func describeRanked(ctx context.Context, store blob.Store) (*reading.Source, err
 	for _, f := range files {
 		f.file, world = b.opened[f.name], max(world, f.rank+1)
 	}
-	m := &merger{md: md, several: map[string]bool{}, held: map[string]*ranksValue{}, again: maxAgain}
+	m := &merger{md: md, several: map[string]bool{}, held: map[string]*ranksValue{}, lost: lost, again: maxAgain}
 	leaves, err := m.merge(files)
 	if err == nil {
 		err = b.addLeaves(b.names.give("", leaves))

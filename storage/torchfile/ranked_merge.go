@@ -21,6 +21,7 @@ type merger struct {
 	md      *rankedMetadata
 	several map[string]bool        // the items that several ranks have
 	held    map[string]*ranksValue // by the key of the path
+	lost    reading.LostFiles      // files that are missing or damaged
 	again   int64                  // what is left of maxAgain
 	proof   bool                   // a value shows that the files are ranks of one checkpoint
 	differ  *leaf                  // a value that differs from the value of a lower rank
@@ -57,7 +58,7 @@ func (m *merger) merge(files []*rankFile) ([]leaf, error) {
 	}
 	for _, f := range files {
 		if f.file == nil {
-			m.lose(f)
+			m.lose(f, m.lost[f.name])
 		} else if err := m.add(f); err != nil {
 			return nil, err
 		}
@@ -84,8 +85,10 @@ func (m *merger) at(p meta.Path) *ranksValue {
 	return v
 }
 
-// lose notes which tensors are in a file that cannot be read.
-func (m *merger) lose(f *rankFile) {
+// lose notes which tensors are in a file that cannot be read, and that it may hold other
+// values of its item.
+func (m *merger) lose(f *rankFile, why error) {
+	m.missing = append(m.missing, meta.Missing{FQN: possible(f.item), Below: true, File: f.name, Err: why})
 	it := m.md.items[f.item]
 	if it == nil {
 		return

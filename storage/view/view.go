@@ -136,16 +136,15 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	if t == nil {
 		return nil // a value, whose bytes are checked when they are read
 	}
-	for _, p := range t.Parts {
-		for _, name := range []string{p.Source, p.Scales} {
-			if src, ok := c.srcMD.Find(name); ok {
-				if err := c.src.CheckHeld(ctx, src); err != nil {
-					return err
+	return storage.CheckHeld(ctx, c.src, func(yield func(*meta.Entry) bool) {
+		for _, p := range t.Parts {
+			for _, name := range []string{p.Source, p.Scales} {
+				if src, ok := c.srcMD.Find(name); ok && !yield(src) {
+					return
 				}
 			}
 		}
-	}
-	return nil
+	})
 }
 
 // CheckFiles checks the files of the source.

@@ -149,7 +149,15 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err != nil {
 		return err
 	}
-	if err := run.WriteSettings(ctx, store, run.Settings{Remote: remote, Keep: keep, KeepRemote: keepRemote}); err != nil {
+	there, err := file.Open(remote, nil)
+	if err != nil {
+		return err
+	}
+	const id = "the-run" // of both places
+	if err := run.WriteSettings(ctx, there, run.Settings{ID: id}); err != nil {
+		return err
+	}
+	if err := run.WriteSettings(ctx, store, run.Settings{ID: id, Remote: remote, Keep: keep, KeepRemote: keepRemote}); err != nil {
 		return err
 	}
 	r, _, err := run.OpenSettings(ctx, dir, run.Settings{})

@@ -30,6 +30,7 @@ import (
 func TestMain(m *testing.M) {
 	// With the race detector, every process that a test starts would end a second late.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "cairn-tests")) // not the configuration of the user
 	os.Exit(m.Run())
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -87,6 +88,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.IntVar(&f.Parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
 	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
 	fl.BoolVar(&f.SkipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
+	fl.BoolVar(&f.SkipDamaged, "skip-damaged", false, "leave out names that cannot be read because a file is missing or damaged")
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
 	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default: the step of SRC)")
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
@@ -392,6 +394,7 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		{convert.ErrOccupied, "give DST another path"},
 		{cairn.ErrMissing, names},
 		{convert.ErrEmpty, names},
+		{storage.ErrCorrupt, "'cairn verify' lists all that is missing or damaged; --exclude leaves names out, --skip-damaged the names of files that cannot be read"},
 		{convert.ErrCollision, "--exclude leaves one of them out, another --rename tells them apart"},
 	} {
 		if errors.Is(err, h.err) {
@@ -424,6 +427,14 @@ func printConverted(o *output, r *conversionResult) {
 	}
 	for _, name := range r.Skipped {
 		o.printf("left out: %s\n", clean(name))
+	}
+	printDamaged(o, r.Damaged)
+}
+
+// printDamaged prints names that a conversion leaves out because they cannot be read.
+func printDamaged(o *output, names []inspect.Missing) {
+	for _, m := range names {
+		o.printf("left out, damaged: %s: %s: %s\n", clean(m.FQN), clean(m.File), clean(m.Problem))
 	}
 }
 
@@ -483,8 +494,9 @@ func printConversionPlan(o *output, p *conversionPlan) {
 	printPlanned(o, p)
 }
 
-// printPlanned prints the last line of a plan.
+// printPlanned prints the last lines of a plan.
 func printPlanned(o *output, p *conversionPlan) {
+	printDamaged(o, p.Damaged)
 	o.remark("\n%s to %s: %s, %s, %s for %s", p.From, p.To, plural(p.Tensors, "tensor"),
 		plural(p.Objects, "object"), formatBytes(p.Bytes), plural(p.Ranks, "rank"))
 	if n := len(p.Skipped); n > 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/view"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -137,6 +138,9 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}
+	if errors.Is(err, storage.ErrBaseGone) {
+		f.Hint = goneHint
+	}
 	if end, ok := errors.AsType[*endError](err); ok {
 		f.Kind, f.Code = end.kind, end.code
 	} else if ctx.Err() != nil {
@@ -156,6 +160,9 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	}
 	return f.Code
 }
+
+// goneHint is about a checkpoint that was copied without the ones to which it refers.
+const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone; a copy by cp -r or rsync needs all folders to which it refers"
 
 // message returns the text of err, to be printed after the name of cmd. An error of
 // the operation that cmd is named after does not repeat it: not "cairn verify:

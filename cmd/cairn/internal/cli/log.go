@@ -60,10 +60,10 @@ func formatState(c *run.Logged, hasRemote bool) string {
 	switch {
 	case c.Copies == "":
 		return string(run.Incomplete)
-	case c.NotUploaded:
-		return "not uploaded"
 	case c.Copies == "differ":
 		return "copies differ"
+	case c.NotUploaded:
+		return "not uploaded"
 	case hasRemote:
 		return c.Copies
 	}

@@ -57,6 +57,7 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	opts := &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, Force: f.force, DryRun: f.dryRun, KeepTagged: given && !f.taggedToo}
 	total := int64(0)
 	if ask := f.asker(cmd, o); ask != nil {
+		opts.Confirmed = true
 		if total, err = f.confirm(ctx, o, r, *opts, ask); err != nil || total < 0 {
 			return err
 		}
@@ -104,7 +105,14 @@ func (f *pruneFlags) confirm(ctx context.Context, o *output, r *run.Run, opts ru
 		return 0, err // interrupted removals may be left
 	}
 	printVerdicts(o, rep)
-	fmt.Fprintf(o.err, "Remove %s, %s? [y/N] ", plural(rep.Count, "checkpoint"), formatBytes(rep.Bytes))
+	for _, w := range rep.Warnings {
+		o.warn("warning: %s", clean(w))
+	}
+	remote := ""
+	if n := len(slices.DeleteFunc(slices.Clone(rep.Remote), func(p run.Pruned) bool { return p.Outcome != run.WouldRemove })); n > 0 {
+		remote = fmt.Sprintf(", %d of them from %s", n, clean(r.Remote.String()))
+	}
+	fmt.Fprintf(o.err, "Remove %s, %s%s? [y/N] ", plural(rep.Count, "checkpoint"), formatBytes(rep.Bytes), remote)
 	yes, err := answer(ctx, in)
 	if err == nil && !yes {
 		o.remark("nothing was removed\n")

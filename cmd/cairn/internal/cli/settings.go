@@ -21,7 +21,7 @@ import (
 
 // settingsFlags are the flags that replace settings of a run: for one command, or for good in
 // 'cairn settings'.
-type settingsFlags struct{ remote, keep, keepRemote string }
+type settingsFlags struct{ remote, keep, keepRemote, id string }
 
 func (f *settingsFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.keep, "keep", "", "`policy` of RUN, such as \"last 3, every 5000 steps\"")
@@ -91,7 +91,11 @@ func (f *settingsFlags) openRun(cmd *cobra.Command, address string) (*run.Run, r
 		}
 	}
 	r, err := run.Open(ctx, address, s.Remote)
-	return r, s, err
+	if err != nil {
+		return nil, s, err
+	}
+	r.Stored = !cmd.Flags().Changed("remote")
+	return r, s, nil
 }
 
 // readSettings returns the settings of the run at an address.
@@ -191,6 +195,7 @@ func splitCheckpoint(ctx context.Context, address string) (dir, name string, err
 // settingsResult is what 'cairn settings --json' prints.
 type settingsResult struct {
 	Path       string `json:"path"`
+	ID         string `json:"id"`
 	Remote     string `json:"remote"`
 	Keep       string `json:"keep"`
 	KeepRemote string `json:"keep_remote"`
@@ -202,12 +207,14 @@ func newSettingsCmd() *cobra.Command {
 		return f.run(cmd, args[0])
 	})
 	f.add(cmd)
+	cmd.Flags().StringVar(&f.id, "id", "", "`id` of RUN, which its remote run has too")
+	completeFlag(cmd, choices(), "id")
 	return cmd
 }
 
 func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	ctx, o := cache.Without(cmd.Context()), outputOf(cmd)
-	changed := cmd.Flags().Changed("remote") || cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
+	changed := cmd.Flags().Changed("remote") || cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote") || f.id != ""
 	missing := checkFolder(address)
 	if missing != nil && (!changed || !errors.Is(missing, fs.ErrNotExist)) {
 		return missing
@@ -228,7 +235,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 			return err
 		}
 	}
-	res := settingsResult{r.String(), s.Remote, s.Keep.String(), s.KeepRemote.String()}
+	res := settingsResult{r.String(), s.ID, s.Remote, s.Keep.String(), s.KeepRemote.String()}
 	return o.result(res, func() {
 		t := newPlainRows(2)
 		t.add("keep", clean(res.Keep))
@@ -290,17 +297,15 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	if err := checkNoCheckpoint(ctx, r); err != nil {
 		return s, err
 	}
+	if f.id != "" {
+		if err := run.CheckID(f.id); err != nil {
+			return s, usagef(cmd, "--id: %v", err)
+		}
+		s.ID = f.id
+	}
 	if s.Remote != "" {
-		if err := apart(r.Local.Address(), s.Remote); err != nil {
-			return s, withHint(err, "the remote run has another address")
-		}
-		if _, err := run.Open(ctx, r.Local.Address(), s.Remote); err != nil {
+		if err := f.join(cmd, r, &s); err != nil {
 			return s, err
-		}
-		if path, local, err := file.LocalPath(s.Remote); err == nil && local {
-			if s.Remote, err = filepath.Abs(path); err != nil {
-				return s, err
-			}
 		}
 	}
 	if err := f.checkMetrics(cmd, r, &s); err != nil {
@@ -313,5 +318,42 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	if err == nil && written.Remote != s.Remote {
 		o.warn("the parts of the address that may be secrets are not stored: it is %s", clean(written.Remote))
 	}
+	if r.Remote != nil && err == nil {
+		if err := r.Confirm(ctx); err != nil {
+			o.warn("this user's confirmation of the remote run cannot be stored, so that commands need --remote: %s", clean(oneLine(err.Error())))
+		}
+	}
 	return written, err
+}
+
+// join opens the remote run that the settings name. If it has an id, the settings get it, unless
+// they have one.
+func (f *settingsFlags) join(cmd *cobra.Command, r *run.Run, s *run.Settings) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	if err := apart(r.Local.Address(), s.Remote); err != nil {
+		return withHint(err, "the remote run has another address")
+	}
+	named, err := run.Open(ctx, r.Local.Address(), s.Remote)
+	if err != nil {
+		return err
+	}
+	if path, local, err := file.LocalPath(s.Remote); err == nil && local {
+		if s.Remote, err = filepath.Abs(path); err != nil {
+			return err
+		}
+	}
+	if !cmd.Flags().Changed("remote") {
+		return nil
+	}
+
+	r.Remote = named.Remote
+	id, err := named.Adopt(ctx, s.ID)
+	if errors.Is(err, run.ErrOtherRun) {
+		return err
+	}
+	if err != nil {
+		o.warn("the remote run cannot be read, so that it is unknown whether it belongs to another run: %s", clean(oneLine(err.Error())))
+	}
+	s.ID = id
+	return nil
 }

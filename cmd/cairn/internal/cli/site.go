@@ -34,6 +34,8 @@ type siteFlags struct {
 	noCache bool
 	// single is set if the first address must be a checkpoint, not a run.
 	single bool
+	// confined is set if links that lead out of the folders of the command line are not followed.
+	confined bool
 }
 
 func (f *siteFlags) add(cmd *cobra.Command) {
@@ -51,7 +53,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err := f.recipe.check(cmd); err != nil {
 		return nil, err
 	}
-	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, addresses: map[string]string{}, given: map[string]bool{}}
+	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, addresses: map[string]string{}, given: map[string]bool{}}
 	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Version: readVersion().Version}
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
@@ -126,6 +128,8 @@ type siteStores struct {
 	cmd     *cobra.Command
 	recipe  view.Options // its stores are the folders that may have the model's config.json
 	explain func(cmd *cobra.Command, err error) error
+	// confined is siteFlags.confined.
+	confined bool
 	// run and settings are set if the first address is a run.
 	run      *run.Run
 	settings run.Settings
@@ -151,6 +155,10 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 	var f settingsFlags // the settings of the run count
 	if s.run, s.settings, err = f.openRun(s.cmd, address); err != nil {
 		return false, err
+	}
+	if s.confined && s.run.Remote != nil && !s.run.OwnsRemote(ctx) {
+		outputOf(s.cmd).warn("the remote run %s is not shown, because only a file of the run names it: 'cairn settings %s --remote %s' confirms it", clean(s.run.Remote.String()), quoteArg(s.run.String()), quoteArg(s.run.Remote.String()))
+		s.run.Remote, s.settings.Remote = nil, ""
 	}
 	s.first, err = s.listNow(cache.Without(ctx))
 	switch {
@@ -250,10 +258,16 @@ func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Ope
 	if !ok {
 		return nil, fmt.Errorf("%q: %w", id, cairn.ErrNotFound)
 	}
+	if err := s.checkLinks(id, address); err != nil {
+		return nil, err
+	}
 	ctx = s.logged(ctx)
 	store, at, c, err := openSteady(ctx, address)
 	if err != nil {
 		return nil, err
+	}
+	if err := s.checkBases(address, c.Storage().Bases); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	out := &web.Opened{Path: blob.Redact(address), Version: versionOf(ctx, address, at, c), Stored: c}
 	if recipe {
@@ -263,6 +277,36 @@ func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Ope
 	}
 	out.Checkpoint = cairn.NewCheckpoint(at, c)
 	return out, nil
+}
+
+// checkLinks returns an error if the files of a checkpoint are not below the folder that the user
+// has given: the run or its remote run, or the checkpoint itself.
+func (s *siteStores) checkLinks(id, address string) error {
+	if !s.confined {
+		return nil
+	}
+	s.mu.Lock()
+	given := s.given[id]
+	s.mu.Unlock()
+	root := address
+	if !given {
+		root, _ = splitRun(address)
+	}
+	return checkLinks(root, address)
+}
+
+// checkBases is checkLinks for the checkpoints to which one refers, which are beside it.
+func (s *siteStores) checkBases(address string, bases []string) error {
+	if !s.confined {
+		return nil
+	}
+	root, _ := splitRun(address)
+	for _, base := range bases {
+		if err := checkLinks(root, blob.JoinAddress(root, base)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // openSteady is openLocated, and opens a native checkpoint again if its record was replaced

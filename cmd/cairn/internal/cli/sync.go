@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -127,7 +129,21 @@ func (s *syncing) print(all []transfer.Synced, err error) error {
 	if outErr := s.out.result(r, func() { printSynced(s.out, r) }); outErr != nil {
 		return outErr
 	}
+	stopped := slices.ContainsFunc(all, func(f transfer.Synced) bool { return f.State == transfer.Failed || f.State == "" })
+	if errors.Is(err, run.ErrConflict) && !stopped && !s.out.json {
+		return fmt.Errorf("%s: %w", plural(conflicts(all), "checkpoint"), run.ErrConflict) // the lines above have the details
+	}
 	return withHint(err, "the same command goes on from there")
+}
+
+// conflicts counts the checkpoints of which both sides have different saves.
+func conflicts(all []transfer.Synced) (n int) {
+	for _, f := range all {
+		if f.State == transfer.Differs {
+			n++
+		}
+	}
+	return n
 }
 
 func printSynced(o *output, r *syncResult) {
@@ -142,7 +158,7 @@ func printSynced(o *output, r *syncResult) {
 			size = formatBytes(s.Copy.Bytes - s.Copy.KeptBytes)
 			copied++
 		}
-		if s.State == transfer.Lacking {
+		if s.State == transfer.Lacking || s.State == transfer.Replacing {
 			lacking++
 		}
 		t.add(clean(filepath.ToSlash(s.Folder)), step, s.State, size)
@@ -151,6 +167,9 @@ func printSynced(o *output, r *syncResult) {
 		o.table(t)
 	}
 	for _, s := range r.Folders {
+		if old := s.Replaces; old != nil {
+			o.remark("%s: %s the save %s of %s\n", clean(s.Folder), map[bool]string{false: "has replaced", true: "would replace"}[r.DryRun], clean(old.SaveID), old.Time.UTC().Format(time.RFC3339))
+		}
 		if s.Problem != "" {
 			o.warn("%s: %s", clean(s.Folder), clean(oneLine(s.Problem)))
 		}

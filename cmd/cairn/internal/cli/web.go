@@ -37,6 +37,7 @@ type webFlags struct {
 	tokenFile string
 	open      bool
 	noOpen    bool
+	follow    bool
 }
 
 func newWebCmd() *cobra.Command {
@@ -50,6 +51,7 @@ func newWebCmd() *cobra.Command {
 	fl.StringVar(&f.tokenFile, "token-file", "", "take the token from this `FILE`, which only its owner may read")
 	fl.BoolVar(&f.open, "open", false, "open the page in a browser (default: if stdout is a terminal on a desktop)")
 	fl.BoolVar(&f.noOpen, "no-open", false, "do not open a browser")
+	fl.BoolVar(&f.follow, "follow-links", false, "show checkpoints and files to which links lead, outside of the folders that are given")
 	f.siteFlags.add(cmd)
 	_ = cmd.MarkFlagFilename("token-file") // fails for unknown flags only
 	return cmd
@@ -79,6 +81,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	f.confined = !f.follow
 	site, err := f.siteFlags.open(cmd, args)
 	if err != nil {
 		return err

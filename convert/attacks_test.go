@@ -1,0 +1,95 @@
+package convert_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
+)
+
+// Files that expand without end cost memory and time in proportion to their size, and a
+// load of all of them is an error that names the file.
+func TestAttacksAreBounded(t *testing.T) {
+	const floor, factor = 128 << 20, 512
+	for name, data := range storagetest.Attacks(t) {
+		t.Run(name, func(t *testing.T) {
+			s := new(mem.Store)
+			storagetest.Put(t, s, "model.pt", data)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			for use, do := range map[string]func(context.Context, blob.Store) error{"LoadNew": loadNew, "Digests": digest, "ReadTensor": readTensors, "Run": convertAll} {
+				var a, b runtime.MemStats
+				runtime.ReadMemStats(&a)
+				err := do(ctx, s)
+				runtime.ReadMemStats(&b)
+				if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "model.pt") {
+					t.Errorf("%s = %.300v; want an error that names the file", use, err)
+				}
+				if got, most := b.TotalAlloc-a.TotalAlloc, uint64(floor+factor*len(data)); got > most {
+					t.Errorf("%s of %d bytes allocates %d; want at most %d", use, len(data), got, most)
+				}
+			}
+		})
+	}
+}
+
+func loadNew(ctx context.Context, s blob.Store) error {
+	_, _, err := cairn.LoadNew(ctx, s, nil)
+	return err
+}
+
+func convertAll(ctx context.Context, s blob.Store) error {
+	c, err := formats.Open(ctx, s, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	job, err := convert.Plan(ctx, c, &convert.Options{Memory: 16 << 20})
+	if err != nil {
+		return err
+	}
+	_, err = convert.Run(ctx, job, toNative(new(mem.Store), false))
+	return err
+}
+
+func digest(ctx context.Context, s blob.Store) error {
+	c, err := cairn.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	md, err := c.Metadata(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = inspect.Digests(ctx, c, inspect.Select(md), nil)
+	return err
+}
+
+func readTensors(ctx context.Context, s blob.Store) error {
+	c, err := cairn.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	md := must.Value(c.Metadata(ctx))
+	for i := range md.Entries {
+		if e := &md.Entries[i]; e.Tensor != nil {
+			if _, err := c.ReadTensor(ctx, e.FQN); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/cairn-ckpt/cairn/blob/file"
+)
+
+// confirmedFile is the name of the file in the folder of this user's configuration that lists the
+// remote places that the user, or a job of the user, has named.
+const confirmedFile = "remotes.json"
+
+// confirmation says that a user or a program has named the remote place of a run.
+type confirmation struct {
+	ID     string `json:"id"`
+	Run    string `json:"run"`
+	Remote string `json:"remote"`
+}
+
+type confirmedDocument struct {
+	Version int            `json:"version"`
+	Remotes []confirmation `json:"remotes"`
+}
+
+// configStore opens the folder of this user's configuration. Only the user may write to it:
+// otherwise a note there is not the word of the user.
+func configStore() (*file.Store, error) {
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return nil, err
+	}
+	dir = filepath.Join(dir, "cairn")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if fi, err := os.Stat(dir); err != nil {
+		return nil, err
+	} else if fi.Mode().Perm()&0o022 != 0 && runtime.GOOS != "windows" {
+		return nil, fmt.Errorf("%s: %w: others may write to it: 'chmod 700 %s'", dir, fs.ErrPermission, dir)
+	}
+	return file.Open(dir, nil)
+}
+
+// Confirm notes that this user wants checkpoints of the remote place to be removed and replaced
+// by this run, whose settings name the place. The note is about the address of the run, its id
+// and the address of the remote place: a folder with the same settings elsewhere is not confirmed.
+func (r *Run) Confirm(ctx context.Context) error {
+	s, err := ReadSettings(ctx, r.Local.Store)
+	if err != nil || r.Remote == nil {
+		return err
+	}
+	store, err := configStore()
+	if err != nil {
+		return err
+	}
+
+	c := r.confirmation(s.ID)
+	return changeDocument(ctx, store, confirmedFile, func(old []byte) ([]byte, error) {
+		d := decodeConfirmed(old)
+		if slices.Contains(d.Remotes, c) {
+			return old, nil
+		}
+		d.Version, d.Remotes = documentVersion, append(d.Remotes, c)
+		return d.encode()
+	})
+}
+
+// encode returns the file. The oldest entries go if it would be too large to be read.
+func (d *confirmedDocument) encode() ([]byte, error) {
+	for {
+		b, err := json.MarshalIndent(d, "", "  ")
+		if err != nil || len(b) < maxDocument || len(d.Remotes) <= 1 {
+			return append(b, '\n'), err
+		}
+		d.Remotes = d.Remotes[(len(d.Remotes)+1)/2:]
+	}
+}
+
+// confirmed reports whether this user has confirmed the remote place for the run with this id.
+func (r *Run) confirmed(ctx context.Context, id string) bool {
+	if id == "" {
+		return false
+	}
+	store, err := configStore()
+	if err != nil {
+		return false
+	}
+	data, _, err := readDocument(ctx, store, confirmedFile)
+	return err == nil && slices.Contains(decodeConfirmed(data).Remotes, r.confirmation(id))
+}
+
+// decodeConfirmed returns the list in a file. It is empty if the file is damaged.
+func decodeConfirmed(data []byte) (d confirmedDocument) {
+	if len(data) == 0 || decodeStrict(data, &d) != nil || checkVersion(d.Version) != nil {
+		return confirmedDocument{}
+	}
+	return d
+}
+
+func (r *Run) confirmation(id string) confirmation {
+	return confirmation{ID: id, Run: withoutSecrets(r.Local.real()), Remote: withoutSecrets(r.Remote.real())}
+}
+
+// absolute returns the address of the place: of a folder, the absolute path.
+func (p *Place) absolute() string {
+	if !p.local {
+		return p.address
+	}
+	if path, err := filepath.Abs(p.address); err == nil {
+		return path
+	}
+	return p.address
+}
+
+// real is absolute without links. The end of the path need not exist.
+func (p *Place) real() string {
+	path := p.absolute()
+	if !p.local {
+		return path
+	}
+	for dir, rest := path, ""; ; {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, rest)
+		}
+		above := filepath.Dir(dir)
+		if above == dir {
+			return path
+		}
+		dir, rest = above, filepath.Join(filepath.Base(dir), rest)
+	}
+}

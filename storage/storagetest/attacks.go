@@ -1,0 +1,116 @@
+package storagetest
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/must"
+)
+
+// Attacks returns files of torch.save that take much more memory or time than their size, if
+// a reader believes them: pickles that repeat what they hold, archives that expand, and sizes
+// that are too large. No reader can load all of any of them.
+func Attacks(t testing.TB) map[string][]byte {
+	rep, text := strings.Repeat, func(s string) string { return fmt.Sprintf("X%s%s", le32(len(s)), s) }
+	double := func(first, again string) string { // 64 times, from what lies on the stack
+		var b strings.Builder
+		b.WriteString(first + "q\x00")
+		for i := range 64 {
+			fmt.Fprintf(&b, again, fmt.Sprintf("h%c", i))
+			fmt.Fprintf(&b, "q%c", i+1)
+		}
+		return b.String() + "."
+	}
+	dict := func(v string) string { return "}" + text("a") + v + "s." }
+	out := map[string][]byte{
+		"lists that double":        archiveOf(t, dict(strings.TrimSuffix(double("](NNe", "0](%[1]s%[1]se"), "."))),
+		"dicts that double":        archiveOf(t, double("}"+text("x")+"Ns", "0}("+text("a")+"%[1]s"+text("b")+"%[1]su")),
+		"tuples that double":       archiveOf(t, dict(strings.TrimSuffix(double("N", "0%[1]s%[1]s\x86"), "."))),
+		"lists of tensors, double": archiveOf(t, dict(strings.TrimSuffix(double("]("+tensorOf(4, "K\x04\x85", "K\x01\x85")+"e", "0](%[1]s%[1]se"), "."))),
+		"nested tuples":            archiveOf(t, dict(")"+rep("\x85", 1<<20))),
+		"nested dicts":             archiveOf(t, rep("}"+text("a"), 1<<16)+"N"+rep("s", 1<<16)+"."),
+		"an expanded tensor":       archiveOf(t, dict(tensorOf(4, long(1<<40)+"\x85", "K\x00\x85"))),
+		"an expanded matrix":       archiveOf(t, dict(tensorOf(4, long(1<<30)+long(1<<30)+"\x86", "K\x00K\x00\x86"))),
+		"a shape that overflows":   archiveOf(t, dict(tensorOf(4, long(1<<62)+long(1<<62)+"\x86", "K\x01K\x01\x86"))),
+		"a storage of 2^60":        archiveOf(t, dict(tensorOf(1<<60, "K\x04\x85", "K\x01\x85"))),
+		"an integer of 2^31 bytes": archiveOf(t, dict("\x8b\xff\xff\xff\x7f")),
+		"one tensor again":         archiveOf(t, manyTensors(1<<12)),
+	}
+	out["a deflated pickle"] = packed(t, zip.Deflate, map[string]string{"data.pkl": dict(text(rep("a", 32<<20))), "version": "3\n"})
+	storage := map[string]string{"data.pkl": dict(tensorOf(8<<20, long(8<<20)+"\x85", "K\x01\x85")), "version": "3\n", "data/0": rep("\x00", 32<<20)}
+	out["a deflated storage"] = packed(t, zip.Deflate, storage)
+	out["overlapping records"] = overlapping(t)
+	out["many records"] = records(t, 1<<15)
+	return out
+}
+
+func le32(n int) string { return string(binary.LittleEndian.AppendUint32(nil, uint32(n))) }
+
+// long returns the pickle of an integer of 8 bytes.
+func long(n int64) string {
+	return "\x8a\x08" + string(binary.LittleEndian.AppendUint64(nil, uint64(n)))
+}
+
+// tensorOf returns the pickle of a float32 tensor of that shape and strides, in a storage of
+// n elements, which is the record data/0.
+func tensorOf(n int64, shape, strides string) string {
+	storage := "(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + long(n) + "tQ"
+	return "ctorch._utils\n_rebuild_tensor_v2\n(" + storage + "K\x00" + shape + strides + "\x89ccollections\nOrderedDict\n)RtR"
+}
+
+// manyTensors returns the pickle of a list of n tensors that repeat the four elements of one
+// storage 2^20 times each.
+func manyTensors(n int) string {
+	var b strings.Builder
+	b.WriteString("](")
+	for range n {
+		b.WriteString(tensorOf(4, long(1<<20)+"K\x04\x86", "K\x00K\x01\x86"))
+	}
+	return b.String() + "e."
+}
+
+// archiveOf returns a file with that pickle and a storage of 16 bytes.
+func archiveOf(t testing.TB, pickle string) []byte {
+	return packed(t, zip.Store, map[string]string{"data.pkl": "\x80\x02" + pickle, "version": "3\n", "data/0": strings.Repeat("\x01", 16)})
+}
+
+// packed returns an archive.
+func packed(t testing.TB, method uint16, records map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, name := range []string{"data.pkl", "version", "data/0"} {
+		if data, ok := records[name]; ok {
+			w := must.Get(z.CreateHeader(&zip.FileHeader{Name: "archive/" + name, Method: method}))(t)
+			must.Get(w.Write([]byte(data)))(t)
+		}
+	}
+	must.Do(t, z.Close())
+	return b.Bytes()
+}
+
+// overlapping returns an archive with a record that is large because it includes the
+// records after it.
+func overlapping(t testing.TB) []byte {
+	b := archiveOf(t, "}.")
+	at := bytes.Index(b, []byte("PK\x01\x02"))
+	binary.LittleEndian.PutUint32(b[at+20:], uint32(at-60))
+	binary.LittleEndian.PutUint32(b[at+24:], uint32(at-60))
+	return b
+}
+
+// records returns an archive of n records.
+func records(t testing.TB, n int) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for i := range n {
+		must.Get(z.CreateHeader(&zip.FileHeader{Name: fmt.Sprintf("archive/data/%d", i)}))(t)
+	}
+	must.Do(t, z.Close())
+	return b.Bytes()
+}
