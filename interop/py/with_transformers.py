@@ -143,7 +143,7 @@ def in_a_run(folder, ranks=1):
     wrong = []
     for name, limit, options, want in (
             ("policy", None, {"keep": "last 1, best 1 by highest epoch", "keep_remote": "last 3"},
-             {8: "remote", 12: "remote", 15: "both"}),
+             {8: "remote", 12: "both", 15: "both"}),
             ("limit", 2, {}, {12: "both", 15: "both"})):
         run = cairn.Run(f"{folder}/{name}", remote=f"{folder}/{name}-remote", **options)
         logged = train(f"{folder}/output", to=run, ranks=ranks, save_total_limit=limit)

@@ -29,8 +29,8 @@ export function readable(c: RunCheckpoint): boolean {
 export function stateOf(c: RunCheckpoint, log: RunLog): string {
   if (c.local?.state === 'under way' || c.remote?.state === 'under way') return 'under way';
   if (c.copies === '') return 'incomplete';
-  if (c.not_uploaded) return 'not uploaded';
   if (c.copies === 'differ') return 'copies differ';
+  if (c.not_uploaded) return 'not uploaded';
   return log.remote === '' ? 'complete' : c.copies;
 }
 
