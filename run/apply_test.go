@@ -253,3 +253,26 @@ func randomPolicy(r *rand.Rand) Policy {
 	}
 	return p
 }
+
+// A clock that is set back removes no checkpoint, and one that is set forward removes neither
+// the newest nor, by a save, its parent.
+func TestApplyWithClocksThatJump(t *testing.T) {
+	var all []Checkpoint
+	for i := range 4 {
+		c := at(int64(i+1), 10*i)
+		c.Commit = int64(i + 1)
+		all = append(all, c)
+	}
+	all[1].Left, all[1].LeftSince = true, day.Add(15*time.Minute)
+	p := must.Get(ParsePolicy("within 1 hour, every 2 hours"))(t)
+	p.protect = map[string]string{all[3].Name: ReasonNewest, all[2].Name: ReasonParent}
+	year := 365 * 24 * time.Hour
+	for now, want := range map[time.Time]string{
+		day.Add(-year): "1 (within 1 hour; every 2 hours), 2 (within 1 hour; left within 2 days), 3 (within 1 hour), 4 (within 1 hour; newest)",
+		day.Add(year):  "1 (every 2 hours), 3 (parent of the newest), 4 (newest)",
+	} {
+		if got := kept(Apply(p, all, now)); got != want {
+			t.Errorf("at %v, the policy keeps %s; want %s", now, got, want)
+		}
+	}
+}

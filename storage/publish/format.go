@@ -79,12 +79,17 @@ type Existing struct {
 	// checkpoint does not have them.
 	Time time.Time
 	Step *int64
+	// Line is its place in the history of its run. Nil: unknown.
+	Line *meta.Line
 }
 
-// newer reports whether the checkpoint is of a later save than s: it was asked for later,
-// and does not have a lower step. A process that was suspended may carry out its saves
+// newer reports whether the checkpoint is of a later save than s: it has a later commit or, if
+// one of them does not record it, it was asked for later and does not have a lower step. A process that was suspended may carry out its saves
 // after the saves of the process that has taken its place.
 func (e *Existing) newer(s *meta.Storage) bool {
+	if e.Line != nil && s.Line != nil {
+		return e.Line.Commit > s.Line.Commit
+	}
 	return e.Time.After(s.Time) && !s.Time.IsZero() && (e.Step == nil || s.Step == nil || *e.Step >= *s.Step)
 }
 

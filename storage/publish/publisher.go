@@ -254,7 +254,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 // record must have been written since the save was asked for.
 func (p *Publisher) checkOvertaken(ctx context.Context, old *Existing) error {
 	asked, now := p.sess.Storage.Time, time.Now()
-	if old.Time.After(now) {
+	if recorded := old.Line != nil && p.sess.Storage.Line != nil; old.Time.After(now) && !recorded {
 		info, err := p.store.Stat(ctx, p.f.Records[0])
 		if age := blob.Age(p.store, info.ModTime); err != nil || age < 0 || age >= now.Sub(asked) {
 			return nil
