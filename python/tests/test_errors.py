@@ -11,7 +11,8 @@ from cairn._verdict import judge
 class Errors(unittest.TestCase):
     def test_verdicts(self):
         for codes, want in [
-            (["storage.changed"], "GONE"), (["storage.inuse", "storage.removing"], "GONE"), (["storage.inuse"], "FAILED"),
+            (["storage.changed"], "GONE"), (["storage.inuse", "storage.removing"], "GONE"),
+            (["storage.inuse"], "FAILED"),
             (["storage.notfound"], "GONE"), (["fs.ErrNotExist"], "GONE"), (["storage.incomplete"], "GONE"),
             (["storage.corrupt"], "DAMAGED"), (["storage.corrupt", "fs.ErrNotExist"], "DAMAGED"),
             (["storage.corrupt", "storage.incomplete"], "DAMAGED"), (["storage.corrupt", "storage.changed"], "GONE"),

@@ -217,13 +217,14 @@ class Follower:
                     self._unfit = None
                     got._began(begun, first is not None, tuple(tried))
                     return got
-                tried.append(f"version {number}{again}: {got}")
-                first = first or got
-                if judge(got) is Verdict.GONE:
+                error = got
+                tried.append(f"version {number}{again}: {error}")
+                first = first or error
+                if judge(error) is Verdict.GONE:
                     gone += 1
                     break
             else:
-                damage = damage or got
+                damage = damage or error
                 self._damaged[number] = found.get("save_id", "")
                 if version is not None:
                     break
