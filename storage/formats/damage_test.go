@@ -47,7 +47,7 @@ func unsummed(f storagetest.Damage) (pattern string, ok bool) {
 }
 
 // someDamage is the number of damages of a fixture, unless DAMAGE is set to another number.
-const someDamage = 110
+const someDamage = 40
 
 // One flipped bit in any record of a checkpoint of another program, or a file that is cut in
 // half, is an error, or changes nothing that is read. Files without checksums are listed by
