@@ -59,11 +59,11 @@ check(found(run), [(2, "local")])
 
 both = cairn.Run(folder, keep="last 1", remote=address, keep_remote="last 3")
 saves(both, [(6, 1.0), (7, 1.0)])
-check(found(both), [(2, "remote"), (6, "remote"), (7, "both")])
+check(found(both), [(2, "remote"), (6, "both"), (7, "both")])
 cairn.Run(address).remove(7, force=True)
 check([c.not_uploaded for c in both.checkpoints()], [False, False, True])
 check(both.sync().copied, ("step-000000007",))
-check(found(both), [(2, "remote"), (6, "remote"), (7, "both")])
+check(found(both), [(2, "remote"), (6, "both"), (7, "both")])
 `
 
 // TestPythonRunInS3 has the Python package use runs in S3.

@@ -40,7 +40,7 @@ func testRun(t *testing.T, remote string) {
 		}))(t)
 	}
 	must.Do(t, r.Close(t.Context()))
-	if got, want := members(t, r), "2 remote, 4 remote, 5 remote, 6 both"; got != want {
+	if got, want := members(t, r), "2 remote, 4 remote, 5 both, 6 both"; got != want {
 		t.Errorf("the run has %s; want %s", got, want)
 	}
 	x := must.Get(tensor.New(tensor.Float32, []int64{2}))(t)

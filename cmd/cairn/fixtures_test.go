@@ -146,7 +146,7 @@ func TestRunOfEveryFixture(t *testing.T) {
 		}
 	}
 	var pruned struct{ Removed int }
-	cairnJSON(t, &pruned, "prune", run, "--keep", "last 1")
+	cairnJSON(t, &pruned, "prune", run, "--keep", "last 1", "--tagged-too")
 	if pruned.Removed != len(names)-1 {
 		t.Errorf("cairn prune removes %d; want all but one of %d", pruned.Removed, len(names))
 	}

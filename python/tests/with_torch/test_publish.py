@@ -61,7 +61,7 @@ class Publishing(Case):
         self.assertEqual(found[3].metrics, {"loss": 4.0})
         full = found[0].bytes
         small = [c.bytes for c in found if c.bytes < full / 10]
-        self.assertGreaterEqual(len(small), 18, [c.bytes for c in found])  # one whole version in sixteen
+        self.assertGreaterEqual(len(small), 14, [c.bytes for c in found])  # two of nine versions are whole
         for v in 1, 2, 15, 16, 17, 18, 20:
             self.assert_version(run, v, versions[v])
 
