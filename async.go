@@ -669,11 +669,12 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 	if t.Tiers == nil {
 		return nil
 	}
-	before := t.Tiers
-	if t.Tiers, err = s.tiers(store, &t.Job, &o); err != nil {
+	tiers, err := s.tiers(store, &t.Job, &o)
+	if err != nil {
 		return err
 	}
-	t.Tiers.Group, t.Tiers.Uploaded = before.Group, before.Uploaded
+	tiers.Group, tiers.Uploaded = t.Tiers.Group, t.Tiers.Uploaded
+	t.Tiers = tiers
 	return nil
 }
 

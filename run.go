@@ -164,11 +164,24 @@ func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(context.Cont
 		}
 		return m.Name, nil
 	})
-	if err != nil {
-		return nil, nil, err
+	var store blob.Store
+	if err == nil {
+		store, err = openAddress(ctx, blob.JoinAddress(r.address, m.Name))
 	}
-	store, err := openAddress(ctx, blob.JoinAddress(r.address, m.Name))
+	if err != nil {
+		r.stillLoaded(m)
+	}
 	return store, m, err
+}
+
+// stillLoaded notes that the checkpoint that was loaded is the parent of the next save: the save m
+// did not take place.
+func (r *Run) stillLoaded(m *run.Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.loaded == nil {
+		r.loaded = m.Loaded
+	}
 }
 
 // Save saves state as the checkpoint of its step, which SaveOptions.Step must contain, in a
@@ -276,7 +289,11 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
 	}
-	return SaveAsync(ctx, store, state, &o)
+	p, err := SaveAsync(ctx, store, state, &o)
+	if err != nil || p.over() && errors.Is(p.err, ErrSkipped) {
+		r.stillLoaded(m)
+	}
+	return p, err
 }
 
 // stagerOf returns the Stager of the run, and makes one if need be.
@@ -318,13 +335,18 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 	if err != nil {
 		return nil, err
 	}
-	store, err := openAddress(ctx, found.Path)
+	return r.loadFrom(ctx, found.Path, state, &o)
+}
+
+// loadFrom loads the checkpoint at an address of the run. The job goes on from it.
+func (r *Run) loadFrom(ctx context.Context, path string, state State, o *LoadOptions) (*LoadReport, error) {
+	store, err := openAddress(ctx, path)
 	if err != nil {
 		return nil, r.wrap("load", err)
 	}
-	report, err := Load(ctx, store, state, &o)
+	report, err := Load(ctx, store, state, o)
 	if err == nil {
-		_, name := blob.SplitAddress(found.Path)
+		_, name := blob.SplitAddress(path)
 		r.goOn(name, report.SaveID)
 	}
 	return report, err
@@ -356,24 +378,18 @@ func (r *Run) LoadStep(ctx context.Context, state State, step int64, opts *LoadO
 		if err != nil {
 			return "", err
 		}
-		if !c.Local.IsComplete() && c.Remote.IsComplete() {
+		switch {
+		case c.Local.IsComplete():
+			return c.Local.Path, nil
+		case c.Remote.IsComplete():
 			return c.Remote.Path, nil
 		}
-		return c.Local.Path, nil
+		return "", fmt.Errorf("%w: %s", ErrIncomplete, c.Name)
 	})
 	if err != nil {
 		return nil, r.wrap("load", err)
 	}
-	store, err := openAddress(ctx, path)
-	if err != nil {
-		return nil, r.wrap("load", err)
-	}
-	report, err := Load(ctx, store, state, &o)
-	if err == nil {
-		_, name := blob.SplitAddress(path)
-		r.goOn(name, report.SaveID)
-	}
-	return report, err
+	return r.loadFrom(ctx, path, state, &o)
 }
 
 // Rewind makes the run go on from an older checkpoint, which name names: a folder, or a step.
@@ -386,11 +402,7 @@ func (r *Run) Rewind(ctx context.Context, name string) (*RunCheckpoint, error) {
 		return nil, r.wrap("rewind", err)
 	}
 	c, err := opened.Rewind(ctx, name)
-	if err != nil {
-		return nil, r.wrap("rewind", err)
-	}
-	r.goOn(c.Name, c.SaveID)
-	return c, nil
+	return c, r.wrap("rewind", err)
 }
 
 // Checkpoints returns the checkpoints of the run, the oldest first, also incomplete ones.

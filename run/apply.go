@@ -171,7 +171,7 @@ func (a *applied) shrink() []bool {
 				continue
 			}
 			total = addBytes(total, a.all[i].Bytes)
-			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] && !a.mustStay(i) {
+			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] && !a.mustStay(i) && a.policy.protect[a.all[i].Name] != ReasonNewest {
 				oldest = i
 			}
 		}

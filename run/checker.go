@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -105,10 +106,11 @@ func (c *checker) check(ctx context.Context, todo []*checked, warn func(error)) 
 		if ctx.Err() != nil {
 			return
 		}
+		damaged := errors.Is(err, storage.ErrCorrupt)
 		c.mu.Lock()
-		x.done, x.damaged = true, err != nil
+		x.done, x.damaged = err == nil || damaged, damaged
 		c.mu.Unlock()
-		if err != nil {
+		if damaged {
 			warn(fmt.Errorf("%s of %s, to which checkpoints refer, is damaged: %w; the next save does not refer to it; 'cairn verify' shows which checkpoints are damaged", x.Name, x.store, err))
 		}
 	}

@@ -86,6 +86,8 @@ type Rewound struct {
 	// Commit is the place of the decision in the order of commits: later saves count more.
 	Commit int64     `json:"commit"`
 	Time   time.Time `json:"time"`
+	// Left are the checkpoints that are not ancestors of To.
+	Left []meta.Left `json:"left,omitempty"`
 }
 
 // history is the order of the commits of a run, and which of them were left behind.
@@ -99,11 +101,12 @@ type history struct {
 	// unplaced are commits that were made after the head, but do not record where they
 	// belong.
 	unplaced map[int]bool
+	rewound  *Rewound // nil: the run was never rewound
 }
 
 // newHistory returns the history of complete commits. rewound may be nil.
 func newHistory(all []commit, rewound *Rewound) *history {
-	h := &history{all: all, order: make([]int, len(all)), head: -1, left: map[int]time.Time{}, unplaced: map[int]bool{}}
+	h := &history{all: all, order: make([]int, len(all)), head: -1, left: map[int]time.Time{}, unplaced: map[int]bool{}, rewound: rewound}
 	at := positions(all)
 	for i := range h.order {
 		h.order[i] = i
@@ -114,10 +117,10 @@ func newHistory(all []commit, rewound *Rewound) *history {
 	}
 
 	h.head = h.order[len(h.order)-1]
-	h.leave(h.lineOf(h.head))
-	if to := h.rewoundTo(rewound, at); to >= 0 {
-		h.head, h.left = to, map[int]time.Time{}
-		h.leave(append(h.lineOf(to), meta.Left{Since: rewound.Time, Saves: h.after(to)}))
+	if newest := at[h.head]; rewound == nil || newest.number > rewound.Commit || newest.placed && newest.time.After(rewound.Time) {
+		h.leave(h.lineOf(h.head))
+	} else {
+		h.rewind()
 	}
 	for i := range all {
 		h.unplaced[i] = all[i].line == nil && all[h.head].line != nil && at[i].compare(at[h.head]) < 0 && all[i].time.After(all[h.head].time)
@@ -125,13 +128,20 @@ func newHistory(all []commit, rewound *Rewound) *history {
 	return h
 }
 
-// rewoundTo returns the number of the commit to which the run was rewound, or -1 if it was
-// not, or has gone on since.
-func (h *history) rewoundTo(r *Rewound, at []position) int {
-	if r == nil || at[h.head].number > r.Commit || at[h.head].placed && h.all[h.head].time.After(r.Time) {
-		return -1
+// rewind makes the newest commit that was not left the head. That is the one to which the run
+// was rewound, or one before it if that is gone.
+func (h *history) rewind() {
+	newest := h.head
+	h.head = -1
+	h.leave(h.rewound.Left)
+	for _, i := range slices.Backward(h.order) {
+		if _, left := h.left[i]; !left {
+			h.head = i
+			return
+		}
 	}
-	return h.find(r.To)
+	h.head = newest
+	delete(h.left, newest)
 }
 
 // find returns the number of the newest commit that an identity names, or -1.
@@ -182,8 +192,13 @@ func (h *history) leave(left []meta.Left) {
 		if !ok && c.line != nil && c.line.Parent != "" && i != h.head {
 			t, ok = since[c.line.Parent]
 		}
-		if ok {
-			since[c.id], h.left[i] = t, t
+		if !ok {
+			continue
 		}
+		since[c.id] = t
+		if !t.IsZero() && c.time.After(t) { // the clock of the job that left it was late
+			t = c.time
+		}
+		h.left[i] = t
 	}
 }

@@ -175,8 +175,22 @@ func tier(f *folder) int {
 
 // rewound returns the checkpoint to which the run was rewound, or nil.
 func (r *Run) rewound(ctx context.Context) (*Rewound, error) {
-	s, err := ReadSettings(ctx, r.Local.Store)
-	return s.Rewound, err
+	var out *Rewound
+	for _, p := range r.places() {
+		s, err := ReadSettings(ctx, p.Store)
+		if err != nil {
+			return nil, err
+		}
+		if s.Rewound != nil && (out == nil || s.Rewound.Commit > out.Commit) {
+			out = s.Rewound
+		}
+	}
+	return out, nil
+}
+
+// isUnreadable reports whether an error is about the contents of a file.
+func isUnreadable(err error) bool {
+	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) || errors.Is(err, ErrPolicy)
 }
 
 // Bounds are limits for what Newest returns. The zero value has no limits.

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -21,9 +20,7 @@ import (
 type Line struct {
 	mu      sync.Mutex
 	parent  string   // the identity of the checkpoint that was loaded or saved last; guarded by mu
-	looked  bool     // known was filled; guarded by mu
-	known   []commit // complete checkpoints, as far as this process knows; guarded by mu
-	rewound *Rewound // guarded by mu
+	run     *Run     // of the last save, which remembers what it has opened; guarded by mu
 	largest int64    // the largest number of a commit; guarded by mu
 	pending *pending // the save that has begun; guarded by mu
 }
@@ -48,79 +45,53 @@ func (l *Line) Loaded(folder, saveID string) {
 	l.parent = identity(saveID, folder)
 }
 
-// learn notes the checkpoints that a listing has found.
-func (l *Line) learn(all []Checkpoint) {
-	if l == nil {
-		return
-	}
-	var known []commit
-	for i := range all {
-		if all[i].Complete() {
-			known = append(known, all[i].commit())
-		}
-	}
+// open returns the run of a save.
+func (l *Line) open(ctx context.Context, m *Member) (*Run, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.set(known)
-}
-
-// set replaces the checkpoints that are known. The caller holds mu.
-func (l *Line) set(known []commit) {
-	l.looked, l.known = true, known
-	for _, c := range known {
-		if c.line != nil {
-			l.largest = max(l.largest, c.line.Commit)
-		}
-	}
-}
-
-// look lists the run, unless this process has done so, and reads whether it was rewound. A save
-// after a rewind has a larger number, also if the clock of its job is late.
-func (l *Line) look(ctx context.Context, r *Run) error {
-	rewound, err := r.rewound(ctx)
-	l.mu.Lock()
-	looked := l.looked
-	if err != nil && looked {
-		rewound, err = l.rewound, nil
-	}
+	r := l.run
 	l.mu.Unlock()
-	var known []commit
-	if err == nil && !looked {
-		known, err = r.commits(ctx)
+	if r != nil && (r.Remote == nil) == (m.Settings.Remote == "") {
+		return r, nil
 	}
+	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err != nil {
-		return err
+		return nil, err
 	}
-
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !looked {
-		l.set(known)
-	}
-	if l.rewound = rewound; rewound != nil {
-		l.largest = max(l.largest, rewound.Commit)
-	}
-	return nil
+	l.run = r
+	return r, nil
 }
 
-// commits returns the complete checkpoints of the run.
-func (r *Run) commits(ctx context.Context) ([]commit, error) {
+// history returns the history of the run as it is now: another job may have saved meanwhile. In
+// object storage, only new folders are opened.
+func (r *Run) history(ctx context.Context) (*history, error) {
 	dirs, err := r.both(ctx)
 	if err != nil {
 		return nil, err
 	}
-	each := make([]*found, len(dirs))
-	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) error {
-		each[i] = look(ctx, &dirs[i], false)
-		return nil
+	dirs = slices.DeleteFunc(dirs, func(d folder) bool {
+		if d.name != "" && d.place.local { // it is cheap to open, and may have been replaced
+			r.forget(d.address)
+		}
+		return d.name == ""
 	})
-	var out []commit
-	for _, f := range each {
-		if err == nil && f.err == nil && f.folder.name != "" {
-			out = append(out, f.commit())
+	all, err := r.remember(ctx, dirs)
+	if err != nil {
+		return nil, err
+	}
+	rewound, err := r.rewound(ctx)
+	if err != nil && !isUnreadable(err) {
+		return nil, err
+	}
+
+	var known []commit
+	for _, f := range all {
+		if f.err == nil {
+			known = append(known, f.commit())
 		}
 	}
-	return out, err
+	return newHistory(known, rewound), nil
 }
 
 // GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
@@ -144,31 +115,37 @@ func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn fun
 		return nil
 	}
 	m.GoOn()
-	r, err := Open(ctx, m.Address, m.Settings.Remote)
+	r, err := m.Line.open(ctx, m)
+	var h *history
 	if err == nil {
-		err = m.Line.look(ctx, r)
+		h, err = r.history(ctx)
+	}
+	if err != nil && r != nil && r.Remote != nil { // the remote place may not answer
+		warn(err)
+		h, err = (&Run{Local: r.Local}).history(ctx)
 	}
 	if err != nil {
 		warn(fmt.Errorf("the run cannot be read, so the checkpoint of step %d has no place in its history: %w", *step, err))
 		return nil
 	}
-	return m.Line.begin(ctx, m, r, *step, now, warn)
+	return m.Line.begin(ctx, m, r, h, *step, now, warn)
 }
 
-func (l *Line) begin(ctx context.Context, m *Member, r *Run, step int64, now time.Time, warn func(error)) *meta.Line {
+func (l *Line) begin(ctx context.Context, m *Member, r *Run, h *history, step int64, now time.Time, warn func(error)) *meta.Line {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	h := newHistory(l.known, l.rewound)
-	p := h.find(l.parent)
-	if l.parent == "" || p < 0 {
+	parent := l.parent
+	l.largest = max(l.largest, h.largest())
+	line := &meta.Line{Commit: max(l.largest+1, now.UnixMilli()), Parent: parent}
+	l.mu.Unlock()
+	p := h.find(parent)
+	if parent == "" || p < 0 {
 		p = h.assume(step)
 	}
-	line := &meta.Line{Commit: max(l.largest+1, now.UnixMilli()), Parent: l.parent}
 	if p >= 0 && line.Parent == "" {
 		line.Parent = h.all[p].id
 	}
 
-	name, replaced := l.place(ctx, m, r, h, p, step, warn)
+	name, replaced := place(ctx, m, r, h, p, step, warn)
 	line.Left = h.leftBy(p, now)
 	if replaced { // the parent goes, and its own parent stays
 		line.Parent = ""
@@ -177,21 +154,34 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, step int64, now tim
 		}
 	}
 	warnLeft(h, p, line.Left, now, warn)
+
 	m.Name = name
-	l.pending = &pending{commit: commit{name: name, step: &step, time: now, line: line}}
+	begun := &pending{commit: commit{name: name, step: &step, time: now, line: line}}
 	if i := h.find(line.Parent); i >= 0 && line.Parent != "" {
-		l.pending.parent = h.all[i].name
+		begun.parent = h.all[i].name
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = begun
 	return line
 }
 
-// assume returns the number of the commit from which a save of a step goes on if the job has
-// loaded none: the head if it has the same step, else the newest one of the current line with
-// a smaller step. -1: there is none.
-func (h *history) assume(step int64) int {
-	if h.head < 0 || stepOf(h.all[h.head].step) == step {
-		return h.head
+// largest returns the largest number of a commit, or of a rewind.
+func (h *history) largest() (n int64) {
+	if h.rewound != nil {
+		n = h.rewound.Commit
 	}
+	for i := range h.all {
+		if l := h.all[i].line; l != nil {
+			n = max(n, l.Commit)
+		}
+	}
+	return n
+}
+
+// assume returns the number of the commit from which a save of a step goes on if the job has
+// loaded none: the newest one of the current line with a smaller step. -1: there is none.
+func (h *history) assume(step int64) int {
 	for _, i := range slices.Backward(h.order) {
 		if _, left := h.left[i]; !left && stepOf(h.all[i].step) < step {
 			return i
@@ -249,15 +239,11 @@ func warnLeft(h *history, p int, left []meta.Left, now time.Time, warn func(erro
 }
 
 // place returns the folder of a save of a step that goes on from the commit p, and whether it replaces
-// p, which is of the same step. The caller holds mu.
-func (l *Line) place(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
+// p, which is of the same step.
+func place(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
 	occupant := func(name string) *commit {
-		if i := slices.IndexFunc(l.known, func(c commit) bool { return c.name == name }); i >= 0 {
-			return &l.known[i]
-		}
-		if f := r.Local.look(ctx, name); f.err == nil {
-			c := f.commit()
-			return &c
+		if i := slices.IndexFunc(h.all, func(c commit) bool { return c.name == name }); i >= 0 {
+			return &h.all[i]
 		}
 		return nil
 	}
@@ -332,9 +318,11 @@ func (m *Member) Committed(saveID string) {
 	}
 	p.commit.id = identity(saveID, m.Name)
 	l.parent, m.parent = p.commit.id, p.parent
-	known := slices.DeleteFunc(slices.Clone(l.known), func(c commit) bool { return c.name == m.Name })
-	l.set(append(known, p.commit))
+	l.largest = max(l.largest, p.commit.line.Commit)
 	l.pending = nil
+	for _, place := range l.run.places() { // the save may have replaced a checkpoint
+		l.run.forget(place.AddressOf(m.Name))
+	}
 }
 
 // Rewind makes the run go on from an older checkpoint: Latest returns it, and policies count
@@ -353,12 +341,13 @@ func (r *Run) Rewind(ctx context.Context, name string) (*Checkpoint, error) {
 	if !c.Complete() {
 		return nil, fmt.Errorf("%w: %s is %s", storage.ErrIncomplete, c.Name, c.lacks())
 	}
-	now := time.Now().UTC()
-	rewound := &Rewound{To: identity(c.SaveID, c.Name), Commit: now.UnixMilli(), Time: now}
-	for i := range all {
-		rewound.Commit = max(rewound.Commit, all[i].Commit+1)
+	if r.Remote != nil { // another run is not rewound
+		if err := r.Join(ctx); err != nil {
+			return nil, err
+		}
 	}
 
+	rewound := rewindTo(all, c, time.Now().UTC())
 	var errs []error
 	for _, p := range r.places() {
 		errs = append(errs, changeSettings(ctx, p.Store, func(s Settings) (Settings, error) {
@@ -367,4 +356,19 @@ func (r *Run) Rewind(ctx context.Context, name string) (*Checkpoint, error) {
 		}))
 	}
 	return c, errors.Join(errs...)
+}
+
+// rewindTo returns the decision to go back to the checkpoint c.
+func rewindTo(all []Checkpoint, c *Checkpoint, now time.Time) *Rewound {
+	out := &Rewound{To: identity(c.SaveID, c.Name), Commit: now.UnixMilli(), Time: now}
+	var complete []commit
+	for i := range all {
+		out.Commit = max(out.Commit, all[i].Commit+1)
+		if all[i].Complete() {
+			complete = append(complete, all[i].commit())
+		}
+	}
+	h := newHistory(complete, nil)
+	out.Left = h.leftBy(h.find(out.To), now)
+	return out
 }

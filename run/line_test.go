@@ -34,6 +34,7 @@ func TestHistory(t *testing.T) {
 		}
 		return c
 	}
+	left := func(ids ...string) []meta.Left { return []meta.Left{{Since: at(9), Saves: ids}} }
 	for name, c := range map[string]struct {
 		all     []commit
 		rewound *Rewound
@@ -47,10 +48,10 @@ func TestHistory(t *testing.T) {
 		"another program after":           {[]commit{numbered(5, 3, 100, ""), old(6, 4)}, nil, "new5 old6*"},
 		"another program goes back":       {[]commit{numbered(5, 3, 100, ""), old(4, 4)}, nil, "old4? new5*"},
 		"a line that goes on":             {[]commit{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 9, 4, "new1", "new2"), numbered(4, 3, 3, "new2")}, nil, "new1 (new2) (new4) new3*"},
-		"rewound":                         {[]commit{old(1, 1), old(2, 2), old(3, 3)}, &Rewound{To: "old1", Commit: 1, Time: at(9)}, "old1* (old2) (old3)"},
-		"rewound, then saved":             {[]commit{old(1, 1), old(2, 2), numbered(2, 10, 20, "old1", "old2")}, &Rewound{To: "old1", Commit: 10, Time: at(9)}, "old1 (old2) new2*"},
-		"rewound to a line that was left": {[]commit{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 3, 3, "new1", "new2")}, &Rewound{To: "new2", Commit: 4, Time: at(9)}, "new1 new2* (new3)"},
-		"rewound to one that is gone":     {[]commit{old(1, 1), old(2, 2)}, &Rewound{To: "gone", Commit: 1, Time: at(9)}, "old1 old2*"},
+		"rewound":                         {[]commit{old(1, 1), old(2, 2), old(3, 3)}, &Rewound{To: "old1", Commit: 1, Time: at(9), Left: left("old2", "old3")}, "old1* (old2) (old3)"},
+		"rewound, then saved":             {[]commit{old(1, 1), old(2, 2), numbered(2, 10, 20, "old1", "old2")}, &Rewound{To: "old1", Commit: 10, Time: at(9), Left: left("old2")}, "old1 (old2) new2*"},
+		"rewound to a line that was left": {[]commit{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 3, 3, "new1", "new2")}, &Rewound{To: "new2", Commit: 4, Time: at(9), Left: left("new3")}, "new1 new2* (new3)"},
+		"rewound to one that is gone":     {[]commit{old(1, 1), old(2, 2)}, &Rewound{To: "gone", Commit: 1, Time: at(9), Left: left("old2")}, "old1* (old2)"},
 	} {
 		for range 3 {
 			rand.Shuffle(len(c.all), func(i, j int) { c.all[i], c.all[j] = c.all[j], c.all[i] })
@@ -185,5 +186,30 @@ func (m *model) check(seed uint64, before string, was []Checkpoint) {
 	}
 	if _, err := os.Stat(filepath.Join(m.dir, all[slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })].Name)); err != nil {
 		m.t.Fatal(err)
+	}
+}
+
+// Two jobs that save to one run follow their own lines, and keep the checkpoints of each other.
+func TestTwoJobsHaveLines(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	a := &model{t: t, dir: dir, line: new(Line), parents: map[string]string{}, clock: day}
+	a.save(1, "last 1")
+	b := &model{t: t, dir: dir, line: new(Line), parents: a.parents, clock: day, n: 100}
+	b.line.Loaded(FolderName(1), "save-1")
+	for i := range int64(3) {
+		a.clock, b.clock = a.clock.Add(time.Minute), b.clock.Add(time.Minute)
+		b.save(1000+i, "last 1")
+		a.save(10+i, "last 1")
+	}
+	var got []string
+	for _, c := range must.Get(openRun(t, dir, "").Checkpoints(t.Context()))(t) {
+		text := fmt.Sprint(*c.Step)
+		if c.Left {
+			text = "(" + text + ")"
+		}
+		got = append(got, text)
+	}
+	if want := "(1001) 11 (1002) 12"; strings.Join(got, " ") != want {
+		t.Errorf("the run has %s; want %s", strings.Join(got, " "), want)
 	}
 }

@@ -132,7 +132,6 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
-	m.Line.learn(all)
 	var errs []error
 	if r.Remote != nil {
 		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})

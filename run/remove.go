@@ -120,16 +120,12 @@ func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
 	if f := c.Local.found; f.err != nil && !(force && f.damaged()) {
 		return f.err
 	}
-	last := -1
 	for i := range p.all {
-		if p.all[i].Complete() {
-			last = i
-		}
 		if slices.Contains(p.all[i].Bases, c.Name) && !slices.Contains(names, p.all[i].Name) {
 			return fmt.Errorf("%w: %s", ErrReferred, p.all[i].Name)
 		}
 	}
-	if last >= 0 && p.all[last].Name == c.Name && !force {
+	if c.Head && !force {
 		return ErrNewest
 	}
 	return nil

@@ -308,7 +308,10 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		c.summarize()
 		out = append(out, *c)
 	}
-	rewound, _ := r.rewound(ctx) // Prune refuses settings that cannot be read
+	rewound, err := r.rewound(ctx)
+	if err != nil && !isUnreadable(err) { // which Prune refuses
+		return nil, err
+	}
 	arrange(out, rewound)
 	return out, nil
 }
@@ -332,7 +335,7 @@ func (r *Run) find(all []Checkpoint, name string) (*Checkpoint, error) {
 	if step, err := strconv.ParseInt(name, 10, 64); err == nil {
 		var out *Checkpoint
 		for i := range all {
-			if c := &all[i]; c.Step != nil && *c.Step == step && (out == nil || !c.Left || out.Left) {
+			if c := &all[i]; c.Step != nil && *c.Step == step && (out == nil || c.preferred(out)) {
 				out = c
 			}
 		}
@@ -341,6 +344,15 @@ func (r *Run) find(all []Checkpoint, name string) (*Checkpoint, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: %s has no checkpoint %q", storage.ErrNotFound, r, name)
+}
+
+// preferred reports whether c, which is newer than d, is the better one of two checkpoints of a
+// step: a complete one, and one of the current line.
+func (c *Checkpoint) preferred(d *Checkpoint) bool {
+	if c.Complete() != d.Complete() {
+		return c.Complete()
+	}
+	return !c.Left || d.Left
 }
 
 // add adds a copy.

@@ -1,8 +1,10 @@
 package run
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -134,7 +136,7 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 
 // unreadable explains an error about the contents of the settings in store.
 func unreadable(store blob.Store, err error) error {
-	return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; set it again with 'cairn settings', or remove the file", SettingsFile, store, err)
+	return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; 'cairn settings' sets the policies again, and 'cairn rewind' the checkpoint from which the run goes on", SettingsFile, store, err)
 }
 
 // WriteSettings replaces the settings of the run in store, unless they are the same. Without an
@@ -142,14 +144,18 @@ func unreadable(store blob.Store, err error) error {
 // without its user and its query, except for keys that hold no secrets, such as endpoint and
 // region.
 func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
+	id := newID()
 	return changeDocument(ctx, store, SettingsFile, func(old []byte) ([]byte, error) {
-		if stored, err := decodeSettings(old); err == nil && s.ID == "" {
-			s.ID = stored.ID
+		out := s
+		stored, err := decodeSettings(old)
+		if old != nil && errors.Is(err, storage.ErrVersion) {
+			return nil, unreadable(store, err)
 		}
-		if s.ID == "" {
-			s.ID = newID()
+		if err == nil && stored.Rewound != nil && (out.Rewound == nil || out.Rewound.Commit < stored.Rewound.Commit) {
+			out.Rewound = stored.Rewound // by another process, meanwhile
 		}
-		return s.encode()
+		out.ID = cmp.Or(out.ID, stored.ID, id)
+		return out.encode()
 	})
 }
 

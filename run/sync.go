@@ -112,6 +112,9 @@ func (r *Run) sync(ctx context.Context, all []Checkpoint, o *SyncOptions) ([]tra
 // remote place has: it is newer, and this run may remove checkpoints there.
 func (r *Run) replaceable(ctx context.Context, c *Checkpoint, other *transfer.Other) (ok bool, reason string) {
 	remote := &found{step: other.Step, time: other.Time}
+	if c.Remote.complete() && c.Remote.SaveID == other.SaveID {
+		remote.line = c.Remote.found.line
+	}
 	if remote.step == nil {
 		remote.step = numberOf(c.Name)
 	}

@@ -19,7 +19,7 @@ type Verified struct {
 // if several checkpoints refer to it. If a file is damaged, or no record describes it, it
 // verifies the checkpoints that refer to it one by one, to find out what is damaged in them.
 // progress, if not nil, receives the number of bytes that were read since the last call.
-// Checkpoints that are being saved are left out. If a checkpoint cannot be opened, that is its
+// Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be opened, that is its
 // problem.
 func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
 	all, err := r.Checkpoints(ctx)
@@ -28,6 +28,7 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 	}
 	var out []Verified
 	var own []*formats.Own
+	saves := map[string]string{}         // ids by the names of folders
 	good := map[storage.Reference]bool{} // without sizes
 	for i := range all {
 		c, ok := all[i].in(r.Local)
@@ -41,6 +42,7 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 		for _, name := range o.Files {
 			good[storage.Reference{Folder: c.Name, Name: name}] = !slices.ContainsFunc(o.Problems, func(p storage.VerifyProblem) bool { return p.File == name })
 		}
+		saves[c.Name] = c.SaveID
 		own, out = append(own, o), append(out, Verified{c.Name, o.VerifyReport})
 	}
 	for i, o := range own {
@@ -52,7 +54,18 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 			return nil, err
 		}
 	}
-	return out, nil
+	return slices.DeleteFunc(out, func(v Verified) bool {
+		return len(v.Problems) > 0 && r.hasChanged(ctx, v.Name, saves[v.Name])
+	}), nil
+}
+
+// hasChanged reports whether the checkpoint of a save was removed or replaced.
+func (r *Run) hasChanged(ctx context.Context, name, saveID string) bool {
+	f := r.Local.look(ctx, name)
+	if f.err == nil {
+		return f.saveID != saveID
+	}
+	return errors.Is(f.err, storage.ErrNotFound) || errors.Is(f.err, storage.ErrRemoving)
 }
 
 // verifyOwn verifies the files in the folder of a checkpoint.

@@ -78,6 +78,7 @@ type running struct {
 	done           chan struct{}        // closed when the save is over
 	uploaded       chan struct{}        // closed when its upload is over
 	direct         bool                 // it goes to the remote store
+	folder         string               // of its run; guarded by Runner.mu
 	traffic        func() *blob.Traffic // of the remote store, if direct is set
 }
 
@@ -85,6 +86,9 @@ type running struct {
 // group submit the same saves in the same order.
 func (r *Runner) Submit(ctx context.Context, t Task) {
 	run := &running{Task: t, done: make(chan struct{}), uploaded: make(chan struct{})}
+	if t.Run != nil {
+		run.folder = t.Run.Name
+	}
 	r.mu.Lock()
 	before, uploadBefore := last(r.saves), last(r.uploads)
 	r.saves = append(r.saves, run)
@@ -190,7 +194,7 @@ func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 func (r *Runner) isUploading(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.uploads, func(u *running) bool { return u.Run != nil && u.Run.Name == name })
+	return slices.ContainsFunc(r.uploads, func(u *running) bool { return u.Run != nil && u.folder == name })
 }
 
 // WaitTended waits until no run is being kept in order. It returns false if ctx ends first.
@@ -331,6 +335,10 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 		if err != nil {
 			return nil, run.Job.NumberRank(err)
 		}
+		r.mu.Lock()
+		run.folder = start.Folder
+		r.mu.Unlock()
+		r.waitSame(ctx, run)
 	}
 	if err := r.makeRoom(ctx, run); err != nil {
 		return nil, err
