@@ -224,13 +224,16 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 	}
 	n, of, err := decodeNotes(data)
 	if err != nil {
-		return Notes{}, fmt.Errorf("%s of %s: %w", NotesFile, store, err)
+		return Notes{}, fmt.Errorf("%s of %s: %w; %s", NotesFile, store, err, withoutNotes)
 	}
 	if !isOf(of, saveID) {
 		return Notes{}, nil
 	}
 	return n, nil
 }
+
+// withoutNotes says what to do about notes that cannot be read.
+const withoutNotes = "remove the file to do without its tags and metrics"
 
 // isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,
 // which is empty if its format does not record it.
@@ -253,7 +256,7 @@ func changeNotes(ctx context.Context, store blob.Store, saveID string, fresh boo
 			have, of, err := decodeNotes(old)
 			switch {
 			case err != nil && !fresh:
-				return nil, fmt.Errorf("%w; remove the file to do without its tags and metrics", err)
+				return nil, fmt.Errorf("%w; %s", err, withoutNotes)
 			case err == nil && isOf(of, saveID):
 				n, id = have, of
 			}

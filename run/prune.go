@@ -240,7 +240,7 @@ func problems(all []Checkpoint) []string {
 			out = append(out, fmt.Sprintf("%s stays: %s", c.Name, c.Problem))
 		}
 		if c.mayRefer() {
-			out = append(out, fmt.Sprintf("all checkpoints stay: the record of %s cannot be read, and it may refer to each of them", c.Name))
+			out = append(out, fmt.Sprintf("all checkpoints stay: the record of %s cannot be read, and it may refer to each of them; 'cairn repair' may rebuild it, or remove its folder", c.Name))
 		}
 	}
 	return out

@@ -8,10 +8,10 @@ import (
 	"github.com/cairn-ckpt/cairn/run"
 )
 
-// drawnRow is a checkpoint in the drawing of the lines of a run.
-type drawnRow struct {
-	lane int
-	from int // the lane from which this one forks; -1: it does not
+// lane is a column in the drawing of the lines of a run, with the numbers of rows.
+type lane struct {
+	from        int // the parent of the first checkpoint, in another lane; -1: it is not there
+	first, last int // the checkpoints of the lane
 }
 
 // drawLines returns a column that shows the lines of a run, a text for each checkpoint. The
@@ -20,19 +20,19 @@ func drawLines(all []run.Logged) []string {
 	if !slices.ContainsFunc(all, func(c run.Logged) bool { return c.Left }) {
 		return nil
 	}
-	rows, last := layLanes(all)
+	lanes, of := layLanes(all)
 	out := make([]string, len(all))
 	for i := range all {
-		out[i] = rows[i].draw(i, &all[i], rows, last)
+		out[i] = drawRow(lanes, i, of[i], node(&all[i]))
 	}
 	return out
 }
 
-// layLanes gives each checkpoint a lane: 0 for the current line, and one for each line that
-// was left. last has the number of the last row of each lane.
-func layLanes(all []run.Logged) (rows []drawnRow, last map[int]int) {
-	rows, last = make([]drawnRow, len(all)), map[int]int{}
-	laneOf, tip := map[string]int{}, map[int]string{} // by the identity of a save, and back
+// layLanes returns the lanes, and the number of the lane of each checkpoint: 0 for the current
+// line, and one for each line that was left.
+func layLanes(all []run.Logged) (lanes []lane, of []int) {
+	lanes, of = []lane{{-1, -1, -1}}, make([]int, len(all))
+	rows := map[string]int{} // by the identity of a save
 	before := ""
 	for i := range all {
 		c := &all[i]
@@ -40,63 +40,73 @@ func layLanes(all []run.Logged) (rows []drawnRow, last map[int]int) {
 		if c.Commit == 0 { // it does not record a parent
 			parent = before
 		}
-		lane, from := 0, -1
 		if c.Left {
-			from = laneOf[parent]
-			if lane = from; lane == 0 || tip[lane] != parent {
-				lane = len(tip) + 1
-			} else {
+			from, ok := rows[parent]
+			if !ok {
 				from = -1
 			}
-			tip[lane] = id
+			if of[i] = len(lanes); ok && of[from] > 0 && lanes[of[from]].last == from {
+				of[i] = of[from]
+			} else {
+				lanes = append(lanes, lane{from, i, i})
+			}
 		}
-		rows[i], laneOf[id], last[lane], before = drawnRow{lane, from}, lane, i, id
+		if l := &lanes[of[i]]; l.first < 0 {
+			l.first = i
+		}
+		lanes[of[i]].last = i
+		rows[id], before = i, id
 	}
-	return rows, last
+	return lanes, of
 }
 
-// draw returns the text of the row i.
-func (r drawnRow) draw(i int, c *run.Logged, rows []drawnRow, last map[int]int) string {
-	first := func(lane int) int { return slices.IndexFunc(rows, func(r drawnRow) bool { return r.lane == lane }) }
+// node returns the sign of a checkpoint.
+func node(c *run.Logged) string {
+	switch {
+	case c.Head:
+		return "●"
+	case c.Left:
+		return "○"
+	case !c.Complete():
+		return "·"
+	}
+	return "•"
+}
+
+// drawRow returns the text of row i, with a sign in the lane own. Lanes that fork from the
+// checkpoint begin beside it.
+func drawRow(lanes []lane, i, own int, sign string) string {
+	end := 0 // the last lane that begins in this row
+	for k, l := range lanes {
+		if l.from == i {
+			end = k
+		}
+	}
 	var b strings.Builder
-	for lane := 0; lane <= r.lane || hasLaneAfter(rows, last, i, lane); lane++ {
-		inside := first(lane) >= 0 && first(lane) < i && last[lane] > i
-		forks := r.from >= 0 && lane >= r.from && lane < r.lane
+	for k, l := range lanes {
+		passes := i < l.last && (l.from >= 0 && i > l.from || l.from < 0 && l.first >= 0 && i > l.first)
+		joined := k > own && k <= end
 		switch {
-		case lane == r.lane && c.Head:
-			b.WriteString("●")
-		case lane == r.lane && c.Left:
-			b.WriteString("○")
-		case lane == r.lane:
-			b.WriteString("•")
-		case forks && lane == r.from && inside:
-			b.WriteString("├")
-		case forks && lane == r.from:
-			b.WriteString("└")
-		case forks && inside:
+		case k == own:
+			b.WriteString(sign)
+		case l.from == i && k == end:
+			b.WriteString("╮")
+		case l.from == i:
+			b.WriteString("┬")
+		case joined && passes:
 			b.WriteString("┼")
-		case forks:
+		case joined:
 			b.WriteString("─")
-		case inside:
+		case passes:
 			b.WriteString("│")
 		default:
 			b.WriteString(" ")
 		}
-		if forks {
+		if k >= own && k < end {
 			b.WriteString("─")
 		} else {
 			b.WriteString(" ")
 		}
 	}
 	return strings.TrimRight(b.String(), " ")
-}
-
-// hasLaneAfter reports whether a lane at or after lane passes the row i.
-func hasLaneAfter(rows []drawnRow, last map[int]int, i, lane int) bool {
-	for l, end := range last {
-		if l >= lane && end > i && slices.IndexFunc(rows, func(r drawnRow) bool { return r.lane == l }) < i {
-			return true
-		}
-	}
-	return false
 }

@@ -18,18 +18,19 @@ import (
 func TestDrawLines(t *testing.T) {
 	// A checkpoint is its name, "<" and its parent, "(" if it was left, "!" for the head.
 	for text, want := range map[string]string{
-		"a b<a c<b!":                 "",
-		"a b<a( c<b( d<a!":           "•/├─○/│ ○/●",
-		"a! b<a( c<b(":               "●/└─○/  ○",
-		"a b<a( c<b( d<b( e<c( f<a!": "•/├─○/│ ○/│ ├─○/│ ○/●",
-		"a b<a( c<a d<c( e<c!":       "•/├─○/•/├───○/●",
-		"a b<a( c<a! d<b(":           "•/├─○/● │/  ○",
-		"a( b<a( c! d<c(":            "└─○/  ○/●/└───○",
+		"a b<a c<b!":            "",
+		"a b<a( c<b( d<a!":      "•─╮/│ ○/│ ○/●",
+		"a! b<a( c<b(":          "●─╮/  ○/  ○",
+		"a b<a( c<b( d<b( e<a!": "•─╮/│ ○─╮/│ ○ │/│   ○/●",
+		"a b<a( c<a d<c( e<c!":  "•─╮/│ ○/•───╮/│   ○/●",
+		"a b<a( c<a( d<a!":      "•─┬─╮/│ ○ │/│   ○/●",
+		"a b<a c<b! d<a( e<b(":  "•─╮/•─┼─╮/● │ │/  ○ │/    ○",
+		"a( b<a( c! d<c(":       "  ○/  ○/●───╮/    ○",
 	} {
 		var all []run.Logged
 		for _, word := range strings.Fields(text) {
 			name, parent, _ := strings.Cut(strings.TrimRight(word, "(!"), "<")
-			c := run.Checkpoint{Name: name, SaveID: name, Commit: 1, Parent: parent, Left: strings.HasSuffix(word, "("), Head: strings.HasSuffix(word, "!")}
+			c := run.Checkpoint{Local: &run.Copy{State: run.Complete}, Name: name, SaveID: name, Commit: 1, Parent: parent, Left: strings.HasSuffix(word, "("), Head: strings.HasSuffix(word, "!")}
 			all = append(all, run.Logged{Checkpoint: c})
 		}
 		if got := strings.Join(drawLines(all), "/"); got != want {
@@ -71,7 +72,7 @@ func TestLogDrawsLines(t *testing.T) {
 		drawn, rest, _ := strings.Cut(row, "step-")
 		got = append(got, strings.TrimRight(drawn, " ")+" "+strings.Fields(rest)[0])
 	}
-	want := []string{"• 000000100", "├─○ 000000200", "│ ○ 000000300", "• 000000150", "● 000000200~2"}
+	want := []string{"•─╮ 000000100", "│ ○ 000000200", "│ ○ 000000300", "• 000000150", "● 000000200~2"}
 	if code != 0 || strings.Join(got, "\n") != strings.Join(want, "\n") || !strings.Contains(out, "2 checkpoints on a line that was left") {
 		t.Errorf("log: exit code %d,\n%s", code, out)
 	}
