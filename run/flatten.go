@@ -259,7 +259,7 @@ func (p *pruning) sweep(ctx context.Context, place *Place) error {
 	var errs []error
 	for _, c := range p.here(place) {
 		copied := p.copyOf(place, c.Name)
-		if !copied.complete() || copied.found == nil || !copied.found.stale || place.isLink(c.Name) {
+		if !copied.IsComplete() || copied.found == nil || !copied.found.stale || place.isLink(c.Name) {
 			continue
 		}
 		store, err := place.StoreOf(c.Name)

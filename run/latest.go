@@ -333,8 +333,8 @@ func noneOf(problems []error, folders int) error {
 }
 
 // Nearest returns the first of the stores at whose root the checkpoint is complete, as for
-// Latest, unless a later one holds a newer save: one with a higher step or, if the steps are
-// equal, a later time. A nil store is passed over, and its error is in errs. If there is no
+// Latest, unless a later one holds a newer save: one with a later commit or, if a save does not
+// record it, with a higher step, or with the same step and a later time. A nil store is passed over, and its error is in errs. If there is no
 // complete checkpoint, at is the number of the store that the error is about.
 func Nearest(ctx context.Context, stores []blob.Store, errs []error) (at int, err error) {
 	each := make([]*found, len(stores))

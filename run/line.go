@@ -33,7 +33,8 @@ type Loaded struct {
 
 // pending is a save that has begun.
 type pending struct {
-	commit commit
+	name   string // of the folder
+	number int64  // of the commit
 	parent string // the folder of the parent
 }
 
@@ -156,7 +157,7 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, h *history, step in
 	warnLeft(h, p, line.Left, now, warn)
 
 	m.Name = name
-	begun := &pending{commit: commit{name: name, step: &step, time: now, line: line}}
+	begun := &pending{name: name, number: line.Commit}
 	if i := h.find(line.Parent); i >= 0 && line.Parent != "" {
 		begun.parent = h.all[i].name
 	}
@@ -312,13 +313,12 @@ func (m *Member) Committed(saveID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pending
-	if p == nil || p.commit.name != m.Name {
-		l.parent = identity(saveID, m.Name)
+	l.parent = identity(saveID, m.Name)
+	if p == nil || p.name != m.Name {
 		return
 	}
-	p.commit.id = identity(saveID, m.Name)
-	l.parent, m.parent = p.commit.id, p.parent
-	l.largest = max(l.largest, p.commit.line.Commit)
+	m.parent = p.parent
+	l.largest = max(l.largest, p.number)
 	l.pending = nil
 	for _, place := range l.run.places() { // the save may have replaced a checkpoint
 		l.run.forget(place.AddressOf(m.Name))

@@ -36,7 +36,7 @@ type PruneOptions struct {
 	// Removed, if not nil, is called after each removal.
 	Removed func(p *Pruned)
 
-	protect map[string]string // checkpoints that stay, and the reasons
+	protect map[string]string // checkpoints that stay without a rule, and the reasons; a ceiling may remove a parent
 }
 
 // Outcome is what Prune did with a copy of a checkpoint.
@@ -258,7 +258,7 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 	if copied == nil {
 		return out, false
 	}
-	if copied.SaveID != c.SaveID || !copied.complete() {
+	if copied.SaveID != c.SaveID || !copied.IsComplete() {
 		out.describe(copied.found)
 	}
 	out.Bytes, out.Bases = copied.Bytes, copied.bases() // uploads stand alone
@@ -492,9 +492,9 @@ func (p *pruning) wasComplete(place *Place, name string) bool {
 			return false
 		}
 		if place.remote {
-			return c.Remote.complete()
+			return c.Remote.IsComplete()
 		}
-		return c.Local.complete()
+		return c.Local.IsComplete()
 	})
 }
 

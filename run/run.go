@@ -152,12 +152,10 @@ type Checkpoint struct {
 }
 
 // Complete reports whether a copy is complete.
-func (c *Checkpoint) Complete() bool { return c.Local.complete() || c.Remote.complete() }
+func (c *Checkpoint) Complete() bool { return c.Local.IsComplete() || c.Remote.IsComplete() }
 
 // IsComplete reports whether there is a copy, and it is complete.
-func (c *Copy) IsComplete() bool { return c.complete() }
-
-func (c *Copy) complete() bool { return c != nil && c.State == Complete }
+func (c *Copy) IsComplete() bool { return c != nil && c.State == Complete }
 
 // bases returns the names of the folders beside the copy to which it refers.
 func (c *Copy) bases() []string {
@@ -177,13 +175,13 @@ func (c *Checkpoint) mayRefer() bool {
 
 // Uploaded reports whether the remote copy is complete and of the same save as the local one.
 func (c *Checkpoint) Uploaded() bool {
-	return c.Remote.complete() && (!c.Local.complete() || c.Local.SaveID == c.Remote.SaveID)
+	return c.Remote.IsComplete() && (!c.Local.IsComplete() || c.Local.SaveID == c.Remote.SaveID)
 }
 
 // Copies returns "local", "remote", "both", or "" if no copy is complete. Two copies of
 // different saves are "differ".
 func (c *Checkpoint) Copies() string {
-	switch l, r := c.Local.complete(), c.Remote.complete(); {
+	switch l, r := c.Local.IsComplete(), c.Remote.IsComplete(); {
 	case l && r && c.Local.SaveID != c.Remote.SaveID:
 		return "differ"
 	case l && r:
@@ -373,13 +371,13 @@ func (c *Checkpoint) add(f *found, remote bool) {
 func (c *Checkpoint) summarize() {
 	best, other := c.Local, c.Remote
 	switch {
-	case best == nil, other.complete() && !best.complete():
+	case best == nil, other.IsComplete() && !best.IsComplete():
 		best, other = other, best
-	case other.complete() && best.SaveID != other.SaveID && other.found.compare(best.found) > 0:
+	case other.IsComplete() && best.SaveID != other.SaveID && other.found.compare(best.found) > 0:
 		best, other = other, best
 	}
 	c.describe(best.found)
-	if other.complete() && other.SaveID == best.SaveID {
+	if other.IsComplete() && other.SaveID == best.SaveID {
 		n := Notes{Tags: c.Tags, Metrics: c.Metrics}
 		n.join(&other.found.notes)
 		c.Tags, c.Metrics = n.Tags, n.Metrics

@@ -18,7 +18,7 @@ import (
 func (r *Run) Lacking(all []Checkpoint, keepRemote Policy, now time.Time) []Checkpoint {
 	var out []Checkpoint
 	for _, v := range r.wanted(all, keepRemote, now) {
-		if c := v.Checkpoint; v.Keep && c.Local.complete() && !c.Uploaded() {
+		if c := v.Checkpoint; v.Keep && c.Local.IsComplete() && !c.Uploaded() {
 			out = append(out, c)
 		}
 	}
@@ -61,7 +61,7 @@ var ErrConflict = errors.New("the copies are of different saves")
 
 // Sync uploads the checkpoints that the remote place lacks, the newest first, and the notes
 // of the ones that it has without notes. If the remote place has another save of a checkpoint, the
-// local one replaces it if it is newer; see Checkpoint.Compare. Otherwise Sync overwrites
+// local one replaces it if its commit is later. Otherwise Sync overwrites
 // nothing, and the error wraps ErrConflict. See transfer.Sync for what it returns. The error wraps
 // storage.ErrOptions if the run has no remote place, and ErrOtherRun or ErrUnconfirmed if the
 // remote place may belong to another run; see Join.
@@ -112,7 +112,7 @@ func (r *Run) sync(ctx context.Context, all []Checkpoint, o *SyncOptions) ([]tra
 // remote place has: it is newer, and this run may remove checkpoints there.
 func (r *Run) replaceable(ctx context.Context, c *Checkpoint, other *transfer.Other) (ok bool, reason string) {
 	remote := &found{step: other.Step, time: other.Time}
-	if c.Remote.complete() && c.Remote.SaveID == other.SaveID {
+	if c.Remote.IsComplete() && c.Remote.SaveID == other.SaveID {
 		remote.line = c.Remote.found.line
 	}
 	if remote.step == nil {
