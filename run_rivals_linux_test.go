@@ -104,9 +104,11 @@ func (j *rivalJob) rank(g group.Group) {
 }
 
 // isBaseGone reports whether a save was not committed because the other job has removed a checkpoint
-// to which it was going to refer.
+// to which it was going to refer, or is removing it at this moment. The save fails and harms no
+// checkpoint.
 func isBaseGone(err error) bool {
-	return strings.Contains(err.Error(), "not committed") && strings.Contains(err.Error(), "which is gone")
+	text := err.Error()
+	return strings.Contains(text, "not committed") && (strings.Contains(text, "which is gone") || strings.Contains(text, "it is being removed"))
 }
 
 // rivals are the processes of the test.
