@@ -102,6 +102,18 @@ type history struct {
 	// belong.
 	unplaced map[int]bool
 	rewound  *Rewound // nil: the run was never rewound
+	damaged  []commit // folders without a complete commit; the step, the time and the line may be unknown
+}
+
+// goneBack returns rewound or, if a commit that is damaged is newer, what its record says about the
+// line on which it is: the run goes on from the newest complete commit of that line.
+func goneBack(damaged []commit, rewound *Rewound) *Rewound {
+	for _, c := range damaged {
+		if l := c.line; l != nil && (rewound == nil || l.Commit > rewound.Commit) {
+			rewound = &Rewound{To: l.Parent, Commit: l.Commit, Time: c.time, Left: l.Left}
+		}
+	}
+	return rewound
 }
 
 // newHistory returns the history of complete commits. rewound may be nil.

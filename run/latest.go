@@ -115,16 +115,15 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 			return nil, err
 		}
 	}
-	rewound, err := r.rewound(ctx)
-	if err != nil { // a damaged file must not end a training
-		c.skipped = append(c.skipped, Skipped{Path: r.Local.AddressOf(SettingsFile), Problem: err.Error()})
-	}
+	rewound, unread, _ := r.rewound(ctx) // a damaged file must not end a training
+	c.skipped = append(c.skipped, unread...)
 	return c.result(len(dirs), rewound)
 }
 
 // choice are the checkpoints that were found, and what is not one of them.
 type choice struct {
 	complete []*found
+	lost     []commit // damaged ones with a record that can be read
 	problems []error
 	skipped  []Skipped
 	damaged  []Damaged
@@ -139,6 +138,7 @@ func (c *choice) add(f *found) error {
 	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrCorrupt):
 		c.skipped = append(c.skipped, Skipped{Path: f.folder.address, Problem: err.Error(), UnderWay: errors.Is(err, storage.ErrUnderWay)})
 		c.problems = append(c.problems, err)
+		c.lost = append(c.lost, f.commit())
 		if f.step != nil && errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrUnderWay) {
 			c.damaged = append(c.damaged, Damaged{f.folder.name, *f.step, err})
 		}
@@ -161,7 +161,7 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	for i, f := range c.complete {
 		commits[i] = f.commit()
 	}
-	b := c.complete[newHistory(commits, rewound).head]
+	b := c.complete[newHistory(commits, goneBack(c.lost, rewound)).head]
 	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
 }
 
@@ -173,19 +173,20 @@ func tier(f *folder) int {
 	return 1
 }
 
-// rewound returns the checkpoint to which the run was rewound, or nil.
-func (r *Run) rewound(ctx context.Context) (*Rewound, error) {
-	var out *Rewound
+// rewound returns the checkpoint to which the run was rewound, or nil. Settings that cannot be read
+// do not count: unread names them, and the error joins the reasons.
+func (r *Run) rewound(ctx context.Context) (out *Rewound, unread []Skipped, err error) {
+	var errs []error
 	for _, p := range r.places() {
 		s, err := ReadSettings(ctx, p.Store)
 		if err != nil {
-			return nil, err
+			unread, errs = append(unread, Skipped{Path: p.AddressOf(SettingsFile), Problem: err.Error()}), append(errs, err)
 		}
 		if s.Rewound != nil && (out == nil || s.Rewound.Commit > out.Commit) {
 			out = s.Rewound
 		}
 	}
-	return out, nil
+	return out, unread, errors.Join(errs...)
 }
 
 // isUnreadable reports whether an error is about the contents of a file.
@@ -224,7 +225,7 @@ func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
 		return nil, err
 	}
 	slices.SortStableFunc(seen, func(f, g *found) int { return cmp.Compare(stepOf(g.step), stepOf(f.step)) })
-	rewound, _ := r.rewound(ctx) // a damaged file must not end a server
+	rewound, _, _ := r.rewound(ctx) // a damaged file must not end a server
 
 	c := choice{skipped: []Skipped{}}
 	var known []*found // complete when they were opened, and within bounds

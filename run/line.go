@@ -81,18 +81,23 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 	if err != nil {
 		return nil, err
 	}
-	rewound, err := r.rewound(ctx)
+	rewound, _, err := r.rewound(ctx)
 	if err != nil && !isUnreadable(err) {
 		return nil, err
 	}
 
-	var known []commit
+	var known, damaged []commit
 	for _, f := range all {
-		if f.err == nil {
+		switch {
+		case f.err == nil:
 			known = append(known, f.commit())
+		case !errors.Is(f.err, storage.ErrNotFound):
+			damaged = append(damaged, f.commit())
 		}
 	}
-	return newHistory(known, rewound), nil
+	h := newHistory(known, goneBack(damaged, rewound))
+	h.damaged = damaged
+	return h, nil
 }
 
 // GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
@@ -248,17 +253,21 @@ func place(ctx context.Context, m *Member, r *Run, h *history, p int, step int64
 		}
 		return nil
 	}
+	// A damaged checkpoint is replaced, unless it has tags.
+	damaged := func(name string) bool {
+		return slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
+	}
 	plain := m.Name
 	if p >= 0 && !m.Exclusive && withoutAgain(h.all[p].name) == plain && !r.hasTags(ctx, h.all[p].name, h.all[p].id) {
 		return h.all[p].name, true
 	}
 	there := occupant(plain)
-	if m.Exclusive || there == nil || h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
+	if m.Exclusive || there == nil && !damaged(plain) || there != nil && h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
 		return plain, false
 	}
 	for n := 2; ; n++ {
 		name = plain + again + strconv.Itoa(n)
-		if occupant(name) == nil {
+		if occupant(name) == nil && !damaged(name) {
 			warn(fmt.Errorf("%s has a checkpoint that this save must not replace: it goes to %s", plain, name))
 			return name, false
 		}

@@ -150,6 +150,9 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
 			f.err = fmt.Errorf("read %s: %w", at, err)
 		}
+		if f.time.IsZero() && f.err == nil { // the order of commits depends on the time of its files
+			_, f.err = f.measure(ctx, at)
+		}
 		if f.line == nil && !strings.HasPrefix(s.Version, nativeVersion) {
 			f.notes, f.notesErr = ReadNotes(ctx, at, f.saveID)
 		}

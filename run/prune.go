@@ -110,7 +110,7 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 	if err := errors.Join(o.Keep.Check(), o.KeepRemote.Check()); err != nil {
 		return nil, err
 	}
-	if _, err := ReadSettings(ctx, r.Local.Store); err != nil {
+	if _, _, err := r.rewound(ctx); err != nil { // the current line is not known
 		return nil, err
 	}
 	all, err := r.Checkpoints(ctx)

@@ -243,15 +243,18 @@ func arrange(all []Checkpoint, rewound *Rewound) {
 
 	sorted := make([]Checkpoint, 0, len(all))
 	complete, where := []commit{}, []int{}
+	var damaged []commit
 	for _, i := range order {
 		if all[i].Complete() {
 			complete, where = append(complete, commits[i]), append(where, len(sorted))
+		} else {
+			damaged = append(damaged, commits[i])
 		}
 		sorted = append(sorted, all[i])
 	}
 	copy(all, sorted)
 
-	h := newHistory(complete, rewound)
+	h := newHistory(complete, goneBack(damaged, rewound))
 	for i := range complete {
 		c := &all[where[i]]
 		c.Head = i == h.head
@@ -306,7 +309,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		c.summarize()
 		out = append(out, *c)
 	}
-	rewound, err := r.rewound(ctx)
+	rewound, _, err := r.rewound(ctx)
 	if err != nil && !isUnreadable(err) { // which Prune refuses
 		return nil, err
 	}

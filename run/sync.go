@@ -26,10 +26,13 @@ func (r *Run) Lacking(all []Checkpoint, keepRemote Policy, now time.Time) []Chec
 }
 
 // wanted returns the verdicts of the policy of the remote place, as if it had all checkpoints.
-// Uploads stand alone.
+// Uploads stand alone. It keeps all if a rule names a metric that no checkpoint has.
 func (r *Run) wanted(all []Checkpoint, keepRemote Policy, now time.Time) []Verdict {
 	if r.Remote == nil {
 		return nil
+	}
+	if checkMetrics(all, keepRemote) != nil {
+		keepRemote = Policy{}
 	}
 	there := slices.Clone(all)
 	for i := range there {

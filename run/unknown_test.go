@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -85,6 +86,7 @@ func TestPruneKeepsWhatCannotBeRead(t *testing.T) {
 			t.Errorf("%s: %s, with the warnings %q; want %s and one warning", name, got, rep.Warnings, want)
 		}
 	}
+	must.Do(t, os.WriteFile(path, data[:len(data)/2], 0o666))
 	if err := r.Note(t.Context(), FolderName(1), func(n *Notes) error { n.Tag("x"); return nil }); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), "remove the file") {
 		t.Errorf("Note = %v; want ErrCorrupt, and what to do", err)
 	}
@@ -162,6 +164,134 @@ func TestSettingsThatCannotBeRead(t *testing.T) {
 	for step := range int64(3) {
 		if _, err := os.Stat(filepath.Join(dir, FolderName(step))); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// wentBack returns a run of the steps 1 to 5 whose job went back to step 3 and saved step 4 again,
+// in another folder.
+func wentBack(t *testing.T) *model {
+	t.Helper()
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	for step := range int64(5) {
+		m.clock = m.clock.Add(time.Minute)
+		m.save(1+step, "all")
+	}
+	m.line.Loaded(FolderName(3), "save-3")
+	m.clock = m.clock.Add(time.Minute)
+	m.save(4, "all")
+	return m
+}
+
+// If the newest commit is damaged, but its record can be read, the run goes on from the line on
+// which it is, and policies follow that line.
+func TestDamagedCommitHasALine(t *testing.T) {
+	m := wentBack(t)
+	name := FolderName(4) + "~2"
+	files := must.Get(filepath.Glob(filepath.Join(m.dir, name, "*r00000*")))(t)
+	must.Do(t, os.Remove(files[0]))
+
+	r := openRun(t, m.dir, "")
+	if found := must.Get(r.Latest(t.Context()))(t); found.SaveID != "save-3" || len(found.Skipped) != 1 {
+		t.Errorf("Latest = %+v; want save-3, and the damaged one among what was skipped", found)
+	}
+	if found := must.Get(r.Newest(t.Context(), Bounds{}))(t); found.SaveID != "save-3" {
+		t.Errorf("Newest = %+v; want save-3", found)
+	}
+	opts := &PruneOptions{Keep: keep(t, "last 2"), DryRun: true, Now: m.clock}
+	rep := must.Get(r.Prune(t.Context(), opts))(t)
+	if got, want := outcomes(rep.Local), "1 would remove, 2 kept, 3 kept, 4 kept, 5 kept, 4 kept"; got != want {
+		t.Errorf("prune: %s; want %s", got, want)
+	}
+
+	m.line = new(Line) // a job that loads what Latest returns
+	m.line.Loaded(FolderName(3), "save-3")
+	m.save(7, "all")
+	all := must.Get(r.Checkpoints(t.Context()))(t)
+	var left []string
+	for i := range all {
+		if all[i].Left {
+			left = append(left, all[i].SaveID)
+		}
+	}
+	if want := []string{"save-4", "save-5"}; !slices.Equal(left, want) || m.parents[m.at] != "save-3" {
+		t.Errorf("the next save goes on from %q, and %q were left; want save-3, and %q", m.parents[m.at], left, want)
+	}
+}
+
+// A rewind counts as long as the settings of one place can be read, and nothing is removed while the
+// settings of the other one cannot.
+func TestRemoteSettingsThatCannotBeRead(t *testing.T) {
+	dir, remote := t.TempDir(), t.TempDir()
+	for step := range int64(4) {
+		save(t, dir, step)
+		copyFolder(t, filepath.Join(dir, FolderName(step)), filepath.Join(remote, FolderName(step)))
+	}
+	r := openRun(t, dir, remote)
+	must.Do(t, r.Claim(t.Context(), Settings{Keep: keep(t, "last 2")}))
+	must.Get(r.Rewind(t.Context(), "1"))(t)
+	path := filepath.Join(remote, SettingsFile)
+	data := must.Get(os.ReadFile(path))(t)
+	for name, damaged := range damages(data) {
+		if name == "later" {
+			damaged = bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 9`), 1)
+		}
+		must.Do(t, os.WriteFile(path, damaged, 0o666))
+		if found := must.Get(r.Latest(t.Context()))(t); *found.Step != 1 || len(found.Skipped) != 1 || found.Skipped[0].Path != path {
+			t.Errorf("%s: Latest = %+v; want step 1, and %s among what was skipped", name, found, path)
+		}
+		if rep, err := r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, left within 1 second"), Now: day.AddDate(100, 0, 0)}); err == nil {
+			t.Fatalf("%s: Prune = %s; want an error", name, outcomes(rep.Local))
+		}
+	}
+}
+
+// Latest and Prune agree on the newest checkpoint if a format does not record the time of a save.
+func TestLatestComparesTimesOfFiles(t *testing.T) {
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m.save(1, "all")
+	m.clock = m.clock.Add(time.Hour)
+	m.save(2, "all")
+	data := must.Get(filepath.Glob(filepath.Join(m.dir, FolderName(2), "*.safetensors")))(t)
+	foreign := filepath.Join(m.dir, FolderName(3), "model.safetensors")
+	must.Do(t, os.MkdirAll(filepath.Dir(foreign), 0o777))
+	must.Do(t, os.WriteFile(foreign, must.Get(os.ReadFile(data[0]))(t), 0o666))
+
+	r := openRun(t, m.dir, "")
+	for _, c := range []struct {
+		at   time.Time
+		want string
+	}{{day.Add(-time.Hour), FolderName(2)}, {day.Add(2 * time.Hour), FolderName(3)}} {
+		must.Do(t, os.Chtimes(foreign, c.at, c.at))
+		all := must.Get(r.Checkpoints(t.Context()))(t)
+		if head := all[slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })].Name; head != c.want {
+			t.Errorf("files of %v: the head is %s; want %s", c.at, head, c.want)
+		}
+		if found := must.Get(r.Latest(t.Context()))(t); filepath.Base(found.Path) != c.want {
+			t.Errorf("files of %v: Latest = %s; want %s", c.at, found.Path, c.want)
+		}
+	}
+}
+
+// A save to a folder whose checkpoint is damaged replaces it, unless that has tags.
+func TestDamagedCheckpointWithTagsStays(t *testing.T) {
+	for _, tagged := range []bool{false, true} {
+		for _, file := range []string{"*r00000*", "*index*", "cairn.json"} {
+			m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+			m.save(1, "all")
+			m.save(2, "all")
+			if tagged {
+				must.Do(t, openRun(t, m.dir, "").Note(t.Context(), FolderName(2), func(n *Notes) error { n.Tag("release"); return nil }))
+			}
+			files := must.Get(filepath.Glob(filepath.Join(m.dir, FolderName(2), file)))(t)
+			must.Do(t, os.Remove(files[0]))
+
+			m.line.Loaded(FolderName(1), "save-1")
+			m.save(2, "all")
+			_, err := os.Stat(filepath.Join(m.dir, FolderName(2)+"~2"))
+			if (err == nil) != tagged {
+				t.Errorf("without %s, with a tag: %v: the save is in a folder of its own: %v", file, tagged, err == nil)
+			}
 		}
 	}
 }
