@@ -48,7 +48,8 @@ const DefaultLeft = Left(48 * time.Hour)
 //
 // A checkpoint of which not all is known stays: its notes cannot be read, it has no step or time
 // and a rule asks for it, or the record of another checkpoint, which may refer to it, cannot
-// be read.
+// be read. All stay if the current line is not known, because the notes that have the place of a
+// checkpoint which is newer than the head cannot be read.
 //
 // What Apply keeps, it also keeps when it is applied again to the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
@@ -107,6 +108,7 @@ func (a *applied) judge(now time.Time) {
 		}
 	}
 	mayRefer := slices.ContainsFunc(a.all, func(c Checkpoint) bool { return c.mayRefer() })
+	mayLead := slices.ContainsFunc(a.all, func(c Checkpoint) bool { return c.mayLead() })
 	for _, i := range a.order {
 		c := &a.all[i]
 		for _, also := range []struct {
@@ -115,7 +117,7 @@ func (a *applied) judge(now time.Time) {
 		}{
 			{len(a.policy.Rules) == 0, ReasonAll},
 			{a.policy.keepTagged && len(c.Tags) > 0, ReasonTagged},
-			{c.Problem != "", ReasonUnknown},
+			{c.Problem != "" || mayLead, ReasonUnknown},
 			{mayRefer, ReasonMayRefer},
 		} {
 			if also.keep && !slices.Contains(a.why[i], also.reason) {

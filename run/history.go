@@ -166,12 +166,16 @@ func (h *history) find(id string) int {
 	return -1
 }
 
-// after returns the identities of the commits after one.
+// after returns the identities of the commits after one. A save that does not record its place,
+// and was made later, is not an ancestor either, also if its step is smaller.
 func (h *history) after(i int) []string {
 	var out []string
-	for _, j := range h.order[slices.Index(h.order, i)+1:] {
-		if h.all[j].id != h.all[i].id { // another copy
-			out = append(out, h.all[j].id)
+	at := slices.Index(h.order, i)
+	for k, j := range h.order {
+		c := &h.all[j]
+		later := k > at || c.line == nil && c.id != c.name && c.time.After(h.all[i].time)
+		if later && c.id != h.all[i].id { // another copy
+			out = append(out, c.id)
 		}
 	}
 	return out

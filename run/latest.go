@@ -161,7 +161,13 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	for i, f := range c.complete {
 		commits[i] = f.commit()
 	}
-	b := c.complete[newHistory(commits, goneBack(c.lost, rewound)).head]
+	h := newHistory(commits, goneBack(c.lost, rewound))
+	for i, f := range c.complete {
+		if h.unplaced[i] && f.notesErr != nil {
+			c.skipped = append(c.skipped, Skipped{Path: f.folder.address, Problem: "its place in the history is not known: " + f.notesErr.Error()})
+		}
+	}
+	b := c.complete[h.head]
 	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
 }
 

@@ -34,6 +34,7 @@ type found struct {
 	notes    Notes
 	notesErr error
 	missing  []string
+	mayLead  bool     // it may be the head: the notes that have its line cannot be read
 	mayRefer bool     // it has a record that cannot be read, so its bases are not known
 	bases    []string // names of folders beside it, to which it refers
 	baseErr  error    // a file there is gone

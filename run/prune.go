@@ -239,6 +239,9 @@ func problems(all []Checkpoint) []string {
 		if c.Complete() && c.Problem != "" {
 			out = append(out, fmt.Sprintf("%s stays: %s", c.Name, c.Problem))
 		}
+		if c.mayLead() {
+			out = append(out, fmt.Sprintf("all checkpoints stay: %s may be the newest one, and its line is not known", c.Name))
+		}
 		if c.mayRefer() {
 			out = append(out, fmt.Sprintf("all checkpoints stay: the record of %s cannot be read, and it may refer to each of them; 'cairn repair' may rebuild it, or remove its folder", c.Name))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // Run is a run in one or two places.
@@ -173,6 +174,13 @@ func (c *Checkpoint) mayRefer() bool {
 	})
 }
 
+// mayLead reports whether the checkpoint may be the head, because the notes that have its place in
+// the history cannot be read.
+func (c *Checkpoint) mayLead() bool {
+	f := c.best()
+	return f != nil && f.mayLead
+}
+
 // Uploaded reports whether the remote copy is complete and of the same save as the local one.
 func (c *Checkpoint) Uploaded() bool {
 	return c.Remote.IsComplete() && (!c.Local.IsComplete() || c.Local.SaveID == c.Remote.SaveID)
@@ -259,6 +267,9 @@ func arrange(all []Checkpoint, rewound *Rewound) {
 		c := &all[where[i]]
 		c.Head = i == h.head
 		c.LeftSince, c.Left = h.left[i]
+		if f := c.best(); f != nil && (h.unplaced[i] || c.Head && f.line == nil) {
+			f.mayLead = f.notesErr != nil && f.format != formats.Native
+		}
 		if h.unplaced[i] && c.Problem == "" {
 			c.Problem = "its save does not say where it belongs in the history of the run"
 		}

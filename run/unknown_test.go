@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
 // damages are changes of a small file that make it unreadable, or another one.
@@ -270,6 +271,42 @@ func TestLatestComparesTimesOfFiles(t *testing.T) {
 		if found := must.Get(r.Latest(t.Context()))(t); filepath.Base(found.Path) != c.want {
 			t.Errorf("files of %v: Latest = %s; want %s", c.at, found.Path, c.want)
 		}
+	}
+}
+
+// If the notes cannot be read that have the line of the newest save, the current line is not known:
+// Latest says so, and all checkpoints stay.
+func TestPruneKeepsAllIfTheLineIsNotKnown(t *testing.T) {
+	m := wentBack(t)
+	name := FolderName(4) + "~3"
+	saveIn(t, openDir(t, m.dir, name), torchdcp.Format{}, "save-7", 30) // its folder has the step
+	must.Do(t, os.WriteFile(filepath.Join(m.dir, name, NotesFile), []byte("{"), 0o666))
+	must.Do(t, os.RemoveAll(filepath.Join(m.dir, FolderName(4)+"~2")))
+
+	r := openRun(t, m.dir, "")
+	if found := must.Get(r.Latest(t.Context()))(t); found.SaveID != "save-5" || len(found.Skipped) != 1 {
+		t.Errorf("Latest = %+v; want the checkpoint among what was skipped", found)
+	}
+	rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, at most 1 B"), Now: day.AddDate(100, 0, 0)}))(t)
+	if rep.Count != 0 || len(rep.Warnings) != 2 {
+		t.Errorf("prune: %s, with the warnings %q; want all to stay, and two warnings", outcomes(rep.Local), rep.Warnings)
+	}
+}
+
+// A save of an older cairn that goes back is not an ancestor of a save that goes on from a checkpoint
+// before it.
+func TestLaterSavesAreNotAncestors(t *testing.T) {
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m.clock = day.Add(time.Hour)
+	m.save(100, "all")
+	m.clock = day.Add(2 * time.Hour)
+	saveAt(t, m.dir, "older", 50, m.clock) // of an older cairn, which has gone back
+	m.clock = day.Add(3 * time.Hour)
+	m.save(101, "last 1")
+
+	rep := must.Get(openRun(t, m.dir, "").Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1"), DryRun: true, Now: m.clock}))(t)
+	if got, want := outcomes(rep.Local), "50 kept, 100 would remove, 101 kept"; got != want {
+		t.Errorf("prune: %s; want %s", got, want)
 	}
 }
 
