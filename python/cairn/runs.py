@@ -141,29 +141,31 @@ def _text(policy: Policy | None) -> str:
     return ", ".join(map(str, parts))
 
 
-def _checked(policy: Policy | None, run: str = "") -> str:
+def _checked(policy: Policy | None, run: str = "", remote: str | None = None) -> str:
     """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it.
 
     It also raises the error if the run is a folder in which no checkpoint has a metric of the policy, unless the run
-    has this policy already: then the first save with the metric may be still to come.
+    has this policy already: then the first save with the metric may be still to come. A policy of remote asks for
+    the metrics of both.
     """
     if not (text := _text(policy)):
         return text
     with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
         _try(text, empty)
 
-    if "best" in text.lower() and "://" not in run and os.path.isdir(run):
+    if "best" in text.lower() and all("://" not in place for place in (run, remote or "")) and os.path.isdir(run):
         with contextlib.suppress(errors.IncompleteError, errors.CorruptError, errors.VersionError):  # saves warn of it
-            stored = _command.run("settings", [], run)["keep"]
+            stored = _command.run("settings", [], run)["keep" if remote is None else "keep_remote"]
             if stored.split() != text.split():
-                _try(text, run)
+                _try(text, run, remote)
     return text
 
 
-def _try(policy: str, run: str) -> None:
-    """Raises OptionsError if the program cairn refuses a policy for a run."""
+def _try(policy: str, run: str, remote: str | None = None) -> None:
+    """Raises OptionsError if the program cairn refuses a policy for a run, or for its remote run."""
+    policies = [f"--keep={policy}"] if remote is None else ["--keep=", f"--keep-remote={policy}"]
     try:
-        _command.run("prune", ["--dry-run", f"--keep={policy}", "--remote="], run)
+        _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
     except errors.NotFoundError:  # there are no checkpoints
         pass
     except errors.OptionsError as e:  # without the name of the flag
@@ -189,7 +191,7 @@ class Run:
     are uploaded. After each save and its upload, the saver process uploads what remote lacks, and removes what the
     policies do not keep. Without a policy, nothing is removed. The newest complete checkpoint, and one that a
     program reads, always stay. A checkpoint that is not uploaded yet stays if keep_remote would keep it.
-    OptionsError: a policy is wrong, or it is new to the run in a folder and no checkpoint there has the metric of
+    OptionsError: a policy is wrong, or it is new to the run in folders and no checkpoint there has the metric of
     a rule such as "best 2 by loss".
 
     A save to a folder without remote stores only what has changed since the one before it, as long as that pays:
@@ -219,7 +221,7 @@ class Run:
             raise errors.OptionsError("keep_remote is set without remote", ("storage.options",))
         self.keep: str = _checked(keep, self.path)
         """The text of the policy; empty if there is none."""
-        self.keep_remote: str = _checked(keep_remote)
+        self.keep_remote: str = _checked(keep_remote, self.path, self.remote)
         """The text of the policy of remote; empty if there is none."""
         self.alone: bool = alone
         """Whether no checkpoint refers to another one."""

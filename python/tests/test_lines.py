@@ -125,6 +125,10 @@ class Lines(Case):
             cairn.Run(self.path, keep=policy)
         with self.assertRaisesRegex(cairn.OptionsError, "metric los"):
             cairn.Run(self.path, keep=cairn.best(2, "los"))
+        remote = os.path.join(self.folder, "remote")
+        with self.assertRaisesRegex(cairn.OptionsError, "metric los"):
+            cairn.Run(self.path, remote=remote, keep_remote=policy)
+        cairn.Run(self.path, remote=remote, keep_remote="best 2 by loss")
         run = cairn.Run(self.path, keep="last 1, best 2 by loss")
 
         # A job that starts again before the first save with the metric is not refused.
