@@ -2,7 +2,9 @@ package cairn_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // A byte of a checkpoint is damaged before another one refers to it. The run finds out, names
@@ -44,6 +47,99 @@ func TestDamagedBaseIsNotUsedAgain(t *testing.T) {
 		checkContents(t, must.Get(file.Open(filepath.Join(dir, run.FolderName(2)), nil))(t), s.clone(t), s.state, 1)
 		must.Do(t, r.Close(t.Context()))
 	}
+}
+
+// Before a save refers to them, files are cut or vanish. The save names one and writes what it needs.
+func TestLostBaseIsNotUsed(t *testing.T) {
+	for name, lose := range map[string]func(string) error{
+		"cut":  func(path string) error { return os.Truncate(path, 10) },
+		"gone": os.Remove,
+	} {
+		for _, remember := range []bool{false, true} {
+			for _, last := range []int64{0, 1} { // the save before, of which step 0 or a base of it has lost its file
+				dir, s := t.TempDir(), newTrained(t, 43)
+				r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: remember}))(t)
+				var warned []string
+				save := func(i int64) {
+					t.Helper()
+					o := &cairn.SaveOptions{Step: &i, Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err.Error()) }}}
+					if _, err := r.Save(t.Context(), s.parts(t, 0, 1), o); err != nil {
+						t.Fatalf("%s, remember %t, after step %d: save %d = %v", name, remember, last, i, err)
+					}
+					s.step()
+				}
+				for i := range last + 1 {
+					save(i)
+				}
+				must.Do(t, r.Close(t.Context()))
+				r = must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: remember}))(t)
+				must.Get(r.Load(t.Context(), s.parts(t, 0, 1), nil))(t)
+				files := must.Get(filepath.Glob(filepath.Join(dir, run.FolderName(0), "*.safetensors")))(t)
+				must.Do(t, lose(files[0]))
+				want := s.clone(t)
+				save(last + 1)
+				must.Do(t, r.Close(t.Context()))
+				if all := strings.Join(warned, "\n"); !strings.Contains(all, filepath.Base(files[0])) {
+					t.Errorf("%s, remember %t, after step %d: the warnings are %q; want the name of the file", name, remember, last, all)
+				}
+				checkContents(t, must.Get(file.Open(filepath.Join(dir, run.FolderName(last+1)), nil))(t), want, s.state, 1)
+			}
+		}
+	}
+}
+
+// The record of a base is damaged, so its files cannot be verified. A warning says so, and the next
+// save does not refer to them.
+func TestBaseWithADamagedRecord(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 44)
+	warned := make(chan error, 100)
+	r := must.Get(cairn.NewRun(dir, nil))(t)
+	save := func(i int64) []string {
+		t.Helper()
+		o := &cairn.SaveOptions{Step: &i, Observer: &cairn.Observer{Warned: func(err error) { warned <- err }}}
+		must.Get(r.Save(t.Context(), s.parts(t, 0, 1), o))(t)
+		s.step()
+		c := must.Get(cairn.Open(t.Context(), must.Get(file.Open(filepath.Join(dir, run.FolderName(i)), nil))(t)))(t)
+		defer c.Close()
+		return c.Info().Bases
+	}
+	save(0)
+	save(1)
+	must.Do(t, r.Close(t.Context()))
+	r = must.Get(cairn.NewRun(dir, nil))(t)
+	must.Get(r.Load(t.Context(), s.parts(t, 0, 1), nil))(t)
+	flipByte(t, filepath.Join(dir, run.FolderName(0), "cairn.json"))
+	if bases := save(2); !slices.Contains(bases, run.FolderName(0)) {
+		t.Fatalf("step 2 refers to %q; want step 0 among them", bases)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for found := false; !found; {
+		select {
+		case err := <-warned:
+			found = strings.Contains(err.Error(), run.FolderName(0)) && strings.Contains(err.Error(), "cairn.json")
+		case <-ctx.Done():
+			t.Fatal("there is no warning")
+		}
+	}
+	if bases := save(3); slices.Contains(bases, run.FolderName(0)) {
+		t.Errorf("step 3 refers to %q; want no reference to step 0", bases)
+	}
+	must.Do(t, r.Close(t.Context()))
+}
+
+// The index of the base is damaged. The save stands alone, and a warning says why.
+func TestBaseWithADamagedIndex(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 45)
+	saveChain(t, dir, s, 1, 1)
+	flipByte(t, filepath.Join(dir, "step-0", "*index.cairn"))
+	var warned []string
+	o := &cairn.SaveOptions{Base: &storage.Base{Folder: "step-0"}, Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err.Error()) }}}
+	must.Get(cairn.Save(t.Context(), stepAt(t, dir, 1), s.parts(t, 0, 1), o))(t)
+	if len(warned) != 1 || !strings.Contains(warned[0], "index.cairn") {
+		t.Errorf("the warnings are %q; want one about the index", warned)
+	}
+	checkContents(t, stepAt(t, dir, 1), s.clone(t), s.state, 1)
 }
 
 // If little changes, a save stands alone at the latest after 16 saves, also in other processes.

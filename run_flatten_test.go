@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -95,6 +97,23 @@ func TestPruneLeavesDamagedOnes(t *testing.T) {
 	if _, err := r.Prune(t.Context(), &run.PruneOptions{Keep: everySix}); err != nil {
 		t.Errorf("Prune again = %v; want no second attempt", err)
 	}
+}
+
+// The disk is full before a checkpoint stands alone. The checkpoint is as it was, and what the attempt
+// has written goes: the next save needs the room.
+func TestFlattenOnAFullDisk(t *testing.T) {
+	dir, s := t.TempDir(), newTrained(t, 35)
+	want := saveChain(t, dir, s, 3, 2)
+	full := fault.Rule{On: fault.Write, Match: func(name string) bool { return strings.HasSuffix(name, ".safetensors") }, Nth: 2, Times: -1, Do: fault.Fail(syscall.ENOSPC)}
+	two := stepAt(t, dir, 2)
+	before := bytesOf(t, two.Dir())
+	if _, err := transfer.Flatten(t.Context(), fault.New(two, full), &transfer.Options{Parallel: 1}); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("Flatten = %v; want %v", err, syscall.ENOSPC)
+	}
+	if after := bytesOf(t, two.Dir()); after != before {
+		t.Errorf("the folder has %d bytes; want %d as before", after, before)
+	}
+	checkContents(t, two, want[2], s.state, 1)
 }
 
 // A checkpoint has data files of both kinds. If a file that is stored whole is damaged, the

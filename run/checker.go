@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -117,11 +119,22 @@ func (c *checker) check(ctx context.Context, todo []*checked, warn func(error)) 
 }
 
 // verify reads the rest of the file, and compares its checksum with the record of its folder.
-// It returns nil if there is no record that names the file.
+// It returns nil if there is no record that names the file. The error wraps storage.ErrCorrupt if
+// the file is not as the record says, if it is gone, if the disk cannot read it, or if the record
+// is damaged.
 func (x *checked) verify(ctx context.Context) error {
+	err := x.read(ctx)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EIO) {
+		return fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	return err
+}
+
+// read is verify, but a file that is gone, or that the disk cannot read, is an error of the store.
+func (x *checked) read(ctx context.Context) error {
 	want, ok, err := formats.StoredFile(ctx, x.store, x.Name)
 	if err != nil || !ok {
-		return nil // a later save finds out whether the file is there
+		return err
 	}
 	if want.Size != x.Size {
 		return fmt.Errorf("%w: the record says %d bytes, and not %d", storage.ErrCorrupt, want.Size, x.Size)

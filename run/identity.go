@@ -139,6 +139,19 @@ func (r *Run) mayRemove(ctx context.Context, said bool) error {
 	return nil
 }
 
+// mayNote returns an error if this run must not change the notes of checkpoints in a place: a
+// checkpoint of another run may be kept for its tags.
+func (r *Run) mayNote(ctx context.Context, p *Place) error {
+	if !p.remote {
+		return nil
+	}
+	local, remote, err := r.ids(ctx)
+	if err == nil && r.Stored && (local == "" || local != remote) && !r.confirmed(ctx, local) {
+		err = r.unconfirmed()
+	}
+	return err
+}
+
 // OwnsRemote reports whether the remote place belongs to the run: the caller names it, it has the id
 // of the run, or this user has confirmed it. It is true if the place cannot be read.
 func (r *Run) OwnsRemote(ctx context.Context) bool {

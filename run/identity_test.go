@@ -102,6 +102,35 @@ func TestSettingsFromElsewhere(t *testing.T) {
 	}
 }
 
+// The notes of another run stay: its policy may keep a checkpoint for a tag.
+func TestNotesOfAnotherRun(t *testing.T) {
+	ownConfig(t)
+	for want, ids := range map[error][2]string{
+		ErrUnconfirmed: {},
+		ErrOtherRun:    {`"id":"mine",`, "theirs"},
+	} {
+		host, remote := victim(t, ids[0])
+		save(t, host, 1)
+		if ids[1] != "" {
+			must.Do(t, WriteSettings(t.Context(), openDir(t, remote), Settings{ID: ids[1]}))
+		}
+		theirs := openRun(t, remote, "")
+		must.Do(t, theirs.Note(t.Context(), FolderName(1), func(n *Notes) error { n.Tag("release"); return nil }))
+		r, _ := stored(t, host)
+		if err := r.Note(t.Context(), FolderName(1), func(n *Notes) error { n.Untag("release"); n.Tag("x"); return nil }); !errors.Is(err, want) {
+			t.Errorf("Note = %v; want %v", err, want)
+		}
+		for dir, tag := range map[string]string{host: "x", remote: "release"} {
+			for _, c := range must.Get(openRun(t, dir, "").Checkpoints(t.Context()))(t) {
+				if c.Name == FolderName(1) && !slices.Equal(c.Tags, []string{tag}) {
+					t.Errorf("%s has the tags %q; want %s", c.Local.Path, c.Tags, tag)
+				}
+			}
+		}
+		must.Do(t, r.Note(t.Context(), FolderName(9), func(n *Notes) error { n.Tag("y"); return nil })) // which the other run lacks
+	}
+}
+
 // Once a job or a user has named the remote place, commands remove checkpoints there. Another folder
 // with the same settings does not.
 func TestConfirmedRemote(t *testing.T) {

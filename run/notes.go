@@ -279,7 +279,9 @@ func changeNotes(ctx context.Context, store blob.Store, saveID string, fresh boo
 }
 
 // Note changes the notes of a checkpoint of the run, in each place that has a complete copy;
-// see ChangeNotes. The error wraps storage.ErrNotFound if no place has one.
+// see ChangeNotes. The error wraps storage.ErrNotFound if no place has one, and ErrOtherRun or
+// ErrUnconfirmed if the remote place has one and may belong to another run: only the local copy is
+// changed then. See OwnsRemote.
 func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) error {
 	var missing error
 	noted := false
@@ -287,6 +289,9 @@ func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) 
 		f := p.look(ctx, name)
 		switch {
 		case f.err == nil:
+			if err := r.mayNote(ctx, p); err != nil {
+				return fmt.Errorf("the notes in %s were not changed: %w", p, err)
+			}
 			if err := ChangeNotes(ctx, f.folder.store, f.saveID, change); err != nil {
 				return err
 			}

@@ -114,12 +114,9 @@ func (r *Run) sync(ctx context.Context, all []Checkpoint, o *SyncOptions) ([]tra
 // replaceable reports whether the local copy of a checkpoint may replace the other save that the
 // remote place has: it is newer, and this run may remove checkpoints there.
 func (r *Run) replaceable(ctx context.Context, c *Checkpoint, other *transfer.Other) (ok bool, reason string) {
-	remote := &found{step: other.Step, time: other.Time}
-	if c.Remote.IsComplete() && c.Remote.SaveID == other.SaveID {
-		remote.line = c.Remote.found.line
-	}
-	if remote.step == nil {
-		remote.step = numberOf(c.Name)
+	remote := r.Remote.look(ctx, c.Name)
+	if remote.err != nil || remote.saveID != other.SaveID {
+		return false, "another process changes it"
 	}
 	if c.Local.found.compare(remote) <= 0 {
 		return false, fmt.Sprintf("the local save is not newer, so nothing was overwritten: "+

@@ -64,6 +64,20 @@ func TestSyncComparesSaves(t *testing.T) {
 	}
 }
 
+// The remote place gets another save after the listing. Sync does not replace what it has not compared.
+func TestSyncOfACopyThatChanges(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	saveAt(t, local, "new", 1, day.Add(time.Hour))
+	saveAt(t, remote, "old", 1, day)
+	r := openRun(t, local, remote)
+	c := must.Get(r.Checkpoints(t.Context()))(t)[0]
+	for id, want := range map[string]bool{"old": true, "later": false} {
+		if ok, why := r.replaceable(t.Context(), &c, &transfer.Other{SaveID: id, Step: c.Step, Time: day}); ok != want || ok != (why == "") {
+			t.Errorf("the save %q may be replaced: %t, %q; want %t", id, ok, why, want)
+		}
+	}
+}
+
 // A save that replaces the checkpoint of a step is uploaded after the next save, and the log says
 // which save it has replaced.
 func TestTendReplacesRemoteCopies(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -30,7 +31,7 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 		err = fmt.Errorf("%w: %w", storage.ErrInUse, err)
 	}
 	if err != nil {
-		if errors.Is(err, storage.ErrCorrupt) { // another attempt would fail too
+		if errors.Is(err, storage.ErrCorrupt) || isFull(err) { // another attempt would fail too, and a save needs the room
 			if c, openErr := formats.Open(ctx, store, nil); openErr == nil {
 				id := c.Storage().SaveID
 				err = errors.Join(err, c.Close(), formats.CleanSave(ctx, store, id))
@@ -44,6 +45,11 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 		return rep, err
 	}
 	return rep, nil
+}
+
+// isFull reports whether a device has no room.
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // checkUnread returns an error that wraps storage.ErrInUse if another reader has the checkpoint

@@ -14,12 +14,22 @@ type Source struct {
 }
 
 // OpenSource opens a file of the checkpoint in store, which is the folder of that name. The
-// delta file either stores the file or has the hashes of its segments. If segs is not nil, the
-// files with bytes are opened when they are read.
+// delta file either stores the file or has the hashes of its segments. The errors are those of
+// Open, also if segs is not nil: a save must not refer to files that are gone. In object storage,
+// files are opened when they are read.
 func OpenSource(ctx context.Context, store blob.Store, folder, delta string, segs *Segments) (*Source, error) {
 	r, err := Open(ctx, store, delta, segs)
 	if err != nil {
 		return nil, err
+	}
+	for _, b := range r.files {
+		if r.slow {
+			break
+		}
+		if _, err := b.reader(ctx); err != nil {
+			r.Close()
+			return nil, err
+		}
 	}
 	r.segs = nil // an encoder has locked the segments that it reads
 	return &Source{r, folder}, nil

@@ -70,6 +70,7 @@ type base struct {
 	coders  []*coder
 	w       *writer
 	warn    func(error)
+	damaged bool // the index of c, and a warning has said so
 }
 
 // maxBodies bounds the bodies of a segment. Zero: segments do not refer to the base.
@@ -334,6 +335,10 @@ func (b *base) find(ctx context.Context, it *placed) (*delta.Source, int64, erro
 	}
 	if ctx.Err() != nil {
 		return nil, 0, context.Cause(ctx)
+	}
+	if errors.Is(err, storage.ErrCorrupt) && !b.damaged {
+		b.damaged = true
+		b.warn(fmt.Errorf("the save does not refer to %s: %w", b.folder, err))
 	}
 	if err != nil || !ok || e.Tensor == nil || e.Tensor.DType != it.item.Info.DType {
 		return nil, 0, nil
