@@ -4,6 +4,7 @@ package host_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/platform/platformtest"
 )
@@ -135,5 +137,12 @@ func TestSymmetricMemoryOfAKilledProcess(t *testing.T) {
 	}
 	if left, _ := os.ReadDir("/dev/shm"); strings.Contains(fmt.Sprint(left), "cairn") {
 		t.Errorf("there are %v in /dev/shm", left)
+	}
+}
+
+// A process that got the number of a rank in another container is not taken for the rank.
+func TestSymmetricMemoryOfAnotherProcess(t *testing.T) {
+	if err := host.OpenOther(); !errors.Is(err, platform.ErrHosts) {
+		t.Errorf("open = %v; want ErrHosts", err)
 	}
 }
