@@ -25,6 +25,7 @@ func TestChangedTensorsAreRefused(t *testing.T) {
 		"a weight":             {func(g *Graph) *Var { return g.Linear(x, w, nil) }, bump(w), ErrChanged},
 		"an input":             {func(g *Graph) *Var { return g.Linear(x, w, nil) }, bump(x), ErrChanged},
 		"a view of a leaf":     {func(g *Graph) *Var { return g.Mul(g.Reshape(x, 4), g.Reshape(w, 4)) }, bump(w), ErrChanged},
+		"a view of a view":     {func(g *Graph) *Var { return g.GELU(g.Split(g.Reshape(x, 4), 1, 3)[1]) }, bump(x), ErrChanged},
 		"a part of a leaf":     {func(g *Graph) *Var { return g.GELU(g.Split(x, 1, 1)[1]) }, bump(x), ErrChanged},
 		"an unused part":       {func(g *Graph) *Var { return g.GELU(g.Split(x, 1, 1)[0]) }, bump(x), nil},
 		"row numbers":          {func(g *Graph) *Var { return g.Embedding(w, ids) }, func() { ids.Contents()[0] ^= 1 }, ErrChanged},

@@ -48,7 +48,8 @@ func suiteRank(t *testing.T, p *host.Platform) {
 	}
 }
 
-// waitingRank waits in barriers until one fails.
+// waitingRank waits in barriers until one fails. After some, rank 2 waits for a signal of the
+// rank that is killed.
 func waitingRank(t *testing.T, p *host.Platform) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -58,7 +59,11 @@ func waitingRank(t *testing.T, p *host.Platform) {
 	}
 	defer s.Close()
 	fmt.Println("files:", openFiles(t), "mappings:", mappings(t))
-	for err == nil {
+	for n := 0; err == nil; n++ {
+		if n == 3 && p.World().Rank() == 2 {
+			err = s.Wait(ctx, 1, 0)
+			break
+		}
 		err = s.Barrier(ctx)
 	}
 	fmt.Println(err)
