@@ -435,3 +435,32 @@ func sharedWith(t *testing.T, s *shard.Tensor) *shard.Tensor {
 	out := must.Get(shard.New(s.Layout(), s.GlobalShape(), s.Rank(), s.Local()))(t)
 	return out
 }
+
+// keeping is a planner that keeps the map that it is given.
+type keeping struct {
+	plan.DefaultLoad
+	given plan.State
+}
+
+func (k *keeping) SetUp(s plan.LoadSetup) error {
+	k.given = s.State
+	return k.DefaultLoad.SetUp(s)
+}
+
+// Names that a planner assigns after its SetUp are names of the state.
+func TestAssignedNamesAreOfTheState(t *testing.T) {
+	mem := save(t, plan.State{"m": map[string]any{"v": 1}, "n": 2})
+	for name, known := range map[string]bool{"n": true, "m.v": true, "m.x": false, "x": false} {
+		state, k := plan.State{"m": map[string]any{"v": 0}, "n": 0}, new(keeping)
+		done := must.Get(plan.LoadSetup{State: state, Metadata: mem.md, Size: 1}.SetUp(k))(t)
+		k.given[name] = 7
+		err := done()
+		slots := must.Get(plan.Flatten(state))(t)
+		switch {
+		case !known && (!errors.Is(err, plan.ErrProtocol) || len(slots) != 2):
+			t.Errorf("%s: done = %v, the state is %v; want ErrProtocol", name, err, state)
+		case known && (err != nil || slots[name].Value() != 7):
+			t.Errorf("%s: done = %v, the state is %v; want 7", name, err, state)
+		}
+	}
+}

@@ -18,8 +18,8 @@ func init() { group.RegisterError("platform.hosts", ErrHosts) }
 type SymmetricMemory interface {
 	// Symmetric makes memory of n bytes of zeros for each rank of g. It is a collective call,
 	// with the same n on all ranks, and fails on all ranks or on none: with [ErrHosts] if the
-	// ranks cannot share memory, and with [group.ErrInvalid] if n is not positive. The caller
-	// closes the memory.
+	// ranks cannot share memory, and with [group.ErrInvalid] if n is not positive or the host has
+	// less memory than all ranks ask for. The caller closes the memory.
 	Symmetric(ctx context.Context, g Group, n int64) (Symmetric, error)
 }
 

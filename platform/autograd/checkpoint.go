@@ -57,7 +57,7 @@ func (k kept) get(ctx context.Context) (t *tensor.Tensor, err error) {
 func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 	k := kept{t: t, leaf: slices.ContainsFunc(o.In, func(v *Var) bool { return v.data == t && v.made == nil && v.needs })}
 	// Row numbers and classes are not operands, but the caller's.
-	k.given = t.DType().IsInteger() || slices.ContainsFunc(o.In, func(v *Var) bool { return v.data == t && v.given() })
+	k.given = t.DType().IsInteger() || slices.ContainsFunc(o.In, func(v *Var) bool { return v.given() && shares(t, v.data) })
 	if k.given {
 		k.sum = checksum(t)
 	}
@@ -131,10 +131,10 @@ type Func func(g *Graph, in ...*Var) *Var
 // results are kept too, because they cost more time than memory.
 //
 // The second run is compared with the first: the names of the operators, the dtypes and
-// shapes of their operands and results, and checksums of the results. The random numbers
-// of [Graph.Rand] are the same in both. If f does anything else in the second run, or the
-// tensors that it uses have changed, the backward pass fails with an error that wraps
-// [ErrReplay].
+// shapes of their operands and results, and checksums of the results and of the leaves, row
+// numbers and classes that f uses. The random numbers of [Graph.Rand] are the same in both. If f
+// does anything else in the second run, or the tensors that it uses have changed, the backward
+// pass fails with an error that wraps [ErrReplay].
 func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 	if !g.record {
 		d := *g

@@ -52,6 +52,8 @@ func TestOtherDTypesAreRefused(t *testing.T) {
 		"an integer operand":    func(g *Graph) *Var { return g.Mul(single, ints) },
 		"bools":                 func(g *Graph) *Var { return g.Sum(leafOf(t, true)) },
 		"complex numbers":       func(g *Graph) *Var { return g.Scale(leafOf[complex64](t, 1), 2) },
+		"a cast of integers":    func(g *Graph) *Var { return g.Cast(ints, tensor.Float32) },
+		"a cast of complexes":   func(g *Graph) *Var { return g.Cast(leafOf[complex64](t, 1i), tensor.Float32) },
 		"float64 with float32":  func(g *Graph) *Var { return g.Add(double, single) },
 		"float32 with float64":  func(g *Graph) *Var { return g.Mul(single, double) },
 		"a cast of one operand": func(g *Graph) *Var { return g.Mul(double, g.Cast(double, tensor.BFloat16)) },

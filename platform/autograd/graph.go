@@ -14,7 +14,7 @@
 // The backward pass needs values of the forward pass. If a leaf that an operator needs, or a
 // tensor of row numbers or classes, has other elements by then, the backward pass fails with
 // [ErrChanged] instead of computing a wrong gradient. Checksums find it, however the memory was
-// written.
+// written. A program must not change the results of operators, which have no checksums.
 //
 // # Graphs
 //
@@ -97,6 +97,7 @@ type Var struct {
 	needs bool
 	made  *node // nil for a leaf
 	view  bool  // a result that shares the memory of a leaf
+	inner bool  // a result of a checkpointed function that was not recorded
 	// add takes the gradients of a leaf that stands for a variable of another backward
 	// pass. Nil: they are summed in grad.
 	add func(grad *tensor.Tensor, own bool) error
@@ -356,7 +357,7 @@ func (g *Graph) Apply(o Op) *Var {
 		return g.Fail(o.Name, err)
 	}
 	if !g.record || !needs {
-		return &Var{data: out}
+		return &Var{data: out, inner: g.replay != nil}
 	}
 	n := &node{name: o.Name, seq: g.next(), aliases: o.Aliases, back: o.Backward}
 	for _, v := range o.In {

@@ -313,3 +313,16 @@ func TestPlaceholdersAreNotComputedWith(t *testing.T) {
 		t.Errorf("the sum without data: %v", err)
 	}
 }
+
+// Operands of a sum share the gradient of the sum. What is added to the gradient of one of
+// them is not added to the other.
+func TestSharedGradientsAreAddedApart(t *testing.T) {
+	x, y := leaf(t, []int64{2}, 1, 2), leaf(t, []int64{2}, 3, 4)
+	g := New(t.Context())
+	a, b := g.Scale(x, 1), g.Scale(y, 1)
+	again := g.Scale(a, 5)
+	must.Do(t, g.Backward(g.Sum(g.Add(g.Add(a, b), again)), nil))
+	if d := cmp.Diff([][]float32{{6, 6}, {1, 1}}, [][]float32{floats(x.grad), floats(y.grad)}); d != "" {
+		t.Errorf("the gradients (-want +got):\n%s", d)
+	}
+}

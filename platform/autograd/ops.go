@@ -644,7 +644,8 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 }
 
 // Cast returns x, whose elements are floating-point numbers, with elements of another
-// floating-point dtype.
+// floating-point dtype. The graph fails with [tensor.ErrDType] if x has other elements, which
+// [tensor.Cast] converts.
 func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 	from := x.dtype()
 	return g.Apply(Op{
@@ -652,6 +653,9 @@ func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
 			if !isFloat(d) {
 				return nil, nil, fmt.Errorf("cast to %v: %w", d, ErrGrad)
+			}
+			if !isFloat(from) {
+				return nil, nil, fmt.Errorf("cast of %v: use tensor.Cast: %w", from, tensor.ErrDType)
 			}
 			out, err := tensor.Cast(x.data, d)
 			return out, nil, err

@@ -39,6 +39,38 @@ type record struct {
 	out form
 	sum uint64  // of the bytes of the result
 	was *result // nil: the result is computed again
+	// given has checksums of the tensors from outside of the function that the operator uses.
+	// The result shows neither that they were changed if it is kept, nor always if it is not.
+	given []given
+}
+
+// given is a tensor from outside of a checkpointed function: operand in, or saved tensor save
+// if it holds row numbers or classes.
+type given struct {
+	in, save int // -1: not this
+	sum      uint64
+}
+
+func (v given) tensor(o Op, save []*tensor.Tensor) *tensor.Tensor {
+	if v.in >= 0 {
+		return o.In[v.in].data
+	}
+	return save[v.save]
+}
+
+// givenOf returns what an operator of the first run uses from outside of the function.
+func givenOf(o Op, save []*tensor.Tensor) (all []given) {
+	for i, v := range o.In {
+		if v.made == nil && !v.inner {
+			all = append(all, given{i, -1, checksum(v.data)})
+		}
+	}
+	for i, t := range save {
+		if t.DType().IsInteger() {
+			all = append(all, given{-1, i, checksum(t)})
+		}
+	}
+	return all
 }
 
 // form is what is compared of a tensor beside its elements.
@@ -111,6 +143,7 @@ func (r *replay) first(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, error
 		return nil, nil, err
 	}
 	rec := newRecord(o, out)
+	rec.given = givenOf(o, save)
 	if keep {
 		rec.was = newResult(o, out, save, s.random)
 	}
@@ -131,7 +164,7 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 	if was.was != nil {
 		s.random = was.was.random
 		out, save := was.was.replay(o)
-		return out, save, nil
+		return out, save, r.unchanged(was, o, save)
 	}
 	out, save, err := o.Forward()
 	if err != nil {
@@ -142,8 +175,21 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 		err = fmt.Errorf("operator %d, %v, returns %v, and returned %v: %w", r.at, was, now.out, was.out, ErrReplay)
 	case now.sum != was.sum:
 		err = fmt.Errorf("operator %d, %v, returns other values than before: random numbers must come from Graph.Rand, and tensors must not change: %w", r.at, was, ErrReplay)
+	default:
+		err = r.unchanged(was, o, save)
 	}
 	return out, save, err
+}
+
+// unchanged returns an error if an operator uses tensors from outside of the function that
+// have other elements than before.
+func (r *replay) unchanged(was *record, o Op, save []*tensor.Tensor) error {
+	for _, v := range was.given {
+		if t := v.tensor(o, save); checksum(t) != v.sum {
+			return fmt.Errorf("operator %d, %v, uses a %v with other values than before: tensors must not change: %w", r.at, was, t, ErrReplay)
+		}
+	}
+	return nil
 }
 
 // begin begins the second run.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -117,7 +118,16 @@ func checkSize(n int64) error {
 	return nil
 }
 
-// compare reports whether all ranks are in one process.
+// room is the most memory that all ranks together may ask for. To ask for more would end
+// processes of the host. Only the memory of Linux is known; elsewhere it is what can be addressed.
+func room() int64 {
+	if runtime.GOOS == "linux" {
+		return stage.MachineMemory()
+	}
+	return 1 << 46
+}
+
+// compare reports whether all ranks are in one process. All of their memory is on one host.
 func compare(all []about) (one bool, err error) {
 	one = true
 	for r, a := range all {
@@ -128,6 +138,9 @@ func compare(all []about) (one bool, err error) {
 			return false, fmt.Errorf("ranks 0 and %d: %w", r, platform.ErrHosts)
 		}
 		one = one && a.Process == all[0].Process
+	}
+	if n := int64(len(all)); all[0].Size > room()/n {
+		return false, fmt.Errorf("%d bytes for each of %d ranks; the host has %d: %w", all[0].Size, n, room(), group.ErrInvalid)
 	}
 	return one, nil
 }

@@ -4,6 +4,7 @@ package host_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/platform/platformtest"
 )
@@ -46,7 +48,8 @@ func suiteRank(t *testing.T, p *host.Platform) {
 	}
 }
 
-// waitingRank waits in barriers until one fails.
+// waitingRank waits in barriers until one fails. After some, rank 2 waits for a signal of the
+// rank that is killed.
 func waitingRank(t *testing.T, p *host.Platform) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -56,7 +59,11 @@ func waitingRank(t *testing.T, p *host.Platform) {
 	}
 	defer s.Close()
 	fmt.Println("files:", openFiles(t), "mappings:", mappings(t))
-	for err == nil {
+	for n := 0; err == nil; n++ {
+		if n == 3 && p.World().Rank() == 2 {
+			err = s.Wait(ctx, 1, 0)
+			break
+		}
 		err = s.Barrier(ctx)
 	}
 	fmt.Println(err)
@@ -135,5 +142,12 @@ func TestSymmetricMemoryOfAKilledProcess(t *testing.T) {
 	}
 	if left, _ := os.ReadDir("/dev/shm"); strings.Contains(fmt.Sprint(left), "cairn") {
 		t.Errorf("there are %v in /dev/shm", left)
+	}
+}
+
+// A process that got the number of a rank in another container is not taken for the rank.
+func TestSymmetricMemoryOfAnotherProcess(t *testing.T) {
+	if err := host.OpenOther(); !errors.Is(err, platform.ErrHosts) {
+		t.Errorf("open = %v; want ErrHosts", err)
 	}
 }

@@ -65,3 +65,22 @@ func TestSymmetricMemoryOfAClosedGroup(t *testing.T) {
 		t.Errorf("Symmetric = %v, %v; want ErrGone", s, err)
 	}
 }
+
+// The memory of goroutines is garbage once the ranks have closed it.
+func TestSymmetricMemoryIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		for r, p := range goroutines(t, 2) {
+			wg.Go(func() {
+				s, err := p.(*host.Platform).Symmetric(t.Context(), p.World(), 8)
+				if err != nil || s.Close() != nil {
+					t.Errorf("rank %d: Symmetric = %v", r, err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+	if n := host.OfferedMemory(); n > 0 {
+		t.Errorf("%d memories can still be found", n)
+	}
+}

@@ -92,6 +92,11 @@ func TestBuffersHaveNames(t *testing.T) {
 		t.Errorf("a buffer with the name of a module: %v; want ErrName", m.Err())
 	}
 	m = New(Other, nil)
+	m.AddBuffer("b", counted(t, 1), false)
+	if m.AddBuffer("b", counted(t, 1), true); !errors.Is(m.Err(), ErrName) {
+		t.Errorf("two buffers of one name: %v; want ErrName", m.Err())
+	}
+	m = New(Other, nil)
 	if m.AddBuffer("b", nil, true); !errors.Is(m.Err(), tensor.ErrShape) {
 		t.Errorf("a nil buffer: %v; want ErrShape", m.Err())
 	}

@@ -85,3 +85,16 @@ func TestNamedArgumentsOfAnotherType(t *testing.T) {
 		t.Error("a module without a forward function is called")
 	}
 }
+
+// Wrap replaces the forward function of a module with named arguments, which still get there.
+func TestWrapWithNamedArguments(t *testing.T) {
+	m := newOptional()
+	m.Wrap(func(f autograd.Func) autograd.Func {
+		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return g.Scale(f(g, in...), 10) }
+	})
+	g := autograd.New(t.Context())
+	got := floats(t, CallWith(m, g, options{By: 3}, autograd.Leaf(counted(t, 2))).Data())
+	if d := cmp.Diff([]float32{30, 60}, got); d != "" || g.Err() != nil {
+		t.Errorf("the result of a wrapped module: %v (-want +got):\n%s", g.Err(), d)
+	}
+}

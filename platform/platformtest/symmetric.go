@@ -3,6 +3,7 @@ package platformtest
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -175,7 +176,7 @@ func testBadSymmetric(e *env) {
 	if _, ok := capability[platform.SymmetricMemory](e); !ok {
 		return
 	}
-	for what, n := range map[string]int64{"no bytes": 0, "fewer than no bytes": -1} {
+	for what, n := range map[string]int64{"no bytes": 0, "fewer than no bytes": -1, "more than a host has": math.MaxInt64 / 2} {
 		e.fails(what, group.ErrInvalid, func(r rank) error { _, err := symmetricOf(r, r.world, n); return err })
 	}
 	if e.size() > 1 {
