@@ -28,6 +28,7 @@ type checkpoint struct {
 	tied    map[string]string // other names of trained parameters; nil: not known yet
 	copies  []reading.Copy
 	missing []meta.Missing
+	lost    reading.LostFiles // files whose names are not known
 	notes   []string
 	version string
 	// stage3 means that the module's state has no parameters, and partial that it is the
@@ -49,6 +50,14 @@ func statePath(name, state string) meta.Path {
 // note adds a sentence to Storage.Notes.
 func (c *checkpoint) note(format string, args ...any) {
 	c.notes = append(c.notes, fmt.Sprintf(format, args...))
+}
+
+// lose notes that a file is missing, of which the names are not known.
+func (c *checkpoint) lose(file string) {
+	if c.lost == nil {
+		c.lost = reading.LostFiles{}
+	}
+	c.lost[file] = reading.Damaged(file, "the file is missing")
 }
 
 // open opens files of the checkpoint.
@@ -388,7 +397,7 @@ func (c *checkpoint) source() (*reading.Source, error) {
 	}
 	src.Copies = c.copies
 	var err error
-	src.Problems, err = reading.LostFiles{}.Note(src.Metadata, c.missing, "")
+	src.Problems, err = c.lost.Note(src.Metadata, c.missing, "")
 	return src, err
 }
 

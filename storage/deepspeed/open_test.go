@@ -312,6 +312,15 @@ func TestUniversalIncomplete(t *testing.T) {
 			}
 		}
 	}
+	for _, lost := range []string{"zero/optimizer_state.pt", "mp_rank_00_model_states.pt"} {
+		s := new(mem.Store)
+		example(2).universal(t, s, "")
+		storagetest.Remove(t, s, lost)
+		ck := open(t, s)
+		if err := must.Get(ck.Metadata(t.Context()))(t).CheckWhole(nil); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), lost) {
+			t.Errorf("CheckWhole = %v; want %v that names %s", err, storage.ErrCorrupt, lost)
+		}
+	}
 	s := new(mem.Store)
 	example(3).universal(t, s, "")
 	storagetest.Remove(t, s, "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_model_states.pt")

@@ -35,6 +35,8 @@ func (c *checkpoint) readUniversal(ctx context.Context) error {
 	}
 	if c.groups {
 		names = append(names, universalGroups)
+	} else {
+		c.lose(universalGroups)
 	}
 	files, err := c.open(ctx, names...)
 	if err != nil {
@@ -78,7 +80,7 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 		name, c.stage3 = c.model3[0], true
 	}
 	if name == "" {
-		c.note("no model file of rank 0 is there, so buffers and the client state are missing")
+		c.lose(modelName)
 		return nil
 	}
 	names := []string{name}

@@ -33,13 +33,21 @@ var withoutChecksums = map[string]string{
 	"*_legacy.pt":     "a stream of PyTorch before 1.6",
 }
 
+// notListed are the files of fixtures whose absence no reader can notice: without them, the
+// folder is a whole checkpoint of another format.
+var notListed = []storagetest.Damage{
+	{File: "torch_checkpointing/torch-sync-twice-2-1/fsdp_model_0.pt", At: storagetest.Removed},
+	{File: "torch_checkpointing/torch-sync-twice-2-1/step_0.pt", At: storagetest.Removed},
+	{File: "torch_checkpointing/safetensors-1/metadata.pkl", At: storagetest.Removed},
+}
+
 const rawBytes = "bytes as they are, of torch_checkpointing, also without a length"
 
 // unsummed returns the pattern of a file without checksums. Records of zip archives have
 // checksums in every file.
 func unsummed(f storagetest.Damage) (pattern string, ok bool) {
 	for p, why := range withoutChecksums {
-		if ok, _ := path.Match(p, path.Base(f.File)); ok && f.Record == "" && (f.At >= 0 || why == rawBytes) {
+		if ok, _ := path.Match(p, path.Base(f.File)); ok && f.Record == "" && (f.At >= 0 || f.At == storagetest.CutInHalf && why == rawBytes) {
 			return p, true
 		}
 	}
@@ -49,8 +57,8 @@ func unsummed(f storagetest.Damage) (pattern string, ok bool) {
 // someDamage is the number of damages of a fixture, unless DAMAGE is set to another number.
 const someDamage = 40
 
-// One flipped bit in any record of a checkpoint of another program, or a file that is cut in
-// half, is an error, or changes nothing that is read. Files without checksums are listed by
+// One flipped bit in any record of a checkpoint of another program, or a file that is missing or
+// cut in half, is an error, or changes nothing that is read. Files without checksums are listed by
 // name. DAMAGE=100000 flips a bit in every record of every fixture.
 func TestDamageIsNoticed(t *testing.T) {
 	most, err := strconv.Atoi(cmp.Or(os.Getenv("DAMAGE"), strconv.Itoa(someDamage)))
@@ -66,7 +74,7 @@ func TestDamageIsNoticed(t *testing.T) {
 				t.Logf("%d times damaged", n)
 				for _, f := range bad {
 					p, ok := unsummed(f)
-					if !ok {
+					if !ok && !slices.Contains(notListed, storagetest.Damage{File: name + "/" + f.File, At: f.At}) {
 						t.Errorf("%+v changes the state without an error", f)
 					}
 					mu.Lock()

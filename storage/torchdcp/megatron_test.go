@@ -85,3 +85,22 @@ func TestDamagedCommonFile(t *testing.T) {
 		}
 	}
 }
+
+// Without the common.pt that belongs to it, a checkpoint of Megatron is not whole.
+func TestMissingCommonFile(t *testing.T) {
+	store := new(mem.Store)
+	names := []string{"decoder.final_layernorm.weight"}
+	must.Do(t, storagetest.Save(t.Context(), plain.At(store), storagetest.Storage("x", 1, 1), plan.State{names[0]: storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}))
+	storagetest.Put(t, store, torchdcp.ConfigName, must.Get(torchdcp.MegatronFiles(names, nil))(t)[torchdcp.ConfigName])
+	ck := must.Get(torchdcp.Format{}.Open(t.Context(), store))(t)
+	defer ck.Close()
+	if err := must.Get(ck.Metadata(t.Context()))(t).CheckWhole(nil); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), torchdcp.CommonName) {
+		t.Errorf("CheckWhole = %v; want %v that names %s", err, storage.ErrCorrupt, torchdcp.CommonName)
+	}
+	if rep := must.Get(ck.Verify(t.Context(), nil))(t); len(rep.Problems) != 1 || rep.Problems[0].File != torchdcp.CommonName {
+		t.Errorf("Verify = %+v; want a problem of %s", rep, torchdcp.CommonName)
+	}
+	if got := storagetest.LoadAll(t, ck); len(got) != 1 {
+		t.Errorf("the checkpoint holds %v; want one name", got)
+	}
+}

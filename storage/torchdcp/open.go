@@ -1,6 +1,7 @@
 package torchdcp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -51,10 +52,15 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
 	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Place: a.chunk, Places: a.chunks, Value: a.value, Check: a.checkFile}
+	_, inside := src.Metadata.Find(commonState)
 	if src, err = withCommonState(ctx, store, src); err != nil {
 		return nil, err
 	}
-	return withCommon(ctx, store, src)
+	src, found, err := withCommon(ctx, store, src)
+	if err != nil || found || inside {
+		return src, err
+	}
+	return withoutCommon(ctx, store, src)
 }
 
 // sizesOf returns the sizes of the files that exist. names are
@@ -90,19 +96,40 @@ const CommonName = "common.pt"
 
 // withCommon returns src together with the content of CommonName, if that file
 // exists. A name that src has too gets a number behind it.
-func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
+func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (with *reading.Source, found bool, err error) {
 	common, err := torchfile.Describe(ctx, store, CommonName, src.Metadata)
 	if errors.Is(err, fs.ErrNotExist) {
-		return src, nil
+		return src, false, nil
 	}
 	if errors.Is(err, storage.ErrNotFound) { // it is not a file of torch.save any more
-		return nil, reading.Damaged(CommonName, "%v", err)
+		return nil, false, reading.Damaged(CommonName, "%v", err)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	fitPaths(src.Metadata, common.Metadata)
+	return reading.Join(src, common), true, nil
+}
+
+// maxConfig bounds the size of ConfigName.
+const maxConfig = 1 << 20
+
+// withoutCommon returns src, which has neither CommonName nor commonState. If ConfigName shows
+// that Megatron has written the checkpoint, the file is missing.
+func withoutCommon(ctx context.Context, store blob.Store, src *reading.Source) (*reading.Source, error) {
+	config, err := blob.ReadAll(ctx, store, ConfigName, maxConfig)
+	if errors.Is(err, fs.ErrNotExist) {
+		return src, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	fitPaths(src.Metadata, common.Metadata)
-	return reading.Join(src, common), nil
+	if !bytes.Contains(config, []byte(`"sharded_backend"`)) {
+		return src, nil
+	}
+	lost := reading.LostFiles{CommonName: reading.Damaged(CommonName, "the file is missing")}
+	src.Problems, err = lost.Note(src.Metadata, src.Metadata.Missing, "")
+	return src, err
 }
 
 // commonState is the name of the object that Megatron writes since 0.20 in place of
