@@ -111,8 +111,8 @@ func TestBoundsOfARun(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	policies := []string{"last 1", "last 2", "last 4", "every 10 steps", "last 2, every 7 steps", "best 3 by loss", "at most 2.5", "last 1, tagged", "last 3, at most 1.2"}
 	for i, policy := range policies {
-		remember, ranks := i%2 == 1, 1+i%3
-		t.Run(policy, func(t *testing.T) { testBounds(t, rand.New(rand.NewPCG(random.Uint64(), 1)), policy, remember, ranks) })
+		remember, ranks, own := i%2 == 1, 1+i%3, rand.New(rand.NewPCG(random.Uint64(), 1))
+		t.Run(policy, func(t *testing.T) { testBounds(t, own, policy, remember, ranks) })
 	}
 }
 

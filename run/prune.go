@@ -402,8 +402,8 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		defer end()
 	}
 	store, err := place.StoreOf(x.Name)
-	if err == nil && len(x.bases) > 0 {
-		_ = formats.CleanSave(ctx, store, x.saveID) // of an attempt to flatten it that was killed
+	if c := p.copyOf(place, x.Name); err == nil && (len(x.bases) > 0 || c != nil && c.found != nil && c.found.stale) {
+		_ = formats.CleanSave(ctx, store, x.saveID) // files from before it was flattened, or of an attempt that was killed
 	}
 	if err == nil {
 		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
