@@ -32,6 +32,9 @@ var frameworks = []testCase{
 	{name: "Lightning: runs, with a policy and with save_top_k", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.in_a_run", args{"folder": r.there("run")})
 	}},
+	{name: "Lightning: a training that goes on from an older checkpoint of a run", needs: "lightning", run: func(r *rig) {
+		r.frameworks().nothing("with_lightning.goes_back", args{"folder": r.there("run")})
+	}},
 	{name: "Lightning: a background save that fails is an error, and loses nothing", needs: "lightning", run: func(r *rig) {
 		r.frameworks().nothing("with_lightning.failed", args{"folder": r.there("run")})
 	}},

@@ -126,7 +126,7 @@ const (
 	// azurite is the npm package of the server of Azure Blob Storage.
 	azurite = "azurite@3.35.0"
 	// installTime bounds how long its installation may take.
-	installTime = 2 * time.Minute
+	installTime = 10 * time.Minute
 	// startTime bounds how long it may take to listen.
 	startTime = time.Minute
 	// azureAccount is the account of the server. It listens on loopback only.

@@ -206,6 +206,37 @@ def in_a_run(folder):
     return wrong
 
 
+def goes_back(folder):
+    """Returns what is wrong after a training that goes on from an older checkpoint of its run."""
+    run, wrong = cairn.Run(folder), []
+
+    def save(io, name, step):
+        io.save_checkpoint({"global_step": step, "w": torch.full((3,), float(step))}, os.path.join(run.path, name))
+
+    def check(what, got, want):
+        if got != want:
+            wrong.append(f"{what}: {got}; want {want}")
+
+    first = cairn.lightning.CheckpointIO(run=run)
+    for step in 1, 2, 3:
+        save(first, f"step={step}.ckpt", step)
+        save(first, "last.ckpt", step)  # it is replaced
+    first.teardown()
+    check("the run", [c.name for c in run.checkpoints()], ["step=1.ckpt", "step=2.ckpt", "step=3.ckpt", "last.ckpt"])
+
+    second, path = cairn.lightning.CheckpointIO(run=run), os.path.join(run.path, "step=3.ckpt")
+    second.load_checkpoint(os.path.join(run.path, "step=2.ckpt"))
+    save(second, "step=3.ckpt", 3)
+    check("the new save of step 3", second.load_checkpoint(path)["global_step"], 3)
+    check("it has a folder of its own", os.path.isdir(path + "~2"), True)
+    save(second, "step=4.ckpt", 4)
+    second.remove_checkpoint(path)
+    second.teardown()
+    check("the folder after the removal", os.path.exists(path + "~2"), False)
+    check("the line that was left", [c.name for c in run.checkpoints() if c.left], ["step=3.ckpt", "last.ckpt"])
+    return wrong
+
+
 def failed(folder):
     """Returns what is wrong after a save in the background that fails."""
     io = cairn.lightning.CheckpointIO()

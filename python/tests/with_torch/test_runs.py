@@ -1,7 +1,6 @@
 """Saves to runs and loads from them, and the removal of checkpoints for frameworks."""
 
 import concurrent.futures
-import importlib.util
 import math
 import os
 import threading
@@ -141,34 +140,6 @@ class Runs(Case):
             got = blank(state_of(0))
             cairn.torch.load(got, path)
             self.assert_same(state_of(seed), got)
-
-    @unittest.skipUnless(importlib.util.find_spec("lightning"), "lightning is not installed")
-    def test_lightning_goes_back(self):
-        from cairn.lightning import CheckpointIO
-
-        run = self.run_of()
-
-        def save(io, name, step):
-            io.save_checkpoint({"global_step": step, "w": torch.full((3,), float(step))}, os.path.join(run.path, name))
-
-        first = CheckpointIO(run=run)
-        for step in 1, 2, 3:
-            save(first, f"step={step}.ckpt", step)
-            save(first, "last.ckpt", step)  # it is replaced
-        first.teardown()
-        self.assertEqual([c.name for c in run.checkpoints()],
-                         ["step=1.ckpt", "step=2.ckpt", "step=3.ckpt", "last.ckpt"])
-
-        second, path = CheckpointIO(run=run), os.path.join(run.path, "step=3.ckpt")
-        second.load_checkpoint(os.path.join(run.path, "step=2.ckpt"))
-        save(second, "step=3.ckpt", 3)
-        self.assertEqual(second.load_checkpoint(path)["global_step"], 3)
-        self.assertTrue(os.path.isdir(path + "~2"))
-        save(second, "step=4.ckpt", 4)
-        second.remove_checkpoint(path)
-        second.teardown()
-        self.assertFalse(os.path.exists(path + "~2"))
-        self.assertEqual([c.name for c in run.checkpoints() if c.left], ["step=3.ckpt", "last.ckpt"])
 
     def test_metrics_without_a_run(self):
         cairn.torch.save(state_of(1), os.path.join(self.path("run"), "one"), metrics={"loss": 0.5})
