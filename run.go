@@ -248,12 +248,17 @@ func (r *Run) refer(m *run.Member, store blob.Store, o *SaveOptions) {
 }
 
 // warn reports a problem that does not make the save fail.
-func (o *SaveOptions) warn(err error) {
-	if o.Observer != nil && o.Observer.Warned != nil {
-		o.Observer.Warned(err)
+func (o *SaveOptions) warn(err error) { warn(o.Observer, o.Logger, err) }
+
+// warn reports a problem that does not make the load fail.
+func (o *LoadOptions) warn(err error) { warn(o.Observer, o.Logger, err) }
+
+func warn(to *Observer, logger *slog.Logger, err error) {
+	if to != nil && to.Warned != nil {
+		to.Warned(err)
 	}
-	if o.Logger != nil {
-		o.Logger.Warn("run: warning", "error", err)
+	if logger != nil {
+		logger.Warn("run: warning", "error", err)
 	}
 }
 
@@ -323,8 +328,9 @@ func (r *Run) Latest(ctx context.Context, opts *LatestOptions) (*Found, error) {
 }
 
 // Load loads the newest complete checkpoint of the run into state; see the function Load.
-// All ranks call it. The error wraps ErrNotFound if there is no checkpoint: the training can
-// begin at its beginning.
+// All ranks call it. Observer and Logger receive a warning for each damaged or incomplete
+// checkpoint that was passed over. The error wraps ErrNotFound if there is no checkpoint: the
+// training can begin at its beginning.
 func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
@@ -334,6 +340,11 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 	found, err := r.Latest(ctx, nil)
 	if err != nil {
 		return nil, err
+	}
+	for _, s := range found.Skipped {
+		if r.group.Rank() == 0 && !s.UnderWay {
+			o.warn(fmt.Errorf("%s was passed over: %s", blob.Redact(s.Path), s.Problem))
+		}
 	}
 	return r.loadFrom(ctx, found.Path, state, &o)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -161,6 +162,25 @@ func TestRunGoesBack(t *testing.T) {
 
 // A step that exists on a line that was left is saved to a folder of its own, and the old
 // checkpoint keeps its tags and metrics.
+// A load says which damaged checkpoint it has passed over.
+func TestRunLoadNamesDamage(t *testing.T) {
+	dir := t.TempDir()
+	r := must.Get(cairn.NewRun(dir, nil))(t)
+	defer r.Close(t.Context())
+	tr := &lineTrainer{t: t, r: r}
+	tr.save(1)
+	tr.save(2)
+	removeFiles(t, filepath.Join(dir, run.FolderName(2)), "*.delta")
+
+	var warned []string
+	report, err := r.Load(t.Context(), cairn.State{"x": whole(t, []int64{4}, 0)}, &cairn.LoadOptions{
+		Observer: &cairn.Observer{Warned: func(err error) { warned = append(warned, err.Error()) }},
+	})
+	if err != nil || *report.Step != 1 || len(warned) != 1 || !strings.Contains(warned[0], run.FolderName(2)+" was passed over: ") {
+		t.Fatalf("Load = %+v, %v, warnings %q; want step 1 and a warning about step 2", report, err, warned)
+	}
+}
+
 func TestRunSavesAStepAgain(t *testing.T) {
 	everyWay(t, func(t *testing.T, open func(string, cairn.RunOptions) *lineTrainer) {
 		dir := filepath.Join(t.TempDir(), "run")

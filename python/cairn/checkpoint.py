@@ -6,6 +6,7 @@ import base64
 import difflib
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -311,6 +312,7 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     the number at the end of the folder's name. Of equal steps, the one that was saved last counts.
 
     wait makes it wait for saver processes that are still writing, which may have outlived their trainers.
+    It warns of damaged and incomplete checkpoints that it has passed over.
     UnderWayError: there is no checkpoint yet, but a save is under way, without wait or still after timeout seconds.
     UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still
     carry it out.
@@ -326,9 +328,13 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     if remote is not None:
         flags.append(f"--remote={_saver.address_of(remote)}")
     try:
-        path: str = _command.run("latest", flags, address)["path"]
+        found = _command.run("latest", flags, address)
     except errors.NotFoundError:
         return None
+    for passed in found.get("skipped") or ():
+        if not passed["under_way"]:
+            warnings.warn(f"{passed['path']} was passed over: {passed['problem']}", stacklevel=errors.outside())
+    path: str = found["path"]
     return path
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import pathlib
 import struct
 import tempfile
@@ -207,10 +208,8 @@ class Saves(Case):
         self.assertEqual(again.prune(dry_run=True).removed, 0)
 
     def test_a_failed_upload_is_repeated(self):
-        os.makedirs(self.remote)
-        blocker = os.path.join(self.remote, "step-000000001")
-        with open(blocker, "w"):  # a file in the place of a folder
-            pass
+        blocker = os.path.join(self.remote, "step-000000001", "cairn.json")
+        os.makedirs(os.path.join(blocker, "in the way"))
         run = cairn.Run(self.path, keep="last 1", remote=self.remote)
         saver = _saver.Saver(ceiling=8 << 20)
         try:
@@ -226,7 +225,7 @@ class Saves(Case):
             with self.assertRaises(cairn.CairnError):
                 save(1)
             self.assertEqual([(c.step, c.not_uploaded) for c in run.checkpoints()], [(1, True)])
-            os.unlink(blocker)
+            shutil.rmtree(blocker)
             save(2)
         finally:
             saver.close()
