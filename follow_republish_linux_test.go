@@ -93,7 +93,7 @@ func TestFollowVersionsThatAreRepublished(t *testing.T) {
 	dir := t.TempDir()
 	republish(t, dir, 0, -1, 0)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute+2*length)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(least)*20*time.Second+2*length)
 	var last atomic.Int64 // the last publisher, when it is known
 	var followers sync.WaitGroup
 	defer followers.Wait()

@@ -162,10 +162,10 @@ func TestLinesProperty(t *testing.T) {
 					must.Do(t, run.Note(t.Context(), c.Name, func(n *Notes) error { n.Tag("x"); return nil }))
 				}
 				all = must.Get(run.Checkpoints(t.Context()))(t)
-				m.check(seed, all, nil, policy)
+				m.check(seed, all, m.clock, policy)
 				m.jump(r)
 				must.Get(run.Prune(t.Context(), &PruneOptions{Keep: keep(t, policy), Now: m.clock}))(t)
-				m.check(seed, all, m.recent(all, policy), policy)
+				m.check(seed, all, m.clock, policy)
 				all = must.Get(run.Checkpoints(t.Context()))(t)
 			}
 			m.jump(r)
@@ -199,26 +199,15 @@ func TestLinesProperty(t *testing.T) {
 			}
 			before := m.at
 			m.save(step, policy)
-			m.check(seed, all, nil, policy)
+			m.check(seed, all, time.Now(), policy)
 			m.checkParent(seed, before, all)
 		}
 	}
 	t.Logf("%d runs", runs)
 }
 
-// recent returns the saves that the rule "within 1 hour" keeps now, if the policy has it.
-func (m *model) recent(all []Checkpoint, policy string) []string {
-	var out []string
-	for i := range all {
-		if strings.Contains(policy, "within 1 hour") && m.clock.Sub(all[i].Time) <= time.Hour {
-			out = append(out, all[i].SaveID)
-		}
-	}
-	return out
-}
-
-// stay returns the saves of all, and the newest one, that a policy keeps at any time.
-func (m *model) stay(all []Checkpoint, policy string) []string {
+// stay returns the saves of all, and the newest one, that a policy keeps at a time.
+func (m *model) stay(all []Checkpoint, now time.Time, policy string) []string {
 	steps, tagged := map[string]int64{}, []string{}
 	for i := range all {
 		steps[all[i].SaveID] = *all[i].Step
@@ -246,14 +235,20 @@ func (m *model) stay(all []Checkpoint, policy string) []string {
 			}
 		case Tagged:
 			out = append(out, tagged...)
+		case Within:
+			for i := range all {
+				if now.Sub(all[i].Time) < time.Duration(rule)-time.Minute { // a removal takes time
+					out = append(out, all[i].SaveID)
+				}
+			}
 		}
 	}
 	return out
 }
 
-// check checks the run after a save, a rewind or a removal. was are the checkpoints that it had
-// before, and also those in stay must still be there.
-func (m *model) check(seed uint64, was []Checkpoint, stay []string, policy string) {
+// check checks the run after a save, a rewind or a removal, for which the time was now. was are the
+// checkpoints that it had before.
+func (m *model) check(seed uint64, was []Checkpoint, now time.Time, policy string) {
 	m.t.Helper()
 	run := openRun(m.t, m.dir, "")
 	all := must.Get(run.Checkpoints(m.t.Context()))(m.t)
@@ -275,7 +270,7 @@ func (m *model) check(seed uint64, was []Checkpoint, stay []string, policy strin
 			was = append(was, all[i])
 		}
 	}
-	for _, id := range append(stay, m.stay(was, policy)...) {
+	for _, id := range m.stay(was, now, policy) {
 		if !ids[id] {
 			m.t.Fatalf("seed %d: %s is gone, and %q keeps it: there are %v", seed, id, policy, ids)
 		}
