@@ -25,6 +25,8 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -36,7 +38,14 @@ const shortSoak = 4 * time.Second
 // complete, of one step, and not older than before, and nothing is left over.
 //
 // SOAK is how long it runs, such as 5m. SOAK_SEED repeats the same sequence of actions.
-func TestSoak(t *testing.T) {
+func TestSoak(t *testing.T) { testSoak(t, false) }
+
+// TestSoakRun is TestSoak with a run, in which saves refer to earlier ones and a policy removes
+// some. After every round each checkpoint that is complete is as it was saved and needs few others,
+// and no save that a trainer reported is gone, unless the policy does not keep it.
+func TestSoakRun(t *testing.T) { testSoak(t, true) }
+
+func testSoak(t *testing.T, inRun bool) {
 	length, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), shortSoak.String()))
 	if err != nil {
 		t.Fatal(err)
@@ -47,14 +56,15 @@ func TestSoak(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run TestSoak -v .", length, seed)
-	s := &soak{T: t, dir: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), long: length > time.Minute, use: map[string][]int64{}}
+	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run '^%s$' -v .", length, seed, t.Name())
+	s := &soak{T: t, dir: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), long: length > time.Minute, use: map[string][]int64{}, confirmed: map[int64]bool{}}
+	s.job.Run = inRun
 	t.Cleanup(s.killAll)
 	for begun := time.Now(); s.rounds < 3 || time.Since(begun) < length; {
 		s.round()
 	}
 	s.end()
-	t.Logf("%d rounds with %d jobs; step %d of %d was saved; failures: %v", s.rounds, s.epoch, s.checked, s.step, s.failures)
+	t.Logf("%d rounds with %d jobs; step %d of %d was saved, %d checkpoints with bases were read; failures: %v", s.rounds, s.epoch, s.checked, s.step, s.refer, s.failures)
 }
 
 // soak is the test. It starts trainers and tells them what to do.
@@ -75,6 +85,9 @@ type soak struct {
 	checked  int64          // of the checkpoint, when it was checked last
 	failures map[string]int // how many saves failed, by the beginning of the error
 	use      map[string][]int64
+	// confirmed are the steps that a trainer reported as saved.
+	confirmed map[int64]bool
+	refer     int // how many checkpoints with bases were read
 }
 
 // soakProcess is a trainer.
@@ -137,6 +150,9 @@ func (s *soak) round() {
 	}
 	s.trainers = nil
 	s.check(least)
+	if s.job.Run && s.random.IntN(2) == 0 {
+		s.checkPruned()
+	}
 }
 
 // draw returns what happens in a round. It depends on the seed only.
@@ -206,11 +222,14 @@ func (s *soak) start() {
 	s.epoch++
 	r := s.random
 	elems := int64(1) << (8 + r.IntN(10))
+	if s.job.Run && s.epoch > 1 { // the trainers load what the last ones have saved
+		elems = s.job.Elems
+	}
 	s.job = soakJob{
 		Dir: s.dir, Epoch: s.epoch, Step: s.step + 1, Seed: s.seed, Elems: elems,
 		Process: r.IntN(4) > 0, Overlap: r.IntN(3) == 0,
 		Busy:    []cairn.Busy{cairn.BusyWait, cairn.BusySkip, cairn.BusyReplace}[r.IntN(3)],
-		Ceiling: max(64<<10, elems*8*[]int64{8, 2, 1}[r.IntN(3)]/2),
+		Ceiling: max(64<<10, elems*8*[]int64{8, 2, 1}[r.IntN(3)]/2), Run: s.job.Run,
 	}
 	clear(s.use)
 	s.Logf("job %d: %+v", s.epoch, s.job)
@@ -271,6 +290,7 @@ func (s *soak) note(p *soakProcess, line string) {
 		p.staged = n
 	case kind == "saved":
 		s.saved = max(s.saved, n)
+		s.confirmed[n] = true
 	case kind == "failed":
 		if s.failures == nil {
 			s.failures = map[string]int{}
@@ -396,6 +416,10 @@ func (s *soak) check(least int64) {
 	s.mu.Lock()
 	least = max(least, s.saved, s.checked)
 	s.mu.Unlock()
+	if s.job.Run {
+		s.checkRun(least)
+		return
+	}
 	store := must.Get(file.Open(filepath.Join(s.dir, "checkpoint"), nil))(s)
 	c, err := cairn.Open(s.Context(), store)
 	if least == 0 && (errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete)) {
@@ -405,6 +429,16 @@ func (s *soak) check(least int64) {
 		s.Fatalf("after step %d was saved: %v", least, err)
 	}
 	defer c.Close()
+	step := s.contents(c)
+	if step < least {
+		s.Fatalf("the checkpoint is of step %d; want %d or later", step, least)
+	}
+	s.checked = step
+}
+
+// contents reads a checkpoint, which must be whole and of one step, and returns the step.
+func (s *soak) contents(c *cairn.Checkpoint) int64 {
+	s.Helper()
 	if r, err := c.Verify(s.Context(), nil); err != nil || len(r.Problems) > 0 {
 		s.Fatalf("Verify = %+v, %v", r, err)
 	}
@@ -412,18 +446,70 @@ func (s *soak) check(least int64) {
 	step := v.(int64)
 	for _, name := range []string{"w", "replica"} {
 		x := must.Get(c.ReadTensor(s.Context(), name))(s)
-		all := must.Get(tensor.Values[int64](x))(s)
-		if i := slices.IndexFunc(all, func(n int64) bool { return n != step }); i >= 0 {
-			s.Fatalf("the checkpoint of step %d has %d in element %d of %s", step, all[i], i, name)
+		row := int(x.Shape()[len(x.Shape())-1])
+		for i, n := range must.Get(tensor.Values[int64](x))(s) {
+			if want := s.job.element(step, i%row); n != want {
+				s.Fatalf("the checkpoint of step %d has %d in element %d of %s; want %d", step, n, i, name, want)
+			}
 		}
 	}
 	if got := c.Info().Step; got == nil || *got != step {
 		s.Fatalf("the checkpoint of step %d is recorded as of step %v", step, got)
 	}
-	if step < least {
-		s.Fatalf("the checkpoint is of step %d; want %d or later", step, least)
+	return step
+}
+
+// checkRun is check of a run.
+func (s *soak) checkRun(least int64) {
+	s.Helper()
+	opened := must.Get(run.Open(s.Context(), filepath.Join(s.dir, "run"), ""))(s)
+	latest, err := opened.Latest(s.Context())
+	if least == 0 && (errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete)) {
+		return
 	}
-	s.checked = step
+	if err != nil {
+		s.Fatalf("after step %d was saved: %v", least, err)
+	}
+	var steps []int64
+	all := must.Get(opened.Checkpoints(s.Context()))(s)
+	for _, c := range all {
+		if !c.Complete() {
+			if c.Local.State == run.Incomplete && strings.Contains(c.Local.Problem, "corrupt") {
+				s.Fatalf("%s is damaged: %s", c.Name, c.Local.Problem)
+			}
+			continue
+		}
+		if len(c.Bases) > 8 || c.Left {
+			s.Fatalf("%s refers to %q; it was left: %v", c.Name, c.Bases, c.Left)
+		}
+		store := must.Get(opened.Local.StoreOf(c.Name))(s)
+		read, err := cairn.Open(s.Context(), store)
+		if errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete) {
+			continue // a saver has removed it since; if it must not, that is noticed below
+		}
+		if err != nil {
+			s.Fatalf("%s: %v", c.Name, err)
+		}
+		steps = append(steps, s.contents(read))
+		must.Do(s, read.Close())
+		if len(c.Bases) > 0 {
+			s.refer++
+		}
+	}
+	slices.Sort(steps)
+	s.checked = steps[len(steps)-1]
+	if s.checked < least || *latest.Step != s.checked {
+		s.Fatalf("the latest checkpoint is of step %d, and the steps are %d; want %d or later", *latest.Step, steps, least)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for step := range s.confirmed {
+		at, ok := slices.BinarySearch(steps, step)
+		first := at == 0 || steps[at-1]/soakEvery < step/soakEvery
+		if !ok && (len(steps)-at < soakLast || first && step >= soakEvery) {
+			s.Fatalf("the checkpoint of step %d was saved and is gone; there are %d", step, steps)
+		}
+	}
 }
 
 // end saves once more, ends the trainers, and checks that nothing is left.
@@ -452,7 +538,28 @@ func (s *soak) end() {
 	if left := s.marked(false); len(left) > 0 {
 		s.Errorf("processes %v are left", left)
 	}
-	s.checkFiles()
+	if s.job.Run {
+		s.checkPruned()
+	} else {
+		s.checkFiles()
+	}
+}
+
+// checkPruned prunes the run, to which no process saves, and removes what saves have left. It then
+// keeps few checkpoints and few bytes for others, and each loads as before.
+func (s *soak) checkPruned() {
+	s.Helper()
+	opened := must.Get(run.Open(s.Context(), filepath.Join(s.dir, "run"), ""))(s)
+	keep := must.Get(cairn.ParsePolicy(soakPolicy))(s)
+	must.Get(opened.Prune(s.Context(), &run.PruneOptions{Keep: keep}))(s)
+	for _, c := range must.Get(opened.Checkpoints(s.Context()))(s) {
+		if !c.Complete() {
+			must.Get(formats.Clean(s.Context(), must.Get(opened.Local.StoreOf(c.Name))(s), 0))(s)
+		}
+	}
+	const records = 64 << 10
+	checkBounds(s.T, opened, keep, 8*(soakRanks*s.job.Elems+1000)+records)
+	s.check(0)
 }
 
 // checkFiles checks that the folder holds the checkpoint and little else.

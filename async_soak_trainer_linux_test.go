@@ -52,6 +52,22 @@ type soakJob struct {
 	Elems   int64 // of the tensor, on each rank
 	Busy    cairn.Busy
 	Overlap bool
+	Run     bool // it saves to a run, in which saves refer to earlier ones
+}
+
+// soakPolicy is the policy of the run: the last soakLast, and the first of soakEvery steps.
+const (
+	soakPolicy = "last 3, every 20 steps"
+	soakLast   = 3
+	soakEvery  = 20
+)
+
+// element returns an element of the state of a step. In a run, few differ from step to step.
+func (j *soakJob) element(step int64, i int) int64 {
+	if !j.Run || step < 0 {
+		return step
+	}
+	return step - (step+int64(i)/1000)%64
 }
 
 // full is the file whose presence means that the disk is full.
@@ -107,6 +123,7 @@ type soakTrainer struct {
 	soakJob
 	g        group.Group
 	store    blob.Store
+	run      *cairn.Run // nil: the checkpoint is in store
 	s        *cairn.Stager
 	w        *shard.Tensor
 	replica  *tensor.Tensor
@@ -143,9 +160,17 @@ func (x *soakTrainer) train(ctx context.Context) error {
 	if err := x.open(); err != nil {
 		return err
 	}
+	if x.Run {
+		if err := x.resume(ctx); err != nil {
+			return err
+		}
+	}
 	err = x.loop(ctx)
 	defer x.watch("Close")()
-	return errors.Join(err, x.s.Close(ctx))
+	if err = errors.Join(err, x.s.Close(ctx)); x.Run {
+		err = errors.Join(err, x.run.Close(ctx))
+	}
+	return err
 }
 
 // open makes the store, the Stager and the state.
@@ -167,6 +192,36 @@ func (x *soakTrainer) open() error {
 	}
 	x.replica, err = tensor.New(tensor.Int64, []int64{1000})
 	return err
+}
+
+// resume makes the run and loads its newest checkpoint.
+func (x *soakTrainer) resume(ctx context.Context) error {
+	defer x.watch("Load")()
+	keep, err := cairn.ParsePolicy(soakPolicy)
+	if err != nil {
+		return err
+	}
+	if x.run, err = cairn.NewRun(filepath.Join(x.Dir, "run"), &cairn.RunOptions{Group: x.g, Keep: keep, Stager: x.s}); err != nil {
+		return err
+	}
+	x.fill(-1)
+	state := x.state(0)
+	if _, err = x.run.Load(ctx, state, nil); errors.Is(err, cairn.ErrNotFound) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for i, v := range x.memory(x.w.Local()) {
+		if want := x.element(state["step"].(int64), i); v != want {
+			return fmt.Errorf("element %d of step %v is %d; want %d", i, state["step"], v, want)
+		}
+	}
+	return nil
+}
+
+// state returns the state of a step.
+func (x *soakTrainer) state(step int64) cairn.State {
+	return cairn.State{"w": x.w, "replica": x.replica, "step": step}
 }
 
 // watch ends the program with a dump of its goroutines if what it does takes too long.
@@ -236,9 +291,15 @@ func (x *soakTrainer) save(ctx context.Context, step int64) error {
 	if x.Rank == 0 {
 		x.print("saving %d", step)
 	}
-	p, err := cairn.SaveAsync(ctx, x.store, cairn.State{"w": x.w, "replica": x.replica, "step": step}, &cairn.AsyncOptions{
-		Stager: x.s, Busy: x.Busy, Overlap: x.Overlap, SaveOptions: cairn.SaveOptions{Group: x.g, Step: &step},
-	})
+	o := &cairn.AsyncOptions{Busy: x.Busy, Overlap: x.Overlap, SaveOptions: cairn.SaveOptions{Step: &step}}
+	var p *cairn.Pending
+	var err error
+	if x.Run {
+		p, err = x.run.SaveAsync(ctx, x.state(step), o)
+	} else {
+		o.Stager, o.Group = x.s, x.g
+		p, err = cairn.SaveAsync(ctx, x.store, x.state(step), o)
+	}
 	if err != nil {
 		x.fill(-1)
 		x.fail(step, err)
@@ -275,15 +336,21 @@ func (x *soakTrainer) fail(step int64, err error) {
 	x.print("%s %d %v", kind, step, err)
 }
 
-// fill sets every element of the state.
-func (x *soakTrainer) fill(v int64) {
+// fill sets the state to that of a step.
+func (x *soakTrainer) fill(step int64) {
 	for _, t := range []*tensor.Tensor{x.w.Local(), x.replica} {
-		mem, err := tensor.Values[int64](t)
-		if err != nil {
-			panic(err)
-		}
+		mem := x.memory(t)
 		for i := range mem {
-			mem[i] = v
+			mem[i] = x.element(step, i)
 		}
 	}
+}
+
+// memory returns the elements of a tensor.
+func (x *soakTrainer) memory(t *tensor.Tensor) []int64 {
+	mem, err := tensor.Values[int64](t)
+	if err != nil {
+		panic(err)
+	}
+	return mem
 }

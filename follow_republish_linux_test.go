@@ -76,9 +76,14 @@ func publishVersions(dir string) error {
 // Publishers are killed and started again, and publish the same versions with other contents,
 // while followers read. A follower sees no error, and every version is whole.
 //
-// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it, as for TestSoak.
+// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it, as for TestSoak. With SOAK, the
+// version that each publisher saves first is saved again at least 200 times, however long that takes.
 func TestFollowVersionsThatAreRepublished(t *testing.T) {
 	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
+	least := 15
+	if length > 0 {
+		least = 200
+	}
 	seed := rand.Uint64()
 	if text := os.Getenv("SOAK_SEED"); text != "" {
 		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
@@ -88,7 +93,7 @@ func TestFollowVersionsThatAreRepublished(t *testing.T) {
 	dir := t.TempDir()
 	republish(t, dir, 0, -1, 0)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+2*length)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(least)*20*time.Second+2*length)
 	var last atomic.Int64 // the last publisher, when it is known
 	var followers sync.WaitGroup
 	defer followers.Wait()
@@ -114,14 +119,16 @@ func TestFollowVersionsThatAreRepublished(t *testing.T) {
 		})
 	}
 
-	round := 1
-	for begun := time.Now(); round <= 20 || time.Since(begun) < length; round++ {
-		republish(t, dir, round, random.IntN(2*republished), time.Duration(random.IntN(8000))*time.Microsecond)
+	round, again := 1, 0
+	for begun := time.Now(); (again < least || time.Since(begun) < length) && ctx.Err() == nil; round++ {
+		if republish(t, dir, round, random.IntN(2*republished), time.Duration(random.IntN(8000))*time.Microsecond) > 0 {
+			again++
+		}
 	}
 	last.Store(int64(round))
 	republish(t, dir, round, -1, 0)
 	followers.Wait()
-	t.Logf("%d publishers", round+1)
+	t.Logf("%d publishers; version 1 was saved again %d times", round+1, again+1)
 }
 
 // followUntil follows until it has a version of the last publisher.
@@ -158,9 +165,9 @@ func followUntil(ctx context.Context, t testing.TB, dir string, o *cairn.FollowO
 	}
 }
 
-// republish starts a publisher. It is killed some time after it has printed a number of lines; if
-// that is negative, it must end by itself.
-func republish(t testing.TB, dir string, round, lines int, delay time.Duration) {
+// republish starts a publisher, and returns how many versions it has saved. It is killed some time
+// after it has printed a number of lines; if that is negative, it must end by itself.
+func republish(t testing.TB, dir string, round, lines int, delay time.Duration) (saved int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), must.Get(os.Executable())(t))
 	cmd.Env = append(os.Environ(), publisherFolder+"="+dir, fmt.Sprint(publisherRound, "=", round))
@@ -168,6 +175,9 @@ func republish(t testing.TB, dir string, round, lines int, delay time.Duration) 
 	must.Do(t, cmd.Start())
 	said := bufio.NewScanner(out)
 	for n := 0; n != lines && said.Scan(); n++ {
+		if said.Text() == "saved" {
+			saved++
+		}
 	}
 	if lines >= 0 {
 		time.Sleep(delay)
@@ -177,6 +187,7 @@ func republish(t testing.TB, dir string, round, lines int, delay time.Duration) 
 	if err := cmd.Wait(); err != nil && (lines < 0 || !killed(err)) {
 		t.Fatalf("publisher %d: %v: %s%s", round, err, said.Text(), rest)
 	}
+	return saved
 }
 
 // killed reports whether err is the end of a process that was killed.

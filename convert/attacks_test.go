@@ -1,9 +1,13 @@
 package convert_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
+	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,28 +23,45 @@ import (
 )
 
 // Files that expand without end cost memory and time in proportion to their size, and a
-// load of all of them is an error that names the file.
+// load of all of them is an error that names the file. Others at random may also load.
+//
+// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it.
 func TestAttacksAreBounded(t *testing.T) {
-	const floor, factor = 128 << 20, 512
 	for name, data := range storagetest.Attacks(t) {
-		t.Run(name, func(t *testing.T) {
-			s := new(mem.Store)
-			storagetest.Put(t, s, "model.pt", data)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			for use, do := range map[string]func(context.Context, blob.Store) error{"LoadNew": loadNew, "Digests": digest, "ReadTensor": readTensors, "Run": convertAll} {
-				var a, b runtime.MemStats
-				runtime.ReadMemStats(&a)
-				err := do(ctx, s)
-				runtime.ReadMemStats(&b)
-				if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "model.pt") {
-					t.Errorf("%s = %.300v; want an error that names the file", use, err)
-				}
-				if got, most := b.TotalAlloc-a.TotalAlloc, uint64(floor+factor*len(data)); got > most {
-					t.Errorf("%s of %d bytes allocates %d; want at most %d", use, len(data), got, most)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { attack(t, data, 0, true) })
+	}
+	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
+	seed := rand.Uint64()
+	if text := os.Getenv("SOAK_SEED"); text != "" {
+		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
+	}
+	const repeated = 1 << 30 // tensors may repeat elements up to that size
+	random, n := rand.New(rand.NewPCG(seed, 0)), 0
+	for begun := time.Now(); (n < 10 || time.Since(begun) < length) && !t.Failed(); n++ {
+		attack(t, storagetest.Attack(t, random), repeated, false)
+	}
+	t.Logf("%d files at random; to repeat: SOAK_SEED=%d", n, seed)
+}
+
+// attack reads a file in all ways. more are the bytes that each may allocate beside a multiple of the
+// size of the file. fails says that each is an error.
+func attack(t *testing.T, data []byte, more int, fails bool) {
+	const floor, factor = 128 << 20, 512
+	s := new(mem.Store)
+	storagetest.Put(t, s, "model.pt", data)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for use, do := range map[string]func(context.Context, blob.Store) error{"LoadNew": loadNew, "Digests": digest, "ReadTensor": readTensors, "Run": convertAll} {
+		var a, b runtime.MemStats
+		runtime.ReadMemStats(&a)
+		err := do(ctx, s)
+		runtime.ReadMemStats(&b)
+		if err == nil && fails || errors.Is(err, context.DeadlineExceeded) || err != nil && !strings.Contains(err.Error(), "model.pt") {
+			t.Errorf("%s = %.300v; want an error that names the file", use, err)
+		}
+		if got, most := b.TotalAlloc-a.TotalAlloc, uint64(floor+more+factor*len(data)); got > most {
+			t.Errorf("%s of %d bytes allocates %d; want at most %d", use, len(data), got, most)
+		}
 	}
 }
 

@@ -339,6 +339,11 @@ func (m *Member) Committed(saveID string) {
 // checkpoint. The error wraps storage.ErrNotFound if the run has no such checkpoint; see
 // Find.
 func (r *Run) Rewind(ctx context.Context, name string) (*Checkpoint, error) {
+	return r.rewind(ctx, name, time.Now().UTC())
+}
+
+// rewind is Rewind at a time.
+func (r *Run) rewind(ctx context.Context, name string, now time.Time) (*Checkpoint, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return nil, err
@@ -356,7 +361,7 @@ func (r *Run) Rewind(ctx context.Context, name string) (*Checkpoint, error) {
 		}
 	}
 
-	rewound := rewindTo(all, c, time.Now().UTC())
+	rewound := rewindTo(all, c, now)
 	var errs []error
 	for _, p := range r.places() {
 		errs = append(errs, changeSettings(ctx, p.Store, func(s Settings) (Settings, error) {

@@ -1,11 +1,14 @@
 package run
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +87,8 @@ type model struct {
 	line    *Line
 	parents map[string]string // of all saves, by their ids
 	at      string            // the save that the job has loaded or made last
+	head    string            // the save that counts as the newest
+	order   []string          // all saves
 	n       int
 	clock   time.Time
 }
@@ -99,7 +104,7 @@ func (m *model) save(step int64, policy string) {
 	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, s, storage.WriteOptions{}) }}
 	must.Do(m.t, storagetest.Save(m.t.Context(), p, md, plan.State{"v": storagetest.Filled(m.t, tensor.Float32, []int64{2}, 1)}))
 	member.Committed(md.SaveID)
-	m.parents[md.SaveID], m.at = md.Line.Parent, md.SaveID
+	m.parents[md.SaveID], m.at, m.head, m.order = md.Line.Parent, md.SaveID, md.SaveID, append(m.order, md.SaveID)
 	must.Get(member.Tend(m.t.Context(), nil))(m.t)
 }
 
@@ -113,21 +118,65 @@ func (m *model) isAncestor(id, of string) bool {
 	return false
 }
 
-// A job that goes back to any checkpoint, in any order, with any clock: the last save is the
-// newest, it and its parent stay, its ancestors are on its line, and the others were left.
+// jump sets the clock: forward or back, by minutes to years, or to its beginning.
+func (m *model) jump(r *rand.Rand) {
+	if r.IntN(20) == 0 {
+		m.clock = time.Unix(0, 0).UTC()
+		return
+	}
+	m.clock = m.clock.Add(time.Duration((2*r.Float64() - 1) * math.Pow(10, 2+6*r.Float64()) * float64(time.Second)))
+}
+
+// Two jobs that go back to any checkpoint, and a user who rewinds the run, in any order, with clocks
+// that jump: the last save is the newest, it and its parent stay, its ancestors are on its line,
+// and the others were left. A policy keeps what does not depend on clocks.
+//
+// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it.
 func TestLinesProperty(t *testing.T) {
+	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
 	seed := rand.Uint64()
+	if text := os.Getenv("SOAK_SEED"); text != "" {
+		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
+	}
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
-	for range 3 {
+	runs := 0
+	for begun := time.Now(); runs < 3 || time.Since(begun) < length; runs++ {
 		m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
-		policy := []string{"last 1", "last 2", "last 3, every 10 steps", "all"}[r.IntN(4)]
+		other, otherAt := new(Line), "" // of the other job
+		policy := []string{"last 2", "last 3, every 10 steps", "within 1 hour, last 1, left within 2 hours", "tagged, every 5 steps, every day"}[r.IntN(4)]
 		for range 14 {
-			m.clock = m.clock.Add(time.Duration(r.IntN(600)-200) * time.Second) // also back
+			m.jump(r)
 			run := openRun(t, m.dir, "")
 			var all []Checkpoint
 			if m.n > 0 {
 				all = must.Get(run.Checkpoints(t.Context()))(t)
+			}
+			if len(all) > 0 {
+				c := all[r.IntN(len(all))]
+				switch r.IntN(6) {
+				case 0:
+					must.Get(run.rewind(t.Context(), c.Name, m.clock))(t)
+					m.head = c.SaveID
+				case 1:
+					must.Do(t, run.Note(t.Context(), c.Name, func(n *Notes) error { n.Tag("x"); return nil }))
+				}
+				all = must.Get(run.Checkpoints(t.Context()))(t)
+				m.check(seed, all, m.clock, policy)
+				m.jump(r)
+				must.Get(run.Prune(t.Context(), &PruneOptions{Keep: keep(t, policy), Now: m.clock}))(t)
+				m.check(seed, all, m.clock, policy)
+				all = must.Get(run.Checkpoints(t.Context()))(t)
+			}
+			m.jump(r)
+			if r.IntN(2) == 0 {
+				m.line, m.at, other, otherAt = other, otherAt, m.line, m.at
+			}
+			there := slices.ContainsFunc(all, func(c Checkpoint) bool { return c.SaveID == m.at })
+			if m.at != "" && !there || m.at == "" && len(all) > 0 { // the other job has removed it, or it begins: it loads the newest one
+				c := all[slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })]
+				m.line.Loaded(c.Name, c.SaveID)
+				m.at = c.SaveID
 			}
 			step := int64(1 + r.IntN(40))
 			switch r.IntN(4) {
@@ -150,42 +199,104 @@ func TestLinesProperty(t *testing.T) {
 			}
 			before := m.at
 			m.save(step, policy)
-			m.check(seed, before, all)
+			m.check(seed, all, time.Now(), policy)
+			m.checkParent(seed, before, all)
 		}
 	}
+	t.Logf("%d runs", runs)
 }
 
-// check checks the run after a save that goes on from the save before. was are the checkpoints
-// that the run had before it.
-func (m *model) check(seed uint64, before string, was []Checkpoint) {
+// stay returns the saves of all, and the newest one, that a policy keeps at a time.
+func (m *model) stay(all []Checkpoint, now time.Time, policy string) []string {
+	steps, tagged := map[string]int64{}, []string{}
+	for i := range all {
+		steps[all[i].SaveID] = *all[i].Step
+		if len(all[i].Tags) > 0 {
+			tagged = append(tagged, all[i].SaveID)
+		}
+	}
+	var line []string // the current one, of which the oldest is first
+	for _, id := range m.order {
+		if _, ok := steps[id]; ok && m.isAncestor(id, m.head) {
+			line = append(line, id)
+		}
+	}
+	out := []string{m.head}
+	for _, rule := range keep(m.t, policy).Rules {
+		switch rule := rule.(type) {
+		case Last:
+			out = append(out, line[max(0, len(line)-int(rule)):]...)
+		case EverySteps:
+			seen := map[int64]bool{0: true}
+			for _, id := range line {
+				if n := steps[id] / int64(rule); !seen[n] {
+					seen[n], out = true, append(out, id)
+				}
+			}
+		case Tagged:
+			out = append(out, tagged...)
+		case Within:
+			for i := range all {
+				if now.Sub(all[i].Time) < time.Duration(rule)-time.Minute { // a removal takes time
+					out = append(out, all[i].SaveID)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// check checks the run after a save, a rewind or a removal, for which the time was now. was are the
+// checkpoints that it had before.
+func (m *model) check(seed uint64, was []Checkpoint, now time.Time, policy string) {
 	m.t.Helper()
 	run := openRun(m.t, m.dir, "")
 	all := must.Get(run.Checkpoints(m.t.Context()))(m.t)
-	ids := map[string]bool{}
+	ids, names := map[string]bool{}, map[string]string{}
 	for i := range all {
 		c := &all[i]
-		ids[c.SaveID] = true
-		if c.Head != (c.SaveID == m.at) {
+		ids[c.SaveID], names[c.Name] = true, c.SaveID
+		if c.Head != (c.SaveID == m.head) {
 			m.t.Fatalf("seed %d: %s is the head: %v; want %v", seed, c.SaveID, c.Head, !c.Head)
 		}
-		if ancestor := m.isAncestor(c.SaveID, m.at); c.Left == ancestor {
-			m.t.Fatalf("seed %d: %s was left: %v; it is an ancestor of %s: %v", seed, c.SaveID, c.Left, m.at, ancestor)
+		if ancestor := m.isAncestor(c.SaveID, m.head); c.Left == ancestor {
+			m.t.Fatalf("seed %d: %s was left: %v; it is an ancestor of %s: %v", seed, c.SaveID, c.Left, m.head, ancestor)
 		}
 	}
-	if !ids[m.at] || !ids[m.parents[m.at]] && slices.ContainsFunc(was, func(c Checkpoint) bool { return c.SaveID == m.parents[m.at] }) {
-		m.t.Fatalf("seed %d: %s or its parent %s is gone: there are %v", seed, m.at, m.parents[m.at], ids)
+	replaced := func(c Checkpoint) bool { return names[c.Name] == m.head && c.SaveID != m.head }
+	was = slices.DeleteFunc(slices.Clone(was), replaced)
+	for i := range all {
+		if all[i].SaveID == m.head && !slices.ContainsFunc(was, func(c Checkpoint) bool { return c.SaveID == m.head }) {
+			was = append(was, all[i])
+		}
 	}
-	if p := m.parents[m.at]; p != before && ids[before] {
+	for _, id := range m.stay(was, now, policy) {
+		if !ids[id] {
+			m.t.Fatalf("seed %d: %s is gone, and %q keeps it: there are %v", seed, id, policy, ids)
+		}
+	}
+	if found := must.Get(run.Latest(m.t.Context()))(m.t); found.SaveID != m.head {
+		m.t.Fatalf("seed %d: Latest = %s; want %s", seed, found.SaveID, m.head)
+	}
+	if found := must.Get(run.Newest(m.t.Context(), Bounds{}))(m.t); found.SaveID != m.head {
+		m.t.Fatalf("seed %d: Newest = %s; want %s", seed, found.SaveID, m.head)
+	}
+}
+
+// checkParent checks that the last save goes on from the save before, and that its parent stays. was
+// are the checkpoints that the run had before it.
+func (m *model) checkParent(seed uint64, before string, was []Checkpoint) {
+	m.t.Helper()
+	ids := map[string]bool{}
+	for _, c := range must.Get(openRun(m.t, m.dir, "").Checkpoints(m.t.Context()))(m.t) {
+		ids[c.SaveID] = true
+	}
+	p := m.parents[m.at]
+	if !ids[p] && slices.ContainsFunc(was, func(c Checkpoint) bool { return c.SaveID == p }) {
+		m.t.Fatalf("seed %d: the parent %s of %s is gone: there are %v", seed, p, m.at, ids)
+	}
+	if p != before && ids[before] {
 		m.t.Fatalf("seed %d: the parent of %s is %q; want %q", seed, m.at, p, before)
-	}
-	if found := must.Get(run.Latest(m.t.Context()))(m.t); found.SaveID != m.at {
-		m.t.Fatalf("seed %d: Latest = %s; want %s", seed, found.SaveID, m.at)
-	}
-	if found := must.Get(run.Newest(m.t.Context(), Bounds{}))(m.t); found.SaveID != m.at {
-		m.t.Fatalf("seed %d: Newest = %s; want %s", seed, found.SaveID, m.at)
-	}
-	if _, err := os.Stat(filepath.Join(m.dir, all[slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })].Name)); err != nil {
-		m.t.Fatal(err)
 	}
 }
 

@@ -1,14 +1,18 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -20,38 +24,53 @@ const mostAnswer = 64 << 20
 
 // Questions about files that expand without end are answered soon, with an error or with an
 // answer that is not much larger than the file.
+//
+// SOAK is how long it asks about files at random, such as 5m, and SOAK_SEED repeats it.
 func TestAttacksAreAnswered(t *testing.T) {
 	w := newWorld(t, 1, nil)
 	n := 0
 	for name, data := range storagetest.Attacks(t) {
 		n++
-		id := fmt.Sprint("attack-", n)
-		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(w.dir, id)
-			must.Do(t, os.Mkdir(dir, 0o755))
-			must.Do(t, os.WriteFile(filepath.Join(dir, "model.pt"), data, 0o644))
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
+		t.Run(name, func(t *testing.T) { askAbout(t, w, fmt.Sprint("attack-", n), data) })
+	}
+	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
+	seed := rand.Uint64()
+	if text := os.Getenv("SOAK_SEED"); text != "" {
+		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
+	}
+	random, files := rand.New(rand.NewPCG(seed, 0)), 0
+	for begun := time.Now(); (files < 10 || time.Since(begun) < length) && !t.Failed(); files++ {
+		askAbout(t, w, fmt.Sprint("random-", files), storagetest.Attack(t, random))
+	}
+	t.Logf("%d files at random; to repeat: SOAK_SEED=%d", files, seed)
+}
 
-			asked := []string{"checkpoint?c=" + id, "names?c=" + id, "compare?a=" + id + "&b=step-1"}
-			for _, fqn := range firstNames(ctx, w, id, 2) {
-				for _, q := range []string{"item", "heat", "stats"} {
-					asked = append(asked, q+"?c="+id+"&name="+url.QueryEscape(fqn))
-				}
-			}
-			for _, text := range asked {
-				if kind, _, _ := strings.Cut(text, "?"); questions[kind].answer == nil {
-					t.Fatalf("there is no question %s", kind)
-				}
-				v, err := w.ask(ctx, text)
-				if ctx.Err() != nil {
-					t.Fatalf("%s: %v", text, err)
-				}
-				if b, _ := json.Marshal(v); err == nil && len(b) > mostAnswer {
-					t.Errorf("%s: an answer of %d bytes; want at most %d", text, len(b), mostAnswer)
-				}
-			}
-		})
+// askAbout asks about a checkpoint that is one file.
+func askAbout(t *testing.T, w *world, id string, data []byte) {
+	dir := filepath.Join(w.dir, id)
+	must.Do(t, os.Mkdir(dir, 0o755))
+	defer os.RemoveAll(dir)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "model.pt"), data, 0o644))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	asked := []string{"checkpoint?c=" + id, "names?c=" + id, "compare?a=" + id + "&b=step-1"}
+	for _, fqn := range firstNames(ctx, w, id, 2) {
+		for _, q := range []string{"item", "heat", "stats"} {
+			asked = append(asked, q+"?c="+id+"&name="+url.QueryEscape(fqn))
+		}
+	}
+	for _, text := range asked {
+		if kind, _, _ := strings.Cut(text, "?"); questions[kind].answer == nil {
+			t.Fatalf("there is no question %s", kind)
+		}
+		v, err := w.ask(ctx, text)
+		if ctx.Err() != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if b, _ := json.Marshal(v); err == nil && len(b) > mostAnswer {
+			t.Errorf("%s: an answer of %d bytes; want at most %d", text, len(b), mostAnswer)
+		}
 	}
 }
 

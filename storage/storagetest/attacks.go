@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -46,6 +47,77 @@ func Attacks(t testing.TB) map[string][]byte {
 	out["overlapping records"] = overlapping(t)
 	out["many records"] = records(t, 1<<15)
 	return out
+}
+
+// Attack returns an archive whose values are nested, doubled and expanded at random.
+func Attack(t testing.TB, r *rand.Rand) []byte {
+	a := &attacker{Rand: r, elems: 1 << r.IntN(16)}
+	records := map[string]string{"version": "3\n", "data/0": strings.Repeat("\x01", 4*int(a.elems))}
+	if r.IntN(8) == 0 {
+		a.elems = a.Int64N(1 << a.IntN(63))
+	}
+	records["data.pkl"] = "\x80\x02}" + a.text() + a.value(4) + "s."
+	method := zip.Store
+	if r.IntN(8) == 0 {
+		method = zip.Deflate
+	}
+	return packed(t, method, records)
+}
+
+// attacker makes pickles.
+type attacker struct {
+	*rand.Rand
+	elems int64 // of the storage
+	memo  int   // the next free number
+}
+
+// value returns the pickle of a value of at most so many levels, beside the nested and doubled ones.
+func (a *attacker) value(levels int) string {
+	kind := a.IntN(9)
+	if levels == 0 {
+		kind += 4
+	}
+	switch kind {
+	case 0:
+		n := 1 << a.IntN(18)
+		around := [][2]string{{"", "\x85"}, {"](", "e"}, {"]", "a"}, {"}" + a.text(), "s"}}[a.IntN(4)]
+		return strings.Repeat(around[0], n) + a.value(levels-1) + strings.Repeat(around[1], n)
+	case 1, 2:
+		put, get := func() string { return "r" + le32(a.memo) }, func() string { return "j" + le32(a.memo) }
+		out := a.value(levels-1) + put()
+		for range a.IntN(100) {
+			last, key := get(), a.text()
+			a.memo++
+			out += "0" + []string{"](" + last + last + "e", last + last + "\x86", "}(" + key + last + "X\x01\x00\x00\x00b" + last + "u"}[a.IntN(3)] + put()
+		}
+		a.memo++
+		return out
+	case 3:
+		out := "]("
+		for range a.IntN(8) {
+			out += a.value(levels - 1)
+		}
+		return out + "e"
+	case 4, 5, 6:
+		size := func() int64 { return a.Int64N(1 << a.IntN(63)) }
+		rows, columns, strides := size(), a.Int64N(a.elems+1), long(0)+long(1)
+		if rows > 16 {
+			rows |= 1 << 40 // above every limit: a tensor of a permitted GiB would only take time
+		}
+		if a.IntN(4) == 0 {
+			columns, strides = size(), long(size())+long(size())
+		}
+		return tensorOf(a.elems, long(rows)+long(columns)+"\x86", strides+"\x86")
+	case 7:
+		return a.text()
+	}
+	return "N"
+}
+
+// text returns the pickle of a text.
+func (a *attacker) text() string {
+	n := 1 << a.IntN(8)
+	return "X" + le32(n) + strings.Repeat("a", n)
 }
 
 func le32(n int) string { return string(binary.LittleEndian.AppendUint32(nil, uint32(n))) }
