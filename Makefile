@@ -145,8 +145,9 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
-soak: ## save in the background, and follow versions, while processes are killed and stopped (SOAK=5m, SOAK_SEED=); damage every record of all fixtures
+soak: ## save in the background, and follow versions, while processes are killed and stopped; copy parts of runs; let requests arrive late (SOAK=5m, SOAK_SEED=); damage every record of all fixtures
 	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v .
+	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test -count=1 -timeout 0 -run '^TestLate$$/^(S3|GCS|Azure)$$/^Random$$' -v ./blob/conformance
 	DAMAGE=100000 $(GO) test -count=1 -timeout 0 -run '^TestDamageIsNoticed$$' ./storage/formats
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
