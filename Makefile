@@ -145,9 +145,10 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
-soak: ## save, and follow versions, while processes are killed and stopped and clocks jump (SOAK=5m, SOAK_SEED=); read hostile files; damage every record of all fixtures
+soak: ## save, and follow versions, while processes are killed and clocks jump; hostile files, late requests, parts of runs, damaged records (SOAK=5m, SOAK_SEED=)
 	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v .
 	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test -p 1 -count=1 -timeout 0 -run '^(TestLinesProperty|TestAttacksAre(Bounded|Answered))$$' -v ./run ./convert ./web
+	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test -count=1 -timeout 0 -run '^TestLate$$/^(S3|GCS|Azure)$$/^Random$$' -v ./blob/conformance
 	DAMAGE=100000 $(GO) test -count=1 -timeout 0 -run '^TestDamageIsNoticed$$' ./storage/formats
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.

@@ -272,7 +272,7 @@ func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
 func (p *pruning) place(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
 	*list = append(*list, p.judge(place, policy)...)
 	err := p.removeAll(ctx, place, list)
-	if err != nil && !aboutOne(err) || policy.KeepsAll() {
+	if err != nil && !aboutOne(place, err) || policy.KeepsAll() {
 		return err
 	}
 	return errors.Join(err, p.sweep(ctx, place), p.flatten(ctx, place, policy, list))
@@ -284,7 +284,7 @@ func (p *pruning) removeAll(ctx context.Context, place *Place, list *[]Pruned) e
 	for _, x := range referringFirst(*list) {
 		if err := p.carryOut(ctx, place, x); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", x.Name, err))
-			if !aboutOne(err) {
+			if !aboutOne(place, err) {
 				break
 			}
 		}
@@ -381,9 +381,10 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 	return "lacks it"
 }
 
-// aboutOne reports whether an error is about a single checkpoint.
-func aboutOne(err error) bool {
-	return slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, errReferred},
+// aboutOne reports whether an error is about a single checkpoint. In a folder, each checkpoint has
+// permissions of its own.
+func aboutOne(place *Place, err error) bool {
+	return place.local && errors.Is(err, fs.ErrPermission) || slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, errReferred},
 		func(target error) bool { return errors.Is(err, target) })
 }
 

@@ -23,8 +23,8 @@ var (
 	// ErrCorrupt reports bytes that differ from the bytes that were written: a checksum
 	// does not match, a file is truncated, or the contents contradict each other.
 	ErrCorrupt = errors.New("checkpoint is corrupt")
-	// ErrBaseGone reports a checkpoint that refers to a file of another one, which is not there:
-	// for example, its folder was copied without the others. It wraps ErrCorrupt.
+	// ErrBaseGone reports a checkpoint that refers to a file of another one, which is not there or not
+	// whole: for example, its folder was copied without the others. It wraps ErrCorrupt.
 	ErrBaseGone = fmt.Errorf("%w: if it was copied from elsewhere, copy it with 'cairn cp', which makes it stand alone, "+
 		"or run 'cairn flatten' at the source first", ErrCorrupt)
 	// ErrVersion reports a checkpoint in a version of the format that this

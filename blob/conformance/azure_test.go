@@ -57,7 +57,7 @@ func TestAzure(t *testing.T) {
 	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
 		testOneWriterWins(t, openAzure(t, bucket), 10, piece, blob.CreateOptions{Piece: piece})
 	})
-	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openAzure(t, bucket), true) })
+	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openAzure(t, bucket)) })
 	t.Run("RemoveCheckpoint", func(t *testing.T) { testRemoveCheckpoint(t, openAzure(t, bucket)) })
 	t.Run("CopyWhileCleaning", func(t *testing.T) {
 		testSweptCopies(t, openAzure(t, bucket), func() *remote.Store { return openAzure(t, bucket) })

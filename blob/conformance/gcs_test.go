@@ -48,8 +48,7 @@ func openGCS(t *testing.T, bucket string) *remote.Store {
 }
 
 func TestGCS(t *testing.T) {
-	blobtest.Run(t, func(t *testing.T) blob.Store { return openGCS(t, startGCS(t)) },
-		blobtest.Gap{Claim: "OneOfRemovalAndReplacementWins", Why: "fake-gcs-server ignores the condition of a removal"})
+	blobtest.Run(t, func(t *testing.T) blob.Store { return openGCS(t, startGCS(t)) })
 }
 
 func TestServiceGCS(t *testing.T) {
@@ -65,13 +64,16 @@ func TestServiceGCS(t *testing.T) {
 		return 2*temporary + 1 // to make and to remove them, and to compose the object
 	})
 	t.Run("WrongSum", func(t *testing.T) { testWrongSum(t, openGCS(t, startGCS(t))) })
-	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openGCS(t, startGCS(t)), false) })
+	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openGCS(t, startGCS(t))) })
+	t.Run("OneWriterOfPartsWins", func(t *testing.T) {
+		testOneWriterWins(t, openGCS(t, startGCS(t)), 10, 1<<20, blob.CreateOptions{Piece: 1 << 20})
+	})
 	t.Run("RemoveCheckpoint", func(t *testing.T) { testRemoveCheckpoint(t, openGCS(t, startGCS(t))) })
 	t.Run("MissingBucket", testMissingBucket)
 }
 
-// Gaps of fake-gcs-server: it ignores the condition and the checksum when it composes an
-// object of its parts, and the condition when it copies. So only the requests are tested.
+// fake-gcs-server ignores the checksum when it composes an object of its parts. So only the
+// requests are tested.
 func TestGCSComposesWithCondition(t *testing.T) {
 	bucket := startGCS(t)
 	target := must.Get(url.Parse(os.Getenv("STORAGE_EMULATOR_HOST")))(t)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 )
@@ -51,8 +52,10 @@ type proxy struct {
 	Answer  func(*http.Request, *http.Response)
 
 	// Keep, if not nil, reports whether a request is kept: its connection is reset, and the
-	// server gets it when Land is called. It is set before the first request.
-	Keep func(*http.Request) bool
+	// server gets it whenever Land is called. With Again it gets the request and answers it at
+	// once, too. Both are set before the first request.
+	Keep  func(*http.Request) bool
+	Again bool
 
 	// CutAt, if not 0, is the number of the request, from 1 on, at which the client dies:
 	// the server gets neither this request nor any later one. With CutLate it gets this
@@ -72,7 +75,7 @@ type proxy struct {
 	random   *rand.Rand        // guarded by mu
 	counts   map[faultKind]int // guarded by mu
 	requests int64             // guarded by mu
-	kept     []*http.Request   // guarded by mu
+	kept     []keptRequest     // guarded by mu
 }
 
 // newProxy starts a proxy on loopback that disturbs a share of the requests: no request if rate
@@ -152,9 +155,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if p.Keep != nil && p.Keep(r) {
-		p.keep(r)
-		cut(w, nil, true)
-		return
+		if p.keep(r); !p.Again {
+			cut(w, nil, true)
+			return
+		}
 	}
 	fault, where := p.pick()
 	switch fault {
@@ -205,38 +209,48 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// keptRequest is a request without its body, and the body.
+type keptRequest struct {
+	*http.Request
+	body []byte
+}
+
 // keep keeps a request for Land.
 func (p *proxy) keep(r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the client has gone
 	}
-	late := r.Clone(context.Background())
-	late.Body = io.NopCloser(bytes.NewReader(body))
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.kept = append(p.kept, late)
+	p.kept = append(p.kept, keptRequest{r.Clone(context.Background()), body})
 }
 
 // Land sends the requests that were kept to the server, in order, and returns the
-// statuses of its answers.
+// statuses of its answers. It keeps them: each call sends them once more.
 func (p *proxy) Land() ([]int, error) {
 	p.mu.Lock()
-	kept := p.kept
-	p.kept = nil
+	kept := slices.Clone(p.kept)
 	p.mu.Unlock()
 	var out []int
-	for _, r := range kept {
-		answer, err := p.forward(r)
+	for i := range kept {
+		status, err := p.land(kept[i])
 		if err != nil {
 			return out, err
 		}
-		out = append(out, answer.StatusCode)
-		if err := answer.Body.Close(); err != nil {
-			return out, err
-		}
+		out = append(out, status)
 	}
 	return out, nil
+}
+
+func (p *proxy) land(r keptRequest) (int, error) {
+	r.Body = io.NopCloser(bytes.NewReader(r.body))
+	answer, err := p.forward(r.Request)
+	if err != nil {
+		return 0, err
+	}
+	return answer.StatusCode, answer.Body.Close()
 }
 
 // broken is the end of a body that is not complete.

@@ -172,7 +172,7 @@ func TestServiceS3(t *testing.T) {
 		testOneWriterWins(t, openS3(t, nil), 10, piece, blob.CreateOptions{Piece: piece})
 	})
 	t.Run("WrongSum", func(t *testing.T) { testWrongSum(t, openS3(t, nil)) })
-	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openS3(t, nil), true) })
+	t.Run("RemoveVersion", func(t *testing.T) { testRemoveVersion(t, openS3(t, nil)) })
 	t.Run("RemoveCheckpoint", func(t *testing.T) { testRemoveCheckpoint(t, openS3(t, nil)) })
 	t.Run("CopyInParts", testCopyInParts)
 }

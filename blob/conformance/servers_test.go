@@ -2,15 +2,21 @@ package conformance
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
@@ -113,13 +119,56 @@ func waitFor(ctx context.Context, address string, ended <-chan error) error {
 // for its clients. The objects are in memory, or in dir if it is not empty: that is
 // faster for many objects, but "a" and "a/b" cannot both exist.
 func serveGCS(dir string) (host, bucket string, stop func(), err error) {
-	server, err := fakestorage.NewServerWithOptions(fakestorage.Options{Scheme: "http", PublicHost: "127.0.0.1", StorageRoot: dir})
+	server, err := fakestorage.NewServerWithOptions(fakestorage.Options{NoListener: true, PublicHost: "127.0.0.1", StorageRoot: dir})
 	if err != nil {
 		return "", "", nil, err
 	}
 	bucket = "bucket"
 	server.CreateBucketWithOpts(fakestorage.CreateBucketOpts{Name: bucket})
-	return server.URL(), bucket, server.Stop, nil
+	front := httptest.NewServer(keepConditions(server.HTTPHandler()))
+	return front.URL, bucket, func() { front.Close(); server.Stop() }, nil
+}
+
+// keepConditions refuses compositions, copies and removals if the object does not have the
+// generation that the request wants: fake-gcs-server ignores the condition.
+func keepConditions(server http.Handler) http.Handler {
+	var mu sync.Mutex // held by a request that writes, so that the object does not change after the check
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			server.ServeHTTP(w, r)
+			return
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the client has gone
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		mu.Lock()
+		defer mu.Unlock()
+		want := r.URL.Query().Get("ifGenerationMatch")
+		if want != "" && !strings.HasPrefix(r.URL.Path, "/upload/") && generation(server, r) != want {
+			w.WriteHeader(http.StatusPreconditionFailed)
+			return
+		}
+		server.ServeHTTP(w, r)
+	})
+}
+
+// generation returns the generation of the object that a request writes or removes, or "0".
+func generation(server http.Handler, r *http.Request) string {
+	path := strings.TrimSuffix(r.URL.EscapedPath(), "/compose")
+	if _, to, ok := strings.Cut(path, "/rewriteTo/"); ok {
+		path = "/storage/v1/" + to
+	}
+	answer := httptest.NewRecorder()
+	ask := httptest.NewRequest(http.MethodGet, path, nil)
+	ask.Host = r.Host
+	server.ServeHTTP(answer, ask)
+	var object struct{ Generation string }
+	if answer.Code != http.StatusOK || json.Unmarshal(answer.Body.Bytes(), &object) != nil {
+		return "0"
+	}
+	return object.Generation
 }
 
 const (

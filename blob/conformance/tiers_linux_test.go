@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -164,14 +163,15 @@ func TestTiersInS3(t *testing.T) {
 // The record of an upload that the service writes after the savers have given up: the
 // upload is uncertain, and the checkpoint is whole in both stores.
 func TestTiersLateRecord(t *testing.T) {
-	p, _ := startLate(t, "/cairn.json", http.StatusForbidden, "AccessDenied") // which ends the attempts
-	local, folder := filepath.Join(t.TempDir(), "step-0"), fmt.Sprintf("s3://bucket/%d/run/step-0?endpoint=", folders.Add(1))
+	place := latePlace{lateServices["S3"], endpoint, fmt.Sprintf("%d/run/step-0", folders.Add(1))}
+	p, _ := place.startLate(t, "/cairn.json", false)
+	local, remote := filepath.Join(t.TempDir(), "step-0"), place.address(t, endpoint, place.folder)
 	saveInBackground(t, 1, func(int64) (blob.Store, *cairn.AsyncOptions) {
 		store, err := cairn.OpenStore(local)
 		if err != nil {
 			t.Error(err)
 		}
-		return store, &cairn.AsyncOptions{Remote: folder + p.URL()}
+		return store, &cairn.AsyncOptions{Remote: place.address(t, p.URL(), place.folder)}
 	}, func(_ int64, pending *cairn.Pending) error {
 		if _, err := pending.Wait(t.Context()); err != nil {
 			return err
@@ -182,14 +182,14 @@ func TestTiersLateRecord(t *testing.T) {
 		return nil
 	})
 	wantStep(t, local, 0)
-	direct := must.Get(blob.OpenAddress(t.Context(), folder+endpoint))(t)
+	direct := must.Get(blob.OpenAddress(t.Context(), remote))(t)
 	if n := clean(t, direct); n > 0 {
 		t.Errorf("clean removed %d files while the upload was uncertain", n)
 	}
-	land(t, p, http.StatusOK)
-	wantStep(t, folder+endpoint, 0)
+	land(t, p, true)
+	wantStep(t, remote, 0)
 	if n := clean(t, direct); n > 0 {
 		t.Errorf("clean removed %d files of the checkpoint", n)
 	}
-	wantStep(t, folder+endpoint, 0)
+	wantStep(t, remote, 0)
 }

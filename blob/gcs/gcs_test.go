@@ -219,7 +219,7 @@ func TestNamesOfParts(t *testing.T) {
 			t.Errorf("the part %q is of %q; want %q", part, got.Key, key)
 		}
 	}
-	for _, key := range []string{"a/x-y-0.00001", "a/" + blob.Reserved + "x", "a/" + blob.Reserved + "x-0"} {
+	for _, key := range []string{"a/x-y-0.00001", "a/" + blob.Reserved + "x", "a/" + blob.Reserved + "x-0", "a/" + blob.Reserved + "lock-save-native-20260102t030405-b89d4cee"} {
 		if u, ok := parsePart(key); ok {
 			t.Errorf("parsePart(%q) = %+v; want none", key, u)
 		}

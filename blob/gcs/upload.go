@@ -62,7 +62,8 @@ func (u *upload) partKey(level, number int) string {
 	return fmt.Sprintf("%s-%d.%05d", u.pending, level, number)
 }
 
-// parsePart returns the upload of a temporary object.
+// parsePart returns the upload of a temporary object. Locks have reserved names, too, but do not end
+// with a level and a number.
 func parsePart(key string) (u remote.PendingUpload, ok bool) {
 	dir, base := path.Split(key)
 	base, ok = strings.CutPrefix(base, blob.Reserved)
@@ -71,7 +72,8 @@ func parsePart(key string) (u remote.PendingUpload, ok bool) {
 		return u, false
 	}
 	id := strings.LastIndexByte(base[:number], '-')
-	if id < 0 {
+	level, n, _ := strings.Cut(base[number+1:], ".")
+	if id < 0 || level == "" || n == "" || strings.Trim(level+n, "0123456789") != "" {
 		return u, false
 	}
 	return remote.PendingUpload{Key: dir + base[:id], ID: base[id+1 : number]}, true

@@ -418,6 +418,15 @@ func TestFilesOfTwoSteps(t *testing.T) {
 	}
 }
 
+// stateOfGroup returns the states of a group in the state of a ZeRO optimizer.
+func stateOfGroup(o map[string]any, group int) map[string]any {
+	base, _ := o["base_optimizer_state"].(map[string]any)
+	if base == nil {
+		base = o["optimizer_state_dict"].(map[string]any)
+	}
+	return base["state"].(*value.Dict).Pairs[group].Value.(map[string]any)
+}
+
 // Partitions of a rank that share bytes are refused: one of them has the elements of the
 // other.
 func TestPartitionsThatOverlap(t *testing.T) {
@@ -427,6 +436,12 @@ func TestPartitionsThatOverlap(t *testing.T) {
 		key := map[int]string{1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}[stage]
 		for claim, overlap := range map[string]func(o map[string]any){
 			"weights": func(o map[string]any) { flats := o[key].([]any); flats[1] = flats[0] },
+			"states of one group": func(o map[string]any) {
+				s := stateOfGroup(o, 1)
+				s["exp_avg_sq"] = s["exp_avg"]
+			},
+			"states of two groups": func(o map[string]any) { stateOfGroup(o, 1)["exp_avg"] = stateOfGroup(o, 0)["exp_avg"] },
+			"weights and states":   func(o map[string]any) { stateOfGroup(o, 0)["exp_avg"] = o[key].([]any)[0] },
 		} {
 			s := new(mem.Store)
 			u.write(t, s, "")

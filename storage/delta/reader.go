@@ -209,7 +209,7 @@ func openBeside(ctx context.Context, store blob.Store, f *File) (blob.Reader, er
 	}
 	if r.Size() != f.Size {
 		r.Close()
-		return nil, fmt.Errorf("%w: it refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, f.Name, store, r.Size(), f.Size)
+		return nil, fmt.Errorf("it refers to %s of %s, which has %d bytes instead of %d: %w", f.Name, store, r.Size(), f.Size, storage.ErrBaseGone)
 	}
 	return &besideReader{r, f.Name, store}, nil
 }

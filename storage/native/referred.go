@@ -175,7 +175,7 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 	return out, nil
 }
 
-// checkBases returns an error that wraps storage.ErrCorrupt if a file to which the
+// checkBases returns an error that wraps storage.ErrBaseGone if a file to which the
 // checkpoint in store refers is gone or has another size.
 func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error {
 	type file struct {
@@ -201,7 +201,7 @@ func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error
 		case err != nil:
 			return err
 		case info.Size != f.Size:
-			return fmt.Errorf("%w: %s refers to %s of %s, which has %d bytes instead of %d", storage.ErrCorrupt, store, f.Name, f.at, info.Size, f.Size)
+			return fmt.Errorf("%s refers to %s of %s, which has %d bytes instead of %d: %w", store, f.Name, f.at, info.Size, f.Size, storage.ErrBaseGone)
 		}
 		return nil
 	})
