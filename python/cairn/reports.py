@@ -391,7 +391,7 @@ class PruneReport:
     """How many copies were removed, or would be in a dry run."""
     removed_bytes: int = 0
     warnings: tuple[str, ...] = ()
-    """Rules that may not mean what was meant, such as one for a metric that no checkpoint has."""
+    """Why checkpoints stay whatever the policies say: not all is known about them."""
     flattened: tuple[str, ...] = ()
     """The names of the checkpoints that stand alone now, or would in a dry run, so that others need not stay."""
 

@@ -151,25 +151,19 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     if not (text := _text(policy)):
         return text
     with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
-        _try(text, empty)
+        try:
+            normal = _command.run("settings", [f"--keep={text}"], empty)["keep"]  # "every day" for "every 1 day"
+        except errors.OptionsError as e:  # without the name of the flag
+            raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
 
-    if "best" in text.lower() and all("://" not in place for place in (run, remote or "")) and os.path.isdir(run):
-        with contextlib.suppress(errors.IncompleteError, errors.CorruptError, errors.VersionError):  # saves warn of it
-            stored = _command.run("settings", [], run)["keep" if remote is None else "keep_remote"]
-            if stored.split() != text.split():
-                _try(text, run, remote)
+    if "best" not in normal or any("://" in place for place in (run, remote or "")) or not os.path.isdir(run):
+        return text
+    # NotFoundError: there are no checkpoints. Saves warn of the others.
+    with contextlib.suppress(errors.NotFoundError, errors.IncompleteError, errors.CorruptError, errors.VersionError):
+        if normal != _command.run("settings", [], run)["keep" if remote is None else "keep_remote"]:
+            policies = [f"--keep={text}"] if remote is None else ["--keep=", f"--keep-remote={text}"]
+            _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
     return text
-
-
-def _try(policy: str, run: str, remote: str | None = None) -> None:
-    """Raises OptionsError if the program cairn refuses a policy for a run, or for its remote run."""
-    policies = [f"--keep={policy}"] if remote is None else ["--keep=", f"--keep-remote={policy}"]
-    try:
-        _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
-    except errors.NotFoundError:  # there are no checkpoints
-        pass
-    except errors.OptionsError as e:  # without the name of the flag
-        raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
 
 
 class Run:
