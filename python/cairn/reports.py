@@ -302,8 +302,7 @@ class RunCheckpoint:
     not_uploaded: bool = False
     """The remote run lacks it, and should have it."""
     problem: str = ""
-    """Why not all is known about it: its tags and metrics cannot be read, or its place in the history of the run is
-    unknown. No policy removes it."""
+    """Why no policy removes it: its tags and metrics cannot be read, or its place in the history is unknown."""
     commit: int = 0
     """Orders the saves of the run: a later save has a larger number. 0: the save does not record it."""
     parent: str = ""

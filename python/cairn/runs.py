@@ -265,7 +265,7 @@ class Run:
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
         are not uploaded yet. OptionsError: the run has no policy.
         """
-        # The policies are those of the run, so they decide about checkpoints with tags too.
+        # These are the policies of the run, so they decide about checkpoints with tags too.
         flags = [*self._flags(), "--tagged-too", *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
         if self.keep:
             flags.append(f"--keep={self.keep}")
@@ -428,7 +428,10 @@ class Member:
         return None if self.run.remote is None else join_address(self.run.remote, self.name)
 
     def message(self) -> dict[str, Any]:
-        """Returns the field "run" of the message of a save, which goes on from what was loaded since the one before."""
+        """Returns the field "run" of the message of a save, with the checkpoint that was loaded since the last save.
+
+        It forgets that checkpoint: the save after this one goes on from this one.
+        """
         policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
         message: dict[str, Any] = {name: text for name, text in policies.items() if text}
         if not self.run.alone and self.run.remote is None:
@@ -441,7 +444,7 @@ class Member:
         return message
 
 
-_loaded: dict[str, dict[str, str]] = {}  # by the address of the run: what was loaded since the last save to it
+_loaded: dict[str, dict[str, str]] = {}  # checkpoints since the last save to their run, by the address of the run
 
 
 def loaded(address: str, save_id: str) -> None:
