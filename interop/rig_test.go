@@ -160,8 +160,8 @@ func (r *rig) safeDTypes() []string {
 	return slices.DeleteFunc(slices.Clone(r.py.about.SafeDTypes), unknown)
 }
 
-// stockDTypes returns the dtypes that every safetensors has, which native files have names for. Its own
-// files hold the others as bytes, under a key that begins as reserved does.
+// stockDTypes returns the dtypes that all versions of safetensors have. The data files of native
+// checkpoints hold tensors of other dtypes as bytes, under a key that begins as reserved does.
 func (r *rig) stockDTypes() []string {
 	return slices.DeleteFunc(r.safeDTypes(), func(dtype string) bool {
 		d, err := tensor.ParseDType(dtype)

@@ -175,11 +175,11 @@ func (s *sum) spread() error {
 		if s.op != collective.Avg {
 			continue
 		}
-		err := divide[float32](t.Local(), len(s.terms))
+		over := divide[float32]
 		if t.DType() == tensor.Float64 {
-			err = divide[float64](t.Local(), len(s.terms))
+			over = divide[float64]
 		}
-		if err != nil {
+		if err := over(t.Local(), len(s.terms)); err != nil {
 			return err
 		}
 	}

@@ -78,12 +78,10 @@ type Config struct {
 	lookup   func(ctx context.Context, name string) ([]string, error)
 	dialer   func(ctx context.Context, network, address string) (net.Conn, error)
 	listener func(ctx context.Context, network, address string) (net.Listener, error)
-	// parting, search, quiet and interval replace partingTime, searchTime, quietTime and
-	// rollInterval if they are not zero; tests set them.
-	parting, search, quiet, interval time.Duration
+	// parting, search and interval replace partingTime, searchTime and rollInterval if they
+	// are not zero; tests set them.
+	parting, search, interval time.Duration
 }
-
-func (c *Config) quietTime() time.Duration { return cmp.Or(c.quiet, quietTime) }
 
 // partingTime bounds how long a rank that closes or gives up waits until the other
 // ranks have received its last messages.

@@ -58,7 +58,7 @@ func (p *progress) report(ctx context.Context, cfg *Config) (stop func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		start := time.Now()
-		for pause := cfg.quietTime(); ; pause = min(2*pause, maxQuiet) {
+		for pause := quietTime; ; pause = min(2*pause, maxQuiet) {
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():

@@ -337,7 +337,7 @@ func (g *Graph) Redistribute(comm platform.TensorComm, x *Var, shape []int64, fr
 			return m.Dst.Local(), nil, err
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := noGrad(p, 0)
+			d := zeroGrad(p)
 			grad := p.Grad
 			if !grad.Contiguous() {
 				grad = grad.Clone() // a flat layout needs it
@@ -403,7 +403,7 @@ func (g *Graph) AllToAll(comm platform.TensorComm, x *Var, shape ...int64) *Var 
 			return out, nil, comm.AllToAll(g.ctx, view(out, n, count/n), view(x.data, n, count/n), platform.Splits{})
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := noGrad(p, 0)
+			d := zeroGrad(p)
 			count := d.NumElements()
 			return []*tensor.Tensor{d}, comm.AllToAll(p.Ctx, view(d, n, count/n), view(p.Grad, n, count/n), platform.Splits{})
 		},
@@ -425,7 +425,7 @@ func (g *Graph) AllToAllSplits(comm platform.TensorComm, x *Var, s platform.Spli
 			return out, nil, comm.AllToAll(g.ctx, out, x.data, r.splits)
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			d := noGrad(p, 0)
+			d := zeroGrad(p)
 			return []*tensor.Tensor{d}, comm.AllToAll(p.Ctx, d, p.Grad, r.reverse())
 		},
 	})

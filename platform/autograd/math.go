@@ -85,8 +85,8 @@ func zerosOf(d tensor.DType, shape []int64) *tensor.Tensor {
 	return t
 }
 
-// noGrad returns a gradient of zeros of operand i, whose arithmetic is that of the result.
-func noGrad(p *Pass, i int) *tensor.Tensor { return zerosOf(p.Grad.DType(), p.Shapes[i]) }
+// zeroGrad returns a gradient of zeros for the first operand.
+func zeroGrad(p *Pass) *tensor.Tensor { return zerosOf(p.Grad.DType(), p.Shapes[0]) }
 
 // view returns the memory of t, which is contiguous, in another shape of as many
 // elements.

@@ -559,7 +559,7 @@ func (g *Graph) Narrow(x *Var, dim int, lo, hi int64) *Var {
 			return t.Clone(), nil, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
-			out := noGrad(p, 0)
+			out := zeroGrad(p)
 			part, err := out.Slice(dim, lo, hi, 1)
 			if err != nil {
 				return nil, err
@@ -625,7 +625,7 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 			},
 			Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 				if sum == nil {
-					sum = noGrad(p, 0)
+					sum = zeroGrad(p)
 					p.After(begin, func() error {
 						t := sum
 						sum = nil // another backward pass may begin at other parts

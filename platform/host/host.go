@@ -57,12 +57,8 @@ func New(world group.Group) *Platform {
 	if world == nil {
 		world = group.Solo()
 	}
-	ranks := make([]int, world.Size())
-	for r := range ranks {
-		ranks[r] = r
-	}
 	p := &Platform{known: map[string]*Group{}}
-	p.world = p.newGroup(world, ranks, worldID)
+	p.world = p.newGroup(world, upTo(world.Size()), worldID)
 	p.remember(p.world)
 	return p
 }

@@ -75,7 +75,7 @@ type symmetric struct {
 	mapped bool     // memory is of files
 }
 
-// about is what the ranks compare before they make memory.
+// about is compared by the ranks before they make memory.
 type about struct {
 	Size          int64
 	Host, Process string
@@ -118,8 +118,8 @@ func checkSize(n int64) error {
 	return nil
 }
 
-// room is the most memory that all ranks together may ask for. To ask for more would end
-// processes of the host. Only the memory of Linux is known; elsewhere it is what can be addressed.
+// room is the most memory that all ranks together may ask for: the memory of the host, because
+// Linux kills processes if it runs out of memory. On other systems the memory is not known.
 func room() int64 {
 	if runtime.GOOS == "linux" {
 		return stage.MachineMemory()
@@ -210,8 +210,9 @@ func (s *symmetric) Memory(rank int) []byte {
 	return s.memory[rank][:s.size:s.size]
 }
 
-// order makes what happens before a signal or a barrier happen before its receipt for ranks
-// of this process too: messages through a socket do not, in the memory model of Go.
+// order is changed before and after each signal and barrier. So, in the memory model of Go, a
+// rank of this process sees the writes of another one. Messages through a socket do not
+// establish that.
 var order atomic.Int64
 
 // Barrier returns once every rank has called it.

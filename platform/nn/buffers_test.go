@@ -102,8 +102,8 @@ func TestBuffersHaveNames(t *testing.T) {
 	}
 }
 
-// Names that the module lacks, and names that the state lacks, are errors, and nothing was
-// copied.
+// Names that the module lacks, and names that the state lacks, are errors. The parameters stay
+// as they are.
 func TestLoadStateComparesNames(t *testing.T) {
 	m := outer(t, Zeros)
 	all := func() cairn.State {

@@ -200,8 +200,8 @@ func (m *Module) Params() iter.Seq2[string, *Param] {
 	}
 }
 
-// Buffers yields all buffers by their full names, in the order of [Module.Modules]. Their
-// type is that of parameters, so a buffer may have a layout, but they have no gradients.
+// Buffers yields all buffers by their full names, in the order of [Module.Modules]. A buffer
+// is a [Param] without a gradient, so it may have a layout.
 func (m *Module) Buffers() iter.Seq2[string, *Param] {
 	return func(yield func(string, *Param) bool) {
 		for prefix, c := range m.Modules() {

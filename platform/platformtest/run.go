@@ -130,7 +130,7 @@ func (e *env) idle() {
 	synctest.Wait()
 }
 
-// size returns the number of ranks, of which other processes may have some.
+// size returns the number of ranks of the world. Some may be in other processes.
 func (e *env) size() int { return e.ps[0].World().Size() }
 
 // rank is what one rank does a test with: a context, its platform, the world and its

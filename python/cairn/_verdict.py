@@ -1,4 +1,4 @@
-"""What errors mean to a process that follows checkpoints, which others replace and remove at any time."""
+"""Judges errors of a process that follows checkpoints while other processes replace and remove them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cairn.errors import CairnError
 
 
 class Verdict(enum.Enum):
-    """See storage.Verdict of the Go package, which judges in the same way."""
+    """How a process goes on after an error: the same as storage.Verdict of the Go package."""
 
     GONE = 1  # replaced or removed meanwhile, or not complete yet: look again which checkpoints there are
-    DAMAGED = 2  # it will not become better: read another one
-    FAILED = 3  # it is not about the contents of a place: the next checkpoint fails too
+    DAMAGED = 2  # it stays damaged: read another one
+    FAILED = 3  # the error is not about this checkpoint: the next one fails too
 
 
 def judge(error: CairnError) -> Verdict:

@@ -302,8 +302,7 @@ class RunCheckpoint:
     not_uploaded: bool = False
     """The remote run lacks it, and should have it."""
     problem: str = ""
-    """Why not all is known about it: its tags and metrics cannot be read, or its place in the history of the run is
-    unknown. No policy removes it."""
+    """Why no policy removes it: its tags and metrics cannot be read, or its place in the history is unknown."""
     commit: int = 0
     """Orders the saves of the run: a later save has a larger number. 0: the save does not record it."""
     parent: str = ""
@@ -391,7 +390,7 @@ class PruneReport:
     """How many copies were removed, or would be in a dry run."""
     removed_bytes: int = 0
     warnings: tuple[str, ...] = ()
-    """Rules that may not mean what was meant, such as one for a metric that no checkpoint has."""
+    """Why checkpoints stay whatever the policies say: not all is known about them."""
     flattened: tuple[str, ...] = ()
     """The names of the checkpoints that stand alone now, or would in a dry run, so that others need not stay."""
 

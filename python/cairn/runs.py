@@ -151,25 +151,19 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     if not (text := _text(policy)):
         return text
     with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
-        _try(text, empty)
+        try:
+            normal = _command.run("settings", [f"--keep={text}"], empty)["keep"]  # "every day" for "every 1 day"
+        except errors.OptionsError as e:  # without the name of the flag
+            raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
 
-    if "best" in text.lower() and all("://" not in place for place in (run, remote or "")) and os.path.isdir(run):
-        with contextlib.suppress(errors.IncompleteError, errors.CorruptError, errors.VersionError):  # saves warn of it
-            stored = _command.run("settings", [], run)["keep" if remote is None else "keep_remote"]
-            if stored.split() != text.split():
-                _try(text, run, remote)
+    if "best" not in normal or any("://" in place for place in (run, remote or "")) or not os.path.isdir(run):
+        return text
+    # NotFoundError: there are no checkpoints. Saves warn of the others.
+    with contextlib.suppress(errors.NotFoundError, errors.IncompleteError, errors.CorruptError, errors.VersionError):
+        if normal != _command.run("settings", [], run)["keep" if remote is None else "keep_remote"]:
+            policies = [f"--keep={text}"] if remote is None else ["--keep=", f"--keep-remote={text}"]
+            _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
     return text
-
-
-def _try(policy: str, run: str, remote: str | None = None) -> None:
-    """Raises OptionsError if the program cairn refuses a policy for a run, or for its remote run."""
-    policies = [f"--keep={policy}"] if remote is None else ["--keep=", f"--keep-remote={policy}"]
-    try:
-        _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
-    except errors.NotFoundError:  # there are no checkpoints
-        pass
-    except errors.OptionsError as e:  # without the name of the flag
-        raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
 
 
 class Run:
@@ -271,7 +265,7 @@ class Run:
         Saves to a run do so too. With dry_run, nothing is removed. With force, checkpoints are removed even if they
         are not uploaded yet. OptionsError: the run has no policy.
         """
-        # The policies are those of the run, so they decide about checkpoints with tags too.
+        # These are the policies of the run, so they decide about checkpoints with tags too.
         flags = [*self._flags(), "--tagged-too", *(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
         if self.keep:
             flags.append(f"--keep={self.keep}")
@@ -434,7 +428,10 @@ class Member:
         return None if self.run.remote is None else join_address(self.run.remote, self.name)
 
     def message(self) -> dict[str, Any]:
-        """Returns the field "run" of the message of a save, which goes on from what was loaded since the one before."""
+        """Returns the field "run" of the message of a save, with the checkpoint that was loaded since the last save.
+
+        It forgets that checkpoint: the save after this one goes on from this one.
+        """
         policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
         message: dict[str, Any] = {name: text for name, text in policies.items() if text}
         if not self.run.alone and self.run.remote is None:
@@ -447,7 +444,7 @@ class Member:
         return message
 
 
-_loaded: dict[str, dict[str, str]] = {}  # by the address of the run: what was loaded since the last save to it
+_loaded: dict[str, dict[str, str]] = {}  # checkpoints since the last save to their run, by the address of the run
 
 
 def loaded(address: str, save_id: str) -> None:

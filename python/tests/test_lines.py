@@ -131,12 +131,12 @@ class Lines(Case):
         cairn.Run(self.path, remote=remote, keep_remote="best 2 by loss")
         run = cairn.Run(self.path, keep="last 1, best 2 by loss")
 
-        # A job that starts again before the first save with the metric is not refused.
-        saver = self.job()
-        other = cairn.Run(os.path.join(self.folder, "other"), keep="last 1, best 1 by eval_loss")
+        # A job that starts again before the first save with the metric is not refused, however it writes the policy.
+        saver, keep = self.job(), [cairn.last(1), cairn.every(days=1), cairn.best(1, "eval_loss")]
+        other = cairn.Run(os.path.join(self.folder, "other"), keep=keep)
         self.save_to(other, saver, 1, metrics={"loss": 2.0})
         saver.close()
-        self.assertEqual(cairn.Run(other.path, keep="last 1, best 1 by eval_loss").keep, other.keep)
+        self.assertEqual(cairn.Run(other.path, keep=keep).keep, other.keep)
         with self.assertRaises(cairn.OptionsError):
             other.prune()
         self.assertEqual(run.prune().removed, 0)

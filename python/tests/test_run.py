@@ -2,8 +2,8 @@
 
 import math
 import os
-import shutil
 import pathlib
+import shutil
 import struct
 import tempfile
 import unittest

@@ -117,11 +117,12 @@ class Handle(Outcome[SaveReport]):
     1
     >>> handle.exception() is None, handle.uploaded.result()
     (True, None)
+    >>> handle.path.endswith("run/step-1")
+    True
 
     ``staged`` is a future that is done when the state has been copied aside: then the caller may change it.
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
-    fails does not harm the checkpoint at path. ``path`` is the address of the checkpoint.
-    ``warnings`` lists problems that do not make the save fail.
+    fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
 
     All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
     reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
@@ -146,8 +147,8 @@ class Handle(Outcome[SaveReport]):
     def path(self) -> str:
         """The path or the URL of the checkpoint.
 
-        A save to a run may go to another folder than the one of its step, such as step-000000600~2, because that has a
-        checkpoint of another line. So it is certain once the save is complete.
+        The path may change until the save is complete: if the folder of its step in a run has a checkpoint of another
+        line, a save goes to a folder such as step-000000600~2.
         """
         if self._reply.error is not None or self._reply.body is None or not self._reply.body.folder:
             return self._path
