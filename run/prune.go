@@ -220,11 +220,10 @@ func checkMetrics(all []Checkpoint, policies ...Policy) error {
 	for _, p := range policies {
 		for _, rule := range p.Rules {
 			if b, ok := rule.(Best); ok && !known[b.By] {
-				names := "no checkpoint has a metric"
-				if len(known) > 0 {
-					names = "the metrics are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+				if len(known) == 0 {
+					return fmt.Errorf("%w: %q: no checkpoint has the metric %s, or any other", ErrPolicy, b, b.By)
 				}
-				return fmt.Errorf("%w: %q: no checkpoint has the metric %s; %s", ErrPolicy, b, b.By, names)
+				return fmt.Errorf("%w: %q: no checkpoint has the metric %s; the metrics are %s", ErrPolicy, b, b.By, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 			}
 		}
 	}

@@ -333,7 +333,8 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
         return None
     for passed in found.get("skipped") or ():
         if not passed["under_way"]:
-            warnings.warn(f"{passed['path']} was passed over: {passed['problem']}", stacklevel=errors.outside())
+            problem = "; ".join(passed["problem"].splitlines())
+            warnings.warn(f"{passed['path']} was passed over: {problem}", stacklevel=errors.outside())
     path: str = found["path"]
     return path
 
