@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -32,6 +35,12 @@ func newLogCmd() *cobra.Command {
 func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	r, s, err := f.openRun(cmd, address)
+	var unreadable error // the settings are damaged: the checkpoints are listed all the same
+	if errors.Is(err, cairn.ErrCorrupt) {
+		unreadable = err
+		r, err = run.Open(ctx, address, f.remote)
+		err = errors.Join(err, f.apply(cmd, &s))
+	}
 	if err != nil {
 		return err
 	}
@@ -40,14 +49,14 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 		return err
 	}
 	if len(all) == 0 {
-		return noCheckpoints(ctx, address)
+		return cmp.Or(unreadable, noCheckpoints(ctx, address))
 	}
 	l, err := r.Log(all, s, cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote"))
 	if err != nil {
 		return err
 	}
 	res := &logResult{l, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
-	return o.result(res, func() { printLog(o, res) })
+	return cmp.Or(o.result(res, func() { printLog(o, res) }), unreadable)
 }
 
 // formatState returns the state of a checkpoint for people.
@@ -172,7 +181,7 @@ func (res *logResult) printTotals(o *output) {
 		}
 	}
 	if left > 0 {
-		o.remark("%s on a line that was left (○): 'cairn rewind' goes back to it\n", plural(left, "checkpoint"))
+		o.remark("%s on a line that was left (○): 'cairn rewind %s CHECKPOINT' goes back to one\n", plural(left, "checkpoint"), path)
 	}
 	if referring > 0 {
 		o.remark("%s with references to others: see 'cairn help flatten'\n", plural(referring, "checkpoint"))
