@@ -95,6 +95,8 @@ func TestHintsOfReferences(t *testing.T) {
 	second := filepath.Join(dir, "step-000000001")
 	wantCommand(t, 1, "'cairn flatten'", "rm", filepath.Join(dir, "step-000000000"))
 	flip(t, filepath.Join(second, "cairn.json"))
+	wantCommand(t, 0, "\n1 checkpoint not complete: 'cairn verify "+second+"' says what can be done\n", "log", dir)
+	wantCommand(t, 0, second+": cairn.json of ", "log", dir)
 	wantCommand(t, 5, "hint: --force removes a damaged checkpoint", "rm", second)
 	wantCommand(t, 5, "hint: its list of files cannot be read: if 'cairn repair "+second+"'", "rm", second, "--force")
 	wantCommand(t, 1, "and delete the folder", "repair", second)

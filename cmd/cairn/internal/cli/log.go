@@ -152,7 +152,7 @@ func (res *logResult) printProblems(o *output) {
 		}
 		for _, copied := range []*run.Copy{c.Local, c.Remote} {
 			if copied != nil && copied.Problem != "" {
-				o.warn("%s: %s", clean(shownPath(copied.Path)), clean(oneLine(copied.Problem)))
+				o.warn("%s: %s", clean(shownPath(copied.Path)), clean(oneLine(strings.TrimPrefix(copied.Problem, "open "+copied.Path+": "))))
 			}
 		}
 	}
@@ -169,7 +169,11 @@ func (res *logResult) printTotals(o *output) {
 	o.remark("\n")
 	path := quoteArg(res.Path)
 	lacking, referring, left := 0, 0, 0
+	var broken []string // the paths of checkpoints without a complete copy
 	for i := range res.Checkpoints {
+		if c := &res.Checkpoints[i]; formatState(c, false) == string(run.Incomplete) {
+			broken = append(broken, cmp.Or(c.Local, c.Remote).Path)
+		}
 		if res.Checkpoints[i].Left {
 			left++
 		}
@@ -182,6 +186,9 @@ func (res *logResult) printTotals(o *output) {
 	}
 	if left > 0 {
 		o.remark("%s on a line that was left (○): 'cairn rewind %s CHECKPOINT' goes back to one\n", plural(left, "checkpoint"), path)
+	}
+	if len(broken) > 0 {
+		o.remark("%s not complete: 'cairn verify %s' says what can be done\n", plural(len(broken), "checkpoint"), quoteArg(broken[0]))
 	}
 	if referring > 0 {
 		o.remark("%s with references to others: see 'cairn help flatten'\n", plural(referring, "checkpoint"))
