@@ -111,7 +111,7 @@ func readSettings(ctx context.Context, address string) (run.Settings, error) {
 func storedSettings(ctx context.Context, r *run.Run) (run.Settings, error) {
 	s, err := run.ReadSettings(ctx, r.Local.Store)
 	if errors.Is(err, cairn.ErrCorrupt) {
-		err = withHint(err, fmt.Sprintf("'cairn settings %s --keep POLICY' writes the file again", quoteArg(blob.Redact(r.Local.Address()))))
+		err = withHint(err, fmt.Sprintf("'cairn settings %s --keep POLICY' writes the file again; add --remote if there was a remote run", quoteArg(blob.Redact(r.Local.Address()))))
 	}
 	return s, err
 }
