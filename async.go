@@ -57,7 +57,8 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member // set by Run.SaveAsync
+	member *run.Member         // set by Run.SaveAsync
+	moved  func(folder string) // set with member: the save goes to another folder of the run
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -666,6 +667,7 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 		return err
 	}
 	t.Store, t.Job.Storage.ID, t.Run.Name = store, store.String(), folder
+	o.moved(folder)
 	if t.Tiers == nil {
 		return nil
 	}

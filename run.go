@@ -285,7 +285,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
-	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
+	o.Group, o.LocalBytes, o.member, o.moved = r.group, r.options.LocalBytes, m, r.chain.Loaded
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {

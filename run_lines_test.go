@@ -90,6 +90,32 @@ func TestRunGoesBackWhileASaveIsUnderWay(t *testing.T) {
 	}
 }
 
+// A save that goes to another folder of its step is the base of the next one, and not the checkpoint
+// that was left.
+func TestMovedSaveIsABase(t *testing.T) {
+	for mode, options := range modes {
+		t.Run(mode, func(t *testing.T) {
+			stager := must.Get(cairn.NewStager(options(1 << 22)))(t)
+			tr := &lineTrainer{t: t, r: newRun(t, filepath.Join(t.TempDir(), "run"), &cairn.RunOptions{Stager: stager}), stager: stager}
+			state := cairn.State{"x": whole(t, []int64{1 << 17}, 1)}
+			save := func(step int64) {
+				p := must.Get(tr.r.SaveAsync(t.Context(), state, &cairn.AsyncOptions{SaveOptions: *withStep(step, 1)}))(t)
+				must.Get(p.Wait(t.Context()))(t)
+			}
+			save(100)
+			save(200)
+			must.Get(tr.r.LoadStep(t.Context(), state, 100, nil))(t)
+			save(200) // to step-000000200~2
+			save(300)
+			all := must.Get(tr.r.Checkpoints(t.Context()))(t)
+			if last := all[len(all)-1]; fmt.Sprint(last.Bases) != "[step-000000200~2]" {
+				t.Errorf("%s refers to %v; want step-000000200~2", last.Name, last.Bases)
+			}
+			tr.end()
+		})
+	}
+}
+
 // everyWay runs a test with saves in the foreground, in a goroutine and in a process, and in
 // formats that do and do not record the line.
 func everyWay(t *testing.T, test func(t *testing.T, open func(dir string, o cairn.RunOptions) *lineTrainer)) {

@@ -178,7 +178,7 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 		defer c.Close()
 	}
 	switch {
-	case err == nil && there.version != f.version: // checkpoints of some formats have no id
+	case err == nil && !sameFormat(there.version, f.version): // checkpoints of some formats have no id
 		f.State, f.Problem = Differs, fmt.Sprintf("the other side has a checkpoint of %s, not of %s", there.version, f.version)
 		return nil
 	case err == nil && there.SaveID == f.SaveID:
@@ -197,6 +197,15 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	}
 	return f.copy(ctx, src, dst, o)
 }
+
+// sameFormat reports whether two versions are of one format. A native checkpoint has another
+// version once it stands alone.
+func sameFormat(a, b string) bool {
+	return a == b || strings.HasPrefix(a, nativeVersion) && strings.HasPrefix(b, nativeVersion)
+}
+
+// nativeVersion begins the version of each native checkpoint, such as "cairn 1".
+const nativeVersion = "cairn "
 
 // mayReplace reports whether the folder may replace the save that the target has there. It notes
 // that save, or the reason why not.

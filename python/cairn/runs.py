@@ -338,8 +338,11 @@ class Run:
         >>> cairn.Run("old").remove("step-50", force=True)
 
         A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. The newest complete one is removed
-        only with force. NotFoundError: the run has no such checkpoint. InUseError: a living process reads it.
+        only with force. If one copy is refused, the other one stays too. NotFoundError: the run has no such
+        checkpoint. InUseError: a living process reads it.
         """
+        if self.remote is not None:
+            self._everywhere(checkpoint, functools.partial(remove_one, force=force, dry_run=True))
         self._everywhere(checkpoint, functools.partial(remove_one, force=force))
 
     def _everywhere(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint,
@@ -371,6 +374,9 @@ class Run:
 
     def path_of(self, step: int) -> str:
         """Returns the address of a save of a step, unless that folder has a checkpoint that the save must not replace.
+
+        If a step was saved on several lines, this is the folder of the first save. ``rewind(step)`` returns the
+        checkpoint of the current line.
 
         >>> cairn.Run("run").path_of(100)                # doctest: +ELLIPSIS
         '/.../run/step-000000100'
@@ -405,9 +411,12 @@ def _addressed(m: dict[str, Any], root: str | None) -> dict[str, Any]:
     return m if root is None else {**m, "path": join_address(root, m["name"])}
 
 
-def remove_one(address: str, force: bool = False) -> None:
-    """Removes the checkpoint at an address in one atomic step. force: also the newest one of its run."""
-    _command.run("rm", ["--force"] if force else [], address)
+def remove_one(address: str, force: bool = False, dry_run: bool = False) -> None:
+    """Removes the checkpoint at an address in one atomic step. force: also the newest one of its run.
+
+    dry_run: raises the error of a refusal, and removes nothing.
+    """
+    _command.run("rm", ["--force"] * force + ["--dry-run"] * dry_run, address)
 
 
 @dataclass(frozen=True)

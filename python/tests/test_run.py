@@ -147,6 +147,17 @@ class Runs(Case):
             run.remove(1)
         self.assertEqual(os.listdir(self.path), ["step-000000002"])
 
+    def test_remove_of_both_copies_or_none(self):
+        self.save(1, 2)
+        run = cairn.Run(self.path, remote=self.remote)
+        run.sync()
+        cairn.Run(self.path).rewind(1)  # in the remote run, 2 is still the newest
+        with self.assertRaisesRegex(cairn.CairnError, "newest"):
+            run.remove(2)
+        self.assertEqual([c.copies for c in run.checkpoints()], ["both", "both"])
+        run.remove(2, force=True)
+        self.assertEqual(self.steps(run), [1])
+
     def test_uploads(self):
         self.save(1, 2, 3)
         run = cairn.Run(self.path, keep="last 1", remote=self.remote, keep_remote="last 2")

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -32,6 +35,12 @@ func newLogCmd() *cobra.Command {
 func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	r, s, err := f.openRun(cmd, address)
+	var unreadable error // the settings are damaged: the checkpoints are listed all the same
+	if errors.Is(err, cairn.ErrCorrupt) {
+		unreadable = err
+		r, err = run.Open(ctx, address, f.remote)
+		err = errors.Join(err, f.apply(cmd, &s))
+	}
 	if err != nil {
 		return err
 	}
@@ -40,14 +49,14 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 		return err
 	}
 	if len(all) == 0 {
-		return noCheckpoints(ctx, address)
+		return cmp.Or(unreadable, noCheckpoints(ctx, address))
 	}
 	l, err := r.Log(all, s, cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote"))
 	if err != nil {
 		return err
 	}
 	res := &logResult{l, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
-	return o.result(res, func() { printLog(o, res) })
+	return cmp.Or(o.result(res, func() { printLog(o, res) }), unreadable)
 }
 
 // formatState returns the state of a checkpoint for people.
@@ -143,7 +152,7 @@ func (res *logResult) printProblems(o *output) {
 		}
 		for _, copied := range []*run.Copy{c.Local, c.Remote} {
 			if copied != nil && copied.Problem != "" {
-				o.warn("%s: %s", clean(shownPath(copied.Path)), clean(oneLine(copied.Problem)))
+				o.warn("%s: %s", clean(shownPath(copied.Path)), clean(oneLine(strings.TrimPrefix(copied.Problem, "open "+copied.Path+": "))))
 			}
 		}
 	}
@@ -160,7 +169,11 @@ func (res *logResult) printTotals(o *output) {
 	o.remark("\n")
 	path := quoteArg(res.Path)
 	lacking, referring, left := 0, 0, 0
+	var broken []string // the paths of checkpoints without a complete copy
 	for i := range res.Checkpoints {
+		if c := &res.Checkpoints[i]; formatState(c, false) == string(run.Incomplete) {
+			broken = append(broken, cmp.Or(c.Local, c.Remote).Path)
+		}
 		if res.Checkpoints[i].Left {
 			left++
 		}
@@ -172,7 +185,10 @@ func (res *logResult) printTotals(o *output) {
 		}
 	}
 	if left > 0 {
-		o.remark("%s on a line that was left (○): 'cairn rewind' goes back to it\n", plural(left, "checkpoint"))
+		o.remark("%s on a line that was left (○): 'cairn rewind %s CHECKPOINT' goes back to one\n", plural(left, "checkpoint"), path)
+	}
+	if len(broken) > 0 {
+		o.remark("%s not complete: 'cairn verify %s' says what can be done\n", plural(len(broken), "checkpoint"), quoteArg(broken[0]))
 	}
 	if referring > 0 {
 		o.remark("%s with references to others: see 'cairn help flatten'\n", plural(referring, "checkpoint"))

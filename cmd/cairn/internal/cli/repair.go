@@ -179,6 +179,8 @@ func repairHint(ctx context.Context, path, id string, err error) string {
 		return "without the missing files it cannot be rebuilt; an older checkpoint is the way back"
 	case errors.Is(err, cairn.ErrNotFound):
 		return placeHint(ctx, path)
+	case errors.Is(err, errors.ErrUnsupported):
+		return "it has to come from another copy; or make the checkpoints that refer to it stand alone with 'cairn flatten', and delete the folder"
 	}
 	return ""
 }

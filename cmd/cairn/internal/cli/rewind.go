@@ -1,8 +1,12 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/cache"
 	"github.com/cairn-ckpt/cairn/run"
@@ -32,9 +36,16 @@ func runRewind(cmd *cobra.Command, f *settingsFlags, address, to string) error {
 	if err != nil {
 		return err
 	}
+	// A path, as 'cairn latest' prints it and a shell completes it, names the checkpoint too.
+	if dir, name := splitRun(to); dir != "" && dir != "." && shownPath(dir) == shownPath(address) {
+		to = name
+	}
 	c, err := r.Rewind(ctx, to)
+	if errors.Is(err, cairn.ErrNotFound) {
+		return withHint(err, fmt.Sprintf("'cairn log %s' lists its checkpoints", quoteArg(blob.Redact(address))))
+	}
 	if err != nil {
-		return withHint(err, "'cairn log' lists the checkpoints of a run")
+		return err
 	}
 	all, err := r.Checkpoints(ctx)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -44,8 +45,9 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 	opts.DryRun = true // all are checked before the first one is removed
 	list, err := b.remove(ctx, opts)
 	if err != nil {
-		return withHint(err, rmHint(ctx, addresses[0], err))
+		return withHint(err, rmHint(ctx, addresses[0], err, opts.Force))
 	}
+	before := b.newest(ctx, opts.Force && !dryRun)
 	if !dryRun {
 		total := int64(0)
 		for _, p := range list {
@@ -65,10 +67,14 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			res.Bytes += p.Bytes
 		}
 	}
-	if outErr := o.result(res, func() { printRemoved(o, res) }); outErr != nil {
+	after := b.newest(ctx, opts.Force && !dryRun)
+	if outErr := o.result(res, func() {
+		printRemoved(o, res)
+		printNewest(o, before, after)
+	}); outErr != nil {
 		return outErr
 	}
-	return withHint(err, rmHint(ctx, addresses[0], err))
+	return withHint(err, rmHint(ctx, addresses[0], err, opts.Force))
 }
 
 // byRun are checkpoints of one or several runs.
@@ -109,6 +115,38 @@ func (b *byRun) remove(ctx context.Context, opts run.RemoveOptions) ([]run.Prune
 	return out, errors.Join(errs...)
 }
 
+// newest returns the newest complete checkpoint of each run, without runs that cannot be read, if
+// it may be removed.
+func (b *byRun) newest(ctx context.Context, removable bool) map[string]run.Checkpoint {
+	out := map[string]run.Checkpoint{}
+	if !removable {
+		return out
+	}
+	for _, dir := range b.dirs {
+		_, all, err := checkpointsOf(ctx, dir, "")
+		if i := slices.IndexFunc(all, func(c run.Checkpoint) bool { return c.Head }); err == nil && i >= 0 {
+			out[dir] = all[i]
+		}
+	}
+	return out
+}
+
+// printNewest says from which checkpoint each run goes on, if it is not the one as before.
+func printNewest(o *output, before, after map[string]run.Checkpoint) {
+	for _, dir := range slices.Sorted(maps.Keys(after)) {
+		was, is := before[dir], after[dir]
+		if was.Name == is.Name {
+			continue
+		}
+		shown := blob.Redact(dir)
+		o.remark("%s goes on from %s now", clean(shown), clean(is.Name))
+		if was.Parent != "" && was.Parent != is.SaveID {
+			o.remark(", from which the removed one did not go on: 'cairn rewind %s CHECKPOINT' chooses another one", quoteArg(shown))
+		}
+		o.remark("\n")
+	}
+}
+
 func printRemoved(o *output, res *removeResult) {
 	for _, p := range res.Removed {
 		switch p.Outcome {
@@ -137,7 +175,7 @@ func printStaying(o *output, list []run.Pruned) {
 	}
 }
 
-func rmHint(ctx context.Context, address string, err error) string {
+func rmHint(ctx context.Context, address string, err error, force bool) string {
 	switch {
 	case errors.Is(err, run.ErrNewest):
 		return "a job goes on from it: --force removes it even so"
@@ -146,9 +184,11 @@ func rmHint(ctx context.Context, address string, err error) string {
 	case errors.Is(err, storage.ErrInUse):
 		return "the same command removes it once no process reads it"
 	case errors.Is(err, run.ErrReferred):
-		return "remove the checkpoints that refer to it first, or together with it"
+		return "remove the checkpoints that refer to it first, or together with it; or make them stand alone with 'cairn flatten'"
 	case errors.Is(err, storage.ErrIncomplete):
 		return fmt.Sprintf("'cairn clean %s' removes what saves that did not finish have left", quoteArg(blob.Redact(address)))
+	case errors.Is(err, storage.ErrCorrupt) && force:
+		return fmt.Sprintf("its list of files cannot be read: if 'cairn repair %s' cannot rebuild it, make the checkpoints that refer to it stand alone with 'cairn flatten', and delete the folder", quoteArg(blob.Redact(address)))
 	case errors.Is(err, storage.ErrCorrupt):
 		return "--force removes a damaged checkpoint whose list of files can be read; 'cairn repair' may rebuild the list"
 	case errors.Is(err, storage.ErrNotFound):

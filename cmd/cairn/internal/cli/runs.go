@@ -28,7 +28,7 @@ type runsResult struct {
 type runSummary struct {
 	Path   string `json:"path"`
 	Remote string `json:"remote,omitempty"`
-	// Step and Time are of the newest complete checkpoint.
+	// Step and Time are of the newest complete checkpoint of the current line.
 	Step        *int64    `json:"step"`
 	Time        time.Time `json:"time,omitzero"`
 	Checkpoints int       `json:"checkpoints"`
@@ -153,6 +153,7 @@ func (res *runsResult) below(ctx context.Context, r *run.Run, all []run.Checkpoi
 // summarize describes a run by its checkpoints.
 func summarize(r *run.Run, all []run.Checkpoint, s *run.Settings) runSummary {
 	out := runSummary{Tags: []string{}, Keep: s.Keep.String(), NotUploaded: len(r.Lacking(all, s.KeepRemote, time.Now()))}
+	headed := false
 	for i := range all {
 		c := &all[i]
 		if c.Local != nil {
@@ -166,7 +167,9 @@ func summarize(r *run.Run, all []run.Checkpoint, s *run.Settings) runSummary {
 			continue
 		}
 		out.Checkpoints++
-		out.Step, out.Time = c.Step, c.Time
+		if c.Head || !headed {
+			out.Step, out.Time, headed = c.Step, c.Time, c.Head
+		}
 		out.Tags = append(out.Tags, c.Tags...)
 	}
 	slices.Sort(out.Tags)

@@ -104,7 +104,16 @@ func readSettings(ctx context.Context, address string) (run.Settings, error) {
 	if err != nil {
 		return run.Settings{}, err
 	}
-	return run.ReadSettings(ctx, r.Local.Store)
+	return storedSettings(ctx, r)
+}
+
+// storedSettings returns the settings of an open run.
+func storedSettings(ctx context.Context, r *run.Run) (run.Settings, error) {
+	s, err := run.ReadSettings(ctx, r.Local.Store)
+	if errors.Is(err, cairn.ErrCorrupt) {
+		err = withHint(err, fmt.Sprintf("'cairn settings %s --keep POLICY' writes the file again; add --remote if there was a remote run", quoteArg(blob.Redact(r.Local.Address()))))
+	}
+	return s, err
 }
 
 // checkFolder returns an error unless an address is a URL or the path of a folder.
@@ -223,7 +232,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
-	s, err := run.ReadSettings(ctx, r.Local.Store)
+	s, err := storedSettings(ctx, r)
 	if err != nil && !changed {
 		return err
 	}

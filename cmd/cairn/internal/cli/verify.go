@@ -148,7 +148,10 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	if err != nil || v.OK {
 		return err
 	}
-	return fmt.Errorf("%s: %s of %d damaged: %w", clean(v.Path), plural(damaged, "checkpoint"), len(v.Checkpoints), cairn.ErrCorrupt)
+	first := slices.IndexFunc(v.Checkpoints, func(c run.Verified) bool { return len(c.Problems) > 0 })
+	err = fmt.Errorf("%s: %s of %d damaged: %w", clean(v.Path), plural(damaged, "checkpoint"), len(v.Checkpoints), cairn.ErrCorrupt)
+	return withHint(err, fmt.Sprintf("'cairn verify %s' says what can be done; 'cairn rewind %s CHECKPOINT' makes jobs go on from a whole one",
+		quoteArg(blob.JoinAddress(v.Path, v.Checkpoints[first].Name)), quoteArg(v.Path)))
 }
 
 func hasRest(ctx context.Context, c *cairn.Checkpoint, problems []storage.VerifyProblem) bool {

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// wantCommand runs a command, and compares its exit code and a part of what it prints.
+func wantCommand(t *testing.T, code int, part string, args ...string) {
+	t.Helper()
+	if got, out, errOut := command(t, args...); got != code || !strings.Contains(out+errOut, part) {
+		t.Errorf("cairn %s: exit code %d, %s%s; want %d and %q", strings.Join(args, " "), got, out, errOut, code, part)
+	}
+}
+
+// flip changes a byte of a file.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	b := must.Get(os.ReadFile(path))(t)
+	b[len(b)/2] ^= 0x55
+	must.Do(t, os.WriteFile(path, b, 0o644))
+}
+
+// Commands agree on the newest checkpoint of a run that was rewound.
+func TestRunsAfterRewind(t *testing.T) {
+	dir := makeLines(t)
+	wantCommand(t, 0, "goes on from step-000000100\n", "rewind", dir, filepath.Join(dir, "step-000000100"))
+	_, out, _ := command(t, "runs", dir, "--json")
+	var res runsResult
+	must.Do(t, json.Unmarshal([]byte(out), &res))
+	if len(res.Runs) != 1 || res.Runs[0].Step == nil || *res.Runs[0].Step != 100 {
+		t.Errorf("runs after 'rewind 100': %s", out)
+	}
+}
+
+// Hints name the next command with the run.
+func TestHintsNameTheRun(t *testing.T) {
+	dir := makeLines(t)
+	wantCommand(t, 0, "'cairn rewind "+dir+" CHECKPOINT' goes back to one", "log", dir)
+	wantCommand(t, 3, "hint: 'cairn log "+dir+"' lists its checkpoints", "rewind", dir, "7")
+	wantCommand(t, 3, "hint: 'cairn log "+dir+"' lists the checkpoints of that folder", "tag", filepath.Join(dir, "step-7"))
+	wantCommand(t, 0, dir+" goes on from step-000000150 now\n", "rm", filepath.Join(dir, "step-000000200~2"), "--force")
+	wantCommand(t, 0, dir+" goes on from step-000000300 now, from which the removed one did not go on", "rm", filepath.Join(dir, "step-000000150"), "--force")
+}
+
+// A damaged checkpoint or damaged settings leave the rest of the run usable, and hints say how.
+func TestHintsOfDamagedRuns(t *testing.T) {
+	dir := makeLines(t)
+	newest := filepath.Join(dir, "step-000000200~2")
+	flip(t, must.Get(filepath.Glob(filepath.Join(newest, "*.safetensors")))(t)[0])
+	wantCommand(t, 5, "hint: 'cairn verify "+quoteArg(newest)+"' says what can be done; 'cairn rewind "+dir+" CHECKPOINT'", "verify", dir)
+
+	wantCommand(t, 0, "last 9", "settings", dir, "--keep", "last 9")
+	flip(t, filepath.Join(dir, "cairn-run.json"))
+	wantCommand(t, 5, "hint: 'cairn settings "+dir+" --keep POLICY' writes the file again", "settings", dir)
+	wantCommand(t, 5, "step-000000300", "log", dir)
+	wantCommand(t, 0, "last 9", "settings", dir, "--keep", "last 9")
+	wantCommand(t, 0, "step-000000300", "log", dir)
+}
+
+// makeReferring makes a run in which the second checkpoint refers to the first one.
+func makeReferring(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "run")
+	x := must.Get(tensor.New(tensor.Float32, []int64{1 << 18}))(t)
+	r := must.Get(cairn.NewRun(dir, nil))(t)
+	for step := range int64(2) {
+		must.Get(r.Save(t.Context(), cairn.State{"x": x}, &cairn.SaveOptions{Step: &step}))(t)
+	}
+	must.Do(t, r.Close(t.Context()))
+	return dir
+}
+
+// A copy of a checkpoint that refers to others stands alone, and is the same save.
+func TestSyncOfReferringCheckpoints(t *testing.T) {
+	dir, other := makeReferring(t), filepath.Join(t.TempDir(), "copy")
+	wantCommand(t, 0, "2 checkpoints copied", "sync", dir, other)
+	_, out, _ := command(t, "sync", dir, other)
+	if strings.Count(out, "present") != 2 {
+		t.Errorf("a second sync: %s; want both checkpoints to be present", out)
+	}
+	wantCommand(t, 0, "present", "sync", other, dir)
+}
+
+// The record of a checkpoint that refers to others is lost: the hints lead to its removal.
+func TestHintsOfReferences(t *testing.T) {
+	dir := makeReferring(t)
+	second := filepath.Join(dir, "step-000000001")
+	wantCommand(t, 1, "'cairn flatten'", "rm", filepath.Join(dir, "step-000000000"))
+	flip(t, filepath.Join(second, "cairn.json"))
+	wantCommand(t, 0, "\n1 checkpoint not complete: 'cairn verify "+second+"' says what can be done\n", "log", dir)
+	wantCommand(t, 0, second+": cairn.json of ", "log", dir)
+	wantCommand(t, 5, "hint: --force removes a damaged checkpoint", "rm", second)
+	wantCommand(t, 5, "hint: its list of files cannot be read: if 'cairn repair "+second+"'", "rm", second, "--force")
+	wantCommand(t, 1, "and delete the folder", "repair", second)
+}
