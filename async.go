@@ -665,7 +665,8 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 	if t.Job.Writer, err = o.writer(store, o.Remote != ""); err != nil {
 		return err
 	}
-	t.Store, t.Job.Storage.ID, t.Run.Name = store, store.String(), folder
+	t.Store, t.Job.Storage.ID = store, store.String()
+	t.Run.Move(folder)
 	if t.Tiers == nil {
 		return nil
 	}

@@ -149,7 +149,7 @@ func (r *Run) settings() run.Settings {
 // All ranks use the step of rank 0. begin, if not nil, is called on rank 0, and may change the
 // folder.
 func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(context.Context, *run.Member)) (blob.Store, *run.Member, error) {
-	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Exclusive: o.FailIfExists}
+	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists}
 	r.mu.Lock()
 	m.Loaded, r.loaded = r.loaded, nil
 	r.mu.Unlock()

@@ -34,11 +34,21 @@ type Member struct {
 	Exclusive bool
 	// Line is the place of the job in the history of the run. Nil: saves record none.
 	Line *Line
+	// Chain chooses the bases of the saves of this rank. Nil: they have none.
+	Chain *Chain
 	// Loaded is the checkpoint of the run that the job has loaded since the save before this
 	// one: the save goes on from it. Nil: it goes on from the save before it.
 	Loaded *Loaded
 
 	parent string // the folder of the parent of the save; set by Committed
+}
+
+// Move says that the save goes to another folder of the run, which is the base of the next save.
+func (m *Member) Move(folder string) {
+	m.Name = folder
+	if m.Chain != nil {
+		m.Chain.Loaded(folder)
+	}
 }
 
 // TendOptions change how Member.Tend works. Nil means the defaults.
