@@ -428,6 +428,7 @@ func (s *server) save(b *saveBody) error {
 		// The other ranks wait for this one: it takes part with an error.
 		st.fail(err)
 		job = protocol.RankSave{Planner: broken{st, err}, Writer: nil}
+		task.Move = func(*Task, string) error { return err }
 		if b.Remote != "" {
 			tiers = &Tiers{broken: err}
 			if b.LocalBytes != 0 {
