@@ -64,6 +64,12 @@ func (r *Run) both(ctx context.Context) ([]folder, error) {
 	return out, nil
 }
 
+// below returns the folders of all places, without the runs themselves.
+func (r *Run) below(ctx context.Context) ([]folder, error) {
+	dirs, err := r.both(ctx)
+	return slices.DeleteFunc(dirs, func(d folder) bool { return d.name == "" }), err
+}
+
 // CheckIdle returns an error that wraps storage.ErrUnderWay if a save is under way in a
 // folder of the run.
 func (r *Run) CheckIdle(ctx context.Context) error {
@@ -218,11 +224,10 @@ func (w *Bounds) holds(step int64) bool {
 // can call it often: it remembers the checkpoints that it has opened, and then opens only new
 // ones, and the one that it returns. Latest describes the errors.
 func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
-	dirs, err := r.both(ctx)
+	dirs, err := r.below(ctx)
 	if err != nil {
 		return nil, err
 	}
-	dirs = slices.DeleteFunc(dirs, func(d folder) bool { return d.name == "" })
 	for i := range dirs {
 		dirs[i].format, dirs[i].options = w.Format, w.Options
 	}

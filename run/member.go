@@ -40,7 +40,7 @@ type Member struct {
 	// one: the save goes on from it. Nil: it goes on from the save before it.
 	Loaded *Loaded
 
-	parent string // the folder of the parent of the save; set by Committed
+	parent string // the folder of the parent of the save; set by Begin
 }
 
 // Move says that the save goes to another folder of the run, which is the base of the next save.

@@ -284,18 +284,12 @@ const parallelFolders = 8
 // contents. Folders without a checkpoint, the folder of the run itself, and folders of other
 // runs below it are left out.
 func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
-	var dirs []folder
-	for _, p := range r.places() {
-		more, err := p.folders(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if len(more) > 0 {
-			dirs = append(dirs, more[1:]...)
-		}
+	dirs, err := r.below(ctx)
+	if err != nil {
+		return nil, err
 	}
 	each := make([]*found, len(dirs))
-	err := work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
+	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
 		each[i], err = describe(ctx, &dirs[i])
 		return err
 	})
