@@ -191,15 +191,7 @@ func (a *applied) mustStay(i int) bool {
 }
 
 // leftFirst puts checkpoints on lines that were left before the others.
-func leftFirst(c, d *Checkpoint) int {
-	switch {
-	case c.Left == d.Left:
-		return 0
-	case c.Left:
-		return -1
-	}
-	return 1
-}
+func leftFirst(c, d *Checkpoint) int { return compareBool(d.Left, c.Left) }
 
 // rules returns the rules of a policy, with the default for lines that were left.
 func (p Policy) rules() []Rule {

@@ -32,15 +32,20 @@ type position struct {
 }
 
 func (p position) compare(q position) int {
-	placed := func(p position) int {
-		if p.placed {
-			return 1
-		}
-		return 0
-	}
 	return cmp.Or(
-		cmp.Compare(p.number, q.number), placed(p)-placed(q), cmp.Compare(p.step, q.step), p.time.Compare(q.time),
+		cmp.Compare(p.number, q.number), compareBool(p.placed, q.placed), cmp.Compare(p.step, q.step), p.time.Compare(q.time),
 		cmp.Compare(len(p.name), len(q.name)), strings.Compare(p.name, q.name))
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }
 
 // positions returns the places of commits. A commit that does not record its place, such as

@@ -161,7 +161,7 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	}
 	// Of equal copies, the last one is chosen: a local one.
 	slices.SortStableFunc(c.complete, func(f, g *found) int {
-		return cmp.Or(cmp.Compare(tier(f.folder), tier(g.folder)), strings.Compare(f.folder.address, g.folder.address))
+		return cmp.Or(compareBool(g.folder.place.remote, f.folder.place.remote), strings.Compare(f.folder.address, g.folder.address))
 	})
 	commits := make([]commit, len(c.complete))
 	for i, f := range c.complete {
@@ -175,14 +175,6 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	}
 	b := c.complete[h.head]
 	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
-}
-
-// tier returns 0 for a folder of a remote place, and 1 for a local one.
-func tier(f *folder) int {
-	if f.place.remote {
-		return 0
-	}
-	return 1
 }
 
 // rewound returns the checkpoint to which the run was rewound, or nil. Settings that cannot be read
