@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // confirmedFile is the name of the file in the folder of this user's configuration that lists the
@@ -63,7 +65,10 @@ func (r *Run) Confirm(ctx context.Context) error {
 
 	c := r.confirmation(s.ID)
 	return changeDocument(ctx, store, confirmedFile, func(old []byte) ([]byte, error) {
-		d := decodeConfirmed(old)
+		d, err := decodeConfirmed(old)
+		if errors.Is(err, storage.ErrVersion) { // it may have more than this program can write
+			return nil, fmt.Errorf("%s of %s: %w", confirmedFile, store, err)
+		}
 		if slices.Contains(d.Remotes, c) {
 			return old, nil
 		}
@@ -93,15 +98,22 @@ func (r *Run) confirmed(ctx context.Context, id string) bool {
 		return false
 	}
 	data, _, err := readDocument(ctx, store, confirmedFile)
-	return err == nil && slices.Contains(decodeConfirmed(data).Remotes, r.confirmation(id))
+	if err != nil {
+		return false
+	}
+	d, _ := decodeConfirmed(data)
+	return slices.Contains(d.Remotes, r.confirmation(id))
 }
 
-// decodeConfirmed returns the list in a file. It is empty if the file is damaged.
-func decodeConfirmed(data []byte) (d confirmedDocument) {
-	if len(data) == 0 || decodeStrict(data, &d) != nil || checkVersion(d.Version) != nil {
-		return confirmedDocument{}
+// decodeConfirmed returns the list in a file. It is empty if there is an error, or no file.
+func decodeConfirmed(data []byte) (d confirmedDocument, err error) {
+	if len(data) > 0 {
+		err = decodeDocument(data, &d)
 	}
-	return d
+	if err != nil {
+		return confirmedDocument{}, err
+	}
+	return d, nil
 }
 
 func (r *Run) confirmation(id string) confirmation {

@@ -26,11 +26,20 @@ const (
 	changeTries = 30
 )
 
-// decodeStrict decodes one value of JSON. The error wraps storage.ErrCorrupt if there are
-// unknown fields, or bytes after the value.
-func decodeStrict(data []byte, v any) error {
+// decodeDocument decodes one value of JSON with a version. The error wraps storage.ErrVersion if a
+// newer program has written it, and storage.ErrCorrupt if it has no version, unknown fields, or bytes
+// after the value.
+func decodeDocument(data []byte, v any) error {
 	if len(data) > maxDocument {
 		return fmt.Errorf("%w: it has %d bytes, at most %d", storage.ErrCorrupt, len(data), maxDocument)
+	}
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &head); err == nil { // before the fields, which a newer program may have added
+		if err := checkVersion(head.Version); err != nil {
+			return err
+		}
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()

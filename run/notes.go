@@ -192,10 +192,7 @@ func (n *Notes) encode(saveID string) ([]byte, error) {
 // decodeNotes decodes the file and returns the id of the save that it belongs to.
 func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	var d notesDocument
-	if err := decodeStrict(data, &d); err != nil {
-		return n, "", err
-	}
-	if err := checkVersion(d.Version); err != nil {
+	if err := decodeDocument(data, &d); err != nil {
 		return n, "", err
 	}
 	crc := d.CRC

@@ -93,10 +93,7 @@ func (s *Settings) encode() ([]byte, error) {
 func decodeSettings(data []byte) (Settings, error) {
 	var d settingsDocument
 	var s Settings
-	if err := decodeStrict(data, &d); err != nil {
-		return s, err
-	}
-	if err := checkVersion(d.Version); err != nil {
+	if err := decodeDocument(data, &d); err != nil {
 		return s, err
 	}
 	crc := d.CRC

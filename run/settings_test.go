@@ -61,6 +61,7 @@ func TestDamagedSettings(t *testing.T) {
 		`{"version":1,"keep_remote":"last"}`: ErrPolicy,
 		`{"version":1,"id":"a/b"}`:           storage.ErrCorrupt,
 		`{"version":7}`:                      storage.ErrVersion,
+		`{"version":7,"keeep":"all"}`:        storage.ErrVersion,
 	} {
 		s := new(mem.Store)
 		must.Get(blob.WriteAll(t.Context(), s, SettingsFile, []byte(text), nil))(t)
