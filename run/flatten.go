@@ -188,12 +188,10 @@ func (p *pruning) forget(place *Place, list []Pruned) {
 		if x.Outcome != Removed && x.Outcome != WouldRemove {
 			continue
 		}
-		for i := range p.all {
-			if c := &p.all[i]; c.Name == x.Name && place.remote {
-				c.Remote = nil
-			} else if c.Name == x.Name {
-				c.Local = nil
-			}
+		if c := &p.all[p.position(x.Name)]; place.remote {
+			c.Remote = nil
+		} else {
+			c.Local = nil
 		}
 	}
 }
@@ -241,13 +239,13 @@ func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) err
 // flattenMemory bounds the buffers of a copy beside a training.
 const flattenMemory = 64 << 20
 
-// copyOf returns the copy of a checkpoint in a place.
+// copyOf returns the copy of a checkpoint in a place, or nil.
 func (p *pruning) copyOf(place *Place, name string) *Copy {
-	c := &p.all[slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })]
-	if place.remote {
-		return c.Remote
+	i := p.position(name)
+	if i < 0 {
+		return nil
 	}
-	return c.Local
+	return p.all[i].at(place)
 }
 
 // sweep removes the files of checkpoints that were made to stand alone, if others have

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -251,10 +252,9 @@ func problems(all []Checkpoint) []string {
 
 // in returns the checkpoint as it is in one place. ok is false if it is not there.
 func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
-	out := *c
-	copied := c.Local
+	out, copied := *c, c.at(p)
 	if p.remote {
-		copied, out.Local = c.Remote, nil
+		out.Local = nil
 	} else {
 		out.Remote = nil
 	}
@@ -371,8 +371,7 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 	if place.remote || p.run.Remote == nil || p.opts.Force || !p.wanted[name] {
 		return ""
 	}
-	i := slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
-	switch c := &p.all[i]; {
+	switch c := &p.all[p.position(name)]; {
 	case c.Uploaded():
 		return ""
 	case c.Copies() == "differ":
@@ -383,12 +382,9 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 
 // aboutOne reports whether an error is about a single checkpoint.
 func aboutOne(err error) bool {
-	return slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, errReferred},
+	return slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, ErrReferred},
 		func(target error) bool { return errors.Is(err, target) })
 }
-
-// errReferred reports a checkpoint to which another one refers, which was saved meanwhile.
-var errReferred = errors.New("another checkpoint refers to it")
 
 // remove removes a copy and notes the outcome. The error is nil if it stays because it is in
 // use.
@@ -413,7 +409,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		x.Outcome = Removed
 	case errors.Is(err, errNotUploaded):
 		x.Outcome, x.Problem, err = NotUploaded, err.Error(), nil
-	case errors.Is(err, errReferred):
+	case errors.Is(err, ErrReferred):
 		x.Outcome, x.Reasons, err = Kept, []string{ReasonReferred}, nil
 	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrRemoving), errors.Is(err, storage.ErrChanged):
 		x.Outcome, x.Problem, err = InUse, err.Error(), nil
@@ -464,8 +460,11 @@ var errNotUploaded = errors.New("the remote copy is no longer complete")
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.
 func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
-		if f := p.run.Remote.lookWhole(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
+		switch f := p.run.Remote.lookWhole(ctx, x.Name); {
+		case f.err != nil:
 			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
+		case f.saveID != x.saveID:
+			return fmt.Errorf("%w: %s holds another save by now", errNotUploaded, blob.Redact(f.folder.address))
 		}
 	}
 	dirs, err := place.folders(ctx)
@@ -481,7 +480,7 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 			return err
 		}
 		if f != nil && (slices.Contains(f.bases, x.Name) || f.mayRefer) {
-			return fmt.Errorf("%w: %s", errReferred, dirs[i].name)
+			return fmt.Errorf("%w: %s", ErrReferred, dirs[i].name)
 		}
 	}
 	return nil
@@ -490,15 +489,7 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 // wasComplete reports whether a checkpoint was complete when Prune began, so that what it
 // refers to is known.
 func (p *pruning) wasComplete(place *Place, name string) bool {
-	return slices.ContainsFunc(p.all, func(c Checkpoint) bool {
-		if c.Name != name {
-			return false
-		}
-		if place.remote {
-			return c.Remote.IsComplete()
-		}
-		return c.Local.IsComplete()
-	})
+	return p.copyOf(place, name).IsComplete()
 }
 
 // finish completes the removals of processes that have died. What they leave is not complete.

@@ -18,7 +18,7 @@ var (
 	// ErrNewest reports the newest complete checkpoint of a run.
 	ErrNewest = errors.New("it is the newest complete checkpoint of its run")
 	// ErrReferred reports a checkpoint that another one needs.
-	ErrReferred = errReferred
+	ErrReferred = errors.New("another checkpoint refers to it")
 )
 
 // RemoveOptions change how Run.Remove works. Nil means the defaults.

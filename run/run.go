@@ -152,6 +152,14 @@ type Checkpoint struct {
 	Problem string `json:"problem,omitempty"`
 }
 
+// at returns the copy in a place, or nil.
+func (c *Checkpoint) at(p *Place) *Copy {
+	if p.remote {
+		return c.Remote
+	}
+	return c.Local
+}
+
 // Complete reports whether a copy is complete.
 func (c *Checkpoint) Complete() bool { return c.Local.IsComplete() || c.Remote.IsComplete() }
 
