@@ -649,7 +649,7 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 	return err
 }
 
-// move makes the task of a save one of another folder of its run.
+// move makes the task save to another folder of its run.
 func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 	store, err := openAddress(s.ctx, blob.JoinAddress(t.Run.Address, folder))
 	if err != nil {

@@ -50,9 +50,9 @@ func configStore() (*file.Store, error) {
 	return file.Open(dir, nil)
 }
 
-// Confirm notes that this user wants checkpoints of the remote place to be removed and replaced
-// by this run, whose settings name the place. The note is about the address of the run, its id
-// and the address of the remote place: a folder with the same settings elsewhere is not confirmed.
+// Confirm notes that this user allows this run to remove and replace checkpoints of its remote
+// place. The note has the address of the run, its id and the address of the remote place, so it does
+// not count for a folder with the same settings elsewhere.
 func (r *Run) Confirm(ctx context.Context) error {
 	s, err := ReadSettings(ctx, r.Local.Store)
 	if err != nil || r.Remote == nil {

@@ -69,9 +69,9 @@ func seal(doc any) (string, error) {
 	return fmt.Sprintf("%08x", crc32c.Checksum(b)), err
 }
 
-// checkSeal returns an error that wraps storage.ErrCorrupt unless doc, of which the checksum is
-// empty by now, has the checksum crc. A document without a checksum was written by a
-// person, or by an older program.
+// checkSeal returns an error that wraps storage.ErrCorrupt unless doc has the checksum crc. The
+// caller has cleared the checksum in doc. A document without a checksum was written by a person,
+// or by an older program.
 func checkSeal(doc any, crc string) error {
 	if crc == "" {
 		return nil
@@ -96,8 +96,8 @@ func readDocument(ctx context.Context, store blob.Store, name string) ([]byte, s
 	return data, version, err
 }
 
-// changeDocument replaces a file by what change makes of its bytes, which are nil if it
-// does not exist. If another process changes the file meanwhile, it begins again. It does
+// changeDocument replaces a file by the result of change, which receives the bytes of the file, or
+// nil if it does not exist. If another process changes the file meanwhile, it begins again. It does
 // not write bytes that are there already.
 func changeDocument(ctx context.Context, store blob.Store, name string, change func(old []byte) ([]byte, error)) error {
 	for try := 1; ; try++ {

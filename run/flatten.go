@@ -17,16 +17,16 @@ const (
 	// MaxReferred bounds the checkpoints of a place that are kept only because others refer to
 	// them.
 	MaxReferred = 8
-	// MaxStored bounds the bytes of all that is kept, in relation to the bytes if each
-	// checkpoint that a policy keeps stood alone.
+	// MaxStored bounds the bytes of all checkpoints that stay, divided by the bytes that the
+	// checkpoints of the policy would have if each stood alone.
 	MaxStored = 2
 )
 
-// holdings measure what stays with some checkpoints that are sure to stay.
+// holdings measure a set of checkpoints that stay, and the checkpoints that they need.
 type holdings struct {
-	referred int   // further checkpoints, to which these refer
+	referred int   // the number of checkpoints that the set needs
 	bytes    int64 // of all of them
-	whole    int64 // of the sure ones, if each stood alone
+	whole    int64 // of the set, if each checkpoint stood alone
 }
 
 // isOwn reports whether a checkpoint is kept for a reason of its own.
@@ -47,8 +47,8 @@ func (c *Checkpoint) whole() int64 {
 	return c.Bytes
 }
 
-// hold measures what stays with the checkpoints for which sure returns true, if the one of
-// the number flat stands alone.
+// hold measures the checkpoints for which sure returns true, as if the checkpoint all[flat] stood
+// alone. flat may be -1.
 func hold(all []Verdict, sure func(*Verdict) bool, flat int) (h holdings) {
 	byName := map[string]int{}
 	for i := range all {
@@ -99,8 +99,8 @@ func nextToFlatten(p Policy, all []Verdict, may func(*Checkpoint) bool) string {
 	if now := hold(all, (*Verdict).isOwn, none); now.referred > MaxReferred || now.referred > 0 && now.bytes/MaxStored > now.whole {
 		return freesMost(all, (*Verdict).isOwn, may)
 	}
-	// A ceiling removes all but the newest checkpoint and the ones with a tag. If these have too
-	// many bytes with what they need, they have to stand alone.
+	// A ceiling removes all but the newest checkpoint and tagged ones. If these and the
+	// checkpoints that they need have too many bytes, they have to stand alone.
 	stays := func(v *Verdict) bool { return v.isOwn() && (v.isNewest() || p.hasTag(&v.Checkpoint)) }
 	if now := hold(all, stays, none); p.AtMost > 0 && now.bytes > p.AtMost && now.whole <= p.AtMost {
 		return freesMost(all, stays, may)
@@ -108,9 +108,9 @@ func nextToFlatten(p Policy, all []Verdict, may func(*Checkpoint) bool) string {
 	return ""
 }
 
-// freesMost returns the name of the checkpoint that frees the most if it stands alone, of the
-// ones that are sure to stay, or "". The newest one is the base of the next save, so it comes
-// last.
+// freesMost returns the name of a checkpoint for which sure returns true: standing alone, it frees
+// more than any other one. The newest one is the base of the next save, so it comes last. "": there
+// is none.
 func freesMost(all []Verdict, sure func(*Verdict) bool, may func(*Checkpoint) bool) string {
 	now := hold(all, sure, -1)
 	best, least, newest := -1, now, -1
@@ -141,8 +141,9 @@ func freesMost(all []Verdict, sure func(*Verdict) bool, may func(*Checkpoint) bo
 // when it made them stand alone. It does not read them again after each save.
 var damagedOnes sync.Map
 
-// flatten makes checkpoints of a place stand alone until what is kept for others is within its
-// bounds, and removes what is not needed any more. list has the outcomes of all.
+// flatten makes checkpoints of a place stand alone until MaxReferred, MaxStored and the ceiling of
+// the policy hold, and removes the checkpoints that are not needed any more. list has the outcomes
+// of all.
 func (p *pruning) flatten(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
 	tried := map[string]bool{}
 	may := func(c *Checkpoint) bool {
@@ -207,7 +208,7 @@ func (p *pruning) judgeAgain(place *Place, policy Policy, list []Pruned) {
 }
 
 // flattenOne makes a checkpoint stand alone and looks at it again. In a dry run it changes only
-// what is known about it.
+// p.all.
 func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) error {
 	c := p.copyOf(place, name)
 	if p.opts.DryRun {

@@ -70,7 +70,8 @@ func positions(all []commit) []position {
 	return out
 }
 
-// follows reports whether step and time, as far as c has them, are larger than those of b.
+// follows reports whether c has a larger step and a later time than b. A step or a time that one
+// of them lacks is not compared.
 func (c *commit) follows(b *commit) bool {
 	byStep, byTime := c.step != nil && b.step != nil, !c.time.IsZero() && !b.time.IsZero()
 	return (byStep || byTime) && (!byStep || *c.step > *b.step) && (!byTime || c.time.After(b.time))
@@ -91,7 +92,7 @@ type Rewound struct {
 	// Commit is the place of the decision in the order of commits: later saves count more.
 	Commit int64     `json:"commit"`
 	Time   time.Time `json:"time"`
-	// Left are the checkpoints that are not ancestors of To.
+	// Left are all checkpoints except To and its ancestors.
 	Left []meta.Left `json:"left,omitempty"`
 }
 
@@ -110,8 +111,8 @@ type history struct {
 	damaged  []commit // folders without a complete commit; the step, the time and the line may be unknown
 }
 
-// goneBack returns rewound or, if a commit that is damaged is newer, what its record says about the
-// line on which it is: the run goes on from the newest complete commit of that line.
+// goneBack returns the decision from which line the run goes on: rewound or, if a damaged commit is
+// newer, the line in its record. The run goes on from the newest complete commit of that line.
 func goneBack(damaged []commit, rewound *Rewound) *Rewound {
 	for _, c := range damaged {
 		if l := c.line; l != nil && (rewound == nil || l.Commit > rewound.Commit) {

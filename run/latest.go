@@ -86,9 +86,9 @@ func (r *Run) CheckIdle(ctx context.Context) error {
 }
 
 // Latest returns the newest complete checkpoint in the folder of the run or in a folder
-// directly below it: the last commit or, if the run was rewound since, the one to which it
-// was; of two copies the local one. Saves that do not record their commit are ordered by
-// step, then by time. The error wraps storage.ErrNotFound if there is no
+// directly below it: the last commit or, if the run was rewound later, the checkpoint to which
+// it was rewound. Of two copies, it returns the local one. Saves that do not record their commit
+// are ordered by step, then by time. The error wraps storage.ErrNotFound if there is no
 // checkpoint, storage.ErrUnderWay if there is no complete one yet, storage.ErrUncertain if
 // the only save got no answer to its commit, and storage.ErrCorrupt if there are only
 // damaged ones.
@@ -126,7 +126,7 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 	return c.result(len(dirs), rewound)
 }
 
-// choice are the checkpoints that were found, and what is not one of them.
+// choice are the complete checkpoints that were found, and the folders that are passed over.
 type choice struct {
 	complete []*found
 	lost     []commit // damaged ones with a record that can be read
@@ -280,7 +280,7 @@ func (c *choice) damagedAfter(newest *Found, w *Bounds) []Damaged {
 }
 
 // remember opens the folders that were not complete when they were opened last, and returns
-// what is known of all of them.
+// the descriptions of all of them.
 func (r *Run) remember(ctx context.Context, dirs []folder) ([]*found, error) {
 	out := make([]*found, len(dirs))
 	r.mu.Lock()
@@ -338,8 +338,9 @@ func noneOf(problems []error, folders int) error {
 
 // Nearest returns the first of the stores at whose root the checkpoint is complete, as for
 // Latest, unless a later one holds a newer save: one with a later commit or, if a save does not
-// record it, with a higher step, or with the same step and a later time. A nil store is passed over, and its error is in errs. If there is no
-// complete checkpoint, at is the number of the store that the error is about.
+// record it, with a higher step, or with the same step and a later time. A nil store is passed
+// over, and its error is in errs. If there is no complete checkpoint, at is the number of the
+// store that the error is about.
 func Nearest(ctx context.Context, stores []blob.Store, errs []error) (at int, err error) {
 	each := make([]*found, len(stores))
 	err = work.Each(ctx, len(stores), parallelFolders, func(ctx context.Context, i int) error {

@@ -91,22 +91,21 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 	return h, nil
 }
 
-// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
-// so too. Rank 0 calls it in the place of Begin if the save does not take place.
+// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin calls
+// it. If the save does not take place, rank 0 calls GoOn instead of Begin.
 func (m *Member) GoOn() {
 	if m.Line != nil && m.Loaded != nil {
 		m.Line.Loaded(m.Loaded.Folder, m.Loaded.SaveID)
 	}
 }
 
-// Begin decides where the next save of the job goes: into which folder, which it sets in
-// Name, and to which place in the history of the run. Rank 0 calls it right before the save,
-// and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
+// Begin sets Name to the folder of the next save of the job, and returns the place of the save in
+// the history of the run. Rank 0 calls it right before the save, and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
 // last. If there is none, it goes on from the newest one of a smaller step. If the folder of
 // its step belongs to another line, or has tags, the save gets a folder of its own.
 //
-// warn receives what a person should know: that the run leaves a line, or that the run cannot be
-// read, so that the save has no place in the history.
+// warn receives an error if the run leaves a line, if the save goes to another folder, or if the
+// run cannot be read, so that the save has no place in the history. The result is nil then.
 func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn func(error)) *meta.Line {
 	if m.Line == nil || step == nil {
 		return nil

@@ -115,8 +115,8 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 // damaged reports whether the checkpoint can be opened, although files are missing.
 func (f *found) damaged() bool { return len(f.missing) > 0 || f.baseErr != nil }
 
-// nativeVersion begins meta.Storage.Version of the native format, of which the record has the
-// line. The notes have the lines of other formats.
+// nativeVersion begins meta.Storage.Version of the native format. It has the line of a save in
+// the record; other formats have it in the notes.
 const nativeVersion = "cairn "
 
 // lostAndFound is a folder of file systems, which has no checkpoints.

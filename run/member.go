@@ -162,7 +162,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	return out, nil
 }
 
-// protected returns the folders that a save does not remove: its own and that of its parent,
+// protected returns the folders of the save and of its parent, which the save does not remove,
 // with the reasons.
 func (m *Member) protected() map[string]string {
 	out := map[string]string{m.Name: ReasonNewest}

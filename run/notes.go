@@ -65,8 +65,8 @@ const (
 	maxMetrics = 1000
 )
 
-// notesDocument is the file. Notes of another save than that of the checkpoint do not count:
-// the checkpoint was replaced. If the format does not record its save, all notes count.
+// notesDocument is the file. Notes with the id of another save do not count: the checkpoint was
+// replaced. If the format does not record its save, all notes count.
 type notesDocument struct {
 	Version int      `json:"version"`
 	CRC     string   `json:"crc32c,omitempty"` // of the document without it
@@ -229,7 +229,7 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 	return n, nil
 }
 
-// withoutNotes says what to do about notes that cannot be read.
+// withoutNotes is the advice about notes that cannot be read.
 const withoutNotes = "remove the file to do without its tags and metrics"
 
 // isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,

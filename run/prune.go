@@ -82,20 +82,21 @@ type Report struct {
 	// Flattened are the names of the checkpoints that were made to stand alone, or would be in
 	// a dry run, so that others can be removed.
 	Flattened []string `json:"flattened,omitempty"`
-	// Warnings name the checkpoints of which not all is known, and that stay for that reason.
+	// Warnings name the checkpoints that stay because they cannot be judged; see Apply.
 	Warnings []string `json:"warnings"`
 }
 
 // Prune removes the checkpoints of the run that its policies do not keep: from the local
 // place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
 // is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
-// Force is set. Prune removes nothing, and the error wraps ErrOtherRun or ErrUnconfirmed, if it
-// must not remove checkpoints from the remote place; see Run.Stored. Prune also completes removals whose process has died.
+// Force is set. If Prune must not remove checkpoints from the remote place, it removes none at
+// all, and the error wraps ErrOtherRun or ErrUnconfirmed; see Run.Stored. Prune also completes
+// removals of processes that have died.
 //
-// If more than eight checkpoints stay only because others refer to them, or what stays has more
-// than twice the bytes that it would have if each checkpoint stood alone, or more than
-// Policy.AtMost, Prune makes checkpoints that the policy keeps stand alone, one after the
-// other. One that is in use or damaged is left as it is.
+// Prune makes checkpoints that the policy keeps stand alone, one after the other, if more than
+// MaxReferred checkpoints stay only because others refer to them, if the checkpoints that stay
+// have more than MaxStored times the bytes that they would have alone, or if they have more than
+// Policy.AtMost. It leaves checkpoints that are in use or damaged as they are.
 //
 // Each removal is one atomic step: see formats.Remove. A checkpoint that a living process
 // reads stays, and is removed by a later Prune. Two processes may prune the same run at the
@@ -205,7 +206,7 @@ type pruning struct {
 }
 
 // checkMetrics returns an error that wraps ErrPolicy if a rule names a metric that no
-// checkpoint has. It would keep no checkpoint, which is not what was meant.
+// checkpoint has, so that it would keep no checkpoint.
 func checkMetrics(all []Checkpoint, policies ...Policy) error {
 	known, complete := map[string]bool{}, false
 	for i := range all {
@@ -232,7 +233,7 @@ func checkMetrics(all []Checkpoint, policies ...Policy) error {
 	return nil
 }
 
-// problems returns what is not known about checkpoints, for Report.Warnings.
+// problems returns Report.Warnings about checkpoints.
 func problems(all []Checkpoint) []string {
 	out := []string{}
 	for i := range all {

@@ -232,7 +232,7 @@ func (c *Checkpoint) commit() commit {
 	return out
 }
 
-// best returns what was found of the copy that describes the checkpoint, or nil.
+// best returns the description of the copy that the checkpoint shows, or nil.
 func (c *Checkpoint) best() *found {
 	for _, copied := range []*Copy{c.Local, c.Remote} {
 		if copied != nil && copied.found != nil && copied.SaveID == c.SaveID {
@@ -330,9 +330,9 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	return out, nil
 }
 
-// Find returns the checkpoint of that name, or of that step if name is a number and no
-// folder has that name: of several, the newest one of the current line. The error wraps storage.ErrNotFound if the run has no such
-// checkpoint.
+// Find returns the checkpoint in the folder name. If there is none and name is a number, it returns
+// the newest checkpoint of that step, on the current line if possible. The error wraps
+// storage.ErrNotFound if the run has no such checkpoint.
 func (r *Run) Find(ctx context.Context, name string) (*Checkpoint, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {

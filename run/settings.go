@@ -156,7 +156,7 @@ func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 	})
 }
 
-// changeSettings replaces the settings of the run in store by what change makes of them. If
+// changeSettings replaces the settings of the run in store by the result of change. If
 // another process changes them meanwhile, it begins again. Settings that cannot be read are an
 // error.
 func changeSettings(ctx context.Context, store blob.Store, change func(stored Settings) (Settings, error)) error {
@@ -186,7 +186,7 @@ func (s *Settings) isZero() bool {
 	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll()
 }
 
-// or returns the settings with those of other in place of the ones that are not set.
+// or returns s, with the fields of other in place of fields that are not set.
 func (s Settings) or(other Settings) Settings {
 	if s.ID == "" {
 		s.ID = other.ID

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// Verified is what Verify has found out about a checkpoint.
+// Verified is the report of Verify about one checkpoint.
 type Verified struct {
 	Name string `json:"name"`
 	*storage.VerifyReport
@@ -17,10 +17,10 @@ type Verified struct {
 
 // Verify reads every byte of all checkpoints in the local place. It reads each file once, also
 // if several checkpoints refer to it. If a file is damaged, or no record describes it, it
-// verifies the checkpoints that refer to it one by one, to find out what is damaged in them.
+// verifies the checkpoints that refer to it one by one, to find their damaged tensors.
 // progress, if not nil, receives the number of bytes that were read since the last call.
-// Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be opened, that is its
-// problem.
+// Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be
+// opened, its report says why.
 func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {

@@ -456,7 +456,7 @@ func (s *server) save(b *saveBody) error {
 	return nil
 }
 
-// move makes a task one of another folder of its run.
+// move makes a task save to another folder of its run.
 func (s *server) move(t *Task, b *saveBody, st *savePlanner, folder string, uploaded func(*upload.Report, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
