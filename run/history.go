@@ -109,6 +109,7 @@ type history struct {
 	unplaced map[int]bool
 	rewound  *Rewound // nil: the run was never rewound
 	damaged  []commit // folders without a complete commit; the step, the time and the line may be unknown
+	unread   []string // folders that could not be read; they may have a complete commit
 }
 
 // goneBack returns the decision from which line the run goes on: rewound or, if a damaged commit is

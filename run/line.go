@@ -78,16 +78,19 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 	}
 
 	var known, damaged []commit
+	var unread []string
 	for _, f := range all {
 		switch {
 		case f.err == nil:
 			known = append(known, f.commit())
-		case !errors.Is(f.err, storage.ErrNotFound):
+		case errors.Is(f.err, storage.ErrIncomplete), errors.Is(f.err, storage.ErrCorrupt):
 			damaged = append(damaged, f.commit())
+		case !errors.Is(f.err, storage.ErrNotFound):
+			unread = append(unread, f.folder.name)
 		}
 	}
 	h := newHistory(known, goneBack(damaged, rewound))
-	h.damaged = damaged
+	h.damaged, h.unread = damaged, unread
 	return h, nil
 }
 
@@ -231,7 +234,8 @@ func warnLeft(h *history, p int, left []meta.Left, now time.Time, warn func(erro
 }
 
 // chooseFolder returns the folder of a save of a step that goes on from the commit p, and whether
-// the save replaces p. A damaged checkpoint is replaced too, unless it has tags.
+// the save replaces p. A damaged checkpoint is replaced too, unless it has tags. A folder that cannot
+// be read stays, such as one with a checkpoint of a newer cairn.
 func chooseFolder(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
 	occupant := func(name string) *commit {
 		if i := slices.IndexFunc(h.all, func(c commit) bool { return c.name == name }); i >= 0 {
@@ -239,20 +243,20 @@ func chooseFolder(ctx context.Context, m *Member, r *Run, h *history, p int, ste
 		}
 		return nil
 	}
-	taggedDamage := func(name string) bool {
-		return slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
+	stays := func(name string) bool {
+		return slices.Contains(h.unread, name) || slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
 	}
 	plain := m.Name
 	if p >= 0 && !m.Exclusive && withoutAgain(h.all[p].name) == plain && !r.hasTags(ctx, h.all[p].name, h.all[p].id) {
 		return h.all[p].name, true
 	}
 	there := occupant(plain)
-	if m.Exclusive || there == nil && !taggedDamage(plain) || there != nil && h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
+	if m.Exclusive || there == nil && !stays(plain) || there != nil && h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
 		return plain, false
 	}
 	for n := 2; ; n++ {
 		name = plain + again + strconv.Itoa(n)
-		if occupant(name) == nil && !taggedDamage(name) {
+		if occupant(name) == nil && !stays(name) {
 			warn(fmt.Errorf("%s has a checkpoint that this save must not replace: it goes to %s", plain, name))
 			return name, false
 		}
