@@ -133,6 +133,9 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 
 // unreadable explains an error about the contents of the settings in store.
 func unreadable(store blob.Store, err error) error {
+	if errors.Is(err, storage.ErrVersion) { // 'cairn settings' refuses to replace them
+		return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w: use the newer cairn", SettingsFile, store, err)
+	}
 	return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; 'cairn settings' sets the policies again, and 'cairn rewind' the checkpoint from which the run goes on", SettingsFile, store, err)
 }
 
