@@ -128,5 +128,5 @@ func changeDocument(ctx context.Context, store blob.Store, name string, change f
 // isRace reports whether another process has changed an object meanwhile, or whether it is
 // unknown if this one did: reading it again shows that.
 func isRace(err error) bool {
-	return errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrExist) || errors.Is(err, blob.ErrUncertain)
+	return isAny(err, blob.ErrChanged, fs.ErrExist, blob.ErrUncertain)
 }

@@ -175,10 +175,8 @@ func notFlattened(name string, err error, list []Pruned) error {
 	if i := slices.IndexFunc(list, func(x Pruned) bool { return x.Name == name }); i >= 0 {
 		list[i].Problem = "does not stand alone yet: " + err.Error()
 	}
-	for _, use := range []error{storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged} {
-		if errors.Is(err, use) {
-			return nil
-		}
+	if isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged) {
+		return nil
 	}
 	return fmt.Errorf("%s does not stand alone yet: %w", name, err)
 }
@@ -265,7 +263,7 @@ func (p *pruning) sweep(ctx context.Context, place *Place) error {
 		if err == nil {
 			err = formats.CleanSave(ctx, store, copied.SaveID)
 		}
-		if err != nil && !errors.Is(err, storage.ErrInUse) && !errors.Is(err, storage.ErrUnderWay) && !errors.Is(err, storage.ErrNotFound) {
+		if err != nil && !isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrNotFound) {
 			errs = append(errs, fmt.Errorf("%s: %w", c.Name, err))
 		}
 	}

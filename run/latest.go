@@ -195,7 +195,7 @@ func (r *Run) rewound(ctx context.Context) (out *Rewound, unread []Skipped, err 
 
 // isUnreadable reports whether an error is about the contents of a file.
 func isUnreadable(err error) bool {
-	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) || errors.Is(err, ErrPolicy)
+	return isAny(err, storage.ErrCorrupt, storage.ErrVersion, ErrPolicy)
 }
 
 // Bounds are limits for what Newest returns. The zero value has no limits.

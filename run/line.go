@@ -83,7 +83,7 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 		switch {
 		case f.err == nil:
 			known = append(known, f.commit())
-		case errors.Is(f.err, storage.ErrIncomplete), errors.Is(f.err, storage.ErrCorrupt):
+		case isAny(f.err, storage.ErrIncomplete, storage.ErrCorrupt):
 			damaged = append(damaged, f.commit())
 		case !errors.Is(f.err, storage.ErrNotFound):
 			unread = append(unread, f.folder.name)

@@ -293,7 +293,7 @@ func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) 
 				return err
 			}
 			noted = true
-		case errors.Is(f.err, storage.ErrNotFound), errors.Is(f.err, storage.ErrIncomplete), errors.Is(f.err, storage.ErrCorrupt):
+		case isAny(f.err, storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt):
 			if missing == nil {
 				missing = f.err
 			}

@@ -383,8 +383,7 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 
 // aboutOne reports whether an error is about a single checkpoint.
 func aboutOne(err error) bool {
-	return slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, ErrReferred},
-		func(target error) bool { return errors.Is(err, target) })
+	return isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, ErrReferred)
 }
 
 // remove removes a copy and notes the outcome. The error is nil if it stays because it is in
@@ -412,7 +411,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		x.Outcome, x.Problem, err = NotUploaded, err.Error(), nil
 	case errors.Is(err, ErrReferred):
 		x.Outcome, x.Reasons, err = Kept, []string{ReasonReferred}, nil
-	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrRemoving), errors.Is(err, storage.ErrChanged):
+	case isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged):
 		x.Outcome, x.Problem, err = InUse, err.Error(), nil
 	default:
 		x.Outcome, x.Problem = Failed, err.Error()
@@ -433,11 +432,10 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	if errors.Is(err, storage.ErrNotFound) {
 		return true
 	}
-	if !slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist}, func(target error) bool { return errors.Is(err, target) }) {
+	if !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist) {
 		return false
 	}
-	now := place.look(ctx, name)
-	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
+	return isAny(place.look(ctx, name).err, storage.ErrNotFound, storage.ErrIncomplete)
 }
 
 // look describes the checkpoint in a folder of the place: whether it is complete.

@@ -144,7 +144,7 @@ func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
 			p.opts.Removed(x)
 		}
 		return nil
-	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrChanged):
+	case isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrChanged):
 		x.Outcome = InUse
 	default:
 		x.Outcome = Failed

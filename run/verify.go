@@ -2,7 +2,6 @@ package run
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/storage"
@@ -65,7 +64,7 @@ func (r *Run) hasChanged(ctx context.Context, name, saveID string) bool {
 	if f.err == nil {
 		return f.saveID != saveID
 	}
-	return errors.Is(f.err, storage.ErrNotFound) || errors.Is(f.err, storage.ErrRemoving)
+	return isAny(f.err, storage.ErrNotFound, storage.ErrRemoving)
 }
 
 // verifyOwn verifies the files in the folder of a checkpoint.
@@ -103,10 +102,8 @@ func (r *Run) verifyWhole(ctx context.Context, name string, progress func(int64)
 // unopened returns the report of a checkpoint that is damaged so much that it cannot be
 // verified, or err if that is not the reason.
 func unopened(ctx context.Context, err error) (*storage.VerifyReport, error) {
-	for _, target := range []error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged} {
-		if errors.Is(err, target) && ctx.Err() == nil {
-			return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil
-		}
+	if ctx.Err() != nil || !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged) {
+		return nil, err
 	}
-	return nil, err
+	return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil
 }
