@@ -57,8 +57,7 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member         // set by Run.SaveAsync
-	moved  func(folder string) // set with member: the save goes to another folder of the run
+	member *run.Member // set by Run.SaveAsync
 }
 
 // Busy says what SaveAsync does while another save is under way.
@@ -650,7 +649,7 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 	return err
 }
 
-// move makes the task of a save one of another folder of its run.
+// move makes the task save to another folder of its run.
 func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 	store, err := openAddress(s.ctx, blob.JoinAddress(t.Run.Address, folder))
 	if err != nil {
@@ -666,8 +665,8 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 	if t.Job.Writer, err = o.writer(store, o.Remote != ""); err != nil {
 		return err
 	}
-	t.Store, t.Job.Storage.ID, t.Run.Name = store, store.String(), folder
-	o.moved(folder)
+	t.Store, t.Job.Storage.ID = store, store.String()
+	t.Run.Move(folder)
 	if t.Tiers == nil {
 		return nil
 	}

@@ -88,7 +88,7 @@ type Run struct {
 	mu     sync.Mutex
 	stager *Stager     // guarded by mu; nil: not made yet
 	closed bool        // guarded by mu
-	loaded *run.Loaded // guarded by mu; what was loaded since the last save
+	loaded *run.Loaded // guarded by mu; the checkpoint that was loaded since the last save, or nil
 }
 
 // NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
@@ -146,10 +146,9 @@ func (r *Run) settings() run.Settings {
 }
 
 // place returns the store of a new checkpoint, and what to do for the run after its save.
-// All ranks use the step of rank 0. begin, if not nil, is called on rank 0, and may change the
-// folder.
-func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(context.Context, *run.Member)) (blob.Store, *run.Member, error) {
-	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Exclusive: o.FailIfExists}
+// All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may change m.Name.
+func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(_ context.Context, m *run.Member)) (blob.Store, *run.Member, error) {
+	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists}
 	r.mu.Lock()
 	m.Loaded, r.loaded = r.loaded, nil
 	r.mu.Unlock()
@@ -262,8 +261,8 @@ func warn(to *Observer, logger *slog.Logger, err error) {
 	}
 }
 
-// SaveAsync is Save in the background; see the function SaveAsync. AsyncOptions.Group,
-// Remote, LocalBytes and Stager are those of the run.
+// SaveAsync is Save in the background; see the function SaveAsync. The run sets Group, Remote,
+// LocalBytes and Stager of the options.
 func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*Pending, error) {
 	var o AsyncOptions
 	if opts != nil {
@@ -285,7 +284,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
-	o.Group, o.LocalBytes, o.member, o.moved = r.group, r.options.LocalBytes, m, r.chain.Loaded
+	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {
@@ -403,7 +402,7 @@ func (r *Run) LoadStep(ctx context.Context, state State, step int64, opts *LoadO
 	return r.loadFrom(ctx, path, state, &o)
 }
 
-// Rewind makes the run go on from an older checkpoint, which name names: a folder, or a step.
+// Rewind makes the run go on from an older checkpoint. name is its folder or its step.
 // Latest and Load return it from now on, and policies count the later checkpoints as left
 // behind. Any process may call it. The next save goes on from there, unless its job has
 // loaded or saved another checkpoint. The error wraps ErrNotFound if the run has no such checkpoint.

@@ -26,7 +26,7 @@ const (
 	ReasonUnderWay   = "under way"
 	ReasonParent     = "parent of the newest"   // of the save that removes others
 	ReasonTagged     = "tagged"                 // and PruneOptions.KeepTagged is set
-	ReasonUnknown    = "not all is known of it" // Checkpoint.Problem says what is not
+	ReasonUnknown    = "not all is known of it" // see Checkpoint.Problem
 	ReasonMayRefer   = "others may refer to it" // a record beside it cannot be read
 	ReasonNoRule     = "no rule keeps it"
 )
@@ -46,10 +46,10 @@ const DefaultLeft = Left(48 * time.Hour)
 // for a number of checkpoints choose from them only if the current line has too few, and
 // DefaultLeft or the rule Left keeps all of them for a time.
 //
-// A checkpoint of which not all is known stays: its notes cannot be read, it has no step or time
-// and a rule asks for it, or the record of another checkpoint, which may refer to it, cannot
-// be read. All stay if the current line is not known, because the notes that have the place of a
-// checkpoint which is newer than the head cannot be read.
+// A checkpoint stays if its notes cannot be read, if a rule asks for a step or a time that it does
+// not have, or if the record of another checkpoint, which may refer to it, cannot be read. All
+// stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
+// newer than the head.
 //
 // What Apply keeps, it also keeps when it is applied again to the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
@@ -87,7 +87,7 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	return out
 }
 
-// applied is a policy and what it says about checkpoints.
+// applied is a policy and its reasons to keep checkpoints.
 type applied struct {
 	policy Policy
 	all    []Checkpoint
@@ -185,21 +185,14 @@ func (a *applied) shrink() []bool {
 	return above
 }
 
-// mustStay reports whether no ceiling removes a checkpoint, because not all is known of it.
+// mustStay reports whether a checkpoint stays despite a ceiling, because not enough is known to
+// remove it.
 func (a *applied) mustStay(i int) bool {
 	return slices.Contains(a.why[i], ReasonUnknown) || slices.Contains(a.why[i], ReasonMayRefer)
 }
 
 // leftFirst puts checkpoints on lines that were left before the others.
-func leftFirst(c, d *Checkpoint) int {
-	switch {
-	case c.Left == d.Left:
-		return 0
-	case c.Left:
-		return -1
-	}
-	return 1
-}
+func leftFirst(c, d *Checkpoint) int { return compareBool(d.Left, c.Left) }
 
 // rules returns the rules of a policy, with the default for lines that were left.
 func (p Policy) rules() []Rule {
@@ -257,7 +250,7 @@ func (r Every) keeps(all []Checkpoint, _ time.Time) []int {
 
 // firsts returns the oldest checkpoint of each period, on the current line if it has one
 // there. period returns the number of the period of a checkpoint; ok is false if it has none.
-// A checkpoint of which the period is not known is kept.
+// It also returns the checkpoints without a known period.
 func firsts(all []Checkpoint, period func(*Checkpoint) (n int64, ok, known bool)) []int {
 	var out []int
 	seen := map[int64]bool{}

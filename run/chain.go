@@ -70,7 +70,7 @@ func before(ctx context.Context, store blob.Store) (string, error) {
 	}
 	r := &Run{Local: &Place{Store: parent, address: parent.String()}}
 	found, err := r.Newest(ctx, Bounds{Before: numberOf(own)})
-	if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnderWay) || errors.Is(err, storage.ErrCorrupt) {
+	if isAny(err, storage.ErrNotFound, storage.ErrUnderWay, storage.ErrCorrupt) {
 		return "", nil
 	}
 	if err != nil {

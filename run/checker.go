@@ -201,9 +201,11 @@ func (c *checker) isDamaged(f storage.Reference) bool {
 
 // close ends the verification for good.
 func (c *checker) close() {
-	c.pause()
 	c.mu.Lock()
 	c.closed = true
+	if c.stop != nil {
+		c.stop()
+	}
 	idle := c.idle
 	c.mu.Unlock()
 	if idle != nil {

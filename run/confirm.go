@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // confirmedFile is the name of the file in the folder of this user's configuration that lists the
@@ -48,9 +50,9 @@ func configStore() (*file.Store, error) {
 	return file.Open(dir, nil)
 }
 
-// Confirm notes that this user wants checkpoints of the remote place to be removed and replaced
-// by this run, whose settings name the place. The note is about the address of the run, its id
-// and the address of the remote place: a folder with the same settings elsewhere is not confirmed.
+// Confirm notes that this user allows this run to remove and replace checkpoints of its remote
+// place. The note has the address of the run, its id and the address of the remote place, so it does
+// not count for a folder with the same settings elsewhere.
 func (r *Run) Confirm(ctx context.Context) error {
 	s, err := ReadSettings(ctx, r.Local.Store)
 	if err != nil || r.Remote == nil {
@@ -63,7 +65,10 @@ func (r *Run) Confirm(ctx context.Context) error {
 
 	c := r.confirmation(s.ID)
 	return changeDocument(ctx, store, confirmedFile, func(old []byte) ([]byte, error) {
-		d := decodeConfirmed(old)
+		d, err := decodeConfirmed(old)
+		if errors.Is(err, storage.ErrVersion) { // it may have more than this program can write
+			return nil, fmt.Errorf("%s of %s: %w", confirmedFile, store, err)
+		}
 		if slices.Contains(d.Remotes, c) {
 			return old, nil
 		}
@@ -93,15 +98,22 @@ func (r *Run) confirmed(ctx context.Context, id string) bool {
 		return false
 	}
 	data, _, err := readDocument(ctx, store, confirmedFile)
-	return err == nil && slices.Contains(decodeConfirmed(data).Remotes, r.confirmation(id))
+	if err != nil {
+		return false
+	}
+	d, _ := decodeConfirmed(data)
+	return slices.Contains(d.Remotes, r.confirmation(id))
 }
 
-// decodeConfirmed returns the list in a file. It is empty if the file is damaged.
-func decodeConfirmed(data []byte) (d confirmedDocument) {
-	if len(data) == 0 || decodeStrict(data, &d) != nil || checkVersion(d.Version) != nil {
-		return confirmedDocument{}
+// decodeConfirmed returns the list in a file. It is empty if there is an error, or no file.
+func decodeConfirmed(data []byte) (d confirmedDocument, err error) {
+	if len(data) > 0 {
+		err = decodeDocument(data, &d)
 	}
-	return d
+	if err != nil {
+		return confirmedDocument{}, err
+	}
+	return d, nil
 }
 
 func (r *Run) confirmation(id string) confirmation {

@@ -26,11 +26,20 @@ const (
 	changeTries = 30
 )
 
-// decodeStrict decodes one value of JSON. The error wraps storage.ErrCorrupt if there are
-// unknown fields, or bytes after the value.
-func decodeStrict(data []byte, v any) error {
+// decodeDocument decodes one value of JSON with a version. The error wraps storage.ErrVersion if a
+// newer program has written it, and storage.ErrCorrupt if it has no version, unknown fields, or bytes
+// after the value.
+func decodeDocument(data []byte, v any) error {
 	if len(data) > maxDocument {
 		return fmt.Errorf("%w: it has %d bytes, at most %d", storage.ErrCorrupt, len(data), maxDocument)
+	}
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &head); err == nil { // before the fields, which a newer program may have added
+		if err := checkVersion(head.Version); err != nil {
+			return err
+		}
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -60,9 +69,9 @@ func seal(doc any) (string, error) {
 	return fmt.Sprintf("%08x", crc32c.Checksum(b)), err
 }
 
-// checkSeal returns an error that wraps storage.ErrCorrupt unless doc, of which the checksum is
-// empty by now, has the checksum crc. A document without a checksum was written by a
-// person, or by an older program.
+// checkSeal returns an error that wraps storage.ErrCorrupt unless doc has the checksum crc. The
+// caller has cleared the checksum in doc. A document without a checksum was written by a person,
+// or by an older program.
 func checkSeal(doc any, crc string) error {
 	if crc == "" {
 		return nil
@@ -87,8 +96,8 @@ func readDocument(ctx context.Context, store blob.Store, name string) ([]byte, s
 	return data, version, err
 }
 
-// changeDocument replaces a file by what change makes of its bytes, which are nil if it
-// does not exist. If another process changes the file meanwhile, it begins again. It does
+// changeDocument replaces a file by the result of change, which receives the bytes of the file, or
+// nil if it does not exist. If another process changes the file meanwhile, it begins again. It does
 // not write bytes that are there already.
 func changeDocument(ctx context.Context, store blob.Store, name string, change func(old []byte) ([]byte, error)) error {
 	for try := 1; ; try++ {
@@ -119,5 +128,5 @@ func changeDocument(ctx context.Context, store blob.Store, name string, change f
 // isRace reports whether another process has changed an object meanwhile, or whether it is
 // unknown if this one did: reading it again shows that.
 func isRace(err error) bool {
-	return errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrExist) || errors.Is(err, blob.ErrUncertain)
+	return isAny(err, blob.ErrChanged, fs.ErrExist, blob.ErrUncertain)
 }

@@ -17,16 +17,16 @@ const (
 	// MaxReferred bounds the checkpoints of a place that are kept only because others refer to
 	// them.
 	MaxReferred = 8
-	// MaxStored bounds the bytes of all that is kept, in relation to the bytes if each
-	// checkpoint that a policy keeps stood alone.
+	// MaxStored bounds the bytes of all checkpoints that stay, divided by the bytes that the
+	// checkpoints of the policy would have if each stood alone.
 	MaxStored = 2
 )
 
-// holdings measure what stays with some checkpoints that are sure to stay.
+// holdings measure a set of checkpoints that stay, and the checkpoints that they need.
 type holdings struct {
-	referred int   // further checkpoints, to which these refer
+	referred int   // the number of checkpoints that the set needs
 	bytes    int64 // of all of them
-	whole    int64 // of the sure ones, if each stood alone
+	whole    int64 // of the set, if each checkpoint stood alone
 }
 
 // isOwn reports whether a checkpoint is kept for a reason of its own.
@@ -47,8 +47,8 @@ func (c *Checkpoint) whole() int64 {
 	return c.Bytes
 }
 
-// hold measures what stays with the checkpoints for which sure returns true, if the one of
-// the number flat stands alone.
+// hold measures the checkpoints for which sure returns true, as if the checkpoint all[flat] stood
+// alone. flat may be -1.
 func hold(all []Verdict, sure func(*Verdict) bool, flat int) (h holdings) {
 	byName := map[string]int{}
 	for i := range all {
@@ -99,8 +99,8 @@ func nextToFlatten(p Policy, all []Verdict, may func(*Checkpoint) bool) string {
 	if now := hold(all, (*Verdict).isOwn, none); now.referred > MaxReferred || now.referred > 0 && now.bytes/MaxStored > now.whole {
 		return freesMost(all, (*Verdict).isOwn, may)
 	}
-	// A ceiling removes all but the newest checkpoint and the ones with a tag. If these have too
-	// many bytes with what they need, they have to stand alone.
+	// A ceiling removes all but the newest checkpoint and tagged ones. If these and the
+	// checkpoints that they need have too many bytes, they have to stand alone.
 	stays := func(v *Verdict) bool { return v.isOwn() && (v.isNewest() || p.hasTag(&v.Checkpoint)) }
 	if now := hold(all, stays, none); p.AtMost > 0 && now.bytes > p.AtMost && now.whole <= p.AtMost {
 		return freesMost(all, stays, may)
@@ -108,9 +108,9 @@ func nextToFlatten(p Policy, all []Verdict, may func(*Checkpoint) bool) string {
 	return ""
 }
 
-// freesMost returns the name of the checkpoint that frees the most if it stands alone, of the
-// ones that are sure to stay, or "". The newest one is the base of the next save, so it comes
-// last.
+// freesMost returns the name of a checkpoint for which sure returns true: standing alone, it frees
+// more than any other one. The newest one is the base of the next save, so it comes last. "": there
+// is none.
 func freesMost(all []Verdict, sure func(*Verdict) bool, may func(*Checkpoint) bool) string {
 	now := hold(all, sure, -1)
 	best, least, newest := -1, now, -1
@@ -141,8 +141,9 @@ func freesMost(all []Verdict, sure func(*Verdict) bool, may func(*Checkpoint) bo
 // when it made them stand alone. It does not read them again after each save.
 var damagedOnes sync.Map
 
-// flatten makes checkpoints of a place stand alone until what is kept for others is within its
-// bounds, and removes what is not needed any more. list has the outcomes of all.
+// flatten makes checkpoints of a place stand alone until MaxReferred, MaxStored and the ceiling of
+// the policy hold, and removes the checkpoints that are not needed any more. list has the outcomes
+// of all.
 func (p *pruning) flatten(ctx context.Context, place *Place, policy Policy, list *[]Pruned) error {
 	tried := map[string]bool{}
 	may := func(c *Checkpoint) bool {
@@ -174,10 +175,8 @@ func notFlattened(name string, err error, list []Pruned) error {
 	if i := slices.IndexFunc(list, func(x Pruned) bool { return x.Name == name }); i >= 0 {
 		list[i].Problem = "does not stand alone yet: " + err.Error()
 	}
-	for _, use := range []error{storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged} {
-		if errors.Is(err, use) {
-			return nil
-		}
+	if isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged) {
+		return nil
 	}
 	return fmt.Errorf("%s does not stand alone yet: %w", name, err)
 }
@@ -188,12 +187,10 @@ func (p *pruning) forget(place *Place, list []Pruned) {
 		if x.Outcome != Removed && x.Outcome != WouldRemove {
 			continue
 		}
-		for i := range p.all {
-			if c := &p.all[i]; c.Name == x.Name && place.remote {
-				c.Remote = nil
-			} else if c.Name == x.Name {
-				c.Local = nil
-			}
+		if c := &p.all[p.position(x.Name)]; place.remote {
+			c.Remote = nil
+		} else {
+			c.Local = nil
 		}
 	}
 }
@@ -209,7 +206,7 @@ func (p *pruning) judgeAgain(place *Place, policy Policy, list []Pruned) {
 }
 
 // flattenOne makes a checkpoint stand alone and looks at it again. In a dry run it changes only
-// what is known about it.
+// p.all.
 func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) error {
 	c := p.copyOf(place, name)
 	if p.opts.DryRun {
@@ -241,13 +238,13 @@ func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) err
 // flattenMemory bounds the buffers of a copy beside a training.
 const flattenMemory = 64 << 20
 
-// copyOf returns the copy of a checkpoint in a place.
+// copyOf returns the copy of a checkpoint in a place, or nil.
 func (p *pruning) copyOf(place *Place, name string) *Copy {
-	c := &p.all[slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })]
-	if place.remote {
-		return c.Remote
+	i := p.position(name)
+	if i < 0 {
+		return nil
 	}
-	return c.Local
+	return p.all[i].at(place)
 }
 
 // sweep removes the files of checkpoints that were made to stand alone, if others have
@@ -266,7 +263,7 @@ func (p *pruning) sweep(ctx context.Context, place *Place) error {
 		if err == nil {
 			err = formats.CleanSave(ctx, store, copied.SaveID)
 		}
-		if err != nil && !errors.Is(err, storage.ErrInUse) && !errors.Is(err, storage.ErrUnderWay) && !errors.Is(err, storage.ErrNotFound) {
+		if err != nil && !isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrNotFound) {
 			errs = append(errs, fmt.Errorf("%s: %w", c.Name, err))
 		}
 	}

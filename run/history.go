@@ -32,15 +32,20 @@ type position struct {
 }
 
 func (p position) compare(q position) int {
-	placed := func(p position) int {
-		if p.placed {
-			return 1
-		}
-		return 0
-	}
 	return cmp.Or(
-		cmp.Compare(p.number, q.number), placed(p)-placed(q), cmp.Compare(p.step, q.step), p.time.Compare(q.time),
+		cmp.Compare(p.number, q.number), compareBool(p.placed, q.placed), cmp.Compare(p.step, q.step), p.time.Compare(q.time),
 		cmp.Compare(len(p.name), len(q.name)), strings.Compare(p.name, q.name))
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }
 
 // positions returns the places of commits. A commit that does not record its place, such as
@@ -65,7 +70,8 @@ func positions(all []commit) []position {
 	return out
 }
 
-// follows reports whether step and time, as far as c has them, are larger than those of b.
+// follows reports whether c has a larger step and a later time than b. A step or a time that one
+// of them lacks is not compared.
 func (c *commit) follows(b *commit) bool {
 	byStep, byTime := c.step != nil && b.step != nil, !c.time.IsZero() && !b.time.IsZero()
 	return (byStep || byTime) && (!byStep || *c.step > *b.step) && (!byTime || c.time.After(b.time))
@@ -86,7 +92,7 @@ type Rewound struct {
 	// Commit is the place of the decision in the order of commits: later saves count more.
 	Commit int64     `json:"commit"`
 	Time   time.Time `json:"time"`
-	// Left are the checkpoints that are not ancestors of To.
+	// Left are all checkpoints except To and its ancestors.
 	Left []meta.Left `json:"left,omitempty"`
 }
 
@@ -103,10 +109,11 @@ type history struct {
 	unplaced map[int]bool
 	rewound  *Rewound // nil: the run was never rewound
 	damaged  []commit // folders without a complete commit; the step, the time and the line may be unknown
+	unread   []string // folders that could not be read; they may have a complete commit
 }
 
-// goneBack returns rewound or, if a commit that is damaged is newer, what its record says about the
-// line on which it is: the run goes on from the newest complete commit of that line.
+// goneBack returns the decision from which line the run goes on: rewound or, if a damaged commit is
+// newer, the line in its record. The run goes on from the newest complete commit of that line.
 func goneBack(damaged []commit, rewound *Rewound) *Rewound {
 	for _, c := range damaged {
 		if l := c.line; l != nil && (rewound == nil || l.Commit > rewound.Commit) {

@@ -72,11 +72,9 @@ func (r *Run) Join(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case local == remote && local != "":
-		return nil
-	case r.Stored && !r.confirmed(ctx, local):
+	case !r.owns(ctx, local, remote):
 		return r.unconfirmed()
-	case local == "": // no job and no 'cairn settings' has made it a run with settings
+	case local == remote, local == "": // without an id, no job and no 'cairn settings' has made it a run with settings
 		return nil
 	}
 	return setID(ctx, r.Remote.Store, local)
@@ -146,19 +144,24 @@ func (r *Run) mayNote(ctx context.Context, p *Place) error {
 		return nil
 	}
 	local, remote, err := r.ids(ctx)
-	if err == nil && r.Stored && (local == "" || local != remote) && !r.confirmed(ctx, local) {
+	if err == nil && !r.owns(ctx, local, remote) {
 		err = r.unconfirmed()
 	}
 	return err
 }
 
 // OwnsRemote reports whether the remote place belongs to the run: the caller names it, it has the id
-// of the run, or this user has confirmed it. It is true if the place cannot be read.
+// of the run, or this user has confirmed it. OwnsRemote returns true if the place cannot be read.
 func (r *Run) OwnsRemote(ctx context.Context) bool {
 	local, remote, err := r.ids(ctx)
 	if err != nil {
 		return !errors.Is(err, ErrOtherRun)
 	}
+	return r.owns(ctx, local, remote)
+}
+
+// owns is OwnsRemote for places with these ids.
+func (r *Run) owns(ctx context.Context, local, remote string) bool {
 	return !r.Stored || local != "" && local == remote || r.confirmed(ctx, local)
 }
 

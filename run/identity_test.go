@@ -1,6 +1,7 @@
 package run
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -9,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // ownConfig gives the test a user without confirmations.
@@ -172,6 +175,17 @@ func TestConfirmedRemote(t *testing.T) {
 	t.Setenv("HOME", other)
 	if _, err := r.Prune(t.Context(), opts); !errors.Is(err, ErrUnconfirmed) {
 		t.Errorf("Prune by another user: %v", err)
+	}
+
+	// The list of a newer program stays as it is.
+	newer := []byte(`{"version":9,"places":[]}`)
+	config := must.Get(configStore())(t)
+	must.Get(blob.WriteAll(t.Context(), config, confirmedFile, newer, nil))(t)
+	if err := r.Confirm(t.Context()); !errors.Is(err, storage.ErrVersion) {
+		t.Errorf("Confirm with a newer list: %v; want ErrVersion", err)
+	}
+	if got := must.Get(blob.ReadAll(t.Context(), config, confirmedFile, 1<<20))(t); !bytes.Equal(got, newer) {
+		t.Errorf("the newer list became %s", got)
 	}
 }
 

@@ -64,6 +64,12 @@ func (r *Run) both(ctx context.Context) ([]folder, error) {
 	return out, nil
 }
 
+// below returns the folders of all places, without the runs themselves.
+func (r *Run) below(ctx context.Context) ([]folder, error) {
+	dirs, err := r.both(ctx)
+	return slices.DeleteFunc(dirs, func(d folder) bool { return d.name == "" }), err
+}
+
 // CheckIdle returns an error that wraps storage.ErrUnderWay if a save is under way in a
 // folder of the run.
 func (r *Run) CheckIdle(ctx context.Context) error {
@@ -80,9 +86,9 @@ func (r *Run) CheckIdle(ctx context.Context) error {
 }
 
 // Latest returns the newest complete checkpoint in the folder of the run or in a folder
-// directly below it: the last commit or, if the run was rewound since, the one to which it
-// was; of two copies the local one. Saves that do not record their commit are ordered by
-// step, then by time. The error wraps storage.ErrNotFound if there is no
+// directly below it: the last commit or, if the run was rewound later, the checkpoint to which
+// it was rewound. Of two copies, it returns the local one. Saves that do not record their commit
+// are ordered by step, then by time. The error wraps storage.ErrNotFound if there is no
 // checkpoint, storage.ErrUnderWay if there is no complete one yet, storage.ErrUncertain if
 // the only save got no answer to its commit, and storage.ErrCorrupt if there are only
 // damaged ones.
@@ -120,7 +126,7 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 	return c.result(len(dirs), rewound)
 }
 
-// choice are the checkpoints that were found, and what is not one of them.
+// choice are the complete checkpoints that were found, and the folders that are passed over.
 type choice struct {
 	complete []*found
 	lost     []commit // damaged ones with a record that can be read
@@ -155,7 +161,7 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	}
 	// Of equal copies, the last one is chosen: a local one.
 	slices.SortStableFunc(c.complete, func(f, g *found) int {
-		return cmp.Or(cmp.Compare(tier(f.folder), tier(g.folder)), strings.Compare(f.folder.address, g.folder.address))
+		return cmp.Or(compareBool(g.folder.place.remote, f.folder.place.remote), strings.Compare(f.folder.address, g.folder.address))
 	})
 	commits := make([]commit, len(c.complete))
 	for i, f := range c.complete {
@@ -169,14 +175,6 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	}
 	b := c.complete[h.head]
 	return &Found{Path: b.folder.address, Step: b.step, SaveID: b.saveID, Time: b.time, Skipped: c.skipped}, nil
-}
-
-// tier returns 0 for a folder of a remote place, and 1 for a local one.
-func tier(f *folder) int {
-	if f.place.remote {
-		return 0
-	}
-	return 1
 }
 
 // rewound returns the checkpoint to which the run was rewound, or nil. Settings that cannot be read
@@ -197,7 +195,7 @@ func (r *Run) rewound(ctx context.Context) (out *Rewound, unread []Skipped, err 
 
 // isUnreadable reports whether an error is about the contents of a file.
 func isUnreadable(err error) bool {
-	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) || errors.Is(err, ErrPolicy)
+	return isAny(err, storage.ErrCorrupt, storage.ErrVersion, ErrPolicy)
 }
 
 // Bounds are limits for what Newest returns. The zero value has no limits.
@@ -218,11 +216,10 @@ func (w *Bounds) holds(step int64) bool {
 // can call it often: it remembers the checkpoints that it has opened, and then opens only new
 // ones, and the one that it returns. Latest describes the errors.
 func (r *Run) Newest(ctx context.Context, w Bounds) (*Found, error) {
-	dirs, err := r.both(ctx)
+	dirs, err := r.below(ctx)
 	if err != nil {
 		return nil, err
 	}
-	dirs = slices.DeleteFunc(dirs, func(d folder) bool { return d.name == "" })
 	for i := range dirs {
 		dirs[i].format, dirs[i].options = w.Format, w.Options
 	}
@@ -283,7 +280,7 @@ func (c *choice) damagedAfter(newest *Found, w *Bounds) []Damaged {
 }
 
 // remember opens the folders that were not complete when they were opened last, and returns
-// what is known of all of them.
+// the descriptions of all of them.
 func (r *Run) remember(ctx context.Context, dirs []folder) ([]*found, error) {
 	out := make([]*found, len(dirs))
 	r.mu.Lock()
@@ -341,8 +338,9 @@ func noneOf(problems []error, folders int) error {
 
 // Nearest returns the first of the stores at whose root the checkpoint is complete, as for
 // Latest, unless a later one holds a newer save: one with a later commit or, if a save does not
-// record it, with a higher step, or with the same step and a later time. A nil store is passed over, and its error is in errs. If there is no
-// complete checkpoint, at is the number of the store that the error is about.
+// record it, with a higher step, or with the same step and a later time. A nil store is passed
+// over, and its error is in errs. If there is no complete checkpoint, at is the number of the
+// store that the error is about.
 func Nearest(ctx context.Context, stores []blob.Store, errs []error) (at int, err error) {
 	each := make([]*found, len(stores))
 	err = work.Each(ctx, len(stores), parallelFolders, func(ctx context.Context, i int) error {

@@ -19,23 +19,15 @@ import (
 // safe for concurrent use.
 type Line struct {
 	mu      sync.Mutex
-	parent  string   // the identity of the checkpoint that was loaded or saved last; guarded by mu
-	run     *Run     // of the last save, which remembers what it has opened; guarded by mu
-	largest int64    // the largest number of a commit; guarded by mu
-	pending *pending // the save that has begun; guarded by mu
+	parent  string // the identity of the checkpoint that was loaded or saved last; guarded by mu
+	run     *Run   // of the last save, with the checkpoints that it has opened; guarded by mu
+	largest int64  // the largest number of a commit; guarded by mu
 }
 
 // Loaded is a checkpoint that a job has loaded.
 type Loaded struct {
 	Folder string `json:"folder"`
 	SaveID string `json:"save_id,omitempty"`
-}
-
-// pending is a save that has begun.
-type pending struct {
-	name   string // of the folder
-	number int64  // of the commit
-	parent string // the folder of the parent
 }
 
 // Loaded says that the job goes on from a checkpoint of the run. The caller makes sure that no
@@ -67,16 +59,15 @@ func (l *Line) open(ctx context.Context, m *Member) (*Run, error) {
 // history returns the history of the run as it is now: another job may have saved meanwhile. In
 // object storage, only new folders are opened.
 func (r *Run) history(ctx context.Context) (*history, error) {
-	dirs, err := r.both(ctx)
+	dirs, err := r.below(ctx)
 	if err != nil {
 		return nil, err
 	}
-	dirs = slices.DeleteFunc(dirs, func(d folder) bool {
-		if d.name != "" && d.place.local { // it is cheap to open, and may have been replaced
+	for _, d := range dirs {
+		if d.place.local { // it is cheap to open, and may have been replaced
 			r.forget(d.address)
 		}
-		return d.name == ""
-	})
+	}
 	all, err := r.remember(ctx, dirs)
 	if err != nil {
 		return nil, err
@@ -87,35 +78,37 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 	}
 
 	var known, damaged []commit
+	var unread []string
 	for _, f := range all {
 		switch {
 		case f.err == nil:
 			known = append(known, f.commit())
-		case !errors.Is(f.err, storage.ErrNotFound):
+		case isAny(f.err, storage.ErrIncomplete, storage.ErrCorrupt):
 			damaged = append(damaged, f.commit())
+		case !errors.Is(f.err, storage.ErrNotFound):
+			unread = append(unread, f.folder.name)
 		}
 	}
 	h := newHistory(known, goneBack(damaged, rewound))
-	h.damaged = damaged
+	h.damaged, h.unread = damaged, unread
 	return h, nil
 }
 
-// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin does
-// so too. Rank 0 calls it in the place of Begin if the save does not take place.
+// GoOn makes the job go on from the checkpoint that it has loaded, if there is one. Begin calls
+// it. If the save does not take place, rank 0 calls GoOn instead of Begin.
 func (m *Member) GoOn() {
 	if m.Line != nil && m.Loaded != nil {
 		m.Line.Loaded(m.Loaded.Folder, m.Loaded.SaveID)
 	}
 }
 
-// Begin decides where the next save of the job goes: into which folder, which it sets in
-// Name, and to which place in the history of the run. Rank 0 calls it right before the save,
-// and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
+// Begin sets Name to the folder of the next save of the job, and returns the place of the save in
+// the history of the run. Rank 0 calls it right before the save, and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
 // last. If there is none, it goes on from the newest one of a smaller step. If the folder of
 // its step belongs to another line, or has tags, the save gets a folder of its own.
 //
-// warn receives what a person should know: that the run leaves a line, or that the run cannot be
-// read, so that the save has no place in the history.
+// warn receives an error if the run leaves a line, if the save goes to another folder, or if the
+// run cannot be read, so that the save has no place in the history. The result is nil then.
 func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn func(error)) *meta.Line {
 	if m.Line == nil || step == nil {
 		return nil
@@ -140,18 +133,18 @@ func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn fun
 func (l *Line) begin(ctx context.Context, m *Member, r *Run, h *history, step int64, now time.Time, warn func(error)) *meta.Line {
 	l.mu.Lock()
 	parent := l.parent
-	l.largest = max(l.largest, h.largest())
-	line := &meta.Line{Commit: max(l.largest+1, now.UnixMilli()), Parent: parent}
+	l.largest = max(l.largest+1, h.largest()+1, now.UnixMilli())
+	line := &meta.Line{Commit: l.largest, Parent: parent}
 	l.mu.Unlock()
 	p := h.find(parent)
-	if parent == "" || p < 0 {
+	if p < 0 {
 		p = h.assume(step)
 	}
 	if p >= 0 && line.Parent == "" {
 		line.Parent = h.all[p].id
 	}
 
-	name, replaced := place(ctx, m, r, h, p, step, warn)
+	name, replaced := chooseFolder(ctx, m, r, h, p, step, warn)
 	line.Left = h.leftBy(p, now)
 	if replaced { // the parent goes, and its own parent stays
 		line.Parent = ""
@@ -162,13 +155,9 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, h *history, step in
 	warnLeft(h, p, line.Left, now, warn)
 
 	m.Name = name
-	begun := &pending{name: name, number: line.Commit}
-	if i := h.find(line.Parent); i >= 0 && line.Parent != "" {
-		begun.parent = h.all[i].name
+	if i := h.find(line.Parent); i >= 0 {
+		m.parent = h.all[i].name
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pending = begun
 	return line
 }
 
@@ -244,40 +233,41 @@ func warnLeft(h *history, p int, left []meta.Left, now time.Time, warn func(erro
 	}
 }
 
-// place returns the folder of a save of a step that goes on from the commit p, and whether it replaces
-// p, which is of the same step.
-func place(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
+// chooseFolder returns the folder of a save of a step that goes on from the commit p, and whether
+// the save replaces p. A damaged checkpoint is replaced too, unless it has tags. A folder that cannot
+// be read stays, such as one with a checkpoint of a newer cairn.
+func chooseFolder(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
 	occupant := func(name string) *commit {
 		if i := slices.IndexFunc(h.all, func(c commit) bool { return c.name == name }); i >= 0 {
 			return &h.all[i]
 		}
 		return nil
 	}
-	// A damaged checkpoint is replaced, unless it has tags.
-	damaged := func(name string) bool {
-		return slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
+	stays := func(name string) bool {
+		return slices.Contains(h.unread, name) || slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
 	}
 	plain := m.Name
 	if p >= 0 && !m.Exclusive && withoutAgain(h.all[p].name) == plain && !r.hasTags(ctx, h.all[p].name, h.all[p].id) {
 		return h.all[p].name, true
 	}
 	there := occupant(plain)
-	if m.Exclusive || there == nil && !damaged(plain) || there != nil && h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
+	if m.Exclusive || there == nil && !stays(plain) || there != nil && h.precedes(there, p, step) && !r.hasTags(ctx, plain, there.id) {
 		return plain, false
 	}
 	for n := 2; ; n++ {
 		name = plain + again + strconv.Itoa(n)
-		if occupant(name) == nil && !damaged(name) {
+		if occupant(name) == nil && !stays(name) {
 			warn(fmt.Errorf("%s has a checkpoint that this save must not replace: it goes to %s", plain, name))
 			return name, false
 		}
 	}
 }
 
-// precedes reports whether c is a known commit of a smaller step on the line of the commit p.
-// A save of a step that goes on from p replaces it if both have the same folder, such as last.ckpt.
+// precedes reports whether the commit c has a smaller step than a save that goes on from the
+// commit p, and is on the line of p. The save replaces c if both have the same folder, such as
+// last.ckpt.
 func (h *history) precedes(c *commit, p int, step int64) bool {
-	if p < 0 || h.find(c.id) < 0 || stepOf(c.step) >= step {
+	if p < 0 || stepOf(c.step) >= step {
 		return false
 	}
 	return !slices.ContainsFunc(h.leftBy(p, time.Time{}), func(l meta.Left) bool { return slices.Contains(l.Saves, c.id) })
@@ -321,14 +311,10 @@ func (m *Member) Committed(saveID string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.pending
 	l.parent = identity(saveID, m.Name)
-	if p == nil || p.name != m.Name {
+	if l.run == nil {
 		return
 	}
-	m.parent = p.parent
-	l.largest = max(l.largest, p.number)
-	l.pending = nil
 	for _, place := range l.run.places() { // the save may have replaced a checkpoint
 		l.run.forget(place.AddressOf(m.Name))
 	}

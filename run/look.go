@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,18 +78,20 @@ func describe(ctx context.Context, dir *folder) (*found, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	for _, about := range []error{storage.ErrIncomplete, storage.ErrCorrupt, storage.ErrVersion, storage.ErrUncertain} {
-		if errors.Is(f.err, about) {
-			return f, nil
-		}
-	}
 	switch {
+	case isAny(f.err, storage.ErrIncomplete, storage.ErrCorrupt, storage.ErrVersion, storage.ErrUncertain):
+		return f, nil
 	case errors.Is(f.err, storage.ErrNotFound):
 		return nil, nil
 	case dir.place.local && errors.Is(f.err, fs.ErrPermission): // such as lost+found
 		return f, nil
 	}
 	return nil, f.err
+}
+
+// isAny reports whether err wraps one of some errors.
+func isAny(err error, kinds ...error) bool {
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 // look describes the checkpoint in a folder. Files of a checkpoint may be missing because
@@ -115,8 +118,8 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 // damaged reports whether the checkpoint can be opened, although files are missing.
 func (f *found) damaged() bool { return len(f.missing) > 0 || f.baseErr != nil }
 
-// nativeVersion begins meta.Storage.Version of the native format, of which the record has the
-// line. The notes have the lines of other formats.
+// nativeVersion begins meta.Storage.Version of the native format. It has the line of a save in
+// the record; other formats have it in the notes.
 const nativeVersion = "cairn "
 
 // lostAndFound is a folder of file systems, which has no checkpoints.

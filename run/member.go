@@ -34,11 +34,21 @@ type Member struct {
 	Exclusive bool
 	// Line is the place of the job in the history of the run. Nil: saves record none.
 	Line *Line
+	// Chain chooses the bases of the saves of this rank. Nil: they have none.
+	Chain *Chain
 	// Loaded is the checkpoint of the run that the job has loaded since the save before this
 	// one: the save goes on from it. Nil: it goes on from the save before it.
 	Loaded *Loaded
 
-	parent string // the folder of the parent of the save; set by Committed
+	parent string // the folder of the parent of the save; set by Begin
+}
+
+// Move says that the save goes to another folder of the run, which is the base of the next save.
+func (m *Member) Move(folder string) {
+	m.Name = folder
+	if m.Chain != nil {
+		m.Chain.Loaded(folder)
+	}
 }
 
 // TendOptions change how Member.Tend works. Nil means the defaults.
@@ -152,7 +162,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	return out, nil
 }
 
-// protected returns the folders that a save does not remove: its own and that of its parent,
+// protected returns the folders of the save and of its parent, which the save does not remove,
 // with the reasons.
 func (m *Member) protected() map[string]string {
 	out := map[string]string{m.Name: ReasonNewest}

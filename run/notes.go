@@ -65,8 +65,8 @@ const (
 	maxMetrics = 1000
 )
 
-// notesDocument is the file. Notes of another save than that of the checkpoint do not count:
-// the checkpoint was replaced. If the format does not record its save, all notes count.
+// notesDocument is the file. Notes with the id of another save do not count: the checkpoint was
+// replaced. If the format does not record its save, all notes count.
 type notesDocument struct {
 	Version int      `json:"version"`
 	CRC     string   `json:"crc32c,omitempty"` // of the document without it
@@ -192,10 +192,7 @@ func (n *Notes) encode(saveID string) ([]byte, error) {
 // decodeNotes decodes the file and returns the id of the save that it belongs to.
 func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	var d notesDocument
-	if err := decodeStrict(data, &d); err != nil {
-		return n, "", err
-	}
-	if err := checkVersion(d.Version); err != nil {
+	if err := decodeDocument(data, &d); err != nil {
 		return n, "", err
 	}
 	crc := d.CRC
@@ -232,7 +229,7 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 	return n, nil
 }
 
-// withoutNotes says what to do about notes that cannot be read.
+// withoutNotes is the advice about notes that cannot be read.
 const withoutNotes = "remove the file to do without its tags and metrics"
 
 // isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,
@@ -296,7 +293,7 @@ func (r *Run) Note(ctx context.Context, name string, change func(*Notes) error) 
 				return err
 			}
 			noted = true
-		case errors.Is(f.err, storage.ErrNotFound), errors.Is(f.err, storage.ErrIncomplete), errors.Is(f.err, storage.ErrCorrupt):
+		case isAny(f.err, storage.ErrNotFound, storage.ErrIncomplete, storage.ErrCorrupt):
 			if missing == nil {
 				missing = f.err
 			}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
@@ -81,20 +82,21 @@ type Report struct {
 	// Flattened are the names of the checkpoints that were made to stand alone, or would be in
 	// a dry run, so that others can be removed.
 	Flattened []string `json:"flattened,omitempty"`
-	// Warnings name the checkpoints of which not all is known, and that stay for that reason.
+	// Warnings name the checkpoints that stay because they cannot be judged; see Apply.
 	Warnings []string `json:"warnings"`
 }
 
 // Prune removes the checkpoints of the run that its policies do not keep: from the local
 // place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
 // is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
-// Force is set. Prune removes nothing, and the error wraps ErrOtherRun or ErrUnconfirmed, if it
-// must not remove checkpoints from the remote place; see Run.Stored. Prune also completes removals whose process has died.
+// Force is set. If Prune must not remove checkpoints from the remote place, it removes none at
+// all, and the error wraps ErrOtherRun or ErrUnconfirmed; see Run.Stored. Prune also completes
+// removals of processes that have died.
 //
-// If more than eight checkpoints stay only because others refer to them, or what stays has more
-// than twice the bytes that it would have if each checkpoint stood alone, or more than
-// Policy.AtMost, Prune makes checkpoints that the policy keeps stand alone, one after the
-// other. One that is in use or damaged is left as it is.
+// Prune makes checkpoints that the policy keeps stand alone, one after the other, if more than
+// MaxReferred checkpoints stay only because others refer to them, if the checkpoints that stay
+// have more than MaxStored times the bytes that they would have alone, or if they have more than
+// Policy.AtMost. It leaves checkpoints that are in use or damaged as they are.
 //
 // Each removal is one atomic step: see formats.Remove. A checkpoint that a living process
 // reads stays, and is removed by a later Prune. Two processes may prune the same run at the
@@ -204,7 +206,7 @@ type pruning struct {
 }
 
 // checkMetrics returns an error that wraps ErrPolicy if a rule names a metric that no
-// checkpoint has. It would keep no checkpoint, which is not what was meant.
+// checkpoint has, so that it would keep no checkpoint.
 func checkMetrics(all []Checkpoint, policies ...Policy) error {
 	known, complete := map[string]bool{}, false
 	for i := range all {
@@ -230,7 +232,7 @@ func checkMetrics(all []Checkpoint, policies ...Policy) error {
 	return nil
 }
 
-// problems returns what is not known about checkpoints, for Report.Warnings.
+// problems returns Report.Warnings about checkpoints.
 func problems(all []Checkpoint) []string {
 	out := []string{}
 	for i := range all {
@@ -250,10 +252,9 @@ func problems(all []Checkpoint) []string {
 
 // in returns the checkpoint as it is in one place. ok is false if it is not there.
 func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
-	out := *c
-	copied := c.Local
+	out, copied := *c, c.at(p)
 	if p.remote {
-		copied, out.Local = c.Remote, nil
+		out.Local = nil
 	} else {
 		out.Remote = nil
 	}
@@ -370,8 +371,7 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 	if place.remote || p.run.Remote == nil || p.opts.Force || !p.wanted[name] {
 		return ""
 	}
-	i := slices.IndexFunc(p.all, func(c Checkpoint) bool { return c.Name == name })
-	switch c := &p.all[i]; {
+	switch c := &p.all[p.position(name)]; {
 	case c.Uploaded():
 		return ""
 	case c.Copies() == "differ":
@@ -383,12 +383,9 @@ func (p *pruning) mustUpload(place *Place, name string) string {
 // aboutOne reports whether an error is about a single checkpoint. In a folder, each checkpoint has
 // permissions of its own.
 func aboutOne(place *Place, err error) bool {
-	return place.local && errors.Is(err, fs.ErrPermission) || slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, errReferred},
-		func(target error) bool { return errors.Is(err, target) })
+	return place.local && errors.Is(err, fs.ErrPermission) ||
+		isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrNotFound, storage.ErrChanged, ErrReferred)
 }
-
-// errReferred reports a checkpoint to which another one refers, which was saved meanwhile.
-var errReferred = errors.New("another checkpoint refers to it")
 
 // remove removes a copy and notes the outcome. The error is nil if it stays because it is in
 // use.
@@ -413,9 +410,9 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		x.Outcome = Removed
 	case errors.Is(err, errNotUploaded):
 		x.Outcome, x.Problem, err = NotUploaded, err.Error(), nil
-	case errors.Is(err, errReferred):
+	case errors.Is(err, ErrReferred):
 		x.Outcome, x.Reasons, err = Kept, []string{ReasonReferred}, nil
-	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrRemoving), errors.Is(err, storage.ErrChanged):
+	case isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrRemoving, storage.ErrChanged):
 		x.Outcome, x.Problem, err = InUse, err.Error(), nil
 	default:
 		x.Outcome, x.Problem = Failed, err.Error()
@@ -436,11 +433,10 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	if errors.Is(err, storage.ErrNotFound) {
 		return true
 	}
-	if !slices.ContainsFunc([]error{storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist}, func(target error) bool { return errors.Is(err, target) }) {
+	if !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, fs.ErrNotExist) {
 		return false
 	}
-	now := place.look(ctx, name)
-	return errors.Is(now.err, storage.ErrNotFound) || errors.Is(now.err, storage.ErrIncomplete)
+	return isAny(place.look(ctx, name).err, storage.ErrNotFound, storage.ErrIncomplete)
 }
 
 // look describes the checkpoint in a folder of the place: whether it is complete.
@@ -464,8 +460,11 @@ var errNotUploaded = errors.New("the remote copy is no longer complete")
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.
 func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 	if !place.remote && p.run.Remote != nil && !p.opts.Force && p.wanted[x.Name] {
-		if f := p.run.Remote.lookWhole(ctx, x.Name); f.err != nil || f.saveID != x.saveID {
+		switch f := p.run.Remote.lookWhole(ctx, x.Name); {
+		case f.err != nil:
 			return fmt.Errorf("%w: %v", errNotUploaded, f.err)
+		case f.saveID != x.saveID:
+			return fmt.Errorf("%w: %s holds another save by now", errNotUploaded, blob.Redact(f.folder.address))
 		}
 	}
 	dirs, err := place.folders(ctx)
@@ -481,7 +480,7 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 			return err
 		}
 		if f != nil && (slices.Contains(f.bases, x.Name) || f.mayRefer) {
-			return fmt.Errorf("%w: %s", errReferred, dirs[i].name)
+			return fmt.Errorf("%w: %s", ErrReferred, dirs[i].name)
 		}
 	}
 	return nil
@@ -490,15 +489,7 @@ func (p *pruning) check(ctx context.Context, place *Place, x *Pruned) error {
 // wasComplete reports whether a checkpoint was complete when Prune began, so that what it
 // refers to is known.
 func (p *pruning) wasComplete(place *Place, name string) bool {
-	return slices.ContainsFunc(p.all, func(c Checkpoint) bool {
-		if c.Name != name {
-			return false
-		}
-		if place.remote {
-			return c.Remote.IsComplete()
-		}
-		return c.Local.IsComplete()
-	})
+	return p.copyOf(place, name).IsComplete()
 }
 
 // finish completes the removals of processes that have died. What they leave is not complete.

@@ -18,7 +18,7 @@ var (
 	// ErrNewest reports the newest complete checkpoint of a run.
 	ErrNewest = errors.New("it is the newest complete checkpoint of its run")
 	// ErrReferred reports a checkpoint that another one needs.
-	ErrReferred = errReferred
+	ErrReferred = errors.New("another checkpoint refers to it")
 )
 
 // RemoveOptions change how Run.Remove works. Nil means the defaults.
@@ -144,7 +144,7 @@ func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
 			p.opts.Removed(x)
 		}
 		return nil
-	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnderWay), errors.Is(err, storage.ErrChanged):
+	case isAny(err, storage.ErrInUse, storage.ErrUnderWay, storage.ErrChanged):
 		x.Outcome = InUse
 	default:
 		x.Outcome = Failed

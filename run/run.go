@@ -152,6 +152,14 @@ type Checkpoint struct {
 	Problem string `json:"problem,omitempty"`
 }
 
+// at returns the copy in a place, or nil.
+func (c *Checkpoint) at(p *Place) *Copy {
+	if p.remote {
+		return c.Remote
+	}
+	return c.Local
+}
+
 // Complete reports whether a copy is complete.
 func (c *Checkpoint) Complete() bool { return c.Local.IsComplete() || c.Remote.IsComplete() }
 
@@ -224,7 +232,7 @@ func (c *Checkpoint) commit() commit {
 	return out
 }
 
-// best returns what was found of the copy that describes the checkpoint, or nil.
+// best returns the description of the copy that the checkpoint shows, or nil.
 func (c *Checkpoint) best() *found {
 	for _, copied := range []*Copy{c.Local, c.Remote} {
 		if copied != nil && copied.found != nil && copied.SaveID == c.SaveID {
@@ -284,18 +292,12 @@ const parallelFolders = 8
 // contents. Folders without a checkpoint, the folder of the run itself, and folders of other
 // runs below it are left out.
 func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
-	var dirs []folder
-	for _, p := range r.places() {
-		more, err := p.folders(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if len(more) > 0 {
-			dirs = append(dirs, more[1:]...)
-		}
+	dirs, err := r.below(ctx)
+	if err != nil {
+		return nil, err
 	}
 	each := make([]*found, len(dirs))
-	err := work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
+	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
 		each[i], err = describe(ctx, &dirs[i])
 		return err
 	})
@@ -328,9 +330,9 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	return out, nil
 }
 
-// Find returns the checkpoint of that name, or of that step if name is a number and no
-// folder has that name: of several, the newest one of the current line. The error wraps storage.ErrNotFound if the run has no such
-// checkpoint.
+// Find returns the checkpoint in the folder name. If there is none and name is a number, it returns
+// the newest checkpoint of that step, on the current line if possible. The error wraps
+// storage.ErrNotFound if the run has no such checkpoint.
 func (r *Run) Find(ctx context.Context, name string) (*Checkpoint, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {

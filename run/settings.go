@@ -93,10 +93,7 @@ func (s *Settings) encode() ([]byte, error) {
 func decodeSettings(data []byte) (Settings, error) {
 	var d settingsDocument
 	var s Settings
-	if err := decodeStrict(data, &d); err != nil {
-		return s, err
-	}
-	if err := checkVersion(d.Version); err != nil {
+	if err := decodeDocument(data, &d); err != nil {
 		return s, err
 	}
 	crc := d.CRC
@@ -136,6 +133,9 @@ func ReadSettings(ctx context.Context, store blob.Store) (Settings, error) {
 
 // unreadable explains an error about the contents of the settings in store.
 func unreadable(store blob.Store, err error) error {
+	if errors.Is(err, storage.ErrVersion) { // 'cairn settings' refuses to replace them
+		return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w: use the newer cairn", SettingsFile, store, err)
+	}
 	return fmt.Errorf("%s of %s cannot be read, so no checkpoint is removed: %w; 'cairn settings' sets the policies again, and 'cairn rewind' the checkpoint from which the run goes on", SettingsFile, store, err)
 }
 
@@ -159,7 +159,7 @@ func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 	})
 }
 
-// changeSettings replaces the settings of the run in store by what change makes of them. If
+// changeSettings replaces the settings of the run in store by the result of change. If
 // another process changes them meanwhile, it begins again. Settings that cannot be read are an
 // error.
 func changeSettings(ctx context.Context, store blob.Store, change func(stored Settings) (Settings, error)) error {
@@ -189,7 +189,7 @@ func (s *Settings) isZero() bool {
 	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll()
 }
 
-// or returns the settings with those of other in place of the ones that are not set.
+// or returns s, with the fields of other in place of fields that are not set.
 func (s Settings) or(other Settings) Settings {
 	if s.ID == "" {
 		s.ID = other.ID

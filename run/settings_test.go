@@ -3,6 +3,7 @@ package run
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -61,11 +62,14 @@ func TestDamagedSettings(t *testing.T) {
 		`{"version":1,"keep_remote":"last"}`: ErrPolicy,
 		`{"version":1,"id":"a/b"}`:           storage.ErrCorrupt,
 		`{"version":7}`:                      storage.ErrVersion,
+		`{"version":7,"keeep":"all"}`:        storage.ErrVersion,
 	} {
 		s := new(mem.Store)
 		must.Get(blob.WriteAll(t.Context(), s, SettingsFile, []byte(text), nil))(t)
 		if _, err := ReadSettings(t.Context(), s); !errors.Is(err, want) {
 			t.Errorf("ReadSettings of %q: %v; want %v", text, err, want)
+		} else if advice := strings.Contains(err.Error(), "'cairn settings'"); advice == errors.Is(err, storage.ErrVersion) {
+			t.Errorf("ReadSettings of %q: %v; want advice that helps", text, err)
 		}
 	}
 }

@@ -58,8 +58,8 @@ type SyncOptions struct {
 	Options func(name string) *transfer.Options
 }
 
-// ErrConflict reports a checkpoint of which the remote place has another save, which Sync does not
-// replace.
+// ErrConflict reports a checkpoint with copies of different saves. Sync does not replace the remote
+// one.
 var ErrConflict = errors.New("the copies are of different saves")
 
 // Sync uploads the checkpoints that the remote place lacks, the newest first, and the notes

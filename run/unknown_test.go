@@ -332,3 +332,22 @@ func TestDamagedCheckpointWithTagsStays(t *testing.T) {
 		}
 	}
 }
+
+// A save does not replace a checkpoint of a newer cairn, which may be complete.
+func TestCheckpointThatCannotBeReadStays(t *testing.T) {
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m.save(1, "all")
+	m.save(2, "all")
+	path := filepath.Join(m.dir, FolderName(2), "cairn.json")
+	newer := []byte(`{"record": {"format": "cairn", "version": 99}}`)
+	must.Do(t, os.WriteFile(path, newer, 0o666))
+	if f := openRun(t, m.dir, "").Local.look(t.Context(), FolderName(2)); !errors.Is(f.err, storage.ErrVersion) {
+		t.Fatalf("the checkpoint of a newer cairn: %v; want ErrVersion", f.err)
+	}
+
+	m.line.Loaded(FolderName(1), "save-1")
+	m.save(2, "all")
+	if got := must.Get(os.ReadFile(path))(t); !bytes.Equal(got, newer) {
+		t.Error("the save has replaced a checkpoint that it cannot read")
+	}
+}

@@ -2,14 +2,13 @@ package run
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// Verified is what Verify has found out about a checkpoint.
+// Verified is the report of Verify about one checkpoint.
 type Verified struct {
 	Name string `json:"name"`
 	*storage.VerifyReport
@@ -17,10 +16,10 @@ type Verified struct {
 
 // Verify reads every byte of all checkpoints in the local place. It reads each file once, also
 // if several checkpoints refer to it. If a file is damaged, or no record describes it, it
-// verifies the checkpoints that refer to it one by one, to find out what is damaged in them.
+// verifies the checkpoints that refer to it one by one, to find their damaged tensors.
 // progress, if not nil, receives the number of bytes that were read since the last call.
-// Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be opened, that is its
-// problem.
+// Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be
+// opened, its report says why.
 func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
@@ -65,7 +64,7 @@ func (r *Run) hasChanged(ctx context.Context, name, saveID string) bool {
 	if f.err == nil {
 		return f.saveID != saveID
 	}
-	return errors.Is(f.err, storage.ErrNotFound) || errors.Is(f.err, storage.ErrRemoving)
+	return isAny(f.err, storage.ErrNotFound, storage.ErrRemoving)
 }
 
 // verifyOwn verifies the files in the folder of a checkpoint.
@@ -103,10 +102,8 @@ func (r *Run) verifyWhole(ctx context.Context, name string, progress func(int64)
 // unopened returns the report of a checkpoint that is damaged so much that it cannot be
 // verified, or err if that is not the reason.
 func unopened(ctx context.Context, err error) (*storage.VerifyReport, error) {
-	for _, target := range []error{storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged} {
-		if errors.Is(err, target) && ctx.Err() == nil {
-			return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil
-		}
+	if ctx.Err() != nil || !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged) {
+		return nil, err
 	}
-	return nil, err
+	return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil
 }

@@ -84,7 +84,7 @@ type Base struct {
 	// later.
 	Referred func(store blob.Store, files []Reference, warn func(error)) `json:"-"`
 	// Damaged, if not nil, reports whether a file in another folder is known to be damaged. The
-	// save writes what it would refer to there.
+	// save then writes the bytes that it would refer to.
 	Damaged func(f Reference) bool `json:"-"`
 }
 

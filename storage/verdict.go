@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"io/fs"
+	"slices"
 )
 
 // Verdict is the meaning of an error for a process that follows the checkpoints of others,
@@ -26,12 +27,7 @@ const (
 // one.
 func Judge(err error) Verdict {
 	is := func(kinds ...error) bool {
-		for _, kind := range kinds {
-			if errors.Is(err, kind) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 	}
 	switch {
 	case err == nil:

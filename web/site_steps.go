@@ -63,8 +63,8 @@ func (x *exact) UnmarshalText(b []byte) error {
 	return err
 }
 
-// steps answers /api/steps about the checkpoints of the current line. It keeps the numbers of each checkpoint when they are computed,
-// so that a question which was cancelled goes on when it is asked again.
+// steps answers /api/steps about the checkpoints of the current line. It keeps the numbers of each
+// checkpoint when they are computed, so that a request after a cancelled one goes on from there.
 func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	keep := q.pattern("select")
 	if q.err != nil {

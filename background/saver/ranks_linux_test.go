@@ -206,6 +206,37 @@ func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 	}
 }
 
+// A save that goes to another folder of its run, and that one rank cannot make, fails with the
+// error of that rank.
+func TestServeMovesASaveThatOneRankCannotMake(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "run", "step-1")
+	for _, last := range []string{formats.Native, "tar"} {
+		job := newTrainers(t, 2)
+		for r, c := range job {
+			b := shardOf(1, folder, r, len(job))
+			b.Step, b.Run = new(int64(1)), &InRun{}
+			if r == 1 {
+				b.Format = last
+			}
+			c.save(b, true)
+		}
+		for r, f := range outcomes(job) {
+			if f == nil || (f.Type == typeSaved) != (last == formats.Native) {
+				t.Fatalf("%s, rank %d: %+v", last, r, f)
+			}
+			if f.Type == typeFailed {
+				if b, err := decode[failedBody](f, true); err != nil || !strings.Contains(b.Error.Text, `"tar"`) {
+					t.Errorf("rank %d: %+v, %v; want an error about the format", r, b, err)
+				}
+			}
+		}
+		for _, c := range job {
+			c.conn.Close()
+			must.Do(t, c.wait())
+		}
+	}
+}
+
 // A saver that does not meet the others sends an error, and ends with its trainer.
 func TestServeSaversThatDoNotMeet(t *testing.T) {
 	listener, other := newTrainer(t), newTrainer(t)

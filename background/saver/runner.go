@@ -40,8 +40,8 @@ type Task struct {
 	Format string
 	// Run is set if rank 0 keeps the run of the checkpoint in order afterwards.
 	Run *runs.Member
-	// Move makes the task one of another folder of the run: Job.Writer, Tiers and Store. It
-	// is nil if Run is. All ranks call it if rank 0 chooses another folder.
+	// Move makes the task save to another folder of the run: it replaces Job.Writer, Tiers and
+	// Store. All ranks call it if rank 0 chooses another folder. Tasks without a run need none.
 	Move func(t *Task, folder string) error
 }
 
@@ -349,15 +349,14 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 	return protocol.Save(ctx, run.Job)
 }
 
-// beginning is the decision of rank 0 about a save.
+// beginning is the decision of rank 0 about a save: whether and where it takes place.
 type beginning struct {
 	Begun bool `json:"begun"`
 	// Folder is set if the save goes to another folder of its run.
 	Folder string `json:"folder,omitempty"`
 }
 
-// beginning decides about a save that was not dropped. It sets its place in the history of
-// the run.
+// beginning returns the decision about a save, and sets its place in the history of the run.
 func (run *running) beginning(ctx context.Context) beginning {
 	out := beginning{Begun: run.begun}
 	if run.Run == nil {

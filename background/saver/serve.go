@@ -428,6 +428,7 @@ func (s *server) save(b *saveBody) error {
 		// The other ranks wait for this one: it takes part with an error.
 		st.fail(err)
 		job = protocol.RankSave{Planner: broken{st, err}, Writer: nil}
+		task.Move = func(*Task, string) error { return err }
 		if b.Remote != "" {
 			tiers = &Tiers{broken: err}
 			if b.LocalBytes != 0 {
@@ -445,8 +446,8 @@ func (s *server) save(b *saveBody) error {
 	}
 	if task.Run != nil {
 		of := s.ofRun(task.Run.Address)
-		task.Run.Line = &of.line
-		task.Move = func(t *Task, folder string) error { return s.move(t, b, st, of, folder, uploaded) }
+		task.Run.Line, task.Run.Chain = &of.line, &of.chain
+		task.Move = func(t *Task, folder string) error { return s.move(t, b, st, folder, uploaded) }
 	}
 	job.Group, job.Recorder = s.group, st.recorder
 	s.saves[b.Generation] = st
@@ -455,8 +456,8 @@ func (s *server) save(b *saveBody) error {
 	return nil
 }
 
-// move makes a task one of another folder of its run.
-func (s *server) move(t *Task, b *saveBody, st *savePlanner, of *ofRun, folder string, uploaded func(*upload.Report, error)) error {
+// move makes a task save to another folder of its run.
+func (s *server) move(t *Task, b *saveBody, st *savePlanner, folder string, uploaded func(*upload.Report, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := b.Save
@@ -478,8 +479,7 @@ func (s *server) move(t *Task, b *saveBody, st *savePlanner, of *ofRun, folder s
 		tiers.Group, tiers.Uploaded = s.uploads, uploaded
 	}
 	t.Job.Writer, t.Job.Storage.ID, t.Tiers = job.Writer, job.Storage.ID, tiers
-	t.Run.Name = folder
-	of.chain.Loaded(folder)
+	t.Run.Move(folder)
 	t.Store, err = s.folder(v.Store)
 	return err
 }

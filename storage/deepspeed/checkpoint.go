@@ -52,7 +52,7 @@ func (c *checkpoint) note(format string, args ...any) {
 	c.notes = append(c.notes, fmt.Sprintf(format, args...))
 }
 
-// lose notes that a file is missing, of which the names are not known.
+// lose notes that a file is missing. The names that it holds are not known.
 func (c *checkpoint) lose(file string) {
 	if c.lost == nil {
 		c.lost = reading.LostFiles{}
@@ -75,7 +75,7 @@ func (c *checkpoint) open(ctx context.Context, names ...string) ([]*torchfile.Fi
 }
 
 // checkRenamed returns an error if a file has the name of another rank's file than it was
-// saved as. Exchanged partitions have the right sizes, so often nothing else shows it.
+// saved as. Exchanged partitions have the right sizes, so often there is no other sign of it.
 func checkRenamed(f *torchfile.File) error {
 	saved := f.Folder + ".pt"
 	if saved == f.Name || !optimFile.MatchString(saved) && !modelFile.MatchString(saved) {

@@ -54,8 +54,8 @@ type tally struct{ tries, wins atomic.Int32 }
 // NewEncoder returns an encoder for a file that consists of the ranges and is stored in the
 // delta file name. folders are the names of the folders that segments may refer to. A segment
 // gets at most maxBodies bodies, which are at most LongBodies. If maxBodies is 0, segments refer
-// to no other file, and may have steps. What is encoded is put into segs, and compared with
-// what is there.
+// to no other file, and may have steps. The encoder puts the segments into segs, and compares
+// them with the earlier ones there.
 func NewEncoder(name string, ranges []Range, folders []string, maxBodies int, segs *Segments) *Encoder {
 	e := newEncoder(ranges, segs)
 	e.max = maxBodies

@@ -14,9 +14,9 @@ type Source struct {
 }
 
 // OpenSource opens a file of the checkpoint in store, which is the folder of that name. The
-// delta file either stores the file or has the hashes of its segments. The errors are those of
-// Open, also if segs is not nil: a save must not refer to files that are gone. In object storage,
-// files are opened when they are read.
+// delta file either stores the file or has the hashes of its segments. OpenSource returns the
+// errors of Open, also if segs is not nil: a save must not refer to files that are gone. In object
+// storage, files are opened when they are read.
 func OpenSource(ctx context.Context, store blob.Store, folder, delta string, segs *Segments) (*Source, error) {
 	r, err := Open(ctx, store, delta, segs)
 	if err != nil {

@@ -65,8 +65,8 @@ func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	return native.Needed(ctx, store)
 }
 
-// StoredFile returns the size and the checksum of a file that the record in store says. ok is
-// false if there is no record of the native format that names it.
+// StoredFile is native.StoredFile: it returns the size and the checksum of a file according to the
+// record in its store. ok is false if there is no record of the native format that names the file.
 func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.File, ok bool, err error) {
 	return native.StoredFile(ctx, store, name)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// Own is what VerifyOwn has found out about a checkpoint.
+// Own is the report of VerifyOwn about a checkpoint.
 type Own struct {
 	*storage.VerifyReport
 	// Files are the files in the folder that were read.

@@ -24,12 +24,12 @@ const (
 	maxStored = 2
 )
 
-// chain says what a checkpoint needs that refers to others.
+// chain describes the checkpoints that a checkpoint needs because it refers to others.
 type chain struct {
 	// Referring is the number of saves in a row, up to this one, that refer to others.
 	Referring int64
-	// Needs are the checkpoints that have to stay with this one, sorted by name: the ones to
-	// which it refers, and the ones that these need.
+	// Needs are the checkpoints that have to stay with this one, sorted by name: its bases, and
+	// the checkpoints that its bases need.
 	Needs []needed
 }
 

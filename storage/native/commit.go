@@ -61,8 +61,8 @@ func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []stor
 	return err
 }
 
-// encode returns the index and the record of a checkpoint with the files of written, which
-// needs what c says. It calls timeline, which may be nil, when the index is made.
+// encode returns the index and the record of a checkpoint with the files of written. c describes
+// the checkpoints that it needs, or is nil. encode calls timeline, which may be nil, when the index is made.
 func encode(md *meta.Metadata, written *storage.WriteResults, c *chain, timeline func() meta.Timeline) (index, rec publish.File, err error) {
 	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
 	if index.Data, err = EncodeIndex(md.Entries); err != nil {

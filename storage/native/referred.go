@@ -62,8 +62,8 @@ func Needed(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	return nil, err
 }
 
-// StoredFile returns what the record in a store says about a file there. ok is false if there
-// is no record, or if it does not name the file.
+// StoredFile returns the size and the checksum of a file according to the record in its store. ok is
+// false if there is no record, or if it does not name the file.
 func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.File, ok bool, err error) {
 	rec, err := readRecordOnly(ctx, store)
 	if errors.Is(err, storage.ErrNotFound) {

@@ -84,8 +84,9 @@ type Existing struct {
 }
 
 // newer reports whether the checkpoint is of a later save than s: it has a later commit or, if
-// one of them does not record it, it was asked for later and does not have a lower step. A process that was suspended may carry out its saves
-// after the saves of the process that has taken its place.
+// one of them does not record it, it was asked for later and does not have a lower step. A
+// process that was suspended may carry out its saves after the saves of the process that has
+// taken its place.
 func (e *Existing) newer(s *meta.Storage) bool {
 	if e.Line != nil && s.Line != nil {
 		return e.Line.Commit > s.Line.Commit

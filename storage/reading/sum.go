@@ -164,7 +164,7 @@ func join(a, b run) run {
 	return run{a.begin, b.end, crc32c.JoinIEEE(a.crc, b.crc, b.end-b.begin)}
 }
 
-// rest is a record of which a batch reads the parts that no read has covered.
+// rest is a record in which a batch reads the parts that no read has covered.
 type rest struct {
 	id   recordID
 	runs []*run // the whole record, in order
@@ -177,7 +177,7 @@ func (x *run) Take(p []byte) error {
 	return nil
 }
 
-// newRest returns a record of which runs were read. No gap has more than most bytes.
+// newRest returns the rest of a record in which runs were read. No gap has more than most bytes.
 func newRest(id recordID, runs []run, most int64) *rest {
 	x := &rest{id: id}
 	at := id.sum.Offset

@@ -130,7 +130,7 @@ const (
 // kinds are the kinds of files with default names.
 var kinds = map[string]string{".pt": kindTorch, ".safetensors": kindTensor, ".json": kindJSON, ".bin": kindRaw}
 
-// noteRanked is the note about a checkpoint with items that nothing lists.
+// noteRanked is the note about a checkpoint with items that metadata.pkl does not list.
 const noteRanked = "nothing lists all files of this checkpoint, so it cannot be checked whether one is missing"
 
 // describeRanked reads everything about the checkpoint except its data.
@@ -244,8 +244,8 @@ func findRanked(ctx context.Context, store blob.Store, md *rankedMetadata) ([]*r
 // ofWorld matches items with the number of ranks in their names, as verl and others give them.
 var ofWorld = regexp.MustCompile(`_world_size_([1-9][0-9]{0,5})_rank$`)
 
-// missingRanks returns the file of the first rank that has none, for each item whose name has
-// the number of ranks.
+// missingRanks returns, for each item with the number of ranks in its name, the missing file of the
+// lowest rank.
 func missingRanks(files []*rankFile) []*rankFile {
 	ranks := map[[2]string]map[int]bool{} // by item and the ending of the name
 	for _, f := range files {

@@ -278,8 +278,8 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 	return nil
 }
 
-// kept measures what the policy "last 1" would keep of the saves so far. whole is the size of a
-// full save.
+// kept counts the saves that the policy "last 1" would keep so far, and their bytes. whole is the
+// size of a full save.
 func (b *deltaBench) kept(ctx context.Context, row *DeltaRow, whole int64) error {
 	r, err := run.Open(ctx, b.dir, "")
 	if err != nil {

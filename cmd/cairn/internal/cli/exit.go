@@ -161,7 +161,7 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// goneHint is about a checkpoint that was copied without the ones to which it refers.
+// goneHint is the advice about a checkpoint that was copied without its bases.
 const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone; a copy by cp -r or rsync needs all folders to which it refers"
 
 // message returns the text of err, to be printed after the name of cmd. An error of

@@ -136,7 +136,7 @@ func (s *syncing) print(all []transfer.Synced, err error) error {
 	return withHint(err, "the same command goes on from there")
 }
 
-// conflicts counts the checkpoints of which both sides have different saves.
+// conflicts counts the checkpoints with different saves on both sides.
 func conflicts(all []transfer.Synced) (n int) {
 	for _, f := range all {
 		if f.State == transfer.Differs {
