@@ -3,6 +3,7 @@ package cairn_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -167,6 +168,34 @@ func TestRunGoesBack(t *testing.T) {
 
 // A step that exists on a line that was left is saved to a folder of its own, and the old
 // checkpoint keeps its tags and metrics.
+// The first save on a new line is lost. The run does not go back to the line that it has left.
+func TestLostSaveOfANewLine(t *testing.T) {
+	everyWay(t, func(t *testing.T, open func(string, cairn.RunOptions) *lineTrainer) {
+		dir := filepath.Join(t.TempDir(), "run")
+		tr := open(dir, cairn.RunOptions{})
+		for _, step := range []int64{400, 500, 600} {
+			tr.save(step)
+		}
+		must.Get(tr.r.LoadStep(t.Context(), cairn.State{"x": whole(t, []int64{4}, 0)}, 500, nil))(t)
+		tr.save(510)
+		tr.end()
+		if got := lines(t, dir); got != "400, 500, (600), 510*" && got != "(600), 400, 500, 510*" {
+			t.Fatalf("the run is %s", got)
+		}
+
+		must.Do(t, os.RemoveAll(filepath.Join(dir, run.FolderName(510))))
+		if found := must.Get(cairn.Latest(t.Context(), dir, nil))(t); *found.Step != 500 {
+			t.Errorf("Latest = step %d; want 500", *found.Step)
+		}
+		tr = open(dir, cairn.RunOptions{})
+		tr.save(700)
+		tr.end()
+		if got := lines(t, dir); !strings.Contains(got, "(600)") || !strings.HasSuffix(got, "700*") {
+			t.Errorf("after the next save, the run is %s", got)
+		}
+	})
+}
+
 // A load says which damaged checkpoint it has passed over.
 func TestRunLoadNamesDamage(t *testing.T) {
 	dir := t.TempDir()

@@ -142,19 +142,22 @@ func newHistory(all []commit, rewound *Rewound) *history {
 		h.rewind()
 	}
 	for i := range all {
-		h.unplaced[i] = all[i].line == nil && all[h.head].line != nil && at[i].compare(at[h.head]) < 0 && all[i].time.After(all[h.head].time)
+		_, left := h.left[i]
+		older := at[i].compare(at[h.head]) < 0
+		h.unplaced[i] = i != h.head && (older || !left) && all[i].line == nil && all[h.head].line != nil && all[i].time.After(all[h.head].time)
 	}
 	return h
 }
 
-// rewind makes the newest commit that was not left the head. That is the one to which the run
-// was rewound, or one before it if that is gone.
+// rewind makes the commit to which the run was rewound the head. If that is gone, it is the newest
+// commit that was not left.
 func (h *history) rewind() {
 	newest := h.head
 	h.head = -1
 	h.leave(h.rewound.Left)
+	to := h.find(h.rewound.To)
 	for _, i := range slices.Backward(h.order) {
-		if _, left := h.left[i]; !left {
+		if _, left := h.left[i]; !left && (to < 0 || i == to) {
 			h.head = i
 			return
 		}

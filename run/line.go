@@ -107,6 +107,9 @@ func (m *Member) GoOn() {
 // last. If there is none, it goes on from the newest one of a smaller step. If the folder of
 // its step belongs to another line, or has tags, the save gets a folder of its own.
 //
+// If the run leaves a line, Tend writes that into the settings too: if the record of the save is lost
+// later, the run does not go back to the line that it has left.
+//
 // warn receives an error if the run leaves a line, if the save goes to another folder, or if the
 // run cannot be read, so that the save has no place in the history. The result is nil then.
 func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn func(error)) *meta.Line {
@@ -153,6 +156,9 @@ func (l *Line) begin(ctx context.Context, m *Member, r *Run, h *history, step in
 		}
 	}
 	warnLeft(h, p, line.Left, now, warn)
+	if leaves := slices.ContainsFunc(line.Left, func(l meta.Left) bool { return l.Since.Equal(now) }); leaves && line.Parent != "" {
+		m.Settings.Rewound = &Rewound{To: line.Parent, Commit: line.Commit - 1, Time: now, Left: line.Left}
+	}
 
 	m.Name = name
 	if i := h.find(line.Parent); i >= 0 {

@@ -186,7 +186,7 @@ func changeSettings(ctx context.Context, store blob.Store, change func(stored Se
 
 // isZero reports whether nothing is set.
 func (s *Settings) isZero() bool {
-	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll()
+	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll() && s.Rewound == nil
 }
 
 // or returns s, with the fields of other in place of fields that are not set.
@@ -203,7 +203,7 @@ func (s Settings) or(other Settings) Settings {
 	if s.KeepRemote.KeepsAll() {
 		s.KeepRemote = other.KeepRemote
 	}
-	if s.Rewound == nil {
+	if s.Rewound == nil || other.Rewound != nil && other.Rewound.Commit > s.Rewound.Commit {
 		s.Rewound = other.Rewound
 	}
 	return s

@@ -284,8 +284,8 @@ func TestPruneKeepsAllIfTheLineIsNotKnown(t *testing.T) {
 	must.Do(t, os.RemoveAll(filepath.Join(m.dir, FolderName(4)+"~2")))
 
 	r := openRun(t, m.dir, "")
-	if found := must.Get(r.Latest(t.Context()))(t); found.SaveID != "save-5" || len(found.Skipped) != 1 {
-		t.Errorf("Latest = %+v; want the checkpoint among what was skipped", found)
+	if found := must.Get(r.Latest(t.Context()))(t); found.SaveID != "save-3" || len(found.Skipped) != 1 {
+		t.Errorf("Latest = %+v; want save-3, and the checkpoint among what was skipped", found)
 	}
 	rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, at most 1 B"), Now: day.AddDate(100, 0, 0)}))(t)
 	if rep.Count != 0 || len(rep.Warnings) != 2 {

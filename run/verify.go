@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"slices"
+	"syscall"
 
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -102,7 +103,7 @@ func (r *Run) verifyWhole(ctx context.Context, name string, progress func(int64)
 // unopened returns the report of a checkpoint that is damaged so much that it cannot be
 // verified, or err if that is not the reason.
 func unopened(ctx context.Context, err error) (*storage.VerifyReport, error) {
-	if ctx.Err() != nil || !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged) {
+	if ctx.Err() != nil || !isAny(err, storage.ErrCorrupt, storage.ErrIncomplete, storage.ErrVersion, storage.ErrNotFound, storage.ErrChanged, syscall.EIO) {
 		return nil, err
 	}
 	return &storage.VerifyReport{Problems: []storage.VerifyProblem{{Text: err.Error()}}}, nil

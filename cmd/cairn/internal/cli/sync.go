@@ -60,6 +60,9 @@ func (f *copyFlags) sync(cmd *cobra.Command, src, dst string, dryRun bool) error
 	if err != nil {
 		return err
 	}
+	if r, err := run.Open(ctx, src, dst); err == nil && !r.OwnsRemote(ctx) {
+		return fmt.Errorf("nothing was copied: %w", r.Join(ctx)) // it names the ids
+	}
 	finish := f.measure(o, src, dst, from, to, dryRun)
 	all, err := transfer.Sync(ctx, from, to, &transfer.SyncOptions{DryRun: dryRun, Options: finish.options(opts)})
 	if err := finish.print(all, err); err != nil {
