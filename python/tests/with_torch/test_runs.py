@@ -3,6 +3,7 @@
 import concurrent.futures
 import math
 import os
+import shutil
 import threading
 import time
 import unittest
@@ -61,15 +62,13 @@ class Runs(Case):
 
     def test_an_upload_that_fails_is_repeated_with_the_next_save(self):
         run = self.run_of(remote=self.path("remote"))
-        os.makedirs(self.path("remote"))
-        blocker = os.path.join(self.path("remote"), "step-000000001")
-        with open(blocker, "w"):  # a file in the place of a folder
-            pass
+        blocker = os.path.join(self.path("remote"), "step-000000001", "cairn.json")
+        os.makedirs(os.path.join(blocker, "in the way"))
         handle = cairn.torch.async_save(state_of(1), run, step=1)
         handle.result()
         self.assertIsInstance(handle.uploaded.exception(), cairn.CairnError)
         self.assertEqual([(c.copies, c.not_uploaded) for c in run.checkpoints()], [("local", True)])
-        os.unlink(blocker)
+        shutil.rmtree(blocker)
         cairn.torch.save(state_of(2), run, step=2)
         cairn.torch.close()
         self.assertEqual([(c.copies, c.not_uploaded) for c in run.checkpoints()], [("both", False)] * 2)

@@ -46,8 +46,8 @@ func TestHintsNameTheRun(t *testing.T) {
 	wantCommand(t, 0, "'cairn rewind "+dir+" CHECKPOINT' goes back to one", "log", dir)
 	wantCommand(t, 3, "hint: 'cairn log "+dir+"' lists its checkpoints", "rewind", dir, "7")
 	wantCommand(t, 3, "hint: 'cairn log "+dir+"' lists the checkpoints of that folder", "tag", filepath.Join(dir, "step-7"))
-	wantCommand(t, 0, dir+" goes on from step-000000150 now\n", "rm", filepath.Join(dir, "step-000000200~2"), "--force")
-	wantCommand(t, 0, dir+" goes on from step-000000300 now, from which the removed one did not go on", "rm", filepath.Join(dir, "step-000000150"), "--force")
+	wantCommand(t, 0, dir+" goes on from step-000000150 now: 'cairn rewind "+dir+" CHECKPOINT'", "rm", filepath.Join(dir, "step-000000200~2"), "--force")
+	wantCommand(t, 0, dir+" goes on from step-000000100 now: ", "rm", filepath.Join(dir, "step-000000150"), "--force")
 }
 
 // A damaged checkpoint or damaged settings leave the rest of the run usable, and hints say how.

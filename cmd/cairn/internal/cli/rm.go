@@ -139,11 +139,7 @@ func printNewest(o *output, before, after map[string]run.Checkpoint) {
 			continue
 		}
 		shown := blob.Redact(dir)
-		o.remark("%s goes on from %s now", clean(shown), clean(is.Name))
-		if was.Parent != "" && was.Parent != is.SaveID {
-			o.remark(", from which the removed one did not go on: 'cairn rewind %s CHECKPOINT' chooses another one", quoteArg(shown))
-		}
-		o.remark("\n")
+		o.remark("%s goes on from %s now: 'cairn rewind %s CHECKPOINT' chooses another one\n", clean(shown), clean(is.Name), quoteArg(shown))
 	}
 }
 
