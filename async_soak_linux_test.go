@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
@@ -429,23 +430,34 @@ func (s *soak) check(least int64) {
 		s.Fatalf("after step %d was saved: %v", least, err)
 	}
 	defer c.Close()
-	step := s.contents(c)
+	step := must.Get(s.contents(c))(s)
 	if step < least {
 		s.Fatalf("the checkpoint is of step %d; want %d or later", step, least)
 	}
 	s.checked = step
 }
 
-// contents reads a checkpoint, which must be whole and of one step, and returns the step.
-func (s *soak) contents(c *cairn.Checkpoint) int64 {
+// contents reads a checkpoint, which must be whole and of one step, and returns the step. The error
+// wraps cairn.ErrChanged if the checkpoint was replaced meanwhile.
+func (s *soak) contents(c *cairn.Checkpoint) (int64, error) {
 	s.Helper()
-	if r, err := c.Verify(s.Context(), nil); err != nil || len(r.Problems) > 0 {
-		s.Fatalf("Verify = %+v, %v", r, err)
+	r, err := c.Verify(s.Context(), nil)
+	if err == nil && len(r.Problems) > 0 {
+		err = fmt.Errorf("Verify = %+v", r)
 	}
-	v := must.Get(c.ReadValue(s.Context(), "step"))(s)
+	if err != nil {
+		return 0, err
+	}
+	v, err := c.ReadValue(s.Context(), "step")
+	if err != nil {
+		return 0, err
+	}
 	step := v.(int64)
 	for _, name := range []string{"w", "replica"} {
-		x := must.Get(c.ReadTensor(s.Context(), name))(s)
+		x, err := c.ReadTensor(s.Context(), name)
+		if err != nil {
+			return 0, err
+		}
 		row := int(x.Shape()[len(x.Shape())-1])
 		for i, n := range must.Get(tensor.Values[int64](x))(s) {
 			if want := s.job.element(step, i%row); n != want {
@@ -456,7 +468,24 @@ func (s *soak) contents(c *cairn.Checkpoint) int64 {
 	if got := c.Info().Step; got == nil || *got != step {
 		s.Fatalf("the checkpoint of step %d is recorded as of step %v", step, got)
 	}
-	return step
+	return step, nil
+}
+
+// readIn is contents of the checkpoint in a folder, which a saver may replace meanwhile by one
+// that stands alone.
+func (s *soak) readIn(store blob.Store) (int64, error) {
+	s.Helper()
+	for {
+		c, err := cairn.Open(s.Context(), store)
+		if err != nil {
+			return 0, err
+		}
+		step, err := s.contents(c)
+		must.Do(s, c.Close())
+		if !errors.Is(err, cairn.ErrChanged) {
+			return step, err
+		}
+	}
 }
 
 // checkRun is check of a run.
@@ -483,15 +512,14 @@ func (s *soak) checkRun(least int64) {
 			s.Fatalf("%s refers to %q; it was left: %v", c.Name, c.Bases, c.Left)
 		}
 		store := must.Get(opened.Local.StoreOf(c.Name))(s)
-		read, err := cairn.Open(s.Context(), store)
+		step, err := s.readIn(store)
 		if errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete) {
 			continue // a saver has removed it since; if it must not, that is noticed below
 		}
 		if err != nil {
 			s.Fatalf("%s: %v", c.Name, err)
 		}
-		steps = append(steps, s.contents(read))
-		must.Do(s, read.Close())
+		steps = append(steps, step)
 		if len(c.Bases) > 0 {
 			s.refer++
 		}

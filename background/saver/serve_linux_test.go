@@ -49,6 +49,7 @@ const (
 // newTrainer starts a saver.
 func newTrainer(t *testing.T) *trainer {
 	t.Helper()
+	t.TempDir() // so that folders of the test are removed after the server has ended
 	a := must.Get(stage.NewShared(arenaSize))(t)
 	t.Cleanup(func() { a.Close() })
 	mem := must.Get(stage.MapFile(a.File()))(t)
