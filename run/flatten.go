@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 
@@ -222,6 +223,9 @@ func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) err
 	if err == nil {
 		_, err = transfer.Flatten(ctx, store, &transfer.Options{Memory: flattenMemory, Parallel: 2})
 	}
+	if isAny(err, storage.ErrCorrupt, fs.ErrNotExist) && c.hasChanged(ctx, place, name) {
+		return fmt.Errorf("%w: %w", storage.ErrChanged, err)
+	}
 	if errors.Is(err, storage.ErrCorrupt) {
 		damagedOnes.Store(place.AddressOf(name)+" "+c.SaveID, true)
 	}
@@ -233,6 +237,16 @@ func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) err
 		c.found, c.Bytes = f, f.bytes
 	}
 	return f.err
+}
+
+// hasChanged reports whether another process has removed the copy, replaced it or made it stand alone:
+// files to which it referred may vanish then while they are read.
+func (c *Copy) hasChanged(ctx context.Context, place *Place, name string) bool {
+	now := place.look(ctx, name)
+	if now.err != nil {
+		return isAny(now.err, storage.ErrNotFound, storage.ErrIncomplete)
+	}
+	return now.saveID != c.SaveID || len(now.bases) == 0
 }
 
 // flattenMemory bounds the buffers of a copy beside a training.
