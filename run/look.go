@@ -195,7 +195,10 @@ func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, erro
 // checkBases finds out whether the files to which the checkpoint refers exist.
 func (f *found) checkBases(ctx context.Context, c storage.Checkpoint) {
 	err := c.CheckFiles(ctx)
-	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrChanged) { // look looks again
+	if errors.Is(err, fs.ErrNotExist) { // another process makes the checkpoint stand alone
+		err = fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
+	}
+	if isAny(err, storage.ErrCorrupt, storage.ErrChanged) { // look looks again
 		f.baseErr = err
 	} else {
 		f.err = err
