@@ -336,7 +336,7 @@ func (x *soakTrainer) fail(step int64, err error) {
 	x.print("%s %d %v", kind, step, err)
 }
 
-// fill sets the state to that of a step.
+// fill sets the state to the contents of a step.
 func (x *soakTrainer) fill(step int64) {
 	for _, t := range []*tensor.Tensor{x.w.Local(), x.replica} {
 		mem := x.memory(t)

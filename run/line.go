@@ -103,15 +103,17 @@ func (m *Member) GoOn() {
 }
 
 // Begin sets Name to the folder of the next save of the job, and returns the place of the save in
-// the history of the run. Rank 0 calls it right before the save, and Committed after it. The save goes on from the checkpoint that the job has loaded or saved
-// last. If there is none, it goes on from the newest one of a smaller step. If the folder of
-// its step belongs to another line, or has tags, the save gets a folder of its own.
+// the history of the run. Rank 0 calls it right before the save, and Committed after it. The save
+// goes on from the checkpoint that the job has loaded or saved last. If there is none, it goes on
+// from the newest one of a smaller step. If the folder of its step belongs to another line, or has
+// tags, the save gets a folder of its own.
 //
-// If the run leaves a line, Tend writes that into the settings too: if the record of the save is lost
-// later, the run does not go back to the line that it has left.
+// If the run leaves a line, Tend writes that into the settings too: if the record of the save is
+// lost later, the run does not go back to the line that it has left.
 //
-// warn receives an error if the run leaves a line, if the save goes to another folder, or if the
-// run cannot be read, so that the save has no place in the history. The result is nil then.
+// warn receives an error if the run leaves a line, or if the save goes to another folder. If the
+// run cannot be read, warn receives the reason, and Begin returns nil: the save has no place in
+// the history.
 func (m *Member) Begin(ctx context.Context, step *int64, now time.Time, warn func(error)) *meta.Line {
 	if m.Line == nil || step == nil {
 		return nil

@@ -302,7 +302,7 @@ func testLateCopy(t *testing.T, place latePlace) {
 	}
 }
 
-// twoShards returns a checkpoint of two safetensors files whose names do not depend on their contents.
+// twoShards returns a checkpoint of two safetensors files. Their names do not depend on their contents.
 func twoShards(t *testing.T, v byte, size int) blob.Store {
 	t.Helper()
 	s := new(mem.Store)
@@ -388,7 +388,7 @@ func testLateLock(t *testing.T, place latePlace) {
 	}
 }
 
-// lateState is a checkpoint whose tensors all hold v.
+// lateState returns a state in which every element of every tensor is v.
 func lateState(t *testing.T, v int) cairn.State {
 	t.Helper()
 	x := func() *tensor.Tensor { return must.Get(tensor.Of([]int64{2}, []int64{int64(v), int64(v)}))(t) }
