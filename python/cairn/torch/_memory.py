@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -147,11 +147,13 @@ class Memory:
                 self._streams[index] = torch.cuda.Stream(index)
             return self._streams[index]
 
+    @contextlib.contextmanager
     def gather(self, gathers: list[tuple[torch.Tensor, list[torch.Tensor]]],
-               begun: dict[torch.device, torch.cuda.Event]) -> None:
+               begun: dict[torch.device, torch.cuda.Event]) -> Iterator[None]:
         """Copies contiguous tensors into parts of the memory: (to, sources), one source after another, of one dtype.
 
-        Copies from a CUDA device begin when its event of begun has happened. All are complete when it returns.
+        Copies from a CUDA device begin when its event of begun has happened, and go on while the body of the with
+        statement runs. All copies are complete at its end.
         """
         with self._lock:
             self._check()
@@ -175,6 +177,7 @@ class Memory:
                     for to, sources in some:
                         self._gather(to, sources)
             self.copy_host(host)
+            yield
         finally:
             try:
                 for device in devices:

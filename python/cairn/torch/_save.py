@@ -21,7 +21,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -193,6 +193,11 @@ class _Unit:
         self.memory.append(memory)
         self.size += blob.nbytes
 
+    def message(self, at: int) -> dict[str, Any]:
+        """Returns the items and their places, if the unit is at an offset of the shared memory."""
+        places = [at + place + start for blob, place in zip(self.blobs, self.places) for start in blob.starts]
+        return {"stamp": at, "items": list(self.items()), "at": places}
+
 
 # Small tensors of these dtypes are joined as they are. Those of others are joined as bytes.
 _JOINED = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
@@ -319,24 +324,11 @@ def _place(leaf: Leaf) -> dict[str, Any]:
     return {"name": leaf.name} if leaf.path is None else {"name": leaf.name, "path": leaf.path}
 
 
-class _Seen(NamedTuple):
-    """A leaf as it was in an earlier save."""
-
-    kind: Any = None  # its class, or None for a value
-    dtype: torch.dtype | None = None
-    shape: torch.Size | None = None
-    requires_grad: bool = False
-    spec: Any = None  # of a DTensor
-    local: torch.Size | None = None  # the shape of the part that this rank holds
-    device: torch.device | None = None
-    same: int = -1  # the leaf before it that is the same tensor, or -1
-
-
 class Remembered:
     """The description of a state, for later states that differ in the contents of tensors and in values only.
 
-    To describe many small tensors takes longer than to copy them. So it looks at each of them
-    only as long as it must, to notice that it has another form or shares memory.
+    To describe many small tensors takes longer than to copy them. So it compares all of them at once with lists of
+    their forms and devices, and notices if one has another form or shares memory.
     """
 
     def __init__(self, tree: Opened, owners: dict[Any, Any], leaves: list[tuple[Leaf, list[Part] | None]], state: State,
@@ -344,15 +336,19 @@ class Remembered:
         self.tree, self.whole, self.alone, self.usable = tree, whole, alone, False
         # Another module with the same names may have parameters where this one has buffers.
         self.modules = {k: weakref.ref(v) for k, v in owners.items() if isinstance(v, torch.nn.Module)}
-        self.seen: list[_Seen] = []
         self.places: dict[int, dict[str, Any]] = {}  # of values
+        self.numbers: list[int] = []  # of the leaves that are tensors; the lists below have an entry for each
+        self.kinds: list[type] = []
+        self.forms: list[Any] = []  # as _form returns them
+        self.devices: list[torch.device] = []
+        self.same: dict[int, int] = {}  # entries with the same memory as an earlier entry
+        self.specs: dict[int, tuple[Any, torch.Size]] = {}  # of DTensors, with the shapes of this rank's parts
         if state.absent or len(state.items) != len(leaves) or any(u.at is not None for u in state.units):
             return
-        first: dict[tuple[int, torch.Size, torch.dtype], int] = {}
+        first: dict[tuple[int, torch.Size, torch.dtype], tuple[int, int]] = {}
         storages: dict[int, int] = {}
         for i, (leaf, held) in enumerate(leaves):
             if held is None:
-                self.seen.append(_Seen())
                 self.places[i] = _place(leaf)
                 continue
             v: Any = leaf.value
@@ -363,14 +359,20 @@ class Remembered:
                 return
             if t is not v and (spec is None or t is not v._local_tensor):
                 return
-            same = first.setdefault((t.data_ptr(), t.shape, t.dtype), i)
+            here = len(self.numbers)
+            same, entry = first.setdefault((t.data_ptr(), t.shape, t.dtype), (i, here))
             if storages.setdefault(t.untyped_storage().data_ptr(), same) != same:
                 return  # they share a part of their memory
-            if same != i and ("alias" not in state.items[i]
-                              or state.items[i]["alias"] != state.items[same].get("alias")):
-                return  # they are the same memory, but other boxes
-            self.seen.append(_Seen(type(v), v.dtype, v.shape, v.requires_grad, spec, t.shape, t.device,
-                                   -1 if same == i else same))
+            if same != i:
+                if "alias" not in state.items[i] or state.items[i]["alias"] != state.items[same].get("alias"):
+                    return  # they are the same memory, but other boxes
+                self.same[here] = entry
+            self.numbers.append(i)
+            self.kinds.append(type(v))
+            self.forms.append(_form(v))
+            self.devices.append(t.device)
+            if spec is not None:
+                self.specs[here] = spec, t.shape
         self.items, self.texts = state.items, state.texts
         self.units = [(u.blobs, u.places, u.size, [b.items[0] for b in u.blobs]) for u in state.units]
         self.usable = True
@@ -384,7 +386,7 @@ class Remembered:
         if any(isinstance(v, torch.nn.Module) and k not in self.modules for k, v in owners.items()):
             return None
         found: list[Any] = []
-        if not self._match(opened, self.tree, found, set()):
+        if not self._walk(opened, self.tree, found) or not self._same_forms(found):
             return None
         out = State([], memory)
         out.items, out.texts = list(self.items), list(self.texts)
@@ -398,46 +400,46 @@ class Remembered:
             out.units.append(_Unit(blobs, places, size, tensors))
         return out
 
-    def _match(self, holder: Any, opened: Opened, found: list[Any], addresses: set[int]) -> bool:
-        """Adds the tensors of this rank and the values, in the order of the leaves, and reports whether all match.
-
-        Tensors that now share a part of their memory match: the part is copied twice.
-        """
+    def _walk(self, holder: Any, opened: Opened, found: list[Any]) -> bool:
+        """Adds the leaves of a dict or a list in their order, and reports whether it has the keys and values of opened."""
         in_list = isinstance(holder, list)
         if (not in_list and not isinstance(holder, Mapping)) or list(range(len(holder)) if in_list
                                                                      else holder) != opened.keys:
             return False
-        seen = self.seen
         for v, part in zip(holder if in_list else holder.values(), opened.parts):
             if type(part) is not int:
-                if isinstance(v, torch.Tensor) or is_leaf(v, self.whole) or not self._match(v, part, found, addresses):
+                if isinstance(v, torch.Tensor) or is_leaf(v, self.whole) or not self._walk(v, part, found):
                     return False
                 continue
-            kind, dtype, shape, requires_grad, spec, local, device, same = seen[part]
-            t = v
-            if kind is None:
-                if isinstance(v, torch.Tensor) or not is_leaf(v, self.whole):
-                    return False
-            else:
-                if type(v) is not kind or v.dtype is not dtype or v.shape != shape:
-                    return False
-                if v.requires_grad is not requires_grad:
-                    return False
-                if spec is not None:
-                    t = v._local_tensor
-                    if (v._spec is not spec and v._spec != spec) or type(t) is not torch.Tensor or t.shape != local:
-                        return False
-                if t.device != device or not t.is_contiguous() or not (address := t.data_ptr()):
-                    return False
-                if same >= 0:
-                    if address != found[same].data_ptr():
-                        return False
-                elif address in addresses:
-                    return False
-                else:
-                    addresses.add(address)
-            found.append(t)
+            if part in self.places and (isinstance(v, torch.Tensor) or not is_leaf(v, self.whole)):
+                return False
+            found.append(v)
         return True
+
+    def _same_forms(self, found: list[Any]) -> bool:
+        """Reports whether the tensors among the leaves are like those before. It replaces DTensors by their parts.
+
+        Tensors that now share a part of their memory match: the part is copied twice.
+        """
+        tensors = [found[i] for i in self.numbers]
+        if list(map(type, tensors)) != self.kinds or list(map(_form, tensors)) != self.forms:
+            return False
+        for entry, (spec, local) in self.specs.items():
+            v = tensors[entry]
+            t = found[self.numbers[entry]] = tensors[entry] = v._local_tensor
+            if (v._spec is not spec and v._spec != spec) or type(t) is not torch.Tensor or t.shape != local:
+                return False
+        if list(map(_device, tensors)) != self.devices or not all(map(torch.Tensor.is_contiguous, tensors)):
+            return False
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if any(addresses[entry] != addresses[first] for entry, first in self.same.items()):
+            return False
+        return all(addresses) and len(set(addresses)) == len(addresses) - len(self.same)
+
+
+# One call for each tensor: several would take longer than the copies of small tensors.
+_form = operator.attrgetter("dtype", "shape", "requires_grad")
+_device = operator.attrgetter("device")
 
 
 def span(t: torch.Tensor) -> int:
@@ -618,13 +620,15 @@ def events(units: list[_Unit]) -> dict[torch.device, Any]:
     return out
 
 
-def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]], begun: dict[torch.device, Any]) -> None:
-    """Copies units to their places in the shared memory."""
+def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]],
+               begun: dict[torch.device, Any]) -> list[dict[str, Any]]:
+    """Copies units to their places in the shared memory, and returns them as a message has them."""
     gathers = []
     for unit, at in pending:
         if unit.at is None:
             gathers.append((memory.part(at + _STAMP, unit.size - _STAMP), unit.memory))
-    memory.gather(gathers, begun)
+    with memory.gather(gathers, begun):
+        return [unit.message(at) for unit, at in pending]
 
 
 class _Ahead:
@@ -828,15 +832,9 @@ class Staging:
             return
         for _, at in pending:
             self.job.arena.view[at:at + 8] = bytes(8)
-        copy_units(self.job.memory, pending, self.begun)
-        units = []
-        for unit, at in pending:
+        units = copy_units(self.job.memory, pending, self.begun)
+        for _, at in pending:
             self.job.arena.view[at:at + 8] = struct.pack("<Q", self.generation)
-            numbers, places = [], []
-            for blob, place in zip(unit.blobs, unit.places):
-                numbers += blob.items
-                places += [at + place + s for s in blob.starts]
-            units.append({"stamp": at, "items": numbers, "at": places})
         self.saver.send("staged", generation=self.generation, units=units)
         for unit, _ in pending:
             unit.staged = True
@@ -879,7 +877,8 @@ class Staging:
                         stream.wait_event(self.begun[source.device])
                     part = _row_major(source, blob.starts[blob.items.index(item)], self.state.items[item],
                                       body["offset"], n)
-                memory.gather([(memory.part(body["at"], n), [part])], self.begun)
+                with memory.gather([(memory.part(body["at"], n), [part])], self.begun):
+                    pass
             self.saver.send("fetched", fetch=body["fetch"])
         except BaseException as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})

@@ -150,11 +150,14 @@ class Memory(Case):
             go.wait(100)
             gather(*args)
 
+        def copies():
+            with memory.gather([(memory.part(at, 4), [torch.ones(4, dtype=torch.uint8)])], {}):
+                pass
+
         memory._registered = [(0, 4096)]
         begin, at = memory.bytes.data_ptr(), memory.alloc(4)
         with mock.patch.object(memory, "_gather", late), mock.patch("torch.cuda.cudart", lambda: cudart):
-            copy = threading.Thread(target=memory.gather, args=(
-                [(memory.part(at, 4), [torch.ones(4, dtype=torch.uint8)])], {}))
+            copy = threading.Thread(target=copies)
             copy.start()
             going.wait(100)
             cairn.torch.close()
@@ -164,7 +167,8 @@ class Memory(Case):
         cudart.cudaHostUnregister.assert_called_once_with(begin)
         self.assertIsNone(memory.bytes)
         with self.assertRaisesRegex(cairn.SaverError, "the saver was closed"):
-            memory.gather([], {})
+            with memory.gather([], {}):
+                pass
 
 
 class Processes(Case):

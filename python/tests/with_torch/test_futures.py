@@ -22,7 +22,7 @@ class Futures(Case):
 
         def late(*args):
             go.wait(LIMIT)
-            copy_units(*args)
+            return copy_units(*args)
 
         patched = unittest.mock.patch.object(cairn.torch._save, "copy_units", late)
         patched.start()

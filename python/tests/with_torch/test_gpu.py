@@ -51,7 +51,7 @@ class Devices(Case):
 
             def late(*args, go=go, copy_units=copy_units):
                 go.wait(100)
-                copy_units(*args)
+                return copy_units(*args)
 
             with mock.patch.object(cairn.torch._save, "copy_units", late):
                 handle = cairn.torch.async_save({"w": noise((1 << 24,), seed=seed)}, self.path("lost"), overlap=True)
