@@ -96,6 +96,12 @@ type model struct {
 // save saves a step as a job does, with a policy.
 func (m *model) save(step int64, policy string) {
 	m.t.Helper()
+	must.Get(m.commit(step, policy).Tend(m.t.Context(), nil))(m.t)
+}
+
+// commit is save without what comes after it.
+func (m *model) commit(step int64, policy string) *Member {
+	m.t.Helper()
 	member := &Member{Address: m.dir, Name: FolderName(step), Line: m.line, Settings: Settings{Keep: keep(m.t, policy)}}
 	m.n++
 	md := meta.Storage{SaveID: fmt.Sprintf("save-%d", m.n), Step: &step, Time: m.clock, WorldSize: 1, Writer: "test"}
@@ -105,7 +111,7 @@ func (m *model) save(step int64, policy string) {
 	must.Do(m.t, storagetest.Save(m.t.Context(), p, md, plan.State{"v": storagetest.Filled(m.t, tensor.Float32, []int64{2}, 1)}))
 	member.Committed(md.SaveID)
 	m.parents[md.SaveID], m.at, m.head, m.order = md.Line.Parent, md.SaveID, md.SaveID, append(m.order, md.SaveID)
-	must.Get(member.Tend(m.t.Context(), nil))(m.t)
+	return member
 }
 
 // isAncestor reports whether the job at a save has gone on from id.
@@ -297,6 +303,27 @@ func (m *model) checkParent(seed uint64, before string, was []Checkpoint) {
 	}
 	if p != before && ids[before] {
 		m.t.Fatalf("seed %d: the parent of %s is %q; want %q", seed, m.at, p, before)
+	}
+}
+
+// What comes after a save may come so late that later saves are complete. It keeps the newest of them
+// and its parent, as the later save would.
+func TestTendBehindLaterSaves(t *testing.T) {
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	var members []*Member
+	for step := range int64(5) {
+		m.clock = m.clock.Add(time.Minute)
+		members = append(members, m.commit(step, "last 1"))
+	}
+	for i, want := range []string{"0 3 4", "0 3 4", "3 4", "3 4", "3 4"} {
+		must.Get(members[i].Tend(t.Context(), nil))(t)
+		var got []string
+		for _, c := range must.Get(openRun(t, m.dir, "").Checkpoints(t.Context()))(t) {
+			got = append(got, fmt.Sprint(*c.Step))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("after the save of step %d the run has %v; want %s", i, got, want)
+		}
 	}
 }
 

@@ -153,7 +153,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 		}
 	}
 	if !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
-		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn, protect: m.protected()})
+		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn, protect: m.protected(all)})
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -162,13 +162,23 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	return out, nil
 }
 
-// protected returns the folders of the save and of its parent, which the save does not remove,
-// with the reasons.
-func (m *Member) protected() map[string]string {
-	out := map[string]string{m.Name: ReasonNewest}
+// protected returns the folders that the save does not remove, with the reasons: its own and its
+// parent's, and those of the newest checkpoint, if a later save is complete already.
+func (m *Member) protected(all []Checkpoint) map[string]string {
+	out := map[string]string{}
+	head := slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })
+	if head >= 0 && all[head].Parent != "" {
+		for i := range all {
+			if identity(all[i].SaveID, all[i].Name) == all[head].Parent {
+				out[all[i].Name] = ReasonParent
+			}
+		}
+	}
 	if m.parent != "" {
 		out[m.parent] = ReasonParent
 	}
+	out[m.Name] = ReasonNewest
+
 	return out
 }
 
