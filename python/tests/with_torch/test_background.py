@@ -166,9 +166,8 @@ class Memory(Case):
             copy.join(100)
         cudart.cudaHostUnregister.assert_called_once_with(begin)
         self.assertIsNone(memory.bytes)
-        with self.assertRaisesRegex(cairn.SaverError, "the saver was closed"):
-            with memory.gather([], {}):
-                pass
+        with self.assertRaisesRegex(cairn.SaverError, "the saver was closed"), memory.gather([], {}):
+            pass
 
 
 class Processes(Case):
