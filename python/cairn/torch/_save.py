@@ -37,7 +37,6 @@ from cairn.torch._state import Leaf, Opened, Part, check, check_memory, flatten,
 _SMALL = 1 << 20  # smaller memory is staged together, in units of up to _UNIT bytes
 _UNIT = 16 << 20
 _STAMP = 64  # bytes before the blobs of a unit
-_AHEAD = 256 << 20  # most bytes that are copied before their description is compared: others take longer to copy
 _GROUP = 512 << 20  # bytes of new memory that are taken while the ones before are copied to
 
 
@@ -104,17 +103,12 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
 
     With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
-    return begin(lambda j: described(j, state, alone, ahead=not overlap), path, step, tags, overwrite, format,
-                 format_options, files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ,
-                 metrics=metrics)
+    return begin(lambda j: described(j, state, alone), path, step, tags, overwrite, format, format_options,
+                 files_per_rank, overlap, alone, remote, local_bytes, may_differ=may_differ, metrics=metrics)
 
 
-def described(j: Job, state: torch.nn.Module | Mapping[Any, Any], alone: bool, whole: bool = False,
-              ahead: bool = False) -> State:
-    """Describes a state, and remembers the description. With alone, the state must have no sharded tensors.
-
-    With ahead, copies from a GPU may be under way when it returns: the caller stages the state, or calls its drop.
-    """
+def described(j: Job, state: torch.nn.Module | Mapping[Any, Any], alone: bool, whole: bool = False) -> State:
+    """Describes a state, and remembers the description. With alone, the state must have no sharded tensors."""
     if not isinstance(state, torch.nn.Module):
         check(state)
     collects = gc.isenabled()
@@ -131,7 +125,7 @@ def described(j: Job, state: torch.nn.Module | Mapping[Any, Any], alone: bool, w
         for known in j.remembered:
             if known.whole != whole or known.alone != alone:
                 continue
-            if (found := known.again(opened, owners, j, ahead)) is not None:
+            if (found := known.again(opened, owners, j.memory)) is not None:
                 return found
         tree = Opened()
         held = _held(flatten(opened, whole, tree, owners), alone)
@@ -222,7 +216,6 @@ class State:
 
     def __init__(self, leaves: Iterable[tuple[Leaf, list[Part] | None]], memory: _memory.Memory):
         self.memory = memory
-        self.copies: _Copies | None = None  # of all units, under way
         self.items: list[dict[str, Any]] = []
         self.texts: list[str] = []  # the items in JSON, in the first parts of the list if not in all
         self.absent: list[str] = []
@@ -262,11 +255,6 @@ class State:
         self._staged_units: dict[int, _Unit] = {}
         for tensors in storages.values():
             self._add(*(self._blob(*tensors[0]) if len(tensors) == 1 else self._shared(tensors)))
-
-    def drop(self) -> None:
-        """Gives up copies that are under way."""
-        if self.copies is not None:
-            self.copies.drop()
 
     def message(self) -> str:
         """Returns the items in JSON."""
@@ -351,10 +339,10 @@ class Remembered:
         self.places: dict[int, dict[str, Any]] = {}  # of values
         self.numbers: list[int] = []  # of the leaves that are tensors; the lists below have an entry for each
         self.kinds: list[type] = []
-        self.forms: list[Any] = []  # as _form returns them; of a DTensor, the part of this rank
+        self.forms: list[Any] = []  # as _form returns them
         self.devices: list[int] = []
         self.same: dict[int, int] = {}  # entries with the same memory as an earlier entry
-        self.specs: dict[int, tuple[Any, Any]] = {}  # of DTensors, with their own forms
+        self.specs: dict[int, tuple[Any, torch.Size]] = {}  # of DTensors, with the shapes of this rank's parts
         if state.absent or len(state.items) != len(leaves) or any(u.at is not None for u in state.units):
             return
         first: dict[tuple[int, torch.Size, torch.dtype], tuple[int, int]] = {}
@@ -381,48 +369,35 @@ class Remembered:
                 self.same[here] = entry
             self.numbers.append(i)
             self.kinds.append(type(v))
-            self.forms.append(_form(t))
+            self.forms.append(_form(v))
             self.devices.append(_device(t))
             if spec is not None:
-                self.specs[here] = spec, _form(v)
+                self.specs[here] = spec, t.shape
         self.items, self.texts = state.items, state.texts
         self.units = [(u.blobs, u.places, u.size, [b.items[0] for b in u.blobs]) for u in state.units]
         self.usable = True
 
-    def again(self, opened: Mapping[Any, Any], owners: dict[Any, Any], j: Job, ahead: bool) -> State | None:
-        """Returns the description of a state, or None if it has another form. opened has the dicts of the owners.
-
-        With ahead, a GPU copies the tensors while their forms are compared.
-        """
-        if not self.usable or j.memory.leased():
+    def again(self, opened: Mapping[Any, Any], owners: dict[Any, Any], memory: _memory.Memory) -> State | None:
+        """Returns the description of a state, or None if it has another form. opened has the dicts of the owners."""
+        if not self.usable or memory.leased():
             return None
         if any(ref() is not owners.get(k) for k, ref in self.modules.items()):
             return None
         if any(isinstance(v, torch.nn.Module) and k not in self.modules for k, v in owners.items()):
             return None
         found: list[Any] = []
-        if not self._walk(opened, self.tree, found) or (tensors := self._tensors(found)) is None:
+        if not self._walk(opened, self.tree, found) or not self._same_forms(found):
             return None
-
-        out = State([], j.memory)
+        out = State([], memory)
+        out.items, out.texts = list(self.items), list(self.texts)
+        for i, place in self.places.items():
+            out.items[i] = {**place, **_value(place["name"], found[i])}
+            out.texts[i] = _json(out.items[i])
         for blobs, places, size, numbers in self.units:
-            parts = [found[i] for i in numbers]
-            if len(parts) > 1:  # as State joins them
-                parts = [t if t.dtype in _JOINED else _memory.as_bytes(t) for t in parts]
-            out.units.append(_Unit(blobs, places, size, parts))
-        try:
-            if ahead:
-                out.copies = _Copies.begin(j, out.units)
-            if not self._same_forms(tensors):
-                out.drop()
-                return None
-            out.items, out.texts = list(self.items), list(self.texts)
-            for i, place in self.places.items():
-                out.items[i] = {**place, **_value(place["name"], found[i])}
-                out.texts[i] = _json(out.items[i])
-        except BaseException:
-            out.drop()
-            raise
+            tensors = [found[i] for i in numbers]
+            if len(tensors) > 1:  # as State joins them
+                tensors = [t if t.dtype in _JOINED else _memory.as_bytes(t) for t in tensors]
+            out.units.append(_Unit(blobs, places, size, tensors))
         return out
 
     def _walk(self, holder: Any, opened: Opened, found: list[Any]) -> bool:
@@ -441,30 +416,25 @@ class Remembered:
             found.append(v)
         return True
 
-    def _tensors(self, found: list[Any]) -> list[Any] | None:
-        """Returns the tensors among the leaves, or None if one has another class or other memory is shared than before.
+    def _same_forms(self, found: list[Any]) -> bool:
+        """Reports whether the tensors among the leaves are like those before. It replaces DTensors by their parts.
 
-        It replaces DTensors by the parts of this rank. Tensors that now share a part of their memory match: the part is
-        copied twice.
+        Tensors that now share a part of their memory match: the part is copied twice.
         """
         tensors = [found[i] for i in self.numbers]
-        if list(map(type, tensors)) != self.kinds:
-            return None
-        for entry, (spec, form) in self.specs.items():
+        if list(map(type, tensors)) != self.kinds or not all(map(operator.eq, map(_form, tensors), self.forms)):
+            return False
+        for entry, (spec, local) in self.specs.items():
             v = tensors[entry]
             t = found[self.numbers[entry]] = tensors[entry] = v._local_tensor
-            if (v._spec is not spec and v._spec != spec) or _form(v) != form or type(t) is not torch.Tensor:
-                return None
+            if (v._spec is not spec and v._spec != spec) or type(t) is not torch.Tensor or t.shape != local:
+                return False
+        if list(map(_device, tensors)) != self.devices or not all(map(torch.Tensor.is_contiguous, tensors)):
+            return False
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if any(addresses[entry] != addresses[first] for entry, first in self.same.items()):
-            return None
-        return tensors if all(addresses) and len(set(addresses)) == len(addresses) - len(self.same) else None
-
-    def _same_forms(self, tensors: list[Any]) -> bool:
-        """Reports whether all tensors have the forms that they had, and whether they are contiguous."""
-        return (all(map(operator.eq, map(_form, tensors), self.forms))
-                and all(map(operator.eq, map(_device, tensors), self.devices))
-                and all(map(torch.Tensor.is_contiguous, tensors)))
+            return False
+        return all(addresses) and len(set(addresses)) == len(addresses) - len(self.same)
 
 
 # One call for each tensor: several would take longer than the copies of small tensors.
@@ -555,7 +525,7 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     path is an address, a Run or a Member of one. The id of the save is the save_id of rank 0, or a new one if that is
     empty. explain returns the error of the handle for an error of the saver process.
     """
-    j = error = state = None
+    j = error = None
     try:
         unseen.report()
         member = path.member(step) if isinstance(path, Run) else path if isinstance(path, Member) else None
@@ -590,17 +560,11 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     if error is None:  # the ranks of other hosts may have other paths to the folder, or to the run
         to = (upload_to or store).rstrip("/").split("/")[-1 if member is None else -2:]
         what = f"save to {'/'.join(to)!r}, step {step}"
-    try:
-        saver = ready(j, error, alone, what)
-        assert j is not None and state is not None
-        handle = Handle(store)
-        handle._reply.explain = explain
-        number = saver.number()
-        staging = Staging(j, saver, state, number, handle)
-    except BaseException:
-        if state is not None:
-            state.drop()
-        raise
+    saver = ready(j, error, alone, what)
+    assert j is not None
+    handle = Handle(store)
+    handle._reply.explain = explain
+    number = saver.number()
     message: dict[str, Any] = {
         "store": store, "format": format, "save_id": save_id or new_id(),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
@@ -622,6 +586,7 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)
+    staging = Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
     handle._watch()
@@ -658,70 +623,12 @@ def events(units: list[_Unit]) -> dict[torch.device, Any]:
 def copy_units(memory: _memory.Memory, pending: list[tuple[_Unit, int]],
                begun: dict[torch.device, Any]) -> list[dict[str, Any]]:
     """Copies units to their places in the shared memory, and returns them as a message has them."""
-    with memory.gather(_gathers(memory, pending), begun):
+    gathers = []
+    for unit, at in pending:
+        if unit.at is None:
+            gathers.append((memory.part(at + _STAMP, unit.size - _STAMP), unit.memory))
+    with memory.gather(gathers, begun):
         return [unit.message(at) for unit, at in pending]
-
-
-def _gathers(memory: _memory.Memory, pending: list[tuple[_Unit, int]]) -> list[tuple[torch.Tensor,
-                                                                                     list[torch.Tensor]]]:
-    return [(memory.part(at + _STAMP, u.size - _STAMP), u.memory) for u, at in pending if u.at is None]
-
-
-class _Copies:
-    """Copies of all units of a state, which are under way."""
-
-    def __init__(self, j: Job, held: list[tuple[int, _Unit]], begun: dict[torch.device, Any]):
-        self.job, self.held, self.begun = j, held, begun
-        self.start = time.monotonic_ns()
-        for at, _ in held:
-            j.arena.view[at:at + 8] = bytes(8)
-        self._under_way = contextlib.ExitStack()
-        pending = [(unit, at) for at, unit in held]
-        self._under_way.enter_context(j.memory.gather(_gathers(j.memory, pending), begun))
-
-    @classmethod
-    def begin(cls, j: Job, units: list[_Unit]) -> _Copies | None:
-        """Begins to copy units from GPUs. It returns None if it would have to wait for memory, or the copies fail."""
-        if not _may_copy_ahead(units):
-            return None
-        j.memory.reclaim()
-        held: list[tuple[int, _Unit]] = []
-        try:
-            for u in units:
-                if (at := j.arena.reserve(u.size)) is not None:
-                    held.append((at, u))
-                if at is None or not j.arena.is_backed(at, at + u.size):
-                    break
-            else:
-                return cls(j, held, events(units))
-        except Exception:  # such as tensors of other sizes: a new description says why they cannot be copied
-            pass
-        except BaseException:
-            cls._free(j, held)
-            raise
-        cls._free(j, held)
-        return None
-
-    @staticmethod
-    def _free(j: Job, held: list[tuple[int, _Unit]]) -> None:
-        for at, unit in held:
-            j.arena.free(at, unit.size)
-
-    def wait(self) -> None:
-        """Waits until the copies are complete."""
-        self._under_way.close()
-
-    def drop(self) -> None:
-        """Waits, and frees the memory."""
-        try:
-            self.wait()
-        finally:
-            self._free(self.job, self.held)
-
-
-def _may_copy_ahead(units: list[_Unit]) -> bool:
-    """Reports whether to copy units before their description is compared: on a host nothing would be gained."""
-    return all(u.memory[0].is_cuda for u in units) and sum(u.size for u in units) <= _AHEAD
 
 
 class _Ahead:
@@ -801,8 +708,7 @@ class Staging:
 
     def __init__(self, j: Job, saver: Any, state: State, generation: int, handle: Handle):
         self.job, self.saver, self.state, self.generation, self.handle = j, saver, state, generation, handle
-        # Units in memory, with their offsets.
-        self.held: list[tuple[int, _Unit]] = [] if state.copies is None else state.copies.held
+        self.held: list[tuple[int, _Unit]] = []  # units in memory, with their offsets
         self.released: set[int] = set()  # items that the save does not need any more
         self.begun: dict[torch.device, Any] = {}
         self.lock = threading.Lock()
@@ -818,8 +724,6 @@ class Staging:
         Without it the saver process must be able to fetch: a later save may stage first, and
         has its memory until this one is over.
         """
-        if self.state.copies is not None:
-            return True
         self.job.memory.reclaim()
         for unit in self.state.units:
             if unit.at is not None:
@@ -852,7 +756,7 @@ class Staging:
 
     def _copy_all(self) -> bool:
         """Copies the state aside and tells the saver process. False: the save was over before."""
-        start = time.monotonic_ns() if self.state.copies is None else self.state.copies.start
+        start = time.monotonic_ns()
         with self.lock:
             if self.ended:
                 return False
@@ -926,13 +830,9 @@ class Staging:
         """Copies units and tells the saver where they are."""
         if not pending:
             return
-        if self.state.copies is not None:  # of all units
-            units = [unit.message(at) for unit, at in pending]
-            self.state.copies.wait()
-        else:
-            for _, at in pending:
-                self.job.arena.view[at:at + 8] = bytes(8)
-            units = copy_units(self.job.memory, pending, self.begun)
+        for _, at in pending:
+            self.job.arena.view[at:at + 8] = bytes(8)
+        units = copy_units(self.job.memory, pending, self.begun)
         for _, at in pending:
             self.job.arena.view[at:at + 8] = struct.pack("<Q", self.generation)
         self.saver.send("staged", generation=self.generation, units=units)
@@ -991,9 +891,6 @@ class Staging:
                 return
             held, self.held = self.held, []
             units, self.state.units = self.state.units, []  # its tensors may be large
-        if self.state.copies is not None:
-            self.state.copies.wait()
-            self.state.copies = None
         for unit in units:
             if unit.at is not None and not self.job.closing:
                 self.job.arena.view[unit.at:unit.at + 8] = bytes(8)

@@ -1,7 +1,6 @@
 """Descriptions of states that are remembered: a later save sees every difference that counts."""
 
 import unittest
-import warnings
 from unittest import mock
 
 import torch
@@ -150,73 +149,6 @@ class Remembered(Case):
         self.assertEqual(sum(hi - lo for lo, hi in j.arena.backed), backed)
         with self.assertRaises(cairn.StateError):
             cairn.torch.prepare([])
-
-
-class Ahead(Remembered):
-    """The same, with copies that begin before the description is compared, as they do for states on a GPU."""
-
-    def setUp(self):
-        super().setUp()
-        patched = mock.patch.object(_save, "_may_copy_ahead", lambda units: True)
-        patched.start()
-        self.addCleanup(patched.stop)
-
-    def room(self):
-        j = cairn.torch._job.job()
-        j.memory.reclaim()
-        return sum(hi - lo for lo, hi in j.arena._free)
-
-    def test_copies_that_are_dropped_free_their_memory(self):
-        def state(n, **other):
-            return {"w": torch.full((5, 7), float(n), device=DEVICE), "b": torch.full((3,), n, device=DEVICE), **other}
-
-        for n in range(2):
-            cairn.torch.save(state(n), self.path())
-        room = self.room()
-        begin, begun = _save._Copies.begin, []
-
-        def counted(*args):
-            begun.append(begin(*args))
-            return begun[-1]
-
-        with mock.patch.object(_save._Copies, "begin", counted):
-            with mock.patch.object(_save, "ready", side_effect=cairn.StateError("another rank has no state")), \
-                    self.assertRaisesRegex(cairn.StateError, "another rank"):
-                cairn.torch.save(state(2), self.path())
-            self.assertEqual(self.room(), room)
-            self.assertIsNotNone(begun[-1])
-
-            # The same elements in another form, which is noticed after the copy has begun.
-            got = self.saved({"w": state(3)["w"].reshape(7, 5), "b": state(3)["b"]}, False)
-            self.assertEqual(tuple(got["w"].shape), (7, 5))
-            self.assertIsNotNone(begun[-1])
-            self.assertEqual(self.room(), room)
-
-            # Fewer elements: the copy does not fit its place.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                got = self.saved({"w": state(4)["w"][:2].clone(), "b": state(4)["b"]}, False)
-            self.assert_same(torch.full((2, 7), 4.0), got["w"])
-            self.assertEqual(self.room(), room)
-
-    def test_a_saver_that_dies_after_the_copies_began(self):
-        for n in range(2):
-            cairn.torch.save({"a": torch.full((9,), n, device=DEVICE), "b": torch.ones(2, device=DEVICE)}, self.path())
-        j = cairn.torch._job.job()
-        ready = _save.ready
-
-        def dies(*args):
-            saver = ready(*args)
-            saver.process.kill()
-            saver.process.wait()
-            return saver
-
-        with mock.patch.object(_save, "ready", dies), self.assertRaises(cairn.SaverError):
-            cairn.torch.save({"a": torch.full((9,), 7, device=DEVICE), "b": torch.ones(2, device=DEVICE)}, self.path())
-        self.assertEqual(j.memory._gathers, 0)
-        cairn.torch.save({"a": torch.full((9,), 8, device=DEVICE), "b": torch.ones(2, device=DEVICE)}, self.path())
-        with cairn.open(self.path(), framework="torch") as c:
-            self.assert_same(torch.full((9,), 8), c.load()["a"])
 
 
 if __name__ == "__main__":
