@@ -1,5 +1,6 @@
-// Command gotest runs "go test" and prints what it prints. At the end it lists the tests
-// that were skipped, which "go test" does not show, and exits with the code of "go test".
+// Command gotest runs "go test" and prints what it prints. At the end it lists the slowest
+// packages and tests, and the tests that were skipped, which "go test" does not show. It exits
+// with the code of "go test".
 // With -all it also fails if a test was skipped, or if no test was run.
 //
 //	go run ./tools/gotest [-all] [-- ARGUMENT OF GO TEST ...]
@@ -26,6 +27,7 @@ func main() {
 	flag.Parse()
 	r := newReport(os.Stdout)
 	code := r.test(flag.Args())
+	r.printSlowest()
 	r.printSkipped()
 	if *all && code == 0 && !r.complete() {
 		fmt.Fprintf(os.Stderr, "gotest: %d tests passed and %d were skipped; here all of them must run\n", r.passed, len(r.skipped))
@@ -58,6 +60,7 @@ type event struct {
 	Package string
 	Test    string
 	Output  string
+	Elapsed float64 // seconds, of a result
 
 	passed bool // the test has printed it and passed
 }
@@ -69,6 +72,8 @@ type report struct {
 	outputs map[string][]event
 	skipped []skip
 	passed  int
+	// packages and tests have the results, with their times. Parts of tests are left out.
+	packages, tests []event
 }
 
 // skip is a test that was skipped.
@@ -103,8 +108,12 @@ func (r *report) receive(e event) {
 		r.outputs[e.Package] = append(r.outputs[e.Package], e)
 	case "pass", "skip", "fail":
 		if e.Test == "" {
+			r.packages = append(r.packages, e)
 			r.printPackage(e)
 			return
+		}
+		if !strings.Contains(e.Test, "/") {
+			r.tests = append(r.tests, e)
 		}
 		if e.Action == "fail" {
 			return
@@ -177,6 +186,31 @@ func reason(text string) string {
 		}
 	}
 	return cmp.Or(strings.Join(out, "; "), "no reason given")
+}
+
+// slow is how many packages and tests printSlowest lists. Shorter ones than slowSeconds are left out.
+const (
+	slow        = 10
+	slowSeconds = 1
+)
+
+// printSlowest lists the packages and the tests that took the longest.
+func (r *report) printSlowest() {
+	for _, kind := range []struct {
+		title   string
+		results []event
+	}{{"Slowest packages:", r.packages}, {"Slowest tests:", r.tests}} {
+		all := slices.SortedStableFunc(slices.Values(kind.results), func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+		for i, e := range all[:min(slow, len(all))] {
+			if e.Elapsed < slowSeconds {
+				break
+			}
+			if i == 0 {
+				fmt.Fprintln(r.out, kind.title)
+			}
+			fmt.Fprintf(r.out, "  %7.1f s  %s\n", e.Elapsed, strings.TrimSuffix(e.Package+"."+e.Test, "."))
+		}
+	}
 }
 
 // printSkipped lists the skipped tests, with a line for each package and reason.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,28 @@ Skipped tests: 2
 	r := newReport(&out)
 	must.Do(t, r.read(strings.NewReader(events)))
 	r.printSkipped()
+	if out.String() != want {
+		t.Errorf("the report is\n%s\nwant\n%s", &out, want)
+	}
+}
+
+func TestSlowest(t *testing.T) {
+	var events strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&events, `{"Action":"pass","Package":"m/a","Test":"Test%d","Elapsed":%d}`+"\n", i, i)
+	}
+	events.WriteString(`{"Action":"pass","Package":"m/a","Test":"Test11/part","Elapsed":99}
+{"Action":"fail","Package":"m/a","Elapsed":66.04}
+{"Action":"pass","Package":"m/b","Elapsed":0.9}
+`)
+	var out bytes.Buffer
+	r := newReport(&out)
+	must.Do(t, r.read(strings.NewReader(events.String())))
+	r.printSlowest()
+	want := "Slowest packages:\n     66.0 s  m/a\nSlowest tests:\n"
+	for i := 11; i >= 2; i-- {
+		want += fmt.Sprintf("  %7.1f s  m/a.Test%d\n", float64(i), i)
+	}
 	if out.String() != want {
 		t.Errorf("the report is\n%s\nwant\n%s", &out, want)
 	}
