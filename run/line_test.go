@@ -148,7 +148,7 @@ func TestLinesProperty(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	runs := 0
 	for begun := time.Now(); runs < 3 || time.Since(begun) < length; runs++ {
-		m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+		m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: time.Now().UTC()}
 		other, otherAt := new(Line), "" // of the other job
 		policy := []string{"last 2", "last 3, every 10 steps", "within 1 hour, last 1, left within 2 hours", "tagged, every 5 steps, every day"}[r.IntN(4)]
 		for range 14 {
@@ -309,7 +309,7 @@ func (m *model) checkParent(seed uint64, before string, was []Checkpoint) {
 // What comes after a save may come so late that later saves are complete. It keeps the newest of them
 // and its parent, as the later save would.
 func TestTendBehindLaterSaves(t *testing.T) {
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: time.Now().UTC()}
 	var members []*Member
 	for step := range int64(5) {
 		m.clock = m.clock.Add(time.Minute)
@@ -330,9 +330,9 @@ func TestTendBehindLaterSaves(t *testing.T) {
 // Two jobs that save to one run follow their own lines, and keep the checkpoints of each other.
 func TestTwoJobsHaveLines(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	a := &model{t: t, dir: dir, line: new(Line), parents: map[string]string{}, clock: day}
+	a := &model{t: t, dir: dir, line: new(Line), parents: map[string]string{}, clock: time.Now().UTC()}
 	a.save(1, "last 1")
-	b := &model{t: t, dir: dir, line: new(Line), parents: a.parents, clock: day, n: 100}
+	b := &model{t: t, dir: dir, line: new(Line), parents: a.parents, clock: time.Now().UTC(), n: 100}
 	b.line.Loaded(FolderName(1), "save-1")
 	for i := range int64(3) {
 		a.clock, b.clock = a.clock.Add(time.Minute), b.clock.Add(time.Minute)
