@@ -3,8 +3,9 @@
 
 GO      ?= go
 BIN     ?= bin
-# For a package. Its tests take seconds, or a few minutes on a busy machine.
-TIMEOUT ?= 40m
+# For a package. Its tests take seconds or minutes; interop takes most of an hour if the machine has
+# twenty times as much to do as it can.
+TIMEOUT ?= 80m
 # The race detector needs a C compiler; Go knows whether there is one.
 RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.

@@ -331,7 +331,12 @@ def save_async(path):
     memory = cairn.torch._job.job().memory
     moved = []
     gather = memory.gather
-    memory.gather = lambda gathers, begun: (moved.append(sum(to.numel() for to, _ in gathers)), gather(gathers, begun))
+
+    def counted(gathers, begun):
+        moved.append(sum(to.numel() for to, _ in gathers))
+        return gather(gathers, begun)
+
+    memory.gather = counted
     for step in (1, 2, 3):
         state = saves.sharded_state(["float32", "bfloat16"])
         state["views"] = states.tensors(["int16"])
