@@ -32,7 +32,7 @@ def run(command: str, flags: Sequence[str], *args: str) -> dict[str, Any]:
                                 f"{done.stderr.strip()}".rstrip()) from None
     for line in before.splitlines():
         if line:
-            warnings.warn(line, stacklevel=errors.outside())
+            warnings.warn(line.removeprefix("warning: "), stacklevel=errors.outside())
     if done.returncode == 0:
         return answer
     text, codes = answer["error"], answer.get("codes") or ()

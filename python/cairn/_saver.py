@@ -860,8 +860,11 @@ def _hinted(error: NotFoundError, store: str) -> NotFoundError:
     path = address_of(store)
     if "storage.notfound" not in error.codes:  # another file is missing
         return error
-    if "://" in path or not os.path.isdir(path) or not any(entry.is_dir() for entry in os.scandir(path)):
+    if "://" in path or not os.path.isdir(path):
         return error
+    with os.scandir(path) as entries:
+        if not any(entry.is_dir() for entry in entries):
+            return error
     hint = f"If it is the folder of a run, cairn.latest({store!r}) returns its newest checkpoint"
     return NotFoundError(f"{error}. {hint}", error.codes)
 

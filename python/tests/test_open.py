@@ -1,6 +1,7 @@
 """Reading checkpoints: every format, and what goes wrong."""
 
 import ast
+import gc
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 
 import cairn
 from cairn import _saver as saver
@@ -218,6 +220,17 @@ class Open(unittest.TestCase):
                 cairn.open(place)
         with self.assertRaisesRegex(FileNotFoundError, "nothing does not exist"):
             cairn.open(str(self.folder / "nothing"))
+
+    def test_the_folder_of_a_run_is_closed(self):
+        run = self.folder / "run-of-others"
+        for i in range(3):
+            (run / f"other-{i}").mkdir(parents=True)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with self.assertRaisesRegex(cairn.NotFoundError, "cairn.latest"):
+                cairn.open(run)
+            gc.collect()
+        self.assertEqual([str(w.message) for w in seen], [])
 
     def test_values_are_at_hand(self):
         code = "import cairn, sys; assert 'cairn.values' not in sys.modules; cairn.values.Object('m', 'n')"

@@ -91,9 +91,9 @@ func cannotWait(ctx context.Context, address string) string {
 	shown := blob.Redact(address)
 	base, _ := blob.Locate(s, "") // a folder of a store has the methods, but not the locks
 	if _, ok := base.(blob.Locker); !ok {
-		return fmt.Sprintf("--wait has no effect: %s has no locks", shown)
+		return fmt.Sprintf("waiting has no effect: %s has no locks", shown)
 	}
-	return fmt.Sprintf("--wait cannot wait for a save to %s that began less than %v ago, because such saves have no lock in object storage yet", shown, publish.LockAfter)
+	return fmt.Sprintf("there is no waiting for a save to %s that began less than %v ago, because such saves have no lock in object storage yet", shown, publish.LockAfter)
 }
 
 // isUncertain reports whether the commit of a save at an address is uncertain. It ignores

@@ -329,7 +329,7 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	}
 	if r.Remote != nil && err == nil {
 		if err := r.Confirm(ctx); err != nil {
-			o.warn("this user's confirmation of the remote run cannot be stored, so that commands need --remote: %s", clean(oneLine(err.Error())))
+			o.warn("this user's confirmation of the remote run cannot be stored, so that commands ask for its address each time: %s", clean(oneLine(err.Error())))
 		}
 	}
 	return written, err

@@ -46,8 +46,8 @@ func (locking) Locks(context.Context, string) ([]blob.Lock, error) { return nil,
 func TestLatestSaysThatItCannotWait(t *testing.T) {
 	blob.Register("locking", func(context.Context, string) (blob.Store, error) { return locking{new(mem.Store)}, nil })
 	for address, want := range map[string]string{
-		"mem://waits/run": "warning: --wait has no effect: mem://waits/run has no locks\n",
-		"locking://x":     "warning: --wait cannot wait for a save to locking://x that began less than 10s ago, ",
+		"mem://waits/run": "warning: waiting has no effect: mem://waits/run has no locks\n",
+		"locking://x":     "warning: there is no waiting for a save to locking://x that began less than 10s ago, ",
 		t.TempDir():       "",
 	} {
 		code, _, stderr := execute(t, "latest", address, "--wait")
