@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"iter"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 	"unsafe"
@@ -230,6 +231,11 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// IsFull reports whether err means that the disk, or the quota of the user, is full.
+func IsFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
 
 // Align is the alignment, in bytes, of memory and file offsets at which stores
 // on a local disk can read and write without an extra copy.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -31,7 +30,7 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 		err = fmt.Errorf("%w: %w", storage.ErrInUse, err)
 	}
 	if err != nil {
-		if errors.Is(err, storage.ErrCorrupt) || isFull(err) { // another attempt would fail too, and a save needs the room
+		if errors.Is(err, storage.ErrCorrupt) || blob.IsFull(err) { // another attempt would fail too, and a save needs the room
 			if c, openErr := formats.Open(ctx, store, nil); openErr == nil {
 				id := c.Storage().SaveID
 				err = errors.Join(err, c.Close(), formats.CleanSave(ctx, store, id))
@@ -45,11 +44,6 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 		return rep, err
 	}
 	return rep, nil
-}
-
-// isFull reports whether a device has no room.
-func isFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // checkUnread returns an error that wraps storage.ErrInUse if another reader has the checkpoint

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -173,7 +172,7 @@ func (e *exam) run(ctx context.Context, c check) bool {
 		return false // it was interrupted, and says nothing
 	case isNote:
 		r.Result, r.Text = n.result, n.text
-	case isFull(err):
+	case blob.IsFull(err):
 		r.Result, r.Text = Failed, "there is no space left: "+err.Error()
 		e.rep.Safe, e.rep.Full = false, true
 	case err != nil:
@@ -186,7 +185,7 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	if r.Result == Warning || r.Result == Failed {
 		r.Follows = c.follows
 	}
-	if isFull(err) { // that says nothing about what the check tries out
+	if blob.IsFull(err) { // that says nothing about what the check tries out
 		r.Follows = "Saves fail until there is space or a larger quota. Checkpoints that are complete stay as they are, and loads work. 'cairn clean' removes what saves have left."
 	}
 	r.Seconds = time.Since(begin).Seconds()
@@ -196,9 +195,6 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	}
 	return r.Result != Failed
 }
-
-// isFull reports whether an error means that the disk, or the quota of the user, is full.
-func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // cleanTime bounds how long the removal of what the checks have made takes.
 const cleanTime = time.Minute

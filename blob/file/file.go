@@ -177,6 +177,8 @@ func (s *Store) check(ctx context.Context, name string) error {
 // exist.
 func (s *Store) fail(op, name string, err error) error {
 	switch e := err.(type) {
+	case *folderError:
+		return e
 	case *fs.PathError:
 		err = e.Err
 	case *os.LinkError:
@@ -368,7 +370,7 @@ func (s *Store) makeTop() (*os.Root, error) {
 		return top, err
 	}
 	if _, err := makeDirs(s.dir, s.syncPath); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
+		return nil, explainFolder(s.dir, err)
 	}
 	return os.OpenRoot(s.dir)
 }

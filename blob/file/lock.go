@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -226,7 +227,7 @@ func lockPath(path string, note []byte) (*PathLock, error) {
 			break
 		}
 	}
-	return l, err
+	return l, explainFolder(filepath.Dir(path), err)
 }
 
 const lockTries = 100
@@ -308,6 +309,40 @@ func makeDirs(dir string, sync func(dir string) error) ([]string, error) {
 		}
 	}
 	return made, nil
+}
+
+// ErrFolder reports a folder that cannot be made, or in which no file can be made.
+var ErrFolder = errors.New("the folder cannot be made")
+
+// folderError is an ErrFolder. It does not wrap fs.ErrNotExist, which callers take for a
+// missing object.
+type folderError struct {
+	text  string
+	cause error
+}
+
+func (e *folderError) Error() string { return fmt.Sprintf("%s: %v", e.text, e.cause) }
+
+func (e *folderError) Is(target error) bool { return target == ErrFolder }
+
+func (e *folderError) Unwrap() error {
+	if errors.Is(e.cause, fs.ErrNotExist) {
+		return nil
+	}
+	return e.cause
+}
+
+// explainFolder returns an ErrFolder if err means that dir was not made, or that it takes no
+// files.
+func explainFolder(dir string, err error) error {
+	e, ok := errors.AsType[*fs.PathError](err)
+	switch {
+	case ok && e.Op == "mkdir":
+		return &folderError{fmt.Sprintf("the folder %s cannot be made", e.Path), e.Err}
+	case ok && errors.Is(err, fs.ErrNotExist):
+		return &folderError{fmt.Sprintf("no file can be made in the folder %s", dir), e.Err}
+	}
+	return err
 }
 
 // SyncDir makes changes of names in a directory durable. It does nothing if this

@@ -2,12 +2,10 @@ package file
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -221,11 +219,6 @@ func (l *large) free() int64 {
 	}
 	l.Close()
 	return 0
-}
-
-// isFull reports whether err means that there is no space left.
-func isFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 var _ blob.Reclaimer = (*Store)(nil)

@@ -92,7 +92,7 @@ func (w *writer) openOnce() error {
 func (w *writer) prepare(ctx context.Context) error {
 	if w.opts.Size > 0 {
 		err := w.reserve()
-		if isFull(err) && freeing.flush(ctx) {
+		if blob.IsFull(err) && freeing.flush(ctx) {
 			err = w.reserve()
 		}
 		if err != nil {
@@ -145,7 +145,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 		}
 		n := min(len(p), slice)
 		err := w.writeSlice(p[:n], off)
-		if isFull(err) && freeing.flush(ctx) {
+		if blob.IsFull(err) && freeing.flush(ctx) {
 			err = w.writeSlice(p[:n], off)
 		}
 		if err != nil {

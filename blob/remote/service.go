@@ -172,12 +172,12 @@ func IsUnreachable(err error) bool {
 	return unknown || ok && op.Op == "dial"
 }
 
-// Error returns the cause and the hint.
+// Error returns the hint, and the cause, which is often a text of the service or of its SDK.
 func (e *Error) Error() string {
 	if e.Hint == "" {
 		return e.Err.Error()
 	}
-	return fmt.Sprintf("%v (%s)", e.Err, e.Hint)
+	return fmt.Sprintf("%s (%v)", e.Hint, e.Err)
 }
 
 // Unwrap returns the cause.

@@ -430,6 +430,14 @@ class Saves(unittest.TestCase):
                 self.assertEqual(s.process.returncode, 0)
                 self.assertIn('msg="save: done"', (self.folder / "log").read_text())
 
+    def test_an_impossible_path(self):
+        s = Saver(ceiling=1 << 20)
+        self.addCleanup(s.close)
+        join(s)
+        with self.assertRaisesRegex(cairn.CairnError, "the folder /proc/cairn cannot be made: ") as raised:
+            save(s, "/proc/cairn/step-1", {"a": ("uint8", (1,), b"x")})
+        self.assertNotIsInstance(raised.exception, cairn.NotFoundError)
+
     def test_fetches_belong_to_their_saves(self):
         s = Saver(ceiling=4 << 20)
         self.addCleanup(s.close)
