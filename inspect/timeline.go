@@ -23,6 +23,8 @@ type Timeline struct {
 	Step   *int64 `json:"step"`
 	// Seconds is from the first beginning of a phase to the last end of one.
 	Seconds float64 `json:"seconds"`
+	// MedianBusy is how long the median rank was busy.
+	MedianBusy float64 `json:"median_busy_seconds"`
 	// Phases has each phase over all ranks, in the order in which they begin.
 	Phases []PhaseTotals `json:"phases"`
 	// Ranks are all ranks, in their order.
@@ -33,9 +35,8 @@ type Timeline struct {
 type PhaseTotals struct {
 	Name  string `json:"name"`
 	Ranks int    `json:"ranks"`
-	// Median and Slowest are the seconds of the phase. The median of an even number of
-	// ranks is halfway between the two in the middle. SlowestRank is the rank that took
-	// the longest.
+	// Median and Slowest are the seconds of the phase on the median rank and on
+	// SlowestRank, the rank that took the longest.
 	Median      float64 `json:"median_seconds"`
 	Slowest     float64 `json:"slowest_seconds"`
 	SlowestRank int     `json:"slowest_rank"`
@@ -92,7 +93,7 @@ func NewTimeline(s meta.Storage) (*Timeline, error) {
 
 // sum sets the totals of the phases.
 func (t *Timeline) sum() {
-	times := map[string][]time.Duration{}
+	times := map[string][]float64{}
 	first := map[string]float64{} // when a phase begins
 	totals := map[string]*PhaseTotals{}
 	names := []string{}
@@ -104,7 +105,7 @@ func (t *Timeline) sum() {
 				totals[p.Name], first[p.Name], names = x, p.Start, append(names, p.Name)
 			}
 			first[p.Name] = min(first[p.Name], p.Start)
-			times[p.Name] = append(times[p.Name], p.took)
+			times[p.Name] = append(times[p.Name], p.took.Seconds())
 			if took := p.took.Seconds(); took > x.Slowest {
 				x.Slowest, x.SlowestRank = took, r.Rank
 			}
@@ -116,16 +117,17 @@ func (t *Timeline) sum() {
 	t.Phases = []PhaseTotals{}
 	for _, name := range names {
 		x := totals[name]
-		x.Median = median(times[name]).Seconds()
+		x.Median = median(times[name])
 		t.Phases = append(t.Phases, *x)
 	}
 }
 
-// median sorts times, of which there is at least one, and returns their median.
-func median(times []time.Duration) time.Duration {
-	slices.Sort(times)
-	n := len(times)
-	return (times[(n-1)/2] + times[n/2]) / 2 // phases are too short for an overflow
+// median sorts the seconds of ranks, at least one, and returns the seconds of the median
+// rank. Of two ranks in the middle it is the faster one, so that of two ranks, too, one can
+// be slow.
+func median(seconds []float64) float64 {
+	slices.Sort(seconds)
+	return seconds[(len(seconds)-1)/2]
 }
 
 // A rank is slow if it is busy this many times as long as the median rank, and if the
@@ -136,11 +138,15 @@ const (
 )
 
 func (t *Timeline) findSlow() {
-	order := t.bySpeed()
-	median := order[len(order)/2].Busy // of two in the middle, the faster rank
+	busy := make([]float64, len(t.Ranks))
+	for i, r := range t.Ranks {
+		busy[i] = r.Busy
+	}
+	t.MedianBusy = median(busy)
+
 	for i := range t.Ranks {
 		r := &t.Ranks[i]
-		r.Slow = r.Busy > median*slowFactor && r.Busy-median > t.Seconds*slowPart
+		r.Slow = r.Busy > t.MedianBusy*slowFactor && r.Busy-t.MedianBusy > t.Seconds*slowPart
 	}
 }
 

@@ -35,7 +35,7 @@ func TestTimelineSumsPhases(t *testing.T) {
 		{},
 	})
 	want := &inspect.Timeline{
-		SaveID: "id", Step: new(int64(7)), Seconds: 9,
+		SaveID: "id", Step: new(int64(7)), Seconds: 9, MedianBusy: 3,
 		Phases: []inspect.PhaseTotals{
 			{Name: "plan", Ranks: 3, Median: 1, Slowest: 2, SlowestRank: 1},
 			{Name: "global-plan", Ranks: 1, Median: 1, Slowest: 1, SlowestRank: 0},
@@ -62,14 +62,14 @@ func TestMedianOfPhases(t *testing.T) {
 		seconds []int
 		want    float64
 	}{
-		{[]int{3}, 3}, {[]int{4, 1}, 2.5}, {[]int{9, 1, 2}, 2}, {[]int{7, 1, 9, 2}, 4.5},
+		{[]int{3}, 3}, {[]int{4, 1}, 1}, {[]int{9, 1, 2}, 2}, {[]int{7, 1, 9, 2}, 2},
 	} {
 		tl := make(meta.Timeline, len(tc.seconds))
 		for r, s := range tc.seconds {
 			tl[r] = []meta.Phase{phase("write", 1, 1+s, 0)}
 		}
-		if got := newTimeline(t, tl).Phases[0].Median; got != tc.want {
-			t.Errorf("the median of %v seconds is %v; want %v", tc.seconds, got, tc.want)
+		if got := newTimeline(t, tl); got.Phases[0].Median != tc.want || got.MedianBusy != tc.want {
+			t.Errorf("the medians of %v seconds are %v and %v; want %v", tc.seconds, got.Phases[0].Median, got.MedianBusy, tc.want)
 		}
 	}
 }
@@ -85,6 +85,7 @@ func TestSlowRanks(t *testing.T) {
 		"one rank":              {meta.Timeline{rank(1000 * ms)}, nil},
 		"equal ranks":           {meta.Timeline{rank(1000 * ms), rank(1001 * ms), rank(999 * ms)}, nil},
 		"one that is slow":      {meta.Timeline{rank(1000 * ms), rank(1400 * ms), rank(999 * ms)}, []int{1}},
+		"one of two":            {meta.Timeline{rank(1000 * ms), rank(1400 * ms)}, []int{1}},
 		"one that is fast":      {meta.Timeline{rank(1000 * ms), rank(10 * ms), rank(999 * ms)}, nil},
 		"little of a long save": {meta.Timeline{rank(10 * ms), rank(40 * ms), append(rank(10*ms), meta.Phase{Name: "commit", End: time.Minute})}, nil},
 		"nothing took any time": {meta.Timeline{rank(0), rank(0)}, nil},

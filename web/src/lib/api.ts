@@ -283,6 +283,7 @@ export interface Timeline {
   save_id: string;
   step: number | null;
   seconds: number;
+  median_busy_seconds: number;
   phases: {
     name: string;
     ranks: number;
