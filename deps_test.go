@@ -126,7 +126,7 @@ var layers = []struct{ name, imports string }{
 	// tests only, so no imports.
 	{"examples/background", ". group/tcp background/saver shard tensor"},
 	{"examples/versions", ". group/tcp background/saver shard tensor"},
-	{"examples/train", ". platform/collective group group/tcp platform platform/autograd platform/host platform/nn background/saver shard tensor"},
+	{"examples/train", ". blob platform/collective group group/tcp platform platform/autograd platform/host platform/nn background/saver shard tensor"},
 	{"changelog", ""},
 	{"docs", ""},
 	{"docs/examples", ""},

@@ -19,12 +19,15 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/background/saver"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/platform"
@@ -88,10 +91,20 @@ func main() {
 	default:
 		err = train(ctx, c)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errSignal):
+		log.Print(err)
+		os.Exit(exitSignal)
+	case err != nil:
 		log.Fatal(err)
 	}
 }
+
+// errSignal reports a job that a signal has ended before its last step.
+var errSignal = errors.New("a signal has ended the job: start it again to go on")
+
+// exitSignal is the exit code after errSignal: "try again", as in sysexits.h.
+const exitSignal = 75
 
 // train is the work of every rank.
 func train(ctx context.Context, c config) (err error) {
@@ -113,6 +126,8 @@ func train(ctx context.Context, c config) (err error) {
 	if err != nil {
 		return err
 	}
+	preempt := cairn.OnSignal(&cairn.PreemptOptions{Group: j.world}, syscall.SIGTERM)
+	defer preempt.Close()
 	for step := first; step < c.Steps; step++ {
 		loss, err := j.step(ctx, step)
 		if err != nil {
@@ -125,6 +140,16 @@ func train(ctx context.Context, c config) (err error) {
 		}
 		if world.Rank() == 0 {
 			fmt.Printf("step %d loss %.9g\n", step, loss)
+		}
+		stop, err := preempt.Requested(ctx) // the same answer on all ranks
+		if err != nil {
+			return err
+		}
+		if stop {
+			if err := j.saveLast(ctx, preempt, step); err != nil || step+1 == c.Steps {
+				return err
+			}
+			return errSignal
 		}
 		if (step+1)%c.Every == 0 && c.Run != "" {
 			fmt.Println("saving step", step) // on all ranks: the demo waits for this line to kill one
@@ -306,16 +331,38 @@ func (j *job) save(ctx context.Context, step int) error {
 	if err := j.saved(ctx); err != nil {
 		log.Print(err)
 	}
-	store, err := cairn.OpenStore(filepath.Join(j.Run, fmt.Sprintf("step-%06d", step)))
+	store, opts, err := j.place(step)
 	if err != nil {
 		return err
 	}
-	at := int64(step)
-	j.saving, err = cairn.SaveAsync(ctx, store, j.state(step), &cairn.AsyncOptions{
-		SaveOptions: cairn.SaveOptions{Group: j.world, Step: &at},
-		Stager:      j.stager,
-	})
+	j.saving, err = cairn.SaveAsync(ctx, store, j.state(step), opts)
 	j.last = step
+	return err
+}
+
+// place returns where and how a step is saved.
+func (j *job) place(step int) (blob.Store, *cairn.AsyncOptions, error) {
+	store, err := cairn.OpenStore(filepath.Join(j.Run, fmt.Sprintf("step-%06d", step)))
+	return store, &cairn.AsyncOptions{
+		SaveOptions: cairn.SaveOptions{Group: j.world, Step: new(int64(step))},
+		Stager:      j.stager,
+	}, err
+}
+
+// saveLast saves the state because the job is about to be killed. When it returns, the
+// checkpoint is complete.
+func (j *job) saveLast(ctx context.Context, preempt *cairn.Preemption, step int) error {
+	if j.Run == "" {
+		return nil
+	}
+	if err := j.saved(ctx); err != nil {
+		log.Print(err)
+	}
+	store, opts, err := j.place(step)
+	if err != nil {
+		return err
+	}
+	_, err = preempt.Save(ctx, store, j.state(step), opts)
 	return err
 }
 

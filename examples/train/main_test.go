@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"math"
@@ -10,11 +11,13 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
@@ -327,6 +330,47 @@ func TestTasksOfSlurm(t *testing.T) {
 	}
 	if strings.Contains(outs[1].String(), "loss") || strings.Contains(outs[1].String(), "saved") {
 		t.Errorf("the second task prints what rank 0 prints:\n%s", outs[1].String())
+	}
+}
+
+// A signal to one rank ends the job after the same step on all ranks, and that step is saved.
+func TestSignalLosesNoStep(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the ranks meet at a unix socket, and savers are processes on Linux only")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	meet := must.Get(os.MkdirTemp("", "cairn-meet-"))(t)
+	defer os.RemoveAll(meet)
+	run := filepath.Join(t.TempDir(), "run")
+	var ranks [2]*exec.Cmd
+	var errOut [2]strings.Builder
+	for r := range ranks {
+		cmd := exec.CommandContext(ctx, os.Args[0], "-run", run, "-steps", "1000000", "-every", "1000000", "-data", "2")
+		cmd.Env = append(os.Environ(), "MASTER_ADDR=unix:"+filepath.Join(meet, "0.sock"), fmt.Sprint("RANK=", r), "WORLD_SIZE=2")
+		cmd.Stderr, cmd.WaitDelay = &errOut[r], time.Minute
+		ranks[r] = cmd
+	}
+	lines := bufio.NewScanner(must.Get(ranks[0].StdoutPipe())(t))
+	for _, cmd := range ranks {
+		must.Do(t, cmd.Start())
+	}
+
+	last, signaled := -1, false
+	for lines.Scan() {
+		if scan(lines.Text(), "step %d", &last) && !signaled {
+			signaled = true
+			must.Do(t, ranks[1].Process.Signal(syscall.SIGTERM))
+		}
+	}
+	for r, cmd := range ranks {
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != exitSignal {
+			t.Errorf("rank %d: exit code %d; want %d: %s", r, cmd.ProcessState.ExitCode(), exitSignal, &errOut[r])
+		}
+	}
+	saved := must.Get(cairn.Latest(ctx, run, nil))(t)
+	if saved.Step == nil || *saved.Step != int64(last) {
+		t.Errorf("the newest checkpoint is %+v; the last step was %d", saved, last)
 	}
 }
 
