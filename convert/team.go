@@ -183,7 +183,7 @@ func (r *run) divide(ctx context.Context) error {
 	if n := d.count(); n == 0 && !r.helps() {
 		r.job.opts.Warn(fmt.Errorf("one file has all data, so rank 0 of %d ranks writes it alone; smaller files would give the other ranks work", r.group.Size()))
 	} else if n < r.group.Size() && !r.helps() {
-		r.job.opts.Warn(fmt.Errorf("there are %d data files for %d ranks: some have nothing to write; smaller files would give them work", n, r.group.Size()))
+		r.job.opts.Warn(fmt.Errorf("more ranks than data files, %[2]d and %[1]d: some have nothing to write; smaller files would give them work", n, r.group.Size()))
 	}
 	r.planned(parts)
 	return nil

@@ -107,12 +107,20 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 		if last != nil && last.saveID == f.saveID && last.time.Equal(f.time) {
 			f.err = f.baseErr
 			if len(f.missing) > 0 {
-				f.err = fmt.Errorf("%s: %w: %d files are missing, such as %s", dir.shown(), storage.ErrCorrupt, len(f.missing), f.missing[0])
+				f.err = fmt.Errorf("%s: %w: %s", dir.shown(), storage.ErrCorrupt, missingText(f.missing))
 			}
 			return f
 		}
 		last = f
 	}
+}
+
+// missingText names a file that is missing, and says how many there are.
+func missingText(names []string) string {
+	if len(names) == 1 {
+		return names[0] + " is missing"
+	}
+	return fmt.Sprintf("%d files are missing, such as %s", len(names), names[0])
 }
 
 // damaged reports whether the checkpoint can be opened, although files are missing.

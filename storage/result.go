@@ -342,7 +342,7 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 		}
 	}
 	if missing != 0 {
-		return nil, fmt.Errorf("%w: %d chunks or values were not written by any rank", meta.ErrInvalid, missing)
+		return nil, fmt.Errorf("%w: chunks or values that no rank has written: %d", meta.ErrInvalid, missing)
 	}
 	return l.entries, nil
 }

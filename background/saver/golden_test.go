@@ -115,7 +115,7 @@ var messages = map[string]any{
 	"newest-in":  newestBody{Load: 8, Store: "/run/published", Base: "/models/llama", After: new(int64(2)), Before: new(int64(4))},
 	"found": foundBody{
 		Load: 7, Name: "step-000000017", Store: "/run/weights/step-000000017", Step: 17, SaveID: "0b1k2m3n4p5q6r7s8t9v",
-		Damaged: []damagedBody{{Name: "step-000000018", Step: 18, Error: "read /run/weights/step-000000018: checkpoint is corrupt: 1 files are missing, such as 0b1k-r00000-0.delta"}},
+		Damaged: []damagedBody{{Name: "step-000000018", Step: 18, Error: "read /run/weights/step-000000018: checkpoint is corrupt: 0b1k-r00000-0.delta is missing"}},
 	},
 	"described": describedBody{
 		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),

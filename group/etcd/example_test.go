@@ -51,5 +51,5 @@ func Example_hold() {
 	_, err = tcp.Join(ctx, tcp.Config{Meet: &etcd.Rendezvous{Endpoints: []string{cluster()}, Job: "once", Size: 1}})
 	fmt.Println(err)
 	// Output:
-	// join: slot in job "once": a group of that name has met, and 1 of its processes have not left (generation 1): slot is taken: context deadline exceeded
+	// join: slot in job "once": a group of that name has met; processes that have not left: 1 (generation 1): slot is taken: context deadline exceeded
 }

@@ -194,7 +194,7 @@ func (s *session) awaitSlot(ctx context.Context, v view, t slots, want int) erro
 	cause := group.ContextError(ctx)
 	switch {
 	case v.Met:
-		return fmt.Errorf("a group of that name has met, and %d of its processes have not left (generation %d): %w: %w", t.count, v.Generation, ErrTaken, cause)
+		return fmt.Errorf("a group of that name has met; processes that have not left: %d (generation %d): %w: %w", t.count, v.Generation, ErrTaken, cause)
 	case want != anyRank:
 		return fmt.Errorf("%s is rank %d (generation %d): %w: %w", t.who, want, v.Generation, ErrTaken, cause)
 	}

@@ -183,7 +183,7 @@ func TestHold(t *testing.T) {
 	meet(t, config(held[0]), config(held[1]))
 	next := at(job, 3)
 	defer next.Close()
-	if err := taken(t, next); !strings.Contains(err.Error(), "2 of its processes have not left") {
+	if err := taken(t, next); !strings.Contains(err.Error(), "processes that have not left: 2 ") {
 		t.Errorf("Slot while a group lives = %v; want that slots are taken", err)
 	}
 	var wg sync.WaitGroup

@@ -236,7 +236,7 @@ func (c *checkpoint) addCopies() error {
 		}
 	}
 	if alone > 0 {
-		c.note("%d trained weights have no copy in the module's state to compare them with", alone)
+		c.note("trained weights without a copy in the module's state to compare them with: %d", alone)
 	}
 	return nil
 }

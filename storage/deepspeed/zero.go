@@ -73,7 +73,7 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 		return "", incomplete(name, "it has the names and shapes of the parameters")
 	}
 	if len(other) > 0 {
-		c.note("%d model files are of another stage of ZeRO than the optimizer files, and were ignored: they are left over from another save", len(other))
+		c.note("model files of another stage of ZeRO than the optimizer files were ignored, because they are left over from another save: %d", len(other))
 	}
 	m, err := c.openModel(ctx, name)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 			}
 		}
 		if k := n - 1 - (len(names) - optims); k > 0 {
-			c.note("%d of %d model files are missing, and were not needed", k, n)
+			c.note("model files that are missing and were not needed: %d of %d", k, n)
 		}
 	}
 	files, err := c.open(ctx, names...)

@@ -57,7 +57,7 @@ func (c *chain) open(ctx context.Context) (storage.Checkpoint, error) {
 	}
 	slices.SortFunc(md.Entries, func(a, b meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
 	if unchanged > 0 {
-		md.Storage.Notes = []string{fmt.Sprintf("%d of %d tensors have not changed since %s, which has no checksums", unchanged, len(out.of), c.root)}
+		md.Storage.Notes = []string{fmt.Sprintf("tensors that have not changed since %s, which has no checksums: %d of %d", c.root, unchanged, len(out.of))}
 	}
 	out.Checkpoint = reading.Open(own.store, src)
 	return out, context.Cause(ctx)
