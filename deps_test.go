@@ -43,6 +43,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/crc32c", ""},
 	{"blob/remote", "blob internal/crc32c internal/work"},
 	{"internal/size", ""},
+	{"internal/alike", ""},
 	{"blob/cache", "blob blob/file internal/crc32c internal/size internal/work"},
 	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
@@ -64,7 +65,7 @@ var layers = []struct{ name, imports string }{
 
 	// Forms of the same weights.
 	{"recipe/remap", "tensor"},
-	{"recipe", "meta recipe/remap tensor"},
+	{"recipe", "internal/alike meta recipe/remap tensor"},
 
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
@@ -111,7 +112,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan run shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/slime storage/torchdcp storage/view tensor transfer value web"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},

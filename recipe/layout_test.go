@@ -99,17 +99,6 @@ func TestShapeOverflow(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"kitten", "sitting", 3}} {
-		if got := distance(c.a, c.b); got != c.want {
-			t.Errorf("%s %s: %d", c.a, c.b, got)
-		}
-	}
-}
-
 func TestGlob(t *testing.T) {
 	for _, c := range []struct {
 		glob, name string

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/internal/alike"
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
@@ -339,14 +340,14 @@ func nearest(text, shape string, all []candidate) []string {
 		if slices.ContainsFunc(found, func(n near) bool { return n.shown == c.shown }) {
 			continue
 		}
-		n := near{c.shown, 2 * distance(cut(shape), cut(c.shape)), 0}
+		n := near{c.shown, 2 * alike.Distance(cut(shape), cut(c.shape)), 0}
 		if !c.expected {
 			n.far /= 2
 		}
 		if len(found) == maxNear && n.far > found[maxNear-1].far {
 			continue
 		}
-		n.text = distance(cut(text), cut(c.text))
+		n.text = alike.Distance(cut(text), cut(c.text))
 		found = append(found, n)
 		slices.SortStableFunc(found, func(x, y near) int { return cmp.Or(cmp.Compare(x.far, y.far), cmp.Compare(x.text, y.text)) })
 		found = found[:min(len(found), maxNear)]

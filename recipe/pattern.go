@@ -209,24 +209,3 @@ func (g glob) match(name string) bool {
 	}
 	return strings.HasSuffix(rest, g.parts[last])
 }
-
-// distance returns the number of characters to change to make a into b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		last := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := last
-			if a[i] != b[j] {
-				cost++
-			}
-			last = row[j+1]
-			row[j+1] = min(cost, last+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
-}

@@ -199,13 +199,13 @@ func copyHint(ctx context.Context, src string, err error) string {
 	case errors.Is(err, storage.ErrNotFound) || unsupported:
 		return openHint(ctx, src, err)
 	case errors.Is(err, fs.ErrPermission):
-		return ""
+		return "" // the general hint applies
 	case errors.Is(err, storage.ErrCorrupt):
 		return "'cairn verify " + quoteArg(src) + "' lists what is damaged"
 	case errors.Is(err, storage.ErrIncomplete), errors.Is(err, storage.ErrVersion):
 		return openHint(ctx, src, err)
 	}
-	return "files that are complete stay at DST: the same command goes on from there"
+	return "the same command copies the files that are missing"
 }
 
 // isOtherFormat reports whether err is about a checkpoint of another format in the place of a

@@ -1,17 +1,21 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -138,9 +142,7 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	if h, ok := errors.AsType[*hintError](err); ok {
 		f.Hint = h.hint
 	}
-	if errors.Is(err, storage.ErrBaseGone) {
-		f.Hint = goneHint
-	}
+	f.Hint = hintOf(cmd, err, f.Hint)
 	if end, ok := errors.AsType[*endError](err); ok {
 		f.Kind, f.Code = end.kind, end.code
 	} else if ctx.Err() != nil {
@@ -163,6 +165,54 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 
 // goneHint is the advice about a checkpoint that was copied without its bases.
 const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone; a copy by cp -r or rsync needs all folders to which it refers"
+
+// Advice about causes that all commands have in common.
+const (
+	fullHint       = "free some space there, or choose another place, and run the command again"
+	permissionHint = "check the owner and the permissions of the folder ('ls -ld'), or run the command as another user"
+)
+
+// hintOf returns the advice about an error. hint is the advice that the command gives.
+func hintOf(cmd *cobra.Command, err error, hint string) string {
+	switch {
+	case errors.Is(err, storage.ErrBaseGone):
+		return goneHint
+	case blob.IsFull(err):
+		return fullHint
+	case errors.Is(err, blob.ErrAddress):
+		return cmp.Or(webHint(cmd.Flags().Args()), hint)
+	case errors.Is(err, fs.ErrPermission) && !ofService(err):
+		return cmp.Or(hint, permissionHint)
+	case errors.Is(err, file.ErrFolder):
+		return "choose another place"
+	}
+	return hint
+}
+
+// ofService reports whether err is of a store at a URL. Such errors have advice of their own.
+func ofService(err error) bool {
+	e, ok := errors.AsType[*blob.Error](err)
+	return ok && strings.Contains(e.Store, "://")
+}
+
+// webHint returns how to get what an address of the web names, if there is one among args.
+func webHint(args []string) string {
+	for _, a := range args {
+		rest, isWeb := strings.CutPrefix(a, "https://")
+		if model, ok := strings.CutPrefix(rest, "huggingface.co/"); ok && isWeb || blob.Scheme(a) == "hf" {
+			if !ok {
+				_, model, _ = strings.Cut(a, "://")
+			}
+			parts := append(strings.Split(strings.Trim(model, "/"), "/"), "")
+			name := path.Join(parts[0], parts[1])
+			return fmt.Sprintf("'hf download %s --local-dir %s' makes it a folder here, which cairn opens", quoteArg(name), quoteArg(path.Base(name)))
+		}
+		if isWeb || blob.Scheme(a) == "http" {
+			return "cairn opens no web pages: download the file, and give its path"
+		}
+	}
+	return ""
+}
 
 // message returns the text of err, to be printed after the name of cmd. An error of
 // the operation that cmd is named after does not repeat it: not "cairn verify:

@@ -1,13 +1,20 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -100,4 +107,45 @@ func TestHintsOfReferences(t *testing.T) {
 	wantCommand(t, 5, "hint: --force removes a damaged checkpoint", "rm", second)
 	wantCommand(t, 5, "hint: its list of files cannot be read: if 'cairn repair "+second+"'", "rm", second, "--force")
 	wantCommand(t, 1, "and delete the folder", "repair", second)
+}
+
+// Flags, names and addresses that are nearly right.
+func TestHintsOfMistypedWords(t *testing.T) {
+	ck := filepath.Join(t.TempDir(), "ck")
+	wantCommand(t, 0, "", "demo", "--dir", ck, "--size", "64KiB", "--ranks", "1", "--load-ranks", "1")
+	wantCommand(t, 2, "hint: did you mean '--json'?", "ls", ck, "--jsn")
+	wantCommand(t, 2, `"hint": "did you mean '--overwrite'?"`, "cp", ck, ck+"2", "--overwritte", "--json")
+	wantCommand(t, 2, "hint: see 'cairn ls --help'", "ls", ck, "--nothing-like-it")
+	wantCommand(t, 3, "hint: did you mean model.norm.weight?", "cat", ck, "model.norm.wieght")
+	wantCommand(t, 3, "hint: did you mean model.layers.0 or ", "ls", ck, "model.lyers.0")
+	wantCommand(t, 3, "hint: did you mean model.embed.weight or ", "ls", ck, "wieght")
+	wantCommand(t, 3, "hint: 'cairn ls "+ck+"' lists all names", "ls", ck, "something.else")
+	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "inspect", "https://huggingface.co/org/name/tree/main")
+	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "diff", ck, "hf://org/name")
+	wantCommand(t, 2, "hint: cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
+}
+
+// Hints about the disk do not promise what is not there.
+func TestHintsOfFullDisks(t *testing.T) {
+	full := fault.Rule{On: fault.Create, Do: fault.Fail(syscall.ENOSPC)}
+	blob.Register("full", func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), full), nil })
+	ck := filepath.Join(t.TempDir(), "ck")
+	demo := []string{"--size", "64KiB", "--ranks", "1", "--load-ranks", "1"}
+	wantCommand(t, 0, "", append(demo, "demo", "--dir", ck)...)
+	for _, args := range [][]string{
+		{"cp", ck, "full://x"}, {"convert", ck, "full://x", "--to", "dcp"}, append(demo, "demo", "--dir", "full://x"),
+	} {
+		wantCommand(t, 1, "hint: "+fullHint+"\n", args...)
+	}
+}
+
+// A place that cannot be made, or not by this user.
+func TestHintsOfImpossiblePlaces(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc")
+	}
+	wantCommand(t, 1, "the folder /proc/cairn cannot be made: no such file or directory\nhint: choose another place\n", "demo", "--dir", "/proc/cairn")
+	refused := fault.Rule{On: fault.Create, Do: fault.Fail(&blob.Error{Op: "create", Store: "/folder", Err: fs.ErrPermission})}
+	blob.Register("refused", func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), refused), nil })
+	wantCommand(t, 1, "hint: "+permissionHint, "demo", "--dir", "refused://x")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/alike"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -267,10 +269,14 @@ func missing(path string, md *meta.Metadata, name string) error {
 		return err
 	}
 	err := fmt.Errorf("%q is %w", name, cairn.ErrMissing)
-	var near []string
-	for _, n := range md.Names() {
-		if strings.Contains(strings.ToLower(n), strings.ToLower(strings.Trim(name, "."))) {
-			near = append(near, clean(n))
+	near := containing(md, name)
+	if len(near) == 0 {
+		for _, n := range alike.Nearest(name, parts(md, strings.Count(name, ".")+1)) {
+			if len(inspect.Select(md, n)) > 0 {
+				near = append(near, clean(n))
+			} else {
+				near = append(near, containing(md, n)...)
+			}
 		}
 	}
 	switch {
@@ -280,6 +286,37 @@ func missing(path string, md *meta.Metadata, name string) error {
 		return withHint(err, listHint(path))
 	}
 	return withHint(err, "did you mean "+strings.Join(near[:min(len(near), 3)], " or ")+"?")
+}
+
+// containing returns the names of a checkpoint that contain a text.
+func containing(md *meta.Metadata, text string) []string {
+	var out []string
+	for _, n := range md.Names() {
+		if strings.Contains(strings.ToLower(n), strings.ToLower(strings.Trim(text, "."))) {
+			out = append(out, clean(n))
+		}
+	}
+	return out
+}
+
+// parts returns the names of a checkpoint, and the beginnings and ends of names that have n parts.
+func parts(md *meta.Metadata, n int) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, name := range md.Names() {
+			begin, end := 0, len(name)
+			for range n {
+				if at := strings.IndexByte(name[min(begin, len(name)):], '.'); at >= 0 {
+					begin += at + 1
+				} else {
+					begin = len(name) + 1
+				}
+				end = strings.LastIndexByte(name[:max(end, 0)], '.')
+			}
+			if !yield(name[:begin-1]) || !yield(name[end+1:]) {
+				return
+			}
+		}
+	}
 }
 
 // matchesAny reports whether a name is a pattern that matches a name of the checkpoint.

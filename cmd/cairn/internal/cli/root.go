@@ -5,6 +5,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/alike"
 )
 
 // Main runs the command line args, without the program's name, and returns the
@@ -99,7 +101,7 @@ func newRootCmd() *cobra.Command {
 	root := newCommand("cairn", cobra.ArbitraryArgs, nil, runRoot) // runGroup checks the arguments
 	root.SilenceErrors, root.SilenceUsage, root.SuggestionsMinimumDistance = true, true, 2
 	root.CompletionOptions.DisableDefaultCmd = true // newCompletionCmd replaces it
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
+	root.SetFlagErrorFunc(flagError)
 	root.SetUsageFunc(printUsage)
 	addOutputFlags(root.PersistentFlags())
 	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
@@ -137,6 +139,27 @@ func noCommand(group *cobra.Command, name string) error {
 		return withHint(err, fmt.Sprintf("did you mean '%s'?", strings.Join(near, "' or '")))
 	}
 	return err
+}
+
+// flagError returns the error of a flag, with the flags that were meant if there is no such flag.
+func flagError(cmd *cobra.Command, err error) error {
+	usage := usagef(cmd, "%v", err)
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return usage
+	}
+	var flags []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			flags = append(flags, f.Name)
+		}
+	})
+	name := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName()) // -json
+	near := alike.Nearest(name, slices.Values(flags))
+	if len(near) == 0 {
+		return usage
+	}
+	return withHint(usage, fmt.Sprintf("did you mean '--%s'?", strings.Join(near, "' or '--")))
 }
 
 // unknownCommand returns an error, and the group it is about, if args name an
@@ -215,16 +238,17 @@ var inCache = regexp.MustCompile(`/[0-9a-f]{2}/[0-9a-f]{64}-d/[^/]+$`)
 // nameOf is programName for a program with the file exe that was called as arg0.
 func nameOf(arg0, exe string, look func(string) (string, error)) string {
 	base := filepath.Base(arg0)
-	if found, err := look(base); err == nil && sameFile(found, exe) {
+	byName := !strings.ContainsRune(arg0, filepath.Separator) // also by the script of the Python package
+	if found, err := look(base); err == nil && (byName || sameFile(found, exe)) {
 		return base
 	}
 	if slash := filepath.ToSlash(exe); strings.Contains(slash, "/go-build") || inCache.MatchString(slash) {
 		return "go run ./cmd/cairn"
 	}
-	if strings.ContainsRune(arg0, filepath.Separator) {
-		return quoteArg(arg0)
+	if byName {
+		return quoteArg(exe)
 	}
-	return quoteArg(exe)
+	return quoteArg(arg0)
 }
 
 func sameFile(a, b string) bool {
