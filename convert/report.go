@@ -11,8 +11,8 @@ type Summary struct {
 	// the target, without headers, and SourceBytes that in the source.
 	Tensors     int   `json:"tensors"`
 	Objects     int   `json:"objects"`
-	Bytes       int64 `json:"nbytes"`
-	SourceBytes int64 `json:"source_nbytes"`
+	Bytes       int64 `json:"bytes"`
+	SourceBytes int64 `json:"source_bytes"`
 	// LeftOut is the number of names of the source that were not selected.
 	LeftOut int `json:"left_out"`
 	// Renamed and Cast count the names and dtypes that change.
@@ -24,7 +24,7 @@ type Summary struct {
 	Sharded int `json:"sharded"`
 	Chunks  int `json:"chunks"`
 	// RankBytes are the bytes of each rank.
-	RankBytes []int64 `json:"rank_nbytes"`
+	RankBytes []int64 `json:"rank_bytes"`
 	// Skipped are the objects that the target cannot hold. Only Check fills it in.
 	Skipped []string `json:"skipped,omitempty"`
 	// Damaged are names that are left out because they cannot be read.
@@ -44,7 +44,7 @@ type Item struct {
 	DType     string  `json:"dtype,omitempty"`
 	FromDType string  `json:"from_dtype,omitempty"`
 	Shape     []int64 `json:"shape,omitempty"`
-	Bytes     int64   `json:"nbytes"`
+	Bytes     int64   `json:"bytes"`
 	// Chunks is the number of chunks of a tensor.
 	Chunks int `json:"chunks,omitempty"`
 	// Sources are the tensors that a tensor of a view is made of, Operations says how, and
@@ -97,7 +97,7 @@ type Report struct {
 	// Tensors and Objects are the numbers of written ones, and Bytes is their size.
 	Tensors int   `json:"tensors"`
 	Objects int   `json:"objects"`
-	Bytes   int64 `json:"nbytes"`
+	Bytes   int64 `json:"bytes"`
 	// Skipped are the objects that the target cannot hold.
 	Skipped []string `json:"skipped,omitempty"`
 	// Damaged are names that were left out because they cannot be read.

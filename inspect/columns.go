@@ -22,7 +22,7 @@ type Columns struct {
 	Shapes [][]int64 `json:"shapes"`
 	Shape  []int32   `json:"shape"`
 	// Bytes are the sizes as in Item, and Chunks the numbers of chunks.
-	Bytes  []int64 `json:"nbytes"`
+	Bytes  []int64 `json:"bytes"`
 	Chunks []int32 `json:"chunks"`
 	// Tied has, by the place of the name, the first name of a tensor that the checkpoint
 	// stores once under several names.
@@ -112,7 +112,7 @@ func (c *Columns) AppendJSON(b []byte) []byte {
 	b = appendInts(append(b, `,"dtype":`...), c.DType)
 	b = appendList(append(b, `,"shapes":`...), c.Shapes, appendInts[int64])
 	b = appendInts(append(b, `,"shape":`...), c.Shape)
-	b = appendInts(append(b, `,"nbytes":`...), c.Bytes)
+	b = appendInts(append(b, `,"bytes":`...), c.Bytes)
 	b = appendInts(append(b, `,"chunks":`...), c.Chunks)
 	b = appendMap(append(b, `,"tied":`...), c.Tied)
 	b = appendMap(append(b, `,"values":`...), c.Values)

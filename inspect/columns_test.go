@@ -43,7 +43,7 @@ func TestColumns(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
-	const text = `{"names":[],"dtypes":[],"dtype":[],"shapes":[],"shape":[],"nbytes":[],"chunks":[],"tied":{},"values":{}}`
+	const text = `{"names":[],"dtypes":[],"dtype":[],"shapes":[],"shape":[],"bytes":[],"chunks":[],"tied":{},"values":{}}`
 	if got := string(inspect.NewColumns(nil).AppendJSON([]byte("x"))); got != "x"+text {
 		t.Errorf("no names: %s; want %s", got, text)
 	}

@@ -49,7 +49,7 @@ type Form struct {
 	Shape    []int64 `json:"shape,omitzero"`
 	Type     string  `json:"type,omitempty"`
 	Repr     string  `json:"repr,omitempty"`
-	NumBytes int64   `json:"nbytes"`
+	NumBytes int64   `json:"bytes"`
 }
 
 // ComparedMore is what few names have: see Compared and ValueDifference.

@@ -336,11 +336,11 @@ func TestComparisonAsJSON(t *testing.T) {
 	got, err := json.Marshal(compare(t, a, b, nil))
 	want := `{"equal":false,"names":2,"identical":0,"close":0,"matching":0,"different":2,"missing":0,"extra":0,"compared":2,"max_abs":2,"max_rel":0.5,` +
 		`"items":[{"fqn":"o","status":"different","differs":["values"],` +
-		`"a":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'a']","chunks":1,"files":1,"nbytes":0},` +
-		`"b":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'b']","chunks":1,"files":1,"nbytes":0},"where":"[1]"},` +
+		`"a":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'a']","chunks":1,"files":1,"bytes":0},` +
+		`"b":{"fqn":"o","kind":"object","type":"list","repr":"[1, 'b']","chunks":1,"files":1,"bytes":0},"where":"[1]"},` +
 		`{"fqn":"x","status":"different","differs":["values"],` +
-		`"a":{"fqn":"x","kind":"tensor","dtype":"float32","shape":[2],"chunks":1,"files":0,"nbytes":8},` +
-		`"b":{"fqn":"x","kind":"tensor","dtype":"float32","shape":[2],"chunks":1,"files":0,"nbytes":8},` +
+		`"a":{"fqn":"x","kind":"tensor","dtype":"float32","shape":[2],"chunks":1,"files":0,"bytes":8},` +
+		`"b":{"fqn":"x","kind":"tensor","dtype":"float32","shape":[2],"chunks":1,"files":0,"bytes":8},` +
 		`"values":{"elements":2,"differing":1,"nans":0,"max_abs":2,"max_rel":0.5,"first":{"index":[1],"a":"2.0","b":"4.0"}}}],"omitted":0,"unread":[]}`
 	if d := cmp.Diff(want, string(got)); d != "" || err != nil {
 		t.Errorf("JSON: %v, -want +got\n%s", err, d)

@@ -33,7 +33,7 @@ type Digest struct {
 	Repr string `json:"repr,omitempty"`
 	// NumBytes and SHA256 describe a tensor's contiguous little-endian bytes,
 	// the last dimension fastest, or an object's encoded bytes.
-	NumBytes int64  `json:"nbytes"`
+	NumBytes int64  `json:"bytes"`
 	SHA256   string `json:"sha256"`
 }
 

@@ -48,7 +48,7 @@ type Item struct {
 	Chunks int `json:"chunks"`
 	Files  int `json:"files"`
 	// NumBytes is the size of the whole tensor, or of the encoded object.
-	NumBytes int64 `json:"nbytes"`
+	NumBytes int64 `json:"bytes"`
 	// Tied is the first name of a tensor that the checkpoint stores once under several
 	// names, for the other names. NewItem does not set it.
 	Tied string `json:"tied,omitempty"`
@@ -147,7 +147,7 @@ type Chunk struct {
 	// Inline is set if the bytes are part of the index.
 	Inline bool `json:"inline,omitempty"`
 	// NumBytes is the size of the chunk.
-	NumBytes int64 `json:"nbytes"`
+	NumBytes int64 `json:"bytes"`
 	// File has the bytes, in the range of Length bytes at Offset. Length differs
 	// from NumBytes if the format wraps or compresses them.
 	File   string `json:"file,omitempty"`

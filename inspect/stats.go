@@ -20,7 +20,7 @@ type TensorStats struct {
 	FQN      string  `json:"fqn"`
 	DType    string  `json:"dtype"`
 	Shape    []int64 `json:"shape"`
-	NumBytes int64   `json:"nbytes"`
+	NumBytes int64   `json:"bytes"`
 	Numbers
 	// Histogram is nil if it was not requested or there is nothing to count.
 	Histogram *Histogram `json:"histogram,omitempty"`
@@ -65,7 +65,7 @@ func newNumbers(m moments) Numbers {
 // StatsTotals treat all tensors as one.
 type StatsTotals struct {
 	Tensors  int64 `json:"tensors"`
-	NumBytes int64 `json:"nbytes"`
+	NumBytes int64 `json:"bytes"`
 	Numbers
 	// NonFinite counts the tensors with elements that are NaN or infinite.
 	NonFinite int64 `json:"nonfinite_tensors"`

@@ -445,9 +445,9 @@ func TestSmallTensorsAreReadOnce(t *testing.T) {
 func TestStatsAsJSON(t *testing.T) {
 	m := holding(map[string]*tensor.Tensor{"none": of(t, []float32{}), "x": of(t, []float32{1, -3}, 2, 1)})
 	got, err := json.Marshal(statsOf(t, m, nil).Tensors)
-	want := `[{"fqn":"none","dtype":"float32","shape":[0],"nbytes":0,"elements":0,"min":null,"max":null,"mean":null,"std":null,` +
+	want := `[{"fqn":"none","dtype":"float32","shape":[0],"bytes":0,"elements":0,"min":null,"max":null,"mean":null,"std":null,` +
 		`"l2":null,"zeros":0,"nan":0,"pos_inf":0,"neg_inf":0},` +
-		`{"fqn":"x","dtype":"float32","shape":[2,1],"nbytes":8,"elements":2,"min":-3,"max":1,"mean":-1,"std":2,` +
+		`{"fqn":"x","dtype":"float32","shape":[2,1],"bytes":8,"elements":2,"min":-3,"max":1,"mean":-1,"std":2,` +
 		`"l2":3.1622776601683795,"zeros":0,"nan":0,"pos_inf":0,"neg_inf":0}]`
 	if d := cmp.Diff(want, string(got)); d != "" || err != nil {
 		t.Errorf("JSON: %v, -want +got\n%s", err, d)

@@ -121,7 +121,7 @@ type Totals struct {
 	// Elements and NumBytes are the sums over the items, with a tensor that has several
 	// names once.
 	Elements int64 `json:"elements"`
-	NumBytes int64 `json:"nbytes"`
+	NumBytes int64 `json:"bytes"`
 }
 
 // Add counts one item.
@@ -143,13 +143,13 @@ type DTypeTotals struct {
 	DType    string `json:"dtype"`
 	Tensors  int64  `json:"tensors"`
 	Elements int64  `json:"elements"`
-	NumBytes int64  `json:"nbytes"`
+	NumBytes int64  `json:"bytes"`
 }
 
 // File is one file of a checkpoint.
 type File struct {
 	Name string `json:"name"`
-	Size int64  `json:"size"`
+	Size int64  `json:"bytes"`
 	// CRC32C is the checksum of the whole file, eight hexadecimal digits. Empty:
 	// the format keeps no checksum.
 	CRC32C string `json:"crc32c,omitempty"`

@@ -45,7 +45,7 @@ type Rate struct {
 
 // Report is what was found.
 type Report struct {
-	Store string `json:"store"`
+	Store string `json:"path"`
 	// Safe means that no check has failed.
 	Safe bool `json:"safe"`
 	// Full means that the examination has ended early, because there is no space left.

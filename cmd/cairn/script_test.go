@@ -335,7 +335,8 @@ var masks = []struct {
 	{regexp.MustCompile(`(?m)^on disk .*$`), "on disk *"},
 	{regexp.MustCompile(`(?m)^(FILE|CHUNK) .*$`), "$1 *"},
 	{regexp.MustCompile(`(?m)(-index\.cairn|\.safetensors) .*$`), "$1 *"},
-	{regexp.MustCompile(`"(crc32c|size|offset|file_bytes)": ("[0-9a-f]{8}"|\d+)`), `"$1": "*"`},
+	{regexp.MustCompile(`"bytes": \d+(,\s+"crc32c")`), `"bytes": "*"$1`},
+	{regexp.MustCompile(`"(crc32c|offset|file_bytes)": ("[0-9a-f]{8}"|\d+)`), `"$1": "*"`},
 }
 
 // maskLayout copies an output and applies the masks: mask FROM TO.

@@ -85,7 +85,7 @@ func TestWebOnEveryFixture(t *testing.T) {
 			var all struct {
 				Names []string
 				DType []int
-				Bytes []int64 `json:"nbytes"`
+				Bytes []int64 `json:"bytes"`
 			}
 			ask(t, "names", self, &all)
 			if len(all.Names) != len(c.Items) || sum.Totals.Tensors+sum.Totals.Objects != len(c.Items) || sum.Format == "" {

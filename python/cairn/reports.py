@@ -240,7 +240,7 @@ class ConvertReport:
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> ConvertReport:
         return cls(m.get("to") or "", m.get("save_id") or "", m.get("step"), _number(m, "tensors"),
-                   _number(m, "objects"), _number(m, "nbytes"), tuple(m.get("skipped") or ()), _number(m, "files"),
+                   _number(m, "objects"), _number(m, "bytes"), tuple(m.get("skipped") or ()), _number(m, "files"),
                    _number(m, "file_bytes"), _number(m, "kept_files"), float(m.get("seconds") or 0))
 
 

@@ -24,7 +24,7 @@ type RemoveOptions struct {
 // Removed counts what a removal has removed.
 type Removed struct {
 	Files int   `json:"files"`
-	Bytes int64 `json:"nbytes"`
+	Bytes int64 `json:"bytes"`
 }
 
 // Add adds other to r.

@@ -29,7 +29,7 @@ type BlobOptions struct {
 // BlobResult compares uploads and downloads with plain requests for the same bytes in the
 // same run. Rates are in 10^9 bytes a second.
 type BlobResult struct {
-	Address string    `json:"address"`
+	Address string    `json:"path"`
 	Bytes   int64     `json:"bytes"`
 	Repeat  int       `json:"repeat"`
 	Plain   string    `json:"plain"` // what the plain requests are

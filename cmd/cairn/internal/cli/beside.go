@@ -157,7 +157,7 @@ type manifest struct {
 	Recipes []manifestRecipe `json:"recipes"`
 	Tensors int              `json:"tensors"`
 	Objects int              `json:"objects"`
-	Bytes   int64            `json:"nbytes"`
+	Bytes   int64            `json:"bytes"`
 	// Compared is the number of elements whose sums and sums of squares were the same in
 	// the source and in the result.
 	Compared int64                `json:"elements_compared"`

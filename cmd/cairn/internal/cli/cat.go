@@ -42,7 +42,7 @@ type catValue struct {
 type catFile struct {
 	catItem
 	Output   string `json:"output"`
-	NumBytes int64  `json:"nbytes"`
+	NumBytes int64  `json:"bytes"`
 }
 
 // voidDType is numpy's type for bytes without a meaning.

@@ -26,7 +26,7 @@ import (
 type cleanResult struct {
 	Path    string     `json:"path"`
 	DryRun  bool       `json:"dry_run"`
-	Bytes   int64      `json:"nbytes"`
+	Bytes   int64      `json:"bytes"`
 	Removed []leftover `json:"removed"`
 	Kept    []leftover `json:"kept"`
 	// Folders are the folders that were removed because nothing was left in them.
@@ -49,7 +49,7 @@ type leftoverSummary struct {
 	dead        int // files that clean removes without --older-than
 	removed     int // of Files: of checkpoints whose removal was interrupted
 	removedSize int64
-	Bytes       int64            `json:"nbytes"`
+	Bytes       int64            `json:"bytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
 	// Uncertain means that another save here got no answer to its commit.
 	Uncertain bool `json:"uncertain,omitempty"`
@@ -58,7 +58,7 @@ type leftoverSummary struct {
 type conversionLeft struct {
 	Target  string `json:"target"`
 	Staging string `json:"staging"`
-	Bytes   int64  `json:"nbytes"`
+	Bytes   int64  `json:"bytes"`
 	byAge   bool   // clean removes it with --older-than only
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -15,7 +16,9 @@ import (
 
 // digestList is what 'cairn digest --json' prints.
 type digestList struct {
-	Items map[string]inspect.Digest `json:"items"`
+	Path   string                    `json:"path"`
+	SaveID string                    `json:"save_id"`
+	Items  map[string]inspect.Digest `json:"items"`
 	// Digest is inspect.Combine of the items.
 	Digest string `json:"digest"`
 }
@@ -44,7 +47,7 @@ func runDigest(cmd *cobra.Command, ctx context.Context, args []string, f *nameFl
 		if err != nil {
 			return err
 		}
-		v := digestList{Items: digests, Digest: inspect.Combine(digests)}
+		v := digestList{Path: blob.Redact(args[0]), SaveID: c.Info().SaveID, Items: digests, Digest: inspect.Combine(digests)}
 		return o.result(v, func() {
 			for _, name := range slices.Sorted(maps.Keys(digests)) {
 				o.printf("%s  %s\n", digests[name].SHA256, clean(name))

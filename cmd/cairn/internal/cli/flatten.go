@@ -14,7 +14,12 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// flattened is what 'cairn flatten --json' prints for a checkpoint.
+// flattenResult is what 'cairn flatten --json' prints.
+type flattenResult struct {
+	Checkpoints []*flattened `json:"checkpoints"`
+}
+
+// flattened describes one checkpoint.
 type flattened struct {
 	Path string `json:"path"`
 	// Bases are the folders to which it has referred.
@@ -42,7 +47,7 @@ func newFlattenCmd() *cobra.Command {
 		if len(all) == 0 && failed != nil {
 			return failed
 		}
-		err := o.result(all, func() {
+		err := o.result(flattenResult{all}, func() {
 			for _, r := range all {
 				if len(r.Bases) == 0 {
 					o.printf("%s stands alone already\n", clean(r.Path))

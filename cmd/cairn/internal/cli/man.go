@@ -15,8 +15,8 @@ import (
 
 // manResult is what 'cairn man --json' prints.
 type manResult struct {
-	Folder string   `json:"folder"`
-	Pages  []string `json:"pages"`
+	Path  string   `json:"path"`
+	Pages []string `json:"pages"`
 }
 
 func newManCmd() *cobra.Command {
@@ -27,7 +27,7 @@ func runMan(cmd *cobra.Command, args []string) error {
 	if err := os.MkdirAll(args[0], 0o777); err != nil {
 		return err
 	}
-	r := manResult{Folder: args[0], Pages: []string{}}
+	r := manResult{Path: args[0], Pages: []string{}}
 	for name, text := range manPages(cmd.Root()) {
 		path := filepath.Join(args[0], name)
 		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
@@ -38,7 +38,7 @@ func runMan(cmd *cobra.Command, args []string) error {
 	slices.Sort(r.Pages)
 	o := outputOf(cmd)
 	return o.result(r, func() {
-		o.remark("%s in %s\n", plural(len(r.Pages), "page"), clean(r.Folder))
+		o.remark("%s in %s\n", plural(len(r.Pages), "page"), clean(r.Path))
 	})
 }
 

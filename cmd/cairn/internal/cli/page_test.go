@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cairn-ckpt/cairn/blob/doctor"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
@@ -172,7 +173,7 @@ func TestJSONIsExplained(t *testing.T) {
 		"repair": {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
-		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattened{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}},
+		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctor.Report{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}},
 		"web": {webResult{}}, "bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))

@@ -29,7 +29,7 @@ type plotResult struct {
 	Name     string `json:"name,omitempty"`
 	Other    string `json:"other,omitempty"`
 	Output   string `json:"output"`
-	NumBytes int64  `json:"nbytes"`
+	NumBytes int64  `json:"bytes"`
 }
 
 // plotParams are the parameters of charts that flags set, by the flag. The value of a flag

@@ -160,7 +160,18 @@ func throughRecipe(ctx context.Context, store, at blob.Store, c storage.Checkpoi
 	return cairn.NewCheckpoint(at, c), nil
 }
 
-// listedRecipe is what 'cairn recipes --json' prints for each recipe.
+// recipesResult is what 'cairn recipes --json' prints.
+type recipesResult struct {
+	Recipes []listedRecipe `json:"recipes"`
+}
+
+// recipeText is what 'cairn recipes show --json' prints.
+type recipeText struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// listedRecipe describes a recipe.
 type listedRecipe struct {
 	Name      string   `json:"name"`
 	About     string   `json:"about"`
@@ -180,7 +191,7 @@ func newRecipesCmd() *cobra.Command {
 			list = append(list, listedRecipe{n.String(), r.About, r.Variables(), r.SHA256})
 		}
 		o := outputOf(cmd)
-		return o.result(list, func() {
+		return o.result(recipesResult{list}, func() {
 			t := newRows("NAME", "ABOUT")
 			for _, r := range list {
 				t.add(r.Name, r.About)
@@ -202,10 +213,12 @@ func newRecipesShowCmd() *cobra.Command {
 	}
 	return newCommand("recipes-show", wantArgs(1, 1), complete, func(cmd *cobra.Command, args []string) error {
 		o := outputOf(cmd)
+		show := func(text string) error {
+			return o.result(recipeText{args[0], text}, func() { o.printf("%s", text) })
+		}
 		for _, r := range recipe.Shipped() { // by the name that messages have
 			if r.Name == args[0] {
-				o.printf("%s", r.Text)
-				return nil
+				return show(r.Text)
 			}
 		}
 		n, ok := recipe.ParseName(args[0])
@@ -217,13 +230,14 @@ func newRecipesShowCmd() *cobra.Command {
 		if err != nil {
 			return new(recipeFlags).explain(cmd, err)
 		}
+		text := ""
 		for i, s := range steps {
 			if len(steps) > 1 {
-				o.printf("%s", stepComment(n, i, steps))
+				text += stepComment(n, i, steps)
 			}
-			o.printf("%s", s.Recipe.Text)
+			text += s.Recipe.Text
 		}
-		return nil
+		return show(text)
 	})
 }
 

@@ -30,7 +30,7 @@ type repairResult struct {
 	Files    int                     `json:"files"`
 	Tensors  int64                   `json:"tensors"`
 	Objects  int64                   `json:"objects"`
-	NumBytes int64                   `json:"nbytes"`
+	NumBytes int64                   `json:"bytes"`
 	Problems []storage.VerifyProblem `json:"problems"`
 	Others   map[string]string       `json:"others"`
 

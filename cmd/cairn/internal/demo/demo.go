@@ -96,7 +96,7 @@ type stateReport struct {
 	Width    int64 `json:"width"`
 	Tensors  int   `json:"tensors"`
 	Objects  int   `json:"objects"`
-	NumBytes int64 `json:"nbytes"`
+	NumBytes int64 `json:"bytes"`
 }
 
 // saveReport describes a save.
