@@ -1,4 +1,4 @@
-"""What a state holds, in the words of cairn digest --json."""
+"""What a state holds, in the words of expected.json of the fixtures."""
 
 import hashlib
 
