@@ -52,12 +52,19 @@ func request(v *Server, target string, change func(r *http.Request)) *http.Respo
 	return w.Result()
 }
 
+// lastLine reads an answer and returns its last line. An answer that takes long begins with lines of progress.
+func lastLine(t testing.TB, r *http.Response) []byte {
+	t.Helper()
+	b := bytes.TrimSpace(must.Get(io.ReadAll(r.Body))(t))
+	return b[bytes.LastIndexByte(b, '\n')+1:]
+}
+
 func kindIn(t testing.TB, r *http.Response) string {
 	t.Helper()
 	var e struct {
 		Error *Error `json:"error"`
 	}
-	if b := must.Get(io.ReadAll(r.Body))(t); json.Unmarshal(b, &e) != nil || e.Error == nil {
+	if json.Unmarshal(lastLine(t, r), &e) != nil || e.Error == nil {
 		return ""
 	}
 	if e.Error.Message == "" {
@@ -384,7 +391,7 @@ func TestPictures(t *testing.T) {
 			Result struct{ SVG string }
 			Error  *Error
 		}
-		must.Do(t, json.Unmarshal(must.Get(io.ReadAll(r.Body))(t), &got))
+		must.Do(t, json.Unmarshal(lastLine(t, r), &got))
 		if ok && (!strings.HasPrefix(got.Result.SVG, "<svg ") || got.Error != nil) {
 			t.Errorf("%s: %.200s, %v; want an SVG", what, got.Result.SVG, got.Error)
 		}
