@@ -124,7 +124,7 @@ func Unknown(name string) error {
 	if ext := path.Ext(name); ext != "" { // a file
 		text = strings.TrimSuffix(path.Base(name), ext)
 	}
-	return fmt.Errorf("%w %s; the nearest are %s. docs/recipes.md lists the recipes that ship, and says how to write one", ErrUnknown, name, strings.Join(nearest(text, text, all), ", "))
+	return fmt.Errorf("%w %s; the nearest are %s; docs/recipes.md has all, and says how to write one", ErrUnknown, name, strings.Join(nearest(text, text, all), ", "))
 }
 
 // Step is a recipe and the form that it starts from.
