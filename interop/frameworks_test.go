@@ -103,6 +103,9 @@ var frameworks = []testCase{
 		r.frameworks().nothing("with_transformers.exported", args{"folder": r.there("one")})
 		ddp(r, "with_transformers.exported", fsdp2)
 	}},
+	{name: "Hugging Face: recipes fit the models of transformers", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.by_recipes", args{"folder": r.there("models")})
+	}},
 	{name: "Hugging Face: a damaged checkpoint is an error", needs: "transformers", run: func(r *rig) {
 		wantError(r, "with_transformers.damaged", "CorruptError")
 	}},

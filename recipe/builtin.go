@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"bytes"
 	"embed"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"sync"
 )
 
-//go:embed recipes
+//go:embed recipes pieces
 var shipped embed.FS
 
 // ErrUnknown reports the name of a recipe that does not exist.
@@ -25,7 +26,7 @@ var Shipped = sync.OnceValue(func() []*Recipe {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		text, err := shipped.ReadFile(name)
+		text, err := readShipped(name)
 		if err != nil {
 			return err
 		}
@@ -39,6 +40,35 @@ var Shipped = sync.OnceValue(func() []*Recipe {
 	}
 	return out
 })
+
+// readShipped returns the text of a shipped recipe or piece. A line "#include PIECE OLD=NEW …"
+// stands for a piece that several recipes have, with NEW instead of each OLD.
+func readShipped(name string) ([]byte, error) {
+	text, err := shipped.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	var out []byte
+	for line := range bytes.Lines(text) {
+		words, found := bytes.CutPrefix(line, []byte("#include "))
+		if !found {
+			out = append(out, line...)
+			continue
+		}
+
+		fields := strings.Fields(string(words))
+		piece, err := readShipped("pieces/" + fields[0] + ".toml")
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range fields[1:] {
+			from, to, _ := strings.Cut(f, "=")
+			piece = bytes.ReplaceAll(piece, []byte(from), []byte(to))
+		}
+		out = append(out, piece...)
+	}
+	return out, nil
+}
 
 // Name is the name of a shipped recipe in one direction, FROM-to-TO/FAMILY.
 type Name struct{ From, To, Family string }
@@ -80,25 +110,21 @@ func Lookup(n Name) ([]Step, error) {
 	if a != nil && b != nil && a != b {
 		return []Step{{a, n.From}, {b, common}}, nil
 	}
-	var near []string
-	for _, other := range Names() {
-		if other.From == n.From && other.To == n.To || other.Family == n.Family {
-			near = append(near, other.String())
-		}
-	}
-	if len(near) == 0 {
-		near = Nearest(n.String())
-	}
-	return nil, fmt.Errorf("%w %s; known are %s", ErrUnknown, strings.TrimSuffix(n.String(), "/"), strings.Join(near, ", "))
+	return nil, Unknown(strings.TrimSuffix(n.String(), "/"))
 }
 
-// Nearest returns the names of the shipped recipes that are most like a text.
-func Nearest(text string) []string {
+// Unknown returns ErrUnknown for the name of a recipe, with the names of the shipped recipes
+// that are most like it.
+func Unknown(name string) error {
 	var all []candidate
 	for _, n := range Names() {
 		all = append(all, candidate{shown: n.String(), text: n.String(), shape: n.String()})
 	}
-	return nearest(text, text, all)
+	text := name
+	if ext := path.Ext(name); ext != "" { // a file
+		text = strings.TrimSuffix(path.Base(name), ext)
+	}
+	return fmt.Errorf("%w %s; the nearest are %s; docs/recipes.md has all, and says how to write one", ErrUnknown, name, strings.Join(nearest(text, text, all), ", "))
 }
 
 // Step is a recipe and the form that it starts from.

@@ -1,6 +1,8 @@
 package recipe_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/recipe"
@@ -14,6 +16,7 @@ func TestShipped(t *testing.T) {
 	for _, name := range []string{
 		"hf-to-titan/llama", "hf-to-titan/qwen3", "titan-to-hf/qwen3_moe", "hf-to-titan/deepseek_v3", "titan-to-hf/gpt_oss",
 		"hf-to-megatron/llama", "megatron-to-hf/qwen2", "megatron-to-hf/qwen3", "megatron-to-hf/qwen3_moe", "hf-to-megatron/mixtral",
+		"hf-to-megatron/phi3", "megatron-to-hf/glm", "hf-to-megatron/glm4_moe", "megatron-to-hf/llama4_text", "hf-to-megatron/qwen2_5_vl", "titan-to-megatron/mistral",
 		"megatron-to-hf/deepseek_v3", "megatron-to-hf/gpt_oss", "megatron-to-hf/gemma2", "hf-to-megatron/gemma3", "titan-to-megatron/llama",
 	} {
 		n, ok := recipe.ParseName(name)
@@ -35,6 +38,31 @@ func TestGuess(t *testing.T) {
 	} {
 		if got := recipe.Guess([]string{c.name}, c.family); got != c.want {
 			t.Errorf("Guess(%s, %s) = %q, want %q", c.name, c.family, got, c.want)
+		}
+	}
+}
+
+// TestUnknown checks that the error for a name names the nearest recipe first, and the page.
+func TestUnknown(t *testing.T) {
+	for name, nearest := range map[string]string{
+		"hf-to-titan/lama": "hf-to-titan/llama", "hf-to-megatron/phi": "hf-to-megatron/phi3", "hf-to-megtron/glm4_moe": "hf-to-megatron/glm4_moe",
+		"recipes/megatron-to-hf.toml": "megatron-to-hf/",
+	} {
+		err := recipe.Unknown(name)
+		if n, ok := recipe.ParseName(name); ok {
+			_, err = recipe.Lookup(n)
+		}
+		if !errors.Is(err, recipe.ErrUnknown) || !strings.Contains(err.Error(), "recipe "+name+"; the nearest are "+nearest) || !strings.Contains(err.Error(), "docs/recipes.md") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestPieces checks that the texts of the recipes are whole: they have no lines for pieces.
+func TestPieces(t *testing.T) {
+	for _, r := range recipe.Shipped() {
+		if strings.Contains(string(r.Text), "#include") {
+			t.Errorf("%s has a line for a piece", r.Name)
 		}
 	}
 }

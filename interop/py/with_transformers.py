@@ -8,6 +8,9 @@ import unittest.mock
 import accelerate
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -228,6 +231,40 @@ def from_checkpoint(folder):
             assert got.lm_head.weight is got.model.embed_tokens.weight
         assert build(path, dtype=torch.bfloat16).dtype == torch.bfloat16
     return _refused(folder, models["llama"], build)
+
+
+def by_recipes(folder):
+    """Converts models of this transformers to the other form and back, and returns what differs."""
+    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "pad_token_id": 0,
+             "num_attention_heads": 4, "num_key_value_heads": 2}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32,
+              "fullatt_block_indexes": [0], "patch_size": 2, "window_size": 8}
+    families = {
+        "phi3": {}, "glm": {"head_dim": 8, "attention_bias": True}, "mistral": {},
+        "glm4_moe": {"head_dim": 8, "n_routed_experts": 3, "moe_intermediate_size": 10, "use_qk_norm": True},
+        "llama4_text": {"head_dim": 8, "intermediate_size_mlp": 20, "num_local_experts": 3,
+                        "interleave_moe_layer_step": 2},
+        "qwen2_5_vl": {"vision_config": vision},
+    }
+    wrong = []
+    for family, more in families.items():
+        if "vision_config" in more:
+            config = AutoConfig.for_model(family, text_config=small, **more)
+            model = AutoModelForImageTextToText.from_config(config)
+        else:
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(small | more)))
+        src, back = os.path.join(folder, family), os.path.join(folder, family + "-back")
+        model.save_pretrained(src)
+        for form in ("megatron", "titan") if family == "mistral" else ("megatron",):
+            there = os.path.join(folder, f"{family}-{form}")
+            cairn.convert(src, there, f"hf-to-{form}/{family}")
+            cairn.convert(there, back, f"{form}-to-hf/{family}", config=src, overwrite=True)
+            with cairn.open(src, framework="torch") as a, cairn.open(back, framework="torch") as b:
+                want, got = a.load(), b.load()
+            if set(want) != set(got):
+                wrong.append(f"{family}, {form}: names {sorted(set(want) ^ set(got))}")
+            wrong += [f"{family}, {form}: {n}" for n in want if n in got and not torch.equal(want[n], got[n])]
+    return wrong
 
 
 def _refused(folder, model, build):

@@ -120,7 +120,8 @@ class OwnRecipe(Case):
         fine = {"recipe": self.recipe}
         for error, text, options in (
             (cairn.OptionsError, "unknown recipe", {"recipe": self.folder / "nothing.toml"}),
-            (cairn.OptionsError, "unknown recipe.*known are .*hf-to-titan/llama", {"recipe": "hf-to-titan/no_such"}),
+            (cairn.OptionsError, "unknown recipe.*nearest are hf-to-titan/llama.*docs/recipes.md",
+             {"recipe": "hf-to-titan/lama"}),
             (cairn.OptionsError, "family", {"recipe": "auto"}),
             (cairn.OptionsError, "broken.toml.*line", {"recipe": broken}),
             (cairn.OptionsError, "no variable colour; it has .*rows", {**fine, "variables": {"rows": 4, "colour": 1}}),

@@ -20,7 +20,7 @@ const megatronVersion = 3.0
 
 // numberedLayer is the beginning of the name of a tensor of one layer. Without a number, the
 // tensor has all layers.
-var numberedLayer = regexp.MustCompile(`^decoder\.layers\.[0-9]+\.`)
+var numberedLayer = regexp.MustCompile(`^(language_model\.)?decoder\.layers\.[0-9]+\.`)
 
 // MegatronFiles returns the files that Megatron's loader needs beside a checkpoint with these
 // names of tensors, which has no arguments and no training state: ConfigName and CommonName.

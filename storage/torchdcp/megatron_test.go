@@ -37,6 +37,10 @@ func TestMegatronFiles(t *testing.T) {
 			names: []string{weight}, step: new(int64(12)),
 			want: map[string]any{"content_metadata.non_homogeneous_layers": true, "iteration": int64(12)},
 		},
+		"numbered layers of a model with a vision model": {
+			names: []string{"language_model." + weight, "visual.blocks.0.attn.qkv.bias"},
+			want:  map[string]any{"content_metadata.non_homogeneous_layers": true},
+		},
 		"tensors in two parts": {
 			names: []string{weight + "_w", weight + "_v"},
 			want:  map[string]any{"content_metadata.non_homogeneous_layers": true, "content_metadata.singleton_local_shards": true},

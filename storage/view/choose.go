@@ -255,7 +255,7 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 	if !shipped {
 		text, err := readFile(o.Recipe, 1<<20)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w %s: there is no such file, and a recipe that ships is called FROM-to-TO/FAMILY; the nearest are %s", recipe.ErrUnknown, o.Recipe, strings.Join(recipe.Nearest(strings.TrimSuffix(filepath.Base(o.Recipe), filepath.Ext(o.Recipe))), ", "))
+			return nil, fmt.Errorf("there is no such file: %w", recipe.Unknown(o.Recipe))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", recipe.ErrUnknown, err)

@@ -31,7 +31,7 @@ type form struct {
 // wrote, and the way back with the model.
 func TestGolden(t *testing.T) {
 	dirs := must.Get(filepath.Glob("testdata/*/forms.json"))(t)
-	if len(dirs) != 10 {
+	if len(dirs) != 16 {
 		t.Fatal(dirs)
 	}
 	for _, path := range dirs {

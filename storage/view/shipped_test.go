@@ -217,6 +217,60 @@ func fusedMixtral(m *maker) {
 	}
 }
 
+// joined joins q, k and v of each layer, if qkv is set, and gate and up, as Phi-3 and GLM do.
+func joined(qkv, biases bool) func(*maker) {
+	return func(m *maker) {
+		dense(false, biases, false)(m)
+		for i := range layers {
+			l := fmt.Sprintf("model.layers.%d.", i)
+			delete(m.out, l+"mlp.gate_proj.weight")
+			delete(m.out, l+"mlp.up_proj.weight")
+			m.add(dims(2*ffn, hidden), l+"mlp.gate_up_proj.weight")
+			if qkv {
+				maps.DeleteFunc(m.out, func(name string, _ *tensor.Tensor) bool {
+					return strings.HasPrefix(name, l+"self_attn.") && !strings.Contains(name, "o_proj")
+				})
+				m.add(dims((heads+2*kvHeads)*headDim, hidden), l+"self_attn.qkv_proj.weight")
+			}
+		}
+	}
+}
+
+// glmMoE is GLM-4.5: DeepSeek's experts and layers for multi-token prediction, with grouped attention.
+func glmMoE(first, mtp int, biases, norms, published bool) func(*maker) {
+	return func(m *maker) {
+		deepseek(first, mtp, true, false, published)(m)
+		maps.DeleteFunc(m.out, func(name string, _ *tensor.Tensor) bool { return strings.Contains(name, ".self_attn.") })
+		for i := range layers + mtp {
+			m.attention(i, biases, norms)
+		}
+	}
+}
+
+// llama4 has experts in each layer of which the number is a multiple of step.
+func llama4(step int) func(*maker) {
+	return func(m *maker) {
+		m.outside(false)
+		for i := range layers {
+			l := fmt.Sprintf("model.layers.%d.feed_forward", i)
+			m.attention(i, false, false)
+			if (i+1)%step != 0 {
+				m.gated(ffn, l, "gate_proj", "up_proj", "down_proj")
+				continue
+			}
+			m.gated(moeFFN, l+".shared_expert", "gate_proj", "up_proj", "down_proj").add(dims(experts, hidden), l+".router.weight")
+			m.add(dims(experts, hidden, 2*moeFFN), l+".experts.gate_up_proj").add(dims(experts, moeFFN, hidden), l+".experts.down_proj")
+		}
+	}
+}
+
+func withVision(tied bool) func(*maker) {
+	return func(m *maker) {
+		dense(tied, true, false)(m)
+		m.add(dims(4, 3, 2, 2, 2), "visual.patch_embed.proj.weight").add(dims(12), "visual.blocks.0.attn.qkv.bias").add(dims(7), "visual.merger.mlp.0.bias")
+	}
+}
+
 // TestShippedThereAndBack checks for each shipped recipe that there and back gives the same
 // bytes, and that the other form has the expected number of tensors.
 func TestShippedThereAndBack(t *testing.T) {
@@ -230,10 +284,14 @@ func TestShippedThereAndBack(t *testing.T) {
 	v3 := func(first int) map[string]any {
 		return moeWith(map[string]any{"num_experts": nil, "n_routed_experts": float64(experts), "first_k_dense_replace": float64(first)})
 	}
+	scout := map[string]any{"num_local_experts": float64(experts), "intermediate_size": float64(moeFFN), "intermediate_size_mlp": float64(ffn), "interleave_moe_layer_step": 1.0}
+	maverick := maps.Clone(scout)
+	maverick["interleave_moe_layer_step"] = 2.0
 	v3Tied := v3(0)
 	v3Tied["tie_word_embeddings"] = true
 	oss := map[string]any{"num_local_experts": float64(experts)}
 	numbers := map[string]any{"stacked": false}
+	split := map[string]any{"singleton": true}
 	seen := map[string]bool{}
 	for i, c := range []struct {
 		to, family string
@@ -276,6 +334,19 @@ func TestShippedThereAndBack(t *testing.T) {
 		{to: "megatron", family: "deepseek_v3", config: v3(2), fill: deepseek(2, 0, true, false, false), want: 3 + 9*layers + 2*2 + 6*(layers-2)},
 		{to: "megatron", family: "deepseek_v3", config: v3(0), fill: deepseek(0, 0, false, false, false), want: 3 + 7 + 6},
 		{to: "megatron", family: "deepseek_v3", config: v3(2), fill: deepseek(2, 2, true, false, true), lost: []string{".embed_tokens.weight", ".shared_head.head.weight"}, want: 3 + 9*(layers+2) + 2*2 + 6*layers + 4*2},
+		{to: "titan", family: "mistral", fill: dense(false, false, false), want: 3 + 9*layers},
+		{to: "megatron", family: "phi3", fill: joined(true, false), want: 3 + 6},
+		{to: "megatron", family: "phi3", fill: joined(true, false), set: split, want: 3 + 7*layers},
+		{to: "megatron", family: "glm", fill: joined(false, true), want: 3 + 7},
+		{to: "megatron", family: "glm", fill: joined(false, false), set: split, want: 3 + 7*layers},
+		{to: "megatron", family: "glm4_moe", config: v3(1), fill: glmMoE(1, 0, true, true, false), want: 3 + 9 + 13*(layers-1)},
+		{to: "megatron", family: "glm4_moe", config: v3(0), fill: glmMoE(0, 0, false, false, false), want: 3 + 4 + 6},
+		{to: "megatron", family: "glm4_moe", config: v3(1), fill: glmMoE(1, 1, true, true, true), lost: []string{".embed_tokens.weight", ".shared_head.head.weight"}, want: 3 + 9 + 13*layers + 4},
+		{to: "megatron", family: "llama4_text", config: scout, fill: llama4(1), want: 3 + 9},
+		{to: "megatron", family: "llama4_text", config: scout, fill: llama4(1), set: split, want: 3 + (8+3*experts)*layers},
+		{to: "megatron", family: "llama4_text", config: maverick, fill: llama4(2), want: 3 + (6+9)*layers/2},
+		{to: "megatron", family: "qwen2_5_vl", fill: withVision(false), want: 3 + 7 + 3},
+		{to: "megatron", family: "qwen2_5_vl", config: tied, fill: withVision(true), set: numbers, want: 2 + 7*layers + 3},
 		{to: "megatron", family: "gpt_oss", config: oss, fill: gptOSS(false), want: 3 + 13},
 		{to: "megatron", family: "gpt_oss", config: oss, fill: gptOSS(true), set: numbers, back: map[string]any{"four_bits": true}, want: 3 + 13*layers},
 		{to: "megatron", family: "gemma2", config: map[string]any{"tie_word_embeddings": nil}, fill: gemma(false), want: 2 + 8},

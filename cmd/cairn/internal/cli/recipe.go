@@ -223,8 +223,7 @@ func newRecipesShowCmd() *cobra.Command {
 		}
 		n, ok := recipe.ParseName(args[0])
 		if !ok {
-			err := fmt.Errorf("%w %q; the nearest are %s", recipe.ErrUnknown, args[0], strings.Join(recipe.Nearest(args[0]), ", "))
-			return new(recipeFlags).explain(cmd, err)
+			return new(recipeFlags).explain(cmd, recipe.Unknown(args[0]))
 		}
 		steps, err := recipe.Lookup(n)
 		if err != nil {
