@@ -1,10 +1,13 @@
 package conformance
 
 import (
+	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
@@ -21,7 +24,11 @@ func TestTryOut(t *testing.T) {
 		t.Fatalf("the page has other commands: %s", script)
 	}
 	env := []string{"PATH=" + filepath.Dir(buildCairn(t)) + string(os.PathListSeparator) + os.Getenv("PATH"), "DIR=" + t.TempDir()}
-	if out, err := command(t, env, "sh", "-ec", "cd \"$DIR\"; curl --version; "+install); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), installTime)
+	defer cancel()
+	setup := exec.CommandContext(ctx, "sh", "-ec", "cd \"$DIR\"; curl --version; "+install)
+	setup.Env, setup.WaitDelay = append(os.Environ(), env...), time.Second
+	if out, err := setup.CombinedOutput(); err != nil {
 		t.Skipf("%v: no curl, Python or PyPI: %s", err, out)
 	}
 	_, port, _ := strings.Cut(must.Get(freeAddress())(t), ":")
