@@ -218,7 +218,8 @@ class _Load:
         except errors.MissingError:
             if not (lacks := [mine for mine, name in wanted.items() if name not in set(self.names)]):
                 raise  # a part of a tensor
-            raise names.missing(lacks, wanted, self.names) from None
+            fits = _state.fitting(leaves, self.entries)
+            raise names.missing(lacks, wanted, self.names, fits=fits) from None
         for a, b, t, twin in twins:
             plain = t.detach().resolve_conj().resolve_neg().contiguous()
             if not torch.equal(_memory.as_bytes(plain), _memory.as_bytes(twin)):
