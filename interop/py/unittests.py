@@ -19,6 +19,11 @@ def run(file, name):
             "skipped": "; ".join(why for _, why in result.skipped)}
 
 
+def failures(file):
+    """Runs all tests in a file, and returns what has gone wrong."""
+    return [said["failed"] for name in names(file, False) if (said := run(file, name))["failed"]]
+
+
 def load(file):
     return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.removesuffix(".py")))
 
