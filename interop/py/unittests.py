@@ -19,9 +19,10 @@ def run(file, name):
             "skipped": "; ".join(why for _, why in result.skipped)}
 
 
-def failures(file):
-    """Runs all tests in a file, and returns what has gone wrong."""
-    return [said["failed"] for name in names(file, False) if (said := run(file, name))["failed"]]
+def failures(file, case):
+    """Runs the tests of a class in a file, and returns what has gone wrong."""
+    said = [run(file, name) for name in names(file, False) if f".{case}." in name]
+    return [s["failed"] for s in said if s["failed"]]
 
 
 def load(file):
