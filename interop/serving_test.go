@@ -31,6 +31,9 @@ var serving = []testCase{
 	{name: "vLLM: what cannot be loaded is refused", needs: "vllm", slow: true, run: func(r *rig) {
 		r.vllm().nothing("with_vllm.refused", args{"folder": r.there("model")})
 	}},
+	{name: "vLLM: its rules for which weights are read and required", needs: "vllm", slow: true, run: func(r *rig) {
+		r.vllm().nothing("unittests.failures", args{"file": "test_serving.py", "case": "VLLM"})
+	}},
 	{name: "SGLang: the parameters are those of its own loader", needs: "sglang", slow: true, run: func(r *rig) {
 		r.sglang().nothing("with_sglang.loaded", args{"folder": r.there("model")})
 		eachRank(r.sglang(), 2, "with_sglang.loaded")
@@ -38,6 +41,9 @@ var serving = []testCase{
 	{name: "SGLang: published versions by its update from a disk", needs: "sglang", slow: true, run: func(r *rig) {
 		r.sglang().nothing("with_sglang.updated", args{"folder": r.there("model")})
 		eachRank(r.sglang(), 2, "with_sglang.updated")
+	}},
+	{name: "SGLang: its calls of the loader", needs: "sglang", slow: true, run: func(r *rig) {
+		r.sglang().nothing("unittests.failures", args{"file": "test_serving.py", "case": "SGLang"})
 	}},
 }
 

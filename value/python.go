@@ -19,7 +19,8 @@ type Pair struct {
 }
 
 // Dict is a dict of Python that is not a map[string]any: one with other keys than
-// strings, or one that promises an order.
+// strings, or one that promises an order. Dicts inside of the attributes of an object are
+// read as a Dict if their keys are not sorted: the order of a module's children counts.
 type Dict struct {
 	// Pairs are in the order of their insertion. No key is there twice.
 	Pairs []Pair

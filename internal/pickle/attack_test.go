@@ -51,6 +51,49 @@ func TestCallsBecomeInertObjects(t *testing.T) {
 	}
 }
 
+func TestNestedClasses(t *testing.T) {
+	got, err := pickle.Decode([]byte("\x80\x02cbuiltins\ngetattr\ncmine\nOuter\nX\x05\x00\x00\x00Inner\x86R)\x81}X\x01\x00\x00\x00aK\x01sb."), nil)
+	want := &value.Object{Module: "mine", Name: "Outer.Inner", Call: true, New: true, State: map[string]any{"a": int64(1)}}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(any(want), got); d != "" {
+		t.Errorf("Decode of an object of a class inside of a class: -want +got\n%s", d)
+	}
+}
+
+func TestDictsInsideOfAttributesKeepTheirOrder(t *testing.T) {
+	dict := "}(X\x01\x00\x00\x00bK\x01X\x01\x00\x00\x00aK\x02u" // {"b": 1, "a": 2}
+	object := func(state string) string { return "cmine\nA\n)\x81" + state + "b" }
+	attributes := func(v string) string { return "}(X\x01\x00\x00\x00xK\x00X\x01\x00\x00\x00d" + v + "u" }
+	plain := map[string]any{"a": int64(2), "b": int64(1)}
+	ordered := &value.Dict{Pairs: []value.Pair{{Key: "b", Value: int64(1)}, {Key: "a", Value: int64(2)}}}
+	made := func(state any) any {
+		return &value.Object{Module: "mine", Name: "A", Call: true, New: true, State: state}
+	}
+	for name, tc := range map[string]struct {
+		pickle string
+		want   any
+	}{
+		"outside of objects":        {dict, plain},
+		"attributes":                {object(dict), made(plain)},
+		"inside of attributes":      {object(attributes(dict)), made(map[string]any{"x": int64(0), "d": ordered})},
+		"deeper":                    {object(attributes("]" + dict + "a")), made(map[string]any{"x": int64(0), "d": []any{ordered}})},
+		"an object in an object":    {object(attributes(object(dict))), made(map[string]any{"x": int64(0), "d": made(plain)})},
+		"attributes and slots":      {object(dict + dict + "\x86"), made(value.Tuple{plain, plain})},
+		"after an object in a list": {"]" + "(" + object(attributes(dict)) + dict + "e", []any{made(map[string]any{"x": int64(0), "d": ordered}), plain}},
+	} {
+		got, err := pickle.Decode([]byte("\x80\x02"+tc.pickle+"."), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if d := cmp.Diff(tc.want, got); d != "" {
+			t.Errorf("%s: -want +got\n%s", name, d)
+		}
+	}
+}
+
 func TestDecodeRefusesInvalidPickles(t *testing.T) {
 	for _, c := range []struct {
 		name, pickle string

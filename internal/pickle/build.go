@@ -20,6 +20,7 @@ type builder struct {
 	names      []any
 	constructs map[int32]Construct
 	keys       keyer
+	ordered    int // from this depth on, dicts keep the order of their keys; zero: none do
 }
 
 // made is the result of building a cell. It is zero while the cell is being
@@ -199,6 +200,9 @@ func (b *builder) dict(cells []Cell, depth int) (any, int64) {
 			return &value.Dict{Pairs: b.keys.pairs(l)}, cost
 		}
 	}
+	if b.ordered > 0 && depth >= b.ordered && !sortedKeys(l) {
+		return &value.Dict{Pairs: b.keys.pairs(l)}, cost
+	}
 	b.charge(mapBytes(len(l) / 2))
 	m := make(map[string]any, len(l)/2)
 	for i := 0; i < len(l); i += 2 {
@@ -206,6 +210,16 @@ func (b *builder) dict(cells []Cell, depth int) (any, int64) {
 	}
 	b.refund(anyBytes * len(l)) // l is garbage
 	return m, cost
+}
+
+// sortedKeys reports whether the keys of a dict, every second of l, are sorted strings.
+func sortedKeys(l []any) bool {
+	for i := 2; i < len(l); i += 2 {
+		if l[i].(string) < l[i-2].(string) {
+			return false
+		}
+	}
+	return true
 }
 
 func (b *builder) persistent(id Cell, depth int) (any, int64) {
@@ -316,7 +330,13 @@ func (b *builder) arguments(o *value.Object, n *object, depth int) int64 {
 func (b *builder) contents(o *value.Object, n *object, depth int) (total int64) {
 	var cost int64
 	if n.built {
+		around := b.ordered
+		b.ordered = depth + 2 // the state is at depth+1
+		if n.state.Kind() == Tuple {
+			b.ordered++ // it may consist of two dicts of attributes: see value.Object.Attributes
+		}
 		o.State, total = b.value(n.state, depth)
+		b.ordered = around
 	}
 	if n.more != nil && n.more.items != nil {
 		o.Items, cost = b.values(n.more.items, depth)

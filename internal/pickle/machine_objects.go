@@ -150,6 +150,9 @@ var builtins2 = map[string]string{"basestring": "str", "long": "int", "unicode":
 
 // call pushes the object of a call.
 func (m *machine) call(callee, args, kwargs Cell, isNew bool) {
+	if callee.Kind() == Object {
+		callee = m.nested(callee)
+	}
 	if callee.Kind() != Global {
 		m.unsupported("a call of a value that is not a name")
 	}
@@ -168,6 +171,25 @@ func (m *machine) call(callee, args, kwargs Cell, isNew bool) {
 		m.charge(objectBytes)
 		m.pushMemo(at(Object, m.objects.add(object{global: int32(callee.pos()), isNew: isNew, args: args, kwargs: kwargs})))
 	}
+}
+
+// nested returns the name of a class inside of a class, which older protocols look up with
+// getattr. It returns other objects unchanged.
+func (m *machine) nested(c Cell) Cell {
+	o := m.objects.ptr(c.pos())
+	if g := &m.globals[o.global]; g.module != "builtins" || g.name != "getattr" || o.built || o.more != nil {
+		return c
+	}
+	args, _ := m.List(o.args)
+	if len(args) != 2 || args[0].Kind() != Global {
+		return c
+	}
+	attribute, ok := m.Text(args[1])
+	if !ok {
+		return c
+	}
+	outer := &m.globals[args[0].pos()]
+	return m.global([]byte(outer.module), append([]byte(outer.name+"."), attribute...))
 }
 
 // build sets the topmost value as the state of the object below it.

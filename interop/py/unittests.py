@@ -19,6 +19,12 @@ def run(file, name):
             "skipped": "; ".join(why for _, why in result.skipped)}
 
 
+def failures(file, case):
+    """Runs the tests of a class in a file, and returns what has gone wrong."""
+    said = [run(file, name) for name in names(file, False) if f".{case}." in name]
+    return [s["failed"] for s in said if s["failed"]]
+
+
 def load(file):
     return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.removesuffix(".py")))
 

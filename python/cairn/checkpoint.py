@@ -17,7 +17,7 @@ from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 def open(path: str | os.PathLike[str], *, framework: str | None = None, format: str | None = None,
          format_options: dict[str, Any] | None = None, recipe: str | os.PathLike[str] | None = None,
          config: _recipe.Config = None, reverse: bool = False,
-         variables: Mapping[str, Any] | None = None) -> Checkpoint:
+         variables: Mapping[str, Any] | None = None, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
 
     >>> with cairn.open("run/step-100") as c:
@@ -26,8 +26,11 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
 
     framework is the kind of the slices: "numpy", "torch" or "memory" (memoryviews). Without it
     they are numpy arrays if numpy is installed, and memoryviews otherwise. A memoryview of a type
-    that memoryviews lack, such as bfloat16, is bytes in one dimension. Nothing is unpickled. format and
+    that memoryviews lack, such as bfloat16, is bytes in one dimension. format and
     format_options are needed only if the format cannot be detected or has options for reading.
+
+    Objects that were pickled are described, as :class:`cairn.values.Object`, and a PickleWarning names their classes.
+    With allow_pickle, which needs torch, they are made again: a pickle can run any code.
 
     recipe shows the checkpoint in another form, for example a folder of Hugging Face with the names and shapes
     of torchtitan::
@@ -39,7 +42,7 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
     """
     _saver.address_of(path)  # raises for None and for paths that are not UTF-8
     return Checkpoint(os.fsdecode(path), framework, format, format_options,
-                      _recipe.message(recipe, config, reverse, variables))
+                      _recipe.message(recipe, config, reverse, variables), allow_pickle)
 
 
 class Checkpoint(Mapping[str, Any]):
@@ -60,7 +63,8 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(self, path: str, framework: str | None = None, format: str | None = None,
-                 format_options: dict[str, Any] | None = None, recipe: dict[str, Any] | None = None):
+                 format_options: dict[str, Any] | None = None, recipe: dict[str, Any] | None = None,
+                 allow_pickle: bool = False):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
@@ -78,6 +82,7 @@ class Checkpoint(Mapping[str, Any]):
         self.notes: list[str] = d.get("notes") or []
         self.missing: list[str] = d.get("missing") or []
         self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in d.get("entries") or []}
+        self._allow_pickle, self._described = allow_pickle, set[str]()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -158,17 +163,31 @@ class Checkpoint(Mapping[str, Any]):
     def _values(self, names: Sequence[str]) -> dict[str, Any]:
         self._check()
         out: dict[str, Any] = {}
-        far = []
+        far: list[str] = []
         for n in names:
-            e = self.entry(n)
-            data = base64.b64decode(e.get("data") or "")
-            if len(data) == e.get("bytes", 0):
+            if (data := _held(e := self.entry(n))) is not None:
                 out[n] = values.decode(e["codec"], data)
             else:
                 far.append(n)
         if far:
             self._load([{"name": n} for n in far], lambda i, _, value: out.__setitem__(far[i], values.decode(*value)))
-        return out
+        return {n: self._made(n, v) for n, v in out.items()}
+
+    def _made(self, name: str, v: Any) -> Any:
+        """Makes the objects in a value, or warns that they are described: once, if the description has all values."""
+        if not self._allow_pickle:
+            if new := values.classes(v) - self._described:
+                for e in self._entries.values():
+                    if "codec" in e and (data := _held(e)) is not None:
+                        new |= values.classes(values.decode(e["codec"], data))
+                self._described |= new
+                values.warn_of(self.path, new)
+            return v
+        from cairn.torch import _load
+
+        refs = sorted(values.refs(v))
+        tensors = dict(zip(refs, self.read([(n, None) for n in refs], framework="torch"))) if refs else {}
+        return _load.made(name, v, True, {n: _load.parameter(self._entries[n], t) for n, t in tensors.items()})
 
     def _check(self) -> None:
         if self._closed:
@@ -204,6 +223,12 @@ class Checkpoint(Mapping[str, Any]):
         if wants:
             self._load(wants, piece)
         return [r() for r in results]
+
+
+def _held(entry: dict[str, Any]) -> bytes | None:
+    """Returns the bytes of a value, if they are small enough to be part of its description."""
+    data = base64.b64decode(entry.get("data") or "")
+    return data if len(data) == entry.get("bytes", 0) else None
 
 
 def _default_framework() -> str:

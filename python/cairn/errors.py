@@ -99,7 +99,7 @@ class SaveWarning(UserWarning):
 
 
 class PickleWarning(UserWarning):
-    """A value is saved as a pickle, which a load makes again only with allow_pickle."""
+    """A value is saved as a pickle, or was: it is made again only with allow_pickle."""
 
 
 # The first code that an error has decides its class, so the more specific codes come first.

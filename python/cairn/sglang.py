@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
+from sglang.srt.model_loader.loader import DefaultModelLoader
 
 from cairn._saver import default_ceiling
 from cairn.torch._serving import Source, each
@@ -44,8 +44,8 @@ class Loader(DefaultModelLoader):
 
     def __init__(self, load_config: Any):
         global _first
-        BaseModelLoader.__init__(self, load_config)
-        self.source = Source.from_options(load_config.model_loader_extra_config, "model_loader_extra_config")
+        self.source, own = Source.from_config(load_config, "SGLang")
+        super().__init__(own)
         self.keep = 0
         if not load_config.model_loader_extra_config and _first is not None:
             # An update of SGLang's weights has no options, and means those of the model. More may follow.

@@ -1,24 +1,33 @@
 """Values that are not tensors, as checkpoints hold them: JSON with a rule for what JSON lacks.
 
 An object with a single key that begins with a dollar sign is a value that JSON lacks, such as ``{"$tuple":
-[1, 2]}``. docs/saver.md names the rules. Nothing here runs code of a checkpoint: an object of a Python class
-becomes an :class:`Object`, which only describes it, unless the class is one of a few that can do no harm,
-such as a date.
+[1, 2]}``. docs/saver.md names the rules. An object of a Python class becomes an :class:`Object`, which only
+describes it, unless the class is one of a few that can do no harm, such as a date. Only :func:`construct` runs code
+of a checkpoint.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import collections
 import copyreg
+import functools
 import importlib
+import io
 import json
 import math
+import pickletools
 import re
 import sys
+import types
+import warnings
+import zipfile
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from cairn import errors
 from cairn.errors import CorruptError
 
 
@@ -203,19 +212,119 @@ def _make(o: Object) -> Any:
         if o.name not in _KNOWN.get(o.module, ()) or not o.fields.get("call") or (kwargs and o.module != "datetime"):
             return o
         kind = getattr(importlib.import_module(o.module), o.name)
-        args = o.fields.get("args", ())
-        if any(isinstance(a, Object) for a in args):
+        if any(isinstance(a, Object) for a in o.fields.get("args", ())):
             return o
-        v = kind.__new__(kind, *args) if o.fields.get("new") else kind(*args, **kwargs)
-        if (state := o.fields.get("state")) is not None:
-            v.__setstate__(state) if hasattr(v, "__setstate__") else v.__dict__.update(state)
-        for item in o.fields.get("items", ()):
-            v.append(item)
-        for key, item in o.fields.get("pairs", ()):
-            v[key] = item
-        return v
+        return _called(kind, o.fields)
     except Exception:  # what another program wrote; it stays described
         return o
+
+
+def _called(kind: Any, f: dict[str, Any]) -> Any:
+    """Calls what makes an object, and gives the object its contents, in the order of pickles."""
+    args, kwargs = f.get("args", ()), f.get("kwargs") or {}
+    v = kind.__new__(kind, *args, **kwargs) if f.get("new") else kind(*args, **kwargs)
+    for item in f.get("items", ()):
+        v.append(item)
+    for key, item in f.get("pairs", ()):
+        v[key] = item
+
+    state, slots = f.get("state"), None
+    if state is not None and hasattr(v, "__setstate__"):
+        v.__setstate__(state)
+        return v
+    if isinstance(state, tuple) and len(state) == 2:
+        state, slots = state
+    if state:
+        v.__dict__.update(state)
+    for key, item in (slots or {}).items():
+        setattr(v, key, item)
+    return v
+
+
+def construct(o: Object) -> Any:
+    """Makes the object that a checkpoint describes, as unpickling does: that imports and runs whatever it names.
+
+    RepresentError: its class cannot be imported, or refuses.
+    """
+    try:
+        thing = importlib.import_module(o.module)
+        for part in o.name.split("."):
+            thing = getattr(thing, part)
+        return _called(thing, o.fields) if o.fields.get("call") else thing
+    except Exception as e:  # of any class
+        raise errors.RepresentError(f"{o.module}.{o.name} cannot be made: {type(e).__name__}: {e}",
+                                    ("storage.represent",)) from e
+
+
+def replaced(v: Any, make: Callable[[Any], Any]) -> Any:
+    """Returns a value with make(x) in place of each Object, Ref and RawTensor x in it, the inner ones first."""
+    again = functools.partial(replaced, make=make)
+    kind = type(v)
+    if kind is Object:
+        return make(Object(v.module, v.name, {k: again(x) for k, x in v.fields.items()}))
+    if kind in (Ref, RawTensor):
+        return make(v)
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(again, v))
+    if kind in (dict, collections.OrderedDict):
+        return kind((again(k), again(x)) for k, x in v.items())
+    if kind is collections.deque:
+        return collections.deque(map(again, v), v.maxlen)
+    if kind in (collections.defaultdict, collections.Counter):
+        pairs = [(again(k), again(x)) for k, x in v.items()]
+        v.clear()
+        for key, x in pairs:
+            v[key] = x
+        return v
+    if kind in (argparse.Namespace, types.SimpleNamespace):
+        return kind(**{k: again(x) for k, x in vars(v).items()})
+    return v
+
+
+def refs(v: Any) -> set[str]:
+    """Returns the names of the tensors that a value refers to."""
+    found: set[str] = set()
+    replaced(v, lambda x: found.add(x.name) if isinstance(x, Ref) else x)
+    return found
+
+
+def pickled(v: Any) -> bytes | None:
+    """Returns the pickle of a value that cairn saved as one, or None."""
+    if isinstance(v, Object) and (v.module, v.name) == ("cairn.torch", "Pickled"):
+        return v.fields["args"][0]
+    return None
+
+
+def classes(v: Any) -> set[str]:
+    """Returns the names of the classes and functions of which a value has only descriptions, without torch's dtypes."""
+    found: set[str] = set()
+
+    def see(x: Any) -> Any:
+        if (data := pickled(x)) is not None:
+            found.update(_named(data))
+        elif isinstance(x, Object) and x.module != "torch":
+            found.add(f"{x.module}.{x.name}")
+        return x
+
+    replaced(v, see)
+    return found
+
+
+def _named(data: bytes) -> set[str]:
+    """Returns the names in a file of torch.save, without the names that torch can load with weights_only."""
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        pickle = next(file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
+    names = {str(arg).replace(" ", ".") for op, arg, _ in pickletools.genops(pickle) if op.name == "GLOBAL"}
+    return {name for name in names if name.partition(".")[0] not in ("torch", "collections", "builtins", "copyreg",
+                                                                     "copy_reg", "__builtin__")}
+
+
+def warn_of(path: str, classes: Collection[str]) -> None:
+    """Warns that objects of these classes are only described."""
+    some = ", ".join(sorted(classes)[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
+    warnings.warn(f"{path} has pickled objects of {some}: they are described, as cairn.values.Object. "
+                  "allow_pickle=True makes them, which can run any code: use it if you trust the checkpoint",
+                  errors.PickleWarning, stacklevel=errors.outside())
 
 
 def _make_numpy(o: Object) -> Any:

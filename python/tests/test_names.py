@@ -37,6 +37,61 @@ class Missing(unittest.TestCase):
                 rename = names.renamer(eval(want), theirs)  # what the message says works
                 self.assertEqual([rename(n) for n in mine], theirs)
 
+    def test_several_options(self):
+        def below(*prefixes):
+            return [p + n for p in prefixes for n in ("a.weight", "a.bias", "b.weight")]
+
+        table = [
+            ("a wrapper, and EMA in a wrapper", [""], ["model.module.", "ema.module."], "{'': 'model.module.'}",
+             ["{'': 'ema.module.'} (an EMA copy)"]),
+            ("an EMA copy has more of the name", ["model."], ["model.module.", "ema.model."],
+             "{'model.': 'model.module.'}", ["{'': 'ema.'} (an EMA copy)"]),
+            ("the EMA copy is asked for", ["ema."], ["model.module.", "ema.module."], "{'ema.': 'ema.module.'}",
+             ["{'ema.': 'model.module.'} (not an EMA copy)"]),
+            ("moments of an optimizer", [""], ["module.module.", "optimizer.state.exp_avg.", "opt.master."],
+             "{'': 'module.module.'}", ["(optimizer state)"]),
+            ("a wrapper, and another model", [""], ["net.", "_orig_mod."], "{'': '_orig_mod.'}",
+             ["{'': 'net.'} (another prefix)"]),
+            ("the key of models, and another model", [""], ["critic.", "state_dict.module."],
+             "{'': 'state_dict.module.'}", ["{'': 'critic.'} (another prefix)"]),
+            ("several EMA copies", [""], ["ema_0.999.", "EMAWeightAveraging.module.", "state_dict_ema.", "net."],
+             "{'': 'net.'}", ["{'': 'EMAWeightAveraging.module.'} (an EMA copy)", "{'': 'state_dict_ema.'}"]),
+        ]
+        for what, mine, theirs, want, others in table:
+            with self.subTest(what=what):
+                e = str(missing(below(*mine), below(*mine), below(*theirs)))
+                self.assertIn(f"load(…, rename={want}) finds them. Others fit too: ", e)
+                for other in others:
+                    self.assertIn(other, e)
+
+    def test_no_option_is_recommended_if_several_are_as_good(self):
+        for theirs, want in (
+                (["actor.", "critic."], "Several prefixes fit: rename={'': 'actor.'} (another prefix), "
+                                        "rename={'': 'critic.'} (another prefix)"),
+                (["module.", "_orig_mod."], "Several prefixes fit: rename={'': '_orig_mod.'} (in a wrapper), "),
+                (["ema."], "Only copies have such names: rename={'': 'ema.'} (an EMA copy)"),
+                (["ema.", "opt.exp_avg."], "Only copies have such names: rename={'': 'ema.'} (an EMA copy), "
+                                           "rename={'': 'opt.exp_avg.'} (optimizer state)")):
+            e = str(missing(LAYERS, LAYERS, [p + n for p in theirs for n in LAYERS]))
+            self.assertIn(want, e)
+            self.assertNotIn("finds them", e)
+        mine = ["x.weight"]
+        e = str(missing(mine, mine, [f"layers.{i}.weight" for i in range(20)]))  # which says nothing
+        self.assertNotIn("rename", e)
+
+    def test_an_option_finds_all_names_of_the_state(self):
+        e = str(missing(["a.w", "b.w"], ["a.w", "b.w", "step"], ["module.a.w", "module.b.w", "step"]))
+        self.assertNotIn("{'': 'module.'}", e)  # which would not find the step
+        self.assertIn("rename='wrappers') finds them", e)
+        e = str(missing(["m.w"], ["m.w"], ["module.m._orig_mod.w", "m._orig_mod.w"]))
+        self.assertNotIn("'wrappers'", e)  # which cannot tell them apart
+
+    def test_an_option_finds_what_fits(self):
+        shapes = {"a.w": 3, "b.w": 4, "x.a.w": 3, "x.b.w": 4, "y.a.w": 4, "y.b.w": 4}
+        e = str(names.missing(["a.w", "b.w"], {n: n for n in ("a.w", "b.w")}, [n for n in shapes if n[1:] != ".w"],
+                              fits=lambda mine, theirs: shapes[mine] == shapes[theirs]))
+        self.assertRegex(e, r"rename=\{'': 'x\.'\}\) finds them\. load")
+
     def test_a_name_that_the_state_has_is_not_an_option(self):
         wanted = [f"model.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
         self.assertNotIn("rename", str(missing(wanted[4:], wanted, wanted[:4])))

@@ -24,7 +24,7 @@ from cairn.runs import Run
 from cairn.torch._job import Job, agree, first_says, job
 from cairn.torch._load import Loading
 from cairn.torch._save import span
-from cairn.torch._state import Part, apart, check_memory, flatten, is_stateful, memory_of, parts, tied
+from cairn.torch._state import Part, apart, check_memory, fitting, flatten, is_stateful, memory_of, parts, tied
 
 Params: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
@@ -326,7 +326,8 @@ class Follower:
         comparing = _Comparing(j)
         held: dict[Any, list[tuple[str, Part]]] = {}
         wanted: dict[str, str] = {}
-        for leaf in flatten(_opened(params)):
+        leaves = flatten(_opened(params))
+        for leaf in leaves:
             wanted[leaf.name] = there(leaf.name)
             if (here := parts(leaf)) is None:
                 raise errors.StateError(f"{leaf.name!r} is a {type(leaf.value).__name__}, not a tensor",
@@ -362,7 +363,8 @@ class Follower:
             read = {want["name"] for want in comparing.wants}
             if not (absent := [mine for mine, name in wanted.items() if name in read and name not in described()]):
                 raise  # a part of a tensor
-            raise names.missing(absent, wanted, list(described()), call="follow") from None
+            raise names.missing(absent, wanted, list(described()), call="follow",
+                                fits=fitting(leaves, described())) from None
         for a, b, target, twin in twins:
             if not comparing.same(target, twin):
                 raise tied(a, b)

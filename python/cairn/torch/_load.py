@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import bisect
-import collections
 import dataclasses
 import functools
 import io
 import itertools
 import os
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -55,8 +52,9 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     state, and the module or optimizer lacks. Without strict, they are left out: ``missing`` of the report has the
     names that the checkpoint lacks, which stay as they are. Other objects with a state_dict, such as a scheduler,
     get all that was saved of them. What else only the checkpoint has, also in dicts that the state has, is left out.
-    Objects that were pickled are made again only with allow_pickle, because a pickle can run any code. format
-    and format_options are needed only if the format cannot be detected or has options for reading.
+    Objects that were pickled are made again only with allow_pickle, because a pickle can run any code. Without it,
+    they are described, as in :func:`cairn.open`, or a RepresentError if cairn saved them. format and format_options are
+    needed only if the format cannot be detected or has options for reading.
 
     rename maps names of the state to names of the checkpoint: a dict of prefixes, such as
     {"model.": "model.module."}, of which the longest counts; a function; or "wrappers", which
@@ -169,11 +167,11 @@ class _Load:
                 self._create_state(k, v, there)
         opened = {k: self._open(k, v, there) if k in owners else v for k, v in state.items()}
         leaves = flatten(opened)
-        loading = Loading(self.job.memory)
+        loading = Loading(self.job.memory, self.allow_pickle)
         replaced: list[tuple[Leaf, Any]] = []
 
         def take(leaf: Leaf, v: Any) -> None:
-            replaced.append((leaf, made(leaf.name, v, self.allow_pickle)))
+            replaced.append((leaf, v))
 
         wanted = {leaf.name: there(leaf.name) for leaf in leaves}
         if self.rename == "wrappers":
@@ -218,7 +216,8 @@ class _Load:
         except errors.MissingError:
             if not (lacks := [mine for mine, name in wanted.items() if name not in set(self.names)]):
                 raise  # a part of a tensor
-            raise names.missing(lacks, wanted, self.names) from None
+            fits = _state.fitting(leaves, self.entries)
+            raise names.missing(lacks, wanted, self.names, fits=fits) from None
         for a, b, t, twin in twins:
             plain = t.detach().resolve_conj().resolve_neg().contiguous()
             if not torch.equal(_memory.as_bytes(plain), _memory.as_bytes(twin)):
@@ -262,16 +261,13 @@ class _Load:
         """Loads the names below a prefix that are not wanted yet: an object gets its dict as it was saved."""
         tree = Tree()
 
-        def take(name: str, path: list[Any], v: Any) -> None:
-            tree.place(path, made(name, v, self.allow_pickle))
-
         for name in self.below(prefix):
             if name in wanted:
                 continue
             e = self.entries[name]
             path = _below(e.get("path"), prefix) or [name[len(prefix):]]
             if "dtype" not in e:
-                loading.value(name, functools.partial(take, name, path))
+                loading.value(name, functools.partial(tree.place, path))
                 continue
             shape = list(e.get("shape") or [])
             t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]))
@@ -339,8 +335,8 @@ def _create_state(optimizer: torch.optim.Optimizer, numbers: set[int]) -> None:
 class Loading:
     """Boxes of tensors and values of a checkpoint, and where they go."""
 
-    def __init__(self, memory: _memory.Memory):
-        self.memory = memory
+    def __init__(self, memory: _memory.Memory, allow_pickle: bool = False):
+        self.memory, self.allow_pickle = memory, allow_pickle
         self.wants: list[dict[str, Any]] = []
         self.targets: list[Any] = []
         self.late: list[tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -375,7 +371,7 @@ class Loading:
     def value(self, name: str, take: Callable[[Any], None]) -> None:
         """Adds a value. take is called with it by the thread that calls run, after all tensors are filled."""
         self.wants.append({"name": name})
-        self.targets.append(take)
+        self.targets.append((name, take))
 
     def give(self, owner: Any, state: Mapping[Any, Any]) -> None:
         """Gives an object the dict that was loaded for it."""
@@ -391,11 +387,11 @@ class Loading:
         """
         self.memory.reclaim()
         self.copies = _memory.Copies(self.memory, self.devices)
-        taken: list[tuple[Callable[[Any], None], Any]] = []
+        taken: list[tuple[str, Callable[[Any], None], Any]] = []
 
         def piece(i: int, data: memoryview | None, value: Any) -> None:
             if data is None:
-                taken.append((self.targets[i], values.decode(*value)))
+                taken.append((*self.targets[i], values.decode(*value)))
             elif len(data):
                 self.fill(self.targets[i], torch.frombuffer(data, dtype=torch.uint8))
 
@@ -411,9 +407,30 @@ class Loading:
                 continue
             with torch.inference_mode(t.is_inference() or torch.is_inference_mode_enabled()):
                 t.copy_(flat)
-        for take, v in taken:
-            take(v)
+        if taken:
+            refs = set().union(*(values.refs(v) for _, _, v in taken)) if self.allow_pickle else set()
+            tensors = self._tensors(refs, saver, path, format, options, report.save_id, recipe, keep) if refs else {}
+            described: set[str] = set()
+            for name, take, v in taken:
+                take(new := made(name, v, self.allow_pickle, tensors))
+                described |= set() if self.allow_pickle else values.classes(new)
+            if described:
+                values.warn_of(path, described)
         return report
+
+    def _tensors(self, refs: set[str], saver: Saver, path: str, format: str | None, options: dict[str, Any] | None,
+                 save_id: str, recipe: dict[str, Any] | None, keep: int) -> dict[str, torch.Tensor]:
+        """Reads the tensors inside of objects."""
+        entries = saver.describe(path, format, options, recipe, keep).get("entries") or []
+        loading, out = Loading(self.memory), {}
+        for e in entries:
+            if e["name"] in refs:
+                shape = list(e.get("shape") or [])
+                t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]))
+                loading.tensor(e["name"], shape, [0] * len(shape), t)
+                out[e["name"]] = parameter(e, t)
+        loading.run(saver, path, False, format, options, save_id, "none", recipe, keep)
+        return out
 
     def fill(self, target: Any, source: torch.Tensor) -> None:
         """Copies the bytes of a box, which are in the shared memory, to its target."""
@@ -421,25 +438,9 @@ class Loading:
         self.copies.copy(flat, at, source)
 
 
-def made(name: str, v: Any, allow_pickle: bool) -> Any:
-    """Makes an object of a class again."""
-    data = pickled(v)
-    if data is None:
-        return revive(v)
-    try:
-        return torch.load(io.BytesIO(data), weights_only=not allow_pickle)
-    except Exception as e:
-        if allow_pickle:
-            raise
-        raise errors.RepresentError(f"{name!r} was pickled: load it with allow_pickle=True if you trust the checkpoint",
-                                    ("storage.represent",)) from e
-
-
-def pickled(v: Any) -> bytes | None:
-    """Returns the pickle of a value that was saved as one, or None."""
-    if isinstance(v, values.Object) and (v.module, v.name) == ("cairn.torch", "Pickled"):
-        return v.fields["args"][0]
-    return None
+def parameter(entry: Mapping[str, Any], t: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor inside of an object. Objects that hold tensors with gradients are nearly always modules."""
+    return torch.nn.Parameter(t) if entry.get("requires_grad") else t
 
 
 _CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
@@ -448,36 +449,39 @@ _CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-def revive(v: Any, strict: bool = False) -> Any:
-    """Makes small tensors inside of a value, and objects of classes of torch that can do no harm.
+def made(name: str, v: Any, allow_pickle: bool, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Makes small tensors inside of a value, objects of classes of torch that can do no harm and, with allow_pickle,
+    all other objects, with these tensors inside. Otherwise objects stay described.
 
-    Other objects stay as they are described, or are an error if strict is set.
+    RepresentError: allow_pickle is needed, or an object cannot be made.
     """
-    again = functools.partial(revive, strict=strict)
-    if isinstance(v, values.RawTensor):
-        return torch.frombuffer(bytearray(v.data), dtype=_memory.dtype_of(v.dtype)).reshape(v.shape) if v.data \
-            else torch.empty(v.shape, dtype=_memory.dtype_of(v.dtype))
-    if isinstance(v, values.Object):
-        dtype = getattr(torch, v.name, None) if v.module == "torch" else None
-        if isinstance(dtype, torch.dtype):
+    def make(x: Any) -> Any:
+        if isinstance(x, values.RawTensor):
+            return torch.frombuffer(bytearray(x.data), dtype=_memory.dtype_of(x.dtype)).reshape(x.shape) if x.data \
+                else torch.empty(x.shape, dtype=_memory.dtype_of(x.dtype))
+        if isinstance(x, values.Ref):
+            return tensors.get(x.name, x)
+        if (data := values.pickled(x)) is not None:
+            return _unpickled(x, data, allow_pickle)
+        if x.module == "torch" and isinstance(dtype := getattr(torch, x.name, None), torch.dtype):
             return dtype
-        make = _CLASSES.get((v.module, v.name))
-        if make is not None and set(v.fields) == {"call", "args"}:
-            return make(*map(again, v.fields["args"]))
-    if isinstance(v, (values.Object, values.Ref)) and strict:
-        raise errors.RepresentError(f"only PyTorch's own storage can make this again: {v}", ("storage.represent",))
-    if type(v) in (list, tuple, set, frozenset):
-        return type(v)(map(again, v))
-    if type(v) in (dict, collections.OrderedDict):
-        return type(v)((again(k), again(x)) for k, x in v.items())
-    if type(v) is collections.deque:
-        return collections.deque(map(again, v), v.maxlen)
-    if type(v) in (collections.defaultdict, collections.Counter):
-        pairs = [(again(k), again(x)) for k, x in v.items()]
-        v.clear()
-        for key, x in pairs:
-            v[key] = x
-        return v
-    if type(v) in (argparse.Namespace, types.SimpleNamespace):
-        return type(v)(**{k: again(x) for k, x in vars(v).items()})
-    return v
+        known = _CLASSES.get((x.module, x.name))
+        if known is not None and set(x.fields) == {"call", "args"}:
+            return known(*x.fields["args"])
+        return values.construct(x) if allow_pickle else x
+
+    try:
+        return values.replaced(v, make)
+    except errors.RepresentError as e:
+        raise errors.RepresentError(f"{name!r}: {e}", e.codes) from e.__cause__
+
+
+def _unpickled(v: values.Object, data: bytes, allow_pickle: bool) -> Any:
+    """Returns an object that cairn saved as a pickle."""
+    try:
+        return torch.load(io.BytesIO(data), weights_only=not allow_pickle)
+    except Exception as e:
+        if allow_pickle:
+            raise
+        raise errors.RepresentError(f"it is a pickle, with {', '.join(sorted(values.classes(v)))}: load it with "
+                                    "allow_pickle=True if you trust the checkpoint", ("storage.represent",)) from e

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,20 @@ class Source:
     options: Mapping[str, Any]
 
     @classmethod
-    def from_options(cls, given: Mapping[str, Any] | None, engine: str) -> Source:
-        """Returns the source of the options of a loader. Unknown options are refused."""
-        given = dict(given or {})
+    def from_config(cls, load_config: Any, engine: str, theirs: Collection[str] = ()) -> tuple[Source, Any]:
+        """Returns the source of a LoadConfig of an engine, and a copy of that with only options of the engine.
+
+        theirs are the options of the engine's own loader that count here too. Unknown options are refused.
+        """
+        given = dict(load_config.model_loader_extra_config or {})
+        own = copy.copy(load_config)
+        own.model_loader_extra_config = {key: given.pop(key) for key in theirs if key in given}
         if unknown := sorted(set(given) - set(_KEYS)):
-            raise errors.OptionsError(f"{engine} has for cairn the option {', '.join(map(repr, unknown))}; "
-                                      f"want {', '.join(_KEYS)}", ("storage.options",))
+            raise errors.OptionsError(f"model_loader_extra_config of {engine} has for cairn the option "
+                                      f"{', '.join(map(repr, unknown))}; want {', '.join([*_KEYS, *theirs])}",
+                                      ("storage.options",))
         path = given.pop("path", None)
-        return cls(None if path is None else address_of(path), given)
+        return cls(None if path is None else address_of(path), given), own
 
     def open(self, model: str, names: Callable[[str], bool] | None = None, keep: int = 0) -> LazyWeights:
         """Opens the checkpoint for a model of the engine, whose configuration a recipe uses."""

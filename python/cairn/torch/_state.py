@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -176,6 +176,22 @@ class Part:
     shape: list[int]
     local: torch.Tensor
     offsets: list[int] | None = None  # None: all of it
+
+
+def fitting(leaves: Iterable[Leaf], entries: Mapping[str, Mapping[str, Any]]) -> Callable[[str, str], bool]:
+    """Returns a function that says whether a leaf can have the contents of an entry of a checkpoint.
+
+    It can if both are values, or tensors of one shape.
+    """
+    held = {leaf.name: parts(leaf) for leaf in leaves}
+
+    def fits(mine: str, theirs: str) -> bool:
+        here, entry = held[mine], entries[theirs]
+        if here is None or "dtype" not in entry:
+            return here is None and "dtype" not in entry
+        return not here or here[0].shape == (entry.get("shape") or [])
+
+    return fits
 
 
 def parts(leaf: Leaf) -> list[Part] | None:

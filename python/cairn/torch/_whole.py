@@ -16,7 +16,7 @@ from cairn.runs import Member, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Handle
 from cairn.torch._job import job
-from cairn.torch._load import Loading, made
+from cairn.torch._load import Loading
 from cairn.torch._save import begin, described
 from cairn.torch._state import Tree
 
@@ -48,18 +48,15 @@ def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = No
             if time.monotonic() >= end:
                 raise
         time.sleep(0.2)
-    root, loading = Tree(), Loading(j.memory)
+    root, loading = Tree(), Loading(j.memory, allow_pickle)
     tied: dict[int, torch.Tensor] = {}
-
-    def take(name: str, steps: list[Any], v: Any) -> None:
-        root.place(steps, made(name, v, allow_pickle))
 
     for e in described.get("entries") or []:
         name, steps = e["name"], e.get("path") or [e["name"]]
         if keys is not None and steps[0] not in keys:
             continue
         if "codec" in e:
-            loading.value(name, functools.partial(take, name, steps))
+            loading.value(name, functools.partial(root.place, steps))
             continue
         if (alias := e.get("alias", 0)) in tied:
             root.place(steps, tied[alias])

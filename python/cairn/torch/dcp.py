@@ -53,7 +53,7 @@ from cairn.runs import Member, Run, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Outcome
 from cairn.torch._job import distributed, job
-from cairn.torch._load import Loading, pickled, revive
+from cairn.torch._load import Loading
 from cairn.torch._save import Pickled, State, begin, copy_units, events, new_id, span
 from cairn.torch._state import Leaf, Part
 
@@ -331,11 +331,14 @@ class Reader(StorageReader):
         """Loads the items of this rank."""
         assert self._metadata is not None
         j = job()
-        loading = Loading(j.memory)
+        loading = Loading(j.memory, allow_pickle=True)
         filled = []
 
         def take(item: ReadItem, v: Any) -> None:
-            planner.load_bytes(item, io.BytesIO(_pickle(item.storage_index.fqn, v)))
+            data = io.BytesIO()
+            torch.save(v, data)
+            data.seek(0)
+            planner.load_bytes(item, data)
 
         for item in plan.items:
             name = item.storage_index.fqn
@@ -470,17 +473,3 @@ def _size(item: WriteItem) -> int:
     if item.tensor_data is None:
         return 0
     return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
-
-
-def _pickle(name: str, v: Any) -> bytes:
-    """Returns a value as planners expect it: pickled."""
-    data = pickled(v)
-    if data is not None:
-        return data
-    try:
-        v = revive(v, strict=True)
-    except errors.RepresentError as e:
-        raise errors.RepresentError(f"{name!r}: {e}", e.codes) from None
-    buffer = io.BytesIO()
-    torch.save(v, buffer)
-    return buffer.getvalue()

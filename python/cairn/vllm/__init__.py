@@ -14,14 +14,15 @@ folder of the model. Each rank reads its own part of each tensor, verified. docs
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
 from cairn.torch._serving import Source, each
 
@@ -39,10 +40,8 @@ def register() -> None:
         return
     _registered = True
     register_model_loader("cairn")(Loader)
-    try:
-        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    except ImportError:  # before vLLM 0.17
-        return
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
     WeightTransferEngineFactory.register_engine("cairn", "cairn.vllm._transfer", "Engine")
 
 
@@ -53,9 +52,8 @@ class Loader(DefaultModelLoader):
     """
 
     def __init__(self, load_config: Any):
-        BaseModelLoader.__init__(self, load_config)
-        self.source = Source.from_options(load_config.model_loader_extra_config, "model_loader_extra_config")
-        self.local_expert_ids = None
+        self.source, own = Source.from_config(load_config, "vLLM", theirs=("enable_weights_track",))
+        super().__init__(own)
         self.weights: LazyWeights | None = None
 
     def download_model(self, model_config: Any) -> None:
@@ -65,39 +63,43 @@ class Loader(DefaultModelLoader):
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Loads the weights of a model. ValueError: the checkpoint lacks some of them."""
         begun = time.perf_counter()
-        loaded = model.load_weights(self.get_all_weights(model_config, model))
-        if model_config.quantization is None and loaded is not None:
-            self.track_weights_loading(model, loaded)
+        super().load_weights(model, model_config)
         assert self.weights is not None
         _log.info("cairn read %.2f GB for %.2f GB of weights of %s, in %.1f seconds", self.weights.bytes_read / 1e9,
                   self.weights.bytes / 1e9, self.weights.path, time.perf_counter() - begun)
 
     def get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the names and tensors of the checkpoint. The tensors are read as they are copied."""
-        self.weights = self.source.open(_model(model_config), _wanted(model_config))
+        self.counter_before_loading_weights = time.perf_counter()
+        self._init_ep_weight_filter(model_config)  # also in a reload, which does not call load_weights
+        self._init_mm_encoder_only_weight_filter(model, model_config)
+        self.weights = self.source.open(_model(model_config),
+                                        self._wanted(getattr(model, "is_unused_checkpoint_weight", None)))
         yield from each(self.weights)
         for other in getattr(model, "secondary_weights", ()):
-            yield from each(Source(None, {}).open(other.model_or_path), other.prefix)
+            path = os.path.join(other.model_or_path, other.subfolder or "")
+            yield from each(Source(None, {}).open(path, self._wanted(other.is_unused_weight)), other.prefix)
+
+    def _wanted(self, is_unused: Callable[[str], bool] | None) -> Callable[[str], bool]:
+        """Returns a function that says whether this rank loads a tensor.
+
+        vLLM's rules leave out experts of other ranks, the language model of an encoder, and what the model does not
+        use. For files, vLLM applies the last two to whole files. The names of a checkpoint are known before they are
+        read, so they apply to each tensor here.
+        """
+        prefixes, mapper = self._encoder_only_lm_prefixes, self._encoder_only_weights_mapper
+
+        def wanted(name: str) -> bool:
+            if should_skip_weight(name, self.local_expert_ids) or (is_unused is not None and is_unused(name)):
+                return False
+            if prefixes is None:
+                return True
+            mapped = name if mapper is None else mapper.map_name(name)
+            return mapped is None or not mapped.startswith(prefixes)
+
+        return wanted
 
 
 def _model(model_config: Any) -> str:
     """Returns where vLLM expects the weights of a model."""
     return getattr(model_config, "model_weights", None) or model_config.model
-
-
-def _wanted(model_config: Any) -> Callable[[str], bool] | None:
-    """Returns which tensors this rank loads, or None for all: with expert parallelism, experts of other ranks are left
-    out if vLLM is told to."""
-    from vllm.config import get_current_vllm_config
-
-    parallel = get_current_vllm_config().parallel_config
-    if not (getattr(parallel, "enable_ep_weight_filter", False) and parallel.enable_expert_parallel and
-            model_config.is_moe) or parallel.enable_eplb:
-        return None
-    from vllm.distributed.parallel_state import get_ep_group
-    from vllm.model_executor.model_loader.ep_weight_filter import compute_local_expert_ids, should_skip_weight
-
-    group = get_ep_group()
-    local = compute_local_expert_ids(model_config.get_num_experts(), group.world_size, group.rank_in_group,
-                                     placement=parallel.expert_placement_strategy)
-    return lambda name: not should_skip_weight(name, local)

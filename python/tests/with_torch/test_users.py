@@ -129,6 +129,19 @@ class Names(Case):
         report = cairn.torch.load({"net": {"x": noise((2,))}}, self.path(), strict=False, rename={"net.": "y."})
         self.assertEqual(report.missing, ("net.x",))
 
+    def test_an_ema_copy_is_not_recommended(self):
+        net, ema, other = self.net(), self.net(), self.net()
+        wider = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+        state = {"model": torch.nn.ModuleDict({"module": net}), "ema": torch.nn.ModuleDict({"module": ema}),
+                 "wider": wider, "step": 3}
+        cairn.torch.save(state, self.path())
+        with self.assertRaises(cairn.MissingError) as caught:
+            cairn.torch.load(other, self.path())
+        self.assertIn("rename={'': 'model.module.'}) finds them. Others fit too: "
+                      "rename={'': 'ema.module.'} (an EMA copy). ", str(caught.exception))  # not wider
+        cairn.torch.load(other, self.path(), rename={"": "model.module."})
+        self.assert_same(net.state_dict(), other.state_dict())
+
     def test_a_layer_that_the_state_lacks(self):
         cairn.torch.save({"net": self.net(), "step": 3}, self.path())
         small = torch.nn.Sequential(torch.nn.Linear(4, 5)).to(DEVICE)
