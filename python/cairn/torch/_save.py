@@ -93,8 +93,8 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
     is complete. If there is another one, the save fails with ExistsError before anything is written. With
     overwrite=True it replaces any checkpoint of its format, and with overwrite=False none. In a run, a save never
     replaces a checkpoint of another line. step and tags are recorded; :func:`cairn.latest` goes by the step. metrics
-    are numbers such as {"loss": 2.3}, by which a run may keep the best checkpoints; those of rank 0 count. format is "native",
-    "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
+    are numbers such as {"loss": 2.3}, by which a run may keep the best checkpoints; those of rank 0 count. format is
+    "native", "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
     format_options={"file": "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is
     the number of files that each rank writes at the same time; 0 leaves it to the format.
 
@@ -518,9 +518,9 @@ def new_id() -> str:
 
 
 def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None,
-          overwrite: bool | None, format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
-          remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False,
-          metrics: Mapping[str, Any] | None = None,
+          overwrite: bool | None, format: str, format_options: dict[str, Any] | None, files_per_rank: int,
+          overlap: bool, alone: bool = False, remote: Any = None, local_bytes: int = 0, save_id: str = "",
+          may_differ: bool = False, metrics: Mapping[str, Any] | None = None,
           explain: Callable[[BaseException], BaseException] | None = None) -> Handle:
     """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
