@@ -236,6 +236,7 @@ type Pending struct {
 	number   uint64
 	recorder *protocol.Recorder
 
+	saveID  string
 	metrics run.Metrics
 	member  *run.Member // nil: the checkpoint belongs to no Run
 	format  string
@@ -623,7 +624,7 @@ func (s *Stager) prepare(ctx context.Context, p *Pending, job *protocol.RankSave
 // plan plans the snapshot and checks the options.
 func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncOptions) error {
 	var err error
-	if job.Writer, err = o.writer(p.store, o.Remote != ""); err != nil {
+	if job.Writer, err = o.writer(p.store, o.Remote); err != nil {
 		return err
 	}
 	if p.tiers, err = s.tiers(p.store, job, o); err != nil {
@@ -662,7 +663,7 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 		above, _ := blob.SplitAddress(o.Remote)
 		o.Remote = blob.JoinAddress(above, folder)
 	}
-	if t.Job.Writer, err = o.writer(store, o.Remote != ""); err != nil {
+	if t.Job.Writer, err = o.writer(store, o.Remote); err != nil {
 		return err
 	}
 	t.Store, t.Job.Storage.ID = store, store.String()
@@ -688,6 +689,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	}
 	p.process = s.process
 	s.mu.Unlock()
+	p.noteBegun(job.Storage.SaveID)
 	over := func(report *SaveReport, err error) { s.over(p, report, err) }
 	uploaded := func(report *UploadReport, err error) { s.uploaded(p, report, err) }
 	if p.process == nil {
@@ -714,10 +716,11 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 }
 
 // describe returns where and how to save, as a saver needs it.
-func (o *AsyncOptions) describe(job *protocol.RankSave) saver.Save {
+func (o *AsyncOptions) describe(store blob.Store, job *protocol.RankSave) saver.Save {
 	v := saver.Save{
 		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
 		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Base: o.Base, Owner: plan.EveryHolder, Cache: o.Cache != nil,
+		Replaces: o.replaces(store, o.Remote),
 	}
 	if p, ok := job.Planner.(*plan.DefaultSave); ok { // a planner of the caller may have several ranks write one tensor
 		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer
@@ -742,7 +745,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	if err != nil {
 		return nil, err
 	}
-	v := o.describe(job)
+	v := o.describe(p.store, job)
 	v.Store, v.Metrics = address, o.Metrics
 	if v.Run, err = o.inRun(); err != nil {
 		return nil, err
@@ -833,6 +836,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		written = report.RankBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)
+	ours.over(placeOf(p.store), p.saveID, err)
 	s.mu.Lock()
 	p.report, p.err = report, err
 	if s.failed = err; errors.Is(err, ErrReplaced) {

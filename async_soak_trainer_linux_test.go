@@ -291,7 +291,7 @@ func (x *soakTrainer) save(ctx context.Context, step int64) error {
 	if x.Rank == 0 {
 		x.print("saving %d", step)
 	}
-	o := &cairn.AsyncOptions{Busy: x.Busy, Overlap: x.Overlap, SaveOptions: cairn.SaveOptions{Step: &step}}
+	o := &cairn.AsyncOptions{Busy: x.Busy, Overlap: x.Overlap, SaveOptions: cairn.SaveOptions{Step: &step, Overwrite: true}}
 	var p *cairn.Pending
 	var err error
 	if x.Run {

@@ -74,7 +74,7 @@ func checkFollowed(t testing.TB, state cairn.State, version int64, g group.Group
 // saveWeights saves a version of a publisher on the base of the version before it.
 func saveWeights(t testing.TB, dir string, round, version int) {
 	t.Helper()
-	o := &cairn.SaveOptions{Step: new(int64(version)), Base: &storage.Base{}}
+	o := &cairn.SaveOptions{Step: new(int64(version)), Base: &storage.Base{}, Overwrite: true}
 	if version > 1 {
 		o.Base.Folder = fmt.Sprintf("step-%d", version-1)
 	}

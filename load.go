@@ -112,6 +112,9 @@ func load(ctx context.Context, store blob.Store, opts *LoadOptions, begin func(c
 	job.Recorder = protocol.NewRecorder(ctx, protocol.OpLoad, job.Group.Rank(), o.Logger, o.Observer)
 	r, err := o.load(job.Recorder.Context(ctx), store, &job, begin)
 	job.Recorder.Traffic(since())
+	if err == nil {
+		ours.complete(placeOf(store), r.SaveID)
+	}
 	if err != nil {
 		err = wrap("load", store, err)
 		job.Recorder.End(0, err)

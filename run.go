@@ -195,7 +195,7 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if opts != nil {
 		o = *opts
 	}
-	o.Group = r.group
+	o.Group, o.ofRun = r.group, true
 	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
 		return nil, r.wrap("save", err)
 	}
@@ -284,7 +284,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
-	o.Group, o.LocalBytes, o.member = r.group, r.options.LocalBytes, m
+	o.Group, o.LocalBytes, o.member, o.ofRun = r.group, r.options.LocalBytes, m, true
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {

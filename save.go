@@ -60,9 +60,14 @@ type SaveOptions struct {
 	// itself for bytes on their way to the store. Zero: 1 GiB.
 	BufferBytes int64
 	// FailIfExists makes Save fail with ErrExists if there is a checkpoint.
-	// Otherwise the new one replaces it once it is complete. If the old one has another
+	// Otherwise the new one replaces it once it is complete, see Overwrite. If the old one has another
 	// format, Save fails with ErrExists in any case, before it writes anything.
 	FailIfExists bool
+	// Overwrite lets the save replace any checkpoint of its format. Otherwise it replaces only one that
+	// this process has saved or loaded at this place; if there is another one, Save fails with
+	// ErrExists before it writes anything. The process of rank 0 counts. It has no effect in a Run,
+	// which never replaces a checkpoint of another line.
+	Overwrite bool
 	// SweepAfter is the age from which Save, after its commit, removes files that
 	// no checkpoint names, if it is unknown whether the save that wrote them is
 	// over. If the process of that save ran on this host and is dead, Save removes
@@ -75,7 +80,7 @@ type SaveOptions struct {
 	Base *storage.Base
 	// Writer stores the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
-	// FailIfExists, SweepAfter or Base, and with Metrics only if there is a store.
+	// FailIfExists, Overwrite, SweepAfter or Base, and with Metrics only if there is a store.
 	Writer storage.Writer
 
 	// Observer receives the progress of this rank. Nil: it is not reported.
@@ -84,7 +89,8 @@ type SaveOptions struct {
 	// seconds and rate, and one for the outcome. Nil: nothing is logged.
 	Logger *slog.Logger
 
-	line *meta.Line // the place in the history of a Run
+	line  *meta.Line // the place in the history of a Run
+	ofRun bool       // a Run chooses the folder
 }
 
 // RankLocal describes a rank that saves without the other ranks, in a job without a
@@ -156,7 +162,7 @@ func Save(ctx context.Context, store blob.Store, state State, opts *SaveOptions)
 func (o *SaveOptions) save(ctx context.Context, store blob.Store, state State, job *protocol.RankSave) (*SaveReport, error) {
 	err := group.Each(ctx, job.Group, "state", func(context.Context) error {
 		var err error
-		if job.Writer, err = o.writer(store, false); err != nil {
+		if job.Writer, err = o.writer(store, ""); err != nil {
 			return err
 		}
 		job.State, _, err = expand(state)
@@ -179,6 +185,7 @@ func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *pr
 		defer run.Saving(ctx, store)()
 	}
 	r, err := protocol.Save(ctx, *job)
+	noteOurs(store, r, job.Storage.SaveID, err)
 	if err == nil && first {
 		if err := run.NoteSave(ctx, store, r.SaveID, o.format().Name(), o.Metrics, job.Storage.Line); err != nil {
 			job.Recorder.Warn(err)
@@ -242,12 +249,13 @@ func (o *SaveOptions) format() storage.Format {
 }
 
 // writer returns the writer of this rank. The error wraps ErrOptions if an option
-// would have no effect. apart is storage.WriteOptions.Apart.
-func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, error) {
+// would have no effect. remote is AsyncOptions.Remote.
+func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, error) {
 	err := refuse(
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank < 0, "is negative"},
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank > storage.MaxFilesPerRank, fmt.Sprintf("is more than %d", storage.MaxFilesPerRank)},
 		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
+		option{"SaveOptions.Overwrite", o.Overwrite && o.FailIfExists, "contradicts SaveOptions.FailIfExists"},
 	)
 	if err == nil {
 		err = errors.Join(o.RankLocal.check(o), (&run.Notes{Metrics: o.Metrics}).Check())
@@ -262,6 +270,7 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 			option{"SaveOptions.FilesPerRank", o.FilesPerRank != 0, why},
 			option{"SaveOptions.BufferBytes", o.BufferBytes != 0, why},
 			option{"SaveOptions.FailIfExists", o.FailIfExists, why},
+			option{"SaveOptions.Overwrite", o.Overwrite, why},
 			option{"SaveOptions.SweepAfter", o.SweepAfter != 0, why},
 			option{"SaveOptions.Base", o.Base != nil, why},
 			option{"SaveOptions.Metrics", len(o.Metrics) > 0 && store == nil, "needs a store"},
@@ -271,8 +280,8 @@ func (o *SaveOptions) writer(store blob.Store, apart bool) (storage.Writer, erro
 		return nil, errNoStore
 	}
 	return o.format().NewWriter(store, storage.WriteOptions{
-		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter,
-		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: apart,
+		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, Replaces: o.replaces(store, remote), SweepAfter: o.SweepAfter,
+		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: remote != "",
 		Base: o.Base,
 	})
 }

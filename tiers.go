@@ -51,12 +51,12 @@ func (s *Stager) tiers(local blob.Store, job *protocol.RankSave, o *AsyncOptions
 	if _, ok := job.Writer.(storage.Publisher); !ok {
 		return nil, fmt.Errorf("%w: AsyncOptions.Remote: checkpoints of the format %s cannot be uploaded", ErrOptions, o.format().Name())
 	}
-	v := o.describe(job)
+	v := o.describe(local, job)
 	if s.options.Process != nil { // which may know more schemes than this process
 		return nil, v.CheckTiers(local)
 	}
 	open := func(address string) (blob.Store, error) { return s.remotes.Open(address, OpenStore) }
-	tiers, err := v.OpenTiers(local, open, func(to blob.Store) (storage.Writer, error) { return o.writer(to, false) })
+	tiers, err := v.OpenTiers(local, open, func(to blob.Store) (storage.Writer, error) { return o.writer(to, "") })
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +77,7 @@ func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
 	if p.cancel != nil {
 		p.cancel(nil)
 	}
+	ours.over(placeAt(p.remote), p.saveID, err)
 	s.mu.Lock()
 	p.upload, p.uploadErr = report, err
 	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })

@@ -113,6 +113,9 @@ var frameworks = []testCase{
 		r.frameworks().nothing("with_transformers.in_a_run", args{"folder": r.there("run")})
 		r.frameworks().nothing("with_transformers.in_object_storage", args{"folder": r.there("run")})
 	}},
+	{name: "Hugging Face: the best model at the end", needs: "transformers", run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.best_at_end", args{"folder": r.there("run")})
+	}},
 	{name: "Hugging Face: 2 ranks with DDP in a run", needs: "transformers", run: func(r *rig) {
 		ddp(r, "with_transformers.in_a_run", nil)
 	}},

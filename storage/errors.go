@@ -25,8 +25,8 @@ var (
 	ErrCorrupt = errors.New("checkpoint is corrupt")
 	// ErrBaseGone reports a checkpoint that refers to a file of another one, which is not there or not
 	// whole: for example, its folder was copied without the others. It wraps ErrCorrupt.
-	ErrBaseGone = fmt.Errorf("%w: if it was copied from elsewhere, copy it with 'cairn cp', which makes it stand alone, "+
-		"or run 'cairn flatten' at the source first", ErrCorrupt)
+	ErrBaseGone = fmt.Errorf("%w: if its folder was copied, copy it with 'cairn cp' instead, which makes it stand alone; "+
+		"if the other folder was removed, bring that back, and run 'cairn flatten' on this one before you remove it", ErrCorrupt)
 	// ErrVersion reports a checkpoint in a version of the format that this
 	// program cannot read.
 	ErrVersion = errors.New("unsupported format version")
@@ -47,6 +47,17 @@ var (
 	// the format cannot honour. Nothing was read or written.
 	ErrOptions = errors.New("unusable options")
 )
+
+// NotOurs returns the error of a save to a place with a checkpoint that its job has neither saved nor
+// loaded. It wraps ErrExists. why is the reason if that is unknown, or nil.
+func NotOurs(where string, why error) error {
+	if why != nil {
+		return fmt.Errorf("%w: %s: it cannot be read, so it is unknown whether this job has saved it: repair it with 'cairn repair', or %s: %w", ErrExists, where, overwrite, why)
+	}
+	return fmt.Errorf("%w: %s: this job has neither saved nor loaded it: save to another folder, load it first, or %s", ErrExists, where, overwrite)
+}
+
+const overwrite = "overwrite it with its tags and metrics (overwrite=True in Python, SaveOptions.Overwrite in Go)"
 
 // OtherFormatError reports a place with a checkpoint, or files of one, in another format
 // than a new checkpoint. The new one would not replace it in one atomic step. It wraps

@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -36,6 +37,8 @@ type WriteOptions struct {
 	// FailIfExists refuses to replace a checkpoint, including one that appears
 	// while this one is written.
 	FailIfExists bool
+	// Replaces, if not nil, has the ids of the saves that this one may replace: see MayReplace.
+	Replaces []string
 	// Others, if not nil, returns an *OtherFormatError if the root of a store holds files
 	// of a checkpoint in another format than the named one, apart from files for which own
 	// returns true: formats.CheckOthers. The coordinator calls it before the first file is
@@ -59,6 +62,13 @@ type WriteOptions struct {
 	// Apart means that ranks may have stores of their own, such as the disks of several
 	// hosts. Finish then accepts that the coordinator does not see the files of a rank.
 	Apart bool
+}
+
+// MayReplace reports whether a save with WriteOptions.Replaces may replace the save id. If one of
+// the ids is unknown, such as the id of a file of torch.save, it may if its job has saved or loaded any
+// checkpoint at that place.
+func MayReplace(replaces []string, id string) bool {
+	return replaces == nil || slices.Contains(replaces, id) || slices.Contains(replaces, "") || id == "" && len(replaces) > 0
 }
 
 // Base is an earlier checkpoint to which a save may refer.

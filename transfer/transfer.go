@@ -31,6 +31,8 @@ type Options struct {
 	// storage.ErrChanged if the target holds another save, and storage.ErrExists if files of both
 	// have the same names, so that the old checkpoint could not be read in the meantime.
 	Replaces string
+	// Only, if not nil, has the ids of the saves that Overwrite may replace: see storage.MayReplace.
+	Only []string
 	// Full reads the whole target when it is complete and verifies it.
 	Full bool
 	// As is the name of the file in the target, for a checkpoint of one file. Empty: the
@@ -337,7 +339,19 @@ func (j *job) look(ctx context.Context) (err error) {
 	if !j.opts.Overwrite {
 		return j.unlessSame(ctx)
 	}
+	if !j.mayReplace(old) {
+		if err := j.unlessSame(ctx); err != nil {
+			return storage.NotOurs(j.dst.String(), nil)
+		}
+		return nil
+	}
 	return j.replaces(ctx, old)
+}
+
+// mayReplace reports whether the options allow the copy to replace the checkpoint old, which is nil if
+// it cannot be opened.
+func (j *job) mayReplace(old storage.Checkpoint) bool {
+	return j.opts.Only == nil || old != nil && storage.MayReplace(j.opts.Only, old.Storage().SaveID)
 }
 
 // checkOthers returns an error that wraps storage.ErrExists if the target, which has the files

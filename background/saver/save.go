@@ -35,7 +35,10 @@ type Save struct {
 	FilesPerRank  int               `json:"files_per_rank,omitempty"`
 	BufferBytes   int64             `json:"buffer_bytes,omitempty"`
 	FailIfExists  bool              `json:"fail_if_exists,omitempty"`
-	SweepAfter    time.Duration     `json:"sweep_after_ns,omitempty"`
+	// Replaces is storage.WriteOptions.Replaces: the ids of the saves and loads of the job at Store and
+	// Remote. Nil: the save replaces any checkpoint.
+	Replaces   []string      `json:"replaces,omitzero"`
+	SweepAfter time.Duration `json:"sweep_after_ns,omitempty"`
 	// Base is storage.WriteOptions.Base. Nil: see InRun.Refer.
 	Base *storage.Base `json:"base,omitempty"`
 	// Owner, ValuesMayDiffer and TensorsMayDiffer are options of plan.DefaultSave.
@@ -144,7 +147,7 @@ func (v *Save) SetStorage(s *meta.Storage) {
 // writeOptions returns the options of the writer. apart is storage.WriteOptions.Apart.
 func (v *Save) writeOptions(apart bool) storage.WriteOptions {
 	return storage.WriteOptions{
-		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, SweepAfter: v.SweepAfter,
+		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, Replaces: v.Replaces, SweepAfter: v.SweepAfter,
 		Others: formats.CheckOthers, Apart: apart, Base: v.Base,
 	}
 }

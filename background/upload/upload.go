@@ -38,6 +38,8 @@ type Pair struct {
 	Local, Remote blob.Store
 	// Overwrite allows an upload to replace the checkpoint that is in Remote.
 	Overwrite bool
+	// Only is transfer.Options.Only.
+	Only []string
 	// Memory bounds the buffers of an upload. Zero: the default of package transfer.
 	Memory int64
 }
@@ -67,7 +69,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 		if saved != nil {
 			return fmt.Errorf("there is nothing to upload: %w", saved)
 		}
-		parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite, Memory: p.Memory})
+		parts, err = transfer.BeginParts(ctx, p.Local, p.Remote, s, &transfer.Options{Overwrite: p.Overwrite, Only: p.Only, Memory: p.Memory})
 		return err
 	})
 	if err != nil {

@@ -161,6 +161,34 @@ def in_a_run(folder, ranks=1):
     return wrong
 
 
+def best_at_end(folder, ranks=1, **more):
+    """Trains with load_best_model_at_end, and returns what is wrong with the model."""
+    wrong = []
+    for unit, keep in (("steps", None), ("epoch", None), ("steps", "last 1, best 1 by eval_loss")):
+        run, path = None, f"{folder}/{unit}-{keep is None}"
+        if keep is not None:
+            run = cairn.Run(path, keep=keep)
+        trainers = []
+
+        def make(real=Trainer, trainers=trainers, **options):
+            trainers.append(real(eval_dataset=options["train_dataset"], **options))
+            return trainers[-1]
+
+        with unittest.mock.patch(__name__ + ".Trainer", make):
+            train(path, to=run, ranks=ranks, load_best_model_at_end=True, metric_for_best_model="eval_loss",
+                  eval_strategy=unit, save_strategy=unit, eval_steps=SAVE, learning_rate=5.0,
+                  save_total_limit=None if keep else 1, **more)
+        state = trainers[0].state
+        with cairn.open(f"{path}/checkpoint-{state.best_global_step}", framework="torch") as c:
+            want = c.load("model.", strip=True)
+        got = trainers[0].model.state_dict()
+        got = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in got.items()}
+        wrong += [f"{path}: {name}" for name in want if not torch.equal(got[name], want[name])]
+        if unit == "steps" and state.best_global_step == state.global_step:
+            wrong.append(f"{path}: the last model is the best one: the test shows nothing")
+    return wrong
+
+
 def in_object_storage(folder):
     """Returns what is wrong with the checkpoints that save_total_limit removes from object storage."""
     callback = cairn.transformers.CheckpointCallback("s3://bucket/run?region=x")

@@ -59,11 +59,17 @@ class CheckpointIO(_CheckpointIO):
     run is a :class:`cairn.Run` in whose folder ModelCheckpoint saves. If it has a policy, the
     policy decides which checkpoints of the run are removed, and not save_top_k. Values that
     ModelCheckpoint monitors become metrics.
+
+    A save replaces a checkpoint of this training, of the training from which it goes on, or with overwrite any one;
+    otherwise it fails with ExistsError.
     """
 
-    def __init__(self, background: bool = True, allow_pickle: bool = False, run: Run | None = None):
+    def __init__(self, background: bool = True, allow_pickle: bool = False, run: Run | None = None, *,
+                 overwrite: bool = False):
         self.background, self.allow_pickle, self.run = background, allow_pickle, run
+        self.overwrite = overwrite
         self._handle: Handle | None = None
+        self._before: set[str] = set()  # checkpoints of the training from which this one goes on
         self._remover = Remover()
         self._outside = False  # a checkpoint was saved outside of the run
         self._saves: dict[str, Handle] = {}  # to the run, by the paths that Lightning has named
@@ -78,7 +84,8 @@ class CheckpointIO(_CheckpointIO):
         step = checkpoint.get("global_step")
         target = self._target(path, True)
         self._handle = async_save_whole(checkpoint, target, step if isinstance(step, int) else None, alone=True,
-                                        metrics=_metrics(checkpoint))
+                                        metrics=_metrics(checkpoint),
+                                        overwrite=self.overwrite or address_of(path) in self._before or None)
         self._remover.saved(self._handle)
         if isinstance(target, Member):
             self._saves[target.path] = self._handle
@@ -113,8 +120,10 @@ class CheckpointIO(_CheckpointIO):
             raise errors.OptionsError("map_location: cairn.lightning.CheckpointIO wants a device", ("storage.options",))
         allow_pickle = self.allow_pickle or weights_only is False
         target = self._target(path)
-        return load_whole(target if isinstance(target, str) else target.path, device=map_location,
-                          allow_pickle=allow_pickle, patience=_PATIENCE)
+        found = load_whole(target if isinstance(target, str) else target.path, device=map_location,
+                           allow_pickle=allow_pickle, patience=_PATIENCE)
+        self._before.update(_named(found))
+        return found
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint in the background, when the pending save is complete. If that fails, it stays.
@@ -141,6 +150,18 @@ class CheckpointIO(_CheckpointIO):
                 handle.result()
         finally:
             self._remover.settle(last)
+
+
+def _named(checkpoint: dict[str, Any]) -> set[str]:
+    """Returns the checkpoints that ModelCheckpoint had saved, which it replaces when the training goes on."""
+    out: set[str] = set()
+    for state in (checkpoint.get("callbacks") or {}).values():
+        if isinstance(state, dict):
+            kept = state.get("best_k_models")
+            named = [state.get("last_model_path"), state.get("best_model_path"),
+                     *(kept if isinstance(kept, dict) else ())]
+            out.update(address_of(path) for path in named if path and isinstance(path, str))
+    return out
 
 
 def _metrics(checkpoint: dict[str, Any]) -> dict[str, float]:

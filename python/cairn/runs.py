@@ -17,11 +17,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cairn import _command, checkpoint as _checkpoint, errors
+from cairn import _command, _ours, checkpoint as _checkpoint, errors
 from cairn._saver import address_of, join_address, split_address
 from cairn.reports import PruneReport, RunCheckpoint, SyncReport
+
+if TYPE_CHECKING:
+    from cairn.torch import Handle
 
 _T = TypeVar("_T")
 __all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "left", "loaded", "remove_one",
@@ -141,6 +144,15 @@ def _text(policy: Policy | None) -> str:
     return ", ".join(map(str, parts))
 
 
+def _normal(text: str) -> str:
+    """Returns the text of a policy as the program cairn writes it, such as "every day" for "every 1 day"."""
+    with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
+        try:
+            return str(_command.run("settings", [f"--keep={text}"], empty)["keep"])
+        except errors.OptionsError as e:  # without the name of the flag
+            raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
+
+
 def _checked(policy: Policy | None, run: str = "", remote: str | None = None) -> str:
     """Returns the text of a policy, and raises OptionsError if the program cairn does not understand it.
 
@@ -150,12 +162,7 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     """
     if not (text := _text(policy)):
         return text
-    with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
-        try:
-            normal = _command.run("settings", [f"--keep={text}"], empty)["keep"]  # "every day" for "every 1 day"
-        except errors.OptionsError as e:  # without the name of the flag
-            raise errors.OptionsError(str(e).removeprefix("--keep: "), e.codes) from None
-
+    normal = _normal(text)
     if "best" not in normal or any("://" in place for place in (run, remote or "")) or not os.path.isdir(run):
         return text
     # NotFoundError: there are no checkpoints. Saves warn of the others.
@@ -164,6 +171,33 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
             policies = [f"--keep={text}"] if remote is None else ["--keep=", f"--keep-remote={text}"]
             _command.run("prune", ["--dry-run", *policies, f"--remote={remote or ''}"], run)
     return text
+
+
+class Due:
+    """When save_if_due saves, and what it remembers from call to call. text is a policy as _normal returns it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.steps: list[int] = []
+        seconds: list[int] = []
+        for rule in text.split(", "):
+            words = rule.split()
+            unit = words[-1].removesuffix("s")
+            if words[0] != "every" or (unit != "step" and unit not in _SECONDS):
+                raise errors.OptionsError(f"save={text!r}: {rule!r} does not say when to save: want rules such as "
+                                          "'every 500 steps' and 'every 30 minutes'", ("storage.options",))
+            n = int(words[1]) if len(words) == 3 else 1
+            if unit == "step":
+                self.steps.append(n)
+            else:
+                seconds.append(n * _SECONDS[unit])
+        self.period = min(seconds, default=None)
+        self.last: int | None = None  # the step of the last call
+        self.saved: float | None = None  # the time of the last save or of the first call
+        self.asked, self.since, self.skip = 0.0, 0, 0  # when rank 0 was asked, the calls since, and the calls to skip
+
+
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 7 * 86400}
 
 
 class Run:
@@ -189,10 +223,10 @@ class Run:
     a rule such as "best 2 by loss".
 
     A save to a folder without remote stores only what has changed since the one before it, as long as that pays:
-    the checkpoint refers to others of the run, which stay. Only cairn opens such a checkpoint; ``cairn flatten`` makes
-    it stand alone. With alone=True, all checkpoints do. With remember=True, the saver processes keep the bytes of the
-    last save in memory, and compare with these instead of reading the checkpoint; a run in object storage then
-    stores only what has changed, too.
+    the checkpoint refers to others of the run, which stay. Only cairn opens such a checkpoint. Copy it with ``cairn
+    cp``, not with ``cp -r``; ``cairn flatten`` makes it stand alone. With alone=True, all checkpoints do. With
+    remember=True, the saver processes keep the bytes of the last save in memory, and compare with these instead of
+    reading the checkpoint; a run in object storage then stores only what has changed, too.
 
     A run is a history. A save goes on from the checkpoint that this job has loaded or saved last. After a load of step
     500 of a run that has step 600, the checkpoints of the steps after 500 are on a line that was left: ``latest``
@@ -200,13 +234,15 @@ class Run:
     never replaces a checkpoint of another line: a second save of step 600 goes to a folder such as
     step-000000600~2; see ``Handle.path``.
 
+    save says when :meth:`save_if_due` saves, in the words of keep: "every 500 steps, every 30 minutes".
+
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
                  remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False,
-                 remember: bool = False):
+                 remember: bool = False, save: Policy | None = None):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -223,6 +259,7 @@ class Run:
         """Whether the saver processes keep the bytes of the last save in memory."""
         if remember and (alone or remote is not None):
             raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
+        self._due: Due | None = None if save is None else Due(_normal(_text(save)))
 
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
@@ -345,6 +382,65 @@ class Run:
             self._everywhere(checkpoint, functools.partial(remove_one, force=force, dry_run=True))
         self._everywhere(checkpoint, functools.partial(remove_one, force=force))
 
+    def step(self, step: int) -> RunCheckpoint:
+        """Returns the newest complete checkpoint of a step, on the current line if that has one.
+
+        >>> cairn.Run("run").step(100).name
+        'step-100'
+
+        NotFoundError: there is none.
+        """
+        found = [c for c in self.checkpoints() if c.step == operator.index(step) and c.complete]
+        if not found:
+            raise errors.NotFoundError(f"{self.path} has no complete checkpoint of step {step}; run.checkpoints() "
+                                       "lists the others", ("storage.notfound",))
+        return ([c for c in found if not c.left] or found)[-1]
+
+    def best(self, metric: str, *, highest: bool = False) -> RunCheckpoint:
+        """Returns the complete checkpoint with the lowest value of a metric or, with highest, with the highest one.
+
+        >>> report = cairn.torch.save({"w": torch.ones(3)}, cairn.Run("scores"), step=1, metrics={"loss": 2.5})
+        >>> cairn.Run("scores").best("loss").step
+        1
+
+        It is the one that the rule "best 1 by loss" keeps: NaN is never the best, and checkpoints on lines that were
+        left count only if the current line has no other. NotFoundError: no checkpoint has the metric.
+        """
+        rule = _normal(str(best(1, metric, highest=highest)))
+        places = [self.path] if self.remote is None else [self.path, self.remote]
+        why = ""
+        for place in places:  # a policy is for one place
+            with contextlib.suppress(errors.NotFoundError):
+                listed = _command.run("log", [f"--keep={rule}", "--remote="], place)
+                why = why or "; ".join(w for w in listed.get("warnings") or () if metric in w)
+                for m in listed["checkpoints"]:
+                    if rule in ((m.get("verdict") or {}).get("reasons") or ()):
+                        return next(c for c in self.checkpoints() if c.name == m["name"] and c.complete)
+        raise errors.NotFoundError(f"{self.path} has no complete checkpoint with the metric {metric}"
+                                   + (f": {why}" if why else ""), ("storage.notfound",))
+
+    def save_if_due(self, state: Mapping[Any, Any], step: int, **options: Any) -> Handle | None:
+        """Saves a state in the background if the policy ``save`` of the run says so. All ranks call it in each step.
+
+        >>> run = cairn.Run("often", save="every 2 steps, every 30 minutes")
+        >>> [run.save_if_due({"w": torch.ones(3)}, step) is not None for step in (1, 2, 3, 4)]
+        [False, True, False, True]
+
+        It returns the handle of the save, or None. The options are those of :func:`cairn.torch.async_save`.
+
+        "every 500 steps" saves in the first call at or after each multiple of 500, and in step 0 if that is the first
+        call. "every 30 minutes" saves when so much time is over since the first call or the last save. The clock of
+        rank 0 decides for all ranks. They ask it through the store of the job, and rarely if the time is still long:
+        not at all if the policy has only steps.
+        """
+        from cairn.torch._due import is_due
+        from cairn.torch._save import async_save
+
+        if self._due is None:
+            raise errors.OptionsError('save_if_due needs a policy: cairn.Run(…, save="every 500 steps")',
+                                      ("storage.options",))
+        return async_save(state, self, step=step, **options) if is_due(self._due, operator.index(step)) else None
+
     def _everywhere(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint,
                     call: Callable[[str], _T]) -> list[_T]:
         """Calls a function with the address of each copy of a checkpoint. One copy may be missing."""
@@ -373,9 +469,11 @@ class Run:
         return ([c for c in found if not c.left] or found)[-1].name
 
     def path_of(self, step: int) -> str:
-        """Returns the address of a save of a step, unless that folder has a checkpoint that the save must not replace.
+        """Returns the address to which a save of a step would go, whether there is a checkpoint or not.
 
-        If a step was saved on several lines, this is the folder of the first save. ``rewind(step)`` returns the
+        It is the address of a save of a step, unless that folder has a checkpoint that the save must not replace.
+
+        If a step was saved on several lines, this is the folder of the first save. ``step(step)`` returns the
         checkpoint of the current line.
 
         >>> cairn.Run("run").path_of(100)                # doctest: +ELLIPSIS
@@ -458,6 +556,7 @@ _loaded: dict[str, dict[str, str]] = {}  # checkpoints since the last save to th
 
 def loaded(address: str, save_id: str) -> None:
     """Notes that this process goes on from a checkpoint. A later load from the same run replaces it."""
+    _ours.complete(address, save_id)
     above, name = split_address(address)
     if name:
         _loaded[above] = {"folder": name, "save_id": save_id}

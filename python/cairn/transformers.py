@@ -60,17 +60,22 @@ class CheckpointCallback(transformers.TrainerCallback):
     folder may be a URL, or a :class:`cairn.Run`, whose policy decides which checkpoints are kept, in place of
     save_total_limit. What the Trainer has logged in the step of a save are the metrics of the checkpoint.
 
+    A save replaces a checkpoint that this training has saved or loaded. If an earlier training has left another one of
+    the same step, the save fails with ExistsError, unless overwrite is set.
+
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
     from the path of a checkpoint, of cairn or of the Trainer itself.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | Run | None = None):
+    def __init__(self, folder: str | os.PathLike[str] | Run | None = None, *, overwrite: bool = False):
         self.run = folder if isinstance(folder, Run) else None
         self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
+        self.overwrite = overwrite
         self._remover = Remover()
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
         self._resumed: str | None = None  # the checkpoint that the next training begins with
+        self._paths: dict[int | None, str] = {}  # of the checkpoints of this training, by step
         self._answer: str | None = None  # what resume has returned
         self._random: dict[str, Any] = {}  # its states of the random number generators, by rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
@@ -176,6 +181,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle()
         optimizer, rank = kwargs["optimizer"], _rank()
+        if args.load_best_model_at_end:
+            state.best_model_checkpoint = self._best(args, state)  # at the end, the Trainer calls _load_best
         whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)),
                                  "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
@@ -191,36 +198,55 @@ class CheckpointCallback(transformers.TrainerCallback):
         # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
         buffers = any(True for _ in kwargs["model"].buffers())
         self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
-                                        metrics=_metrics(state))
+                                        metrics=_metrics(state), overwrite=self.overwrite or None)
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
             self._remover.saved(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
-                                                                args.save_total_limit))
+                                                                args.save_total_limit,
+                                                                split_address(self._best(args, state))[1]))
+
+    def _best(self, args: Any, state: Any) -> str:
+        """Returns the checkpoint of the best model up to now. Without an evaluation, it is the last one."""
+        step = state.best_global_step or state.global_step
+        return self._paths.get(step) or join_address(self._run(args), f"checkpoint-{step}")
+
+    def _load_best(self, trainer: transformers.Trainer) -> None:
+        """Loads the model of the best checkpoint, in place of the Trainer. All ranks call it."""
+        self._settle()
+        path = self._best(trainer.args, trainer.state)
+        trainer.state.best_model_checkpoint = path
+        try:
+            _load_model(trainer.model, path)
+        except errors.NotFoundError as e:
+            raise errors.NotFoundError(f"{path}, the best checkpoint, was removed: add a rule such as 'best 1 by "
+                                       f"{trainer.args.metric_for_best_model}' to the policy of the run: {e}",
+                                       e.codes) from e
 
     def _settle(self, last: bool = False) -> None:
         """Waits for the save and the removals that are under way, and raises the error of the save."""
         handle, self._handle = self._handle, None
         try:
             if handle is not None:
-                handle.result()
+                self._paths[handle.result().step] = handle.path
         finally:
             self._remover.settle(last)
 
-    def _old(self, folder: str, saved: cairn.torch.Handle, keep: int) -> list[Target]:
-        """Returns the checkpoints before a save that is complete, but the newest ones."""
+    def _old(self, folder: str, saved: cairn.torch.Handle, keep: int, best: str = "") -> list[Target]:
+        """Returns the checkpoints before a save that is complete, but the newest ones and the best one."""
         newest = split_address(saved.path)[1]
         if self.run is not None:
             names = [c.name for c in self.run.checkpoints()  # lines that were left stay
                      if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
             before = names[:names.index(newest) + 1] if newest in names else []
-            return [Member(self.run, name) for name in before[:-keep]]
+            return [Member(self.run, name) for name in before[:-keep] if name != best]
 
         # Also what is left of saves that were killed.
         names = os.listdir(folder) if "://" not in folder else [c.name for c in Run(folder).checkpoints()]
         steps = [int(m[1]) for name in names if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
         # Folders of later steps belong to a run before this one, which may not have completed them.
         last = int(newest.removeprefix("checkpoint-"))
-        return [join_address(folder, f"checkpoint-{step}") for step in sorted(s for s in steps if s <= last)[:-keep]]
+        return [join_address(folder, f"checkpoint-{step}") for step in sorted(s for s in steps if s <= last)[:-keep]
+                if f"checkpoint-{step}" != best]
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
@@ -385,6 +411,7 @@ def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, CheckpointCallback):
                 resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
+                self._load_best_model = functools.partial(callback._load_best, self)
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     resuming._cairn = True  # type: ignore[attr-defined]
@@ -438,9 +465,10 @@ def _check(args: Any, run: Run | None, optimizer: Any) -> None:
     if args.save_total_limit and run is not None and (run.keep or run.keep_remote):
         raise errors.OptionsError(f"cairn.transformers.CheckpointCallback: the run keeps {run.keep or 'all'!r}; "
                                   "save_total_limit must be None", ("storage.options",))
-    if args.load_best_model_at_end or getattr(args.save_strategy, "value", args.save_strategy) == "best":
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback: the Trainer saves the best model itself; "
-                                  "use neither save_strategy='best' nor load_best_model_at_end", ("storage.options",))
+    if getattr(args.save_strategy, "value", args.save_strategy) == "best":
+        raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer saves "
+                                  "the model itself; use 'steps' or 'epoch' with load_best_model_at_end",
+                                  ("storage.options",))
     if "deepspeed" in type(optimizer).__name__.lower():
         raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the "
                                   "Trainer save it, "
@@ -488,6 +516,18 @@ def _load(model: Any, optimizer: Any, path: str) -> None:
     for group, names in zip(groups, params):
         group["params"] = names
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+
+def _load_model(model: Any, path: str) -> None:
+    """Loads a model, sharded or not, from a checkpoint of a training."""
+    if not _is_sharded(model):
+        cairn.torch.load({"model": model}, path)
+        return
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    weights = get_model_state_dict(model)
+    cairn.torch.load({"model": weights}, path)
+    set_model_state_dict(model, weights)
 
 
 def _files(model: Any, processor: Any) -> dict[str, bytes]:

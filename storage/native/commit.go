@@ -26,7 +26,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 	if err != nil {
 		return nil, err
 	}
-	e := &publish.Existing{Version: version, Time: rec.Time, Step: rec.Step, Line: rec.Line}
+	e := &publish.Existing{SaveID: rec.SaveID, Version: version, Time: rec.Time, Step: rec.Step, Line: rec.Line}
 	e.Referable = len(rec.Coded)+len(rec.Hashes) > 0
 	for _, f := range append(slices.Clone(rec.Files), rec.Hashes...) {
 		e.Files = append(e.Files, f.Name)

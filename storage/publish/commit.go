@@ -236,6 +236,11 @@ func (c *commit) replace(ctx context.Context) error {
 	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or nothing
 		old, oldErr = c.f.Read(ctx, c.store)
 	}
+	if old != nil || oldErr != nil {
+		if err := c.checkOurs(ctx, old, oldErr); err != nil { // another job may have saved since this save began
+			return err
+		}
+	}
 	if old != nil {
 		if err := c.lock.Replaces(old.Replaced); err != nil {
 			return err

@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -65,6 +66,8 @@ type Format struct {
 
 // Existing describes the checkpoint that is in a store.
 type Existing struct {
+	// SaveID is the id of the save. Empty: the names or the contents of Files have it, if it is known.
+	SaveID string
 	// Files are the files of the checkpoint, which a sweep must not remove.
 	Files []string
 	// Replaced are the files that a save removes after its checkpoint has replaced
@@ -114,6 +117,24 @@ func (f *Format) current(ctx context.Context, store blob.Store) (map[string]bool
 		}
 	}
 	return named, err
+}
+
+// savesOf returns the ids of the saves of a checkpoint, or one empty id if they are unknown.
+func (f *Format) savesOf(ctx context.Context, store blob.Store, e *Existing) ([]string, error) {
+	if e.SaveID != "" || f.Parse == nil {
+		return []string{e.SaveID}, nil
+	}
+	found, err := f.identified(ctx, store, f.Prefix)
+	var ids []string
+	for _, l := range found {
+		if l.SaveID != "" && slices.Contains(e.Files, l.Name) && !slices.Contains(ids, l.SaveID) {
+			ids = append(ids, l.SaveID)
+		}
+	}
+	if len(ids) == 0 {
+		ids = []string{""}
+	}
+	return ids, err
 }
 
 // list returns the data files whose names begin with prefix. Files of formats with

@@ -240,12 +240,37 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 		return p.existsError(p.f.Records[0])
 	case own:
 		return fmt.Errorf("%w: %s already holds save %s", storage.ErrExists, p.store, p.sess.Storage.SaveID)
-	case err == nil && !p.sess.Private && old.newer(&p.sess.Storage):
-		if err := p.checkOvertaken(ctx, old); err != nil {
+	default:
+		if err == nil && !p.sess.Private && old.newer(&p.sess.Storage) {
+			if err := p.checkOvertaken(ctx, old); err != nil {
+				return err
+			}
+		}
+		if err := p.checkOurs(ctx, old, err); err != nil {
 			return err
 		}
 	}
 	return p.find(ctx, old, err)
+}
+
+// checkOurs returns an error if the options do not allow the save to replace a checkpoint. old and
+// err are the result of Format.Read. The save of a damaged record is unknown, so it stays.
+func (p *Publisher) checkOurs(ctx context.Context, old *Existing, err error) error {
+	if p.opts.Replaces == nil || p.sess.Private || isAbsent(err) {
+		return nil
+	}
+	if err != nil {
+		return storage.NotOurs(p.store.String(), err)
+	}
+
+	ids, err := p.f.savesOf(ctx, p.store, old)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(ids, func(id string) bool { return storage.MayReplace(p.opts.Replaces, id) }) {
+		return nil
+	}
+	return storage.NotOurs(p.store.String(), nil)
 }
 
 // checkOvertaken returns an error if old, which seems to be of a later save than this one, was

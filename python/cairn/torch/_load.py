@@ -30,7 +30,7 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
          rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
          allow_pickle: bool = False, cast: str = "in-range", alone: bool = False, share: bool | None = None,
          recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
-         variables: Mapping[str, Any] | None = None) -> LoadReport:
+         variables: Mapping[str, Any] | None = None, step: int | None = None, best: str | None = None) -> LoadReport:
     """Fills a state from a checkpoint of any format. All ranks call it.
 
     >>> report = cairn.torch.save({"w": torch.ones(3), "step": 7}, "run/step-7")
@@ -41,6 +41,8 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     {'w': tensor([1., 1., 1.], dtype=torch.float64), 'step': 7}
 
     path is a checkpoint, or a :class:`cairn.Run`, whose newest complete checkpoint is loaded: the same on all ranks.
+    With step=500, it is the checkpoint of that step, and with best="loss" or best="highest accuracy" the one with the
+    lowest or highest value of a metric; see :meth:`cairn.Run.step` and :meth:`cairn.Run.best`.
     After a load of a checkpoint of a run, the next save of this job to the run goes on from there.
     With a Run, it waits for saver processes that are still writing to the run.
     NotFoundError: there is no checkpoint yet.
@@ -81,7 +83,9 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     """
     error, report, sharing = None, LoadReport(), None
     if isinstance(path, Run):
-        path = newest(path, alone)
+        path = newest(path, alone, step, best)
+    elif step is not None or best is not None:
+        raise errors.OptionsError("step and best choose a checkpoint of a cairn.Run", ("storage.options",))
     try:
         chosen = _recipe.message(recipe, config, reverse, variables)
         address = address_of(path)
@@ -107,14 +111,27 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     return report
 
 
-def newest(run: Run, alone: bool) -> str:
-    """Returns the newest complete checkpoint of a run: what rank 0 finds. All ranks call it, or one alone."""
+def newest(run: Run, alone: bool, step: int | None = None, best: str | None = None) -> str:
+    """Returns the newest complete checkpoint of a run, the one of a step or the best one: what rank 0 finds.
+
+    All ranks call it, or one alone.
+    """
     def find() -> str:
+        if step is not None and best is not None:
+            raise errors.OptionsError("step and best contradict each other", ("storage.options",))
+        if step is not None:
+            return run.step(step).path or ""
+        if best is not None:
+            order, _, metric = best.rpartition(" ")
+            if order not in ("", "lowest", "highest"):
+                raise errors.OptionsError(f"best is {best!r}; want a metric such as 'loss' or 'highest accuracy'",
+                                          ("storage.options",))
+            return run.best(metric, highest=order == "highest").path or ""
         if (path := run.latest(wait=True)) is None:
             raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
         return path
 
-    return find() if alone else first_says("latest", find)
+    return find() if alone else first_says("latest", find, f"load step {step}, best {best}")
 
 
 class _Load:

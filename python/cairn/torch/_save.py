@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from cairn import errors, values
-from cairn._saver import address_of
+from cairn import _ours, errors, values
+from cairn._saver import Reply, address_of
 from cairn.reports import SaveReport
 from cairn.runs import Member, Run
 from cairn.torch import _job, _memory
@@ -41,7 +41,7 @@ _GROUP = 512 << 20  # bytes of new memory that are taken while the ones before a
 
 
 def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: int | None = None,
-         tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool = True,
+         tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool | None = None,
          format: str = "native", format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
          remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
          may_differ: bool = False) -> SaveReport:
@@ -62,8 +62,9 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
 
 
 def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: int | None = None,
-               tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool = True,
-               format: str = "native", format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
+               tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None,
+               overwrite: bool | None = None, format: str = "native",
+               format_options: dict[str, Any] | None = None, files_per_rank: int = 0,
                overlap: bool = False, remote: str | os.PathLike[str] | None = None, local_bytes: int = 0,
                alone: bool = False, may_differ: bool = False) -> Handle:
     """Saves a state in the background. All ranks call it.
@@ -88,11 +89,12 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
     such as the statistics of a batch norm, and with may_differ all tensors; rank 0's is saved.
 
     path is a folder, or a :class:`cairn.Run`, in which the step names the folder: then the saver process keeps the
-    run in order afterwards. A checkpoint that is there is replaced when the new one is complete, or, without
-    overwrite, the save fails with ExistsError. It also fails with that error if the checkpoint there has
-    another format. step and tags are recorded; :func:`cairn.latest` goes by the step. metrics are numbers
-    such as {"loss": 2.3}, by which a run may keep the best checkpoints; those of rank 0 count. format is "native",
-    "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
+    run in order afterwards. A save replaces a checkpoint that this job has saved or loaded at path, when the new one
+    is complete. If there is another one, the save fails with ExistsError before anything is written. With
+    overwrite=True it replaces any checkpoint of its format, and with overwrite=False none. In a run, a save never
+    replaces a checkpoint of another line. step and tags are recorded; :func:`cairn.latest` goes by the step. metrics
+    are numbers such as {"loss": 2.3}, by which a run may keep the best checkpoints; those of rank 0 count. format is
+    "native", "torchdcp" (PyTorch DCP), "hf" (safetensors, tensors only), "torch" (one file of torch.save, with
     format_options={"file": "model.pt"}) or "hyper"; format_options are in docs/saver.md. files_per_rank is
     the number of files that each rank writes at the same time; 0 leaves it to the format.
 
@@ -515,10 +517,10 @@ def new_id() -> str:
     return f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dt%H%M%S}-{secrets.token_hex(6)}"
 
 
-def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None, overwrite: bool,
-          format: str, format_options: dict[str, Any] | None, files_per_rank: int, overlap: bool, alone: bool = False,
-          remote: Any = None, local_bytes: int = 0, save_id: str = "", may_differ: bool = False,
-          metrics: Mapping[str, Any] | None = None,
+def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[str, Any] | None,
+          overwrite: bool | None, format: str, format_options: dict[str, Any] | None, files_per_rank: int,
+          overlap: bool, alone: bool = False, remote: Any = None, local_bytes: int = 0, save_id: str = "",
+          may_differ: bool = False, metrics: Mapping[str, Any] | None = None,
           explain: Callable[[BaseException], BaseException] | None = None) -> Handle:
     """Begins a save of the state that make returns. All ranks call it, or one alone. All raise an error of make.
 
@@ -566,9 +568,9 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     handle._reply.explain = explain
     number = saver.number()
     message: dict[str, Any] = {
-        "store": store, "format": format, "save_id": save_id or new_id(),
+        "store": store, "format": format, "save_id": (save_id := save_id or new_id()),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
-        "writer": "cairn.torch", "fail_if_exists": not overwrite, "cache": True, "files_per_rank": files_per_rank,
+        "writer": "cairn.torch", "fail_if_exists": overwrite is False, "cache": True, "files_per_rank": files_per_rank,
         "absent": state.absent,
     }
     if format_options:
@@ -581,14 +583,19 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
         message["metrics"] = noted
     if member is not None:
         message["run"] = member.message()
+    elif overwrite is None:
+        message["replaces"] = _ours.at(store, upload_to)
     if may_differ:
         message["tensors_may_differ"] = True
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)
+        _note(handle._upload, upload_to, save_id)
     staging = Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
+    if member is None:
+        _note(handle._reply, store, save_id)
     handle._watch()
     try:
         staging.begun = events(state.units)
@@ -609,6 +616,12 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
         unseen.drop(handle._seen, staging.error)
         raise staging.error
     return handle
+
+
+def _note(reply: Reply, address: str, save_id: str) -> None:
+    """Notes that this process saves to an address: a later save may replace the checkpoint."""
+    _ours.begun(address, save_id)
+    reply.then(lambda: _ours.over(address, save_id, reply.error, "" if reply.body is None else reply.body.save_id))
 
 
 def events(units: list[_Unit]) -> dict[torch.device, Any]:

@@ -22,13 +22,14 @@ from cairn.torch._state import Tree
 
 
 def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
-                     may_differ: bool = False, metrics: Mapping[str, float] | None = None) -> Handle:
+                     may_differ: bool = False, metrics: Mapping[str, float] | None = None,
+                     overwrite: bool | None = None) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, True, "native", None, 0, False,
-                 alone, may_differ=may_differ, metrics=metrics)
+    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, overwrite, "native", None, 0,
+                 False, alone, may_differ=may_differ, metrics=metrics)
 
 
 def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,

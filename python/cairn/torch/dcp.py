@@ -144,7 +144,7 @@ class Writer(StorageWriter, Stager):
 
     def __init__(self, path: str | os.PathLike[str] | Run, single_file_per_rank: bool = True, sync_files: bool = True,
                  thread_count: int | None = None, per_thread_copy_ahead: int = _COPY_AHEAD,
-                 cache_staged_state_dict: bool = False, overwrite: bool = True,
+                 cache_staged_state_dict: bool = False, overwrite: bool | None = None,
                  _extensions: Sequence[Any] | None = None, serialization_format: Any = None, *, step: int | None = None,
                  tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, format: str = "native",
                  format_options: dict[str, Any] | None = None, files_per_rank: int = 0):
@@ -230,7 +230,7 @@ class Writer(StorageWriter, Stager):
                            metrics=self.metrics)
             self.report, self.uploaded = handle.result(), handle.uploaded
         except errors.ExistsError as e:
-            if self.overwrite:
+            if self.overwrite is not False:
                 raise
             # In PyTorch's words, which programs may look for.
             raise errors.ExistsError(f"Checkpoint already exists and {self.overwrite=}. ({e})", e.codes) from e

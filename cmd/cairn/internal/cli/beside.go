@@ -37,8 +37,8 @@ const maxBeside = 256 << 20
 
 // beside finds the files to write beside the new checkpoint. --with names them. Without it,
 // if the result has the form of Hugging Face, they are the model's files in the source and
-// in the folder of --config. A result in the form of Megatron gets the files of its loader.
-func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src string, to *destination, c storage.Checkpoint) error {
+// in the folder of --config. from is the format of the source. A result in the form of Megatron gets the files of its loader.
+func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, from string, to *destination, c storage.Checkpoint) error {
 	to.with = map[string][]byte{}
 	to.from = src
 	v, through := c.(*view.Checkpoint)
@@ -70,7 +70,11 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src stri
 	if r, ok := c.(interface{ Root() blob.Store }); ok && len(f.with) == 0 && to.format == formats.HF { // a version has no such files
 		return to.copyBeside(ctx, r.Root())
 	}
-	if len(f.with) > 0 || !through || to.format != formats.HF || v.Binding().To != "hf" {
+	isHF := from == formats.HF
+	if through {
+		isHF = v.Binding().To == "hf"
+	}
+	if len(f.with) > 0 || to.format != formats.HF || !isHF {
 		return nil
 	}
 	if err := f.besideConfig(to); err != nil {

@@ -208,7 +208,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 		}
 		return f.explain(cmd, src, f.plan(cmd, job, to, p))
 	}
-	if err := f.beside(ctx, store, at, to, c); err != nil {
+	if err := f.beside(ctx, store, at, from, to, c); err != nil {
 		return err
 	}
 	if to.lacksConfig() {

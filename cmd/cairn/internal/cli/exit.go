@@ -163,8 +163,8 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// goneHint is the advice about a checkpoint that was copied without its bases.
-const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone; a copy by cp -r or rsync needs all folders to which it refers"
+// goneHint is the advice about a checkpoint whose bases were removed, or not copied with it.
+const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone, 'cairn flatten' makes it stand alone where it is, and 'cairn rm' keeps what others need"
 
 // Advice about causes that all commands have in common.
 const (

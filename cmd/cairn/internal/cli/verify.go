@@ -92,6 +92,9 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	if hint := baseHint(cmd.Context(), args[0]); hint != "" {
 		return withHint(err, hint)
 	}
+	if slices.ContainsFunc(rep.Problems, func(p storage.VerifyProblem) bool { return strings.Contains(p.Text, storage.ErrBaseGone.Error()) }) {
+		return withHint(err, goneHint)
+	}
 	if hasRest(cmd.Context(), c, rep.Problems) {
 		return withHint(err, "everything else in it can still be read; damaged files have to come from another copy")
 	}
