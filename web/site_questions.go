@@ -50,7 +50,8 @@ var questions = map[string]question{
 		}
 		return drawn{string(p.SVG())}, nil
 	}},
-	"steps": {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"history": {"name in scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.history(ctx, q, m) }},
+	"steps":   {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint.
