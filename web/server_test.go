@@ -342,7 +342,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, history{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
+		place{}, run.Log{}, steps{}, history{}, summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {
