@@ -63,7 +63,7 @@ func Layers(r *StatsReport) []LayerStats {
 	out := make([]LayerStats, 0, len(byName))
 	for name, l := range byName {
 		s := LayerStats{Layer: name, Tensors: l.tensors, Numbers: newNumbers(l.sum.total())}
-		s.AbsMax = Number(max(math.Abs(float64(s.Min)), math.Abs(float64(s.Max))))
+		s.AbsMax = s.absMax()
 		if s.Elements > 0 {
 			s.NaNShare = float64(s.NaN) / float64(s.Elements)
 		}

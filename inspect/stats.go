@@ -49,6 +49,11 @@ func (n *Numbers) Finite() int64 { return n.Elements - n.NonFinite() }
 // NonFinite returns the number of elements that are NaN or infinite.
 func (n *Numbers) NonFinite() int64 { return n.NaN + n.PosInf + n.NegInf }
 
+// absMax returns the largest magnitude of the finite elements. It is undefined if there are none.
+func (n *Numbers) absMax() Number {
+	return Number(max(math.Abs(float64(n.Min)), math.Abs(float64(n.Max))))
+}
+
 func newNumbers(m moments) Numbers {
 	out := Numbers{
 		Elements: m.n + m.nan + m.posInf + m.negInf, Zeros: m.zeros, NaN: m.nan, PosInf: m.posInf, NegInf: m.negInf,

@@ -277,6 +277,7 @@ var apiRequests = map[string]string{
 	"compare":      "/api/compare?a=step-1&b=step-2&select=model.layers.*",
 	"overlay":      "/api/overlay?a=step-1&b=step-2&name=model.layers.1.w&buckets=3",
 	"error":        "/api/item?c=step-1&name=nothing",
+	"history":      "/api/history?name=model.layers.1.w&in=step-2&scale=log2",
 	"stream-error": "/api/stats?c=step-1&name=nothing",
 }
 
@@ -341,7 +342,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, inspect.Summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
+		place{}, run.Log{}, steps{}, history{}, summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {
@@ -379,7 +380,7 @@ func TestPictures(t *testing.T) {
 	params := map[string]string{
 		"sizes": "c=step-1", "shards": "c=step-1&name=model.layers.0.w", "histogram": "c=step-1&name=model.layers.0.w&counts=log",
 		"heatmap": "c=step-1&name=model.layers.0.w", "changes": "a=step-1&b=step-2", "overlay": "a=step-1&b=step-2&name=model.layers.0.w",
-		"steps": "measure=abs_max", "run": "",
+		"steps": "measure=abs_max", "run": "", "metrics": "names=loss", "history": "name=model.layers.0.w&scale=log2&counts=log",
 	}
 	for _, what := range Pictures() {
 		text, ok := params[what]

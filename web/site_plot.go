@@ -3,8 +3,10 @@ package web
 import (
 	"context"
 	"maps"
+	"math"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -28,6 +30,8 @@ var pictures = map[string]picture{
 	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
 	"timeline":  {"c", plotTimeline},
 	"steps":     {"select measure", plotSteps},
+	"history":   {"name in scale counts measure", plotHistory},
+	"metrics":   {"select names", plotMetrics},
 	"run":       {"", plotRun},
 }
 
@@ -179,14 +183,6 @@ func plotSteps(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture,
 	if err != nil {
 		return nil, err
 	}
-	at := make([]float64, len(t.Steps))
-	known := !slices.ContainsFunc(t.Steps, func(x step) bool { return x.Step == nil })
-	for i := range t.Steps {
-		at[i] = float64(i)
-		if known {
-			at[i] = float64(*t.Steps[i].Step)
-		}
-	}
 	byStep := measure.get(t)
 	values := make([][]float64, len(t.Layers))
 	for i := range values {
@@ -195,7 +191,92 @@ func plotSteps(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture,
 			values[i][j] = float64(byStep[j][i])
 		}
 	}
-	return plot.Lines(measure.title, measure.axis, at, t.Layers, values, plot.About(s.redact(s.opts.Path))), nil
+	return plot.Lines(measure.title, measure.axis, places(t.Steps), t.Layers, values, plot.About(s.redact(s.opts.Path))), nil
+}
+
+// places returns where steps are on an axis: the steps, or their numbers if one of them is unknown.
+func places(all []step) []float64 {
+	known := !slices.ContainsFunc(all, func(x step) bool { return x.Step == nil })
+	at := make([]float64, len(all))
+	for i := range all {
+		at[i] = float64(i)
+		if known {
+			at[i] = float64(*all[i].Step)
+		}
+	}
+	return at
+}
+
+// numbers are the measures of a tensor over the steps that are drawn as a line.
+var numbers = map[string]struct {
+	axis string
+	get  func(h *history) []inspect.Number
+}{
+	"l2":        {"norm (L2)", func(h *history) []inspect.Number { return h.L2 }},
+	"mean":      {"mean", func(h *history) []inspect.Number { return h.Mean }},
+	"std":       {"standard deviation", func(h *history) []inspect.Number { return h.Std }},
+	"abs_max":   {"largest absolute value", func(h *history) []inspect.Number { return h.AbsMax }},
+	"nan_share": {"share of elements that are NaN", func(h *history) []inspect.Number { return h.NaNShare }},
+}
+
+func plotHistory(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
+	opts, measure := q.counts(), q.choice("measure", "histogram", "l2", "mean", "std", "abs_max", "nan_share")
+	h, err := s.history(ctx, q, m)
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, plot.About(s.redact(s.opts.Path)))
+	if measure != "histogram" {
+		n := numbers[measure]
+		values := make([]float64, len(h.Steps))
+		for i, v := range n.get(h) {
+			values[i] = float64(v)
+		}
+		return plot.Lines(h.Name, n.axis, places(h.Steps), []string{n.axis}, [][]float64{values}, opts...), nil
+	}
+	labels := make([]string, len(h.Steps))
+	for i, x := range h.Steps {
+		labels[i] = x.ID
+		if x.Step != nil {
+			labels[i] = strconv.FormatInt(*x.Step, 10)
+		}
+	}
+	return plot.HistogramOverTime(h.Name, labels, h.Histogram, opts...), nil
+}
+
+// plotMetrics draws the metrics of the checkpoints of the current line.
+func plotMetrics(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
+	keep := q.pattern("select")
+	if q.err != nil {
+		return nil, q.err
+	}
+	line, err := s.line(ctx)
+	if err != nil {
+		return nil, err
+	}
+	chosen := strings.FieldsFunc(q.text("names"), func(r rune) bool { return r == '\n' })
+	all := map[string][]float64{}
+	steps := make([]step, len(line))
+	for i := range line {
+		steps[i] = step{ID: line[i].Name, Step: line[i].Step}
+		for name, v := range line[i].Metrics {
+			if keep != nil && !keep(name) || len(chosen) > 0 && !slices.Contains(chosen, name) {
+				continue
+			}
+			if all[name] == nil {
+				all[name] = slices.Repeat([]float64{math.NaN()}, len(line))
+			}
+			if all[name][i] = v; math.IsNaN(v) {
+				all[name][i] = math.Inf(1) // not finite, but there
+			}
+		}
+	}
+	names := slices.Sorted(maps.Keys(all))
+	values := make([][]float64, len(names))
+	for i, name := range names {
+		values[i] = all[name]
+	}
+	return plot.Metrics(places(steps), names, values, plot.About(s.redact(s.opts.Path))), nil
 }
 
 func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, error) {

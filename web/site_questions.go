@@ -50,7 +50,8 @@ var questions = map[string]question{
 		}
 		return drawn{string(p.SVG())}, nil
 	}},
-	"steps": {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"history": {"name in scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.history(ctx, q, m) }},
+	"steps":   {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint.
@@ -88,9 +89,19 @@ func ofCheckpoint[T any](ctx context.Context, s *Site, q *query, fn func(h *hand
 	return out, err
 }
 
+// summary is the answer of /api/checkpoint.
+type summary struct {
+	*inspect.Summary
+	// Timeline reports whether the checkpoint has a timeline.
+	Timeline bool `json:"timeline"`
+}
+
 // summary answers /api/checkpoint.
-func (s *Site) summary(ctx context.Context, q *query) (*inspect.Summary, error) {
-	return ofCheckpoint(ctx, s, q, func(h *handle) (*inspect.Summary, error) { return h.summary(ctx) })
+func (s *Site) summary(ctx context.Context, q *query) (*summary, error) {
+	return ofCheckpoint(ctx, s, q, func(h *handle) (*summary, error) {
+		sum, err := h.summary(ctx)
+		return &summary{sum, len(h.checkpoint().Info().Timeline) > 0}, err
+	})
 }
 
 // names answers /api/names.

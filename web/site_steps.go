@@ -63,79 +63,121 @@ func (x *exact) UnmarshalText(b []byte) error {
 	return err
 }
 
-// steps answers /api/steps about the checkpoints of the current line. It keeps the numbers of each
-// checkpoint when they are computed, so that a request after a cancelled one goes on from there.
+// steps answers /api/steps.
 func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	keep := q.pattern("select")
 	if q.err != nil {
 		return nil, q.err
 	}
-	log, err := s.run(ctx)
+	line, err := s.line(ctx)
 	if err != nil {
 		return nil, err
 	}
-	done, err := s.working.take(ctx, m)
-	if err != nil {
-		return nil, err
+
+	p := perStep[[]layerRow]{
+		key:     func(version, saveID string) string { return keyOf(stepsVersion, version, saveID, q.text("select")) },
+		weight:  func(c *run.Logged) int64 { return c.Bytes },
+		compute: func(o *Opened) ([]layerRow, error) { return computeLayers(ctx, o, keep, m) },
+		check: func(layers []layerRow) error { // the other checkpoints are not read in vain
+			if n := len(layers); n*len(line) > s.mostRows {
+				return tooManyLayers(n, len(line))
+			}
+			return nil
+		},
 	}
-	defer done()
-	line := slices.DeleteFunc(slices.Clone(log.Checkpoints), func(c run.Logged) bool { return c.Left })
-	var total int64
-	for i := range line {
-		total += line[i].Bytes
-	}
-	m.split(total)
-	out := &steps{Steps: []step{}}
+	out := &steps{}
 	var rows [][]layerRow
-	for i := range line {
-		c := &line[i]
-		m.begin(c.Name, c.Bytes)
-		layers, err := s.layersOf(ctx, c, q.text("select"), keep, m)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		st := step{ID: c.Name, Step: c.Step, Time: c.Time}
-		if err != nil {
-			st.Error = s.answerOf(err).Message
-		}
-		out.Steps = append(out.Steps, st)
-		rows = append(rows, layers)
-		if n := len(layers); n*len(line) > s.mostRows { // the other checkpoints are not read in vain
-			return nil, tooManyLayers(n, len(line))
-		}
+	if out.Steps, rows, err = p.over(ctx, s, line, m); err != nil {
+		return nil, err
 	}
 	return out, out.fill(rows)
 }
 
-// layersOf returns the rows of a checkpoint.
-func (s *Site) layersOf(ctx context.Context, c *run.Logged, pattern string, keep func(string) bool, m *meter) ([]layerRow, error) {
+// line returns the checkpoints of the current line of the run, the oldest first.
+func (s *Site) line(ctx context.Context) ([]run.Logged, error) {
+	log, err := s.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(log.Checkpoints), func(c run.Logged) bool { return c.Left }), nil
+}
+
+// perStep is something that is computed about each checkpoint of a run, and kept.
+type perStep[T any] struct {
+	key     func(version, saveID string) string
+	weight  func(c *run.Logged) int64 // the bytes for which a checkpoint counts in the progress
+	compute func(o *Opened) (T, error)
+	check   func(v T) error // nil: any result is fine
+}
+
+// over computes p about each checkpoint of a line. Each result is kept when it is computed, so
+// that a request after a cancelled one goes on from there. A checkpoint with an error has the
+// zero value.
+func (p *perStep[T]) over(ctx context.Context, s *Site, line []run.Logged, m *meter) ([]step, []T, error) {
+	done, err := s.working.take(ctx, m)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer done()
+
+	var total int64
+	for i := range line {
+		total += p.weight(&line[i])
+	}
+	m.split(total)
+
+	all, values := []step{}, []T{}
+	for i := range line {
+		c := &line[i]
+		m.begin(c.Name, p.weight(c))
+		v, err := p.of(ctx, s, c)
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+		st := step{ID: c.Name, Step: c.Step, Time: c.Time}
+		if err != nil {
+			st.Error = s.answerOf(err).Message
+		} else if p.check != nil {
+			if err := p.check(v); err != nil {
+				return nil, nil, err
+			}
+		}
+		all, values = append(all, st), append(values, v)
+	}
+	return all, values, nil
+}
+
+// of returns p of one checkpoint.
+func (p *perStep[T]) of(ctx context.Context, s *Site, c *run.Logged) (zero T, err error) {
 	if c.Copies == "" {
-		return nil, errors.New(incompleteText(c))
+		return zero, errors.New(incompleteText(c))
 	}
 	o, err := s.opts.Open(ctx, c.Name, false)
 	if err != nil {
-		return nil, s.lost(c.Name, err)
+		return zero, s.lost(c.Name, err)
 	}
 	defer o.Close()
+
 	version, key := "", ""
 	if o.Version != nil {
 		if version, err = o.Version(ctx); err != nil {
-			return nil, s.lost(c.Name, err)
+			return zero, s.lost(c.Name, err)
 		}
-		key = keyOf(stepsVersion, version, o.Info().SaveID, pattern)
-		if rows, ok := load[[]layerRow](s.cache, key); ok {
-			return rows, nil
+		key = p.key(version, o.Info().SaveID)
+		if v, ok := load[T](s.cache, key); ok {
+			return v, nil
 		}
 	}
-	rows, err := computeLayers(ctx, o, keep, m)
+
+	v, err := p.compute(o)
 	if err != nil || key == "" {
-		return nil, err
+		return v, err
 	}
 	if now, err := o.Version(ctx); err != nil || now != version {
-		return nil, errors.New("the checkpoint was removed or replaced meanwhile")
+		return zero, errors.New("the checkpoint was removed or replaced meanwhile")
 	}
-	store(s.cache, key, rows)
-	return rows, nil
+	store(s.cache, key, v)
+	return v, nil
 }
 
 // incompleteText says why a checkpoint cannot be read.

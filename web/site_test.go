@@ -61,6 +61,15 @@ func save(t testing.TB, dir, id string, step int64, seed byte) {
 	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage(id, step, 2), states...))
 }
 
+// saveOne saves a checkpoint with the tensor "added" alone.
+func saveOne(t testing.TB, dir string, step int64) {
+	t.Helper()
+	store := must.Get(file.Open(dir, nil))(t)
+	p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, store, storage.WriteOptions{}) }}
+	added := plan.State{"added": storagetest.Filled(t, tensor.Int16, []int64{5}, 3)}
+	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("save-added", step, 1), added))
+}
+
 // world is a run on a disk, and a site over it.
 type world struct {
 	dir  string
@@ -259,6 +268,14 @@ func TestWrongQuestions(t *testing.T) {
 		"compare?a=step-1&b=step-1&select=" + strings.Repeat("a", maxPattern+1): KindBadRequest,
 		"overlay?a=step-1&b=step-1&name=model.scale&name_a=none":                KindNotFound,
 		"steps?select=[":                                                        KindBadRequest,
+		"history?in=step-1":                                                     KindBadRequest,
+		"history?name=nothing":                                                  KindNotFound,
+		"history?name=config.lr":                                                KindBadRequest,
+		"history?name=model.scale&in=step-9":                                    KindNotFound,
+		"history?name=model.scale&scale=log10":                                  KindBadRequest,
+		"plot?what=history&name=nothing":                                        KindNotFound,
+		"plot?what=history&measure=l3&name=model":                               KindBadRequest,
+		"plot?what=metrics&select=[":                                            KindBadRequest,
 		"plot":                                                                  KindBadRequest,
 		"plot?what=cake":                                                        KindBadRequest,
 		"plot?what=run&name=x":                                                  KindBadRequest,
@@ -287,7 +304,7 @@ func TestNoRun(t *testing.T) {
 	})
 	save(t, w.dir, "save-0", 7, 1)
 	save(t, filepath.Join(w.dir, "@1"), "save-9", 9, 2)
-	for _, text := range []string{"run", "steps", "plot?what=run"} {
+	for _, text := range []string{"run", "steps", "history?name=x", "plot?what=run", "plot?what=metrics"} {
 		if _, err := w.ask(t.Context(), text); w.kindOf(err) != KindNoRun {
 			t.Errorf("%s of a checkpoint: %v; want an error of the kind %q", text, err, KindNoRun)
 		}

@@ -85,6 +85,7 @@ type heatMap struct {
 	lo, hi  float64 // values at the ends of the colours
 	clipped bool    // some values are beyond lo or hi
 	none    bool    // no cell has a value
+	what    string  // what the colours stand for; empty: the value, or show
 }
 
 // valuesOf returns the numbers of the cells, and what they are.
@@ -323,6 +324,9 @@ func (m *heatMap) colorBar() {
 
 // shows says what the colours stand for.
 func (m *heatMap) shows() string {
+	if m.what != "" {
+		return m.what
+	}
 	if m.Elements > int64(m.Height)*int64(m.Width) {
 		return shown[m.show]
 	}

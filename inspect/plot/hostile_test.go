@@ -142,6 +142,25 @@ func anyLines(t *rapid.T) *plot.Picture {
 	return plot.Lines(anyName.Draw(t, "title"), anyName.Draw(t, "label"), steps, names, values)
 }
 
+func anyMetrics(t *rapid.T) *plot.Picture {
+	var values [][]float64
+	names := rapid.SliceOfN(anyName, 0, 9).Draw(t, "names")
+	for range names {
+		values = append(values, rapid.SliceOfN(anyFloat, 0, 6).Draw(t, "values"))
+	}
+	return plot.Metrics(rapid.SliceOfN(anyFloat, 0, 6).Draw(t, "steps"), names, values)
+}
+
+func anyOverTime(t *rapid.T) *plot.Picture {
+	any := anyHistogram(t)
+	h := &inspect.HistogramOverTime{Scale: any.Scale, Edges: any.Edges}
+	labels := rapid.SliceOfN(anyName, 0, 5).Draw(t, "labels")
+	for range labels {
+		h.Shares = append(h.Shares, rapid.SliceOfN(rapid.Float32Range(0, 1), 0, 20).Draw(t, "shares"))
+	}
+	return plot.HistogramOverTime(anyName.Draw(t, "title"), labels, h)
+}
+
 func anyRun(t *rapid.T) []plot.RunPoint {
 	var out []plot.RunPoint
 	for range rapid.IntRange(0, 9).Draw(t, "points") {
@@ -171,6 +190,8 @@ func TestPicturesOfAnythingAreWellFormed(t *testing.T) {
 		"timeline": func(t *rapid.T) *plot.Picture { return plot.Timeline(anyTimeline(t)) },
 		"changes":  func(t *rapid.T) *plot.Picture { return plot.Changes(anyCompared(t)) },
 		"lines":    anyLines,
+		"metrics":  anyMetrics,
+		"overtime": anyOverTime,
 		"run":      func(t *rapid.T) *plot.Picture { return plot.Run(anyRun(t)) },
 	}
 	for name, draw := range kinds {

@@ -23,7 +23,7 @@ const (
 // values are positive and far apart.
 func Lines(title, yLabel string, steps []float64, names []string, values [][]float64, opts ...Option) *Picture {
 	d, y := newDrawing(title, listed(collect(opts).about, plural(len(names), "line"), plural(len(steps), "step")))
-	c := &lineChart{d: d, names: names[:min(len(names), len(values))], steps: steps, values: values}
+	c := &lineChart{d: d, height: 380, names: names[:min(len(names), len(values))], steps: steps, values: values}
 	if !c.measure() {
 		why := "no finite values"
 		if len(names) == 0 || len(steps) == 0 {
@@ -31,7 +31,13 @@ func Lines(title, yLabel string, steps []float64, names []string, values [][]flo
 		}
 		return d.finish(d.notes(d.empty(y, why), c.notes()...))
 	}
-	c.axes(y+8, yLabel)
+	y = c.draw(y+8, yLabel)
+	return d.finish(d.notes(y+14, c.notes()...))
+}
+
+// draw draws the lines with their axes, and returns the y coordinate below them.
+func (c *lineChart) draw(y float64, yLabel string) float64 {
+	c.axes(y, yLabel)
 	shown := c.shown()
 	for _, i := range shown {
 		c.line(i)
@@ -42,7 +48,53 @@ func Lines(title, yLabel string, steps []float64, names []string, values [][]flo
 	} else {
 		c.labels(shown)
 	}
-	return d.finish(d.notes(c.f.y1+below+14, c.notes()...))
+	return c.f.y1 + below
+}
+
+// Metrics draws metrics of a training over its steps. values[i][j] is the value of names[i] at
+// steps[j]; NaN: there is no value, and the line goes on. An infinite value is any number that
+// is not finite. Metrics of about the same size share an axis, others have one of their own.
+func Metrics(steps []float64, names []string, values [][]float64, opts ...Option) *Picture {
+	d, y := newDrawing("Metrics", listed(collect(opts).about, plural(len(names), "metric"), plural(len(steps), "step")))
+	charts, odd := alike(d, steps, names, values)
+	if len(charts) == 0 {
+		return d.finish(d.notes(d.empty(y, "there are no values"), odd...))
+	}
+	for _, c := range charts {
+		c.height = max(380/float64(len(charts)), 160)
+		label := ""
+		if len(c.names) == 1 {
+			label = name(c.names[0])
+		}
+		y = c.draw(y+8, label) + 8
+	}
+	return d.finish(d.notes(y+6, odd...))
+}
+
+// alike returns a chart for each group of metrics whose largest magnitudes differ by a factor
+// of ten at most, and a note on each metric that is not always finite.
+func alike(d *drawing, steps []float64, names []string, values [][]float64) (charts []*lineChart, odd []string) {
+	var sizes []float64
+	for i := range names[:min(len(names), len(values))] {
+		one := &lineChart{d: d, names: names[i : i+1], steps: steps, values: values[i : i+1], spans: true}
+		some := one.measure()
+		if one.infinite > 0 {
+			odd = append(odd, name(names[i])+" is not finite in "+plural(one.infinite, "checkpoint")+".")
+		}
+		if !some {
+			continue
+		}
+		size := max(math.Abs(one.lo), math.Abs(one.hi))
+		k := slices.IndexFunc(sizes, func(s float64) bool { return size/10 <= s && s/10 <= size })
+		if k < 0 {
+			k = len(charts)
+			charts, sizes = append(charts, &lineChart{d: d, steps: steps, spans: true}), append(sizes, size)
+		}
+		c := charts[k]
+		c.names, c.values = append(c.names, names[i]), append(c.values, values[i])
+		c.measure()
+	}
+	return charts, odd
 }
 
 // lineChart draws lines.
@@ -55,6 +107,8 @@ type lineChart struct {
 	lo, hi   float64
 	log      bool
 	infinite int
+	height   float64
+	spans    bool // a line goes on where a value is missing
 }
 
 // value returns a finite value.
@@ -68,7 +122,7 @@ func (c *lineChart) value(i, j int) (float64, bool) {
 
 // measure sets the extent of the values and returns false if there are none.
 func (c *lineChart) measure() bool {
-	c.lo, c.hi = math.Inf(1), math.Inf(-1)
+	c.lo, c.hi, c.infinite = math.Inf(1), math.Inf(-1), 0
 	for i := range c.names {
 		for j := range c.steps {
 			if v, ok := c.value(i, j); ok {
@@ -97,12 +151,12 @@ func (c *lineChart) shown() []int {
 
 func (c *lineChart) axes(y float64, yLabel string) {
 	right := 200.0
-	c.f = frame{d: c.d, x0: 90, x1: pictureWidth - right, y0: y, y1: y + 380}
+	c.f = frame{d: c.d, x0: 90, x1: pictureWidth - right, y0: y, y1: y + c.height}
 	f := &c.f
 	if c.log {
 		lo, hi := max(c.lo/1.2, math.SmallestNonzeroFloat64), min(c.hi*1.2, math.MaxFloat64)
 		f.y = newLogScale(lo, hi, f.y1, f.y0)
-		f.yAxis(logTicks(lo, hi, 8), yLabel+" (logarithmic)")
+		f.yAxis(logTicks(lo, hi, c.ticks()), yLabel+" (logarithmic)")
 	} else {
 		pad := (c.hi/2 - c.lo/2) * 0.1
 		lo, hi := max(c.lo-pad, -math.MaxFloat64), min(c.hi+pad, math.MaxFloat64)
@@ -113,7 +167,7 @@ func (c *lineChart) axes(y float64, yLabel string) {
 			lo = 0
 		}
 		f.y = newScale(lo, hi, f.y1, f.y0)
-		f.yAxis(linearTicks(f.y.lo, f.y.hi, 8), yLabel)
+		f.yAxis(linearTicks(f.y.lo, f.y.hi, c.ticks()), yLabel)
 	}
 	first, last := math.Inf(1), math.Inf(-1)
 	for _, s := range c.steps {
@@ -137,6 +191,9 @@ func (c *lineChart) axes(y float64, yLabel string) {
 	}
 	f.xAxis(ticks, "step")
 }
+
+// ticks returns about how many values an axis of the height has.
+func (c *lineChart) ticks() int { return min(8, int(c.height/30)) }
 
 // stepLabel prints a step in full if it is a whole number.
 func stepLabel(v, step float64) string {
@@ -173,6 +230,9 @@ func (c *lineChart) line(i int) {
 	}
 	for _, j := range c.thinned(i) {
 		v, ok := c.value(i, j)
+		if !ok && c.spans && j < len(c.values[i]) && math.IsNaN(c.values[i][j]) {
+			continue
+		}
 		if !ok {
 			single()
 			continue
@@ -226,7 +286,7 @@ func (c *lineChart) thinned(i int) []int {
 			}
 		}
 		if lo < 0 {
-			out = append(out, from) // a gap
+			out = append(out, from) // a gap, unless the line spans it
 			continue
 		}
 		out = append(out, min(lo, hi))

@@ -58,6 +58,11 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"lines-one":        plot.Lines("Norm by layer", "L2 norm", []float64{100}, names(3), series(3, 1)),
 		"lines-many":       plot.Lines("Norm by layer", "L2 norm", []float64{100, 200, 300, 400}, names(40), series(40, 4)),
 		"lines-none":       plot.Lines("Norm by layer", "L2 norm", nil, nil, nil),
+		"metrics":          plot.Metrics([]float64{100, 200, 300, 400}, []string{"eval_loss", "loss", "lr", "tokens"}, metrics()),
+		"metrics-none":     plot.Metrics(nil, nil, nil),
+		"over-time":        plot.HistogramOverTime("model.norm.weight", []string{"100", "200", "300"}, overTime(inspect.ScaleLinear, 3)),
+		"over-time-log2":   plot.HistogramOverTime("model.norm.weight", []string{"100", "200", "300"}, overTime(inspect.ScaleLog2, 3), plot.LogCounts),
+		"over-time-none":   plot.HistogramOverTime("model.norm.weight", []string{"100"}, nil),
 		"run":              plot.Run(checkpoints(7)),
 		"run-empty":        plot.Run(nil),
 	}
@@ -168,6 +173,7 @@ func large(t testing.TB) map[string]*plot.Picture {
 		"large-changes-80":  plot.Changes(changed(80)),
 		"large-lines":       plot.Lines("Norm by layer", "L2 norm", steps, names(1000), series(1000, 3000)),
 		"large-lines-12":    plot.Lines("Norm by layer", "L2 norm", steps[:60], names(12), series(12, 60)),
+		"large-over-time":   plot.HistogramOverTime("w", names(3000), overTime(inspect.ScaleLinear, 3000)),
 		"large-run":         plot.Run(checkpoints(3000)),
 		"large-run-40":      plot.Run(checkpoints(40)),
 		"large-histogram":   plot.Histogram(normal("w", 1<<16, inspect.ScaleLinear)),
@@ -466,6 +472,26 @@ func series(n, steps int) [][]float64 {
 		}
 	}
 	return out
+}
+
+// metrics are two losses, of which one has gaps and one is NaN once, and two of other sizes.
+func metrics() [][]float64 {
+	nan, inf := math.NaN(), math.Inf(1)
+	return [][]float64{{2.5, nan, 2.1, 2}, {2.4, 2.2, inf, 1.8}, {3e-4, 2e-4, 1e-4, 0}, {1e6, 2e6, 3e6, 4e6}}
+}
+
+// overTime is a histogram that becomes wider. The second checkpoint does not have the tensor.
+func overTime(scale string, n int) *inspect.HistogramOverTime {
+	all := make([]*inspect.TensorStats, n)
+	for i := range all {
+		if i != 1 {
+			all[i] = normal("w", 40, scale)
+			for k := range all[i].Histogram.Edges {
+				all[i].Histogram.Edges[k] *= inspect.Number(1 + i)
+			}
+		}
+	}
+	return inspect.NewHistory(all, 40).Histogram
 }
 
 func checkpoints(n int) []plot.RunPoint {

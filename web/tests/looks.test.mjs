@@ -13,6 +13,7 @@ export const views = [
   { name: 'run-map', at: '#/run?layers=1&form=map', ready: (p) => p.getByRole('grid', { name: 'Layers' }) },
   { name: 'checkpoint', at: '#/checkpoint?c=step-000000800', ready: (p) => p.getByRole('grid', { name: 'Names' }) },
   { name: 'tensor', at: '#/tensor?c=step-000000800&name=model.layers.11.mlp.up.weight', ready: (p) => p.getByText(/^exact: /) },
+  { name: 'tensor-history', at: '#/tensor?c=step-000000800&name=model.layers.11.mlp.up.weight&history=1', ready: (p) => p.getByRole('img', { name: 'Histogram over the steps' }) },
   { name: 'compare', at: '#/compare?a=step-000000200&b=step-000000800&row=model.layers.5.mlp.up.weight', ready: (p) => p.getByLabel('Opened name') },
   { name: 'timeline', at: '#/timeline?c=step-000000800&rank=1', ready: (p) => p.getByRole('heading', { name: 'Rank 1' }) },
 ];

@@ -80,6 +80,10 @@ test('sorted, picked and compared, all in the address', async () => {
   assert.equal(await name(0), 'step-000000050');
   await w.page.getByRole('combobox', { name: 'Metric' }).selectOption('tokens');
   await w.page.getByRole('img', { name: 'tokens of the checkpoints by step' }).waitFor();
+  await w.page.getByRole('combobox', { name: 'Add another' }).selectOption('loss');
+  await w.page.getByRole('img', { name: 'loss of the checkpoints by step' }).waitFor(); // below it, because it is much smaller
+  await w.page.getByRole('button', { name: 'Remove loss' }).click();
+  await w.page.getByRole('img', { name: 'loss of the checkpoints by step' }).waitFor({ state: 'detached' });
   await w.page.getByRole('combobox', { name: 'by' }).selectOption('time');
   await w.page.getByRole('img', { name: 'Sizes of the checkpoints by time' }).waitFor();
   await compare.click();
@@ -110,6 +114,19 @@ test('statistics by layer are computed if asked for', async () => {
   await w.page.getByLabel(/share of NaN by layer and step/).waitFor();
   await w.page.reload();
   await w.page.getByLabel(/share of NaN by layer and step/).waitFor();
+  w.check();
+  await w.close();
+});
+
+test('a layer leads to its tensors', async () => {
+  const w = await s.page('#/run?layers=1&layer=model.layers.1');
+  const table = w.page.getByRole('grid', { name: 'Layers' });
+  await table.getByRole('link', { name: 'model.layers.1', exact: true }).click();
+  await w.page.waitForURL(/#\/checkpoint\?c=step-000000800&at=model\.layers\.1$/);
+  const names = w.page.getByRole('grid', { name: 'Names' });
+  await names.waitFor();
+  await names.getByText('mlp.up.weight').first().waitFor();
+  assert.doesNotMatch(await names.innerText(), /layers\.1[0-9]/);
   w.check();
   await w.close();
 });
@@ -147,10 +164,13 @@ test('downloads', async () => {
   const csv = w.page.getByRole('button', { name: 'CSV' });
   isSVG((await downloaded(w.page, svg.nth(0))).content);
   isPNG((await downloaded(w.page, png.nth(0))).content);
-  const steps = await downloaded(w.page, svg.nth(1));
+  const metrics = (await downloaded(w.page, svg.nth(1))).content;
+  isSVG(metrics);
+  assert.match(metrics.toString(), /loss is not finite in 1 checkpoint/);
+  const steps = await downloaded(w.page, svg.nth(2));
   isSVG(steps.content);
   assert.match(steps.name, /mean.*\.svg$/);
-  isPNG((await downloaded(w.page, png.nth(1))).content);
+  isPNG((await downloaded(w.page, png.nth(2))).content);
   const checkpoints = (await downloaded(w.page, csv.nth(0))).content.toString().split('\r\n');
   assert.match(checkpoints[0], /^name,step,time,bytes,copies,.*loss,tokens/);
   assert.equal(checkpoints.length, 12, 'ten checkpoints, a head and an end');

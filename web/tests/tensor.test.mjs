@@ -108,6 +108,52 @@ test('downloads', async () => {
   await w.close();
 });
 
+test('its history over the steps is computed if asked for', async () => {
+  const w = await s.page(tensor('model.layers.11.mlp.up.weight'));
+  const asked = [];
+  w.page.on('request', (r) => r.url().includes('/api/history') && asked.push(r.url()));
+  const button = w.page.getByRole('button', { name: /^Compute: read up to [\d.]+ KiB of 9 checkpoints/ });
+  await button.waitFor();
+  assert.equal(asked.length, 0, 'nothing is read before');
+  await button.click();
+  await w.page.waitForURL(/history=1/);
+  for (const name of ['norm (L2) over the steps', 'standard deviation over the steps', 'share of NaN over the steps'])
+    await w.page.getByRole('img', { name }).waitFor();
+  const map = w.page.getByRole('img', { name: 'Histogram over the steps' });
+  await map.waitFor();
+  const part = (name) => w.page.getByRole('region', { name, exact: true });
+  isSVG((await downloaded(w.page, part('norm (L2)').getByRole('button', { name: 'SVG' }))).content);
+  isPNG((await downloaded(w.page, part('Histogram over the steps').getByRole('button', { name: 'PNG' }))).content);
+  const csv = (await downloaded(w.page, w.page.getByRole('button', { name: 'CSV' }).first())).content.toString().split('\r\n');
+  assert.equal(csv[0], 'checkpoint,step,time,l2,mean,std,abs_max,nan_share,error');
+  assert.match(csv.find((l) => l.startsWith('step-000000800,800,')), /,0\.000\d+,$/);
+  assert.match(csv.find((l) => l.startsWith('step-000000500,500,')), /,0,$/);
+
+  // The pointer reads a bucket, and a click opens its checkpoint.
+  const over = map.locator('.u-over');
+  const box = await over.boundingBox();
+  await over.hover({ position: { x: 5, y: box.height / 2 } });
+  await map.getByText(/^[\d.]+% of the elements are from -?[\d.e-]+ to [\d.e-]+$/).waitFor();
+  await over.click({ position: { x: 5, y: box.height / 2 } });
+  await w.page.waitForURL(/c=step-000000050&.*history=1/);
+  await map.waitFor();
+  await w.page.reload();
+  await map.waitFor();
+  w.check();
+  await w.close();
+});
+
+test('it leads to its layer', async () => {
+  const w = await s.page(tensor('model.layers.11.mlp.up.weight'));
+  await w.page.getByRole('link', { name: 'Layer model.layers.11 over the steps' }).click();
+  await w.page.waitForURL(/#\/run\?layers=1&select=model\.layers\.11&layer=model\.layers\.11$/);
+  const table = w.page.getByRole('grid', { name: 'Layers' });
+  await table.waitFor();
+  assert.equal(await table.getAttribute('aria-rowcount'), '2', 'one layer and the head');
+  w.check();
+  await w.close();
+});
+
 test('a name that does not exist', async () => {
   const w = await s.page(tensor('no.such.name'));
   const alert = w.page.getByRole('alert');

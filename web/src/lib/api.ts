@@ -80,6 +80,25 @@ export interface Steps {
   nan_share: Num[][];
 }
 
+/** Statistics of a tensor: each list is by step, and null if a checkpoint does not have the tensor. */
+export interface History {
+  name: string;
+  steps: Steps['steps'];
+  l2: Num[];
+  mean: Num[];
+  std: Num[];
+  abs_max: Num[];
+  nan_share: Num[];
+  histogram: HistogramOverTime | null;
+}
+
+export interface HistogramOverTime {
+  scale: 'linear' | 'log2';
+  edges: Num[];
+  /** Of all elements in each bucket, by step. */
+  shares: (number[] | null)[];
+}
+
 export interface Totals {
   tensors: number;
   objects: number;
@@ -105,6 +124,8 @@ export interface Summary {
   dtypes: { dtype: string; tensors: number; elements: number; nbytes: number }[];
   files: { name: string; size: number; missing?: boolean }[];
   missing?: { fqn: string; file?: string; problem: string }[];
+  /** Whether there is a timeline. */
+  timeline: boolean;
 }
 
 /** Names of a checkpoint in columns. Index -1 of dtype and shape is an object. */

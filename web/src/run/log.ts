@@ -16,6 +16,21 @@ export function metricNames(log: RunLog): string[] {
   return [...names].sort();
 }
 
+/** Metrics in groups whose largest magnitudes differ by a factor of ten at most, as 'cairn plot RUN metrics' has them. */
+export function alike(log: RunLog, names: string[]): string[][] {
+  const groups: { size: number; names: string[] }[] = [];
+  for (const name of names) {
+    const size = log.checkpoints.reduce((n, c) => {
+      const v = Math.abs(metric(c, name) ?? NaN);
+      return Number.isFinite(v) && v > n ? v : n;
+    }, 0);
+    const group = groups.find((g) => size / 10 <= g.size && g.size / 10 <= size);
+    if (group) group.names.push(name);
+    else groups.push({ size, names: [name] });
+  }
+  return groups.map((g) => g.names);
+}
+
 export function complete(c: Copy | undefined): boolean {
   return c?.state === 'complete';
 }

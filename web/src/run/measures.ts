@@ -22,7 +22,7 @@ export interface Points {
   labels: string[];
 }
 
-export function points(s: Steps): Points {
+export function points(s: Pick<Steps, 'steps'>): Points {
   const at = s.steps.map((_, i) => i).filter((i) => !s.steps[i].error);
   const steps = at.every((i) => s.steps[i].step !== null) && new Set(at.map((i) => s.steps[i].step)).size === at.length;
   if (steps) at.sort((a, b) => s.steps[a].step! - s.steps[b].step!);

@@ -13,7 +13,7 @@ export function power(n: number): string {
 }
 
 /** Places on the axis: the edges themselves, or their exponents. */
-export function places(h: Histogram): number[] {
+export function places(h: Pick<Histogram, 'scale' | 'edges'>): number[] {
   const e = h.edges.map(num);
   return h.scale === 'log2' ? e.map(Math.log2) : e;
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"net/url"
 	"os"
@@ -50,6 +51,7 @@ var plotParams = map[string]struct{ param, value string }{
 type plotFlags struct {
 	siteFlags
 	output string
+	html   bool
 }
 
 func newPlotCmd() *cobra.Command {
@@ -58,21 +60,22 @@ func newPlotCmd() *cobra.Command {
 		return f.run(cmd, args)
 	})
 	fl := cmd.Flags()
-	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, whose name ends with .svg; - is stdout")
+	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, whose name ends with .svg, or .html with --html; - is stdout")
+	fl.BoolVar(&f.html, "html", false, "write a page with the chart, which needs no other file")
 	fl.Int("buckets", 100, "histogram, overlay: the `number` of buckets")
-	fl.Bool("log2", false, "histogram, overlay: count magnitudes by powers of two")
-	fl.Bool("log-counts", false, "histogram, overlay: a logarithmic axis of counts")
+	fl.Bool("log2", false, "histogram, history, overlay: count magnitudes by powers of two")
+	fl.Bool("log-counts", false, "histogram, overlay: a logarithmic axis of counts; history: logarithmic colours")
 	fl.String("rows", "", "heatmap: only these rows, as `LO:HI`")
 	fl.String("cols", "", "heatmap: only these columns, as `LO:HI`")
 	fl.String("show", "mean", "heatmap: this `number` of the elements of a cell: mean, min, max, or abs for the largest magnitude")
-	fl.String("select", "", "changes, steps: only names that match this `pattern`")
-	fl.String("measure", "l2", "steps: draw this `number` of each layer: l2, mean, abs_max or nan_share")
+	fl.String("select", "", "changes, metrics, steps: only names that match this `pattern`")
+	fl.String("measure", "", "steps, history: draw this `number`: l2, mean, abs_max, nan_share; history also: std, histogram")
 	fl.String("name-a", "", "overlay: the `name` of the tensor in PATH, if OTHER has another one")
 	f.siteFlags.add(cmd)
 	completeFlag(cmd, choices("mean", "min", "max", "abs"), "show")
-	completeFlag(cmd, choices("l2", "mean", "abs_max", "nan_share"), "measure")
+	completeFlag(cmd, choices("l2", "mean", "abs_max", "nan_share", "std", "histogram"), "measure")
 	completeFlag(cmd, completeFlagNames, "select", "name-a")
-	_ = cmd.MarkFlagFilename("output", "svg") // fails for unknown flags only
+	_ = cmd.MarkFlagFilename("output", "svg", "html") // fails for unknown flags only
 	return baseFlag(cmd)
 }
 
@@ -102,20 +105,23 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := j.checkOutput(); err != nil {
+	if err := j.checkOutput(f.ending()); err != nil {
 		return err
 	}
-	f.single = !slices.Contains([]string{"run", "steps"}, j.res.What)
+	f.single = !slices.Contains([]string{"history", "metrics", "run", "steps"}, j.res.What)
 	if j.site, err = f.siteFlags.open(cmd, paths); err != nil {
 		return err
 	}
 	defer j.site.Close()
-	svg, err := j.draw()
+	chart, err := j.draw()
 	if err != nil {
 		return j.explain(err)
 	}
+	if f.html {
+		chart = chartPage(j.res.What+" of "+j.res.Path, chart)
+	}
 	if j.res.Output == "-" {
-		_, err := j.o.out.Write(svg)
+		_, err := j.o.out.Write(chart)
 		return err
 	}
 	for _, p := range paths {
@@ -123,12 +129,33 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	write := func(w io.Writer) error { _, err := w.Write(svg); return err }
+	write := func(w io.Writer) error { _, err := w.Write(chart); return err }
 	if err := writeFile(cmd.Context(), j.res.Output, write); err != nil {
 		return err
 	}
-	j.res.NumBytes = int64(len(svg))
+	j.res.NumBytes = int64(len(chart))
 	return j.o.result(j.res, func() { j.o.remark("%s holds the chart\n", clean(j.res.Output)) })
+}
+
+// ending is how the name of the file ends.
+func (f *plotFlags) ending() string {
+	if f.html {
+		return ".html"
+	}
+	return ".svg"
+}
+
+// chartPage returns a page with a chart. Its policy forbids scripts and other files.
+func chartPage(title string, svg []byte) []byte {
+	const page = `<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>%s</title>
+<style>body { margin: 16px } svg { max-width: 100%%; height: auto }</style></head><body>
+%s</body></html>
+`
+	return fmt.Appendf(nil, page, html.EscapeString(clean(title)), svg)
 }
 
 // parse sets the question from arguments and flags, and returns the paths of the site.
@@ -209,14 +236,19 @@ func chartsWith(param string) []string {
 	return slices.DeleteFunc(web.Pictures(), func(what string) bool { return !slices.Contains(web.PictureParams(what), param) })
 }
 
-func (j *plotJob) checkOutput() error {
+func (j *plotJob) checkOutput(ending string) error {
 	name := j.res.Output
 	switch {
 	case name == "-" && j.o.json:
 		return usagef(j.cmd, "--json and the chart both want stdout: give -o FILE")
 	case name == "-" && isTerminal(j.o.out):
 		return usagef(j.cmd, "the chart would go to stdout, which is a terminal: give -o FILE")
-	case name != "-" && !strings.EqualFold(filepath.Ext(name), ".svg") && !isDevice(name):
+	case name == "-" || strings.EqualFold(filepath.Ext(name), ending) || isDevice(name):
+	case ending == ".html":
+		return usagef(j.cmd, "-o %s: --html writes a page, so the name must end with .html", name)
+	case strings.EqualFold(filepath.Ext(name), ".html"):
+		return usagef(j.cmd, "-o %s: charts are SVG: add --html for a page with the chart", name)
+	default:
 		return withHint(usagef(j.cmd, "-o %s: charts are SVG, so the name must end with .svg", name), "the page of 'cairn web' saves charts as PNG too")
 	}
 	return nil
@@ -242,7 +274,7 @@ func notItself(address, out string) error {
 	}
 	if dir, err := filepath.EvalSymlinks(path); err == nil && outErr == nil && b.Mode().IsRegular() {
 		target, err := filepath.EvalSymlinks(out)
-		if err == nil && filepath.Dir(target) == dir && !strings.EqualFold(filepath.Ext(target), ".svg") {
+		if err == nil && filepath.Dir(target) == dir && !strings.EqualFold(filepath.Ext(target), filepath.Ext(out)) {
 			return withHint(fmt.Errorf("%s leads to %s, a file of the checkpoint %s", out, target, address), "write to another file")
 		}
 	}
