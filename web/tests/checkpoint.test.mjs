@@ -129,7 +129,7 @@ describe('a checkpoint of a run', () => {
     isSVG((await downloaded(w.page, w.page.getByRole('button', { name: 'SVG' }))).content);
     isPNG((await downloaded(w.page, w.page.getByRole('button', { name: 'PNG' }))).content);
     const csv = (await downloaded(w.page, w.page.getByRole('button', { name: 'CSV' }))).content.toString().split('\r\n');
-    assert.match(csv[0], /^name,dtype,shape,nbytes,chunks/);
+    assert.match(csv[0], /^name,dtype,shape,bytes,chunks/);
     assert.equal(csv.length, 6);
     w.check();
     await w.close();

@@ -7,7 +7,7 @@ export const objects = 'objects';
 export interface Share {
   dtype: string;
   names: number;
-  nbytes: number;
+  bytes: number;
 }
 
 /**

@@ -103,7 +103,7 @@ export function search(c: Columns, low: string[], t: Tree, node: number, query: 
     const i = t.order[k];
     const d = c.dtype[i];
     if (d < 0 ? !keepsObjects : keeps[d] === 0) continue;
-    const b = c.nbytes[i];
+    const b = c.bytes[i];
     if (b < min || b > max) continue; // a comparison with NaN is false
     if (want && !want(low[i])) continue;
     if (avoid && avoid(low[i])) continue;
@@ -138,7 +138,7 @@ function sortKey(c: Columns, id: string): ArrayLike<number> | null {
     const place = new Map([...new Set(texts)].sort().map((s, i) => [s, i]));
     return Float64Array.from(index, (d) => (d < 0 ? -1 : place.get(texts[d])!));
   };
-  if (id === 'bytes') return c.nbytes;
+  if (id === 'bytes') return c.bytes;
   if (id === 'chunks') return c.chunks;
   if (id === 'dtype') return ranked(c.dtypes, c.dtype);
   if (id === 'shape') {

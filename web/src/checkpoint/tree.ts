@@ -124,7 +124,7 @@ function sums(t: Tree, c: Columns) {
   for (let n = t.parent.length - 1; n >= 0; n--) {
     const r = t.row[n];
     if (r >= 0) {
-      t.bytes[n] = tied && c.tied[r] !== undefined ? 0 : c.nbytes[r];
+      t.bytes[n] = tied && c.tied[r] !== undefined ? 0 : c.bytes[r];
       t.largest[n] = r;
       most[n] = t.bytes[n];
     }

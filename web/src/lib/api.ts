@@ -104,7 +104,7 @@ export interface Totals {
   objects: number;
   chunks: number;
   elements: number;
-  nbytes: number;
+  bytes: number;
 }
 
 export interface Summary {
@@ -121,8 +121,8 @@ export interface Summary {
   notes?: string[];
   totals: Totals;
   file_bytes: number;
-  dtypes: { dtype: string; tensors: number; elements: number; nbytes: number }[];
-  files: { name: string; size: number; missing?: boolean }[];
+  dtypes: { dtype: string; tensors: number; elements: number; bytes: number }[];
+  files: { name: string; bytes: number; missing?: boolean }[];
   missing?: { fqn: string; file?: string; problem: string }[];
   /** Whether there is a timeline. */
   timeline: boolean;
@@ -135,7 +135,7 @@ export interface Columns {
   dtype: number[];
   shapes: number[][];
   shape: number[];
-  nbytes: number[];
+  bytes: number[];
   chunks: number[];
   tied: Record<string, string>;
   values: Record<string, string>;
@@ -152,7 +152,7 @@ export interface Item {
   codec?: string;
   chunks: number;
   files: number;
-  nbytes: number;
+  bytes: number;
   tied?: string;
 }
 
@@ -161,7 +161,7 @@ export interface Chunk {
   offsets?: number[];
   sizes?: number[];
   inline?: boolean;
-  nbytes: number;
+  bytes: number;
   file?: string;
   offset: number;
   length: number;
@@ -188,7 +188,7 @@ export interface TensorStats {
   fqn: string;
   dtype: string;
   shape: number[];
-  nbytes: number;
+  bytes: number;
   elements: number;
   min: Num;
   max: Num;
@@ -275,7 +275,7 @@ export interface Form {
   shape?: number[];
   type?: string;
   repr?: string;
-  nbytes: number;
+  bytes: number;
 }
 
 export interface Comparison {

@@ -37,9 +37,9 @@ function property(name, check) {
   });
 }
 
-function columns(names, nbytes = names.map(() => 1), more = {}) {
+function columns(names, bytes = names.map(() => 1), more = {}) {
   return {
-    names, nbytes, dtypes: ['float32'], dtype: names.map(() => 0), shapes: [[1]], shape: names.map(() => 0),
+    names, bytes, dtypes: ['float32'], dtype: names.map(() => 0), shapes: [[1]], shape: names.map(() => 0),
     chunks: names.map(() => 1), tied: {}, values: {}, ...more,
   };
 }
@@ -101,7 +101,7 @@ property('a tree has each name once, below nodes with its beginnings', (rnd) => 
     groups.add(pathOf(t, n));
     assert.equal(find(t, pathOf(t, n)), n);
     let sum = 0;
-    for (let i = t.low[n]; i < t.high[n]; i++) sum += c.nbytes[t.order[i]];
+    for (let i = t.low[n]; i < t.high[n]; i++) sum += c.bytes[t.order[i]];
     assert.equal(t.bytes[n], sum);
   }
 });
@@ -195,7 +195,7 @@ test('search filters by everything and keeps the order', () => {
 });
 
 test('the largest dtypes have colours of their own, objects are grey', () => {
-  const shares = ['objects', ...Array.from({ length: 10 }, (_, i) => `t${i}`)].map((dtype) => ({ dtype, names: 1, nbytes: 1 }));
+  const shares = ['objects', ...Array.from({ length: 10 }, (_, i) => `t${i}`)].map((dtype) => ({ dtype, names: 1, bytes: 1 }));
   const colors = dtypeColors(shares);
   assert.deepEqual([colors.get('objects'), colors.get('t0'), colors.get('t6'), colors.get('t7')], ['faint', 'c0', 'c6', 'faint']);
 });
@@ -260,7 +260,7 @@ test('a long or deep value does not grow much', () => {
   }
 });
 
-const chunk = (chunk, offsets, sizes) => ({ chunk, offsets, sizes, nbytes: 1, offset: 0, length: 1, n_checksums: 0 });
+const chunk = (chunk, offsets, sizes) => ({ chunk, offsets, sizes, bytes: 1, offset: 0, length: 1, n_checksums: 0 });
 
 test('chunks are projected onto the dimensions that are cut', () => {
   const shape = [4, 6, 8];
@@ -282,7 +282,7 @@ test('tensors of other ranks are projected, too', () => {
 });
 
 test('the names of a comparison, from columns', () => {
-  const forms = [{ kind: 'tensor', dtype: 'float32', shape: [2, 3], nbytes: 24 }, { kind: 'object', type: 'int', repr: '1', nbytes: 1 }];
+  const forms = [{ kind: 'tensor', dtype: 'float32', shape: [2, 3], bytes: 24 }, { kind: 'object', type: 'int', repr: '1', bytes: 1 }];
   const got = expand({
     names: 3,
     items: {
