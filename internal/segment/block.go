@@ -23,10 +23,10 @@ type coder struct {
 	enc, dec huff0.Scratch
 }
 
-// A Huffman code must save a sixteenth, or the stream stays raw, because reading raw bytes costs
-// nothing.
+// A Huffman code must save a quarter, or the stream stays raw, because reading raw bytes costs
+// nothing. The gaps of a few changes in a hundred stay raw.
 var coders = sync.Pool{New: func() any {
-	return &coder{enc: huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: 4}}
+	return &coder{enc: huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: 2}}
 }}
 
 // tooLong estimates from a sample whether the code will be longer than limit.
@@ -125,49 +125,67 @@ func (c *coder) patchBlock(p, code []byte) ([]byte, error) {
 	if size == 0 || err != nil {
 		return code, err
 	}
-	gaps, code, err := c.readStream(code, size)
+	gaps, code, err := c.readStream(code, size, c.plane[:])
 	if err != nil {
 		return nil, err
 	}
-	if err := c.locate(gaps, len(p)); err != nil {
+	if err := c.locate(gaps, len(p)/c.width); err != nil {
 		return nil, err
 	}
-	for k := range c.width {
-		var plane []byte
-		if plane, code, err = c.readStream(code, len(c.at)); err != nil {
+	at, n := c.at, len(c.at)
+	if c.width == 1 {
+		plane, code, err := c.readStream(code, n, c.plane[:])
+		for i, b := range plane {
+			p[at[i]] ^= b
+		}
+		return code, err
+	}
+	// Two planes at once: most of the time goes into reaching the elements.
+	for k := 0; k < c.width; k += 2 {
+		var low, high []byte
+		if low, code, err = c.readStream(code, n, c.plane[:n]); err != nil {
 			return nil, err
 		}
-		p := p[k:]
-		for i, at := range c.at[:len(plane)] {
-			p[at] ^= plane[i]
+		if high, code, err = c.readStream(code, n, c.plane[n:]); err != nil {
+			return nil, err
+		}
+		p, low, high := p[k:], low[:len(at)], high[:len(at)]
+		for i, at := range at {
+			e := p[at : at+2]
+			binary.LittleEndian.PutUint16(e, binary.LittleEndian.Uint16(e)^(uint16(low[i])|uint16(high[i])<<8))
 		}
 	}
 	return code, nil
 }
 
-// locate sets c.at to the offsets of the changed elements of a block of length bytes.
-func (c *coder) locate(gaps []byte, length int) error {
-	at, next := c.at[:0], 0
-	gap, shift := 0, 0
+// units are the units of the bytes of a gap.
+var units = [4]int{1, 1 << 7, 1 << 14}
+
+// locate sets c.at to the offsets of the changed elements of a block of n elements.
+func (c *coder) locate(gaps []byte, n int) error {
+	// The loop has no branch: gaps of more than one byte come at random, and would make it slow.
+	if cap(c.at) < len(gaps) {
+		c.at = make([]uint32, len(gaps), blockLen/c.width)
+	}
+	at, k, end, width := c.at[:len(gaps)], 0, 0, c.width
+	bytes, most := 0, 0 // of the gap so far, and one more than that
 	for _, b := range gaps {
-		gap |= int(b&0x7f) << shift
-		if b >= 0x80 {
-			if shift += 7; shift > 14 {
-				return corrupt("a gap has more than three bytes")
-			}
-			continue
-		}
-		if next += gap * c.width; next >= length {
-			return corrupt("byte %d has changed, of %d", next, length)
-		}
-		at = append(at, uint32(next))
-		next += c.width
-		gap, shift = 0, 0
+		more := int(b >> 7)
+		end += int(b&0x7f)*units[bytes&3] + 1 - more
+		at[k] = uint32((end - 1) * width) // the next byte writes it again if there is more
+		k += 1 - more
+		bytes = (bytes + 1) & -more
+		most |= bytes + 1
 	}
-	if shift > 0 {
+	switch {
+	case most&4 != 0: // after three bytes; all counts before are smaller
+		return corrupt("a gap has more than three bytes")
+	case bytes > 0:
 		return corrupt("a gap is cut off")
+	case end > n:
+		return corrupt("element %d has changed, of %d", end-1, n)
 	}
-	c.at = at
+	c.at = at[:k]
 	return nil
 }
 
@@ -182,9 +200,9 @@ func (c *coder) appendStream(dst, p []byte) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(code))), code...)
 }
 
-// readStream reads a stream of n bytes and returns it and the rest of code. The stream is valid
-// until the next call.
-func (c *coder) readStream(code []byte, n int) (p, rest []byte, err error) {
+// readStream reads a stream of n bytes and returns it, which is in buf or a part of code, and
+// the rest of code.
+func (c *coder) readStream(code []byte, n int, buf []byte) (p, rest []byte, err error) {
 	size, code, err := readNumber(code, n)
 	if err != nil {
 		return nil, nil, err
@@ -196,7 +214,7 @@ func (c *coder) readStream(code []byte, n int) (p, rest []byte, err error) {
 	if size == n {
 		return code, rest, nil
 	}
-	p = c.plane[:n]
+	p = buf[:n]
 	if size == 1 {
 		for i := range p {
 			p[i] = code[0]

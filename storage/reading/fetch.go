@@ -109,7 +109,7 @@ const (
 	// pieceBytes is the number of bytes of a Direct request that are read at once.
 	// Reads that bypass the operating system's cache need an aligned buffer, from which
 	// the bytes are copied.
-	pieceBytes = 4 << 20
+	pieceBytes = 8 << 20
 	// slack is the additional size of a buffer for a read that bypasses the operating
 	// system's cache. Such a read takes whole blocks of the disk, and the range may begin
 	// and end inside blocks.
@@ -365,15 +365,25 @@ func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) err
 	return q.To.Take(q.Direct)
 }
 
+// bypassing bounds the number of reads that bypass the operating system's cache at the
+// same time, in the whole process. Four of them keep a disk busy. More of them arrive in
+// another order than the bytes have on the disk, and take more memory.
+var bypassing = semaphore.NewWeighted(4)
+
 // copyPiece reads into a buffer, bypassing the operating system's cache, and copies the
 // bytes to p in steps: Step gets them while they are in the processor's cache.
 func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []byte, off int64) error {
-	buf, err := f.pool.Get(ctx)
+	if bypassing.Acquire(ctx, 1) != nil {
+		return context.Cause(ctx)
+	}
+	buf, err := f.pool.Get(ctx) // after Acquire: reads that wait take no memory
 	if err != nil {
+		bypassing.Release(1)
 		return err
 	}
 	defer f.pool.Put(buf)
 	from, err := r.(blob.DirectReader).ReadDirect(ctx, buf, off, int64(len(p)))
+	bypassing.Release(1)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -92,7 +93,7 @@ func drawRequest(t *rapid.T, size int64) Request {
 }
 
 // cacheless is a store whose readers bypass a cache that holds the second
-// half of every 8 MiB.
+// half of every 16 MiB.
 type cacheless struct {
 	blob.Store
 	direct atomic.Int64 // bytes that were read past it
@@ -108,7 +109,7 @@ type cachelessReader struct {
 	s *cacheless
 }
 
-func (r *cachelessReader) Cached(off, _ int64) bool { return off>>22%2 == 1 }
+func (r *cachelessReader) Cached(off, _ int64) bool { return off>>23%2 == 1 }
 
 func (r *cachelessReader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
 	if !blob.Aligned(buf) || int64(len(buf)) < n+2*blob.Align {
@@ -120,7 +121,7 @@ func (r *cachelessReader) ReadDirect(ctx context.Context, buf []byte, off, n int
 }
 
 func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
-	const size = 16 << 20
+	const size = 24 << 20
 	store := &cacheless{Store: new(mem.Store)}
 	putContent(t, store, "a", size)
 	data := content("a", size)
@@ -131,14 +132,14 @@ func TestFetchBypassesTheCacheForLargeReads(t *testing.T) {
 		direct  int64
 	}{
 		{"into its place", Request{Offset: 10, Width: 3 << 20, Direct: make([]byte, 3<<20)}, FetchOptions{}, 3 << 20},
-		{"into its place, some of it cached", Request{Offset: 10, Width: 9 << 20, Direct: make([]byte, 9<<20)}, FetchOptions{}, 5 << 20},
-		{"into its place, cached", Request{Offset: 4 << 20, Width: 2 << 20, Direct: make([]byte, 2<<20)}, FetchOptions{}, 0},
+		{"into its place, some of it cached", Request{Offset: 10, Width: 17 << 20, Direct: make([]byte, 17<<20)}, FetchOptions{}, 9 << 20},
+		{"into its place, cached", Request{Offset: 8 << 20, Width: 2 << 20, Direct: make([]byte, 2<<20)}, FetchOptions{}, 0},
 		{"into its place, within a budget", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 300 << 10}}, 1 << 20},
 		{"into its place, no room for a buffer", Request{Offset: 10, Width: 1 << 20, Direct: make([]byte, 1<<20)}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 100 << 10}}, 0},
 		{"into its place, through the cache", Request{Width: 9 << 20, Direct: make([]byte, 9<<20)}, FetchOptions{Cached: true}, 0},
 		{"into its place, a small one", Request{Width: 1 << 10, Direct: make([]byte, 1<<10)}, FetchOptions{}, 0},
 		{"into a buffer", Request{Offset: 7, Width: 3 << 20}, FetchOptions{}, 3 << 20},
-		{"into a buffer, cached", Request{Offset: 4 << 20, Width: 3 << 20}, FetchOptions{}, 0},
+		{"into a buffer, cached", Request{Offset: 8 << 20, Width: 3 << 20}, FetchOptions{}, 0},
 		{"into a buffer, through the cache", Request{Width: 3 << 20}, FetchOptions{Cached: true}, 0},
 		{"into a buffer as large as the budget", Request{Width: 1 << 20}, FetchOptions{ReadOptions: storage.ReadOptions{BufferBytes: 1 << 20}}, 0},
 		{"into a buffer, a small one", Request{Width: 1 << 10}, FetchOptions{}, 0},
@@ -246,6 +247,63 @@ func TestFetchStepsThroughDirectReads(t *testing.T) {
 		if !slices.Equal(s.steps, want) || !bytes.Equal(q.Direct, content("a", 600<<10)[10:][:590<<10]) {
 			t.Errorf("slow %v: steps %v; want %v, or other bytes", slow, s.steps, want)
 		}
+	}
+}
+
+// crowd is a store that counts the reads past the cache that are under way at the same time.
+type crowd struct {
+	blob.Store
+	now, most atomic.Int64
+}
+
+func (s *crowd) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	return &crowdReader{r, s}, err
+}
+
+type crowdReader struct {
+	blob.Reader
+	s *crowd
+}
+
+func (*crowdReader) Cached(int64, int64) bool { return false }
+
+func (r *crowdReader) ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error) {
+	now := r.s.now.Add(1)
+	defer r.s.now.Add(-1)
+	for most := r.s.most.Load(); now > most && !r.s.most.CompareAndSwap(most, now); {
+		most = r.s.most.Load()
+	}
+	time.Sleep(time.Millisecond)
+	return buf[:n], r.ReadAt(ctx, buf[:n], off)
+}
+
+// All fetches of a process together read at most four ranges at the same time past the cache.
+func TestFetchBoundsReadsPastTheCache(t *testing.T) {
+	const reads, size = 24, largeBytes
+	store := &crowd{Store: new(mem.Store)}
+	putContent(t, store, "a", reads*size)
+	data := content("a", reads*size)
+	var fetches sync.WaitGroup
+	for range 3 {
+		fetches.Go(func() {
+			var requests []Request
+			for i := range int64(reads) {
+				requests = append(requests, Request{File: "a", Offset: i * size, Width: size, Direct: make([]byte, size), To: &takes{}})
+			}
+			if _, err := Fetch(t.Context(), requests, FetchOptions{Open: store.Open, ReadOptions: storage.ReadOptions{Parallel: 16}}); err != nil {
+				t.Error(err)
+			}
+			for _, q := range requests {
+				if !bytes.Equal(q.Direct, data[q.Offset:][:size]) {
+					t.Errorf("other bytes at %d", q.Offset)
+				}
+			}
+		})
+	}
+	fetches.Wait()
+	if most := store.most.Load(); most != 4 {
+		t.Errorf("%d reads at the same time; want 4", most)
 	}
 }
 
