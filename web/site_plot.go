@@ -199,7 +199,7 @@ func plotSteps(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture,
 }
 
 func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, error) {
-	log, err := s.run(ctx)
+	log, err := s.run(ctx, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -27,8 +28,15 @@ type question struct {
 
 // questions are all questions, by the path below /api/.
 var questions = map[string]question{
-	"place":      {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
-	"run":        {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
+	"place": {"watch", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) {
+		return s.place(ctx, q.flag("watch"))
+	}},
+	"run": {"watch", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) {
+		if q.flag("watch") {
+			return s.run(ctx, s.watchAge())
+		}
+		return s.run(ctx, 0)
+	}},
 	"checkpoint": {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
 	"names":      {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
 	"item":       {"c name", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
@@ -53,26 +61,36 @@ var questions = map[string]question{
 	"steps": {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
-// with calls fn with an open checkpoint.
+// with calls fn with an open checkpoint. If the checkpoint was replaced meanwhile, with calls fn
+// again, once, with the new one.
 func (s *Site) with(ctx context.Context, id string, recipe bool, fn func(h *handle) error) error {
-	h, err := s.acquire(ctx, id, recipe)
+	again, err := s.withOnce(ctx, id, recipe, fn)
+	if again {
+		_, err = s.withOnce(ctx, id, recipe, fn)
+	}
+	return err
+}
+
+func (s *Site) withOnce(ctx context.Context, id string, recipe bool, fn func(h *handle) error) (replaced bool, err error) {
+	h, err := s.acquire(ctx, id, recipe, freshFor)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer s.release(h)
 	err = h.explain(ctx, fn(h))
 	if _, ours := errors.AsType[*Error](err); err != nil && !ours && ctx.Err() == nil {
 		_ = s.drop(h) // the next question begins anew
 	}
-	return err
+	r, ok := errors.AsType[*replacedError](err)
+	return ok && r.h == h, err
 }
 
 // run answers /api/run.
-func (s *Site) run(ctx context.Context) (*run.Log, error) {
+func (s *Site) run(ctx context.Context, age time.Duration) (*run.Log, error) {
 	if s.opts.Run == nil {
 		return nil, &Error{Kind: KindNoRun, Message: s.opts.Path + " is a checkpoint, not a run", Hint: "'cairn web RUN' shows the folder in which the checkpoints of a run are"}
 	}
-	return s.list(ctx, 0)
+	return s.list(ctx, age)
 }
 
 // ofCheckpoint returns what fn finds out about the checkpoint that the parameter c names.
@@ -265,9 +283,7 @@ func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
 
 // identity returns what identifies the content of the checkpoint.
 func (h *handle) identity() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.version)
+	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
 }
 
 // stats answers /api/stats.

@@ -1,9 +1,11 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"slices"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // steps is the answer of /api/steps: statistics of each layer at each step of a run.
@@ -70,7 +73,7 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	log, err := s.run(ctx)
+	log, err := s.run(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -91,6 +94,9 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 		c := &line[i]
 		m.begin(c.Name, c.Bytes)
 		layers, err := s.layersOf(ctx, c, q.text("select"), keep, m)
+		if errors.Is(err, storage.ErrChanged) {
+			layers, err = s.layersOf(ctx, c, q.text("select"), keep, m)
+		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -128,12 +134,18 @@ func (s *Site) layersOf(ctx context.Context, c *run.Logged, pattern string, keep
 		}
 	}
 	rows, err := computeLayers(ctx, o, keep, m)
-	if err != nil || key == "" {
+	if key == "" {
+		return rows, err
+	}
+
+	now, lost := o.Version(ctx)
+	if errors.Is(lost, fs.ErrNotExist) || lost == nil && now != version {
+		return nil, fmt.Errorf("%s: %w", c.Name, storage.ErrChanged)
+	}
+	if err := cmp.Or(err, lost); err != nil {
 		return nil, err
 	}
-	if now, err := o.Version(ctx); err != nil || now != version {
-		return nil, errors.New("the checkpoint was removed or replaced meanwhile")
-	}
+
 	store(s.cache, key, rows)
 	return rows, nil
 }

@@ -10,12 +10,16 @@ export interface Place {
   version: string;
   recipe: string;
   checkpoints: PlaceCheckpoint[];
+  /** Changes with the answer of run. */
+  state: string;
 }
 
 export interface PlaceCheckpoint {
   id: string;
   label: string;
   step: number | null;
+  /** Changes if the checkpoint is replaced; empty if it is unknown. */
+  version: string;
   other: boolean;
 }
 

@@ -14,6 +14,7 @@ import { draw } from '../../src/run/lines';
 
 globalThis.location = { search: '' }; // the token of the requests is in the address
 const { cellsIn, unusual } = await import('../../src/tensor/cells');
+const { nans } = await import('../../src/run/measures');
 
 /** Numbers from a seed, which the test prints if it fails. */
 function random(seed) {
@@ -351,4 +352,14 @@ test('a parent that was removed, and a checkpoint that is not complete', () => {
   const { rows } = draw(list);
   assert.deepEqual(rows.map((r) => r.lane), [0, -1, 1, 0]);
   assert.ok(rows.every((r) => r.strokes.every((s) => s.from === 0)), 'nothing goes off from an unknown parent');
+});
+
+test('a NaN that stays, that goes away, and that was in one checkpoint', () => {
+  const nan_share = [[0, 0, 0, 0], [0.5, 0.5, 0, 0], [null, 0.1, 0.2, 0], [1, 0, 0, 0]];
+  const found = nans({ layers: ['stays', 'goes', 'once', 'never'], nan_share }, { at: [0, 1, 2, 3] });
+  assert.deepEqual(found, [
+    { layer: 0, since: 1, until: 3, stays: true, share: 1 },
+    { layer: 1, since: 1, until: 2, stays: false, share: 0.5 },
+    { layer: 2, since: 2, until: 2, stays: false, share: 0.2 },
+  ]);
 });
