@@ -85,6 +85,8 @@ type Options struct {
 	Cache string
 	// Recipe is the name of the recipe. Empty: there is no recipe.
 	Recipe string
+	// Guess means that Open chooses a recipe by the names of the checkpoint if Recipe is empty.
+	Guess bool
 	// Version is the version of the program.
 	Version string
 	// Redact removes secrets from a text. Nil: there are no secrets.

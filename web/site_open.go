@@ -51,7 +51,7 @@ func (s *Site) acquire(ctx context.Context, id string, recipe bool, age time.Dur
 }
 
 func (s *Site) acquireOnce(ctx context.Context, id string, recipe bool, age time.Duration) (*handle, error) {
-	if recipe && s.opts.Recipe == "" {
+	if recipe && s.opts.Recipe == "" && !s.opts.Guess {
 		return nil, badRequest("there is no recipe", "give one on the command line: 'cairn web --recipe auto PATH'")
 	}
 	if err := s.checkListed(ctx, id); err != nil {

@@ -24,7 +24,7 @@ var pictures = map[string]picture{
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
 	"heatmap":   {"c name index rows cols height width show", plotHeat},
-	"changes":   {"a b select recipe", plotChanges},
+	"changes":   {"a b select recipe from to", plotChanges},
 	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
 	"timeline":  {"c", plotTimeline},
 	"steps":     {"select measure", plotSteps},

@@ -43,7 +43,7 @@ var questions = map[string]question{
 	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
 	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
 	"stats":      {"c name buckets scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare": {"a b select recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"compare": {"a b select recipe from to", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		c, err := s.compare(ctx, q, m)
 		if err != nil {
 			return nil, err
@@ -326,6 +326,16 @@ type comparison struct {
 	inspect.Comparison
 	// Items has the items of Comparison as columns: there may be 200,000.
 	Items *inspect.ComparedColumns `json:"items"`
+	// Ways are other comparisons, which would find more names in both.
+	Ways []way `json:"ways"`
+}
+
+// way is a comparison that finds more names in both: with another beginning of names, or through
+// a recipe, of A and B or, if Swap is set, of B and A.
+type way struct {
+	inspect.PrefixChange
+	Recipe bool `json:"recipe"`
+	Swap   bool `json:"swap"`
 }
 
 // compared is a comparison that is kept.
@@ -334,8 +344,8 @@ type compared struct {
 	json  json.RawMessage
 }
 
-func newCompared(c *inspect.Comparison) (*compared, error) {
-	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items)})
+func newCompared(c *inspect.Comparison, ways []way) (*compared, error) {
+	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items), ways})
 	if err != nil {
 		return nil, err
 	}
@@ -357,17 +367,22 @@ func newCompared(c *inspect.Comparison) (*compared, error) {
 // compare answers /api/compare.
 func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
 	a, b, keep, recipe := q.need("a"), q.need("b"), q.pattern("select"), q.flag("recipe")
+	prefix := inspect.PrefixChange{From: q.text("from"), To: q.text("to")}
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
-		key := keyOf("compare", a.identity(), b.identity(), q.text("select"))
+		key := keyOf("compare", a.identity(), b.identity(), q.text("select"), prefix)
 		out, err = cached(ctx, s, m, key, func(c *compared) int { return 1 + len(c.items) }, func() (*compared, error) {
-			c, err := s.compareNow(ctx, a, b, keep, m)
+			c, err := s.compareNow(ctx, a, b, keep, prefix, m)
 			if err != nil {
 				return nil, err
 			}
-			return newCompared(c)
+			ways, err := s.waysFor(ctx, a, b, c)
+			if err != nil {
+				return nil, err
+			}
+			return newCompared(c, ways)
 		})
 		return err
 	})
@@ -377,7 +392,59 @@ func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, 
 	return out, nil
 }
 
-func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, m *meter) (*inspect.Comparison, error) {
+// waysFor returns other comparisons, if few names are in both.
+func (s *Site) waysFor(ctx context.Context, a, b *handle, c *inspect.Comparison) ([]way, error) {
+	out := []way{}
+	if c.Missing == 0 || c.Extra == 0 {
+		return out, nil
+	}
+	for _, p := range c.PrefixChanges() {
+		out = append(out, way{PrefixChange: p})
+	}
+	if common := c.Names - c.Missing - c.Extra; len(out) > 0 || a.key.recipe || common > min(c.Missing, c.Extra) || s.opts.Recipe == "" && !s.opts.Guess {
+		return out, nil
+	}
+
+	for i, pair := range [][2]*handle{{a, b}, {b, a}} {
+		n, err := s.namesThrough(ctx, pair[0].key.id, pair[1])
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			out = append(out, way{PrefixChange: inspect.PrefixChange{Names: n}, Recipe: true, Swap: i == 1})
+		}
+	}
+	return out, nil
+}
+
+// namesThrough returns how many names of a checkpoint, seen through the recipe, b has. It returns
+// 0 if no recipe fits, or if b lacks most of these names.
+func (s *Site) namesThrough(ctx context.Context, id string, b *handle) (n int, err error) {
+	h, err := s.acquire(ctx, id, true, freshFor)
+	if err != nil {
+		return 0, context.Cause(ctx)
+	}
+	defer s.release(h)
+	of, err := h.metadata(ctx)
+	if err != nil {
+		return 0, context.Cause(ctx)
+	}
+	md, err := b.metadata(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for i := range of.Entries {
+		if _, ok := md.Find(of.Entries[i].FQN); ok {
+			n++
+		}
+	}
+	if 2*n < len(of.Entries) {
+		return 0, nil
+	}
+	return n, nil
+}
+
+func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, prefix inspect.PrefixChange, m *meter) (*inspect.Comparison, error) {
 	var sides [2]inspect.Side
 	for i, h := range []*handle{a, b} {
 		md, err := h.metadata(ctx)
@@ -390,6 +457,15 @@ func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) b
 		sides[i] = inspect.Side{Content: h.checkpoint(), Metadata: md}
 	}
 	o := &inspect.CompareOptions{All: true, Change: true, Keep: keep, Total: m.total, Progress: m.add}
+	if prefix != (inspect.PrefixChange{}) {
+		has := func(i int) func(string) bool {
+			return func(name string) bool {
+				_, ok := sides[i].Metadata.Find(name)
+				return ok
+			}
+		}
+		o.Rename = prefix.Rename(has(0), has(1))
+	}
 	if drops := a.checkpoint().Drops; drops != nil {
 		names, err := drops(ctx, b.checkpoint(), sides[1].Metadata)
 		if err != nil {

@@ -699,3 +699,46 @@ func TestLostPathIsNamed(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// Checkpoints with few names in common are offered another comparison: with another beginning
+// of names, or through a recipe.
+func TestWays(t *testing.T) {
+	var w *world
+	w = newWorld(t, 2, func(o *Options) {
+		o.Recipe, o.Guess = "", true
+		o.Open = func(ctx context.Context, id string, recipe bool) (*Opened, error) {
+			switch {
+			case recipe && id == "other": // its form has the names of the others
+				id = "step-1"
+			case recipe:
+				return nil, &Error{Kind: KindRecipe, Message: "no recipe fits"}
+			}
+			return w.open(ctx, id, recipe)
+		}
+	})
+	for name, state := range map[string]plan.State{
+		"wrapped": {"ddp": plan.State{"model": plan.State{"scale": storagetest.Filled(t, tensor.Int32, []int64{}, 1), "layers": plan.State{
+			"0": plan.State{"b": storagetest.Filled(t, tensor.Int16, []int64{5}, 1)},
+		}}}},
+		"other": {"x": storagetest.Filled(t, tensor.Int32, []int64{4}, 1), "y": storagetest.Filled(t, tensor.Int32, []int64{4}, 1)},
+	} {
+		store := must.Get(file.Open(filepath.Join(w.dir, name), nil))(t)
+		p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, store, storage.WriteOptions{}) }}
+		must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("save-"+name, 9, 1), state))
+	}
+	for _, c := range []struct{ text, want string }{
+		{"a=wrapped&b=step-1", `"ways":[{"from":"ddp.","to":"","names":2,"recipe":false,"swap":false}]`},
+		{"a=step-1&b=wrapped", `"ways":[{"from":"","to":"ddp.","names":2,"recipe":false,"swap":false}]`},
+		{"a=wrapped&b=step-1&from=ddp.", `"ways":[]`},
+		{"a=wrapped&b=step-1&from=ddp.", `"renamed":"ddp.model.scale"`},
+		{"a=wrapped&b=step-1&from=ddp.", `"identical":2,`},
+		{"a=other&b=step-1", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":false}]`},
+		{"a=step-1&b=other", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":true}]`},
+		{"a=other&b=step-1&recipe=1", `"identical":6,`},
+		{"a=step-1&b=step-2", `"ways":[]`},
+	} {
+		if got := string(w.get(t, "compare?"+c.text).(json.RawMessage)); !strings.Contains(got, c.want) {
+			t.Errorf("compare?%s: %s; want %s", c.text, got, c.want)
+		}
+	}
+}

@@ -226,6 +226,7 @@ export interface Compared {
     max_rel: Num;
     rel_l2: Num;
     cosine: Num;
+    nonfinite: number;
     first?: { index: number[]; a: string; b: string };
   };
 }
@@ -247,8 +248,17 @@ export interface ComparisonAnswer extends Omit<Comparison, 'items'> {
     first: number[];
     first_a: string[];
     first_b: string[];
-    more: Record<number, { renamed?: string; where?: string; nans?: number }>;
+    more: Record<number, { renamed?: string; where?: string; nans?: number; nonfinite?: number }>;
   };
+}
+
+/** Another comparison, which finds more names in both. */
+export interface Way {
+  from: string;
+  to: string;
+  names: number;
+  recipe: boolean;
+  swap: boolean;
 }
 
 /** A tensor or an object, as in an item. */
@@ -276,6 +286,7 @@ export interface Comparison {
   items: Compared[];
   omitted: number;
   unread: { fqn: string; why: string }[];
+  ways: Way[];
 }
 
 export interface Overlaid {

@@ -218,7 +218,8 @@ test('a recipe of the command line is used for PATH against an OTHER', () => {
   assert.equal(throughRecipe(place, '@1', '.'), false);
   assert.equal(throughRecipe(place, '@1', '.', '1'), true);
   assert.equal(throughRecipe(place, '.', '@1', '0'), false);
-  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1', '1'), false);
+  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1', '1'), true, 'the server guesses');
+  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1'), false);
 });
 
 property('the cells of a heat map that are in sight', (n) => {

@@ -57,7 +57,10 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 		return nil, err
 	}
 	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, wait: f.wait, addresses: map[string]string{}, given: map[string]bool{}}
-	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Version: readVersion().Version}
+	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Guess: f.recipe.Recipe == "", Version: readVersion().Version}
+	if o.Guess {
+		s.recipe.Recipe = "auto"
+	}
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
 	}
