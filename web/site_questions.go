@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -220,6 +222,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 	o := inspect.HeatOptions{
 		Index: q.text("index"), Rows: q.span("rows"), Cols: q.span("cols"),
 		Height: q.count("height", 0, 1, maxCells), Width: q.count("width", 0, 1, maxCells),
+		Damaged: func(err error) bool { return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) },
 	}
 	if q.err != nil {
 		return nil, q.err
@@ -234,11 +237,16 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 		if err != nil {
 			return err
 		}
-		out, err = inspect.NewHeat(ctx, h.checkpoint(), e, o)
+		if out, err = inspect.NewHeat(ctx, h.checkpoint(), e, o); err == nil && len(out.Damaged) > 0 {
+			err = h.check(ctx, 0) // the files of a checkpoint that was replaced are not damaged
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
+	}
+	for i := range out.Damaged {
+		out.Damaged[i].Problem = s.redact(out.Damaged[i].Problem)
 	}
 	return out, nil
 }

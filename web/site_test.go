@@ -742,3 +742,38 @@ func TestWays(t *testing.T) {
 		}
 	}
 }
+
+// A heat map of a tensor with a damaged chunk has the other chunks, and names the damaged one.
+func TestHeatOfDamaged(t *testing.T) {
+	w := newWorld(t, 1, nil)
+	all := w.get(t, "heat?c=step-1&name=model.layers.0.w").(*inspect.Heat)
+	if all.Damaged != nil || !all.Exact {
+		t.Fatalf("before: %+v", all)
+	}
+	it := w.get(t, "item?c=step-1&name=model.layers.0.w").(*item)
+	bad := it.Chunks[1]
+	file := filepath.Join(w.dir, "step-1", bad.File)
+	b := must.Get(os.ReadFile(file))(t)
+	for i := range bad.Length {
+		b[bad.Offset+i] ^= 0x55
+	}
+	must.Do(t, os.WriteFile(file, b, 0o600))
+	must.Do(t, os.Chtimes(file, time.Time{}, time.Now().Add(-time.Hour)))
+	w.stale()
+
+	h := w.get(t, "heat?c=step-1&name=model.layers.0.w").(*inspect.Heat)
+	if len(h.Damaged) != 1 || h.Damaged[0].Chunk != 1 || h.Damaged[0].File != bad.File || h.Damaged[0].Problem == "" || !slices.Equal(h.Damaged[0].Offsets, bad.Offsets) || !slices.Equal(h.Damaged[0].Sizes, bad.Sizes) {
+		t.Fatalf("damaged: %+v; want chunk 1", h.Damaged)
+	}
+	for i, x := range h.Mean {
+		if lost := int64(i/h.Width) >= bad.Offsets[0]; x.None() != lost || !lost && x != all.Mean[i] {
+			t.Errorf("cell %d is %v; was %v", i, x, all.Mean[i])
+		}
+	}
+	if !h.Exact || h.Read*2 != all.Read {
+		t.Errorf("%d elements were read, exact %v; want half of %d", h.Read, h.Exact, all.Read)
+	}
+	if _, err := w.ask(t.Context(), "stats?c=step-1&name=model.layers.0.w"); w.kindOf(err) != KindCorrupt {
+		t.Errorf("stats: %v; want an error of the kind %q", err, KindCorrupt)
+	}
+}

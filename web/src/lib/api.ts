@@ -208,6 +208,16 @@ export interface Heat {
   text?: string[];
   low: Num;
   high: Num;
+  /** The chunks that could not be read. */
+  damaged?: DamagedChunk[];
+}
+
+export interface DamagedChunk {
+  chunk: number;
+  offsets: number[];
+  sizes: number[];
+  file?: string;
+  problem: string;
 }
 
 export interface Compared {
