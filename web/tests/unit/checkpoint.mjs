@@ -80,7 +80,7 @@ test('the bytes of a tied name count once', () => {
   const c = columns(['a', 'b'], [5, 5], { tied: { 1: 'a' } });
   const t = build(c);
   assert.equal(t.bytes[0], 5);
-  assert.equal(search(c, lowered(c), t, 0, all, t.order).bytes, 5);
+  assert.equal(search(c, () => lowered(c), t, 0, all, t.order).bytes, 5);
 });
 
 property('a tree has each name once, below nodes with its beginnings', (rnd) => {
@@ -182,7 +182,7 @@ test('search filters by everything and keeps the order', () => {
   const c = columns(['a.w', 'b.obj', 'b.w', 'c.w'], [10, 20, 30, 40], { dtypes: ['float32', 'int64'], dtype: [0, -1, 1, 0] });
   const t = build(c);
   const names = (query, sort = 'name', node = 0) => {
-    const f = search(c, lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
+    const f = search(c, () => lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
     return [[...f.rows].map((r) => c.names[r]).join(' '), f.bytes, f.filtered];
   };
   assert.deepEqual(names({}), ['a.w b.obj b.w c.w', 100, false]);
@@ -302,7 +302,7 @@ test('the names of a comparison, from columns', () => {
       first: [5, -1, -1],
       first_a: ['1', '', ''],
       first_b: ['2', '', ''],
-      more: { 0: { renamed: 'old.a', nans: 1 } },
+      more: { 0: { renamed: 'old.a', nans: 1, nonfinite: 3 } },
     },
   });
   assert.equal(got.names, 3);
@@ -314,10 +314,10 @@ test('the names of a comparison, from columns', () => {
       a: forms[0],
       b: forms[0],
       renamed: 'old.a',
-      values: { elements: 6, differing: 4, nans: 1, max_abs: 'inf', max_rel: 2, rel_l2: 0.5, cosine: null, first: { index: [1, 2], a: '1', b: '2' } },
+      values: { elements: 6, differing: 4, nans: 1, max_abs: 'inf', max_rel: 2, rel_l2: 0.5, cosine: null, nonfinite: 3, first: { index: [1, 2], a: '1', b: '2' } },
     },
     { fqn: 'b', status: 'missing', a: forms[1] },
-    { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1 } },
+    { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1, nonfinite: 0 } },
   ]);
 });
 
