@@ -13,6 +13,7 @@ type products struct {
 	// scaled means that the elements were divided by 1<<scaleBits. It is set only if the
 	// sums would overflow otherwise.
 	scaled bool
+	odd    int64 // elements that are not finite on one side or on both
 }
 
 // add adds o. The order of additions determines the last bits of the sums.
@@ -21,10 +22,10 @@ func (s *products) add(o *products) {
 	if x.scaled != y.scaled {
 		x, y = x.scale(), y.scale()
 	}
-	out := products{x.aa + y.aa, x.bb + y.bb, x.ab + y.ab, x.dd + y.dd, x.scaled}
+	out := products{x.aa + y.aa, x.bb + y.bb, x.ab + y.ab, x.dd + y.dd, x.scaled, x.odd + y.odd}
 	if !out.finite() && !out.scaled {
 		x, y = x.scale(), y.scale()
-		out = products{x.aa + y.aa, x.bb + y.bb, x.ab + y.ab, x.dd + y.dd, true}
+		out = products{x.aa + y.aa, x.bb + y.bb, x.ab + y.ab, x.dd + y.dd, true, x.odd + y.odd}
 	}
 	*s = out
 }
@@ -37,13 +38,13 @@ func (s products) scale() products {
 		return s
 	}
 	by := func(x float64) float64 { return math.Ldexp(x, -2*scaleBits) }
-	return products{by(s.aa), by(s.bb), by(s.ab), by(s.dd), true}
+	return products{by(s.aa), by(s.bb), by(s.ab), by(s.dd), true, s.odd}
 }
 
 // change returns the results.
 func (s *products) change() *Change {
 	none := Number(math.NaN())
-	out := &Change{RelL2: none, Cosine: none}
+	out := &Change{RelL2: none, Cosine: none, NonFinite: s.odd}
 	switch {
 	case s.dd == 0:
 		out.RelL2 = 0
@@ -113,6 +114,7 @@ func oddProducts(a, b []float64) products {
 	for i, x := range a {
 		y := b[i]
 		if !isFinite(x) || !isFinite(y) {
+			sum.odd++
 			continue
 		}
 		one := pair(x, y)
@@ -130,7 +132,7 @@ func pair(x, y float64) products {
 	}
 	x, y = math.Ldexp(x, -scaleBits), math.Ldexp(y, -scaleBits)
 	d = y - x
-	return products{x * x, y * y, x * y, d * d, true}
+	return products{x * x, y * y, x * y, d * d, true, 0}
 }
 
 // complexProducts is productsOf for complex numbers, which are vectors of their parts.
@@ -139,6 +141,7 @@ func complexProducts(a, b []complex128) products {
 	for i, x := range a {
 		y := b[i]
 		if !isFinite(real(x)) || !isFinite(imag(x)) || !isFinite(real(y)) || !isFinite(imag(y)) {
+			sum.odd++
 			continue
 		}
 		for _, one := range []products{pair(real(x), real(y)), pair(imag(x), imag(y))} {

@@ -85,12 +85,31 @@ func TestNoChanges(t *testing.T) {
 	}
 }
 
+// Elements that are NaN or infinite are counted, also if both sides are the same.
+func TestNonFinite(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	x := of(t, []float32{0, inf, nan, nan, 1})
+	for _, c := range []struct {
+		y   *tensor.Tensor
+		odd int64
+	}{{x, 3}, {of(t, []float32{inf, inf, 1, nan, 1}), 4}, {of(t, []float32{0, 1, 2, 3, 4}), 3}} {
+		v := compareTwo(t, x, c.y, inspect.CompareOptions{Change: true, All: true}).Values
+		if v.NonFinite != c.odd {
+			t.Errorf("%v: %d elements are not finite; want %d", c.y, v.NonFinite, c.odd)
+		}
+	}
+	z := of(t, []complex64{1, complex(inf, 0)})
+	if v := compareTwo(t, z, z, inspect.CompareOptions{Change: true, All: true}).Values; v.NonFinite != 1 {
+		t.Errorf("complex: %d", v.NonFinite)
+	}
+}
+
 // Without the option, the JSON is as it was.
 func TestChangesAsJSON(t *testing.T) {
 	x, y := of(t, []float32{0, 0}), of(t, []float32{0, 1})
 	v := compareTwo(t, x, y, inspect.CompareOptions{Change: true}).Values
 	const without = `"elements":2,"differing":1,"nans":0,"max_abs":1,"max_rel":1,"first":{"index":[1],"a":"0.0","b":"1.0"}`
-	if got := string(must.Get(json.Marshal(v))(t)); got != "{"+without+`,"rel_l2":null,"cosine":null}` {
+	if got := string(must.Get(json.Marshal(v))(t)); got != "{"+without+`,"rel_l2":null,"cosine":null,"nonfinite":0}` {
 		t.Errorf("with a change: %s", got)
 	}
 	v.Change = nil

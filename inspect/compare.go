@@ -100,6 +100,8 @@ type Change struct {
 	// Cosine is the cosine of the angle between a and b. It is 1 for equal vectors, and
 	// undefined if one is zero.
 	Cosine Number `json:"cosine"`
+	// NonFinite counts the elements that are NaN or infinite on one side or on both.
+	NonFinite int64 `json:"nonfinite"`
 }
 
 // FirstDifference is an element on both sides, as printed by ElementFormat.

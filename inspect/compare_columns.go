@@ -57,6 +57,8 @@ type ComparedMore struct {
 	Renamed string `json:"renamed,omitempty"`
 	Where   string `json:"where,omitempty"`
 	NaNs    int64  `json:"nans,omitempty"`
+	// NonFinite is Change.NonFinite.
+	NonFinite int64 `json:"nonfinite,omitempty"`
 }
 
 // NewComparedColumns returns the results for names as columns.
@@ -88,7 +90,7 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 		if v := x.Values; v != nil {
 			c.Differing[i], c.MaxAbs[i], c.MaxRel[i], more.NaNs = v.Differing, v.MaxAbs, v.MaxRel, v.NaNs
 			if v.Change != nil {
-				c.RelL2[i], c.Cosine[i] = v.RelL2, v.Cosine
+				c.RelL2[i], c.Cosine[i], more.NonFinite = v.RelL2, v.Cosine, v.NonFinite
 			}
 			if f := v.First; f != nil {
 				c.First[i], c.FirstA[i], c.FirstB[i] = ravel(f.Index, x.A.Shape), f.A, f.B

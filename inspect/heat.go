@@ -26,6 +26,9 @@ type HeatOptions struct {
 	// sampled. So is a part whose elements lie so far apart that a format would read more than
 	// about 16 times as much around them. A sample has fewer cells if that is necessary.
 	MaxBytes int64
+	// Damaged reports whether an error is about the bytes of a chunk, so that other chunks may
+	// be readable: the heat map then leaves out such chunks. Nil: an error is the result.
+	Damaged func(err error) bool
 }
 
 // The limits of heat maps.
@@ -61,7 +64,7 @@ type Heat struct {
 	// Height and Width are the numbers of cells. They are zero if the part has no elements.
 	Height int `json:"height"`
 	Width  int `json:"width"`
-	// Read is the number of elements that were read. Exact means all. Otherwise the cells
+	// Read is the number of elements that were read. Exact means all, apart from damaged chunks. Otherwise the cells
 	// show a sample, at least one element each.
 	Read  int64 `json:"read"`
 	Exact bool  `json:"exact"`
@@ -74,6 +77,8 @@ type Heat struct {
 	NaN    []int32 `json:"nan,omitempty"`
 	PosInf []int32 `json:"pos_inf,omitempty"`
 	NegInf []int32 `json:"neg_inf,omitempty"`
+	// Damaged are the chunks whose elements were left out.
+	Damaged []DamagedChunk `json:"damaged,omitempty"`
 	// Text has the elements as ElementFormat prints them, if each cell is one element and
 	// there are at most 4096.
 	Text []string `json:"text,omitempty"`

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"math"
 	"sort"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/meta"
@@ -31,13 +32,17 @@ type heater struct {
 	cells              []heatCell
 	text               []string // nil: not wanted
 	read               atomic.Int64
+	damaged            func(err error) bool // HeatOptions.Damaged
+
+	mu   sync.Mutex // guards lost and heat.Damaged
+	lost int64      // elements of damaged chunks
 }
 
 // newHeater decides what is read.
 func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *heater {
 	most := func(n int) int { return min(cmp.Or(n, heatCells), maxHeatCells) }
 	asked := cmp.Or(o.MaxBytes, maxHeatBytes)
-	f := &heater{src: src, entry: e, plane: p, heat: h, sampling: sampling{
+	f := &heater{src: src, entry: e, plane: p, heat: h, damaged: o.Damaged, sampling: sampling{
 		rows:  cut{lo: h.Rows[0], hi: h.Rows[1], cells: most(o.Height)},
 		cols:  cut{lo: h.Cols[0], hi: h.Cols[1], cells: most(o.Width)},
 		size:  int64(e.Tensor.DType.Size()),
@@ -70,7 +75,7 @@ func (f *heater) fill(ctx context.Context) error {
 	}
 	h := f.heat
 	h.Read, h.Text = f.read.Load(), f.text
-	h.Exact = h.Read == h.Elements
+	h.Exact = h.Read+f.lost == h.Elements
 	n = len(f.cells)
 	h.Mean, h.Min, h.Max = make([]Number, n), make([]Number, n), make([]Number, n)
 	all := heatCell{}
@@ -143,8 +148,18 @@ func (f *heater) job(ctx context.Context, w *heatWorker, j job) error {
 	return nil
 }
 
-// piece reads a part of the slice and adds it to the cells.
+// piece reads a part of the slice and adds it to the cells. If that fails because of a damaged
+// chunk, it adds the others.
 func (f *heater) piece(ctx context.Context, w *heatWorker, rows, cols [2]int64) error {
+	err := f.readPiece(ctx, w, rows, cols)
+	if err != nil && f.damaged != nil && f.damaged(err) {
+		return f.salvage(ctx, w, rows, cols)
+	}
+	return err
+}
+
+// readPiece adds a part of the slice to the cells, all of it or, if it fails, none of it.
+func (f *heater) readPiece(ctx context.Context, w *heatWorker, rows, cols [2]int64) error {
 	d, box := f.entry.Tensor.DType, f.plane.box(rows, cols)
 	n := box.Volume()
 	w.buf = grow(w.buf, n*f.size)

@@ -6,8 +6,11 @@
 package web
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -30,6 +33,8 @@ type Place struct {
 	Label string `json:"label"`
 	// Step is nil if it is unknown.
 	Step *int64 `json:"step"`
+	// Version changes if the checkpoint is replaced. It is empty as long as it is unknown.
+	Version string `json:"version"`
 	// Other is set for checkpoints that are not part of the path of the Site.
 	Other bool `json:"other"`
 }
@@ -69,6 +74,9 @@ type Options struct {
 	Checkpoints []Place
 	// Run lists the run anew. Nil: Path is a checkpoint.
 	Run func(ctx context.Context) (*run.Log, error)
+	// WatchEvery is the least time between two looks at the run for pages that wait for new
+	// checkpoints. Zero: 2 seconds. If a look takes long, more time is between them.
+	WatchEvery time.Duration
 	// Open opens the checkpoint with an id that is listed: in Checkpoints, or as the name
 	// of a checkpoint of the run. If recipe is set, it is opened through the recipe.
 	Open func(ctx context.Context, id string, recipe bool) (*Opened, error)
@@ -77,6 +85,8 @@ type Options struct {
 	Cache string
 	// Recipe is the name of the recipe. Empty: there is no recipe.
 	Recipe string
+	// Guess means that Open chooses a recipe by the names of the checkpoint if Recipe is empty.
+	Guess bool
 	// Version is the version of the program.
 	Version string
 	// Redact removes secrets from a text. Nil: there are no secrets.
@@ -94,6 +104,7 @@ const (
 	cacheBytes  = 256 << 20   // of the folder for statistics
 	freshFor    = time.Second // a checkpoint is not checked again so soon
 	listedFor   = 2 * time.Second
+	watchShare  = 20        // of the time, pages that wait spend one part with lists of the run
 	maxStepRows = 1_000_000 // cells of an answer about steps
 )
 
@@ -120,11 +131,13 @@ type Site struct {
 	open    []*handle       // guarded by mu; the most recently used last
 	listing *lazy[*listing] // guarded by mu
 	known   map[string]bool // ids that were listed; guarded by mu
+	pace    time.Duration   // between lists for pages that wait; guarded by mu
 }
 
 // NewSite returns a Site. The caller must close it.
 func NewSite(o Options) *Site {
-	s := &Site{opts: o, working: make(turns, maxWorking), reading: make(turns, maxReading), known: map[string]bool{}, mostRows: maxStepRows}
+	o.WatchEvery = max(o.WatchEvery, listedFor)
+	s := &Site{opts: o, pace: o.WatchEvery, working: make(turns, maxWorking), reading: make(turns, maxReading), known: map[string]bool{}, mostRows: maxStepRows}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, p := range o.Checkpoints {
 		s.known[p.ID] = true
@@ -163,7 +176,7 @@ func (s *Site) Prepare() (done <-chan struct{}) {
 			_, _ = s.list(s.ctx, 0)
 			return
 		}
-		h, err := s.acquire(s.ctx, Self, false)
+		h, err := s.acquire(s.ctx, Self, false, freshFor)
 		if err != nil {
 			return
 		}
@@ -192,12 +205,21 @@ func (s *Site) goBackground(fn func()) bool {
 
 // listing is what is known of a run.
 type listing struct {
-	log *run.Log
-	at  time.Time
+	log   *run.Log
+	state string // changes with the log
+	at    time.Time
 }
 
 // list returns a list of the run that is not older than age.
 func (s *Site) list(ctx context.Context, age time.Duration) (*run.Log, error) {
+	v, err := s.listed(ctx, age)
+	if err != nil {
+		return nil, err
+	}
+	return v.log, nil
+}
+
+func (s *Site) listed(ctx context.Context, age time.Duration) (*listing, error) {
 	s.mu.Lock()
 	l := s.listing
 	if l == nil || l.over() && (l.err != nil || time.Since(l.v.at) > age) {
@@ -205,8 +227,13 @@ func (s *Site) list(ctx context.Context, age time.Duration) (*run.Log, error) {
 		s.listing = l
 	}
 	s.mu.Unlock()
-	v, err := l.get(ctx, s.goBackground, func() (*listing, error) {
+	return l.get(ctx, s.goBackground, func() (*listing, error) {
+		began := time.Now()
 		log, err := s.opts.Run(s.ctx)
+		if err != nil {
+			return nil, err
+		}
+		text, err := json.Marshal(log)
 		if err != nil {
 			return nil, err
 		}
@@ -215,12 +242,9 @@ func (s *Site) list(ctx context.Context, age time.Duration) (*run.Log, error) {
 		for i := range log.Checkpoints {
 			s.known[log.Checkpoints[i].Name] = true
 		}
-		return &listing{log, time.Now()}, nil
+		s.pace = max(s.opts.WatchEvery, watchShare*time.Since(began))
+		return &listing{log, checksum(text)[:16], time.Now()}, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return v.log, nil
 }
 
 // checkListed returns an error unless id is the id of a checkpoint of the Site. It is the
@@ -256,41 +280,59 @@ type place struct {
 	Version     string  `json:"version"`
 	Recipe      string  `json:"recipe"`
 	Checkpoints []Place `json:"checkpoints"`
+	// State changes with the answer of /api/run.
+	State string `json:"state"`
 }
 
-func (s *Site) place(ctx context.Context) (*place, error) {
+// place lists the checkpoints. If watch is set, they may be from a while ago: a page asks again.
+func (s *Site) place(ctx context.Context, watch bool) (*place, error) {
+	age := listedFor
+	if watch {
+		age = s.watchAge()
+	}
 	out := &place{Path: s.opts.Path, Kind: "checkpoint", Version: s.opts.Version, Recipe: s.opts.Recipe, Checkpoints: []Place{}}
 	if s.opts.Run != nil {
 		out.Kind = "run"
-		log, err := s.list(ctx, listedFor)
+		l, err := s.listed(ctx, age)
 		if err != nil {
 			return nil, err
 		}
-		for i := range log.Checkpoints {
-			if c := &log.Checkpoints[i]; c.Copies != "" { // it can be opened
-				out.Checkpoints = append(out.Checkpoints, Place{ID: c.Name, Label: c.Name, Step: c.Step})
+		out.State = l.state
+		for i := range l.log.Checkpoints {
+			if c := &l.log.Checkpoints[i]; c.Copies != "" { // it can be opened
+				out.Checkpoints = append(out.Checkpoints, Place{ID: c.Name, Label: c.Name, Step: c.Step, Version: fmt.Sprint(c.SaveID, " ", c.Time.Unix())})
 			}
 		}
 	}
 	out.Checkpoints = append(out.Checkpoints, s.opts.Checkpoints...)
 	for i := range out.Checkpoints {
-		if p := &out.Checkpoints[i]; p.Step == nil {
-			p.Step = s.stepOf(p.ID)
+		p := &out.Checkpoints[i]
+		if p.Step != nil && p.Version != "" || !s.isOpen(p.ID) {
+			continue
 		}
+		h, err := s.acquire(ctx, p.ID, false, age)
+		if err != nil {
+			continue // the next question about it says why
+		}
+		p.Step = cmp.Or(p.Step, h.opened.v.Info().Step)
+		p.Version = cmp.Or(p.Version, h.versionNow())
+		s.release(h)
 	}
 	return out, nil
 }
 
-// stepOf returns the step of a checkpoint if it is open, and otherwise nil.
-func (s *Site) stepOf(id string) *int64 {
+// watchAge returns how old an answer for a page that waits for changes may be.
+func (s *Site) watchAge() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, h := range s.open {
-		if h.key == (key{id: id}) && h.opened.over() && h.opened.err == nil {
-			return h.opened.v.Info().Step
-		}
-	}
-	return nil
+	return s.pace
+}
+
+// isOpen reports whether a checkpoint was opened and is still open.
+func (s *Site) isOpen(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.open, func(h *handle) bool { return h.key == (key{id: id}) && h.opened.over() && h.opened.err == nil })
 }
 
 // redact returns a text for people, without secrets.

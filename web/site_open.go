@@ -40,9 +40,18 @@ type handle struct {
 	checked time.Time // guarded by mu
 }
 
-// acquire returns the open checkpoint with an id. The caller must release it.
-func (s *Site) acquire(ctx context.Context, id string, recipe bool) (*handle, error) {
-	if recipe && s.opts.Recipe == "" {
+// acquire returns the open checkpoint with an id, which it has checked at most age ago. If the
+// checkpoint was replaced, acquire opens it again, once. The caller must release it.
+func (s *Site) acquire(ctx context.Context, id string, recipe bool, age time.Duration) (*handle, error) {
+	h, err := s.acquireOnce(ctx, id, recipe, age)
+	if _, ok := errors.AsType[*replacedError](err); ok {
+		return s.acquireOnce(ctx, id, recipe, age)
+	}
+	return h, err
+}
+
+func (s *Site) acquireOnce(ctx context.Context, id string, recipe bool, age time.Duration) (*handle, error) {
+	if recipe && s.opts.Recipe == "" && !s.opts.Guess {
 		return nil, badRequest("there is no recipe", "give one on the command line: 'cairn web --recipe auto PATH'")
 	}
 	if err := s.checkListed(ctx, id); err != nil {
@@ -51,7 +60,7 @@ func (s *Site) acquire(ctx context.Context, id string, recipe bool) (*handle, er
 	h := s.take(key{id, recipe})
 	_, err := h.opened.get(ctx, h.start, func() (*Opened, error) { return h.openNow(s.ctx) })
 	if err == nil {
-		err = h.check(ctx, freshFor)
+		err = h.check(ctx, age)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
@@ -198,19 +207,31 @@ func (h *handle) check(ctx context.Context, age time.Duration) error {
 	}
 	now, err := version(ctx)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) || err == nil && now != was: // another save may use other files
 		_ = h.site.drop(h) // nothing was written
-		return removed(h.shown())
+		return &Error{Kind: KindGone, Hint: "reload the page to see the new one", Err: &replacedError{h}}
 	case err != nil:
 		return err
-	case now != was:
-		_ = h.site.drop(h) // nothing was written
-		return &Error{Kind: KindGone, Message: "the checkpoint " + quote(h.shown()) + " was replaced by another save meanwhile", Hint: "reload the page to see the new one"}
 	}
 	h.mu.Lock()
 	h.checked = time.Now()
 	h.mu.Unlock()
 	return nil
+}
+
+// replacedError reports that another save replaced a checkpoint that is open, or that it was
+// removed: to open it again tells.
+type replacedError struct{ h *handle }
+
+func (e *replacedError) Error() string {
+	return "the checkpoint " + quote(e.h.shown()) + " was replaced by another save meanwhile"
+}
+
+// versionNow returns the version of the checkpoint when it was opened.
+func (h *handle) versionNow() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.version
 }
 
 // shown returns the name of the checkpoint for messages.

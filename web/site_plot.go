@@ -26,7 +26,7 @@ var pictures = map[string]picture{
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
 	"heatmap":   {"c name index rows cols height width show", plotHeat},
-	"changes":   {"a b select recipe", plotChanges},
+	"changes":   {"a b select recipe from to", plotChanges},
 	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
 	"timeline":  {"c", plotTimeline},
 	"steps":     {"select measure", plotSteps},
@@ -280,7 +280,7 @@ func plotMetrics(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Pictur
 }
 
 func plotRun(ctx context.Context, s *Site, _ *query, _ *meter) (*plot.Picture, error) {
-	log, err := s.run(ctx)
+	log, err := s.run(ctx, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -27,15 +30,22 @@ type question struct {
 
 // questions are all questions, by the path below /api/.
 var questions = map[string]question{
-	"place":      {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.place(ctx) }},
-	"run":        {"", false, false, func(ctx context.Context, s *Site, _ *query, _ *meter) (any, error) { return s.run(ctx) }},
+	"place": {"watch", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) {
+		return s.place(ctx, q.flag("watch"))
+	}},
+	"run": {"watch", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) {
+		if q.flag("watch") {
+			return s.run(ctx, s.watchAge())
+		}
+		return s.run(ctx, 0)
+	}},
 	"checkpoint": {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
 	"names":      {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
 	"item":       {"c name", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
 	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
 	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
 	"stats":      {"c name buckets scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare": {"a b select recipe", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"compare": {"a b select recipe from to", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		c, err := s.compare(ctx, q, m)
 		if err != nil {
 			return nil, err
@@ -54,26 +64,36 @@ var questions = map[string]question{
 	"steps":   {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
-// with calls fn with an open checkpoint.
+// with calls fn with an open checkpoint. If the checkpoint was replaced meanwhile, with calls fn
+// again, once, with the new one.
 func (s *Site) with(ctx context.Context, id string, recipe bool, fn func(h *handle) error) error {
-	h, err := s.acquire(ctx, id, recipe)
+	again, err := s.withOnce(ctx, id, recipe, fn)
+	if again {
+		_, err = s.withOnce(ctx, id, recipe, fn)
+	}
+	return err
+}
+
+func (s *Site) withOnce(ctx context.Context, id string, recipe bool, fn func(h *handle) error) (replaced bool, err error) {
+	h, err := s.acquire(ctx, id, recipe, freshFor)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer s.release(h)
 	err = h.explain(ctx, fn(h))
 	if _, ours := errors.AsType[*Error](err); err != nil && !ours && ctx.Err() == nil {
 		_ = s.drop(h) // the next question begins anew
 	}
-	return err
+	r, ok := errors.AsType[*replacedError](err)
+	return ok && r.h == h, err
 }
 
 // run answers /api/run.
-func (s *Site) run(ctx context.Context) (*run.Log, error) {
+func (s *Site) run(ctx context.Context, age time.Duration) (*run.Log, error) {
 	if s.opts.Run == nil {
 		return nil, &Error{Kind: KindNoRun, Message: s.opts.Path + " is a checkpoint, not a run", Hint: "'cairn web RUN' shows the folder in which the checkpoints of a run are"}
 	}
-	return s.list(ctx, 0)
+	return s.list(ctx, age)
 }
 
 // ofCheckpoint returns what fn finds out about the checkpoint that the parameter c names.
@@ -213,6 +233,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 	o := inspect.HeatOptions{
 		Index: q.text("index"), Rows: q.span("rows"), Cols: q.span("cols"),
 		Height: q.count("height", 0, 1, maxCells), Width: q.count("width", 0, 1, maxCells),
+		Damaged: func(err error) bool { return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) },
 	}
 	if q.err != nil {
 		return nil, q.err
@@ -227,11 +248,16 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 		if err != nil {
 			return err
 		}
-		out, err = inspect.NewHeat(ctx, h.checkpoint(), e, o)
+		if out, err = inspect.NewHeat(ctx, h.checkpoint(), e, o); err == nil && len(out.Damaged) > 0 {
+			err = h.check(ctx, 0) // the files of a checkpoint that was replaced are not damaged
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
+	}
+	for i := range out.Damaged {
+		out.Damaged[i].Problem = s.redact(out.Damaged[i].Problem)
 	}
 	return out, nil
 }
@@ -276,9 +302,7 @@ func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
 
 // identity returns what identifies the content of the checkpoint.
 func (h *handle) identity() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.version)
+	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
 }
 
 // stats answers /api/stats.
@@ -321,6 +345,16 @@ type comparison struct {
 	inspect.Comparison
 	// Items has the items of Comparison as columns: there may be 200,000.
 	Items *inspect.ComparedColumns `json:"items"`
+	// Ways are other comparisons, which would find more names in both.
+	Ways []way `json:"ways"`
+}
+
+// way is a comparison that finds more names in both: with another beginning of names, or through
+// a recipe, of A and B or, if Swap is set, of B and A.
+type way struct {
+	inspect.PrefixChange
+	Recipe bool `json:"recipe"`
+	Swap   bool `json:"swap"`
 }
 
 // compared is a comparison that is kept.
@@ -329,8 +363,8 @@ type compared struct {
 	json  json.RawMessage
 }
 
-func newCompared(c *inspect.Comparison) (*compared, error) {
-	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items)})
+func newCompared(c *inspect.Comparison, ways []way) (*compared, error) {
+	text, err := encode(comparison{*c, inspect.NewComparedColumns(c.Items), ways})
 	if err != nil {
 		return nil, err
 	}
@@ -352,17 +386,22 @@ func newCompared(c *inspect.Comparison) (*compared, error) {
 // compare answers /api/compare.
 func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
 	a, b, keep, recipe := q.need("a"), q.need("b"), q.pattern("select"), q.flag("recipe")
+	prefix := inspect.PrefixChange{From: q.text("from"), To: q.text("to")}
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
-		key := keyOf("compare", a.identity(), b.identity(), q.text("select"))
+		key := keyOf("compare", a.identity(), b.identity(), q.text("select"), prefix)
 		out, err = cached(ctx, s, m, key, func(c *compared) int { return 1 + len(c.items) }, func() (*compared, error) {
-			c, err := s.compareNow(ctx, a, b, keep, m)
+			c, err := s.compareNow(ctx, a, b, keep, prefix, m)
 			if err != nil {
 				return nil, err
 			}
-			return newCompared(c)
+			ways, err := s.waysFor(ctx, a, b, c)
+			if err != nil {
+				return nil, err
+			}
+			return newCompared(c, ways)
 		})
 		return err
 	})
@@ -372,7 +411,59 @@ func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, 
 	return out, nil
 }
 
-func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, m *meter) (*inspect.Comparison, error) {
+// waysFor returns other comparisons, if few names are in both.
+func (s *Site) waysFor(ctx context.Context, a, b *handle, c *inspect.Comparison) ([]way, error) {
+	out := []way{}
+	if c.Missing == 0 || c.Extra == 0 {
+		return out, nil
+	}
+	for _, p := range c.PrefixChanges() {
+		out = append(out, way{PrefixChange: p})
+	}
+	if common := c.Names - c.Missing - c.Extra; len(out) > 0 || a.key.recipe || common > min(c.Missing, c.Extra) || s.opts.Recipe == "" && !s.opts.Guess {
+		return out, nil
+	}
+
+	for i, pair := range [][2]*handle{{a, b}, {b, a}} {
+		n, err := s.namesThrough(ctx, pair[0].key.id, pair[1])
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			out = append(out, way{PrefixChange: inspect.PrefixChange{Names: n}, Recipe: true, Swap: i == 1})
+		}
+	}
+	return out, nil
+}
+
+// namesThrough returns how many names of a checkpoint, seen through the recipe, b has. It returns
+// 0 if no recipe fits, or if b lacks most of these names.
+func (s *Site) namesThrough(ctx context.Context, id string, b *handle) (n int, err error) {
+	h, err := s.acquire(ctx, id, true, freshFor)
+	if err != nil {
+		return 0, context.Cause(ctx)
+	}
+	defer s.release(h)
+	of, err := h.metadata(ctx)
+	if err != nil {
+		return 0, context.Cause(ctx)
+	}
+	md, err := b.metadata(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for i := range of.Entries {
+		if _, ok := md.Find(of.Entries[i].FQN); ok {
+			n++
+		}
+	}
+	if 2*n < len(of.Entries) {
+		return 0, nil
+	}
+	return n, nil
+}
+
+func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, prefix inspect.PrefixChange, m *meter) (*inspect.Comparison, error) {
 	var sides [2]inspect.Side
 	for i, h := range []*handle{a, b} {
 		md, err := h.metadata(ctx)
@@ -385,6 +476,15 @@ func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) b
 		sides[i] = inspect.Side{Content: h.checkpoint(), Metadata: md}
 	}
 	o := &inspect.CompareOptions{All: true, Change: true, Keep: keep, Total: m.total, Progress: m.add}
+	if prefix != (inspect.PrefixChange{}) {
+		has := func(i int) func(string) bool {
+			return func(name string) bool {
+				_, ok := sides[i].Metadata.Find(name)
+				return ok
+			}
+		}
+		o.Rename = prefix.Rename(has(0), has(1))
+	}
 	if drops := a.checkpoint().Drops; drops != nil {
 		names, err := drops(ctx, b.checkpoint(), sides[1].Metadata)
 		if err != nil {

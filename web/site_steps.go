@@ -1,9 +1,11 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"slices"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
 )
 
 // steps is the answer of /api/steps: statistics of each layer at each step of a run.
@@ -95,7 +98,7 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 
 // line returns the checkpoints of the current line of the run, the oldest first.
 func (s *Site) line(ctx context.Context) ([]run.Logged, error) {
-	log, err := s.run(ctx)
+	log, err := s.run(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -131,6 +134,9 @@ func (p *perStep[T]) over(ctx context.Context, s *Site, line []run.Logged, m *me
 		c := &line[i]
 		m.begin(c.Name, p.weight(c))
 		v, err := p.of(ctx, s, c)
+		if errors.Is(err, storage.ErrChanged) {
+			v, err = p.of(ctx, s, c)
+		}
 		if ctx.Err() != nil {
 			return nil, nil, context.Cause(ctx)
 		}
@@ -170,12 +176,18 @@ func (p *perStep[T]) of(ctx context.Context, s *Site, c *run.Logged) (zero T, er
 	}
 
 	v, err := p.compute(o)
-	if err != nil || key == "" {
+	if key == "" {
 		return v, err
 	}
-	if now, err := o.Version(ctx); err != nil || now != version {
-		return zero, errors.New("the checkpoint was removed or replaced meanwhile")
+
+	now, lost := o.Version(ctx)
+	if errors.Is(lost, fs.ErrNotExist) || lost == nil && now != version {
+		return zero, fmt.Errorf("%s: %w", c.Name, storage.ErrChanged)
 	}
+	if err := cmp.Or(err, lost); err != nil {
+		return zero, err
+	}
+
 	store(s.cache, key, v)
 	return v, nil
 }

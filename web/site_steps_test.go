@@ -217,3 +217,24 @@ func TestTooManyLayersEndEarly(t *testing.T) {
 		t.Errorf("after %d reads: %v; want an error after the first checkpoint", reads.Load(), err)
 	}
 }
+
+// A checkpoint that another save replaces while it is read is read again, once.
+func TestStepsOfReplaced(t *testing.T) {
+	w := newWorld(t, 1, func(o *Options) { o.Cache = t.TempDir() })
+	for times, want := range []bool{true, true, false} {
+		left := times
+		save(t, filepath.Join(w.dir, "step-1"), fmt.Sprintf("save-%d", times), 1, 9) // of which nothing is kept
+		w.onRead(func(context.Context) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if left > 0 {
+				left--
+				save(t, filepath.Join(w.dir, "step-1"), fmt.Sprintf("save-%d-%d", times, left), 1, byte(left))
+			}
+			return nil
+		})
+		if s := w.get(t, "steps").(*steps).Steps[0]; (s.Error == "") != want {
+			t.Errorf("replaced %d times: the error %q", times, s.Error)
+		}
+	}
+}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -317,19 +318,21 @@ func TestNoRun(t *testing.T) {
 	w.get(t, "compare?a=.&b=@1")
 }
 
-// A checkpoint that is replaced or removed while it is open is gone, once. The next question
-// opens what is there now.
+// stale makes the site look at its open checkpoints, and at the run, again.
+func (w *world) stale() {
+	w.site.mu.Lock()
+	defer w.site.mu.Unlock()
+	w.site.listing = nil
+	for _, h := range w.site.open {
+		h.mu.Lock()
+		h.checked = time.Time{}
+		h.mu.Unlock()
+	}
+}
+
+// A checkpoint that is replaced while it is open is opened again. One that is removed is gone.
 func TestReplacedCheckpoint(t *testing.T) {
 	w := newWorld(t, 2, nil)
-	stale := func() {
-		w.site.mu.Lock()
-		defer w.site.mu.Unlock()
-		for _, h := range w.site.open {
-			h.mu.Lock()
-			h.checked = time.Time{}
-			h.mu.Unlock()
-		}
-	}
 	sum := func() (string, error) {
 		v, err := w.ask(t.Context(), "checkpoint?c=step-1")
 		if err != nil {
@@ -342,16 +345,12 @@ func TestReplacedCheckpoint(t *testing.T) {
 	}
 	dir := filepath.Join(w.dir, "step-1")
 	save(t, dir, "save-new", 1, 9)
-	stale()
-	_, err := sum()
-	if e := w.site.answerOf(err); e.Kind != KindGone || e.Hint == "" {
-		t.Fatalf("after another save, the answer is %+v; want the kind %q and a hint", e, KindGone)
-	}
+	w.stale()
 	if s, err := sum(); err != nil || !strings.Contains(s, `"save_id":"save-new"`) {
-		t.Fatalf("the next question: %s, %v; want save-new", s, err)
+		t.Fatalf("after another save: %s, %v; want save-new", s, err)
 	}
 	must.Do(t, os.RemoveAll(dir))
-	stale()
+	w.stale()
 	for range 3 {
 		if _, err := sum(); w.kindOf(err) != KindGone {
 			t.Fatalf("after a removal: %v; want an error of the kind %q", err, KindGone)
@@ -360,8 +359,91 @@ func TestReplacedCheckpoint(t *testing.T) {
 	}
 	w.get(t, "checkpoint?c=step-2")
 	save(t, dir, "save-again", 1, 9)
+	w.stale()
 	if s, err := sum(); err != nil || !strings.Contains(s, `"save_id":"save-again"`) {
 		t.Fatalf("after a new save: %s, %v; want save-again", s, err)
+	}
+}
+
+// A question whose checkpoint is replaced while it reads begins again, once.
+func TestReplacedDuringRead(t *testing.T) {
+	w := newWorld(t, 2, nil)
+	const text = "compare?a=step-1&b=step-2&select=model.scale"
+	w.get(t, text)
+	broken := errors.New("a file is missing")
+	for _, c := range []struct {
+		times int
+		want  string
+	}{{1, ""}, {2, KindGone}} {
+		left := c.times
+		w.onRead(func(context.Context) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if left == 0 {
+				return nil
+			}
+			left--
+			save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("again-%d-%d", c.times, left), 2, byte(left))
+			return broken
+		})
+		save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("before-%d", c.times), 2, 7) // what was kept is another question
+		w.stale()
+		_, err := w.ask(t.Context(), text)
+		if got := w.kindOf(err); got != c.want {
+			t.Errorf("replaced %d times: %v; want an error of the kind %q", c.times, err, c.want)
+		}
+	}
+}
+
+// A page that waits learns of new checkpoints, of other changes, and of replaced checkpoints.
+func TestWatch(t *testing.T) {
+	w := newWorld(t, 0, nil)
+	look := func() *place { return w.get(t, "place?watch=1").(*place) }
+	empty := look()
+	if empty.Kind != "run" || len(empty.Checkpoints) != 0 {
+		t.Fatalf("an empty run: %+v", empty)
+	}
+	dir := filepath.Join(w.dir, "step-1")
+	save(t, dir, "save-1", 1, 1)
+	if again := look(); again.State != empty.State {
+		t.Errorf("the run was listed twice within %v", w.site.watchAge())
+	}
+	w.stale()
+	one := look()
+	if len(one.Checkpoints) != 1 || one.State == empty.State || one.Checkpoints[0].Version == "" {
+		t.Fatalf("after a save: %+v", one)
+	}
+	w.stale()
+	if same := look(); !reflect.DeepEqual(same, one) {
+		t.Errorf("without a change: %+v, and then %+v", one, same)
+	}
+	save(t, dir, "save-2", 1, 2)
+	w.stale()
+	if two := look(); two.Checkpoints[0].Version == one.Checkpoints[0].Version || two.State == one.State {
+		t.Errorf("after another save: %+v; it was %+v", two, one)
+	}
+	if log := w.get(t, "run?watch=1").(*run.Log); log.Checkpoints[0].SaveID != "save-2" {
+		t.Errorf("run: %+v", log.Checkpoints[0])
+	}
+}
+
+// The same for a checkpoint that is the path of the site.
+func TestWatchCheckpoint(t *testing.T) {
+	w := newWorld(t, 0, func(o *Options) { o.Run, o.Checkpoints = nil, []Place{{ID: Self}} })
+	save(t, w.dir, "save-1", 1, 1)
+	version := func() string { return w.get(t, "place?watch=1").(*place).Checkpoints[0].Version }
+	if v := version(); v != "" {
+		t.Errorf("before it is opened: %q", v)
+	}
+	w.get(t, "names?c=.")
+	one := version()
+	save(t, w.dir, "save-2", 2, 2)
+	w.stale()
+	if two := version(); one == "" || two == one {
+		t.Errorf("the version is %q, and after another save %q", one, two)
+	}
+	if s := w.get(t, "checkpoint?c=.").(*inspect.Summary); s.SaveID != "save-2" {
+		t.Errorf("the checkpoint is of %q", s.SaveID)
 	}
 }
 
@@ -632,5 +714,83 @@ func TestLostPathIsNamed(t *testing.T) {
 	defer s.Close()
 	if err := s.lost(Self, fs.ErrNotExist); !strings.Contains(err.Error(), `"runs/a/step-1" was removed`) {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// Checkpoints with few names in common are offered another comparison: with another beginning
+// of names, or through a recipe.
+func TestWays(t *testing.T) {
+	var w *world
+	w = newWorld(t, 2, func(o *Options) {
+		o.Recipe, o.Guess = "", true
+		o.Open = func(ctx context.Context, id string, recipe bool) (*Opened, error) {
+			switch {
+			case recipe && id == "other": // its form has the names of the others
+				id = "step-1"
+			case recipe:
+				return nil, &Error{Kind: KindRecipe, Message: "no recipe fits"}
+			}
+			return w.open(ctx, id, recipe)
+		}
+	})
+	for name, state := range map[string]plan.State{
+		"wrapped": {"ddp": plan.State{"model": plan.State{"scale": storagetest.Filled(t, tensor.Int32, []int64{}, 1), "layers": plan.State{
+			"0": plan.State{"b": storagetest.Filled(t, tensor.Int16, []int64{5}, 1)},
+		}}}},
+		"other": {"x": storagetest.Filled(t, tensor.Int32, []int64{4}, 1), "y": storagetest.Filled(t, tensor.Int32, []int64{4}, 1)},
+	} {
+		store := must.Get(file.Open(filepath.Join(w.dir, name), nil))(t)
+		p := storagetest.Place{Writer: func() storage.Writer { return storagetest.NewWriter(native.Format{}, store, storage.WriteOptions{}) }}
+		must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("save-"+name, 9, 1), state))
+	}
+	for _, c := range []struct{ text, want string }{
+		{"a=wrapped&b=step-1", `"ways":[{"from":"ddp.","to":"","names":2,"recipe":false,"swap":false}]`},
+		{"a=step-1&b=wrapped", `"ways":[{"from":"","to":"ddp.","names":2,"recipe":false,"swap":false}]`},
+		{"a=wrapped&b=step-1&from=ddp.", `"ways":[]`},
+		{"a=wrapped&b=step-1&from=ddp.", `"renamed":"ddp.model.scale"`},
+		{"a=wrapped&b=step-1&from=ddp.", `"identical":2,`},
+		{"a=other&b=step-1", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":false}]`},
+		{"a=step-1&b=other", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":true}]`},
+		{"a=other&b=step-1&recipe=1", `"identical":6,`},
+		{"a=step-1&b=step-2", `"ways":[]`},
+	} {
+		if got := string(w.get(t, "compare?"+c.text).(json.RawMessage)); !strings.Contains(got, c.want) {
+			t.Errorf("compare?%s: %s; want %s", c.text, got, c.want)
+		}
+	}
+}
+
+// A heat map of a tensor with a damaged chunk has the other chunks, and names the damaged one.
+func TestHeatOfDamaged(t *testing.T) {
+	w := newWorld(t, 1, nil)
+	all := w.get(t, "heat?c=step-1&name=model.layers.0.w").(*inspect.Heat)
+	if all.Damaged != nil || !all.Exact {
+		t.Fatalf("before: %+v", all)
+	}
+	it := w.get(t, "item?c=step-1&name=model.layers.0.w").(*item)
+	bad := it.Chunks[1]
+	file := filepath.Join(w.dir, "step-1", bad.File)
+	b := must.Get(os.ReadFile(file))(t)
+	for i := range bad.Length {
+		b[bad.Offset+i] ^= 0x55
+	}
+	must.Do(t, os.WriteFile(file, b, 0o600))
+	must.Do(t, os.Chtimes(file, time.Time{}, time.Now().Add(-time.Hour)))
+	w.stale()
+
+	h := w.get(t, "heat?c=step-1&name=model.layers.0.w").(*inspect.Heat)
+	if len(h.Damaged) != 1 || h.Damaged[0].Chunk != 1 || h.Damaged[0].File != bad.File || h.Damaged[0].Problem == "" || !slices.Equal(h.Damaged[0].Offsets, bad.Offsets) || !slices.Equal(h.Damaged[0].Sizes, bad.Sizes) {
+		t.Fatalf("damaged: %+v; want chunk 1", h.Damaged)
+	}
+	for i, x := range h.Mean {
+		if lost := int64(i/h.Width) >= bad.Offsets[0]; x.None() != lost || !lost && x != all.Mean[i] {
+			t.Errorf("cell %d is %v; was %v", i, x, all.Mean[i])
+		}
+	}
+	if !h.Exact || h.Read*2 != all.Read {
+		t.Errorf("%d elements were read, exact %v; want half of %d", h.Read, h.Exact, all.Read)
+	}
+	if _, err := w.ask(t.Context(), "stats?c=step-1&name=model.layers.0.w"); w.kindOf(err) != KindCorrupt {
+		t.Errorf("stats: %v; want an error of the kind %q", err, KindCorrupt)
 	}
 }

@@ -84,8 +84,8 @@ export function size(text: string): number {
   return m ? Number(m[1]) * (units[m[2].toLowerCase()] ?? NaN) : NaN;
 }
 
-/** Finds the rows at and below a node that match, in the order of all. */
-export function search(c: Columns, low: string[], t: Tree, node: number, query: Query, all: Int32Array): Found {
+/** Finds the rows at and below a node that match, in the order of all. lower returns the names for a search. */
+export function search(c: Columns, lower: () => string[], t: Tree, node: number, query: Query, all: Int32Array): Found {
   const want = matcher(query.q);
   const avoid = matcher(query.not);
   const min = query.min.trim() === '' ? NaN : size(query.min);
@@ -96,6 +96,7 @@ export function search(c: Columns, low: string[], t: Tree, node: number, query: 
 
   const tied = Object.keys(c.tied ?? {}).length > 0;
 
+  const low = want || avoid ? lower() : [];
   const flags = new Uint8Array(c.names.length);
   let n = 0;
   let bytes = 0;

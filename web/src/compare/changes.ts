@@ -38,9 +38,15 @@ export function share(x: Compared): number {
   return x.values.elements === 0 ? 0 : x.values.differing / x.values.elements;
 }
 
-/** Says that a tensor has NaN in places where the other one has none; "" if there are none. */
+/** The filter of names with elements that are NaN or infinite. */
+export const odd = { id: 'odd', title: 'with NaN or ∞' };
+export const isOdd = (x: Compared) => (x.values?.nonfinite ?? 0) > 0;
+
+/** Says how many elements are NaN or infinite; "" if none are. */
 export function nans(x: Compared): string {
-  return x.values && x.values.nans > 0 ? `${count(x.values.nans)} NaN on one side` : '';
+  if (!x.values || !isOdd(x)) return '';
+  const { nans, nonfinite } = x.values;
+  return nans === nonfinite ? `${count(nans)} NaN on one side` : `${count(nonfinite)} NaN or ∞${nans > 0 ? `, ${count(nans)} NaN on one side` : ''}`;
 }
 
 /** The values of an object in both, if they are known and differ. */
@@ -49,10 +55,14 @@ export function objects(x: Compared): string {
   return x.a.repr && x.b.repr ? `${x.a.repr} → ${x.b.repr}` : '';
 }
 
-/** For sorting: names that could not be compared by their elements and differ are beyond all numbers. */
+/**
+ * For sorting: names that could not be compared by their elements and differ are beyond all
+ * numbers, and names with NaN or infinities are beyond these.
+ */
 export function rank(x: Compared, value: number): number {
-  if (!Number.isNaN(value)) return value;
-  return x.status === 'identical' || x.status === 'close' || x.status === 'matching' ? -1 : Infinity;
+  if (isOdd(x)) return Infinity;
+  if (!Number.isNaN(value)) return Math.min(value, Number.MAX_VALUE);
+  return x.status === 'identical' || x.status === 'close' || x.status === 'matching' ? -1 : Number.MAX_VALUE;
 }
 
 /** Compares numbers of which both may be infinite. */

@@ -15,7 +15,7 @@ function unravel(at: number, shape: number[]): number[] {
 export function expand(answer: ComparisonAnswer): Comparison {
   const c = answer.items;
   const items = c.names.map((fqn, i): Compared => {
-    const { renamed, where, nans = 0 } = c.more[i] ?? {};
+    const { renamed, where, nans = 0, nonfinite = 0 } = c.more[i] ?? {};
     const a = c.forms[c.a[i]];
     const x: Compared = { fqn, ...c.results[c.result[i]], a, b: c.forms[c.b[i]], renamed, where };
     if (c.differing[i] < 0 || !a?.shape) return x;
@@ -27,6 +27,7 @@ export function expand(answer: ComparisonAnswer): Comparison {
       max_rel: c.max_rel[i],
       rel_l2: c.rel_l2[i],
       cosine: c.cosine[i],
+      nonfinite,
       first: c.first[i] < 0 ? undefined : { index: unravel(c.first[i], a.shape), a: c.first_a[i], b: c.first_b[i] },
     };
     return x;

@@ -20,8 +20,7 @@ export function pairOf(list: List, a: string | undefined, b: string | undefined)
  * the command line and A is not: that is what a recipe is given for.
  */
 export function throughRecipe(place: Pick<Place, 'recipe' | 'checkpoints'>, a: string, b: string, said: string | undefined): boolean {
-  if (place.recipe === '') return false;
-  if (said === '1' || said === '0') return said === '1';
+  if (said === '1' || said === '0' || place.recipe === '') return said === '1';
   const other = (id: string) => place.checkpoints.find((p) => p.id === id)?.other ?? false;
   return other(b) && !other(a);
 }

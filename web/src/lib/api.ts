@@ -10,12 +10,16 @@ export interface Place {
   version: string;
   recipe: string;
   checkpoints: PlaceCheckpoint[];
+  /** Changes with the answer of run. */
+  state: string;
 }
 
 export interface PlaceCheckpoint {
   id: string;
   label: string;
   step: number | null;
+  /** Changes if the checkpoint is replaced; empty if it is unknown. */
+  version: string;
   other: boolean;
 }
 
@@ -225,6 +229,16 @@ export interface Heat {
   text?: string[];
   low: Num;
   high: Num;
+  /** The chunks that could not be read. */
+  damaged?: DamagedChunk[];
+}
+
+export interface DamagedChunk {
+  chunk: number;
+  offsets: number[];
+  sizes: number[];
+  file?: string;
+  problem: string;
 }
 
 export interface Compared {
@@ -243,6 +257,7 @@ export interface Compared {
     max_rel: Num;
     rel_l2: Num;
     cosine: Num;
+    nonfinite: number;
     first?: { index: number[]; a: string; b: string };
   };
 }
@@ -264,8 +279,17 @@ export interface ComparisonAnswer extends Omit<Comparison, 'items'> {
     first: number[];
     first_a: string[];
     first_b: string[];
-    more: Record<number, { renamed?: string; where?: string; nans?: number }>;
+    more: Record<number, { renamed?: string; where?: string; nans?: number; nonfinite?: number }>;
   };
+}
+
+/** Another comparison, which finds more names in both. */
+export interface Way {
+  from: string;
+  to: string;
+  names: number;
+  recipe: boolean;
+  swap: boolean;
 }
 
 /** A tensor or an object, as in an item. */
@@ -293,6 +317,7 @@ export interface Comparison {
   items: Compared[];
   omitted: number;
   unread: { fqn: string; why: string }[];
+  ways: Way[];
 }
 
 export interface Overlaid {

@@ -44,20 +44,21 @@ export function series(s: Steps, p: Points, m: Measure, relative: boolean): Floa
   });
 }
 
-/** Layers with a NaN: since which point, and the largest share. */
-export function nans(s: Steps, p: Points): { layer: number; since: number; share: number }[] {
+/** Layers with a NaN: the points from the first to the last one, whether it stays, and the largest share. */
+export function nans(s: Steps, p: Points): { layer: number; since: number; until: number; stays: boolean; share: number }[] {
   const out = [];
   for (let layer = 0; layer < s.layers.length; layer++) {
-    let since = -1;
-    let share = 0;
+    let [since, until, share] = [-1, -1, 0];
+    let stays = true; // from the first NaN on, no point is without
     p.at.forEach((i, k) => {
       const x = num(s.nan_share[i]?.[layer]);
       if (x > 0) {
         if (since < 0) since = k;
+        until = k;
         share = Math.max(share, x);
-      }
+      } else if (x === 0 && since >= 0) stays = false;
     });
-    if (since >= 0) out.push({ layer, since, share });
+    if (since >= 0) out.push({ layer, since, until, stays, share });
   }
   return out;
 }

@@ -14,6 +14,7 @@ import { draw } from '../../src/run/lines';
 
 globalThis.location = { search: '' }; // the token of the requests is in the address
 const { cellsIn, unusual } = await import('../../src/tensor/cells');
+const { nans } = await import('../../src/run/measures');
 
 /** Numbers from a seed, which the test prints if it fails. */
 function random(seed) {
@@ -79,7 +80,7 @@ test('the bytes of a tied name count once', () => {
   const c = columns(['a', 'b'], [5, 5], { tied: { 1: 'a' } });
   const t = build(c);
   assert.equal(t.bytes[0], 5);
-  assert.equal(search(c, lowered(c), t, 0, all, t.order).bytes, 5);
+  assert.equal(search(c, () => lowered(c), t, 0, all, t.order).bytes, 5);
 });
 
 property('a tree has each name once, below nodes with its beginnings', (rnd) => {
@@ -181,7 +182,7 @@ test('search filters by everything and keeps the order', () => {
   const c = columns(['a.w', 'b.obj', 'b.w', 'c.w'], [10, 20, 30, 40], { dtypes: ['float32', 'int64'], dtype: [0, -1, 1, 0] });
   const t = build(c);
   const names = (query, sort = 'name', node = 0) => {
-    const f = search(c, lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
+    const f = search(c, () => lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
     return [[...f.rows].map((r) => c.names[r]).join(' '), f.bytes, f.filtered];
   };
   assert.deepEqual(names({}), ['a.w b.obj b.w c.w', 100, false]);
@@ -217,7 +218,8 @@ test('a recipe of the command line is used for PATH against an OTHER', () => {
   assert.equal(throughRecipe(place, '@1', '.'), false);
   assert.equal(throughRecipe(place, '@1', '.', '1'), true);
   assert.equal(throughRecipe(place, '.', '@1', '0'), false);
-  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1', '1'), false);
+  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1', '1'), true, 'the server guesses');
+  assert.equal(throughRecipe({ ...place, recipe: '' }, '.', '@1'), false);
 });
 
 property('the cells of a heat map that are in sight', (n) => {
@@ -300,7 +302,7 @@ test('the names of a comparison, from columns', () => {
       first: [5, -1, -1],
       first_a: ['1', '', ''],
       first_b: ['2', '', ''],
-      more: { 0: { renamed: 'old.a', nans: 1 } },
+      more: { 0: { renamed: 'old.a', nans: 1, nonfinite: 3 } },
     },
   });
   assert.equal(got.names, 3);
@@ -312,10 +314,10 @@ test('the names of a comparison, from columns', () => {
       a: forms[0],
       b: forms[0],
       renamed: 'old.a',
-      values: { elements: 6, differing: 4, nans: 1, max_abs: 'inf', max_rel: 2, rel_l2: 0.5, cosine: null, first: { index: [1, 2], a: '1', b: '2' } },
+      values: { elements: 6, differing: 4, nans: 1, max_abs: 'inf', max_rel: 2, rel_l2: 0.5, cosine: null, nonfinite: 3, first: { index: [1, 2], a: '1', b: '2' } },
     },
     { fqn: 'b', status: 'missing', a: forms[1] },
-    { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1 } },
+    { fqn: 'c', status: 'identical', a: forms[0], b: forms[0], values: { elements: 6, differing: 0, nans: 0, max_abs: 0, max_rel: 0, rel_l2: 0, cosine: 1, nonfinite: 0 } },
   ]);
 });
 
@@ -351,4 +353,14 @@ test('a parent that was removed, and a checkpoint that is not complete', () => {
   const { rows } = draw(list);
   assert.deepEqual(rows.map((r) => r.lane), [0, -1, 1, 0]);
   assert.ok(rows.every((r) => r.strokes.every((s) => s.from === 0)), 'nothing goes off from an unknown parent');
+});
+
+test('a NaN that stays, that goes away, and that was in one checkpoint', () => {
+  const nan_share = [[0, 0, 0, 0], [0.5, 0.5, 0, 0], [null, 0.1, 0.2, 0], [1, 0, 0, 0]];
+  const found = nans({ layers: ['stays', 'goes', 'once', 'never'], nan_share }, { at: [0, 1, 2, 3] });
+  assert.deepEqual(found, [
+    { layer: 0, since: 1, until: 3, stays: true, share: 1 },
+    { layer: 1, since: 1, until: 2, stays: false, share: 0.5 },
+    { layer: 2, since: 2, until: 2, stays: false, share: 0.2 },
+  ]);
 });

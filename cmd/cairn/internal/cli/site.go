@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -34,6 +35,8 @@ type siteFlags struct {
 	noCache bool
 	// single is set if the first address must be a checkpoint, not a run.
 	single bool
+	// wait is set if the first address may be a run that has no checkpoints yet.
+	wait bool
 	// confined is set if links that lead out of the folders of the command line are not followed.
 	confined bool
 }
@@ -53,8 +56,11 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err := f.recipe.check(cmd); err != nil {
 		return nil, err
 	}
-	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, addresses: map[string]string{}, given: map[string]bool{}}
-	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Version: readVersion().Version}
+	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, wait: f.wait, addresses: map[string]string{}, given: map[string]bool{}}
+	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Guess: f.recipe.Recipe == "", Version: readVersion().Version}
+	if o.Guess {
+		s.recipe.Recipe = "auto"
+	}
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
 	}
@@ -71,6 +77,9 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	labels := labelsOf(args, isRun)
 	if isRun {
 		o.Run = s.list
+		if _, local, err := file.LocalPath(args[0]); err != nil || !local || s.run.Remote != nil {
+			o.WatchEvery = watchRemoteEvery
+		}
 	} else {
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labels[0]})
 	}
@@ -83,6 +92,10 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	}
 	return web.NewSite(o), nil
 }
+
+// watchRemoteEvery is the least time between two lists of a run in object storage for a page that
+// waits for new checkpoints: each list has a price.
+const watchRemoteEvery = 20 * time.Second
 
 // folder returns the folder for statistics, or "".
 func (f *siteFlags) folder() string {
@@ -130,6 +143,7 @@ type siteStores struct {
 	explain func(cmd *cobra.Command, err error) error
 	// confined is siteFlags.confined.
 	confined bool
+	wait     bool // siteFlags.wait
 	// run and settings are set if the first address is a run.
 	run      *run.Run
 	settings run.Settings
@@ -164,12 +178,21 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 	switch {
 	case err != nil:
 		return false, err
+	case len(s.first.Checkpoints) == 0 && s.wait && maybeRun(ctx, address, openErr):
+		outputOf(s.cmd).warn("%s has no checkpoints yet: the page shows them when they are saved; 'cairn runs' finds other runs", clean(blob.Redact(address)))
 	case len(s.first.Checkpoints) == 0 && openErr != nil:
 		return false, openError(ctx, store, address, openErr)
 	case len(s.first.Checkpoints) == 0:
 		return false, noCheckpoints(ctx, address)
 	}
 	return true, nil
+}
+
+// maybeRun reports whether a folder without checkpoints can become a run: it holds neither a
+// format that cairn does not read nor leftovers of a save, which err would be about.
+func maybeRun(ctx context.Context, address string, err error) bool {
+	_, unsupported := errors.AsType[*formats.UnsupportedError](err)
+	return err != nil && !unsupported && leftoversAt(ctx, address) == nil
 }
 
 // add adds the address of a checkpoint. It returns an error if there is none. It reads the

@@ -81,7 +81,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	f.confined = !f.follow
+	f.confined, f.wait = !f.follow, true
 	site, err := f.siteFlags.open(cmd, args)
 	if err != nil {
 		return err
