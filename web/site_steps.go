@@ -46,7 +46,7 @@ type layerRow struct {
 }
 
 // stepsVersion is part of the keys of rows that are kept.
-const stepsVersion = 1
+const stepsVersion = 2
 
 // exact is a float64 that keeps its bits in JSON, also if it is not finite.
 type exact float64
@@ -66,7 +66,7 @@ func (x *exact) UnmarshalText(b []byte) error {
 // steps answers /api/steps about the checkpoints of the current line. It keeps the numbers of each
 // checkpoint when they are computed, so that a request after a cancelled one goes on from there.
 func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
-	keep := q.pattern("select")
+	keep, of := q.pattern("select"), q.of()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -90,7 +90,7 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	for i := range line {
 		c := &line[i]
 		m.begin(c.Name, c.Bytes)
-		layers, err := s.layersOf(ctx, c, q.text("select"), keep, m)
+		layers, err := s.layersOf(ctx, c, keyOf(q.text("select"), of), keep, of, m)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -107,8 +107,8 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	return out, out.fill(rows)
 }
 
-// layersOf returns the rows of a checkpoint.
-func (s *Site) layersOf(ctx context.Context, c *run.Logged, pattern string, keep func(string) bool, m *meter) ([]layerRow, error) {
+// layersOf returns the rows of a checkpoint. names identifies the names that keep and of choose.
+func (s *Site) layersOf(ctx context.Context, c *run.Logged, names string, keep func(string) bool, of inspect.Choice, m *meter) ([]layerRow, error) {
 	if c.Copies == "" {
 		return nil, errors.New(incompleteText(c))
 	}
@@ -122,12 +122,12 @@ func (s *Site) layersOf(ctx context.Context, c *run.Logged, pattern string, keep
 		if version, err = o.Version(ctx); err != nil {
 			return nil, s.lost(c.Name, err)
 		}
-		key = keyOf(stepsVersion, version, o.Info().SaveID, pattern)
+		key = keyOf(stepsVersion, version, o.Info().SaveID, names)
 		if rows, ok := load[[]layerRow](s.cache, key); ok {
 			return rows, nil
 		}
 	}
-	rows, err := computeLayers(ctx, o, keep, m)
+	rows, err := computeLayers(ctx, o, keep, of, m)
 	if err != nil || key == "" {
 		return nil, err
 	}
@@ -148,15 +148,19 @@ func incompleteText(c *run.Logged) string {
 	return "the checkpoint is not complete"
 }
 
-func computeLayers(ctx context.Context, o *Opened, keep func(string) bool, m *meter) ([]layerRow, error) {
+func computeLayers(ctx context.Context, o *Opened, selected func(string) bool, of inspect.Choice, m *meter) ([]layerRow, error) {
 	md, err := o.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+	inRole := of.Keep(md)
+	keep := func(fqn string) bool {
+		return inRole(fqn) && !inspect.IsCounter(fqn) && (selected == nil || selected(fqn))
+	}
 	if err := md.CheckWhole(keep); err != nil {
 		return nil, err
 	}
-	entries := slices.DeleteFunc(inspect.Select(md), func(e *meta.Entry) bool { return e.Tensor == nil || keep != nil && !keep(e.FQN) })
+	entries := slices.DeleteFunc(inspect.Select(md), func(e *meta.Entry) bool { return e.Tensor == nil || !keep(e.FQN) })
 	r, err := inspect.Stats(ctx, o, entries, &inspect.StatsOptions{Total: m.total, Progress: m.add})
 	if err != nil {
 		return nil, err
