@@ -80,6 +80,13 @@ export interface Steps {
   nan_share: Num[][];
 }
 
+/** Statistics of each tensor, in the order of the names. */
+export interface Tensors {
+  l2: Num[];
+  nan: number[];
+  inf: number[];
+}
+
 export interface Totals {
   tensors: number;
   objects: number;
@@ -116,6 +123,8 @@ export interface Columns {
   shape: number[];
   nbytes: number[];
   chunks: number[];
+  /** 0: weights, 1: of the optimizer, 2: others. */
+  role: number[];
   tied: Record<string, string>;
   values: Record<string, string>;
 }
