@@ -24,6 +24,8 @@ type Columns struct {
 	// Bytes are the sizes as in Item, and Chunks the numbers of chunks.
 	Bytes  []int64 `json:"bytes"`
 	Chunks []int32 `json:"chunks"`
+	// Roles are the roles of the names.
+	Roles []Role `json:"role"`
 	// Tied has, by the place of the name, the first name of a tensor that the checkpoint
 	// stores once under several names.
 	Tied map[int]string `json:"tied"`
@@ -40,12 +42,12 @@ func NewColumns(entries []*meta.Entry) *Columns {
 	n := len(entries)
 	c := &Columns{
 		Names: make([]string, n), DTypes: []string{}, DType: make([]int32, n), Shapes: [][]int64{}, Shape: make([]int32, n),
-		Bytes: make([]int64, n), Chunks: make([]int32, n), Tied: map[int]string{}, Values: map[int]string{},
+		Bytes: make([]int64, n), Chunks: make([]int32, n), Roles: make([]Role, n), Tied: map[int]string{}, Values: map[int]string{},
 	}
 	dtypes, shapes := map[tensor.DType]int32{}, map[string]int32{}
 	var key []byte
 	for i, e := range entries {
-		c.Names[i], c.Bytes[i], c.DType[i], c.Shape[i], c.Chunks[i] = e.FQN, e.NumBytes(), -1, -1, 1
+		c.Names[i], c.Bytes[i], c.DType[i], c.Shape[i], c.Chunks[i], c.Roles[i] = e.FQN, e.NumBytes(), -1, -1, 1, RoleOf(e)
 		if e.Tensor == nil {
 			c.addValue(i, e.Bytes)
 			continue
@@ -114,6 +116,7 @@ func (c *Columns) AppendJSON(b []byte) []byte {
 	b = appendInts(append(b, `,"shape":`...), c.Shape)
 	b = appendInts(append(b, `,"bytes":`...), c.Bytes)
 	b = appendInts(append(b, `,"chunks":`...), c.Chunks)
+	b = appendInts(append(b, `,"role":`...), c.Roles)
 	b = appendMap(append(b, `,"tied":`...), c.Tied)
 	b = appendMap(append(b, `,"values":`...), c.Values)
 	return append(b, '}')
@@ -131,7 +134,7 @@ func appendList[E any](b []byte, v []E, one func(b []byte, e E) []byte) []byte {
 	return append(b, ']')
 }
 
-func appendInts[E int32 | int64](b []byte, v []E) []byte {
+func appendInts[E ~int32 | int64](b []byte, v []E) []byte {
 	return appendList(b, v, func(b []byte, e E) []byte { return strconv.AppendInt(b, int64(e), 10) })
 }
 

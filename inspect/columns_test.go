@@ -37,13 +37,14 @@ func TestColumns(t *testing.T) {
 		DTypes: []string{"float32", "bfloat16"}, DType: []int32{0, 0, 1, 1, -1, -1, -1, -1},
 		Shapes: [][]int64{{2, 3}, {}, {3, 2}}, Shape: []int32{0, 0, 1, 2, -1, -1, -1, -1},
 		Bytes: []int64{24, 24, 2, 12, 102, 1, 5, 1}, Chunks: []int32{1, 1, 1, 1, 1, 1, 1, 1},
-		Tied: map[int]string{1: "a"}, Values: map[int]string{4: "'" + strings.Repeat("x", 79) + "…", 5: "7"},
+		Roles: []inspect.Role{0, 0, 0, 0, 2, 2, 2, 2},
+		Tied:  map[int]string{1: "a"}, Values: map[int]string{4: "'" + strings.Repeat("x", 79) + "…", 5: "7"},
 	}
 	got := inspect.NewColumns(entries)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
-	const text = `{"names":[],"dtypes":[],"dtype":[],"shapes":[],"shape":[],"bytes":[],"chunks":[],"tied":{},"values":{}}`
+	const text = `{"names":[],"dtypes":[],"dtype":[],"shapes":[],"shape":[],"bytes":[],"chunks":[],"role":[],"tied":{},"values":{}}`
 	if got := string(inspect.NewColumns(nil).AppendJSON([]byte("x"))); got != "x"+text {
 		t.Errorf("no names: %s; want %s", got, text)
 	}
@@ -60,7 +61,7 @@ func TestColumnsAsJSON(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		name := rapid.OneOf(rapid.SampledFrom(hostile), rapid.String(), rapid.Custom(func(rt *rapid.T) string { return string(rapid.SliceOf(rapid.Byte()).Draw(rt, "bytes")) }))
 		names := rapid.SliceOf(name).Draw(rt, "names")
-		c := &inspect.Columns{Names: names, DTypes: []string{}, DType: []int32{}, Shapes: [][]int64{}, Shape: []int32{}, Bytes: []int64{-1 << 63}, Chunks: []int32{-1}}
+		c := &inspect.Columns{Names: names, DTypes: []string{}, DType: []int32{}, Shapes: [][]int64{}, Shape: []int32{}, Bytes: []int64{-1 << 63}, Chunks: []int32{-1}, Roles: []inspect.Role{1}}
 		c.Tied, c.Values = map[int]string{}, map[int]string{}
 		for i, n := range names {
 			c.Tied[i], c.Values[len(names)-i] = n, n

@@ -99,6 +99,15 @@ func (q *query) choice(name string, choices ...string) string {
 // flag returns whether a parameter is 1.
 func (q *query) flag(name string) bool { return q.choice(name, "0", "1") == "1" }
 
+// of returns the names that the question is about: the weights, unless a pattern selects names.
+func (q *query) of() inspect.Choice {
+	choices := []string{string(inspect.OnlyWeights), string(inspect.OnlyOptimizer), string(inspect.AllRoles)}
+	if q.text("select") != "" {
+		slices.Reverse(choices)
+	}
+	return inspect.Choice(q.choice("of", choices...))
+}
+
 // maxPattern bounds the length of a pattern.
 const maxPattern = 4096
 

@@ -277,6 +277,7 @@ var apiRequests = map[string]string{
 	"heat-small":   "/api/heat?c=step-1&name=model.layers.1.w&height=2&width=2&index=:,:",
 	"compare":      "/api/compare?a=step-1&b=step-2&select=model.layers.*",
 	"overlay":      "/api/overlay?a=step-1&b=step-2&name=model.layers.1.w&buckets=3",
+	"tensors":      "/api/tensors?c=step-1&of=all",
 	"error":        "/api/item?c=step-1&name=nothing",
 	"history":      "/api/history?name=model.layers.1.w&in=step-2&scale=log2",
 	"stream-error": "/api/stats?c=step-1&name=nothing",
@@ -344,7 +345,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, history{}, summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
+		place{}, run.Log{}, steps{}, tensors{}, history{}, summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {
@@ -380,7 +381,7 @@ func TestPictures(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	v := w.server(t)
 	params := map[string]string{
-		"sizes": "c=step-1", "shards": "c=step-1&name=model.layers.0.w", "histogram": "c=step-1&name=model.layers.0.w&counts=log",
+		"sizes": "c=step-1&of=all", "shards": "c=step-1&name=model.layers.0.w", "histogram": "c=step-1&name=model.layers.0.w&counts=log",
 		"heatmap": "c=step-1&name=model.layers.0.w", "changes": "a=step-1&b=step-2", "overlay": "a=step-1&b=step-2&name=model.layers.0.w",
 		"steps": "measure=abs_max", "run": "", "metrics": "names=loss", "history": "name=model.layers.0.w&scale=log2&counts=log",
 	}

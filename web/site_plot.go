@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
 )
 
@@ -22,14 +23,14 @@ type picture struct {
 
 // pictures are all charts.
 var pictures = map[string]picture{
-	"sizes":     {"c", plotSizes},
+	"sizes":     {"c of", plotSizes},
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
 	"heatmap":   {"c name index rows cols height width show", plotHeat},
-	"changes":   {"a b select recipe from to", plotChanges},
+	"changes":   {"a b select of recipe from to", plotChanges},
 	"overlay":   {"a b name_a name buckets scale counts recipe", plotOverlay},
 	"timeline":  {"c", plotTimeline},
-	"steps":     {"select measure", plotSteps},
+	"steps":     {"select of measure", plotSteps},
 	"history":   {"name in scale counts measure", plotHistory},
 	"metrics":   {"select names", plotMetrics},
 	"run":       {"", plotRun},
@@ -105,11 +106,22 @@ func (s *Site) about(q *query, params ...string) plot.Option {
 }
 
 func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
-	c, err := s.columns(ctx, q)
+	of, about := q.of(), s.label(q.text("c"))
+	entries, err := ofCheckpoint(ctx, s, q, func(h *handle) ([]*meta.Entry, error) {
+		md, err := h.metadata(ctx)
+		if err != nil {
+			return nil, err
+		}
+		chosen := slices.Collect(md.Select(of.Keep(md)))
+		if len(chosen) < len(md.Entries) {
+			about += ", " + string(of)
+		}
+		return chosen, nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	return plot.Sizes(c.Columns, s.about(q, "c")), nil
+	return plot.Sizes(inspect.NewColumns(entries), plot.About(s.redact(about))), nil
 }
 
 func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {

@@ -45,7 +45,7 @@ var questions = map[string]question{
 	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
 	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
 	"stats":      {"c name buckets scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.stats(ctx, q, m) }},
-	"compare": {"a b select recipe from to", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
+	"compare": {"a b select of recipe from to", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) {
 		c, err := s.compare(ctx, q, m)
 		if err != nil {
 			return nil, err
@@ -60,8 +60,9 @@ var questions = map[string]question{
 		}
 		return drawn{string(p.SVG())}, nil
 	}},
+	"tensors": {"c of", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.tensors(ctx, q, m) }},
 	"history": {"name in scale", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.history(ctx, q, m) }},
-	"steps":   {"select", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
+	"steps":   {"select of", true, false, func(ctx context.Context, s *Site, q *query, m *meter) (any, error) { return s.steps(ctx, q, m) }},
 }
 
 // with calls fn with an open checkpoint. If the checkpoint was replaced meanwhile, with calls fn
@@ -385,15 +386,15 @@ func newCompared(c *inspect.Comparison, ways []way) (*compared, error) {
 
 // compare answers /api/compare.
 func (s *Site) compare(ctx context.Context, q *query, m *meter) (out *compared, err error) {
-	a, b, keep, recipe := q.need("a"), q.need("b"), q.pattern("select"), q.flag("recipe")
+	a, b, keep, of, recipe := q.need("a"), q.need("b"), q.pattern("select"), q.of(), q.flag("recipe")
 	prefix := inspect.PrefixChange{From: q.text("from"), To: q.text("to")}
 	if q.err != nil {
 		return nil, q.err
 	}
 	err = s.both(ctx, a, b, recipe, func(a, b *handle) error {
-		key := keyOf("compare", a.identity(), b.identity(), q.text("select"), prefix)
+		key := keyOf("compare", a.identity(), b.identity(), q.text("select"), of, prefix)
 		out, err = cached(ctx, s, m, key, func(c *compared) int { return 1 + len(c.items) }, func() (*compared, error) {
-			c, err := s.compareNow(ctx, a, b, keep, prefix, m)
+			c, err := s.compareNow(ctx, a, b, keep, of, prefix, m)
 			if err != nil {
 				return nil, err
 			}
@@ -463,18 +464,23 @@ func (s *Site) namesThrough(ctx context.Context, id string, b *handle) (n int, e
 	return n, nil
 }
 
-func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) bool, prefix inspect.PrefixChange, m *meter) (*inspect.Comparison, error) {
+func (s *Site) compareNow(ctx context.Context, a, b *handle, selected func(string) bool, of inspect.Choice, prefix inspect.PrefixChange, m *meter) (*inspect.Comparison, error) {
 	var sides [2]inspect.Side
 	for i, h := range []*handle{a, b} {
 		md, err := h.metadata(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if err := md.CheckWhole(keep); err != nil {
-			return nil, err
-		}
 		sides[i] = inspect.Side{Content: h.checkpoint(), Metadata: md}
 	}
+	inRole := of.Keep(sides[0].Metadata, sides[1].Metadata)
+	keep := func(fqn string) bool { return inRole(fqn) && (selected == nil || selected(fqn)) }
+	for i := range sides {
+		if err := sides[i].Metadata.CheckWhole(keep); err != nil {
+			return nil, err
+		}
+	}
+
 	o := &inspect.CompareOptions{All: true, Change: true, Keep: keep, Total: m.total, Progress: m.add}
 	if prefix != (inspect.PrefixChange{}) {
 		has := func(i int) func(string) bool {
@@ -494,7 +500,7 @@ func (s *Site) compareNow(ctx context.Context, a, b *handle, keep func(string) b
 		for _, n := range names {
 			without[n] = true
 		}
-		o.KeepExtra = func(fqn string) bool { return !without[fqn] && (keep == nil || keep(fqn)) }
+		o.KeepExtra = func(fqn string) bool { return !without[fqn] && keep(fqn) }
 	}
 	return inspect.Compare(ctx, sides[0], sides[1], o)
 }

@@ -49,7 +49,7 @@ type layerRow struct {
 }
 
 // stepsVersion is part of the keys of rows that are kept.
-const stepsVersion = 1
+const stepsVersion = 2
 
 // exact is a float64 that keeps its bits in JSON, also if it is not finite.
 type exact float64
@@ -68,7 +68,7 @@ func (x *exact) UnmarshalText(b []byte) error {
 
 // steps answers /api/steps.
 func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
-	keep := q.pattern("select")
+	keep, of := q.pattern("select"), q.of()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -78,9 +78,9 @@ func (s *Site) steps(ctx context.Context, q *query, m *meter) (*steps, error) {
 	}
 
 	p := perStep[[]layerRow]{
-		key:     func(version, saveID string) string { return keyOf(stepsVersion, version, saveID, q.text("select")) },
+		key:     func(version, saveID string) string { return keyOf(stepsVersion, version, saveID, q.text("select"), of) },
 		weight:  func(c *run.Logged) int64 { return c.Bytes },
-		compute: func(o *Opened) ([]layerRow, error) { return computeLayers(ctx, o, keep, m) },
+		compute: func(o *Opened) ([]layerRow, error) { return computeLayers(ctx, o, keep, of, m) },
 		check: func(layers []layerRow) error { // the other checkpoints are not read in vain
 			if n := len(layers); n*len(line) > s.mostRows {
 				return tooManyLayers(n, len(line))
@@ -202,15 +202,19 @@ func incompleteText(c *run.Logged) string {
 	return "the checkpoint is not complete"
 }
 
-func computeLayers(ctx context.Context, o *Opened, keep func(string) bool, m *meter) ([]layerRow, error) {
+func computeLayers(ctx context.Context, o *Opened, selected func(string) bool, of inspect.Choice, m *meter) ([]layerRow, error) {
 	md, err := o.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+	inRole := of.Keep(md)
+	keep := func(fqn string) bool {
+		return inRole(fqn) && !inspect.IsCounter(fqn) && (selected == nil || selected(fqn))
+	}
 	if err := md.CheckWhole(keep); err != nil {
 		return nil, err
 	}
-	entries := slices.DeleteFunc(inspect.Select(md), func(e *meta.Entry) bool { return e.Tensor == nil || keep != nil && !keep(e.FQN) })
+	entries := slices.DeleteFunc(inspect.Select(md), func(e *meta.Entry) bool { return e.Tensor == nil || !keep(e.FQN) })
 	r, err := inspect.Stats(ctx, o, entries, &inspect.StatsOptions{Total: m.total, Progress: m.add})
 	if err != nil {
 		return nil, err

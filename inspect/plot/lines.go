@@ -12,7 +12,7 @@ import (
 const (
 	// directLines is the most lines with a colour and a label of their own. More lines have
 	// the colours of a sequence.
-	directLines = 12
+	directLines = 24
 	// mostLines is the most lines that are drawn, mostPoints the most points of a line.
 	mostLines, mostPoints = 300, 400
 )
@@ -203,6 +203,9 @@ func stepLabel(v, step float64) string {
 	return tickLabel(v, step, math.Abs(v))
 }
 
+// dashes tell lines of the same colour apart.
+var dashes = [...]string{"", "6 3", "2 2", "9 3 2 3"}
+
 // color returns the colour of a line and how it is dashed.
 func (c *lineChart) color(i int) (color, dash string) {
 	if len(c.names) > directLines {
@@ -210,7 +213,7 @@ func (c *lineChart) color(i int) (color, dash string) {
 	}
 	const usable = 6 // without yellow, which is too light for lines, and black
 	if i >= usable {
-		dash = ` stroke-dasharray="6 3"`
+		dash = ` stroke-dasharray="` + dashes[i/usable] + `"`
 	}
 	return category(i % usable), dash
 }

@@ -518,7 +518,7 @@ type tester interface {
 // The colours of many lines do not tell which one is which: the largest ones have names. Steps
 // without any value are told.
 func TestManyLinesNameTheLargest(t *testing.T) {
-	all := names(20)
+	all := names(32)
 	values := make([][]float64, len(all))
 	for i := range values {
 		values[i] = []float64{0, 0, math.NaN()}

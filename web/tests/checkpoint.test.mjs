@@ -54,7 +54,7 @@ describe('a checkpoint of a run', () => {
   const names = (w) => w.page.getByRole('grid', { name: 'Names' });
 
   test('search, filters and the keyboard', async () => {
-    const w = await s.page('#/checkpoint?c=step-000000800');
+    const w = await s.page('#/checkpoint?c=step-000000800&of=all');
     await names(w).waitFor();
     await w.page.keyboard.press('/');
     await w.page.keyboard.type('layers.7');
@@ -124,7 +124,7 @@ describe('a checkpoint of a run', () => {
   });
 
   test('downloads', async () => {
-    const w = await s.page('#/checkpoint?c=step-000000800&q=layers.1.');
+    const w = await s.page('#/checkpoint?c=step-000000800&q=layers.1.&of=all');
     await w.page.getByText(/^4 of 69 names/).waitFor();
     isSVG((await downloaded(w.page, w.page.getByRole('button', { name: 'SVG' }))).content);
     isPNG((await downloaded(w.page, w.page.getByRole('button', { name: 'PNG' }))).content);

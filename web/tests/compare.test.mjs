@@ -8,7 +8,7 @@ import { downloaded, isPNG, isSVG, made, root, setUp } from './browser.mjs';
 
 describe('two checkpoints of a run', () => {
   const s = setUp({ before, after }, () => [path.join(made, 'run')]);
-  const view = '#/compare?a=step-000000200&b=step-000000800';
+  const view = '#/compare?a=step-000000200&b=step-000000800&of=all';
 
   test('changes, sorted and searched', async () => {
     const w = await s.page(view);

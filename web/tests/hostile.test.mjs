@@ -16,7 +16,7 @@ async function names(page) {
 }
 
 test('the table shows them as text', async () => {
-  const w = await s.page('#/checkpoint');
+  const w = await s.page('#/checkpoint?of=all');
   const table = w.page.getByRole('grid', { name: 'Names' });
   await w.page.getByText(/^19 names/).waitFor();
   assert.equal(await table.getAttribute('aria-rowcount'), '20', '19 names and the head');
@@ -34,7 +34,7 @@ test('the table shows them as text', async () => {
 });
 
 test('each can be opened, and its charts saved', async () => {
-  const w = await s.page('#/checkpoint');
+  const w = await s.page('#/checkpoint?of=all');
   await w.page.getByRole('grid', { name: 'Names' }).waitFor();
   const all = await names(w.page);
   assert.equal(all.length, 19);

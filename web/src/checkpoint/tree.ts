@@ -30,15 +30,16 @@ export interface Tree {
   high: Int32Array;
 }
 
-/** Builds the tree of names. */
-export function build(columns: Columns): Tree {
-  return grow(columns) ?? grow(columns, inOrder(columns.names))!;
+/** Builds the tree of the names of some rows, or of all. */
+export function build(columns: Columns, rows?: Int32Array<ArrayBuffer>): Tree {
+  return grow(columns, rows) ?? grow(columns, inOrder(columns.names, rows))!;
 }
 
 /** Builds the tree of rows whose names are in order; null if they are not. */
-function grow(columns: Columns, rows?: Int32Array): Tree | null {
+function grow(columns: Columns, rows?: Int32Array<ArrayBuffer>): Tree | null {
   const names = columns.names;
-  let size = names.length * 2 + 64;
+  const count = rows?.length ?? names.length;
+  let size = count * 2 + 64;
   let parent = new Int32Array(size);
   let row = new Int32Array(size);
   let of = new Int32Array(size);
@@ -70,7 +71,7 @@ function grow(columns: Columns, rows?: Int32Array): Tree | null {
   const path = new Int32Array(deepest + 2);
   let depth = 0;
   let before = '';
-  for (let k = 0; k < names.length; k++) {
+  for (let k = 0; k < count; k++) {
     const r = rows ? rows[k] : k;
     const name = names[r];
     let same = 0; // characters that both names share
@@ -102,7 +103,7 @@ function grow(columns: Columns, rows?: Int32Array): Tree | null {
     largest: new Int32Array(n).fill(-1),
     first: new Int32Array(n + 1),
     children: new Int32Array(n - 1),
-    order: new Int32Array(names.length),
+    order: new Int32Array(count),
     low: new Int32Array(n),
     high: new Int32Array(n),
   };
@@ -113,9 +114,9 @@ function grow(columns: Columns, rows?: Int32Array): Tree | null {
 }
 
 /** The rows in the order of names, for a server that does not send them in order. */
-function inOrder(names: string[]): Int32Array {
+function inOrder(names: string[], rows = Int32Array.from(names, (_, i) => i)): Int32Array<ArrayBuffer> {
   // UTF-16 units decide, as in grow.
-  return Int32Array.from(names, (_, i) => i).sort((a, b) => (names[a] < names[b] ? -1 : names[a] > names[b] ? 1 : 0));
+  return new Int32Array(rows).sort((a, b) => (names[a] < names[b] ? -1 : names[a] > names[b] ? 1 : 0));
 }
 
 function sums(t: Tree, c: Columns) {

@@ -50,10 +50,10 @@ export function nearest(u: uPlot, left: number, top: number, n: number): number 
   return at;
 }
 
-/** The last two components of a layer, shortened. */
+/** The end of the name of a layer. */
 function short(layer: string): string {
-  const text = clean(layer.split('.').slice(-2).join('.'));
-  return text.length > 15 ? `…${text.slice(-14)}` : text;
+  const text = clean(layer);
+  return text.length > 24 ? `…${text.slice(-23)}` : text;
 }
 
 export interface Hands {
@@ -78,13 +78,13 @@ export function chart(d: Dots, hands: Hands, color: (name: string) => string): O
         labelSize: 20,
         labelGap: 0,
         splits: (u, _axis, min, max) => {
-          let last = -Infinity;
+          let free = -Infinity;
           return d.layers
-            .filter(({ at }) => {
+            .filter(({ at, name }) => {
               if (at < min || at > max) return false;
-              const x = u.valToPos(at, 'x');
-              if (x - last < 110) return false;
-              last = x;
+              const [x, half] = [u.valToPos(at, 'x'), 3.5 * short(name).length + 4];
+              if (x - half < free) return false;
+              free = x + half;
               return true;
             })
             .map(({ at }) => at);

@@ -103,6 +103,13 @@ export interface HistogramOverTime {
   shares: (number[] | null)[];
 }
 
+/** Statistics of each tensor, in the order of the names. */
+export interface Tensors {
+  l2: Num[];
+  nan: number[];
+  inf: number[];
+}
+
 export interface Totals {
   tensors: number;
   objects: number;
@@ -141,6 +148,8 @@ export interface Columns {
   shape: number[];
   bytes: number[];
   chunks: number[];
+  /** 0: weights, 1: of the optimizer, 2: others. */
+  role: number[];
   tied: Record<string, string>;
   values: Record<string, string>;
 }

@@ -140,32 +140,35 @@ function numbers(ctx: CanvasRenderingContext2D, f: Frame, l: Layer): void {
   });
 }
 
-// A NaN in a cell of two pixels is easy to miss: a few of them get a ring.
+// A NaN or an infinity in a cell of two pixels is easy to miss: a few of each kind get rings.
 function rings(ctx: CanvasRenderingContext2D, f: Frame, l: Layer): void {
   const one = cellBox(f, l, 0, 0);
-  if (Math.min(one.width, one.height) >= 10 || (!l.heat.nan && !l.hatched)) return;
-  const at: number[] = [];
-  for (let i = 0; i < l.flags.length && at.length <= 60; i++) {
-    if (l.flags[i] !== Flag.number && l.flags[i] !== Flag.nothing) at.push(i);
-  }
-  if (at.length > 60) return;
-  const r = Math.max(8, one.width, one.height);
-  const drawn: { x: number; y: number }[] = []; // neighbours share a ring
-  inPlot(ctx, f.plot, () => {
-    for (const i of at) {
-      const b = cellBox(f, l, Math.floor(i / l.heat.width), i % l.heat.width);
-      const [x, y] = [b.x + b.width / 2, b.y + b.height / 2];
-      if (drawn.some((d) => Math.hypot(d.x - x, d.y - y) < r)) continue;
-      drawn.push({ x, y });
-      for (const [width, color] of [[4, '#fff'], [2, l.flags[i] === Flag.nan ? '#f0f' : '#000']] as const) {
-        ctx.lineWidth = width;
-        ctx.strokeStyle = color;
-        ctx.beginPath();
-        ctx.arc(x, y, r, 0, 2 * Math.PI);
-        ctx.stroke();
+  if (Math.min(one.width, one.height) >= 10) return;
+  const { nan, pos_inf, neg_inf } = l.heat;
+  for (const [has, color, r] of [
+    [(i: number) => (nan?.[i] ?? 0) > 0, '#f0f', 8],
+    [(i: number) => (pos_inf?.[i] ?? 0) + (neg_inf?.[i] ?? 0) > 0, '#000', 12], // around the ring of a NaN in the same cell
+  ] as const) {
+    const at: number[] = [];
+    for (let i = 0; i < l.flags.length && at.length <= 60; i++) if (has(i)) at.push(i);
+    if (at.length > 60) continue;
+    const drawn: { x: number; y: number }[] = []; // neighbours share a ring
+    inPlot(ctx, f.plot, () => {
+      for (const i of at) {
+        const b = cellBox(f, l, Math.floor(i / l.heat.width), i % l.heat.width);
+        const [x, y] = [b.x + b.width / 2, b.y + b.height / 2];
+        if (drawn.some((d) => Math.hypot(d.x - x, d.y - y) < r)) continue;
+        drawn.push({ x, y });
+        for (const [width, stroke] of [[4, '#fff'], [2, color]] as const) {
+          ctx.lineWidth = width;
+          ctx.strokeStyle = stroke;
+          ctx.beginPath();
+          ctx.arc(x, y, Math.max(r, one.width, one.height), 0, 2 * Math.PI);
+          ctx.stroke();
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 /** Round numbers of elements between ticks, at least so many pixels apart. */

@@ -40,9 +40,9 @@ export class Scale {
   readonly low: number;
   readonly high: number;
 
-  /** A scale for numbers from low to high. Around zero, zero is in the middle. */
-  constructor(low: number, high: number) {
-    this.kind = low < 0 && high > 0 ? 'diverging' : 'viridis';
+  /** A scale for numbers from low to high. Around zero, zero is in the middle, unless they are logarithms. */
+  constructor(low: number, high: number, logarithms = false) {
+    this.kind = low < 0 && high > 0 && !logarithms ? 'diverging' : 'viridis';
     const most = Math.max(-low, high);
     this.low = this.kind === 'diverging' ? -most : low;
     this.high = this.kind === 'diverging' ? most : high;
@@ -56,7 +56,7 @@ export class Scale {
   }
 
   get gradient(): string {
-    return this.low === this.high ? `rgb(${rgb(this.color(this.low))})` : gradients[this.kind];
+    return this.low === this.high ? css(this.color(this.low)) : gradients[this.kind];
   }
 
   /** The numbers at the left, in the middle and at the right of the scale. */
@@ -68,6 +68,11 @@ export class Scale {
 
 function rgb(color: number): number[] {
   return [color & 255, (color >> 8) & 255, (color >> 16) & 255];
+}
+
+/** A colour for CSS and for canvases. */
+export function css(color: number): string {
+  return `rgb(${rgb(color).join(' ')})`;
 }
 
 /** Whether black or white text can be read on a colour. */

@@ -46,6 +46,16 @@ export function pan(w: Window, rows: number, cols: number, size: Size): Window {
   return clamp({ r0: w.r0 + rows, r1: w.r1 + rows, c0: w.c0 + cols, c1: w.c1 + cols }, size, [0, 0]);
 }
 
+/**
+ * The size of the picture of a matrix. Elements are squares, unless one side is more than three
+ * times as long as the other: then the picture takes the room that there is. Few elements stay small.
+ */
+export function plotSize([rows, cols]: Size, room: number, most: number): { width: number; height: number } {
+  const unit = Math.min(room / cols, most / rows, 96);
+  if (rows <= 3 * cols && cols <= 3 * rows) return { width: cols * unit, height: rows * unit };
+  return { width: Math.min(room, Math.max(60, cols * 96)), height: Math.min(most, Math.max(40, rows * 36)) };
+}
+
 /** The whole rows and columns that a window touches, as "LO:HI". */
 export function bounds(w: Window): { rows: [number, number]; cols: [number, number] } {
   const out = (lo: number, hi: number): [number, number] => [Math.floor(lo + 1e-6), Math.ceil(hi - 1e-6)];

@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,6 +52,7 @@ func small(ctx context.Context, dir string) error {
 	return errors.Join(
 		trained(ctx, filepath.Join(dir, "run"), filepath.Join(dir, "remote")),
 		forked(ctx, filepath.Join(dir, "forked")),
+		moments(ctx, filepath.Join(dir, "moments")),
 		hostile(ctx, filepath.Join(dir, "hostile")),
 		wide(ctx, filepath.Join(dir, "wide"), 1500),
 		timeline(ctx, filepath.Join(dir, "ranks-16"), 16),
@@ -119,6 +121,42 @@ func forked(ctx context.Context, dir string) error {
 			if _, err := r.Save(ctx, cairn.State{"w": step}, &cairn.SaveOptions{Step: &step, Metrics: map[string]float64{"loss": loss}}); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// moments writes a run with an optimizer. Each layer has moments and a counter. Layer 3 has one
+// infinity at step 2.
+func moments(ctx context.Context, dir string) error {
+	for step := int64(1); step <= 2; step++ {
+		model, optim := map[string]any{}, map[string]any{}
+		for i := range 20 {
+			x := make([]float32, 48*48)
+			for j := range x {
+				x[j] = float32(math.Sin(float64(j*(i+1)))) * float32(i+int(step))
+			}
+			if i == 3 && step == 2 {
+				x[1000] = float32(math.Inf(1))
+			}
+			w, err := tensor.Of([]int64{48, 48}, x)
+			if err != nil {
+				return err
+			}
+			m, err := tensor.Of([]int64{48 * 48}, x)
+			if err != nil {
+				return err
+			}
+			count, err := tensor.Of([]int64{}, []float32{float32(step)})
+			if err != nil {
+				return err
+			}
+			model[fmt.Sprintf("model.decoder.layers.%d.mlp.weight", i)] = w
+			optim[strconv.Itoa(i)] = map[string]any{"exp_avg": m, "step": count}
+		}
+		state := cairn.State{"network": model, "optim": map[string]any{"state": optim}, "lr": 0.5}
+		if err := save(ctx, filepath.Join(dir, run.FolderName(step)), state, &cairn.SaveOptions{Step: &step}); err != nil {
+			return err
 		}
 	}
 	return nil

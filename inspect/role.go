@@ -1,0 +1,88 @@
+package inspect
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
+)
+
+// Role says what a name of a checkpoint is for.
+type Role int32
+
+// The roles of names.
+const (
+	Weights   Role = iota // parameters of a model, also averaged or quantized ones
+	Optimizer             // moments and other tensors of an optimizer
+	Other                 // counters, and the states of schedulers, data loaders and random generators
+)
+
+// RoleOf returns the role of an entry. Its name decides: a component such as "optim",
+// "optimizer" or "exp_avg" belongs to an optimizer. Objects and tensors of bool or of integers
+// of 64 bits, which are counters, positions or masks, are Other.
+func RoleOf(e *meta.Entry) Role {
+	if e.Tensor == nil || IsCounter(e.FQN) {
+		return Other
+	}
+	if d := e.Tensor.DType; d == tensor.Bool || d.IsInteger() && d.Size() == 8 {
+		return Other
+	}
+
+	role := Weights
+	for part := range strings.SplitSeq(e.FQN, ".") {
+		switch {
+		case slices.Contains(stateNames, part), strings.HasSuffix(part, "scheduler"), strings.HasPrefix(part, "dataloader"), strings.Contains(part, "rng_state"):
+			return Other
+		case slices.Contains(momentNames, part), strings.HasPrefix(part, "optim"), strings.HasPrefix(part, "opt_state"):
+			role = Optimizer
+		}
+	}
+	return role
+}
+
+// Components of names.
+var (
+	momentNames  = []string{"opt", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
+	stateNames   = []string{"param_groups", "train_state", "data_loader", "sampler", "grad_scaler", "rng", "rngs"}
+	counterNames = []string{"step", "steps", "global_step", "iteration", "epoch", "count", "num_batches_tracked"}
+)
+
+// IsCounter reports whether a name is a counter of steps. Statistics of layers leave counters
+// out: their norms mean nothing.
+func IsCounter(fqn string) bool {
+	return slices.Contains(counterNames, fqn[strings.LastIndexByte(fqn, '.')+1:])
+}
+
+// Choice is a choice of names by their roles.
+type Choice string
+
+// The choices.
+const (
+	OnlyWeights   Choice = "weights"
+	OnlyOptimizer Choice = "optimizer"
+	AllRoles      Choice = "all"
+)
+
+// Keep returns a function that reports whether the choice has a name of one of the checkpoints.
+// If no checkpoint has weights, OnlyWeights has all names. It takes missing names by their
+// names alone.
+func (c Choice) Keep(checkpoints ...*meta.Metadata) func(fqn string) bool {
+	role, one := map[Choice]Role{OnlyWeights: Weights, OnlyOptimizer: Optimizer}[c]
+	if c == OnlyWeights {
+		one = slices.ContainsFunc(checkpoints, func(md *meta.Metadata) bool {
+			return slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return RoleOf(&e) == Weights })
+		})
+	}
+	return func(fqn string) bool {
+		if !one {
+			return true
+		}
+		for _, md := range checkpoints {
+			if e, ok := md.Find(fqn); ok {
+				return RoleOf(e) == role
+			}
+		}
+		return RoleOf(&meta.Entry{FQN: fqn, Tensor: &meta.Tensor{}}) == role
+	}
+}

@@ -1,0 +1,95 @@
+package web
+
+import (
+	"context"
+	"math"
+
+	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/meta"
+)
+
+// tensors is the answer of /api/tensors: statistics of each name, in the order of /api/names.
+type tensors struct {
+	// L2 is the norm of the finite elements. It is null if the name was not chosen or is an
+	// object.
+	L2 []inspect.Number `json:"l2"`
+	// NaN and Inf count elements. Inf is both infinities.
+	NaN []int64 `json:"nan"`
+	Inf []int64 `json:"inf"`
+}
+
+// tensorRow is what the answer needs of a name. It is kept in files, under tensorsVersion.
+type tensorRow struct {
+	At  int   `json:"at"` // the place of the name
+	L2  exact `json:"l2"`
+	NaN int64 `json:"nan"`
+	Inf int64 `json:"inf"`
+}
+
+const tensorsVersion = 1
+
+// tensors answers /api/tensors.
+func (s *Site) tensors(ctx context.Context, q *query, m *meter) (*tensors, error) {
+	of := q.of()
+	return ofCheckpoint(ctx, s, q, func(h *handle) (*tensors, error) {
+		key := keyOf("tensors", tensorsVersion, h.identity(), of)
+		return cached(ctx, s, m, key, func(t *tensors) int { return len(t.L2) }, func() (*tensors, error) {
+			md, err := h.metadata(ctx)
+			if err != nil {
+				return nil, err
+			}
+			cache := s.cache
+			if h.checkpoint().Version == nil {
+				cache = nil // the key would not tell it from another checkpoint
+			}
+			rows, ok := load[[]tensorRow](cache, key)
+			if !ok {
+				if rows, err = computeTensors(ctx, h.checkpoint(), md, of, m); err != nil {
+					return nil, err
+				}
+				if err := h.check(ctx, 0); err != nil {
+					return nil, err
+				}
+				store(cache, key, rows)
+			}
+			return newTensors(len(md.Entries), rows), nil
+		})
+	})
+}
+
+func newTensors(names int, rows []tensorRow) *tensors {
+	t := &tensors{make([]inspect.Number, names), make([]int64, names), make([]int64, names)}
+	for i := range t.L2 {
+		t.L2[i] = inspect.Number(math.NaN())
+	}
+	for _, r := range rows {
+		if r.At < names {
+			t.L2[r.At], t.NaN[r.At], t.Inf[r.At] = inspect.Number(r.L2), r.NaN, r.Inf
+		}
+	}
+	return t
+}
+
+func computeTensors(ctx context.Context, o *Opened, md *meta.Metadata, of inspect.Choice, m *meter) ([]tensorRow, error) {
+	keep := of.Keep(md)
+	if err := md.CheckWhole(keep); err != nil {
+		return nil, err
+	}
+	var rows []tensorRow
+	var entries []*meta.Entry
+	for i, e := range inspect.Select(md) {
+		if e.Tensor != nil && !inspect.IsCounter(e.FQN) && keep(e.FQN) {
+			rows, entries = append(rows, tensorRow{At: i}), append(entries, e)
+		}
+	}
+
+	r, err := inspect.Stats(ctx, o, entries, &inspect.StatsOptions{Total: m.total, Progress: m.add})
+	if err != nil {
+		return nil, err
+	}
+	for i := range rows {
+		t := &r.Tensors[i]
+		rows[i].L2, rows[i].NaN, rows[i].Inf = exact(t.L2), t.NaN, t.PosInf+t.NegInf
+	}
+	return rows, nil
+}
