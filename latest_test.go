@@ -29,7 +29,7 @@ import (
 func saveStep(t *testing.T, dir string, step int64, f storage.Format) string {
 	t.Helper()
 	x := must.Get(tensor.Of([]int64{4}, []float32{1, 2, 3, 4}))(t)
-	o := &cairn.SaveOptions{Format: f}
+	o := &cairn.SaveOptions{Overwrite: true, Format: f}
 	if step >= 0 {
 		o.Step = &step
 	}

@@ -399,9 +399,10 @@ class Run:
     def best(self, metric: str, *, highest: bool = False) -> RunCheckpoint:
         """Returns the complete checkpoint with the lowest value of a metric or, with highest, with the highest one.
 
-        >>> report = cairn.torch.save({"w": torch.ones(3)}, cairn.Run("scores"), step=1, metrics={"loss": 2.5})
-        >>> cairn.Run("scores").best("loss").step
-        1
+        >>> report, run = cairn.convert("run/step-100", "scores/step-100", format="native"), cairn.Run("scores")
+        >>> tags = run.tag(100, metrics={"loss": 2.5})
+        >>> run.best("loss").name
+        'step-100'
 
         It is the one that the rule "best 1 by loss" keeps: NaN is never the best, and checkpoints on lines that were
         left count only if the current line has no other. NotFoundError: no checkpoint has the metric.
@@ -422,9 +423,12 @@ class Run:
     def save_if_due(self, state: Mapping[Any, Any], step: int, **options: Any) -> Handle | None:
         """Saves a state in the background if the policy ``save`` of the run says so. All ranks call it in each step.
 
-        >>> run = cairn.Run("often", save="every 2 steps, every 30 minutes")
-        >>> [run.save_if_due({"w": torch.ones(3)}, step) is not None for step in (1, 2, 3, 4)]
-        [False, True, False, True]
+        ::
+
+            run = cairn.Run("run", save="every 500 steps, every 30 minutes")
+            for step in range(1, 10_001):
+                train(step)
+                run.save_if_due({"model": model}, step)
 
         It returns the handle of the save, or None. The options are those of :func:`cairn.torch.async_save`.
 
