@@ -442,7 +442,7 @@ func TestWatchCheckpoint(t *testing.T) {
 	if two := version(); one == "" || two == one {
 		t.Errorf("the version is %q, and after another save %q", one, two)
 	}
-	if s := w.get(t, "checkpoint?c=.").(*inspect.Summary); s.SaveID != "save-2" {
+	if s := w.get(t, "checkpoint?c=.").(*summary); s.SaveID != "save-2" {
 		t.Errorf("the checkpoint is of %q", s.SaveID)
 	}
 }
@@ -751,7 +751,7 @@ func TestWays(t *testing.T) {
 		{"a=wrapped&b=step-1&from=ddp.", `"identical":2,`},
 		{"a=other&b=step-1", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":false}]`},
 		{"a=step-1&b=other", `"ways":[{"from":"","to":"","names":6,"recipe":true,"swap":true}]`},
-		{"a=other&b=step-1&recipe=1", `"identical":6,`},
+		{"a=other&b=step-1&recipe=1&of=all", `"identical":6,`},
 		{"a=step-1&b=step-2", `"ways":[]`},
 	} {
 		if got := string(w.get(t, "compare?"+c.text).(json.RawMessage)); !strings.Contains(got, c.want) {
