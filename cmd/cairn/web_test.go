@@ -126,7 +126,7 @@ func TestWebOnEveryFixture(t *testing.T) {
 				Identical int
 				Items     struct{ Names []string }
 			}
-			ask(t, "compare", url.Values{"a": {"."}, "b": {"@1"}}, &same)
+			ask(t, "compare", url.Values{"a": {"."}, "b": {"@1"}, "of": {"all"}}, &same)
 			if same.Equal == nil || !*same.Equal || same.Identical != len(c.Items) || len(same.Items.Names) != len(c.Items) {
 				t.Errorf("the checkpoint is not equal to itself: %+v", same)
 			}

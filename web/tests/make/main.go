@@ -170,7 +170,7 @@ func uploaded(ctx context.Context, dir, remote string) error {
 			return err
 		}
 	}
-	return save(ctx, filepath.Join(remote, run.FolderName(600)), cairn.State{"other": int64(1)}, &cairn.SaveOptions{Step: new(int64(600))})
+	return save(ctx, filepath.Join(remote, run.FolderName(600)), cairn.State{"other": int64(1)}, &cairn.SaveOptions{Step: new(int64(600)), Overwrite: true})
 }
 
 // settle gives a run its policies, a tag, and a checkpoint that is not complete.

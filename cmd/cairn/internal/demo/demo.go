@@ -279,6 +279,7 @@ func (p *runner) saveStep(ctx context.Context, s blob.Store, step int64) (out *s
 			Group: g, Step: &step, Tags: map[string]string{tag: "made by 'cairn demo'"},
 			// No other job saves here, so leftovers of crashed saves can be removed at once.
 			SweepAfter: time.Nanosecond,
+			Overwrite:  true, // the demo stands for one job, also after a crash
 			Observer:   &cairn.Observer{Moved: p.Watch.Moved},
 			Logger:     p.Logger,
 		})
