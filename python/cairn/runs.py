@@ -417,6 +417,7 @@ class Run:
                 for m in listed["checkpoints"]:
                     if rule in ((m.get("verdict") or {}).get("reasons") or ()):
                         return next(c for c in self.checkpoints() if c.name == m["name"] and c.complete)
+        why = why.rpartition(f'"{rule}": ')[2]  # the policy is none of the caller's
         raise errors.NotFoundError(f"{self.path} has no complete checkpoint with the metric {metric}"
                                    + (f": {why}" if why else ""), ("storage.notfound",))
 

@@ -85,7 +85,8 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     if isinstance(path, Run):
         path = newest(path, alone, step, best)
     elif step is not None or best is not None:
-        raise errors.OptionsError("step and best choose a checkpoint of a cairn.Run", ("storage.options",))
+        raise errors.OptionsError("step and best choose a checkpoint of a run: "
+                                  f"if {path} is one, pass cairn.Run({str(path)!r})", ("storage.options",))
     try:
         chosen = _recipe.message(recipe, config, reverse, variables)
         address = address_of(path)

@@ -126,8 +126,10 @@ class Choose(Case):
             self.assertEqual(cairn.torch.load(state, run, **options).step, want)
             self.assertEqual(state["w"][0].item(), want)
         self.assertEqual((run.best("loss").step, run.best("loss", highest=True).step, run.step(2).step), (1, 0, 2))
-        with self.assertRaisesRegex(cairn.NotFoundError, "the metrics are loss"):
+        with self.assertRaisesRegex(cairn.NotFoundError, "metric los: no checkpoint has the metric los; .* loss"):
             run.best("los")
+        with self.assertRaisesRegex(cairn.OptionsError, r"pass cairn.Run\("):
+            cairn.torch.load(state, self.path("run"), best="loss")
         with self.assertRaises(cairn.NotFoundError):
             cairn.torch.load(state, run, step=9)
         for options in {"step": 1, "best": "loss"}, {"best": "first loss"}:

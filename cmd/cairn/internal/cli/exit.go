@@ -163,8 +163,8 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// goneHint is the advice about a checkpoint whose bases were removed, or not copied with it.
-const goneHint = "'cairn cp SRC DST' copies a checkpoint of a run so that it stands alone, 'cairn flatten' makes it stand alone where it is, and 'cairn rm' keeps what others need"
+// goneHint is the advice about a checkpoint whose bases are lost. Its error says the rest.
+const goneHint = "if the other folder is lost, 'cairn rm CHECKPOINT --force' removes this one; 'cairn latest RUN' prints the newest complete one"
 
 // Advice about causes that all commands have in common.
 const (
@@ -205,6 +205,9 @@ func webHint(args []string) string {
 			}
 			parts := append(strings.Split(strings.Trim(model, "/"), "/"), "")
 			name := path.Join(parts[0], parts[1])
+			if slices.Contains([]string{"tree", "blob", "resolve"}, parts[1]) { // a model without an owner, such as gpt2
+				name = parts[0]
+			}
 			return fmt.Sprintf("'hf download %s --local-dir %s' makes it a folder here, which cairn opens", quoteArg(name), quoteArg(path.Base(name)))
 		}
 		if isWeb || blob.Scheme(a) == "http" {

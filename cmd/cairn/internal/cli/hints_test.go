@@ -96,6 +96,17 @@ func TestSyncOfReferringCheckpoints(t *testing.T) {
 	wantCommand(t, 0, "present", "sync", other, dir)
 }
 
+// The folder to which a checkpoint refers is lost: the hints lead to the removal of the checkpoint.
+func TestHintsOfLostBases(t *testing.T) {
+	dir := makeReferring(t)
+	second := filepath.Join(dir, "step-000000001")
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "step-000000000")))
+	for _, args := range [][]string{{"verify", second}, {"flatten", second}, {"cp", second, dir + "-copy"}, {"rm", second}} {
+		wantCommand(t, 5, "hint: if the other folder is lost, 'cairn rm CHECKPOINT --force' removes this one", args...)
+	}
+	wantCommand(t, 0, "removed", "rm", second, "--force")
+}
+
 // The record of a checkpoint that refers to others is lost: the hints lead to its removal.
 func TestHintsOfReferences(t *testing.T) {
 	dir := makeReferring(t)
@@ -122,6 +133,7 @@ func TestHintsOfMistypedWords(t *testing.T) {
 	wantCommand(t, 3, "hint: 'cairn ls "+ck+"' lists all names", "ls", ck, "something.else")
 	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "inspect", "https://huggingface.co/org/name/tree/main")
 	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "diff", ck, "hf://org/name")
+	wantCommand(t, 2, "hint: 'hf download gpt2 --local-dir gpt2' makes it a folder here", "ls", "https://huggingface.co/gpt2/resolve/main/model.safetensors")
 	wantCommand(t, 2, "hint: cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
 }
 

@@ -67,14 +67,18 @@ func openStore(ctx context.Context, address string) (blob.Store, error) {
 			if e, ok := errors.AsType[*fs.PathError](err); ok {
 				err = e.Err
 			}
-			return nil, withHint(fmt.Errorf("%s: %w", address, err), missingHint(ctx, path))
+			return nil, withHint(fmt.Errorf("%s: %w", address, err), missingHint(ctx, path, err))
 		}
 	}
 	return blob.OpenAddress(ctx, address)
 }
 
-// missingHint returns what to do about a path that does not exist, such as a step of a run.
-func missingHint(ctx context.Context, path string) string {
+// missingHint returns what to do about a path that cannot be found, such as a step of a run.
+// hintOf has the advice about permissions.
+func missingHint(ctx context.Context, path string, err error) string {
+	if errors.Is(err, fs.ErrPermission) {
+		return ""
+	}
 	if dir := filepath.Dir(path); dir != "." && len(checkpointsBelow(ctx, dir)) > 0 {
 		return fmt.Sprintf("'cairn log %s' lists the checkpoints of that folder", quoteArg(dir))
 	}

@@ -189,6 +189,9 @@ func TestReadOnlyRun(t *testing.T) {
 	if _, err := save(5, "last 1"); err == nil || !strings.Contains(err.Error(), "permission denied") {
 		t.Errorf("Save = %v; want an error of permissions", err)
 	}
+	must.Do(t, os.Chmod(dir, 0o600))
+	wantCommand(t, 1, "hint: check the owner and the permissions", "ls", last)
+	must.Do(t, os.Chmod(dir, 0o500))
 	if tree(t, dir) != before {
 		t.Error("the run has changed")
 	}
