@@ -96,6 +96,11 @@ type Rewound struct {
 	Left []meta.Left `json:"left,omitempty"`
 }
 
+// after reports whether w is a later decision than other. Nil means that there is no decision.
+func (w *Rewound) after(other *Rewound) bool {
+	return w != nil && (other == nil || w.Commit > other.Commit)
+}
+
 // history is the order of the commits of a run, and which of them were left behind.
 type history struct {
 	all   []commit

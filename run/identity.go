@@ -35,17 +35,21 @@ func CheckID(id string) error {
 	return fmt.Errorf("%w: the id %.80q: want 1 to 64 letters, digits, dots, dashes and underscores", storage.ErrOptions, id)
 }
 
+// settings returns the settings of both places.
+func (r *Run) settings(ctx context.Context) (local, remote Settings, err error) {
+	if local, err = ReadSettings(ctx, r.Local.Store); err != nil {
+		return local, remote, err
+	}
+	if remote, err = ReadSettings(ctx, r.Remote.Store); err != nil {
+		return local, remote, fmt.Errorf("the run to which the remote place belongs is unknown: %w", err)
+	}
+	return local, remote, r.checkIDs(local.ID, remote.ID)
+}
+
 // ids returns the ids of both places. One without an id is empty.
 func (r *Run) ids(ctx context.Context) (local, remote string, err error) {
-	here, err := ReadSettings(ctx, r.Local.Store)
-	if err != nil {
-		return "", "", err
-	}
-	there, err := ReadSettings(ctx, r.Remote.Store)
-	if err != nil {
-		return "", "", fmt.Errorf("the run to which the remote place belongs is unknown: %w", err)
-	}
-	return here.ID, there.ID, r.checkIDs(here.ID, there.ID)
+	here, there, err := r.settings(ctx)
+	return here.ID, there.ID, err
 }
 
 // checkIDs returns an error if both places have ids that are not equal.
@@ -63,21 +67,23 @@ func (r *Run) unconfirmed() error {
 		ErrUnconfirmed, r.Remote, r.Local, r.Remote)
 }
 
-// Join makes sure that checkpoints may be uploaded to the remote place, and gives it the id of the
-// run if it has none. The error wraps ErrOtherRun if it has the id of another run. It wraps
+// Join makes sure that checkpoints may be uploaded to the remote place. It gives the place the id of
+// the run if it has none, and the last rewind of the run. The error wraps ErrOtherRun if it has the id of another run. It wraps
 // ErrUnconfirmed if only a file names the place, it does not have the id of the run, and this user
 // has not confirmed it; see Confirm.
 func (r *Run) Join(ctx context.Context) error {
-	local, remote, err := r.ids(ctx)
+	local, remote, err := r.settings(ctx)
 	switch {
 	case err != nil:
 		return err
-	case !r.owns(ctx, local, remote):
+	case !r.owns(ctx, local.ID, remote.ID):
 		return r.unconfirmed()
-	case local == remote, local == "": // without an id, no job and no 'cairn settings' has made it a run with settings
+	case local.ID == "": // no job and no 'cairn settings' has made it a run with settings
+		return nil
+	case local.ID == remote.ID && !local.Rewound.after(remote.Rewound):
 		return nil
 	}
-	return setID(ctx, r.Remote.Store, local)
+	return setID(ctx, r.Remote.Store, local.ID, local.Rewound)
 }
 
 // Adopt returns the id that the run gets with its remote place: id, the id of the place if id is
@@ -97,7 +103,7 @@ func (r *Run) Adopt(ctx context.Context, id string) (string, error) {
 	if r.Remote.isEmpty(ctx) {
 		return id, nil
 	}
-	return id, setID(ctx, r.Remote.Store, id)
+	return id, setID(ctx, r.Remote.Store, id, nil)
 }
 
 // isEmpty reports whether the place has no folders.
@@ -106,14 +112,17 @@ func (p *Place) isEmpty(ctx context.Context) bool {
 	return err == nil && len(dirs) <= 1 // the first one is the place itself
 }
 
-// setID gives the run in store an id, unless it has one. The error wraps ErrOtherRun if it has
-// another one.
-func setID(ctx context.Context, store blob.Store, id string) error {
+// setID gives the run in store an id, unless it has one, and the later one of rewound and its own
+// rewind. The error wraps ErrOtherRun if it has another id.
+func setID(ctx context.Context, store blob.Store, id string, rewound *Rewound) error {
 	return changeSettings(ctx, store, func(s Settings) (Settings, error) {
 		if s.ID != "" && s.ID != id {
 			return s, fmt.Errorf("%w: %s has the id %s, not %s", ErrOtherRun, store, s.ID, id)
 		}
 		s.ID = id
+		if rewound.after(s.Rewound) {
+			s.Rewound = rewound
+		}
 		return s, nil
 	})
 }

@@ -186,7 +186,7 @@ func (r *Run) rewound(ctx context.Context) (out *Rewound, unread []Skipped, err 
 		if err != nil {
 			unread, errs = append(unread, Skipped{Path: p.AddressOf(SettingsFile), Problem: err.Error()}), append(errs, err)
 		}
-		if s.Rewound != nil && (out == nil || s.Rewound.Commit > out.Commit) {
+		if s.Rewound.after(out) {
 			out = s.Rewound
 		}
 	}

@@ -151,7 +151,7 @@ func WriteSettings(ctx context.Context, store blob.Store, s Settings) error {
 		if old != nil && errors.Is(err, storage.ErrVersion) {
 			return nil, unreadable(store, err)
 		}
-		if err == nil && stored.Rewound != nil && (out.Rewound == nil || out.Rewound.Commit < stored.Rewound.Commit) {
+		if err == nil && stored.Rewound.after(out.Rewound) {
 			out.Rewound = stored.Rewound // by another process, meanwhile
 		}
 		out.ID = cmp.Or(out.ID, stored.ID, id)
@@ -203,7 +203,7 @@ func (s Settings) or(other Settings) Settings {
 	if s.KeepRemote.KeepsAll() {
 		s.KeepRemote = other.KeepRemote
 	}
-	if s.Rewound == nil || other.Rewound != nil && other.Rewound.Commit > s.Rewound.Commit {
+	if other.Rewound.after(s.Rewound) {
 		s.Rewound = other.Rewound
 	}
 	return s

@@ -96,3 +96,23 @@ func TestTendReplacesRemoteCopies(t *testing.T) {
 		t.Errorf("the remote place has the save %s", c.Remote.SaveID)
 	}
 }
+
+// A remote place that is new, or was named after a rewind, gets the rewind with the checkpoints.
+func TestSyncCarriesTheRewind(t *testing.T) {
+	for name, early := range map[string]bool{"a new place": false, "a place with checkpoints": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, remote := t.TempDir(), t.TempDir()
+			for step := range int64(4) {
+				save(t, dir, step)
+			}
+			if early {
+				must.Get(openRun(t, dir, remote).Sync(t.Context(), nil))(t)
+			}
+			must.Get(openRun(t, dir, "").Rewind(t.Context(), "1"))(t)
+			must.Get(openRun(t, dir, remote).Sync(t.Context(), nil))(t)
+			if found := must.Get(openRun(t, remote, "").Latest(t.Context()))(t); *found.Step != 1 {
+				t.Errorf("the remote run goes on from %d; want 1", *found.Step)
+			}
+		})
+	}
+}

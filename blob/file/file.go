@@ -367,7 +367,7 @@ func (s *Store) makeDir(dir string) (*os.Root, error) {
 func (s *Store) makeTop() (*os.Root, error) {
 	top, err := os.OpenRoot(s.dir)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return top, err
+		return top, explainFolder(s.dir, err)
 	}
 	if _, err := makeDirs(s.dir, s.syncPath); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, explainFolder(s.dir, err)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -337,7 +338,7 @@ func (e *folderError) Unwrap() error {
 func explainFolder(dir string, err error) error {
 	e, ok := errors.AsType[*fs.PathError](err)
 	switch {
-	case ok && e.Op == "mkdir":
+	case ok && (e.Op == "mkdir" || errors.Is(err, syscall.ENOTDIR)):
 		return &folderError{fmt.Sprintf("the folder %s cannot be made", e.Path), e.Err}
 	case ok && errors.Is(err, fs.ErrNotExist):
 		return &folderError{fmt.Sprintf("no file can be made in the folder %s", dir), e.Err}

@@ -324,7 +324,7 @@ func (p *Publisher) condition(name string) blob.CreateOptions {
 }
 
 func (p *Publisher) existsError(record string) error {
-	return fmt.Errorf("%w: %s holds %s", storage.ErrExists, p.store, record)
+	return fmt.Errorf("%w: %s holds %s: save to another folder, or allow the save to replace it", storage.ErrExists, p.store, record)
 }
 
 // isOwn reports whether the name of a data file contains the id of this save.

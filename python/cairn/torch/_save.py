@@ -552,6 +552,8 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
                                       ("storage.options",))
         upload_to = None if remote is None else address_of(remote)
         json.dumps(format_options, allow_nan=False)
+        if not isinstance(overwrite, bool | None):
+            raise errors.OptionsError(f"overwrite is {overwrite!r}; want True, False or None", ("storage.options",))
         if not all(isinstance(s, str) for tag in (tags or {}).items() for s in tag):
             raise errors.OptionsError(f"tags are {tags!r}; want strings", ("storage.options",))
         j = job(alone)

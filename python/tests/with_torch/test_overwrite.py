@@ -84,6 +84,8 @@ class Overwrite(Case):
                     save(other, overwrite=False)
                 shutil.rmtree(other)
                 shutil.copytree(first, other)
+                with self.assertRaisesRegex(cairn.OptionsError, "overwrite is 'no'"):
+                    save(other, overwrite="no")
                 save(other, overwrite=True)
 
     def test_a_save_keeps_what_cannot_be_read(self):
