@@ -142,9 +142,9 @@ describe('one model in two forms, and with other beginnings of names', () => {
   });
 
   for (const [name, view, said] of [
-    ['a beginning', '#/compare?a=.&b=@2', /12 more names are in both if \(nothing\) in front of names of A is module\./],
-    ['a recipe', '#/compare?a=.&b=@1', /12 more names are in both if A and B are swapped and A is seen through a recipe/],
-    ['a recipe of A', '#/compare?a=@1&b=.', /12 more names are in both if A is seen through a recipe/],
+    ['a beginning', '#/compare?a=.&b=@2', /12 more names are in both if module\. is put in front of names of A/],
+    ['a recipe', '#/compare?a=.&b=@1', /12 more names are in both if A and B are swapped and a recipe converts A/],
+    ['a recipe of A', '#/compare?a=@1&b=.', /12 more names are in both if a recipe converts A/],
   ]) {
     test(`${name} is offered, and used`, async () => {
       const w = await s.page(view);

@@ -25,6 +25,12 @@ for (const v of views) {
         const w = await s.page(v.at, { colorScheme, viewport: { width, height: 844 }, hasTouch: width === 390, isMobile: width === 390 });
         await v.ready(w.page).waitFor();
         await fits(w.page);
+        const stacked = await w.page.evaluate(() =>
+          [...document.querySelectorAll('[role=grid] [role=row]')]
+            .filter((r) => getComputedStyle(r).gridTemplateColumns.split(' ').length !== r.children.length)
+            .map((r) => r.innerText),
+        );
+        assert.deepEqual(stacked, [], 'each cell of a row has its column');
         const back = await w.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
         const [r] = back.match(/\d+/g).map(Number);
         assert.ok(colorScheme === 'dark' ? r < 80 : r > 200, `the background is ${back}`);

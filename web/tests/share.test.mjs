@@ -59,7 +59,7 @@ describe('hostile names', () => {
   const s = setUp({ before, after }, () => [path.join(made, 'hostile')]);
 
   test('are text in a saved page, too', async () => {
-    const w = await s.page('#/checkpoint');
+    const w = await s.page('#/checkpoint?of=all');
     await w.page.getByText(/^19 names/).waitFor();
     const { page, close } = await opened(s, w, (await downloaded(w.page, button(w))).content);
     const text = await page.getByRole('grid', { name: 'Names' }).innerText();

@@ -78,5 +78,5 @@ export function css(color: number): string {
 /** Whether black or white text can be read on a colour. */
 export function textOn(color: number): string {
   const [r, g, b] = rgb(color);
-  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? '#000' : '#fff';
+  return 0.299 * r + 0.587 * g + 0.114 * b > 104 ? '#000' : '#fff';
 }
