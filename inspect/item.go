@@ -110,7 +110,7 @@ func countFiles(locs []meta.Location) int {
 // Select returns the entries at or below the prefixes, in order. Below means
 // after a dot. Without prefixes it returns all entries.
 func Select(md *meta.Metadata, prefixes ...string) []*meta.Entry {
-	var out []*meta.Entry
+	out := make([]*meta.Entry, 0, len(md.Entries))
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p string) bool { return Below(e.FQN, p) }) {

@@ -31,27 +31,31 @@ func RoleOf(e *meta.Entry) Role {
 
 	role := Weights
 	for part := range strings.SplitSeq(e.FQN, ".") {
-		switch {
-		case slices.Contains(stateNames, part), strings.HasSuffix(part, "scheduler"), strings.HasPrefix(part, "dataloader"), strings.Contains(part, "rng_state"):
+		switch part { // faster than lists: a checkpoint may have many names
+		case "param_groups", "train_state", "data_loader", "sampler", "grad_scaler", "rng", "rngs":
 			return Other
-		case slices.Contains(momentNames, part), strings.HasPrefix(part, "optim"), strings.HasPrefix(part, "opt_state"):
+		case "opt", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer":
+			role = Optimizer
+			continue
+		}
+		switch {
+		case strings.HasSuffix(part, "scheduler"), strings.HasPrefix(part, "dataloader"), strings.Contains(part, "rng_state"):
+			return Other
+		case strings.HasPrefix(part, "optim"), strings.HasPrefix(part, "opt_state"):
 			role = Optimizer
 		}
 	}
 	return role
 }
 
-// Components of names.
-var (
-	momentNames  = []string{"opt", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
-	stateNames   = []string{"param_groups", "train_state", "data_loader", "sampler", "grad_scaler", "rng", "rngs"}
-	counterNames = []string{"step", "steps", "global_step", "iteration", "epoch", "count", "num_batches_tracked"}
-)
-
 // IsCounter reports whether a name is a counter of steps. Statistics of layers leave counters
 // out: their norms mean nothing.
 func IsCounter(fqn string) bool {
-	return slices.Contains(counterNames, fqn[strings.LastIndexByte(fqn, '.')+1:])
+	switch fqn[strings.LastIndexByte(fqn, '.')+1:] {
+	case "step", "steps", "global_step", "iteration", "epoch", "count", "num_batches_tracked":
+		return true
+	}
+	return false
 }
 
 // Choice is a choice of names by their roles.

@@ -178,11 +178,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 		out.Files = append(out.Files, file)
 		out.FileBytes += f.Size
 	}
-	items := Items(Select(md))
-	for _, it := range items {
-		out.Totals.Add(it)
-	}
-	out.DTypes = sumDTypes(items)
+	out.add(md)
 	return out
 }
 
@@ -201,21 +197,35 @@ func chunksPerFile(md *meta.Metadata) map[string]int64 {
 	return out
 }
 
-func sumDTypes(items []*Item) []DTypeTotals {
-	sums := map[string]DTypeTotals{}
-	for _, it := range items {
-		if it.Kind == KindTensor {
-			var t Totals
-			t.Add(it)
-			d := sums[it.DType]
-			sums[it.DType] = DTypeTotals{it.DType, d.Tensors + 1, d.Elements + t.Elements, d.NumBytes + t.NumBytes}
+// add counts all names.
+func (s *Summary) add(md *meta.Metadata) {
+	ties, dtypes := md.Ties(), map[string]*DTypeTotals{}
+	for i := range md.Entries {
+		e := &md.Entries[i]
+		it := Item{Kind: KindObject, NumBytes: e.NumBytes(), Tied: ties[e.FQN]} // NewItem would decode objects
+		if e.Tensor == nil {
+			s.Totals.Add(&it)
+			continue
 		}
+		it.Kind, it.DType, it.Shape, it.Chunks = KindTensor, e.Tensor.DType.String(), e.Tensor.Shape, len(e.Tensor.Chunks)
+		var t Totals
+		t.Add(&it)
+		s.Totals.Add(&it)
+		d, ok := dtypes[it.DType]
+		if !ok {
+			d = &DTypeTotals{DType: it.DType}
+			dtypes[it.DType] = d
+		}
+		d.Tensors, d.Elements, d.NumBytes = d.Tensors+1, d.Elements+t.Elements, d.NumBytes+t.NumBytes
 	}
-	out := slices.AppendSeq([]DTypeTotals{}, maps.Values(sums))
-	slices.SortFunc(out, func(a, b DTypeTotals) int {
+
+	s.DTypes = []DTypeTotals{}
+	for _, d := range dtypes {
+		s.DTypes = append(s.DTypes, *d)
+	}
+	slices.SortFunc(s.DTypes, func(a, b DTypeTotals) int {
 		return cmp.Or(cmp.Compare(b.NumBytes, a.NumBytes), strings.Compare(a.DType, b.DType))
 	})
-	return out
 }
 
 // Node is a node of the tree that the dots in the names form: everything below

@@ -207,24 +207,19 @@ function isDigit(c: number): boolean {
 
 /** Sets order, low and high. */
 function number(t: Tree) {
-  let at = 0;
-  const stack = [0];
-  const done: number[] = []; // nodes whose children are on the stack
-  while (stack.length > 0) {
-    const k = stack.pop()!;
-    if (k < 0) {
-      t.high[done.pop()!] = at;
-      continue;
+  const leaves = new Int32Array(t.parent.length);
+  for (let n = t.parent.length - 1; n >= 0; n--) {
+    if (t.row[n] >= 0) leaves[n] = 1;
+    if (n > 0) leaves[t.parent[n]] += leaves[n];
+  }
+  for (let n = 0; n < t.parent.length; n++) {
+    let at = t.low[n];
+    t.high[n] = at + leaves[n];
+    if (t.row[n] >= 0) t.order[at] = t.row[n];
+    for (let i = t.first[n]; i < t.first[n + 1]; i++) {
+      t.low[t.children[i]] = at;
+      at += leaves[t.children[i]];
     }
-    t.low[k] = at;
-    if (t.row[k] >= 0) {
-      t.order[at++] = t.row[k];
-      t.high[k] = at;
-      continue;
-    }
-    done.push(k);
-    stack.push(-1);
-    for (let i = t.first[k + 1] - 1; i >= t.first[k]; i--) stack.push(t.children[i]);
   }
 }
 

@@ -47,12 +47,15 @@ export class Builder {
     const i = this.length++;
     this.node[i] = node;
     this.kind[i] = kind;
-    this.box.set([x, y, w, h], 4 * i);
+    this.box[4 * i] = x;
+    this.box[4 * i + 1] = y;
+    this.box[4 * i + 2] = w;
+    this.box[4 * i + 3] = h;
   }
 
   cells(): Cells {
     const n = this.length;
-    const column = (k: number) => Float32Array.from({ length: n }, (_, i) => this.box[4 * i + k]);
+    const column = (k: number) => new Float32Array(n).map((_, i) => this.box[4 * i + k]);
     return { length: n, node: this.node, kind: this.kind, x: column(0), y: column(1), w: column(2), h: column(3) };
   }
 }
