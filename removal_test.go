@@ -3,6 +3,7 @@ package cairn_test
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -46,6 +47,25 @@ func TestLoadHoldsTheCheckpoint(t *testing.T) {
 	must.Get(formats.Remove(t.Context(), store, nil))(t)
 	if _, err := cairn.Load(t.Context(), store, cairn.State{"r": r}, nil); !errors.Is(err, cairn.ErrNotFound) {
 		t.Errorf("Load after a removal = %v; want ErrNotFound", err)
+	}
+}
+
+// A config.json goes with a checkpoint that holds it too, and stays with another one.
+func TestRemoveConfigOfTheTrainer(t *testing.T) {
+	for name, state := range map[string]cairn.State{
+		"held":     {"files": map[string]any{"config.json": []byte("{}")}},
+		"not held": {"n": 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "c")
+			store := must.Get(file.Open(dir, nil))(t)
+			mustSave(t, store, state)
+			must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o666))
+			must.Get(formats.Remove(t.Context(), store, nil))(t)
+			if _, err := os.Stat(dir); (err == nil) != (name == "not held") {
+				t.Errorf("the folder of config.json after the removal: %v", err)
+			}
+		})
 	}
 }
 

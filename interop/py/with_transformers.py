@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 import unittest.mock
 
 import accelerate
@@ -227,6 +228,29 @@ def exported(folder, ranks=1, **more):
     wrong = [name for name in want if not torch.equal(got[name], want[name])]
     if set(want) != set(got) or model.config.num_hidden_layers != 2:
         wrong.append(f"{sorted(got)}, {model.config}")
+    return wrong + explained(last)
+
+
+def explained(path):
+    """Calls from_pretrained with a checkpoint of the callback, removes the checkpoint, and returns what is wrong."""
+    wrong = []
+    config = os.path.join(path, "config.json")
+    for _ in range(600):  # a thread of the callback writes it when the save is complete
+        if os.path.exists(config):
+            break
+        time.sleep(0.1)
+    try:
+        LlamaForCausalLM.from_pretrained(path)
+        wrong.append("from_pretrained has read a checkpoint of cairn")
+    except ValueError as e:
+        if "cairn.transformers.from_checkpoint" not in str(e):
+            wrong.append(f"from_pretrained: {e}")
+    for settings in (None, LlamaConfig.from_pretrained(path)):
+        if cairn.transformers.from_checkpoint(path, config=settings).config.num_hidden_layers != 2:
+            wrong.append("from_checkpoint has another configuration")
+    cairn.runs.remove_one(path, force=True)
+    if os.path.exists(path):
+        wrong.append(f"the removal left {os.listdir(path)}")
     return wrong
 
 

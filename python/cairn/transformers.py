@@ -17,6 +17,7 @@ folder in between. It needs the package ``transformers``.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import datetime
@@ -46,6 +47,7 @@ from cairn.torch._removal import Remover, Target
 from cairn.torch._whole import async_save_whole, load_whole
 
 _STATE_FILE = "trainer_state.json"  # that the Trainer reads
+_CONFIG_FILE = "config.json"  # of a model
 
 
 class CheckpointCallback(transformers.TrainerCallback):
@@ -199,6 +201,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         buffers = any(True for _ in kwargs["model"].buffers())
         self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
                                         metrics=_metrics(state), overwrite=self.overwrite or None)
+        if rank == 0 and self._files is not None and (config := self._files.get(_CONFIG_FILE)):
+            self._handle.add_done_callback(functools.partial(_explain, config))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
             self._remover.saved(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
@@ -264,7 +268,7 @@ def export(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None
                                  ("storage.exists",))
     with cairn.open(source) as c:
         files = {name.removeprefix("files."): c[name] for name in c if name.startswith("files.")}
-    if "config.json" not in files:
+    if _CONFIG_FILE not in files:
         raise errors.MissingError(f"{source} has no config.json of a model: "
                                   "cairn.transformers.CheckpointCallback did not save it", ("plan.missing",))
     command = [binary(), "convert", "--json", "--to=hf", "--select=model.*", "--rename=model.*=*", "--", source,
@@ -312,6 +316,7 @@ def from_checkpoint(path: str | os.PathLike[str] | Run, model_class: Any = None,
     if isinstance(path, Run):
         path = newest(path, alone)
     settings = _config_of(path, config)
+    vars(settings).pop("transformers_weights", None)  # the file that from_pretrained would read
     source: dict[str, Any] = {"recipe": recipe, "reverse": reverse, "variables": variables, "format": format,
                               "format_options": format_options}
     if recipe is not None:
@@ -339,15 +344,16 @@ def _config_of(path: str | os.PathLike[str], config: Any) -> Any:
         return copy.deepcopy(config)
     if isinstance(config, Mapping):
         return transformers.AutoConfig.for_model(**config)
+    if config is None:
+        address = address_of(path)
+        folder = os.path.dirname(address) if os.path.isfile(address) else address
+        if os.path.isfile(os.path.join(folder, _CONFIG_FILE)):
+            config = folder
     if config is not None:
         return transformers.AutoConfig.from_pretrained(config)
-    address = address_of(path)
-    folder = os.path.dirname(address) if os.path.isfile(address) else address
-    if os.path.isfile(os.path.join(folder, "config.json")):
-        return transformers.AutoConfig.from_pretrained(folder)
     with cairn.open(path) as c:
-        if "files.config.json" in c:
-            return transformers.AutoConfig.for_model(**json.loads(c["files.config.json"]))
+        if f"files.{_CONFIG_FILE}" in c:
+            return transformers.AutoConfig.for_model(**json.loads(c[f"files.{_CONFIG_FILE}"]))
     raise errors.OptionsError(f"{os.fspath(path)} has no config.json: name the configuration of the model by config=…",
                               ("storage.options",))
 
@@ -543,6 +549,23 @@ def _files(model: Any, processor: Any) -> dict[str, bytes]:
                 with open(entry.path, "rb") as f:
                     out[entry.name] = f.read()
         return out
+
+
+def _explain(config: bytes, handle: cairn.torch.Handle) -> None:
+    """Writes config.json beside a complete checkpoint, which makes from_pretrained say how to load it.
+
+    A removal of the checkpoint removes the file too, because the checkpoint holds it as files.config.json.
+    """
+    # This way of asking for the error does not count as having seen it.
+    if concurrent.futures.Future.exception(handle) is not None or "://" in handle.path:
+        return
+    text = {**json.loads(config), "transformers_weights": "cairn.transformers.from_checkpoint loads this checkpoint, "
+            "and cairn.transformers.export writes a copy of its model for from_pretrained"}
+    try:
+        with open(os.path.join(handle.path, _CONFIG_FILE), "w", encoding="utf-8") as f:
+            json.dump(text, f, indent=2)
+    except FileNotFoundError:
+        pass  # the checkpoint was removed meanwhile
 
 
 def _rank() -> int:

@@ -15,9 +15,13 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
-// Remove removes the checkpoint at the root of store, in any format: its files, its notes, and
-// the files of torch.save that libraries write beside a model, such as optimizer.pt. Other
-// files in the folder stay. If the folder is empty then, Remove removes it.
+// configFile is the configuration of a model, which cairn.transformers writes beside a checkpoint
+// that holds it too.
+const configFile = "config.json"
+
+// Remove removes the checkpoint at the root of store, in any format: its files, its notes, the
+// files of torch.save that libraries write beside a model, such as optimizer.pt, and config.json
+// if a native checkpoint also holds it as the value "files.config.json". Other files in the folder stay. If the folder is empty then, Remove removes it.
 //
 // The removal is one atomic step for readers: until then they see the whole checkpoint, and
 // then storage.ErrNotFound. A reader that has the files of a folder open goes on. The step
@@ -124,7 +128,17 @@ func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
 	}
 	defer c.Close()
 	r := &publish.Removal{Format: format, SaveID: c.Storage().SaveID}
-	for name := range filesOf(format, c, all) {
+	files := filesOf(format, c, all)
+	if _, ok := all[configFile]; ok && format == Native {
+		_, held, err := c.Find(ctx, "files."+configFile)
+		if err != nil {
+			return nil, err
+		}
+		if held {
+			files[configFile] = true
+		}
+	}
+	for name := range files {
 		info := all[name]
 		r.Files = append(r.Files, publish.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
 	}
