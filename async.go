@@ -236,11 +236,13 @@ type Pending struct {
 	number   uint64
 	recorder *protocol.Recorder
 
-	saveID  string
-	metrics run.Metrics
-	member  *run.Member // nil: the checkpoint belongs to no Run
-	format  string
-	move    func(t *saver.Task, folder string) error // Task.Move
+	saveID string
+	// place and remotePlace are where ours notes the save and its upload.
+	place, remotePlace string
+	metrics            run.Metrics
+	member             *run.Member // nil: the checkpoint belongs to no Run
+	format             string
+	move               func(t *saver.Task, folder string) error // Task.Move
 }
 
 // Staged is closed once the state has been copied aside, so that the caller may change
@@ -630,7 +632,10 @@ func (s *Stager) plan(p *Pending, job *protocol.RankSave, state State, o *AsyncO
 	if p.tiers, err = s.tiers(p.store, job, o); err != nil {
 		return err
 	}
-	p.format = o.format().Name()
+	p.format, p.place = o.format().Name(), placeIn(placeOf(p.store), o.format())
+	if o.Remote != "" {
+		p.remotePlace = placeIn(placeAt(o.Remote), o.format())
+	}
 	if p.member != nil {
 		p.move = func(t *saver.Task, folder string) error { return s.move(t, *o, folder) }
 	}
@@ -720,7 +725,10 @@ func (o *AsyncOptions) describe(store blob.Store, job *protocol.RankSave) saver.
 	v := saver.Save{
 		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
 		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Base: o.Base, Owner: plan.EveryHolder, Cache: o.Cache != nil,
-		Replaces: o.replaces(store, o.Remote),
+		Replaces: o.replaces(placeOf(store)),
+	}
+	if o.Remote != "" {
+		v.ReplacesRemote = o.replacesRemote(placeOf(store), o.Remote)
 	}
 	if p, ok := job.Planner.(*plan.DefaultSave); ok { // a planner of the caller may have several ranks write one tensor
 		v.Owner, v.ValuesMayDiffer = p.Owner, p.ValuesMayDiffer
@@ -836,7 +844,9 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		written = report.RankBytes
 	}
 	p.recorder.End(written, err, ErrReplaced)
-	ours.over(placeOf(p.store), p.saveID, err)
+	if err == nil {
+		ours.saved(p.place, p.saveID)
+	}
 	s.mu.Lock()
 	p.report, p.err = report, err
 	if s.failed = err; errors.Is(err, ErrReplaced) {

@@ -1,13 +1,15 @@
 package cairn
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // ours are the saves and loads of this process. Its later saves may replace them.
@@ -19,55 +21,71 @@ type places struct {
 	list []place // guarded by mu; the last one was used last
 }
 
-// place has the ids of the saves of this process at an address: the last one that is complete, and
-// later ones that are pending or uncertain.
+// place has the ids of the saves of this process at an address. If one was completed or loaded, it is
+// the first, and "" is the second, for a checkpoint of an unknown save. The others are pending or have
+// failed, which their commits may have outlived.
 type place struct {
 	address string
 	ids     []string
 }
 
-// maxPlaces bounds places.list. A job that saves each step to a folder of its own needs none of them.
-const maxPlaces = 1024
+const (
+	// maxPlaces bounds places.list. A job that saves each step to a folder of its own needs none of them.
+	maxPlaces = 1024
+	// maxIDs bounds place.ids. More are of saves that have failed.
+	maxIDs = 64
+)
 
-// begun notes a save that begins. A save that is asked for before this one is over may replace it.
+// begun notes a save that begins. A later save may replace it, whatever becomes of it.
 func (p *places) begun(address, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.note(address, func(ids []string) []string {
+		if len(ids) == maxIDs {
+			ids = slices.Delete(ids, 2, 3)
+		}
+		return append(ids, id)
+	})
+}
+
+// saved notes that a save which has begun is complete.
+func (p *places) saved(address, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.note(address, func(ids []string) []string {
+		if n := slices.Index(ids, id); n >= 0 {
+			ids = append([]string{id, ""}, ids[n+1:]...)
+		}
+		return ids
+	})
+}
+
+// complete notes a checkpoint that was saved or loaded, maybe while other saves are under way.
+func (p *places) complete(address, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.note(address, func(ids []string) []string {
+		ids = slices.DeleteFunc(ids, func(of string) bool { return of == id || of == "" })
+		if len(ids) > maxIDs-2 {
+			ids = ids[:maxIDs-2]
+		}
+		return append([]string{id, ""}, ids...)
+	})
+}
+
+// note changes the ids of a place, which becomes the last one used. The caller holds mu.
+func (p *places) note(address string, change func(ids []string) []string) {
 	at := place{address: address}
 	if i := p.find(address); i >= 0 {
 		at = p.list[i]
 		p.list = slices.Delete(p.list, i, i+1)
 	}
-	at.ids = append(slices.Clone(at.ids), id)
-	p.list = append(p.list, at)
+	if at.ids = change(at.ids); len(at.ids) > 0 {
+		p.list = append(p.list, at)
+	}
 	if len(p.list) > maxPlaces {
 		p.list = slices.Delete(p.list, 0, 1)
 	}
-}
-
-// over notes the outcome of a save that has begun.
-func (p *places) over(address, id string, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := p.find(address)
-	if i < 0 || errors.Is(err, ErrUncertain) {
-		return
-	}
-	ids := p.list[i].ids
-	n := slices.Index(ids, id)
-	switch {
-	case n < 0:
-	case err == nil:
-		p.list[i].ids = slices.Clone(ids[n:])
-	default:
-		p.list[i].ids = slices.Delete(slices.Clone(ids), n, n+1)
-	}
-}
-
-// complete notes a checkpoint that was saved or loaded.
-func (p *places) complete(address, id string) {
-	p.begun(address, id)
-	p.over(address, id, nil)
 }
 
 // at returns the ids of the saves at some addresses. It is never nil.
@@ -90,8 +108,8 @@ func (p *places) find(address string) int {
 
 // placeOf returns the address of a store in places.
 func placeOf(s blob.Store) string {
-	if s == nil {
-		return ""
+	if single, ok := s.(*blob.Single); ok {
+		return placeAt(blob.JoinAddress(placeOf(single.Unwrap()), single.Name()))
 	}
 	if address, ok := addressOf(s); ok {
 		return placeAt(address)
@@ -99,11 +117,19 @@ func placeOf(s blob.Store) string {
 	return s.String()
 }
 
+// placeIn returns the address of a checkpoint in a folder: of its file, if others may be beside it.
+func placeIn(folder string, f storage.Format) string {
+	if name := formats.FileOf(f); name != "" {
+		return blob.JoinAddress(folder, name)
+	}
+	return folder
+}
+
 // placeAt returns an address in the form of placeOf.
 func placeAt(address string) string {
 	path, local, err := file.LocalPath(address)
 	if err != nil || !local {
-		return address
+		return strings.TrimRight(address, "/")
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return address
@@ -122,30 +148,37 @@ func placeAt(address string) string {
 // noteBegun notes a save that waits for the one before it.
 func (p *Pending) noteBegun(id string) {
 	p.saveID = id
-	ours.begun(placeOf(p.store), id)
+	ours.begun(p.place, id)
 	if p.remote != "" {
-		ours.begun(placeAt(p.remote), id)
+		ours.begun(p.remotePlace, id)
 	}
 }
 
 // noteOurs notes a save to store that is over. id is its id if report is nil.
-func noteOurs(store blob.Store, report *SaveReport, id string, err error) {
-	switch {
-	case err == nil:
-		ours.complete(placeOf(store), report.SaveID)
-	case errors.Is(err, ErrUncertain):
-		ours.begun(placeOf(store), id)
+func (o *SaveOptions) noteOurs(store blob.Store, report *SaveReport, id string) {
+	place := placeIn(placeOf(store), o.format())
+	if report == nil {
+		ours.begun(place, id)
+	} else {
+		ours.complete(place, report.SaveID)
 	}
 }
 
-// replaces returns storage.WriteOptions.Replaces of a save to store, which is uploaded to the address
-// remote if that is set.
-func (o *SaveOptions) replaces(store blob.Store, remote string) []string {
-	if o.Overwrite || o.FailIfExists || o.ofRun || store == nil {
+// replaces returns the ids of the saves that a save to a folder may replace, see
+// storage.WriteOptions.Replaces.
+func (o *SaveOptions) replaces(folder string) []string {
+	if o.Overwrite || o.FailIfExists || o.ofRun {
 		return nil
 	}
-	if remote == "" {
-		return ours.at(placeOf(store))
+	return ours.at(slices.Compact([]string{folder, placeIn(folder, o.format())})...)
+}
+
+// replacesRemote returns the ids of the saves that the upload of a save may replace.
+func (o *SaveOptions) replacesRemote(folder, remote string) []string {
+	ids := o.replaces(folder) // it is uploaded after the saves before it, whose uploads may have failed
+	if ids == nil {
+		return nil
 	}
-	return ours.at(placeOf(store), placeAt(remote))
+	ids = slices.DeleteFunc(ids, func(id string) bool { return id == "" })
+	return append(ids, o.replaces(placeAt(remote))...)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
+	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
 // contents returns the files of a folder.
@@ -107,4 +108,93 @@ func TestSavesKeepDamagedCheckpoints(t *testing.T) {
 		t.Errorf("a save that was refused has changed files: %s", d)
 	}
 	must.Get(cairn.Save(ctx, store, state, &cairn.SaveOptions{Overwrite: true}))(t)
+}
+
+// TestPlaces tests which saves a process counts as its own.
+func TestPlaces(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	state := cairn.State{"w": ones(t, 1)}
+	at := func(name string) string { return filepath.Join(dir, name) }
+	save := func(t *testing.T, folder string, format storage.Format) error {
+		_, err := cairn.Save(ctx, must.Get(cairn.OpenStore(folder))(t), state, &cairn.SaveOptions{Format: format})
+		return err
+	}
+	queue := func(t *testing.T, folder, remote string, format storage.Format) (saved, uploaded []error) {
+		s := must.Get(cairn.NewStager(nil))(t)
+		defer s.Close(ctx)
+		var all []*cairn.Pending
+		for range 3 {
+			all = append(all, must.Get(cairn.SaveAsync(ctx, must.Get(cairn.OpenStore(folder))(t), state,
+				&cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Format: format}, Remote: remote, Stager: s}))(t))
+		}
+		for _, p := range all {
+			_, err := p.Wait(ctx)
+			saved = append(saved, err)
+			_, err = p.WaitUploaded(ctx)
+			uploaded = append(uploaded, err)
+		}
+		return saved, uploaded
+	}
+	want := func(t *testing.T, errs []error, want error) {
+		t.Helper()
+		for i, err := range errs {
+			if !errors.Is(err, want) {
+				t.Errorf("%d: %v; want %v", i, err, want)
+			}
+		}
+	}
+	foreign := func(t *testing.T, folder string, format storage.Format) {
+		from := filepath.Join(t.TempDir(), "from")
+		must.Get(cairn.Save(ctx, must.Get(cairn.OpenStore(from))(t), cairn.State{"w": ones(t, 2)}, &cairn.SaveOptions{Format: format}))(t)
+		must.Do(t, os.CopyFS(folder, os.DirFS(from)))
+	}
+	file := torchfile.Format{File: "m.pt"}
+
+	t.Run("queued saves of files without ids", func(t *testing.T) {
+		foreign(t, at("queued"), file)
+		saved, _ := queue(t, at("queued"), "", file)
+		want(t, saved, cairn.ErrExists)
+		saved, _ = queue(t, at("free"), "", file)
+		want(t, saved, nil)
+	})
+	t.Run("uploads of files without ids", func(t *testing.T) {
+		foreign(t, at("remote"), file)
+		for range 2 {
+			saved, uploaded := queue(t, at("local"), at("remote"), file)
+			want(t, saved, nil)
+			want(t, uploaded, cairn.ErrExists)
+		}
+		_, uploaded := queue(t, at("local"), at("free remote"), file)
+		want(t, uploaded, nil)
+	})
+	t.Run("two files of a folder", func(t *testing.T) {
+		foreign(t, at("two"), file)
+		want(t, []error{save(t, at("two"), torchfile.Format{File: "n.pt"}), save(t, at("two"), file)}[1:], cairn.ErrExists)
+		must.Get(cairn.Load(ctx, must.Get(cairn.OpenStore(filepath.Join(at("two"), "m.pt")))(t), state, nil))(t)
+		must.Do(t, save(t, at("two"), file))
+		for range 2 {
+			for _, name := range []string{"x.pt", "y.pt"} {
+				_, uploaded := queue(t, at("both"), at("both remote"), torchfile.Format{File: name})
+				want(t, uploaded, nil)
+			}
+		}
+		if got := len(contents(t, at("both remote"))); got != 2 {
+			t.Errorf("%d files were uploaded; want 2", got)
+		}
+	})
+	t.Run("a load while a save is pending", func(t *testing.T) {
+		must.Do(t, save(t, at("busy"), nil))
+		p := must.Get(cairn.SaveAsync(ctx, must.Get(cairn.OpenStore(at("busy")))(t), state, nil))(t)
+		_, _ = cairn.Load(ctx, must.Get(cairn.OpenStore(at("busy")))(t), state, nil) // the save may replace it meanwhile
+		must.Get(p.Wait(ctx))(t)
+		must.Do(t, save(t, at("busy"), nil))
+	})
+	t.Run("other spellings", func(t *testing.T) {
+		must.Do(t, save(t, at("spelled"), nil))
+		must.Do(t, os.Symlink("spelled", at("link")))
+		t.Chdir(dir)
+		for _, address := range []string{at("spelled") + "/", "spelled", "./x/../spelled", "link", "file://" + at("link")} {
+			must.Do(t, save(t, address, nil))
+		}
+	})
 }

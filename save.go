@@ -185,7 +185,7 @@ func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *pr
 		defer run.Saving(ctx, store)()
 	}
 	r, err := protocol.Save(ctx, *job)
-	noteOurs(store, r, job.Storage.SaveID, err)
+	o.noteOurs(store, r, job.Storage.SaveID)
 	if err == nil && first {
 		if err := run.NoteSave(ctx, store, r.SaveID, o.format().Name(), o.Metrics, job.Storage.Line); err != nil {
 			job.Recorder.Warn(err)
@@ -280,7 +280,7 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 		return nil, errNoStore
 	}
 	return o.format().NewWriter(store, storage.WriteOptions{
-		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, Replaces: o.replaces(store, remote), SweepAfter: o.SweepAfter,
+		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, Replaces: o.replaces(placeOf(store)), SweepAfter: o.SweepAfter,
 		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: remote != "",
 		Base: o.Base,
 	})

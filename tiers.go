@@ -77,7 +77,9 @@ func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
 	if p.cancel != nil {
 		p.cancel(nil)
 	}
-	ours.over(placeAt(p.remote), p.saveID, err)
+	if err == nil {
+		ours.saved(p.remotePlace, p.saveID)
+	}
 	s.mu.Lock()
 	p.upload, p.uploadErr = report, err
 	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })

@@ -64,11 +64,12 @@ type WriteOptions struct {
 	Apart bool
 }
 
-// MayReplace reports whether a save with WriteOptions.Replaces may replace the save id. If one of
-// the ids is unknown, such as the id of a file of torch.save, it may if its job has saved or loaded any
-// checkpoint at that place.
+// MayReplace reports whether a save with WriteOptions.Replaces may replace the save id. The id of
+// some checkpoints is unknown, such as of a file of torch.save. It is "" then, and replaces has "" if
+// the job has saved or loaded any checkpoint at that place. If the first one is "", the job has loaded a
+// checkpoint there of which the reader does not know the id, and may replace any.
 func MayReplace(replaces []string, id string) bool {
-	return replaces == nil || slices.Contains(replaces, id) || slices.Contains(replaces, "") || id == "" && len(replaces) > 0
+	return replaces == nil || slices.Contains(replaces, id) || len(replaces) > 0 && replaces[0] == ""
 }
 
 // Base is an earlier checkpoint to which a save may refer.

@@ -2,12 +2,14 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
@@ -137,7 +139,11 @@ func (p *Parts) Publish(ctx context.Context, data []storage.File) error {
 	if err := p.j.lock.Replaces(p.j.old); err != nil {
 		return err
 	}
-	return p.j.publish(ctx, todo)
+	err = p.j.publish(ctx, todo)
+	if (err == nil || errors.Is(err, blob.ErrUncertain)) && p.j.rep.Format == formats.Torch {
+		publish.Remember(p.j.dst, p.last[len(p.last)-1].to, p.j.rep.SaveID)
+	}
+	return err
 }
 
 // Report describes the copy of this rank so far.

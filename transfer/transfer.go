@@ -4,6 +4,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -316,7 +317,11 @@ func (j *job) look(ctx context.Context) (err error) {
 	if err := j.checkOthers(ctx, j.have); err != nil {
 		return err
 	}
-	old, err := formats.Open(ctx, j.dst, nil)
+	dst := j.dst
+	if rec, ok := j.record(); ok && j.rep.Format == formats.Torch { // other files of the folder are other checkpoints
+		dst = blob.NewSingle(dst, rec.to)
+	}
+	old, err := formats.Open(ctx, dst, nil)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
 		if _, unsupported := errors.AsType[*formats.UnsupportedError](err); unsupported {
@@ -351,7 +356,11 @@ func (j *job) look(ctx context.Context) (err error) {
 // mayReplace reports whether the options allow the copy to replace the checkpoint old, which is nil if
 // it cannot be opened.
 func (j *job) mayReplace(old storage.Checkpoint) bool {
-	return j.opts.Only == nil || old != nil && storage.MayReplace(j.opts.Only, old.Storage().SaveID)
+	if j.opts.Only == nil || old == nil {
+		return j.opts.Only == nil
+	}
+	rec, _ := j.record()
+	return storage.MayReplace(j.opts.Only, cmp.Or(old.Storage().SaveID, publish.Remembered(j.dst, rec.to)))
 }
 
 // checkOthers returns an error that wraps storage.ErrExists if the target, which has the files
@@ -393,6 +402,11 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 	if id := j.opts.Replaces; id != "" && j.rep.Replaced != id {
 		return fmt.Errorf("%w: %s no longer holds the save %s", storage.ErrChanged, j.dst, id)
 	}
+	if rec, ok := j.record(); ok && j.rep.Format == formats.Torch {
+		j.old = []string{rec.to}
+		return nil
+	}
+
 	format, err := formats.Detect(ctx, j.dst)
 	if err != nil {
 		return err

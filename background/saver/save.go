@@ -35,10 +35,11 @@ type Save struct {
 	FilesPerRank  int               `json:"files_per_rank,omitempty"`
 	BufferBytes   int64             `json:"buffer_bytes,omitempty"`
 	FailIfExists  bool              `json:"fail_if_exists,omitempty"`
-	// Replaces is storage.WriteOptions.Replaces: the ids of the saves and loads of the job at Store and
-	// Remote. Nil: the save replaces any checkpoint.
-	Replaces   []string      `json:"replaces,omitzero"`
-	SweepAfter time.Duration `json:"sweep_after_ns,omitempty"`
+	// Replaces is storage.WriteOptions.Replaces: the ids of the saves and loads of the job at Store.
+	// ReplacesRemote has those at Remote. Nil: the save replaces any checkpoint.
+	Replaces       []string      `json:"replaces,omitzero"`
+	ReplacesRemote []string      `json:"replaces_remote,omitzero"`
+	SweepAfter     time.Duration `json:"sweep_after_ns,omitempty"`
 	// Base is storage.WriteOptions.Base. Nil: see InRun.Refer.
 	Base *storage.Base `json:"base,omitempty"`
 	// Owner, ValuesMayDiffer and TensorsMayDiffer are options of plan.DefaultSave.

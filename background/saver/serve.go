@@ -545,7 +545,11 @@ func (s *server) job(b *saveBody, st *savePlanner) (protocol.RankSave, *Tiers, e
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}
-	tiers, err := s.tiers(&b.Save, store, func(to blob.Store) (storage.Writer, error) { return f.NewWriter(to, b.writeOptions(false)) })
+	tiers, err := s.tiers(&b.Save, store, func(to blob.Store) (storage.Writer, error) {
+		o := b.writeOptions(false)
+		o.Replaces = b.ReplacesRemote
+		return f.NewWriter(to, o)
+	})
 	if err != nil {
 		return protocol.RankSave{}, nil, err
 	}

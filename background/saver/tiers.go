@@ -72,7 +72,7 @@ func (v *Save) OpenTiers(local blob.Store, open func(address string) (blob.Store
 	if err != nil {
 		return nil, err
 	}
-	t := &Tiers{Pair: upload.Pair{Local: local, Overwrite: !v.FailIfExists, Only: v.Replaces, Memory: min(v.BufferBytes, maxUploadMemory)}, format: v.Format}
+	t := &Tiers{Pair: upload.Pair{Local: local, Overwrite: !v.FailIfExists, Only: v.ReplacesRemote, Memory: min(v.BufferBytes, maxUploadMemory)}, format: v.Format}
 	t.direct = func() (storage.Writer, error) { return writer(t.Remote) }
 	var run blob.Store
 	t.Remote, run, t.broken = upload.Open(open, v.Remote)

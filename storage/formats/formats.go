@@ -335,6 +335,13 @@ func WriteOrder(format, name string) int {
 	return 0
 }
 
+// FileOf returns the name of the file that is a checkpoint in a format by itself, or "": other
+// checkpoints may be beside it.
+func FileOf(f storage.Format) string {
+	one, _ := f.(torchfile.Format)
+	return one.File
+}
+
 // Knows reports whether a file of that name belongs to a checkpoint of the format if it
 // is part of one. A torch.save file may be anything, so only the files that a
 // checkpoint names belong to it.

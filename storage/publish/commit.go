@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -102,7 +103,38 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
 	c.write = func(ctx context.Context, _ blob.CreateOptions) (blob.Info, error) { return h.w.Commit(ctx) } // WriteHeld has set the condition
 	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
-	return c.run(ctx)
+	err := c.run(ctx)
+	if err == nil || errors.Is(err, storage.ErrUncertain) {
+		Remember(p.store, h.Name, p.sess.Storage.SaveID)
+	}
+	return err
+}
+
+// remembered are the saves whose files do not have their ids, by the locations of the files. Saves that
+// were asked for while others were under way learn from it that these have succeeded.
+var (
+	remembered   = map[string]string{} // guarded by rememberedMu
+	rememberedMu sync.Mutex
+)
+
+// maxRemembered bounds remembered.
+const maxRemembered = 1024
+
+// Remember notes which save of this process has written a file.
+func Remember(store blob.Store, name, saveID string) {
+	rememberedMu.Lock()
+	defer rememberedMu.Unlock()
+	if len(remembered) >= maxRemembered {
+		clear(remembered)
+	}
+	remembered[store.String()+"/"+name] = saveID
+}
+
+// Remembered returns the save of this process that has written a file last, or "".
+func Remembered(store blob.Store, name string) string {
+	rememberedMu.Lock()
+	defer rememberedMu.Unlock()
+	return remembered[store.String()+"/"+name]
 }
 
 // isAt reports whether the file in the store is the one that h describes.

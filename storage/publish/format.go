@@ -121,8 +121,11 @@ func (f *Format) current(ctx context.Context, store blob.Store) (map[string]bool
 
 // savesOf returns the ids of the saves of a checkpoint, or one empty id if they are unknown.
 func (f *Format) savesOf(ctx context.Context, store blob.Store, e *Existing) ([]string, error) {
-	if e.SaveID != "" || f.Parse == nil {
+	if e.SaveID != "" {
 		return []string{e.SaveID}, nil
+	}
+	if f.Parse == nil {
+		return []string{"", Remembered(store, f.Records[0])}, nil
 	}
 	found, err := f.identified(ctx, store, f.Prefix)
 	var ids []string

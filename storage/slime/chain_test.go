@@ -339,7 +339,7 @@ func TestUnsummed(t *testing.T) {
 	c := must.Get(openAt(t, p.format(), p.version(1)))(t)
 	defer c.Close()
 	rep := must.Get(c.Verify(t.Context(), nil))(t)
-	if rep.Unsummed != 18 || len(rep.Problems) > 0 || len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], "2 of 5 tensors") {
+	if rep.Unsummed != 18 || len(rep.Problems) > 0 || len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], ": 2 of 5") {
 		t.Errorf("%+v; want 18 bytes of norm without a checksum", rep)
 	}
 }

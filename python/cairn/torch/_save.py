@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from cairn import _ours, errors, values
-from cairn._saver import Reply, address_of
+from cairn._saver import Reply, address_of, join_address
 from cairn.reports import SaveReport
 from cairn.runs import Member, Run
 from cairn.torch import _job, _memory
@@ -586,18 +586,21 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     if member is not None:
         message["run"] = member.message()
     elif overwrite is None:
-        message["replaces"] = _ours.at(store, upload_to)
+        message["replaces"] = _ours.at(store, _noted_at(store, format, format_options))
+        if upload_to is not None:  # a save is uploaded after the saves before it, whose uploads may have failed
+            message["replaces_remote"] = [*_ours.at(upload_to, _noted_at(upload_to, format, format_options)),
+                                          *filter(None, message["replaces"])]
     if may_differ:
         message["tensors_may_differ"] = True
     if upload_to is not None:
         message.update(remote=upload_to, local_bytes=local_bytes)
         handle._upload = saver.expect_upload(number)
-        _note(handle._upload, upload_to, save_id)
+        _note(handle._upload, _noted_at(upload_to, format, format_options), save_id)
     staging = Staging(j, saver, state, number, handle)
     handle._staging = staging
     handle._reply.then(staging.over)
     if member is None:
-        _note(handle._reply, store, save_id)
+        _note(handle._reply, _noted_at(store, format, format_options), save_id)
     handle._watch()
     try:
         staging.begun = events(state.units)
@@ -620,10 +623,21 @@ def begin(make: Callable[[Job], State], path: Any, step: int | None, tags: dict[
     return handle
 
 
+def _noted_at(address: str, format: str, format_options: dict[str, Any] | None) -> str:
+    """Returns the address of a checkpoint in a folder: of its file, if other checkpoints may be beside it."""
+    file = (format_options or {}).get("file")
+    return join_address(address, file) if format == "torch" and isinstance(file, str) else address
+
+
 def _note(reply: Reply, address: str, save_id: str) -> None:
     """Notes that this process saves to an address: a later save may replace the checkpoint."""
-    _ours.begun(address, save_id)
-    reply.then(lambda: _ours.over(address, save_id, reply.error, "" if reply.body is None else reply.body.save_id))
+    place = _ours.begun(address, save_id)
+
+    def over() -> None:
+        if reply.error is None and reply.body is not None:
+            _ours.saved(place, save_id, reply.body.save_id)
+
+    reply.then(over)
 
 
 def events(units: list[_Unit]) -> dict[torch.device, Any]:

@@ -10,6 +10,7 @@ import torch
 
 import cairn
 import cairn.torch
+from cairn import _ours
 from cairn.torch import _due
 from device import Case, join, spawn
 
@@ -117,6 +118,34 @@ class Overwrite(Case):
         self.assertEqual(before, files(self.path("remote")))
         cairn.torch.save(state, self.path("local"), remote=self.path("remote"), overwrite=True)
         cairn.torch.save(state, self.path("local"), remote=self.path("remote"))
+
+    def test_saves_that_wait_keep_the_checkpoint_of_another_job(self):
+        state, file = {"w": torch.ones(3)}, {"format": "torch", "format_options": {"file": "m.pt"}}
+        cairn.torch.save({"w": torch.zeros(3)}, self.path("other"), **file)
+        shutil.copytree(self.path("other"), self.path("a"))
+        for handle in [cairn.torch.async_save(state, self.path("a"), **file) for _ in range(3)]:
+            self.assertIsInstance(handle.exception(), cairn.ExistsError)
+        for _ in range(2):
+            handle = cairn.torch.async_save(state, self.path("local"), remote=self.path("a"), **file)
+            self.assertIsInstance(handle.uploaded.exception(), cairn.ExistsError)
+        cairn.torch.save(state, self.path("a"), format="torch", format_options={"file": "n.pt"})
+        with self.assertRaises(cairn.ExistsError):
+            cairn.torch.save(state, self.path("a"), **file)
+        cairn.torch.load(state, self.path("a/m.pt"))
+        cairn.torch.save(state, self.path("a"), **file)
+
+    def test_a_save_whose_saver_has_died_counts(self):
+        place = _ours.begun(self.path("a"), "1")  # the error of its handle does not say whether it was committed
+        _ours.begun(self.path("a"), "2")
+        self.assertEqual(_ours.at(self.path("a")), ["1", "2"])
+        _ours.loaded(self.path("a"), "0")  # while the saves are pending
+        self.assertEqual(_ours.at(self.path("a")), ["0", "", "1", "2"])
+        _ours.saved(place, "1", "1b")
+        self.assertEqual(_ours.at(self.path("a")), ["1b", "", "2"])
+        for i in range(100):
+            _ours.begun(self.path("a"), f"failed-{i}")
+        self.assertEqual(_ours.at(self.path("a"))[:2], ["1b", ""])
+        self.assertLess(len(_ours.at(self.path("a"))), 70)
 
 
 class Choose(Case):
