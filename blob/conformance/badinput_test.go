@@ -79,7 +79,7 @@ var badInputs = []badInput{
 	{name: "moved", proxy: elsewhere(http.StatusMovedPermanently, "PermanentRedirect"), save: "another region", load: "another region"},
 	{name: "clock", proxy: elsewhere(http.StatusForbidden, "RequestTimeTooSkewed"), save: "clock", load: "clock"},
 	{name: "token that expires", proxy: expired, save: "have expired"},
-	{name: "other bytes", proxy: onBody(func(_ http.Header, p []byte) []byte { p[len(p)/2] ^= 1; return p }), load: "corrupt"},
+	{name: "other bytes", proxy: onBody(func(_ http.Header, p []byte) []byte { p[len(p)/2] ^= 1; return p }), save: "cannot be read", load: "corrupt"},
 	{name: "fewer bytes", proxy: onBody(func(h http.Header, p []byte) []byte {
 		h.Set("Content-Length", fmt.Sprint(len(p)/2))
 		return p[:len(p)/2]

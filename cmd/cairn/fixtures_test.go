@@ -34,17 +34,22 @@ func cairnJSON(t *testing.T, out any, args ...string) {
 func TestDigestOfEveryFixture(t *testing.T) {
 	for _, c := range storagetest.Fixtures(t, "*/*") {
 		t.Run(c.Name, func(t *testing.T) {
-			var got struct {
-				Items map[string]storagetest.Item `json:"items"`
+			var found struct {
+				Items map[string]struct {
+					storagetest.Item
+					Bytes int64 `json:"bytes"`
+				} `json:"items"`
 			}
-			cairnJSON(t, &got, "digest", c.Dir)
-			for name, it := range got.Items {
+			cairnJSON(t, &found, "digest", c.Dir)
+			got := map[string]storagetest.Item{}
+			for name, it := range found.Items {
+				it.NumBytes = it.Bytes
 				if it.Kind == "object" { // how an object is encoded is the format's own
 					it.NumBytes, it.SHA256 = 0, ""
-					got.Items[name] = it
 				}
+				got[name] = it.Item
 			}
-			if d := cmp.Diff(c.Items, got.Items); d != "" {
+			if d := cmp.Diff(c.Items, got); d != "" {
 				t.Errorf("expected.json and cairn digest differ (-want +got):\n%s", d)
 			}
 		})
