@@ -13,6 +13,11 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
+// recent is a time of the day before. Tests of what goes by the real clock save then: a run keeps what
+// was left within two days.
+var recent = time.Now().UTC().Truncate(24 * time.Hour).Add(-24 * time.Hour)
+
+// day is a time for tests that say what time it is.
 var day = time.Date(2026, 11, 17, 0, 0, 0, 0, time.UTC)
 
 // at returns a complete checkpoint of a step, which was saved that many minutes after the

@@ -93,6 +93,11 @@ type model struct {
 	clock   time.Time
 }
 
+// newModel returns an empty run whose job begins at a time.
+func newModel(t *testing.T, at time.Time) *model {
+	return &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: at}
+}
+
 // save saves a step as a job does, with a policy.
 func (m *model) save(step int64, policy string) {
 	m.t.Helper()
@@ -148,7 +153,7 @@ func TestLinesProperty(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	runs := 0
 	for begun := time.Now(); runs < 3 || time.Since(begun) < length; runs++ {
-		m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: time.Now().UTC()}
+		m := newModel(t, time.Now().UTC())
 		other, otherAt := new(Line), "" // of the other job
 		policy := []string{"last 2", "last 3, every 10 steps", "within 1 hour, last 1, left within 2 hours", "tagged, every 5 steps, every day"}[r.IntN(4)]
 		for range 14 {
@@ -309,7 +314,7 @@ func (m *model) checkParent(seed uint64, before string, was []Checkpoint) {
 // What comes after a save may come so late that later saves are complete. It keeps the newest of them
 // and its parent, as the later save would.
 func TestTendBehindLaterSaves(t *testing.T) {
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: time.Now().UTC()}
+	m := newModel(t, time.Now().UTC())
 	var members []*Member
 	for step := range int64(5) {
 		m.clock = m.clock.Add(time.Minute)

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 // saveIn saves a checkpoint of about 4 KB. A negative step is not recorded.
 func saveIn(t testing.TB, s blob.Store, f storage.Format, id string, step int64) {
 	t.Helper()
-	md := meta.Storage{SaveID: id, Time: day.Add(time.Duration(step) * time.Minute), WorldSize: 1, Writer: "test"}
+	md := meta.Storage{SaveID: id, Time: recent.Add(time.Duration(step) * time.Minute), WorldSize: 1, Writer: "test"}
 	if step >= 0 {
 		md.Step = &step
 	}
@@ -118,7 +118,7 @@ func TestCheckpoints(t *testing.T) {
 	}
 	all := must.Get(r.Checkpoints(t.Context()))(t)
 	x := all[1]
-	if *x.Step != 200 || x.SaveID != "save-"+b || x.Format != formats.Native || !x.Time.Equal(day.Add(200*time.Minute)) || !x.Uploaded() || all[2].Uploaded() || all[3].Uploaded() {
+	if *x.Step != 200 || x.SaveID != "save-"+b || x.Format != formats.Native || !x.Time.Equal(recent.Add(200*time.Minute)) || !x.Uploaded() || all[2].Uploaded() || all[3].Uploaded() {
 		t.Errorf("the checkpoint is %+v", x)
 	}
 	var bytes int64

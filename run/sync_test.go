@@ -30,10 +30,10 @@ func saveAt(t testing.TB, dir, id string, step int64, at time.Time) {
 // Sync compares saves. A newer local save replaces the remote one, an older one is a conflict.
 func TestSyncComparesSaves(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
-	saveAt(t, local, "a-new", 1, day.Add(time.Hour))
-	saveAt(t, remote, "a-old", 1, day)
-	saveAt(t, local, "b-old", 2, day)
-	saveAt(t, remote, "b-new", 2, day.Add(time.Hour))
+	saveAt(t, local, "a-new", 1, recent.Add(time.Hour))
+	saveAt(t, remote, "a-old", 1, recent)
+	saveAt(t, local, "b-old", 2, recent)
+	saveAt(t, remote, "b-new", 2, recent.Add(time.Hour))
 	r := openRun(t, local, remote)
 	want := map[string]string{FolderName(1): transfer.Replacing, FolderName(2): transfer.Differs}
 	for _, dry := range []bool{true, false} {
@@ -45,7 +45,7 @@ func TestSyncComparesSaves(t *testing.T) {
 			if s.State != want[s.Folder] {
 				t.Errorf("%s is %q; want %q", s.Folder, s.State, want[s.Folder])
 			}
-			if s.State != transfer.Differs && (s.Replaces == nil || s.Replaces.SaveID != "a-old" || !s.Replaces.Time.Equal(day)) {
+			if s.State != transfer.Differs && (s.Replaces == nil || s.Replaces.SaveID != "a-old" || !s.Replaces.Time.Equal(recent)) {
 				t.Errorf("%s replaces %+v", s.Folder, s.Replaces)
 			}
 			if s.State == transfer.Differs && !strings.Contains(s.Problem, "'cairn cp "+filepath.Join(local, s.Folder)) {
@@ -59,7 +59,7 @@ func TestSyncComparesSaves(t *testing.T) {
 	if all[0].Copies() != "both" || all[0].Remote.SaveID != "a-new" || all[1].Copies() != "differ" || all[1].Remote.SaveID != "b-new" {
 		t.Errorf("the remote place has %+v and %+v", all[0].Remote, all[1].Remote)
 	}
-	if got := r.Lacking(all, Policy{}, day); len(got) != 1 || got[0].Name != FolderName(2) {
+	if got := r.Lacking(all, Policy{}, recent); len(got) != 1 || got[0].Name != FolderName(2) {
 		t.Errorf("the remote place lacks %+v; want the conflict", got)
 	}
 }
@@ -67,8 +67,8 @@ func TestSyncComparesSaves(t *testing.T) {
 // The remote place gets another save after the listing. Sync does not replace what it has not compared.
 func TestSyncOfACopyThatChanges(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
-	saveAt(t, local, "new", 1, day.Add(time.Hour))
-	saveAt(t, remote, "old", 1, day)
+	saveAt(t, local, "new", 1, recent.Add(time.Hour))
+	saveAt(t, remote, "old", 1, recent)
 	r := openRun(t, local, remote)
 	c := must.Get(r.Checkpoints(t.Context()))(t)[0]
 	for id, want := range map[string]bool{"old": true, "later": false} {
@@ -83,10 +83,10 @@ func TestSyncOfACopyThatChanges(t *testing.T) {
 func TestTendReplacesRemoteCopies(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	m := &Member{Address: local, Name: FolderName(1), Settings: Settings{Remote: remote}}
-	saveAt(t, local, "first", 1, day)
+	saveAt(t, local, "first", 1, recent)
 	must.Get(m.Tend(t.Context(), nil))(t)
 	must.Do(t, os.RemoveAll(filepath.Join(local, FolderName(1))))
-	saveAt(t, local, "second", 1, day.Add(time.Hour))
+	saveAt(t, local, "second", 1, recent.Add(time.Hour))
 	done := must.Get(m.Tend(t.Context(), nil))(t)
 	attrs := done.Attrs()
 	if len(attrs) != 1 || attrs[0].Key != "replaced_remote" || !strings.Contains(attrs[0].Value.String(), "save first") {

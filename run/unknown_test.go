@@ -50,14 +50,14 @@ func flips(data []byte) map[int][]byte {
 
 // Every flipped bit of the files of a run is noticed.
 func TestFlippedBitsAreNoticed(t *testing.T) {
-	line := &meta.Line{Commit: 7, Parent: "p", Left: []meta.Left{{Since: day, Saves: []string{"a"}}}}
+	line := &meta.Line{Commit: 7, Parent: "p", Left: []meta.Left{{Since: recent, Saves: []string{"a"}}}}
 	notes := Notes{Tags: []string{"release"}, Metrics: Metrics{"loss": 0.25, "norm": math.NaN()}, Line: line}
 	for i, data := range flips(must.Get(notes.encode("save"))(t)) {
 		if n, of, err := decodeNotes(data); err == nil {
 			t.Errorf("byte %d: %s is read as %+v of %q", i, data, n, of)
 		}
 	}
-	settings := Settings{Remote: "s3://b/run", Keep: keep(t, "last 3"), KeepRemote: keep(t, "tagged"), Rewound: &Rewound{To: "x", Commit: 5, Time: day}}
+	settings := Settings{Remote: "s3://b/run", Keep: keep(t, "last 3"), KeepRemote: keep(t, "tagged"), Rewound: &Rewound{To: "x", Commit: 5, Time: recent}}
 	for i, data := range flips(must.Get(settings.encode())(t)) {
 		if s, err := decodeSettings(data); err == nil {
 			t.Errorf("byte %d: %s is read as %+v", i, data, s)
@@ -137,7 +137,7 @@ func TestSettingsThatCannotBeRead(t *testing.T) {
 	for step := range int64(3) {
 		save(t, dir, step)
 	}
-	must.Do(t, WriteSettings(t.Context(), openDir(t, dir), Settings{Keep: keep(t, "last 3, tagged"), Rewound: &Rewound{To: "x", Commit: 5, Time: day}}))
+	must.Do(t, WriteSettings(t.Context(), openDir(t, dir), Settings{Keep: keep(t, "last 3, tagged"), Rewound: &Rewound{To: "x", Commit: 5, Time: recent}}))
 	path := filepath.Join(dir, SettingsFile)
 	data := must.Get(os.ReadFile(path))(t)
 	m := &Member{Address: dir, Settings: Settings{Keep: keep(t, "last 1")}}
@@ -173,7 +173,7 @@ func TestSettingsThatCannotBeRead(t *testing.T) {
 // in another folder.
 func wentBack(t *testing.T) *model {
 	t.Helper()
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m := newModel(t, recent)
 	for step := range int64(5) {
 		m.clock = m.clock.Add(time.Minute)
 		m.save(1+step, "all")
@@ -241,7 +241,7 @@ func TestRemoteSettingsThatCannotBeRead(t *testing.T) {
 		if found := must.Get(r.Latest(t.Context()))(t); *found.Step != 1 || len(found.Skipped) != 1 || found.Skipped[0].Path != path {
 			t.Errorf("%s: Latest = %+v; want step 1, and %s among what was skipped", name, found, path)
 		}
-		if rep, err := r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, left within 1 second"), Now: day.AddDate(100, 0, 0)}); err == nil {
+		if rep, err := r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, left within 1 second"), Now: recent.AddDate(100, 0, 0)}); err == nil {
 			t.Fatalf("%s: Prune = %s; want an error", name, outcomes(rep.Local))
 		}
 	}
@@ -249,7 +249,7 @@ func TestRemoteSettingsThatCannotBeRead(t *testing.T) {
 
 // Latest and Prune agree on the newest checkpoint if a format does not record the time of a save.
 func TestLatestComparesTimesOfFiles(t *testing.T) {
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m := newModel(t, recent)
 	m.save(1, "all")
 	m.clock = m.clock.Add(time.Hour)
 	m.save(2, "all")
@@ -262,7 +262,7 @@ func TestLatestComparesTimesOfFiles(t *testing.T) {
 	for _, c := range []struct {
 		at   time.Time
 		want string
-	}{{day.Add(-time.Hour), FolderName(2)}, {day.Add(2 * time.Hour), FolderName(3)}} {
+	}{{m.clock.Add(-2 * time.Hour), FolderName(2)}, {m.clock.Add(time.Hour), FolderName(3)}} {
 		must.Do(t, os.Chtimes(foreign, c.at, c.at))
 		all := must.Get(r.Checkpoints(t.Context()))(t)
 		if head := all[slices.IndexFunc(all, func(c Checkpoint) bool { return c.Head })].Name; head != c.want {
@@ -287,7 +287,7 @@ func TestPruneKeepsAllIfTheLineIsNotKnown(t *testing.T) {
 	if found := must.Get(r.Latest(t.Context()))(t); found.SaveID != "save-3" || len(found.Skipped) != 1 {
 		t.Errorf("Latest = %+v; want save-3, and the checkpoint among what was skipped", found)
 	}
-	rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, at most 1 B"), Now: day.AddDate(100, 0, 0)}))(t)
+	rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1, at most 1 B"), Now: recent.AddDate(100, 0, 0)}))(t)
 	if rep.Count != 0 || len(rep.Warnings) != 2 {
 		t.Errorf("prune: %s, with the warnings %q; want all to stay, and two warnings", outcomes(rep.Local), rep.Warnings)
 	}
@@ -296,12 +296,11 @@ func TestPruneKeepsAllIfTheLineIsNotKnown(t *testing.T) {
 // A save of an older cairn that goes back is not an ancestor of a save that goes on from a checkpoint
 // before it.
 func TestLaterSavesAreNotAncestors(t *testing.T) {
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
-	m.clock = day.Add(time.Hour)
+	m := newModel(t, recent)
 	m.save(100, "all")
-	m.clock = day.Add(2 * time.Hour)
+	m.clock = m.clock.Add(time.Hour)
 	saveAt(t, m.dir, "older", 50, m.clock) // of an older cairn, which has gone back
-	m.clock = day.Add(3 * time.Hour)
+	m.clock = m.clock.Add(time.Hour)
 	m.save(101, "last 1")
 
 	rep := must.Get(openRun(t, m.dir, "").Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1"), DryRun: true, Now: m.clock}))(t)
@@ -314,7 +313,7 @@ func TestLaterSavesAreNotAncestors(t *testing.T) {
 func TestDamagedCheckpointWithTagsStays(t *testing.T) {
 	for _, tagged := range []bool{false, true} {
 		for _, file := range []string{"*r00000*", "*index*", "cairn.json"} {
-			m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+			m := newModel(t, recent)
 			m.save(1, "all")
 			m.save(2, "all")
 			if tagged {
@@ -335,7 +334,7 @@ func TestDamagedCheckpointWithTagsStays(t *testing.T) {
 
 // A save does not replace a checkpoint of a newer cairn, which may be complete.
 func TestCheckpointThatCannotBeReadStays(t *testing.T) {
-	m := &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: day}
+	m := newModel(t, recent)
 	m.save(1, "all")
 	m.save(2, "all")
 	path := filepath.Join(m.dir, FolderName(2), "cairn.json")
