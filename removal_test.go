@@ -52,17 +52,17 @@ func TestLoadHoldsTheCheckpoint(t *testing.T) {
 
 // A config.json goes with a checkpoint that holds it too, and stays with another one.
 func TestRemoveConfigOfTheTrainer(t *testing.T) {
-	for name, state := range map[string]cairn.State{
-		"held":     {"files": map[string]any{"config.json": []byte("{}")}},
-		"not held": {"n": 1},
+	for name, config := range map[string]string{
+		"of cairn":           `{"transformers_weights": "cairn.transformers.from_checkpoint loads this checkpoint"}`,
+		"of another program": "{}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "c")
 			store := must.Get(file.Open(dir, nil))(t)
-			mustSave(t, store, state)
-			must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o666))
+			mustSave(t, store, cairn.State{"files": map[string]any{"config.json": []byte("{}")}})
+			must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o666))
 			must.Get(formats.Remove(t.Context(), store, nil))(t)
-			if _, err := os.Stat(dir); (err == nil) != (name == "not held") {
+			if _, err := os.Stat(dir); (err == nil) != (name == "of another program") {
 				t.Errorf("the folder of config.json after the removal: %v", err)
 			}
 		})

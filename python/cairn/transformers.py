@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -554,18 +555,21 @@ def _files(model: Any, processor: Any) -> dict[str, bytes]:
 def _explain(config: bytes, handle: cairn.torch.Handle) -> None:
     """Writes config.json beside a complete checkpoint, which makes from_pretrained say how to load it.
 
-    A removal of the checkpoint removes the file too, because the checkpoint holds it as files.config.json.
+    A removal of the checkpoint removes the file too. A config.json of another program stays as it is.
     """
     # This way of asking for the error does not count as having seen it.
     if concurrent.futures.Future.exception(handle) is not None or "://" in handle.path:
         return
     text = {**json.loads(config), "transformers_weights": "cairn.transformers.from_checkpoint loads this checkpoint, "
             "and cairn.transformers.export writes a copy of its model for from_pretrained"}
-    try:
-        with open(os.path.join(handle.path, _CONFIG_FILE), "w", encoding="utf-8") as f:
+    path = os.path.join(handle.path, _CONFIG_FILE)
+    with contextlib.suppress(OSError):  # the checkpoint was removed meanwhile, or the file only explains less
+        if os.path.exists(path):
+            with open(path, "rb") as f:
+                if b"cairn.transformers.from_checkpoint" not in f.read():
+                    return  # another program wrote it
+        with open(path, "w", encoding="utf-8") as f:
             json.dump(text, f, indent=2)
-    except FileNotFoundError:
-        pass  # the checkpoint was removed meanwhile
 
 
 def _rank() -> int:

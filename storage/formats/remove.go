@@ -1,6 +1,7 @@
 package formats
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,13 +16,18 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
-// configFile is the configuration of a model, which cairn.transformers writes beside a checkpoint
-// that holds it too.
-const configFile = "config.json"
+// configFile is the name of the file that cairn.transformers writes beside a native checkpoint. It
+// contains configMark, which a config.json of another program does not.
+const (
+	configFile = "config.json"
+	configMark = "cairn.transformers.from_checkpoint"
+	maxConfig  = 16 << 20
+)
 
 // Remove removes the checkpoint at the root of store, in any format: its files, its notes, the
-// files of torch.save that libraries write beside a model, such as optimizer.pt, and config.json
-// if a native checkpoint also holds it as the value "files.config.json". Other files in the folder stay. If the folder is empty then, Remove removes it.
+// files of torch.save that libraries write beside a model, such as optimizer.pt, and the
+// config.json of cairn.transformers. Other files in the folder stay. If the folder is empty then,
+// Remove removes it.
 //
 // The removal is one atomic step for readers: until then they see the whole checkpoint, and
 // then storage.ErrNotFound. A reader that has the files of a folder open goes on. The step
@@ -130,11 +136,8 @@ func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
 	r := &publish.Removal{Format: format, SaveID: c.Storage().SaveID}
 	files := filesOf(format, c, all)
 	if _, ok := all[configFile]; ok && format == Native {
-		_, held, err := c.Find(ctx, "files."+configFile)
-		if err != nil {
-			return nil, err
-		}
-		if held {
+		data, err := blob.ReadAll(ctx, store, configFile, maxConfig)
+		if err == nil && bytes.Contains(data, []byte(configMark)) { // a file that cannot be read stays
 			files[configFile] = true
 		}
 	}

@@ -172,9 +172,9 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 			err = differ("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))
 			if common := c.Names - c.Missing - c.Extra; common < c.Missing/8 && common < c.Extra/8 && f.recipe.Recipe == "" && len(f.rename) == 0 {
 				hint := "they have few names in common: --recipe compares the forms of different frameworks, --rename changes names of A"
-				for _, p := range c.PrefixChanges() {
+				if ways := c.PrefixChanges(); len(ways) > 0 {
+					p := ways[0]
 					hint = fmt.Sprintf("--rename %s finds %s", quoteArg(p.From+"*="+p.To+"*"), plural(int64(p.Names), "name"))
-					break
 				}
 				err = withHint(err, hint)
 			}
