@@ -11,9 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -42,7 +42,7 @@ func TestFlattenOfABaseWithWholeFiles(t *testing.T) {
 	must.Get(transfer.Copy(t.Context(), one, one, &transfer.Options{Overwrite: true}))(t)
 	checkContents(t, one, s.clone(t), s.state, 1)
 	checkContents(t, stepAt(t, dir, 2), s.clone(t), s.state, 1)
-	must.Get(publish.Sweep(t.Context(), one, native.Files(), 0, nil))(t)
+	must.Get(commit.Sweep(t.Context(), one, native.Files(), 0, nil))(t)
 	checkContents(t, stepAt(t, dir, 2), s.clone(t), s.state, 1)
 	if _, err := formats.Remove(t.Context(), one, nil); !errors.Is(err, storage.ErrInUse) {
 		t.Errorf("Remove of a flattened base = %v; want %v", err, storage.ErrInUse)
@@ -88,7 +88,7 @@ func TestInterruptedFlatten(t *testing.T) {
 		}
 		two := stepAt(t, copied, 2)
 		if n%2 == 0 {
-			must.Get(publish.Sweep(t.Context(), two, native.Files(), 0, nil))(t)
+			must.Get(commit.Sweep(t.Context(), two, native.Files(), 0, nil))(t)
 			for i := range 4 {
 				checkContents(t, stepAt(t, copied, i), want[i], s.state, 1)
 			}

@@ -22,9 +22,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -56,7 +56,7 @@ func TestCrashOfASaveOnABase(t *testing.T) {
 			break
 		}
 	}
-	must.Get(publish.Sweep(t.Context(), stepAt(t, dir, 2), native.Files(), 0, nil))(t)
+	must.Get(commit.Sweep(t.Context(), stepAt(t, dir, 2), native.Files(), 0, nil))(t)
 	checkContents(t, stepAt(t, dir, 2), old, s.state, 1)
 }
 
@@ -151,7 +151,7 @@ func TestAnyOrderOfSavesAndRemovals(t *testing.T) {
 				t.Errorf("flatten = %v", err)
 			}
 		case 8:
-			_, err = publish.Sweep(t.Context(), open(name), native.Files(), 0, nil)
+			_, err = commit.Sweep(t.Context(), open(name), native.Files(), 0, nil)
 			must.Do(t, err)
 		case 9:
 			must.Do(t, os.MkdirAll(dir, 0o777))
@@ -197,7 +197,7 @@ func TestBaseIsReplacedDuringASave(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				if _, err := publish.Sweep(context.Background(), base, native.Files(), 0, nil); err != nil {
+				if _, err := commit.Sweep(context.Background(), base, native.Files(), 0, nil); err != nil {
 					t.Error(err)
 				}
 			}}

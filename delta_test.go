@@ -21,9 +21,9 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -243,7 +243,7 @@ func TestReplacedBaseStays(t *testing.T) {
 	for range 2 {
 		must.Get(cairn.Save(t.Context(), zero, cairn.State{"other": whole(t, []int64{3}, 1)}, nil))(t)
 	}
-	must.Get(publish.Sweep(t.Context(), zero, native.Files(), 0, nil))(t)
+	must.Get(commit.Sweep(t.Context(), zero, native.Files(), 0, nil))(t)
 	checkContents(t, must.Get(file.Open(filepath.Join(dir, "step-2"), nil))(t), want[2], s.state, 2)
 }
 

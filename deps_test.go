@@ -78,29 +78,29 @@ var layers = []struct{ name, imports string }{
 
 	// Formats, and what they share.
 	{"storage", "blob internal/wire meta plan tensor"},
-	{"storage/publish", "blob internal/crc32c internal/work meta plan storage tensor"},
+	{"storage/commit", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/delta", "blob internal/crc32c internal/segment internal/wire storage"},
-	{"storage/native", "blob storage/delta internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/publish storage/reading tensor"},
-	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/publish tensor value"},
-	{"storage/torchfile", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/publish storage/reading tensor value"},
-	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
+	{"storage/native", "blob storage/delta internal/crc32c internal/safetensors internal/wire internal/work meta plan storage storage/commit storage/reading tensor"},
+	{"storage/dcpfiles", "blob internal/pickle meta plan storage storage/commit tensor value"},
+	{"storage/torchfile", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/commit storage/reading tensor value"},
+	{"storage/torchdcp", "blob internal/torchsave internal/work meta plan storage storage/dcpfiles storage/commit storage/reading storage/torchfile tensor value"},
 	{"storage/deepspeed", "blob internal/torchsave meta storage storage/reading storage/torchfile tensor value"},
-	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/publish storage/reading tensor"},
-	{"storage/slime", "blob internal/safetensors internal/work meta plan storage storage/hf storage/publish storage/reading tensor"},
-	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/publish storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/publish storage/reading storage/slime storage/torchdcp storage/torchfile"},
+	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/commit storage/reading tensor"},
+	{"storage/slime", "blob internal/safetensors internal/work meta plan storage storage/hf storage/commit storage/reading tensor"},
+	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/commit storage/reading storage/torchfile tensor value"},
+	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/commit storage/reading storage/slime storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
-	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/publish"},
+	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/commit"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor value"},
-	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/publish transfer"},
-	{"background/upload", "blob blob/file group plan storage storage/formats storage/publish transfer"},
-	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/publish tensor background/upload transfer value"},
-	{".", "run blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/publish tensor background/upload transfer value"},
+	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/commit transfer"},
+	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
+	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{".", "run blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
@@ -112,7 +112,7 @@ var layers = []struct{ name, imports string }{
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/fault blob/file blob/remote internal/crc32c convert group group/inproc inspect meta plan run shard storage storage/dcpfiles storage/formats storage/native storage/view tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/publish storage/slime storage/torchdcp storage/view tensor transfer value web"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -141,7 +141,7 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                                    "internal/torchsave protocol storage/publish storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sync":                                    "internal/torchsave protocol storage/commit storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":                        "internal/segment storage/slime storage/torchdcp",

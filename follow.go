@@ -21,10 +21,10 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -499,10 +499,10 @@ func (f *Follower) open(ctx context.Context, store blob.Store) (storage.Checkpoi
 	case native.Format:
 		format.Segments = f.cache
 		c, err := format.Open(ctx, store)
-		return c, publish.Explain(ctx, store, err)
+		return c, commit.Explain(ctx, store, err)
 	default:
 		c, err := format.Open(ctx, store)
-		return c, publish.Explain(ctx, store, err)
+		return c, commit.Explain(ctx, store, err)
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -58,7 +58,7 @@ func removeFiles(t *testing.T, dir, pattern string) {
 // underWay makes a save that is under way in a folder. end ends it without a checkpoint.
 func underWay(t *testing.T, dir string) (end func()) {
 	t.Helper()
-	lock, err := publish.LockSave(t.Context(), openStore(t, dir), "native", "20261115t101500-00c0ffee")
+	lock, err := commit.LockSave(t.Context(), openStore(t, dir), "native", "20261115t101500-00c0ffee")
 	if err != nil || lock == nil {
 		t.Skipf("no locks here: %v", err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -194,7 +194,7 @@ func (o *LoadOptions) reader(store blob.Store, rank int) (storage.Reader, error)
 	if o.Format != nil {
 		open = func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 			c, err := o.Format.Open(ctx, store)
-			return c, publish.Explain(ctx, store, err)
+			return c, commit.Explain(ctx, store, err)
 		}
 	}
 	return storage.NewReader(open, store, storage.ReadOptions{BufferBytes: o.BufferBytes, Parallel: o.Parallel, TrustSizes: rank != 0}), nil

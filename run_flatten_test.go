@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -61,7 +61,7 @@ func TestPruneDoesNotFlattenWhatIsInUse(t *testing.T) {
 	var names []string // of all that the policy keeps
 	for i := 6; i < 30; i += 6 {
 		names = append(names, fmt.Sprintf("step-%d", i))
-		done := must.Get(publish.Reading(t.Context(), stepAt(t, dir, i)))(t)
+		done := must.Get(commit.Reading(t.Context(), stepAt(t, dir, i)))(t)
 		defer done()
 	}
 	rep := must.Get(r.Prune(t.Context(), &run.PruneOptions{Keep: everySix}))(t)

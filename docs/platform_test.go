@@ -22,7 +22,7 @@ var packages = map[string]string{
 	"cairn": ".", "tensor": "tensor", "value": "value", "group": "group", "tcp": "group/tcp", "collective": "platform/collective",
 	"platform": "platform", "host": "platform/host", "autograd": "platform/autograd", "nn": "platform/nn", "shard": "shard",
 	"plan": "plan", "meta": "meta", "storage": "storage", "hf": "storage/hf", "torchdcp": "storage/torchdcp", "blob": "blob",
-	"publish": "storage/publish",
+	"commit": "storage/commit",
 }
 
 var (

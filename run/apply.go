@@ -60,7 +60,7 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 			a.order = append(a.order, i)
 		}
 	}
-	commits := make([]commit, len(all))
+	commits := make([]savedStep, len(all))
 	for i := range all {
 		commits[i] = all[i].commit()
 	}

@@ -195,7 +195,7 @@ func checkVerdicts(p Policy, all []Checkpoint, verdicts []Verdict, now time.Time
 
 // newer reports whether c comes after d: on the current line, or else by its commit.
 func newer(all []Checkpoint, c, d *Checkpoint) bool {
-	commits := make([]commit, len(all))
+	commits := make([]savedStep, len(all))
 	for i := range all {
 		commits[i] = all[i].commit()
 	}

@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
@@ -218,7 +218,7 @@ func (p *pruning) flattenOne(ctx context.Context, place *Place, name string) err
 	}
 	store, err := place.StoreOf(name)
 	if err == nil {
-		err = publish.CheckUnused(ctx, store)
+		err = commit.CheckUnused(ctx, store)
 	}
 	if err == nil {
 		_, err = transfer.Flatten(ctx, store, &transfer.Options{Memory: flattenMemory, Parallel: 2})

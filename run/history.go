@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// commit is a complete save of a run, as far as the history of the run depends on it.
-type commit struct {
+// savedStep is a complete save of a run, as far as the history of the run depends on it.
+type savedStep struct {
 	name string // of the folder
 	id   string // see identity
 	step *int64
@@ -51,7 +51,7 @@ func compareBool(a, b bool) int {
 // positions returns the places of commits. A commit that does not record its place, such as
 // one of another program, follows the last commit with a smaller step and an earlier time.
 // Among each other, such commits are ordered by step, then by time, then by name.
-func positions(all []commit) []position {
+func positions(all []savedStep) []position {
 	out := make([]position, len(all))
 	for i := range all {
 		c := &all[i]
@@ -72,7 +72,7 @@ func positions(all []commit) []position {
 
 // follows reports whether c has a larger step and a later time than b. A step or a time that one
 // of them lacks is not compared.
-func (c *commit) follows(b *commit) bool {
+func (c *savedStep) follows(b *savedStep) bool {
 	byStep, byTime := c.step != nil && b.step != nil, !c.time.IsZero() && !b.time.IsZero()
 	return (byStep || byTime) && (!byStep || *c.step > *b.step) && (!byTime || c.time.After(b.time))
 }
@@ -103,7 +103,7 @@ func (w *Rewound) after(other *Rewound) bool {
 
 // history is the order of the commits of a run, and which of them were left behind.
 type history struct {
-	all   []commit
+	all   []savedStep
 	order []int // numbers in all, the oldest first
 	head  int   // the number of the newest commit of the current line; -1: there is none
 	// left are the commits that are not on the line of the head, with the time at which the
@@ -112,14 +112,14 @@ type history struct {
 	// unplaced are commits that were made after the head, but do not record where they
 	// belong.
 	unplaced map[int]bool
-	rewound  *Rewound // nil: the run was never rewound
-	damaged  []commit // folders without a complete commit; the step, the time and the line may be unknown
-	unread   []string // folders that could not be read; they may have a complete commit
+	rewound  *Rewound    // nil: the run was never rewound
+	damaged  []savedStep // folders without a complete commit; the step, the time and the line may be unknown
+	unread   []string    // folders that could not be read; they may have a complete commit
 }
 
 // goneBack returns the decision from which line the run goes on: rewound or, if a damaged commit is
 // newer, the line in its record. The run goes on from the newest complete commit of that line.
-func goneBack(damaged []commit, rewound *Rewound) *Rewound {
+func goneBack(damaged []savedStep, rewound *Rewound) *Rewound {
 	for _, c := range damaged {
 		if l := c.line; l != nil && (rewound == nil || l.Commit > rewound.Commit) {
 			rewound = &Rewound{To: l.Parent, Commit: l.Commit, Time: c.time, Left: l.Left}
@@ -129,7 +129,7 @@ func goneBack(damaged []commit, rewound *Rewound) *Rewound {
 }
 
 // newHistory returns the history of complete commits. rewound may be nil.
-func newHistory(all []commit, rewound *Rewound) *history {
+func newHistory(all []savedStep, rewound *Rewound) *history {
 	h := &history{all: all, order: make([]int, len(all)), head: -1, left: map[int]time.Time{}, unplaced: map[int]bool{}, rewound: rewound}
 	at := positions(all)
 	for i := range h.order {

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Found is the newest checkpoint of a run; see Run.Latest.
@@ -78,7 +78,7 @@ func (r *Run) CheckIdle(ctx context.Context) error {
 		return err
 	}
 	for _, dir := range dirs {
-		if err := publish.CheckUnderWay(ctx, dir.store); err != nil {
+		if err := commit.CheckUnderWay(ctx, dir.store); err != nil {
 			return err
 		}
 	}
@@ -129,7 +129,7 @@ func (r *Run) Latest(ctx context.Context) (*Found, error) {
 // choice are the complete checkpoints that were found, and the folders that are passed over.
 type choice struct {
 	complete []*found
-	lost     []commit // damaged ones with a record that can be read
+	lost     []savedStep // damaged ones with a record that can be read
 	problems []error
 	skipped  []Skipped
 	damaged  []Damaged
@@ -163,7 +163,7 @@ func (c *choice) result(folders int, rewound *Rewound) (*Found, error) {
 	slices.SortStableFunc(c.complete, func(f, g *found) int {
 		return cmp.Or(compareBool(g.folder.place.remote, f.folder.place.remote), strings.Compare(f.folder.address, g.folder.address))
 	})
-	commits := make([]commit, len(c.complete))
+	commits := make([]savedStep, len(c.complete))
 	for i, f := range c.complete {
 		commits[i] = f.commit()
 	}

@@ -77,7 +77,7 @@ func (r *Run) history(ctx context.Context) (*history, error) {
 		return nil, err
 	}
 
-	var known, damaged []commit
+	var known, damaged []savedStep
 	var unread []string
 	for _, f := range all {
 		switch {
@@ -245,14 +245,14 @@ func warnLeft(h *history, p int, left []meta.Left, now time.Time, warn func(erro
 // the save replaces p. A damaged checkpoint is replaced too, unless it has tags. A folder that cannot
 // be read stays, such as one with a checkpoint of a newer cairn.
 func chooseFolder(ctx context.Context, m *Member, r *Run, h *history, p int, step int64, warn func(error)) (name string, replaced bool) {
-	occupant := func(name string) *commit {
-		if i := slices.IndexFunc(h.all, func(c commit) bool { return c.name == name }); i >= 0 {
+	occupant := func(name string) *savedStep {
+		if i := slices.IndexFunc(h.all, func(c savedStep) bool { return c.name == name }); i >= 0 {
 			return &h.all[i]
 		}
 		return nil
 	}
 	stays := func(name string) bool {
-		return slices.Contains(h.unread, name) || slices.ContainsFunc(h.damaged, func(c commit) bool { return c.name == name }) && r.hasTags(ctx, name, name)
+		return slices.Contains(h.unread, name) || slices.ContainsFunc(h.damaged, func(c savedStep) bool { return c.name == name }) && r.hasTags(ctx, name, name)
 	}
 	plain := m.Name
 	if p >= 0 && !m.Exclusive && withoutAgain(h.all[p].name) == plain && !r.hasTags(ctx, h.all[p].name, h.all[p].id) {
@@ -274,7 +274,7 @@ func chooseFolder(ctx context.Context, m *Member, r *Run, h *history, p int, ste
 // precedes reports whether the commit c has a smaller step than a save that goes on from the
 // commit p, and is on the line of p. The save replaces c if both have the same folder, such as
 // last.ckpt.
-func (h *history) precedes(c *commit, p int, step int64) bool {
+func (h *history) precedes(c *savedStep, p int, step int64) bool {
 	if p < 0 || stepOf(c.step) >= step {
 		return false
 	}
@@ -369,7 +369,7 @@ func (r *Run) rewind(ctx context.Context, name string, now time.Time) (*Checkpoi
 // rewindTo returns the decision to go back to the checkpoint c.
 func rewindTo(all []Checkpoint, c *Checkpoint, now time.Time) *Rewound {
 	out := &Rewound{To: identity(c.SaveID, c.Name), Commit: now.UnixMilli(), Time: now}
-	var complete []commit
+	var complete []savedStep
 	for i := range all {
 		out.Commit = max(out.Commit, all[i].Commit+1)
 		if all[i].Complete() {

@@ -27,11 +27,11 @@ import (
 func TestHistory(t *testing.T) {
 	step := func(n int64) *int64 { return &n }
 	at := func(minutes int) time.Time { return day.Add(time.Duration(minutes) * time.Minute) }
-	old := func(s int64, minutes int) commit {
-		return commit{name: FolderName(s), id: fmt.Sprint("old", s), step: step(s), time: at(minutes)}
+	old := func(s int64, minutes int) savedStep {
+		return savedStep{name: FolderName(s), id: fmt.Sprint("old", s), step: step(s), time: at(minutes)}
 	}
-	numbered := func(s int64, minutes int, number int64, parent string, left ...string) commit {
-		c := commit{name: FolderName(s), id: fmt.Sprint("new", s), step: step(s), time: at(minutes), line: &meta.Line{Commit: number, Parent: parent}}
+	numbered := func(s int64, minutes int, number int64, parent string, left ...string) savedStep {
+		c := savedStep{name: FolderName(s), id: fmt.Sprint("new", s), step: step(s), time: at(minutes), line: &meta.Line{Commit: number, Parent: parent}}
 		if len(left) > 0 {
 			c.line.Left = []meta.Left{{Since: at(minutes), Saves: left}}
 		}
@@ -39,22 +39,22 @@ func TestHistory(t *testing.T) {
 	}
 	left := func(ids ...string) []meta.Left { return []meta.Left{{Since: at(9), Saves: ids}} }
 	for name, c := range map[string]struct {
-		all     []commit
+		all     []savedStep
 		rewound *Rewound
 		want    string // ids, the oldest first; "(…)" was left, "*" is the head, "?" has no known place
 	}{
 		"none":                            {nil, nil, ""},
-		"by step":                         {[]commit{old(3, 1), old(1, 3), old(2, 2)}, nil, "old1 old2 old3*"},
-		"by commit":                       {[]commit{numbered(1, 9, 3, "new5", "new5"), numbered(5, 2, 2, "")}, nil, "(new5) new1*"},
-		"a clock that was set back":       {[]commit{numbered(1, 9, 10, ""), numbered(2, 1, 11, "new1"), numbered(3, 0, 12, "new2")}, nil, "new1 new2 new3*"},
-		"old ones before":                 {[]commit{old(1, 1), old(9, 2), numbered(5, 3, 100, "old1", "old9")}, nil, "old1 (old9) new5*"},
-		"another program after":           {[]commit{numbered(5, 3, 100, ""), old(6, 4)}, nil, "new5 old6*"},
-		"another program goes back":       {[]commit{numbered(5, 3, 100, ""), old(4, 4)}, nil, "old4? new5*"},
-		"a line that goes on":             {[]commit{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 9, 4, "new1", "new2"), numbered(4, 3, 3, "new2")}, nil, "new1 (new2) (new4) new3*"},
-		"rewound":                         {[]commit{old(1, 1), old(2, 2), old(3, 3)}, &Rewound{To: "old1", Commit: 1, Time: at(9), Left: left("old2", "old3")}, "old1* (old2) (old3)"},
-		"rewound, then saved":             {[]commit{old(1, 1), old(2, 2), numbered(2, 10, 20, "old1", "old2")}, &Rewound{To: "old1", Commit: 10, Time: at(9), Left: left("old2")}, "old1 (old2) new2*"},
-		"rewound to a line that was left": {[]commit{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 3, 3, "new1", "new2")}, &Rewound{To: "new2", Commit: 4, Time: at(9), Left: left("new3")}, "new1 new2* (new3)"},
-		"rewound to one that is gone":     {[]commit{old(1, 1), old(2, 2)}, &Rewound{To: "gone", Commit: 1, Time: at(9), Left: left("old2")}, "old1* (old2)"},
+		"by step":                         {[]savedStep{old(3, 1), old(1, 3), old(2, 2)}, nil, "old1 old2 old3*"},
+		"by commit":                       {[]savedStep{numbered(1, 9, 3, "new5", "new5"), numbered(5, 2, 2, "")}, nil, "(new5) new1*"},
+		"a clock that was set back":       {[]savedStep{numbered(1, 9, 10, ""), numbered(2, 1, 11, "new1"), numbered(3, 0, 12, "new2")}, nil, "new1 new2 new3*"},
+		"old ones before":                 {[]savedStep{old(1, 1), old(9, 2), numbered(5, 3, 100, "old1", "old9")}, nil, "old1 (old9) new5*"},
+		"another program after":           {[]savedStep{numbered(5, 3, 100, ""), old(6, 4)}, nil, "new5 old6*"},
+		"another program goes back":       {[]savedStep{numbered(5, 3, 100, ""), old(4, 4)}, nil, "old4? new5*"},
+		"a line that goes on":             {[]savedStep{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 9, 4, "new1", "new2"), numbered(4, 3, 3, "new2")}, nil, "new1 (new2) (new4) new3*"},
+		"rewound":                         {[]savedStep{old(1, 1), old(2, 2), old(3, 3)}, &Rewound{To: "old1", Commit: 1, Time: at(9), Left: left("old2", "old3")}, "old1* (old2) (old3)"},
+		"rewound, then saved":             {[]savedStep{old(1, 1), old(2, 2), numbered(2, 10, 20, "old1", "old2")}, &Rewound{To: "old1", Commit: 10, Time: at(9), Left: left("old2")}, "old1 (old2) new2*"},
+		"rewound to a line that was left": {[]savedStep{numbered(1, 1, 1, ""), numbered(2, 2, 2, "new1"), numbered(3, 3, 3, "new1", "new2")}, &Rewound{To: "new2", Commit: 4, Time: at(9), Left: left("new3")}, "new1 new2* (new3)"},
+		"rewound to one that is gone":     {[]savedStep{old(1, 1), old(2, 2)}, &Rewound{To: "gone", Commit: 1, Time: at(9), Left: left("old2")}, "old1* (old2)"},
 	} {
 		for range 3 {
 			rand.Shuffle(len(c.all), func(i, j int) { c.all[i], c.all[j] = c.all[j], c.all[i] })

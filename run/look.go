@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // found is what was found in a folder.
@@ -61,8 +61,8 @@ func (f *found) compare(g *found) int {
 }
 
 // commit returns the save for the history of the run.
-func (f *found) commit() commit {
-	c := commit{name: f.folder.name, id: identity(f.saveID, f.folder.name), step: f.step, time: f.time, line: f.line}
+func (f *found) commit() savedStep {
+	c := savedStep{name: f.folder.name, id: identity(f.saveID, f.folder.name), step: f.step, time: f.time, line: f.line}
 	if c.time.IsZero() {
 		c.time = f.written
 	}
@@ -197,7 +197,7 @@ func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, erro
 		return formats.OpenLocated(ctx, f.store, f.options)
 	}
 	c, err := f.format.Open(ctx, f.store)
-	return c, f.store, publish.Explain(ctx, f.store, err)
+	return c, f.store, commit.Explain(ctx, f.store, err)
 }
 
 // checkBases finds out whether the files to which the checkpoint refers exist.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // PruneOptions say what Prune keeps. Nil keeps everything.
@@ -403,7 +403,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		_ = formats.CleanSave(ctx, store, x.saveID) // files from before it was flattened, or of an attempt that was killed
 	}
 	if err == nil {
-		_, err = formats.Remove(ctx, store, &publish.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
+		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, place, x) }})
 	}
 	switch {
 	case err == nil, isGone(ctx, place, x.Name, err):

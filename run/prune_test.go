@@ -19,8 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // outcomes returns what Prune did, in short.
@@ -183,8 +183,8 @@ func TestPruneLeavesWhatIsInUse(t *testing.T) {
 	for step := range int64(4) {
 		save(t, dir, step)
 	}
-	release := must.Get(publish.Reading(t.Context(), openDir(t, dir, FolderName(1))))(t)
-	lock := must.Get(publish.LockSave(t.Context(), openDir(t, dir, FolderName(2)), "native", "another"))(t)
+	release := must.Get(commit.Reading(t.Context(), openDir(t, dir, FolderName(1))))(t)
+	lock := must.Get(commit.LockSave(t.Context(), openDir(t, dir, FolderName(2)), "native", "another"))(t)
 	if lock == nil {
 		t.Skip("no locks here")
 	}

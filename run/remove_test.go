@@ -9,7 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 func TestRemove(t *testing.T) {
@@ -68,7 +68,7 @@ func TestRemoveLeavesWhatIsInUse(t *testing.T) {
 	for step := range int64(3) {
 		save(t, dir, step)
 	}
-	release := must.Get(publish.Reading(t.Context(), openDir(t, dir, FolderName(1))))(t)
+	release := must.Get(commit.Reading(t.Context(), openDir(t, dir, FolderName(1))))(t)
 	r := openRun(t, dir, "")
 	names := []string{FolderName(0), FolderName(1)}
 	got, err := r.Remove(t.Context(), names, nil)

@@ -221,8 +221,8 @@ func (c *Checkpoint) lacks() string {
 }
 
 // commit returns the checkpoint for the history of its run.
-func (c *Checkpoint) commit() commit {
-	out := commit{name: c.Name, id: identity(c.SaveID, c.Name), step: c.Step, time: c.Time}
+func (c *Checkpoint) commit() savedStep {
+	out := savedStep{name: c.Name, id: identity(c.SaveID, c.Name), step: c.Step, time: c.Time}
 	if c.Commit > 0 {
 		out.line = &meta.Line{Commit: c.Commit, Parent: c.Parent}
 		if f := c.best(); f != nil && f.line != nil {
@@ -246,7 +246,7 @@ func (c *Checkpoint) best() *found {
 // that were left behind. Incomplete ones have no part in the history. They stand where their
 // steps and times put them.
 func arrange(all []Checkpoint, rewound *Rewound) {
-	commits := make([]commit, len(all))
+	commits := make([]savedStep, len(all))
 	for i := range all {
 		commits[i] = all[i].commit()
 	}
@@ -258,8 +258,8 @@ func arrange(all []Checkpoint, rewound *Rewound) {
 	slices.SortFunc(order, func(i, j int) int { return at[i].compare(at[j]) })
 
 	sorted := make([]Checkpoint, 0, len(all))
-	complete, where := []commit{}, []int{}
-	var damaged []commit
+	complete, where := []savedStep{}, []int{}
+	var damaged []savedStep
 	for _, i := range order {
 		if all[i].Complete() {
 			complete, where = append(complete, commits[i]), append(where, len(sorted))

@@ -19,11 +19,11 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
@@ -149,7 +149,7 @@ func TestCheckpointsWithProblems(t *testing.T) {
 	data := must.Get(filepath.Glob(filepath.Join(dir, damaged, "*.safetensors")))(t)
 	must.Do(t, os.Truncate(data[0], 100))
 	must.Do(t, os.WriteFile(filepath.Join(dir, notes, NotesFile), []byte("{"), 0o666))
-	lock := must.Get(publish.LockSave(t.Context(), openDir(t, dir, "begun-4"), "native", "save4"))(t)
+	lock := must.Get(commit.LockSave(t.Context(), openDir(t, dir, "begun-4"), "native", "save4"))(t)
 	if lock == nil {
 		t.Skip("no locks here")
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 const (
@@ -55,7 +55,7 @@ func (j *job) publish(ctx context.Context, todo []item) error {
 	for i := range last {
 		var err error
 		if i == len(last)-1 {
-			err = publish.Locked(ctx, j.dst, func() error { return j.commit(ctx, &last[i]) })
+			err = commit.Locked(ctx, j.dst, func() error { return j.commit(ctx, &last[i]) })
 		} else {
 			err = j.copyFile(ctx, &last[i])
 		}
@@ -322,7 +322,7 @@ func (j *job) check(ctx context.Context) error {
 		return err
 	}
 	if len(j.have) > 0 && j.opts.As == "" {
-		if err := publish.CheckNoRemoval(ctx, j.dst); err != nil {
+		if err := commit.CheckNoRemoval(ctx, j.dst); err != nil {
 			return err
 		}
 	}

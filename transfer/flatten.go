@@ -7,8 +7,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Flatten makes the checkpoint at the root of store stand alone, if it refers to others. It
@@ -52,7 +52,7 @@ func Flatten(ctx context.Context, store blob.Store, opts *Options) (*Report, err
 func (j *job) checkUnread(ctx context.Context) error {
 	j.release()
 	j.release = func() {}
-	return publish.CheckUnread(ctx, j.dst)
+	return commit.CheckUnread(ctx, j.dst)
 }
 
 // discard removes the data files that the copy has written.

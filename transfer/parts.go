@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Saved is what one rank has saved.
@@ -42,7 +42,7 @@ func BeginParts(ctx context.Context, src, dst blob.Store, s Saved, opts *Options
 	p.j.opts.As, p.j.opts.Full = "", false
 	p.j.pool = work.NewPool(buffer, p.j.opts.Memory, 2)
 	var err error
-	if p.j.release, err = publish.Reading(ctx, src); err != nil {
+	if p.j.release, err = commit.Reading(ctx, src); err != nil {
 		return nil, err
 	}
 	if err := p.begin(ctx, &s); err != nil {
@@ -65,7 +65,7 @@ func (p *Parts) begin(ctx context.Context, s *Saved) (err error) {
 	if err := p.j.look(ctx); err != nil {
 		return err
 	}
-	p.j.lock, err = publish.LockSave(ctx, p.j.dst, s.Format, p.j.lockID())
+	p.j.lock, err = commit.LockSave(ctx, p.j.dst, s.Format, p.j.lockID())
 	return err
 }
 
@@ -141,7 +141,7 @@ func (p *Parts) Publish(ctx context.Context, data []storage.File) error {
 	}
 	err = p.j.publish(ctx, todo)
 	if (err == nil || errors.Is(err, blob.ErrUncertain)) && p.j.rep.Format == formats.Torch {
-		publish.Remember(p.j.dst, p.last[len(p.last)-1].to, p.j.rep.SaveID)
+		commit.Remember(p.j.dst, p.last[len(p.last)-1].to, p.j.rep.SaveID)
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 func init() { group.RegisterError("transfer.ErrOccupied", ErrOccupied) }
@@ -76,7 +76,7 @@ func (j *job) begin(ctx context.Context) error {
 			return false, err
 		}
 		var err error
-		j.lock, err = publish.LockSave(ctx, j.dst, j.rep.Format, j.lockID())
+		j.lock, err = commit.LockSave(ctx, j.dst, j.rep.Format, j.lockID())
 		return j.lock.Taken(), err
 	})
 	if err != nil {
@@ -99,7 +99,7 @@ func (j *job) begin(ctx context.Context) error {
 // seeLock waits until this rank sees the lock of rank 0.
 func (j *job) seeLock(ctx context.Context) error {
 	for end := time.Now().Add(visibleTime); ; {
-		seen, err := publish.HasLock(ctx, j.dst, j.rep.Format, j.lockID())
+		seen, err := commit.HasLock(ctx, j.dst, j.rep.Format, j.lockID())
 		if seen || err != nil {
 			return err
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Options change how Copy works. Nil means the defaults.
@@ -136,7 +136,7 @@ func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, err
 		return nil, err
 	}
 	var err error
-	if j.lock, err = publish.LockSave(ctx, dst, j.rep.Format, j.lockID()); err != nil {
+	if j.lock, err = commit.LockSave(ctx, dst, j.rep.Format, j.lockID()); err != nil {
 		return nil, err
 	}
 	defer j.lock.Release() // a remaining lock belongs to a dead process soon
@@ -167,9 +167,9 @@ type job struct {
 	items    []item   // in the order of their stages
 	beside   []string // files of the checkpoint that readers can do without
 	have     map[string]blob.Info
-	old      []string          // files of the checkpoint that is replaced, the record first
-	lock     *publish.SaveLock // of the target
-	release  func()            // ends the lock of the source
+	old      []string         // files of the checkpoint that is replaced, the record first
+	lock     *commit.SaveLock // of the target
+	release  func()           // ends the lock of the source
 	service  atomic.Int64
 }
 
@@ -185,11 +185,11 @@ func (j *job) lockID() string {
 func (j *job) plan(ctx context.Context) error {
 	src, format, err := formats.Locate(ctx, j.src)
 	if err != nil {
-		return publish.Explain(ctx, src, err)
+		return commit.Explain(ctx, src, err)
 	}
 	j.src = src
 	if g := j.opts.Group; g == nil || g.Rank() == 0 {
-		release, err := publish.Reading(ctx, j.src)
+		release, err := commit.Reading(ctx, j.src)
 		if err != nil {
 			return err
 		}
@@ -360,7 +360,7 @@ func (j *job) mayReplace(old storage.Checkpoint) bool {
 		return j.opts.Only == nil
 	}
 	rec, _ := j.record()
-	return storage.MayReplace(j.opts.Only, cmp.Or(old.Storage().SaveID, publish.Remembered(j.dst, rec.to)))
+	return storage.MayReplace(j.opts.Only, cmp.Or(old.Storage().SaveID, commit.Remembered(j.dst, rec.to)))
 }
 
 // checkOthers returns an error that wraps storage.ErrExists if the target, which has the files
@@ -466,7 +466,7 @@ func (j *job) leftovers(ctx context.Context) error {
 	if len(old) == 0 || j.opts.keepOld {
 		return nil
 	}
-	return publish.Locked(ctx, j.dst, func() error { return j.removeOld(ctx, old) })
+	return commit.Locked(ctx, j.dst, func() error { return j.removeOld(ctx, old) })
 }
 
 // removeOld removes files of the old checkpoint, apart from those to which others refer.

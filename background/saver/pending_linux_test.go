@@ -8,7 +8,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // underWay reports whether a save to a folder is under way.
@@ -18,7 +18,7 @@ func underWay(t *testing.T, folder string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = publish.CheckUnderWay(t.Context(), store)
+	err = commit.CheckUnderWay(t.Context(), store)
 	if err != nil && !errors.Is(err, storage.ErrUnderWay) {
 		t.Fatal(err)
 	}

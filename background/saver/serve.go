@@ -29,8 +29,8 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/delta"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 const (
@@ -520,7 +520,7 @@ func (s *server) lockPending(b *saveBody) (unlock func()) {
 	if err != nil {
 		return func() {}
 	}
-	lock, err := publish.LockPending(s.ctx, store, b.SaveID)
+	lock, err := commit.LockPending(s.ctx, store, b.SaveID)
 	if err != nil {
 		return func() {}
 	}

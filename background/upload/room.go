@@ -19,8 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Room bounds the bytes in the local folder of a run, which has a folder for each
@@ -357,8 +357,8 @@ func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err
 	if err != nil {
 		return false, err
 	}
-	err = publish.Locked(ctx, store, func() error {
-		if err := publish.CheckUnderWay(ctx, store); err != nil {
+	err = commit.Locked(ctx, store, func() error {
+		if err := commit.CheckUnderWay(ctx, store); err != nil {
 			return ignoreUnderWay(err)
 		}
 		if needed, err := formats.Needed(ctx, store); len(needed) > 0 || err != nil {

@@ -23,9 +23,9 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -168,7 +168,7 @@ func TestFoldersInUseStay(t *testing.T) {
 	}
 	remote := t.TempDir()
 	copyFolder(t, local, remote)
-	lock := must.Get(publish.LockSave(t.Context(), open(t, local, "step-1"), "native", "save7"))(t)
+	lock := must.Get(commit.LockSave(t.Context(), open(t, local, "step-1"), "native", "save7"))(t)
 	if lock == nil {
 		t.Skip("no locks here")
 	}

@@ -28,8 +28,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/s3"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -214,7 +214,7 @@ func testLateRecord(t *testing.T, place latePlace) {
 					if n := clean(t, direct); n > 0 {
 						t.Errorf("clean removed %d files while the save was uncertain: %v", n, err)
 					}
-					if err := publish.CheckUncertain(t.Context(), direct); !errors.Is(err, cairn.ErrUncertain) {
+					if err := commit.CheckUncertain(t.Context(), direct); !errors.Is(err, cairn.ErrUncertain) {
 						t.Errorf("CheckUncertain = %v", err)
 					}
 					if replaces {

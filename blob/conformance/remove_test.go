@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/s3"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // testRemoveVersion tests that the removal of an old version does not remove the object.
@@ -46,7 +46,7 @@ func testRemoveCheckpoint(t *testing.T, s *remote.Store) {
 	for name, put := range removedCheckpoints {
 		put(t, s)
 		files := len(must.Get(list(t.Context(), s))(t))
-		release := must.Get(publish.ReadingNow(t.Context(), s))(t)
+		release := must.Get(commit.ReadingNow(t.Context(), s))(t)
 		if _, err := formats.Remove(t.Context(), s, nil); !errors.Is(err, storage.ErrInUse) {
 			t.Errorf("%s: Remove of a checkpoint that is read = %v; want ErrInUse", name, err)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -34,7 +34,7 @@ func testSweptCopies(t *testing.T, src blob.Store, target func() *remote.Store) 
 		swept := make(chan error)
 		go func() {
 			for ctx.Err() == nil {
-				if _, err := formats.Clean(ctx, dst, publish.LeastAge(dst)); err != nil && ctx.Err() == nil {
+				if _, err := formats.Clean(ctx, dst, commit.LeastAge(dst)); err != nil && ctx.Err() == nil {
 					swept <- err
 					return
 				}

@@ -23,7 +23,7 @@ type Slot struct {
 }
 
 // Part is a run of bytes of a file. Exactly one of Literal, Slot and Tail
-// provides the bytes. It corresponds to publish.Part.
+// provides the bytes. It corresponds to commit.Part.
 type Part struct {
 	// Length is the number of bytes. Only a slot without elements has length
 	// zero.

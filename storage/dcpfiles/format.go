@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 const (
@@ -133,14 +133,14 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 	return &Description{Metadata: &md, Files: files, Data: data}, nil
 }
 
-// Existing describes the checkpoint of all ranks for publish.Format.Read. If the
+// Existing describes the checkpoint of all ranks for commit.Format.Read. If the
 // checkpoint is incomplete, its files belong to ranks that saved without a group
 // and have written their metadata.
-func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+func (f *Format) Existing(ctx context.Context, store blob.Store) (*commit.Existing, error) {
 	docs, files, err := f.documents(ctx, store)
 	if errors.Is(err, storage.ErrIncomplete) {
 		done, doneErr := f.finished(ctx, store)
-		return &publish.Existing{Files: done}, cmp.Or(doneErr, err)
+		return &commit.Existing{Files: done}, cmp.Or(doneErr, err)
 	}
 	if err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (f *Format) Existing(ctx context.Context, store blob.Store) (*publish.Exist
 			}
 		}
 	}
-	return &publish.Existing{Files: names, Replaced: names}, nil
+	return &commit.Existing{Files: names, Replaced: names}, nil
 }
 
 // finished returns the data files of the ranks that have written their metadata.

@@ -7,14 +7,14 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // Published returns the description of the files for package publish. name is the
 // name of the format, prefix begins the names of the data files that cairn writes,
 // and also are more files that show that there is a checkpoint.
-func (f *Format) Published(name, prefix string, also ...string) *publish.Format {
-	return &publish.Format{
+func (f *Format) Published(name, prefix string, also ...string) *commit.Format {
+	return &commit.Format{
 		Name: name, Records: []string{MetadataName}, Also: also, Prefix: prefix,
 		Parse: func(name string) (string, bool) {
 			_, id, ok := f.parse(name)
@@ -35,7 +35,7 @@ type Encoding struct {
 	// cannot hold the value.
 	Value func(it *plan.WriteItem, data []byte) ([]byte, error)
 	// Files lays out the data files of a rank. infix is part of their names.
-	Files func(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error)
+	Files func(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*commit.DataFile, error)
 	// Place is the meta.Storage.ID of saves whose session has no ID.
 	Place string
 }
@@ -50,7 +50,7 @@ type Encoding struct {
 // checkpoint is touched. The old one is the checkpoint until the new .metadata
 // replaces the old one in one atomic step.
 type Writer struct {
-	*publish.Publisher
+	*commit.Committer
 	e Encoding
 }
 
@@ -60,8 +60,8 @@ var (
 )
 
 // NewWriter returns a writer of checkpoints at the root of store.
-func NewWriter(store blob.Store, f *publish.Format, e Encoding, o storage.WriteOptions) *Writer {
-	return &Writer{publish.New(store, f, o), e}
+func NewWriter(store blob.Store, f *commit.Format, e Encoding, o storage.WriteOptions) *Writer {
+	return &Writer{commit.New(store, f, o), e}
 }
 
 // PrepareLocalPlan returns p, or an error for all items that cannot be written. The
@@ -109,7 +109,7 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	return w.Commit(ctx, publish.File{Name: MetadataName, Data: b}, results)
+	return w.Commit(ctx, commit.File{Name: MetadataName, Data: b}, results)
 }
 
 // keepValue is the largest encoding of a value that is kept from the layout until
@@ -118,9 +118,9 @@ const keepValue = 64 << 10
 
 // LayValue returns a value as a part of a data file, as encode encodes it. encode
 // must return the same bytes each time.
-func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.WriteItem, data []byte) ([]byte, error)) (publish.Part, error) {
+func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.WriteItem, data []byte) ([]byte, error)) (commit.Part, error) {
 	marshal := func() ([]byte, error) {
-		b, err := publish.ValueBytes(data, it)
+		b, err := commit.ValueBytes(data, it)
 		if err != nil {
 			return nil, err
 		}
@@ -128,9 +128,9 @@ func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.Wr
 	}
 	b, err := marshal()
 	if err != nil {
-		return publish.Part{}, err
+		return commit.Part{}, err
 	}
-	part := publish.Part{Length: int64(len(b)), Literal: b}
+	part := commit.Part{Length: int64(len(b)), Literal: b}
 	if len(b) > keepValue {
 		part.Literal, part.Tail = nil, marshal
 	}

@@ -7,10 +7,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
@@ -32,11 +32,11 @@ var crashes = map[string]*storagetest.Crash{
 	"torch, in a subfolder": byOneRank(crash(torchfile.Format{File: "a/model.pt"}, nil, storagetest.Options{})),
 }
 
-func crash(f storage.Format, files *publish.Format, o storagetest.Options) *storagetest.Crash {
+func crash(f storage.Format, files *commit.Format, o storagetest.Options) *storagetest.Crash {
 	c := &storagetest.Crash{Setup: storagetest.Setup{Format: f}, Options: o}
 	if files != nil {
 		c.Sweep = func(ctx context.Context, s blob.Store) error {
-			_, err := publish.Sweep(ctx, s, files, -1, nil)
+			_, err := commit.Sweep(ctx, s, files, -1, nil)
 			return err
 		}
 	}

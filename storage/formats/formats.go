@@ -16,12 +16,12 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/deepspeed"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -143,7 +143,7 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
 	c, at, _, err := open(ctx, store, o)
 	if err != nil {
-		return nil, nil, publish.Explain(ctx, at, err)
+		return nil, nil, commit.Explain(ctx, at, err)
 	}
 	return c, at, nil
 }
@@ -245,41 +245,41 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 
 // swept are the formats whose saves have locks. Saves in the other formats leave at
 // most the files that their writers had open, which the store itself finds.
-func swept() []*publish.Format {
-	return []*publish.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files(), slime.Files()}
+func swept() []*commit.Format {
+	return []*commit.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files(), slime.Files()}
 }
 
 // Leftovers returns the files that saves in all formats have left at the root of
-// store, as publish.Leftovers does, and the files of a removal that was interrupted. If the files of a checkpoint cannot be
+// store, as commit.Leftovers does, and the files of a removal that was interrupted. If the files of a checkpoint cannot be
 // determined, it returns an error beside the leftovers of the other formats.
-func Leftovers(ctx context.Context, store blob.Store) ([]publish.Leftover, error) {
-	removed, err := publish.RemovalLeftovers(ctx, store)
-	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) { return publish.Leftovers(ctx, store, f) })
+func Leftovers(ctx context.Context, store blob.Store) ([]commit.Leftover, error) {
+	removed, err := commit.RemovalLeftovers(ctx, store)
+	return union(removed, err, func(f *commit.Format) ([]commit.Leftover, error) { return commit.Leftovers(ctx, store, f) })
 }
 
 // Removable reports whether Clean removes a leftover: it is over, as
-// publish.Leftover.Removable reports, and it is cairn's: a data file without the id of a
+// commit.Leftover.Removable reports, and it is cairn's: a data file without the id of a
 // save is another program's, unless the lock of a save names it.
-func Removable(l *publish.Leftover, olderThan time.Duration) bool {
+func Removable(l *commit.Leftover, olderThan time.Duration) bool {
 	return l.Removable(olderThan) && !isForeign(l)
 }
 
-func isForeign(l *publish.Leftover) bool {
+func isForeign(l *commit.Leftover) bool {
 	return l.Owner == blob.OwnerUnknown && l.SaveID == "" && !strings.HasPrefix(l.Name, blob.Reserved)
 }
 
 // Clean removes the leftovers that are Removable, finishes removals that were interrupted,
 // and returns the files that it has removed.
-func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]publish.Leftover, error) {
+func Clean(ctx context.Context, store blob.Store, olderThan time.Duration) ([]commit.Leftover, error) {
 	return CleanExcept(ctx, store, olderThan, "")
 }
 
 // CleanExcept is Clean without the files of the save saveID, unless that is empty.
-func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration, saveID string) ([]publish.Leftover, error) {
-	keep := func(l *publish.Leftover) bool { return isForeign(l) || saveID != "" && l.SaveID == saveID }
-	removed, err := publish.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
-	return union(removed, err, func(f *publish.Format) ([]publish.Leftover, error) {
-		return publish.Sweep(ctx, store, f, olderThan, keep)
+func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration, saveID string) ([]commit.Leftover, error) {
+	keep := func(l *commit.Leftover) bool { return isForeign(l) || saveID != "" && l.SaveID == saveID }
+	removed, err := commit.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
+	return union(removed, err, func(f *commit.Format) ([]commit.Leftover, error) {
+		return commit.Sweep(ctx, store, f, olderThan, keep)
 	})
 }
 
@@ -289,15 +289,15 @@ func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration,
 // error wraps storage.ErrInUse or storage.ErrUnderWay if a living process uses the
 // checkpoint; nothing is removed then.
 func CleanSave(ctx context.Context, store blob.Store, saveID string) error {
-	if err := publish.CheckUnused(ctx, store); err != nil {
+	if err := commit.CheckUnused(ctx, store); err != nil {
 		return err
 	}
-	_, err := publish.Sweep(ctx, store, native.Files(), 0, func(l *publish.Leftover) bool { return l.SaveID != saveID })
+	_, err := commit.Sweep(ctx, store, native.Files(), 0, func(l *commit.Leftover) bool { return l.SaveID != saveID })
 	return err
 }
 
 // union returns first and the results of find for all formats, each file once.
-func union(first []publish.Leftover, err error, find func(*publish.Format) ([]publish.Leftover, error)) ([]publish.Leftover, error) {
+func union(first []commit.Leftover, err error, find func(*commit.Format) ([]commit.Leftover, error)) ([]commit.Leftover, error) {
 	out, errs := first, []error{err}
 	seen, said := map[string]bool{}, map[string]bool{}
 	for _, l := range first {

@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -88,7 +88,7 @@ func TestCleanRemovesFilesOfKilledSaves(t *testing.T) {
 	}
 }
 
-func isAlive(l publish.Leftover) bool { return l.Owner == blob.OwnerAlive }
+func isAlive(l commit.Leftover) bool { return l.Owner == blob.OwnerAlive }
 
 func inFolder(t *testing.T, dir string) []string {
 	t.Helper()

@@ -11,8 +11,8 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/native"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
 )
 
@@ -45,14 +45,14 @@ const (
 // first file that goes is then the metadata of rank 0, the model file of rank 0, or the
 // first file by name: other programs see an incomplete checkpoint.
 //
-// Conditions and errors: see publish.Remove. The error also wraps storage.ErrNotFound,
+// Conditions and errors: see commit.Remove. The error also wraps storage.ErrNotFound,
 // ErrIncomplete or ErrCorrupt if there is no checkpoint that can be opened.
-func Remove(ctx context.Context, store blob.Store, opts *publish.RemoveOptions) (publish.Removed, error) {
-	find := func(ctx context.Context) (*publish.Removal, error) {
+func Remove(ctx context.Context, store blob.Store, opts *commit.RemoveOptions) (commit.Removed, error) {
+	find := func(ctx context.Context) (*commit.Removal, error) {
 		r, err := removal(ctx, store)
-		return r, publish.Explain(ctx, store, err)
+		return r, commit.Explain(ctx, store, err)
 	}
-	var o publish.RemoveOptions
+	var o commit.RemoveOptions
 	if opts != nil {
 		o = *opts
 	}
@@ -66,7 +66,7 @@ func Remove(ctx context.Context, store blob.Store, opts *publish.RemoveOptions) 
 		}
 		return nil
 	}
-	return publish.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, &o)
+	return commit.Remove(ctx, store, find, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) }, &o)
 }
 
 // Needed returns the names of files at the root of a store to which other checkpoints
@@ -83,17 +83,17 @@ func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.F
 
 // FinishRemovals removes the files of removals at the root of store whose process died after
 // the record was gone, and forgets removals whose process died before. See
-// publish.FinishRemovals.
-func FinishRemovals(ctx context.Context, store blob.Store) (publish.Removed, error) {
-	left, err := publish.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
-	var out publish.Removed
+// commit.FinishRemovals.
+func FinishRemovals(ctx context.Context, store blob.Store) (commit.Removed, error) {
+	left, err := commit.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
+	var out commit.Removed
 	for _, l := range left {
-		out.Add(publish.Removed{Files: 1, Bytes: l.Size})
+		out.Add(commit.Removed{Files: 1, Bytes: l.Size})
 	}
 	return out, err
 }
 
-// Reading is publish.Reading for the checkpoint that Open opens. In a folder, which Locate
+// Reading is commit.Reading for the checkpoint that Open opens. In a folder, which Locate
 // searches at no cost, it is the one that a pointer names if there is one.
 func Reading(ctx context.Context, store blob.Store) (release func(), err error) {
 	_, service := blob.As[blob.GapReader](store)
@@ -104,7 +104,7 @@ func Reading(ctx context.Context, store blob.Store) (release func(), err error) 
 		}
 		store = at
 	}
-	return publish.Reading(ctx, store)
+	return commit.Reading(ctx, store)
 }
 
 // openAt opens the checkpoint at the root of store, and not one that a pointer names.
@@ -120,7 +120,7 @@ func openAt(ctx context.Context, store blob.Store) (storage.Checkpoint, string, 
 }
 
 // removal describes the files of the checkpoint at the root of store.
-func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
+func removal(ctx context.Context, store blob.Store) (*commit.Removal, error) {
 	all := map[string]blob.Info{} // before the checkpoint is opened, so that a later change is noticed
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
@@ -133,7 +133,7 @@ func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
 		return nil, err
 	}
 	defer c.Close()
-	r := &publish.Removal{Format: format, SaveID: c.Storage().SaveID}
+	r := &commit.Removal{Format: format, SaveID: c.Storage().SaveID}
 	files := filesOf(format, c, all)
 	if _, ok := all[configFile]; ok && format == Native {
 		data, err := blob.ReadAll(ctx, store, configFile, maxConfig)
@@ -143,12 +143,12 @@ func removal(ctx context.Context, store blob.Store) (*publish.Removal, error) {
 	}
 	for name := range files {
 		info := all[name]
-		r.Files = append(r.Files, publish.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
+		r.Files = append(r.Files, commit.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
 	}
 	if len(r.Files) == 0 {
 		return nil, fmt.Errorf("%w: the files of %s were removed meanwhile", storage.ErrNotFound, store)
 	}
-	slices.SortFunc(r.Files, func(a, b publish.RemovedFile) int {
+	slices.SortFunc(r.Files, func(a, b commit.RemovedFile) int {
 		return cmp.Or(cmp.Compare(rank(format, a.Name), rank(format, b.Name)), strings.Compare(a.Name, b.Name))
 	})
 	r.HasRecord = len(r.Files) == 1 || isRecord(format, r.Files[0].Name)
@@ -213,8 +213,8 @@ func checkRemains(ctx context.Context, store blob.Store, format string, c storag
 	for _, f := range c.Files() {
 		files = append(files, f.Name)
 	}
-	if removed, err := publish.IsRemoved(ctx, store, files); removed && err == nil {
-		return publish.Explain(ctx, store, storage.ErrNotFound)
+	if removed, err := commit.IsRemoved(ctx, store, files); removed && err == nil {
+		return commit.Explain(ctx, store, storage.ErrNotFound)
 	}
 	return nil
 }
@@ -235,8 +235,8 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 			files = append(files, info.Name)
 		}
 	}
-	if removed, lockErr := publish.IsRemoved(ctx, store, files); removed && lockErr == nil {
-		return publish.Explain(ctx, store, storage.ErrNotFound)
+	if removed, lockErr := commit.IsRemoved(ctx, store, files); removed && lockErr == nil {
+		return commit.Explain(ctx, store, storage.ErrNotFound)
 	}
 	if _, _, now := locateAgain(ctx, store); errors.Is(now, storage.ErrNotFound) { // a removal has ended meanwhile
 		return now

@@ -16,8 +16,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // The environment of a process that removes a checkpoint, or reads it: the folder, and the
@@ -40,7 +40,7 @@ func removeAsChild() {
 	if dir := os.Getenv(readEnv); dir != "" {
 		s, err := file.Open(dir, nil)
 		if err == nil {
-			_, err = publish.Reading(context.Background(), s)
+			_, err = commit.Reading(context.Background(), s)
 		}
 		if err != nil {
 			panic(err)
@@ -154,7 +154,7 @@ func copyFolder(t *testing.T, from, to string) {
 func checkEnds(t *testing.T, name string, c removable, dir string) {
 	t.Helper()
 	whole := checkOpens(t, openFolder(t, dir)) == nil
-	if left, err := formats.Leftovers(t.Context(), openFolder(t, dir)); err != nil || slices.ContainsFunc(left, func(l publish.Leftover) bool { return l.Owner != blob.OwnerDead }) || whole && len(left) > 0 {
+	if left, err := formats.Leftovers(t.Context(), openFolder(t, dir)); err != nil || slices.ContainsFunc(left, func(l commit.Leftover) bool { return l.Owner != blob.OwnerDead }) || whole && len(left) > 0 {
 		t.Errorf("Leftovers = %+v, %v; want files of a dead process", left, err)
 	}
 	copied := func() (*file.Store, string) {
@@ -236,7 +236,7 @@ func TestLocksOfDeadReaders(t *testing.T) {
 			if locks() != 1 {
 				t.Fatalf("there are %d locks; want the one of the reader", locks())
 			}
-			must.Do(t, errors.Join(checkOpens(t, s), publish.CheckUnderWay(t.Context(), s)))
+			must.Do(t, errors.Join(checkOpens(t, s), commit.CheckUnderWay(t.Context(), s)))
 			stays := end(t, s)
 			if opens := checkOpens(t, s); stays != (opens == nil) || !stays && !errors.Is(opens, storage.ErrNotFound) || locks() != 0 {
 				t.Errorf("Open = %v, and there are %d locks", opens, locks())

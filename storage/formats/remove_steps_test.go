@@ -21,8 +21,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -274,28 +274,28 @@ func TestRemoveRespectsReadersAndSaves(t *testing.T) {
 		}
 		must.Do(t, checkOpens(t, s))
 	}
-	first, second := must.Get(publish.Reading(t.Context(), s))(t), must.Get(publish.ReadingNow(t.Context(), openFolder(t, dir)))(t)
+	first, second := must.Get(commit.Reading(t.Context(), s))(t), must.Get(commit.ReadingNow(t.Context(), openFolder(t, dir)))(t)
 	refused(storage.ErrInUse)
 	first()
 	refused(storage.ErrInUse)
 	second()
-	lock := must.Get(publish.LockPending(t.Context(), s, "b"))(t)
+	lock := must.Get(commit.LockPending(t.Context(), s, "b"))(t)
 	refused(storage.ErrUnderWay)
 	must.Do(t, lock.Release())
 	errCheck := errors.New("another checkpoint refers to it")
-	_, err := formats.Remove(t.Context(), s, &publish.RemoveOptions{Check: func(context.Context) error { return errCheck }})
+	_, err := formats.Remove(t.Context(), s, &commit.RemoveOptions{Check: func(context.Context) error { return errCheck }})
 	if !errors.Is(err, errCheck) {
 		t.Errorf("Remove = %v; want the error of Check", err)
 	}
-	if _, err := formats.Remove(t.Context(), s, &publish.RemoveOptions{SaveID: "b"}); !errors.Is(err, storage.ErrChanged) {
+	if _, err := formats.Remove(t.Context(), s, &commit.RemoveOptions{SaveID: "b"}); !errors.Is(err, storage.ErrChanged) {
 		t.Errorf("Remove of another save = %v; want ErrChanged", err)
 	}
 	if after := onDisk(t, dir); !slices.Equal(after, before) {
 		t.Errorf("after all this there are %q; want %q", after, before)
 	}
 	began := make(chan error, 1)
-	_, err = formats.Remove(t.Context(), s, &publish.RemoveOptions{SaveID: "a", Check: func(context.Context) error {
-		if _, err := publish.ReadingNow(t.Context(), s); !errors.Is(err, storage.ErrRemoving) || !errors.Is(err, storage.ErrInUse) {
+	_, err = formats.Remove(t.Context(), s, &commit.RemoveOptions{SaveID: "a", Check: func(context.Context) error {
+		if _, err := commit.ReadingNow(t.Context(), s); !errors.Is(err, storage.ErrRemoving) || !errors.Is(err, storage.ErrInUse) {
 			t.Errorf("ReadingNow during a removal = %v; want ErrRemoving", err)
 		}
 		locked := make(chan struct{})
@@ -305,7 +305,7 @@ func TestRemoveRespectsReadersAndSaves(t *testing.T) {
 					close(locked)
 				}
 			}}
-			release, err := publish.Reading(context.Background(), watched)
+			release, err := commit.Reading(context.Background(), watched)
 			if err == nil {
 				err = checkOpens(t, s)
 				release()
@@ -336,7 +336,7 @@ func TestReadingWithoutLocks(t *testing.T) {
 		if r, ok := s.(refusing); ok {
 			storagetest.Put(t, r.Store, "cairn.json", []byte("{}"))
 		}
-		for _, read := range []func(context.Context, blob.Store) (func(), error){publish.Reading, publish.ReadingNow} {
+		for _, read := range []func(context.Context, blob.Store) (func(), error){commit.Reading, commit.ReadingNow} {
 			release, err := read(t.Context(), s)
 			if err != nil {
 				t.Errorf("%s: %v", name, err)

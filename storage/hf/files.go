@@ -308,10 +308,10 @@ func encodeJSON(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// commit is the content of cairn-save.json: the save, its files and its tensors. The
+// fileList is the content of cairn-save.json: the save, its files and its tensors. The
 // header of each file describes only the chunks of that file, so without this list
 // a lost file would look like a smaller tensor.
-type commit struct {
+type fileList struct {
 	saved
 	// Files maps the names of all data files to their sizes.
 	Files map[string]int64 `json:"files"`
@@ -329,8 +329,8 @@ type wholeTensor struct {
 const noteNoList = "nothing lists the files of this save, so it cannot be checked whether one is missing"
 
 // commitOf returns the commit of a save.
-func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResults) *commit {
-	c := &commit{saved: savedOf(s), Files: map[string]int64{}, Tensors: make(map[string]wholeTensor, len(entries))}
+func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResults) *fileList {
+	c := &fileList{saved: savedOf(s), Files: map[string]int64{}, Tensors: make(map[string]wholeTensor, len(entries))}
 	for _, r := range results {
 		for _, f := range r.Files {
 			c.Files[f.Name] = f.Size
@@ -346,11 +346,11 @@ func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResu
 
 // lists reports whether the commit lists the files of its save. Older versions of
 // cairn wrote no list.
-func (c *commit) lists() bool { return c != nil && len(c.Files) > 0 }
+func (c *fileList) lists() bool { return c != nil && len(c.Files) > 0 }
 
 // compareSizes returns the files that have the sizes that the commit lists, and
 // adds the other files to l.
-func (c *commit) compareSizes(files []*dataFile, l reading.LostFiles) []*dataFile {
+func (c *fileList) compareSizes(files []*dataFile, l reading.LostFiles) []*dataFile {
 	return slices.DeleteFunc(files, func(f *dataFile) bool {
 		if f.size == c.Files[f.name] {
 			return false
@@ -374,7 +374,7 @@ func (g gathering) whole(name string, want wholeTensor) (*meta.Tensor, error) {
 }
 
 // readCommitFile reads the commit of the distributed form.
-func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
+func readCommitFile(ctx context.Context, store blob.Store) (*fileList, error) {
 	b, err := blob.ReadAll(ctx, store, commitName, maxIndex)
 	if errors.Is(err, blob.ErrTooLarge) {
 		return nil, reading.Damaged(commitName, "%w", err)
@@ -385,8 +385,8 @@ func readCommitFile(ctx context.Context, store blob.Store) (*commit, error) {
 	return decodeCommit(b)
 }
 
-func decodeCommit(b []byte) (*commit, error) {
-	c := &commit{}
+func decodeCommit(b []byte) (*fileList, error) {
+	c := &fileList{}
 	if err := json.Unmarshal(b, c); err != nil {
 		return nil, reading.Damaged(commitName, "%w", err)
 	}

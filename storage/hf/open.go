@@ -128,7 +128,7 @@ func (s *source) check(ctx context.Context, f *reading.FileCheck) (int64, error)
 // listed reads files that no index names. If the commit of their save lists files,
 // it reads those, and tensors that they lack are missing.
 func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*dataFile, error) {
-	var c *commit
+	var c *fileList
 	if len(names) == 0 || slices.ContainsFunc(names, sharded.MatchString) {
 		var err error
 		if c, err = s.readCommit(ctx, dir); err != nil {
@@ -177,7 +177,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	if len(files) == 0 && len(l) > 0 {
 		return nil, fmt.Errorf("%w: %w", ErrIndex, l.Err())
 	}
-	var c *commit
+	var c *fileList
 	if slices.ContainsFunc(files, func(f *dataFile) bool { return f.sharding != nil }) {
 		if c, err = s.readCommit(ctx, dir); err != nil {
 			return nil, err
@@ -399,7 +399,7 @@ func order(t *meta.Tensor) {
 // did not finish. Files of different saves have no common description; they are
 // refused if each save has a commit of its own. c is the commit in the folder, or
 // nil.
-func (s *source) describe(files []*dataFile, c *commit) error {
+func (s *source) describe(files []*dataFile, c *fileList) error {
 	of, same, err := savesOf(files)
 	if err != nil {
 		return err
@@ -436,7 +436,7 @@ func (s *source) tell(files []*dataFile, of []saved, same bool) {
 }
 
 // readCommit reads cairn-save.json. It returns nil if the file does not exist.
-func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
+func (s *source) readCommit(ctx context.Context, dir *folder) (*fileList, error) {
 	size, ok := dir.other[commitName]
 	if !ok {
 		return nil, nil
@@ -451,7 +451,7 @@ func (s *source) readCommit(ctx context.Context, dir *folder) (*commit, error) {
 
 // gatherListed fills in the tensors that the commit lists, with their global
 // shapes. If files are lost, tensors that lack a piece are missing.
-func (s *source) gatherListed(files []*dataFile, c *commit, l reading.LostFiles) error {
+func (s *source) gatherListed(files []*dataFile, c *fileList, l reading.LostFiles) error {
 	g, err := gather(files)
 	if err != nil {
 		return err

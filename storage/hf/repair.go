@@ -11,7 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
@@ -123,10 +123,10 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 	rep := &RepairReport{Rebuilt: true, Indexed: true}
 	rep.count(s, len(files))
 	if dryRun {
-		return rep, publish.CheckIdle(ctx, store, Format{}.Name())
+		return rep, commit.CheckIdle(ctx, store, Format{}.Name())
 	}
-	return rep, publish.Locked(ctx, store, func() error {
-		if err := publish.CheckIdle(ctx, store, Format{}.Name()); err != nil {
+	return rep, commit.Locked(ctx, store, func() error {
+		if err := commit.CheckIdle(ctx, store, Format{}.Name()); err != nil {
 			return err
 		}
 		_, err := blob.WriteAll(ctx, store, name, text, nil)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // records are the files that make a checkpoint of data files, in the order in which a
@@ -34,8 +34,8 @@ func checkPlace(ctx context.Context, s blob.Store) error {
 }
 
 // Files describes the files of this format that cairn writes.
-func Files() *publish.Format {
-	return &publish.Format{
+func Files() *commit.Format {
+	return &commit.Format{
 		Name: Format{}.Name(), Records: records, Check: checkPlace, Read: readExisting, Identify: identify,
 		Parse: func(name string) (string, bool) {
 			return "", name == commitName || name == records[1] || isData(name) && numbered.MatchString(name)
@@ -45,12 +45,12 @@ func Files() *publish.Format {
 
 // readExisting describes the checkpoint in the folder. It returns ErrNotFound if the
 // folder holds only files that wait for a record.
-func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 	dir, err := list(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	e := &publish.Existing{Replaced: dir.replaced(ctx, s)}
+	e := &commit.Existing{Replaced: dir.replaced(ctx, s)}
 	e.Files, err = dir.current(ctx, s)
 	if err == nil && len(e.Files) == 0 {
 		err = storage.ErrNotFound
@@ -61,7 +61,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 // identify returns the records and the numbered data files that cairn wrote, with
 // the ids of their saves. The header of a data file has the id. A record is of the
 // save of the files that it names.
-func identify(ctx context.Context, s blob.Store, all []publish.Leftover) ([]publish.Leftover, error) {
+func identify(ctx context.Context, s blob.Store, all []commit.Leftover) ([]commit.Leftover, error) {
 	names := map[string][]string{} // by record
 	c, err := readCommitFile(ctx, s)
 	if err != nil && !isGoneOrBad(err) {
@@ -75,7 +75,7 @@ func identify(ctx context.Context, s blob.Store, all []publish.Leftover) ([]publ
 		return nil, err
 	}
 	names[records[1]] = slices.Collect(maps.Values(m))
-	var recs, data []publish.Leftover
+	var recs, data []commit.Leftover
 	saves := map[string]string{} // of the data files
 	for _, l := range all {
 		if !isData(l.Name) {
@@ -86,7 +86,7 @@ func identify(ctx context.Context, s blob.Store, all []publish.Leftover) ([]publ
 			data = append(data, l)
 		}
 	}
-	recs = slices.DeleteFunc(recs, func(l publish.Leftover) bool {
+	recs = slices.DeleteFunc(recs, func(l commit.Leftover) bool {
 		return l.Name == records[1] && !slices.ContainsFunc(names[l.Name], func(f string) bool { return saves[f] != "" })
 	})
 	for i := range recs {

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -110,7 +110,7 @@ func TestSaveBesideTwoUnfinishedSaves(t *testing.T) {
 	if _, err := (Format{}).Open(t.Context(), s); !errors.Is(err, storage.ErrIncomplete) {
 		t.Errorf("Open = %v; want %v", err, storage.ErrIncomplete)
 	}
-	left, err := publish.Leftovers(t.Context(), s, Files())
+	left, err := commit.Leftovers(t.Context(), s, Files())
 	if ids := savesIn(left); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
 		t.Errorf("Leftovers = files of %q, %v; want files of both saves", ids, err)
 	}
@@ -149,7 +149,7 @@ func TestSavesInDifferentForms(t *testing.T) {
 				if got := seedOf(t, s, 1, 2, 3); got != 2 {
 					t.Errorf("%s, and then %s: the checkpoint has seed %d; want the first save", first, second, got)
 				}
-				if left, err := publish.Leftovers(t.Context(), s, Files()); err != nil || len(left) > 0 {
+				if left, err := commit.Leftovers(t.Context(), s, Files()); err != nil || len(left) > 0 {
 					t.Errorf("%s, and then %s: left are %v, %v", first, second, left, err)
 				}
 			}
@@ -158,7 +158,7 @@ func TestSavesInDifferentForms(t *testing.T) {
 }
 
 // savesIn returns the ids of the saves that files are of.
-func savesIn(left []publish.Leftover) []string {
+func savesIn(left []commit.Leftover) []string {
 	var out []string
 	for _, l := range left {
 		out = append(out, l.SaveID)

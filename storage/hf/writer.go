@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -40,7 +40,7 @@ type options struct {
 // program wrote it. A checkpoint under another name is refused with
 // storage.ErrExists.
 type writer struct {
-	*publish.Publisher
+	*commit.Committer
 	opts options
 	form form   // of the save, known since WriteData
 	in   string // in the names of files, known since WriteData
@@ -55,13 +55,13 @@ func newWriter(store blob.Store, o options) *writer {
 	if o.FilesPerRank <= 0 {
 		o.FilesPerRank = 2
 	}
-	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), opts: o}
+	return &writer{Committer: commit.New(store, Files(), o.WriteOptions), opts: o}
 }
 
 // SetUp begins a save.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	w.form, w.in = form{}, ""
-	return w.Publisher.SetUp(ctx, s)
+	return w.Committer.SetUp(ctx, s)
 }
 
 // PrepareLocalPlan returns p, or an error for all items that the format cannot hold.
@@ -109,7 +109,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 		f.Files = max(f.Files, len(files))
 		f.Empty = f.Empty && len(files) == 0
 	}
-	return publish.WithStorageData(ps, f)
+	return commit.WithStorageData(ps, f)
 }
 
 // checkOnce refuses a chunk that several ranks would write: readers could not decide
@@ -165,7 +165,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		return w.Write(ctx, files, data, p.NumBytes())
 	}
 	head := files[0].Parts[0].Literal // it has the id of the save
-	return w.WriteHeld(ctx, files[0], &publish.Held{Name: files[0].Name, Size: files[0].Size(), Sample: head}, data, p.NumBytes())
+	return w.WriteHeld(ctx, files[0], &commit.Held{Name: files[0].Name, Size: files[0].Size(), Sample: head}, data, p.NumBytes())
 }
 
 // single reports whether the checkpoint is one file, which is its own record.
@@ -197,7 +197,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	return w.Commit(ctx, publish.File{Name: name, Data: text}, results)
+	return w.Commit(ctx, commit.File{Name: name, Data: text}, results)
 }
 
 // indexOf returns the index of entries that have their locations.
@@ -296,7 +296,7 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layOut lays out the files of this rank.
-func (w *writer) layOut(p *plan.SavePlan) ([]*publish.DataFile, error) {
+func (w *writer) layOut(p *plan.SavePlan) ([]*commit.DataFile, error) {
 	packed, err := w.pack(p)
 	if err != nil {
 		return nil, err
@@ -304,7 +304,7 @@ func (w *writer) layOut(p *plan.SavePlan) ([]*publish.DataFile, error) {
 	if len(packed) == 0 && (w.single() || w.form.Empty && w.Session().Coordinator) {
 		packed = append(packed, nil) // a file without tensors is a checkpoint too
 	}
-	out := make([]*publish.DataFile, len(packed))
+	out := make([]*commit.DataFile, len(packed))
 	for i, items := range packed {
 		if out[i], err = w.lay(w.fileName(i+1), items); err != nil {
 			return nil, err
@@ -325,12 +325,12 @@ func (w *writer) fileName(i int) string {
 }
 
 // lay lays out a file of that name.
-func (w *writer) lay(name string, items []*plan.WriteItem) (*publish.DataFile, error) {
+func (w *writer) lay(name string, items []*plan.WriteItem) (*commit.DataFile, error) {
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Compare(b.Info.DType.Size(), a.Info.DType.Size())
 	})
 	h := &safetensors.Header{}
-	f := &publish.DataFile{Name: name, Parts: []publish.Part{{}}}
+	f := &commit.DataFile{Name: name, Parts: []commit.Part{{}}}
 	results := make([]storage.WriteResult, len(items))
 	sharding := make(map[string]shardingInfo, len(items))
 	var at int64
@@ -340,7 +340,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*publish.DataFile, e
 		h.Entries = append(h.Entries, safetensors.Entry{Name: it.FQN(), DType: d, Shape: it.Box.Sizes, Begin: at, End: at + n})
 		sharding[it.FQN()] = shardingInfo{append([]int64{}, it.Box.Offsets...)}
 		results[i] = storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name, Offset: at, Length: n}}
-		f.Parts = append(f.Parts, publish.Part{Length: n, Item: it})
+		f.Parts = append(f.Parts, commit.Part{Length: n, Item: it})
 		if at += n; at < 0 {
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
@@ -349,7 +349,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*publish.DataFile, e
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	f.Parts[0] = publish.Part{Length: int64(len(head)), Literal: head}
+	f.Parts[0] = commit.Part{Length: int64(len(head)), Literal: head}
 	for i := range results {
 		results[i].Loc.Offset += int64(len(head))
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -26,7 +26,7 @@ type options struct {
 const metadataVersion = "1.0"
 
 // Files describes the files of this format.
-func Files() *publish.Format {
+func Files() *commit.Format {
 	return files.Published(Format{}.Name(), dataPrefix, ".rank0_metadata", files.RankName(0))
 }
 
@@ -45,7 +45,7 @@ func (o *options) checkTensor(it *plan.WriteItem) error {
 }
 
 // layOut lays out the data files of a rank.
-func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
+func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*commit.DataFile, error) {
 	files, err := o.layValues(p, data, rank, infix)
 	if err != nil {
 		return nil, err
@@ -95,8 +95,8 @@ func headerCost(it *plan.WriteItem) int64 {
 }
 
 // layTensors lays out the files of a plan's tensors.
-func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*publish.DataFile, error) {
-	var out []*publish.DataFile
+func (o *options) layTensors(p *plan.SavePlan, rank int, infix string) ([]*commit.DataFile, error) {
+	var out []*commit.DataFile
 	for n, items := range spread(p, o) {
 		f, err := layTensorFile(dataFileName(rank, infix, n, tensorSuffix), items, o.Old)
 		if err != nil {
@@ -143,7 +143,7 @@ func spread(p *plan.SavePlan, o *options) [][]*plan.WriteItem {
 }
 
 // layTensorFile lays out one safetensors file.
-func layTensorFile(name string, items []*plan.WriteItem, old bool) (*publish.DataFile, error) {
+func layTensorFile(name string, items []*plan.WriteItem, old bool) (*commit.DataFile, error) {
 	keys := keysOf(items)
 	h := &safetensors.Header{Metadata: map[string]string{"format": "pt"}}
 	results := make([]storage.WriteResult, len(items))
@@ -162,10 +162,10 @@ func layTensorFile(name string, items []*plan.WriteItem, old bool) (*publish.Dat
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	f := &publish.DataFile{Name: name, Parts: []publish.Part{{Length: int64(len(b)), Literal: b}}}
+	f := &commit.DataFile{Name: name, Parts: []commit.Part{{Length: int64(len(b)), Literal: b}}}
 	for i, it := range items {
 		results[i].Loc.Offset += int64(len(b))
-		f.Parts = append(f.Parts, publish.Part{Length: it.NumBytes(), Item: it})
+		f.Parts = append(f.Parts, commit.Part{Length: it.NumBytes(), Item: it})
 	}
 	f.Results = func() []storage.WriteResult { return results }
 	return f, nil
@@ -198,8 +198,8 @@ func keysOf(items []*plan.WriteItem) []string {
 // layValues lays out the files of a plan's values: one after the other in a single
 // file, or each in its own in the older dialect. The error names all values that
 // cannot be written.
-func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
-	var out []*publish.DataFile
+func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*commit.DataFile, error) {
+	var out []*commit.DataFile
 	var results *[]storage.WriteResult // of the last file
 	var size int64                     // of the last file
 	var refused []error
@@ -220,7 +220,7 @@ func (o *options) layValues(p *plan.SavePlan, data storage.Resolver, rank int, i
 			list := new([]storage.WriteResult)
 			results, size = list, 0
 			name := dataFileName(rank, infix, len(out), valueSuffix)
-			out = append(out, &publish.DataFile{Name: name, Results: func() []storage.WriteResult { return *list }})
+			out = append(out, &commit.DataFile{Name: name, Results: func() []storage.WriteResult { return *list }})
 		}
 		f := out[len(out)-1]
 		f.Parts = append(f.Parts, part)

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/delta"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // baseFolder is a folder beside the checkpoint that holds files to which it refers.
@@ -150,8 +150,8 @@ func (w *writer) findBase(ctx context.Context, folder string) (*checkpoint, erro
 func holdBase(ctx context.Context, store blob.Store, folder string) (release func()) {
 	at, err := blob.Beside(store, folder)
 	if err == nil && exists(ctx, at) { // a lock would make the folder
-		err = publish.Locked(ctx, at, func() (err error) {
-			release, err = publish.ReadingNow(ctx, at)
+		err = commit.Locked(ctx, at, func() (err error) {
+			release, err = commit.ReadingNow(ctx, at)
 			return err
 		})
 	}
@@ -192,8 +192,8 @@ func (w *writer) holdBases(ctx context.Context, results []*storage.WriteResults)
 		if err := checkBases(ctx, w.store, b); err != nil { // a lock would make the folder
 			return err
 		}
-		return publish.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
-			done, err := publish.ReadingNow(ctx, at)
+		return commit.Locked(ctx, at, func() error { // in which a save that replaces the base removes files
+			done, err := commit.ReadingNow(ctx, at)
 			if err != nil {
 				return fmt.Errorf("the save refers to %s: %w", at, err)
 			}
@@ -247,7 +247,7 @@ const manyItems = 32
 
 // code decides how a data file is stored: as a delta file if it has a base, and otherwise as
 // it is, with its hashes beside it.
-func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) error {
+func (b *base) code(ctx context.Context, f *dataFile, to *commit.DataFile) error {
 	ranges := []delta.Range{{Len: int64(len(f.header)), Width: 1}}
 	if b.c != nil && b.all == nil && int64(len(f.items))*manyItems > b.c.index.tail.entries {
 		b.all, _ = b.c.Metadata(ctx) // find looks entries up if it fails
@@ -267,8 +267,8 @@ func (b *base) code(ctx context.Context, f *dataFile, to *publish.DataFile) erro
 	if !found {
 		h := delta.NewHasher(f.name, ranges, segs)
 		to.Seen = h.Add
-		to.Beside = func(crc uint32) publish.File {
-			return publish.File{Name: deltaFileName(f.name), Data: h.Finish(f.size, crc).Append(nil)}
+		to.Beside = func(crc uint32) commit.File {
+			return commit.File{Name: deltaFileName(f.name), Data: h.Finish(f.size, crc).Append(nil)}
 		}
 		return nil
 	}
@@ -379,14 +379,14 @@ func (b *base) source(ctx context.Context, name string) (*delta.Source, error) {
 	return s, nil
 }
 
-// coder implements publish.Coder.
+// coder implements commit.Coder.
 type coder struct {
 	*delta.Encoder
 	name      string // of the data file
 	referring int64  // storage.Coded.Referring
 }
 
-var _ publish.Coder = (*coder)(nil)
+var _ commit.Coder = (*coder)(nil)
 
 // Name returns the name of the delta file.
 func (c *coder) Name() string { return deltaFileName(c.name) }

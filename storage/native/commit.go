@@ -8,25 +8,25 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // lockFormat is the name of the format in the locks of saves.
 const lockFormat = "native"
 
 // Files describes the files of this format.
-func Files() *publish.Format {
-	return &publish.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting, Needed: neededForSweeps}
+func Files() *commit.Format {
+	return &commit.Format{Name: lockFormat, Records: []string{recordName}, First: true, IDFirst: true, Parse: saveOf, Read: readExisting, Needed: neededForSweeps}
 }
 
-// readExisting implements publish.Format.Read. If the record also names files of other
+// readExisting implements commit.Format.Read. If the record also names files of other
 // saves, a save that replaces the checkpoint does not remove them.
-func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 	rec, version, err := readRecordVersion(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	e := &publish.Existing{SaveID: rec.SaveID, Version: version, Time: rec.Time, Step: rec.Step, Line: rec.Line}
+	e := &commit.Existing{SaveID: rec.SaveID, Version: version, Time: rec.Time, Step: rec.Step, Line: rec.Line}
 	e.Referable = len(rec.Coded)+len(rec.Hashes) > 0
 	for _, f := range append(slices.Clone(rec.Files), rec.Hashes...) {
 		e.Files = append(e.Files, f.Name)
@@ -63,7 +63,7 @@ func commitIf(ctx context.Context, s blob.Store, md *meta.Metadata, files []stor
 
 // encode returns the index and the record of a checkpoint with the files of written. c describes
 // the checkpoints that it needs, or is nil. encode calls timeline, which may be nil, when the index is made.
-func encode(md *meta.Metadata, written *storage.WriteResults, c *chain, timeline func() meta.Timeline) (index, rec publish.File, err error) {
+func encode(md *meta.Metadata, written *storage.WriteResults, c *chain, timeline func() meta.Timeline) (index, rec commit.File, err error) {
 	index.Name, rec.Name = indexFileName(md.Storage.SaveID), recordName
 	if index.Data, err = EncodeIndex(md.Entries); err != nil {
 		return index, rec, err

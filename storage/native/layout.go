@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // headerAlign pads a data file's header, so that the data begins on a page.
@@ -240,9 +240,9 @@ func reservedKey(fqn string) bool {
 
 // parts returns the parts of the file: the header and the items, whose checksums it
 // computes while they are written.
-func (f *dataFile) parts() *publish.DataFile {
-	out := &publish.DataFile{Name: f.name, Parts: make([]publish.Part, 0, 1+len(f.items))}
-	out.Parts = append(out.Parts, publish.Part{Length: int64(len(f.header)), Literal: f.header})
+func (f *dataFile) parts() *commit.DataFile {
+	out := &commit.DataFile{Name: f.name, Parts: make([]commit.Part, 0, 1+len(f.items))}
+	out.Parts = append(out.Parts, commit.Part{Length: int64(len(f.header)), Literal: f.header})
 	// The items pass one after the other, so that they share these.
 	var g grid
 	var it *placed
@@ -260,7 +260,7 @@ func (f *dataFile) parts() *publish.DataFile {
 	}
 	for i := range f.items {
 		it := &f.items[i]
-		out.Parts = append(out.Parts, publish.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass})
+		out.Parts = append(out.Parts, commit.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass})
 	}
 	out.Results = func() []storage.WriteResult {
 		results := make([]storage.WriteResult, 0, len(f.items))
@@ -278,7 +278,7 @@ func (f *dataFile) parts() *publish.DataFile {
 
 // sumApart has the checksums of the parts of f computed from pieces of the file that come in
 // any order and from several goroutines.
-func (f *dataFile) sumApart(to *publish.DataFile) {
+func (f *dataFile) sumApart(to *commit.DataFile) {
 	for i := range to.Parts {
 		to.Parts[i].Pass = nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // neededBeside returns the names of files in the folder of a checkpoint with the record rec
@@ -137,7 +137,7 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 		return nil, err
 	}
 	out := map[string]bool{}
-	soon, err := publish.Referring(ctx, store)
+	soon, err := commit.Referring(ctx, store)
 	if err != nil {
 		return nil, err
 	}

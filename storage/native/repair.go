@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -123,7 +123,7 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	if want == "" && rec != nil {
 		want = rec.SaveID
 	}
-	if err := publish.CheckIdle(ctx, s, lockFormat); err != nil {
+	if err := commit.CheckIdle(ctx, s, lockFormat); err != nil {
 		return err
 	}
 	if err := refuseDeltas(ctx, s); err != nil {
@@ -133,10 +133,10 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	if err != nil {
 		return changedOr(ctx, s, rec, err)
 	}
-	var lock *publish.SaveLock
+	var lock *commit.SaveLock
 	if !o.DryRun {
 		// From here on no sweep removes the files of this save.
-		if lock, err = publish.LockSave(ctx, s, lockFormat, rb.id); err != nil {
+		if lock, err = commit.LockSave(ctx, s, lockFormat, rb.id); err != nil {
 			return err
 		}
 	}
@@ -245,7 +245,7 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 	if rec != nil && rec.SaveID == rb.id {
 		rb.md.PlannerData = rec.PlannerData
 	}
-	return publish.Locked(ctx, rb.store, func() error {
+	return commit.Locked(ctx, rb.store, func() error {
 		cond, err := replaces(ctx, rb.store)
 		if err != nil {
 			return err
@@ -261,7 +261,7 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 		if err != nil {
 			return err
 		}
-		if err := publish.CheckFiles(have, []*storage.WriteResults{{Files: rb.files}}); err != nil {
+		if err := commit.CheckFiles(have, []*storage.WriteResults{{Files: rb.files}}); err != nil {
 			return err
 		}
 		err = commitIf(ctx, rb.store, &rb.md, rb.files, cond)

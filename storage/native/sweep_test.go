@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -132,7 +132,7 @@ func TestSweepBesideAPrivateFolder(t *testing.T) {
 	must.Get(blob.WriteAll(t.Context(), run, "private/cairn.json", []byte("{}"), nil))(t)
 	closed := fault.New(run, fault.Rule{On: fault.Open, Match: func(name string) bool { return strings.HasPrefix(name, "private/") }, Do: fault.Fail(fs.ErrPermission)})
 	dir := must.Get(blob.NewSub(closed, "a"))(t)
-	removed, err := publish.Sweep(t.Context(), dir, Files(), 0, nil)
+	removed, err := commit.Sweep(t.Context(), dir, Files(), 0, nil)
 	if len(removed) != 1 || err != nil {
 		t.Errorf("Sweep = %v, %v; want the one file", removed, err)
 	}

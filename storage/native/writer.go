@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // options are the options of a writer: options of the format and options of all formats.
@@ -47,7 +47,7 @@ func (o *options) files(items []*plan.WriteItem) int {
 
 // writer writes checkpoints at the root of a store. Each rank has its own.
 type writer struct {
-	*publish.Publisher
+	*commit.Committer
 	store blob.Store
 	opts  options
 	free  func() // ends the lock of the base; nil: there is no lock
@@ -66,12 +66,12 @@ func newWriter(store blob.Store, o options) *writer {
 		o.FilesPerRank = rememberedFiles
 	}
 	o.WriteOptions = o.WithDefaults()
-	return &writer{Publisher: publish.New(store, Files(), o.WriteOptions), store: store, opts: o}
+	return &writer{Committer: commit.New(store, Files(), o.WriteOptions), store: store, opts: o}
 }
 
 // SetUp begins a save. It returns an error if the record cannot hold s.Storage.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
-	if err := w.Publisher.SetUp(ctx, s); err != nil {
+	if err := w.Committer.SetUp(ctx, s); err != nil {
 		return err
 	}
 	if _, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)); err != nil {
@@ -86,7 +86,7 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 // Abort removes the files of a save that will not finish.
 func (w *writer) Abort(ctx context.Context) error {
 	w.freeBase()
-	return w.Publisher.Abort(ctx)
+	return w.Committer.Abort(ctx)
 }
 
 // freeBase ends the lock of the base.
@@ -118,7 +118,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 			d.Ranks++
 		}
 	}
-	return publish.WithStorageData(ps, d)
+	return commit.WithStorageData(ps, d)
 }
 
 // WriteData writes the plan's items into data files of this rank.
@@ -132,7 +132,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	parts := make([]*publish.DataFile, len(files))
+	parts := make([]*commit.DataFile, len(files))
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
@@ -179,7 +179,7 @@ func (w *writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 			items = append(items, it)
 			continue
 		}
-		b, err := publish.ValueBytes(data, it)
+		b, err := commit.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // Version is what the storage of a checkpoint in this format is called.
@@ -95,7 +95,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 		return nil, err
 	}
 	o.FailIfExists = true
-	return &writer{Publisher: publish.New(store, Files(), o), store: store, f: f, most: packBytes}, nil
+	return &writer{Committer: commit.New(store, Files(), o), store: store, f: f, most: packBytes}, nil
 }
 
 // Open opens the delta version at the root of store as the whole checkpoint. It reads the

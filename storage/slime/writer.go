@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -30,8 +30,8 @@ var (
 )
 
 // Files describes the files of this format that cairn writes.
-func Files() *publish.Format {
-	return &publish.Format{
+func Files() *commit.Format {
+	return &commit.Format{
 		Name: Format{}.Name(), Records: []string{indexName}, Read: readExisting,
 		Parse: func(name string) (string, bool) {
 			if m := ownFiles.FindStringSubmatch(name); m != nil {
@@ -39,14 +39,14 @@ func Files() *publish.Format {
 			}
 			return "", plainFile.MatchString(name)
 		},
-		Identify: func(_ context.Context, _ blob.Store, files []publish.Leftover) ([]publish.Leftover, error) {
-			return slices.DeleteFunc(files, func(l publish.Leftover) bool { return l.SaveID == "" }), nil
+		Identify: func(_ context.Context, _ blob.Store, files []commit.Leftover) ([]commit.Leftover, error) {
+			return slices.DeleteFunc(files, func(l commit.Leftover) bool { return l.SaveID == "" }), nil
 		},
 	}
 }
 
 // readExisting describes the delta version in a folder.
-func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 	is, err := IsDelta(ctx, s)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 	if !is {
 		return nil, storage.ErrNotFound
 	}
-	e := &publish.Existing{Files: []string{indexName}}
+	e := &commit.Existing{Files: []string{indexName}}
 	b, err := blob.ReadAll(ctx, s, indexName, maxIndex)
 	if err != nil {
 		return e, err
@@ -79,7 +79,7 @@ func readExisting(ctx context.Context, s blob.Store) (*publish.Existing, error) 
 // The format holds what has changed in tensors of the version before: everything else is
 // refused with storage.ErrNotRepresentable before anything is written.
 type writer struct {
-	*publish.Publisher
+	*commit.Committer
 	store   blob.Store
 	f       Format
 	most    int64 // packBytes, or less in tests
@@ -97,7 +97,7 @@ var (
 // SetUp begins a save.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	w.divide, s.Divide = s.Divide, nil // files are written one by one
-	return errors.Join(w.close(), w.Publisher.SetUp(ctx, s))
+	return errors.Join(w.close(), w.Committer.SetUp(ctx, s))
 }
 
 // close closes the version before.
@@ -111,7 +111,7 @@ func (w *writer) close() error {
 
 // Abort removes the files of this save.
 func (w *writer) Abort(ctx context.Context) error {
-	return errors.Join(w.Publisher.Abort(ctx), w.close())
+	return errors.Join(w.Committer.Abort(ctx), w.close())
 }
 
 // PrepareLocalPlan returns p, or an error for all items that the version before does not
@@ -207,7 +207,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return publish.WithStorageData(ps, n)
+	return commit.WithStorageData(ps, n)
 }
 
 func has(m map[string]int, name string) bool {
@@ -335,18 +335,18 @@ func (w *writer) write(ctx context.Context, j *job, data storage.Resolver) (*sto
 		moved()
 		return &storage.WriteResults{Items: results}, nil
 	}
-	return w.Write(ctx, []*publish.DataFile{f}, data, j.bytes)
+	return w.Write(ctx, []*commit.DataFile{f}, data, j.bytes)
 }
 
 // encode encodes the differences of a file. The file is nil if there are none. The results
 // of tensors that have not changed have no location.
-func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*publish.DataFile, []storage.WriteResult, error) {
+func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*commit.DataFile, []storage.WriteResult, error) {
 	enc, err := newEncoder(w.f.Encoding)
 	if err != nil {
 		return nil, nil, err
 	}
 	h := &safetensors.Header{Metadata: map[string]string{}}
-	f := &publish.DataFile{Name: j.name, Parts: []publish.Part{{}}}
+	f := &commit.DataFile{Name: j.name, Parts: []commit.Part{{}}}
 	results := make([]storage.WriteResult, len(j.items))
 	at := int64(0)
 	for i, it := range j.items {
@@ -361,7 +361,7 @@ func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*pu
 		n := int64(len(p))
 		h.Entries = append(h.Entries, safetensors.Entry{Name: it.FQN(), DType: "U8", Shape: []int64{n}, Begin: at, End: at + n})
 		h.Metadata[it.FQN()] = sum
-		f.Parts = append(f.Parts, publish.Part{Length: n, Literal: p})
+		f.Parts = append(f.Parts, commit.Part{Length: n, Literal: p})
 		results[i].Loc = meta.Location{File: j.name, Offset: at, Length: n}
 		at += n
 	}
@@ -372,7 +372,7 @@ func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*pu
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", j.name, err)
 	}
-	f.Parts[0] = publish.Part{Length: int64(len(head)), Literal: head}
+	f.Parts[0] = commit.Part{Length: int64(len(head)), Literal: head}
 	for i := range results {
 		if results[i].Loc.File != "" {
 			results[i].Loc.Offset += int64(len(head))
@@ -453,7 +453,7 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
-	if err := w.Commit(ctx, publish.File{Name: indexName, Data: text}, results); err != nil {
+	if err := w.Commit(ctx, commit.File{Name: indexName, Data: text}, results); err != nil {
 		return err
 	}
 	return w.close()

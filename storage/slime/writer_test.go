@@ -26,8 +26,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/hf"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -346,7 +346,7 @@ func TestWriterCrashes(t *testing.T) {
 			t.Fatalf("operation %d: %v; want no version, or an incomplete one", n, err)
 		}
 		// This process lives, so only the age of a file says that its save is over.
-		must.Get(publish.Sweep(t.Context(), s, Files(), 0, nil))(t)
+		must.Get(commit.Sweep(t.Context(), s, Files(), 0, nil))(t)
 		if err := save(t.Context(), p.format(), s, "next", small(t, 4)); err != nil {
 			t.Fatalf("operation %d: the next save: %v", n, err)
 		}

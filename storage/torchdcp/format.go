@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // Format is PyTorch's Distributed Checkpoint with its options. The zero value is
@@ -110,13 +110,13 @@ type options struct {
 const metadataVersion = "1.0.0"
 
 // layOut lays out the data files of a rank.
-func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*publish.DataFile, error) {
+func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*commit.DataFile, error) {
 	records, err := layRecords(p, data)
 	if err != nil {
 		return nil, err
 	}
 	prefix := prefixOf(rank, infix)
-	var files []*publish.DataFile
+	var files []*commit.DataFile
 	for n, part := range spread(records, o) {
 		files = append(files, fileOf(dataFileName(prefix, n), part))
 	}
@@ -124,7 +124,7 @@ func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infi
 }
 
 // Files describes the files of this format.
-func Files() *publish.Format {
+func Files() *commit.Format {
 	f := files.Published(Format{}.Name(), files.Prefix, files.RankName(0))
 	f.Read = readExisting
 	return f
@@ -132,7 +132,7 @@ func Files() *publish.Format {
 
 // readExisting describes the checkpoint at the root of store. Its files include
 // CommonName, so that it does not become part of the next checkpoint.
-func readExisting(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+func readExisting(ctx context.Context, store blob.Store) (*commit.Existing, error) {
 	e, err := files.Existing(ctx, store)
 	if err != nil {
 		return e, err

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/value"
 )
 
@@ -28,7 +28,7 @@ type form struct {
 	// slot is which part of such a file is the tensor. -1: the tensor has no bytes.
 	slot int
 	// value is a value's file, whole. Nil: tensors.
-	value *publish.Part
+	value *commit.Part
 }
 
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
@@ -162,11 +162,11 @@ func cut(records []record, most int64) [][]record {
 const recordsAtOnce = 64
 
 // fileOf returns the data file of some records, one after the other.
-func fileOf(name string, records []record) *publish.DataFile {
-	f := &publish.DataFile{Name: name}
-	alike := &layouts{of: map[*form][]publish.Part{}}
+func fileOf(name string, records []record) *commit.DataFile {
+	f := &commit.DataFile{Name: name}
+	alike := &layouts{of: map[*form][]commit.Part{}}
 	for some := range slices.Chunk(records, recordsAtOnce) {
-		p := publish.Part{Parts: func() ([]publish.Part, error) { return alike.parts(some) }}
+		p := commit.Part{Parts: func() ([]commit.Part, error) { return alike.parts(some) }}
 		for _, r := range some {
 			p.Length += r.form.size
 		}
@@ -190,12 +190,12 @@ const maxLayouts = 64
 // layouts makes the parts of the records of one data file. The records are written
 // one after the other, so records of one form share their layout.
 type layouts struct {
-	of  map[*form][]publish.Part
-	out []publish.Part // what parts returned last
+	of  map[*form][]commit.Part
+	out []commit.Part // what parts returned last
 }
 
 // parts returns what records consist of, until the next call.
-func (l *layouts) parts(records []record) ([]publish.Part, error) {
+func (l *layouts) parts(records []record) ([]commit.Part, error) {
 	l.out = l.out[:0]
 	for _, r := range records {
 		if r.form.value != nil {
@@ -216,7 +216,7 @@ func (l *layouts) parts(records []record) ([]publish.Part, error) {
 }
 
 // layout returns the parts of the record of a tensor, without the item.
-func (l *layouts) layout(r record) ([]publish.Part, error) {
+func (l *layouts) layout(r record) ([]commit.Part, error) {
 	if parts, ok := l.of[r.form]; ok {
 		return parts, nil
 	}
@@ -224,10 +224,10 @@ func (l *layouts) layout(r record) ([]publish.Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts := make([]publish.Part, len(lay.Parts))
+	parts := make([]commit.Part, len(lay.Parts))
 	for i := range lay.Parts {
 		p := &lay.Parts[i]
-		parts[i] = publish.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+		parts[i] = commit.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
 	}
 	if len(l.of) == maxLayouts {
 		clear(l.of)

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
@@ -55,14 +55,14 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
-	exists := func(ctx context.Context, store blob.Store) (*publish.Existing, error) {
+	exists := func(ctx context.Context, store blob.Store) (*commit.Existing, error) {
 		_, err := store.Stat(ctx, f.File)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 		}
-		return &publish.Existing{}, err
+		return &commit.Existing{}, err
 	}
-	p := publish.New(store, &publish.Format{Name: f.Name(), Records: []string{f.File}, OneFile: true, Read: exists}, o)
+	p := commit.New(store, &commit.Format{Name: f.Name(), Records: []string{f.File}, OneFile: true, Read: exists}, o)
 	return &writer{p, f}, nil
 }
 

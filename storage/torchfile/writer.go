@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -19,7 +19,7 @@ import (
 // writes the whole file, and Finish makes it appear. So a save that was interrupted
 // starts again, and the session's journal is not used.
 type writer struct {
-	*publish.Publisher
+	*commit.Committer
 	format Format
 }
 
@@ -31,7 +31,7 @@ var (
 
 // SetUp begins a save. It refuses a name that no store accepts.
 func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
-	return errors.Join(w.Publisher.SetUp(ctx, s), blob.CheckName(w.format.File))
+	return errors.Join(w.Committer.SetUp(ctx, s), blob.CheckName(w.format.File))
 }
 
 // PrepareLocalPlan returns p, unless it has parts of tensors: then the error
@@ -121,7 +121,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
-	h := &publish.Held{Name: w.format.File, Size: l.Size}
+	h := &commit.Held{Name: w.format.File, Size: l.Size}
 	return w.WriteHeld(ctx, c.file(l, h), h, data, c.bytes)
 }
 
@@ -224,7 +224,7 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 		if it.Kind != plan.KindBytes {
 			continue
 		}
-		b, err := publish.ValueBytes(data, it)
+		b, err := commit.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -267,16 +267,16 @@ func insideOf(p *plan.SavePlan) map[string]string {
 
 // file returns the file of a layout. Its last part, which holds the checksums of the
 // others, becomes the sample of h.
-func (c *collected) file(l *torchsave.Layout, h *publish.Held) *publish.DataFile {
+func (c *collected) file(l *torchsave.Layout, h *commit.Held) *commit.DataFile {
 	name := h.Name
 	var results []storage.WriteResult
 	for _, it := range c.values { // somewhere in the pickle
 		results = append(results, storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name}})
 	}
-	f := &publish.DataFile{Name: name, Results: func() []storage.WriteResult { return results }}
+	f := &commit.DataFile{Name: name, Results: func() []storage.WriteResult { return results }}
 	at := int64(0)
 	for _, p := range l.Parts {
-		d := publish.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
+		d := commit.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
 		if p.Slot != nil {
 			d.Item, d.Ties = c.items[p.Slot], c.ties[p.Slot]
 			for _, it := range append([]*plan.WriteItem{d.Item}, d.Ties...) {

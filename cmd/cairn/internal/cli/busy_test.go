@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 // While one conversion to DST runs, a second one returns an error. --dry-run still
@@ -44,7 +44,7 @@ func TestSaveUnderWay(t *testing.T) {
 	run := t.TempDir()
 	dir := filepath.Join(run, "step-1")
 	store := must.Get(file.Open(dir, nil))(t)
-	lock, err := publish.LockSave(t.Context(), store, "native", "20261115t101500-00c0ffee")
+	lock, err := commit.LockSave(t.Context(), store, "native", "20261115t101500-00c0ffee")
 	if err != nil || lock == nil {
 		t.Skipf("no locks here: %v", err)
 	}

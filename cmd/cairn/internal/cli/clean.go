@@ -18,8 +18,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 )
 
 // cleanResult is what 'cairn clean --json' prints.
@@ -38,7 +38,7 @@ type cleanResult struct {
 // leftover is a file that no checkpoint needs, or an unfinished conversion.
 type leftover struct {
 	Folder string `json:"folder"`
-	publish.Leftover
+	commit.Leftover
 	Saver string `json:"saver"`
 	// Conversion is the target of the conversion.
 	Conversion string `json:"conversion,omitempty"`
@@ -240,7 +240,7 @@ func (r *cleanResult) add(l leftover, removed bool) {
 // drop removes an unfinished conversion if its process has ended.
 func (r *cleanResult) drop(u *convert.Unfinished, f cleanFlags) error {
 	l := leftover{Folder: filepath.Dir(u.Staging), Conversion: u.Path}
-	l.Leftover = publish.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Age: time.Since(u.ModTime), Owner: u.Owner}
+	l.Leftover = commit.Leftover{Name: filepath.Base(u.Staging), Size: u.Bytes, ModTime: u.ModTime, Age: time.Since(u.ModTime), Owner: u.Owner}
 	over, err := l.Removable(f.olderThan), error(nil)
 	if over && !f.dryRun {
 		err = (&convert.Place{Path: u.Path}).Drop()
@@ -272,7 +272,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 	}
 	shown := blob.Redact(dir.address)
 	c := &storedConversion{leftover: leftover{Folder: shown, Conversion: shown}}
-	c.Leftover = publish.Leftover{Name: convert.JournalFolder, Size: u.Bytes, ModTime: u.ModTime, SaveID: u.SaveID, Owner: u.Owner}
+	c.Leftover = commit.Leftover{Name: convert.JournalFolder, Size: u.Bytes, ModTime: u.ModTime, SaveID: u.SaveID, Owner: u.Owner}
 	// The lock is read last: whoever goes on with the conversion meanwhile is seen.
 	left, err := leftoversOf(ctx, dir.store, u.SaveID)
 	if err != nil {
@@ -286,7 +286,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 		}
 	}
 	if u.SaveID != "" {
-		owner, uncertain, err := publish.OwnerOf(ctx, dir.store, u.SaveID)
+		owner, uncertain, err := commit.OwnerOf(ctx, dir.store, u.SaveID)
 		if err != nil {
 			return nil, err
 		}
@@ -308,7 +308,7 @@ func (c *storedConversion) saveID() string {
 }
 
 // has reports whether a file belongs to the conversion.
-func (c *storedConversion) has(l *publish.Leftover) bool {
+func (c *storedConversion) has(l *commit.Leftover) bool {
 	return c.saveID() != "" && l.SaveID == c.SaveID
 }
 
@@ -390,7 +390,7 @@ func localFolders(path string) ([]folder, error) {
 func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error {
 	s, shown := dir.store, blob.Redact(dir.address)
 	if f.olderThan >= 0 {
-		f.olderThan = max(f.olderThan, publish.LeastAge(s))
+		f.olderThan = max(f.olderThan, commit.LeastAge(s))
 	}
 	conv, err := conversionIn(ctx, dir)
 	if err != nil {
@@ -407,7 +407,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 			convErr = nil
 		}
 	}
-	var removed []publish.Leftover
+	var removed []commit.Leftover
 	if !f.dryRun {
 		removed, err = formats.CleanExcept(ctx, s, f.olderThan, conv.saveID())
 	}
@@ -420,7 +420,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 			r.add(leftover{Folder: shown, Leftover: l}, f.dryRun && formats.Removable(&l, f.olderThan))
 		}
 	}
-	if slices.ContainsFunc(left, func(l publish.Leftover) bool { return l.Uncertain }) {
+	if slices.ContainsFunc(left, func(l commit.Leftover) bool { return l.Uncertain }) {
 		r.Uncertain = append(r.Uncertain, shown)
 	}
 	if err = cmp.Or(err, leftErr, convErr); err != nil {

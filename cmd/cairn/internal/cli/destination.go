@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/publish"
 	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
@@ -261,9 +261,9 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 }
 
 // leftoversOf returns the files of a save that no checkpoint needs.
-func leftoversOf(ctx context.Context, store blob.Store, saveID string) ([]publish.Leftover, error) {
+func leftoversOf(ctx context.Context, store blob.Store, saveID string) ([]commit.Leftover, error) {
 	left, err := formats.Leftovers(ctx, store)
-	return slices.DeleteFunc(left, func(l publish.Leftover) bool { return saveID == "" || l.SaveID != saveID }), err
+	return slices.DeleteFunc(left, func(l commit.Leftover) bool { return saveID == "" || l.SaveID != saveID }), err
 }
 
 // convert runs a conversion and publishes its result. In a job, rank 0 does all that has to

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
 func newLatestCmd() *cobra.Command {
@@ -93,14 +93,14 @@ func cannotWait(ctx context.Context, address string) string {
 	if _, ok := base.(blob.Locker); !ok {
 		return fmt.Sprintf("waiting has no effect: %s has no locks", shown)
 	}
-	return fmt.Sprintf("there is no waiting for a save to %s that began less than %v ago, because such saves have no lock in object storage yet", shown, publish.LockAfter)
+	return fmt.Sprintf("there is no waiting for a save to %s that began less than %v ago, because such saves have no lock in object storage yet", shown, commit.LockAfter)
 }
 
 // isUncertain reports whether the commit of a save at an address is uncertain. It ignores
 // errors, because only a warning depends on it.
 func isUncertain(ctx context.Context, address string) bool {
 	s, err := blob.OpenAddress(ctx, address)
-	return err == nil && errors.Is(publish.CheckUncertain(ctx, s), cairn.ErrUncertain)
+	return err == nil && errors.Is(commit.CheckUncertain(ctx, s), cairn.ErrUncertain)
 }
 
 func latestHint(ctx context.Context, run, remote string, err error) string {

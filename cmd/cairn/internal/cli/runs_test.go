@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -31,7 +31,7 @@ func makeRun(t *testing.T, n int) string {
 func TestCheckpointInUseStays(t *testing.T) {
 	run := makeRun(t, 3)
 	first := filepath.Join(run, "step-1")
-	release := must.Get(publish.Reading(t.Context(), must.Get(file.Open(first, nil))(t)))(t)
+	release := must.Get(commit.Reading(t.Context(), must.Get(file.Open(first, nil))(t)))(t)
 	call := func(args ...string) (int, string, string) {
 		var out, errOut bytes.Buffer
 		code := Main(t.Context(), args, &out, &errOut)
@@ -58,7 +58,7 @@ func TestCheckpointInUseStays(t *testing.T) {
 func TestSaveUnderWayInRun(t *testing.T) {
 	run := makeRun(t, 1)
 	next := filepath.Join(run, "step-2")
-	lock, err := publish.LockSave(t.Context(), must.Get(file.Open(next, nil))(t), "native", "20261115t101500-00c0ffee")
+	lock, err := commit.LockSave(t.Context(), must.Get(file.Open(next, nil))(t), "native", "20261115t101500-00c0ffee")
 	if err != nil || lock == nil {
 		t.Skipf("no locks here: %v", err)
 	}

@@ -1,4 +1,4 @@
-package publish_test
+package commit_test
 
 import (
 	"context"
@@ -20,14 +20,14 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // toy is a format whose record lists the names of its data files.
-var toy = &publish.Format{Name: "toy", Records: []string{"record"}, Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
+var toy = &commit.Format{Name: "toy", Records: []string{"record"}, Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
 
 var dataName = regexp.MustCompile(`^d([0-9]+)\.([0-9a-z]*)$`)
 
@@ -39,7 +39,7 @@ func parse(name string) (string, bool) {
 	return m[2], true
 }
 
-func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
+func read(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 	b, err := blob.ReadAll(ctx, s, "record", 1<<20)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -52,7 +52,7 @@ func read(ctx context.Context, s blob.Store) (*publish.Existing, error) {
 		return nil, storage.ErrCorrupt
 	}
 	files := strings.Fields(string(b))
-	return &publish.Existing{Files: files, Replaced: files}, nil
+	return &commit.Existing{Files: files, Replaced: files}, nil
 }
 
 // session returns the session of a rank in a save of two.
@@ -60,17 +60,17 @@ func session(rank int, id string) storage.Session {
 	return storage.Session{Rank: rank, Size: 2, Coordinator: rank == 0, Storage: meta.Storage{SaveID: id}}
 }
 
-func prepare(t testing.TB, p *publish.Publisher) error {
+func prepare(t testing.TB, p *commit.Committer) error {
 	_, err := p.Prepare(t.Context(), &plan.SavePlan{}, nil)
 	return err
 }
 
 // begin begins a save of two ranks.
-func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*publish.Publisher {
+func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*commit.Committer {
 	t.Helper()
-	var out []*publish.Publisher
+	var out []*commit.Committer
 	for rank := range 2 {
-		p := publish.New(s, toy, o)
+		p := commit.New(s, toy, o)
 		must.Do(t, errors.Join(p.SetUp(t.Context(), session(rank, id)), prepare(t, p)))
 		out = append(out, p)
 	}
@@ -78,17 +78,17 @@ func begin(t testing.TB, s blob.Store, id string, o storage.WriteOptions) []*pub
 }
 
 // write writes a data file of a rank.
-func write(t testing.TB, p *publish.Publisher) *storage.WriteResults {
+func write(t testing.TB, p *commit.Committer) *storage.WriteResults {
 	t.Helper()
 	part := must.Get(p.NamePart(t.Context()))(t)
 	name := fmt.Sprintf("d%d.%s", p.Session().Rank, part)
-	r := must.Get(p.Write(t.Context(), []*publish.DataFile{{Name: name, Parts: []publish.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4))(t)
+	r := must.Get(p.Write(t.Context(), []*commit.DataFile{{Name: name, Parts: []commit.Part{{Length: 4, Literal: []byte("data")}}}}, nil, 4))(t)
 	return r
 }
 
 // record returns the record of data files.
-func record(names ...string) publish.File {
-	return publish.File{Name: "record", Data: []byte(strings.Join(names, " "))}
+func record(names ...string) commit.File {
+	return commit.File{Name: "record", Data: []byte(strings.Join(names, " "))}
 }
 
 // saveAll saves by two ranks.
@@ -141,7 +141,7 @@ func TestAbortSparesAnotherSave(t *testing.T) {
 func TestPrivateSaveUsesPlainNames(t *testing.T) {
 	s := new(mem.Store)
 	storagetest.Put(t, s, "d0.", []byte("of the first attempt"))
-	p := publish.New(s, toy, storage.WriteOptions{})
+	p := commit.New(s, toy, storage.WriteOptions{})
 	sess := session(0, "one")
 	sess.Journal, sess.Private = new(storagetest.Journal), true
 	must.Do(t, p.SetUp(t.Context(), sess))
@@ -195,7 +195,7 @@ func TestPrepareRefusesCheckpointsThatMustStay(t *testing.T) {
 	} {
 		s := new(mem.Store)
 		storagetest.Put(t, s, "record", []byte(c.record))
-		p := publish.New(s, toy, c.opts)
+		p := commit.New(s, toy, c.opts)
 		if err := errors.Join(p.SetUp(t.Context(), session(0, "new")), prepare(t, p)); !errors.Is(err, c.want) {
 			t.Errorf("%s: Prepare = %v; want %v", name, err, c.want)
 		}
@@ -317,7 +317,7 @@ func TestCancelledWhileTheRecordIsWritten(t *testing.T) {
 
 func TestSetUpChecksTheSaveID(t *testing.T) {
 	for id, ok := range map[string]bool{"a": true, "A-1": true, "": false, "-a": false, "a_b": false, "a/b": false, "ü": false, strings.Repeat("a", 65): false} {
-		err := publish.New(new(mem.Store), toy, storage.WriteOptions{}).SetUp(t.Context(), session(0, id))
+		err := commit.New(new(mem.Store), toy, storage.WriteOptions{}).SetUp(t.Context(), session(0, id))
 		if (err == nil) != ok || !ok && !errors.Is(err, blob.ErrName) {
 			t.Errorf("SetUp with the id %q = %v", id, err)
 		}
@@ -326,7 +326,7 @@ func TestSetUpChecksTheSaveID(t *testing.T) {
 
 func TestLocateRefusesIncompleteTensors(t *testing.T) {
 	md := &meta.Metadata{Entries: []meta.Entry{{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{4}}}}}
-	p := publish.New(new(mem.Store), toy, storage.WriteOptions{})
+	p := commit.New(new(mem.Store), toy, storage.WriteOptions{})
 	if _, err := p.Locate(md, nil); !errors.Is(err, meta.ErrInvalid) {
 		t.Errorf("Locate of a tensor without chunks = %v; want %v", err, meta.ErrInvalid)
 	}
@@ -355,7 +355,7 @@ func TestCheckFiles(t *testing.T) {
 		"one is gone":   {map[string]int64{"a": 3}, fs.ErrNotExist},
 		"one is longer": {map[string]int64{"a": 4, "b": 0}, storage.ErrCorrupt},
 	} {
-		if err := publish.CheckFiles(c.have, results); !errors.Is(err, c.want) {
+		if err := commit.CheckFiles(c.have, results); !errors.Is(err, c.want) {
 			t.Errorf("%s: CheckFiles = %v; want %v", name, err, c.want)
 		}
 	}
@@ -363,7 +363,7 @@ func TestCheckFiles(t *testing.T) {
 
 func TestWithStorageDataAddsStorageData(t *testing.T) {
 	before := []*plan.SavePlan{{}, {}}
-	after, err := publish.WithStorageData(before, map[string]int{"ranks": 2})
+	after, err := commit.WithStorageData(before, map[string]int{"ranks": 2})
 	if err != nil || len(after) != 2 || string(after[1].StorageData) != `{"ranks":2}` {
 		t.Errorf("WithStorageData = %v, %v; want the number in both", after, err)
 	}
@@ -382,7 +382,7 @@ func TestCommitRemovesHidingRecordsInOrder(t *testing.T) {
 		storagetest.Put(t, inner, "first", nil)
 		storagetest.Put(t, inner, "second", nil)
 		s := fault.New(inner, fault.CrashLateAt(n))
-		p := publish.New(s, &several, storage.WriteOptions{})
+		p := commit.New(s, &several, storage.WriteOptions{})
 		err := errors.Join(p.SetUp(t.Context(), session(0, "new")), prepare(t, p))
 		if err == nil {
 			err = p.Commit(t.Context(), record(), nil)

@@ -1,4 +1,4 @@
-package publish_test
+package commit_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -70,7 +70,7 @@ func TestSweepWhileAProcessDies(t *testing.T) {
 				s.last = func() { storagetest.Put(t, s, "d1.a", []byte("x")) } // its last act
 			}
 			for range 4 { // it is dead before the last one
-				must.Get(publish.Sweep(t.Context(), s, toy, 1<<60, nil))(t)
+				must.Get(commit.Sweep(t.Context(), s, toy, 1<<60, nil))(t)
 				if names := storagetest.Names(t, s); len(names) > 0 && !s.locked {
 					t.Errorf("the process dies after %d lists, adds a file: %v: its lock is gone, its files are not: %v", lists, adds, names)
 				}

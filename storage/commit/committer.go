@@ -1,10 +1,10 @@
-// Package publish makes a new checkpoint visible in one atomic step. A Publisher gives
+// Package commit makes a new checkpoint visible in one atomic step. A Committer gives
 // the files of a save names of their own, replaces the record of the old checkpoint
 // with the record of the new one, and removes the files that no checkpoint needs any more. It
 // does not depend on any format: a Format describes the names of the files and reads
 // the existing checkpoint, and a DataFile describes the parts of a file. The contract is
-// at Publisher, whose methods follow storage.Writer.
-package publish
+// at Committer, whose methods follow storage.Writer.
+package commit
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Publisher carries out the saves of one rank at the root of a store, one after the
+// Committer carries out the saves of one rank at the root of a store, one after the
 // other. The storage.Writer of a format calls SetUp, Prepare, NamePart, Write, and
 // Commit or Abort. If the checkpoint is a single file, it calls WriteHeld and CommitHeld
 // instead of NamePart, Write and Commit.
@@ -32,7 +32,7 @@ import (
 // the files of another save or program. The old checkpoint stays complete until the
 // new record replaces the old one. If a save fails, it removes its files. If its process
 // dies, the file of its lock remains, and the next save finds it and removes the files.
-type Publisher struct {
+type Committer struct {
 	store blob.Store
 	f     *Format
 	opts  storage.WriteOptions
@@ -57,10 +57,10 @@ type Publisher struct {
 	kept  bool     // these files may be part of a checkpoint and must stay; guarded by mu
 }
 
-// New returns a publisher at the root of store.
-func New(store blob.Store, f *Format, o storage.WriteOptions) *Publisher {
+// New returns a committer at the root of store.
+func New(store blob.Store, f *Format, o storage.WriteOptions) *Committer {
 	o = o.WithDefaults()
-	p := &Publisher{store: store, f: f, opts: o}
+	p := &Committer{store: store, f: f, opts: o}
 	_, p.service = blob.As[blob.GapReader](store)
 	p.noSweep = p.service && o.SweepAfter <= 0
 	if o.SweepAfter == 0 {
@@ -80,7 +80,7 @@ var saveIDs = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]*$`)
 
 // SetUp begins a save. It returns an error if the id of the save cannot be part of file
 // names.
-func (p *Publisher) SetUp(_ context.Context, s storage.Session) error {
+func (p *Committer) SetUp(_ context.Context, s storage.Session) error {
 	p.release()
 	p.drop()
 	p.sess, p.coordinates, p.last, p.began = s, false, nil, time.Now()
@@ -103,16 +103,16 @@ func checkSaveID(id string) error {
 }
 
 // Published implements storage.Publisher.
-func (p *Publisher) Published() []string { return p.last }
+func (p *Committer) Published() []string { return p.last }
 
 // Session returns the session that was passed to SetUp.
-func (p *Publisher) Session() storage.Session { return p.sess }
+func (p *Committer) Session() storage.Session { return p.sess }
 
 // Prepare implements PrepareLocalPlan of storage.Writer. It calls check, if not nil, for
 // each item of l, and returns l, or the errors of check. On the coordinator, it also
 // returns an error if the existing checkpoint must not be replaced, or cannot be read.
 // Otherwise it removes the files of dead saves and takes the lock of this save.
-func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
+func (p *Committer) Prepare(ctx context.Context, l *plan.SavePlan, check func(it *plan.WriteItem) error) (*plan.SavePlan, error) {
 	var refused []error
 	for i := range l.Items {
 		if check != nil {
@@ -126,7 +126,7 @@ func (p *Publisher) Prepare(ctx context.Context, l *plan.SavePlan, check func(it
 }
 
 // begin is Prepare without the plan.
-func (p *Publisher) begin(ctx context.Context) error {
+func (p *Committer) begin(ctx context.Context) error {
 	if p.opts.RankLocal {
 		return p.checkFree(ctx)
 	}
@@ -159,7 +159,7 @@ func (p *Publisher) begin(ctx context.Context) error {
 // checkFree returns an error if the store holds a checkpoint, a record of this rank, or
 // a record of another save. It reads the records of rank 0 and of the two neighbours of
 // this rank only. Readers compare the records of all ranks.
-func (p *Publisher) checkFree(ctx context.Context) error {
+func (p *Committer) checkFree(ctx context.Context) error {
 	if _, err := p.checkOthers(ctx, nil); err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (p *Publisher) checkFree(ctx context.Context) error {
 // checkOthers returns an error if the store holds files of a checkpoint in another format,
 // apart from own files, see storage.WriteOptions.Others. empty means that it holds no files
 // of any format.
-func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool) (empty bool, err error) {
+func (p *Committer) checkOthers(ctx context.Context, own func(name string) bool) (empty bool, err error) {
 	if p.opts.Others == nil || p.sess.Private {
 		return false, nil
 	}
@@ -198,7 +198,7 @@ func (p *Publisher) checkOthers(ctx context.Context, own func(name string) bool)
 }
 
 // checkReplaceable returns an error if the existing checkpoint must not be replaced.
-func (p *Publisher) checkReplaceable(ctx context.Context) error {
+func (p *Committer) checkReplaceable(ctx context.Context) error {
 	// If the format is First, Read shows whether there is a checkpoint that readers open. In
 	// a service, most saves go to an empty place, and the list makes Read unnecessary there.
 	if !p.f.First || p.service {
@@ -255,7 +255,7 @@ func (p *Publisher) checkReplaceable(ctx context.Context) error {
 
 // checkOurs returns an error if the options do not allow the save to replace a checkpoint. old and
 // err are the result of Format.Read. The save of a damaged record is unknown, so it stays.
-func (p *Publisher) checkOurs(ctx context.Context, old *Existing, err error) error {
+func (p *Committer) checkOurs(ctx context.Context, old *Existing, err error) error {
 	if p.opts.Replaces == nil || p.sess.Private || isAbsent(err) {
 		return nil
 	}
@@ -277,7 +277,7 @@ func (p *Publisher) checkOurs(ctx context.Context, old *Existing, err error) err
 // saved while this save waited for its turn. A clock that was set back, or is behind the clock of
 // another host, is no reason to refuse the save: then old seems to come from the future, and the
 // record must have been written since the save was asked for.
-func (p *Publisher) checkOvertaken(ctx context.Context, old *Existing) error {
+func (p *Committer) checkOvertaken(ctx context.Context, old *Existing) error {
 	asked, now := p.sess.Storage.Time, time.Now()
 	if recorded := old.Line != nil && p.sess.Storage.Line != nil; old.Time.After(now) && !recorded {
 		info, err := p.store.Stat(ctx, p.f.Records[0])
@@ -291,7 +291,7 @@ func (p *Publisher) checkOvertaken(ctx context.Context, old *Existing) error {
 }
 
 // find sets p.found if the store has versions. old and err are the result of Format.Read.
-func (p *Publisher) find(ctx context.Context, old *Existing, err error) error {
+func (p *Committer) find(ctx context.Context, old *Existing, err error) error {
 	p.found, p.empty, p.old = nil, false, nil
 	if p.sess.Private || !blob.HasVersions(p.store) {
 		return nil
@@ -318,17 +318,17 @@ func (p *Publisher) find(ctx context.Context, old *Existing, err error) error {
 // condition returns the condition of a record: it must not replace a file if the options
 // say so. If the store has versions, the record that it replaces must be the one that the
 // save found at its beginning. So one of several saves at the same time succeeds.
-func (p *Publisher) condition(name string) blob.CreateOptions {
+func (p *Committer) condition(name string) blob.CreateOptions {
 	version, known := p.found[name]
 	return blob.CreateOptions{IfAbsent: p.opts.FailIfExists && !p.again || known && version == "", IfVersion: version}
 }
 
-func (p *Publisher) existsError(record string) error {
+func (p *Committer) existsError(record string) error {
 	return fmt.Errorf("%w: %s holds %s: save to another folder, or allow the save to replace it", storage.ErrExists, p.store, record)
 }
 
 // isOwn reports whether the name of a data file contains the id of this save.
-func (p *Publisher) isOwn(name string) bool {
+func (p *Committer) isOwn(name string) bool {
 	if p.f.OneFile {
 		return false
 	}
@@ -337,7 +337,7 @@ func (p *Publisher) isOwn(name string) bool {
 }
 
 // owns reports whether a checkpoint is the result of this save.
-func (p *Publisher) owns(ctx context.Context, e *Existing) (bool, error) {
+func (p *Committer) owns(ctx context.Context, e *Existing) (bool, error) {
 	if slices.ContainsFunc(e.Files, p.isOwn) {
 		return true, nil
 	}
@@ -350,7 +350,7 @@ func (p *Publisher) owns(ctx context.Context, e *Existing) (bool, error) {
 	}), err
 }
 
-func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
+func (p *Committer) exists(ctx context.Context, name string) (bool, error) {
 	_, err := p.store.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -359,7 +359,7 @@ func (p *Publisher) exists(ctx context.Context, name string) (bool, error) {
 }
 
 // MakeRoom implements storage.RoomMaker.
-func (p *Publisher) MakeRoom(ctx context.Context, bytes int64) (done func()) {
+func (p *Committer) MakeRoom(ctx context.Context, bytes int64) (done func()) {
 	if r, ok := blob.As[blob.Reclaimer](p.store); ok {
 		return r.DeferReclaim(ctx, bytes)
 	}
@@ -370,7 +370,7 @@ func (p *Publisher) MakeRoom(ctx context.Context, bytes int64) (done func()) {
 // its id. If the store is private, NamePart returns "" unless there is a checkpoint: the files
 // then have the plain names of the format. Without a journal, NamePart also removes the files
 // of an earlier attempt in this save.
-func (p *Publisher) NamePart(ctx context.Context) (string, error) {
+func (p *Committer) NamePart(ctx context.Context) (string, error) {
 	id := p.sess.Storage.SaveID
 	if p.sess.Journal == nil {
 		if err := p.removeAttempt(ctx); err != nil {
@@ -390,7 +390,7 @@ func (p *Publisher) NamePart(ctx context.Context) (string, error) {
 
 // removeAttempt removes the files in p.names from the store and from p.names, unless
 // keep was called.
-func (p *Publisher) removeAttempt(ctx context.Context) error {
+func (p *Committer) removeAttempt(ctx context.Context) error {
 	names, kept := p.take()
 	if kept {
 		return nil
@@ -403,7 +403,7 @@ func (p *Publisher) removeAttempt(ctx context.Context) error {
 }
 
 // mayExist adds files that may exist from now on to p.names, so that Abort removes them.
-func (p *Publisher) mayExist(names ...string) {
+func (p *Committer) mayExist(names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.names = append(p.names, names...)
@@ -411,14 +411,14 @@ func (p *Publisher) mayExist(names ...string) {
 
 // keep makes Abort keep the files of this save, because they may be part of a
 // checkpoint.
-func (p *Publisher) keep() {
+func (p *Committer) keep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kept = true
 }
 
 // take returns p.names and clears it. kept reports whether keep was called.
-func (p *Publisher) take() (names []string, kept bool) {
+func (p *Committer) take() (names []string, kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	names, p.names = p.names, nil
@@ -427,13 +427,13 @@ func (p *Publisher) take() (names []string, kept bool) {
 
 // Write writes the data files of this rank. planned is the number of bytes of the
 // plan's items, for the session's Progress.
-func (p *Publisher) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+func (p *Committer) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	defer p.MakeRoom(ctx, planned)()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.mayExist(name) }}
 	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
 
-// Held describes a file that is a whole checkpoint. By its description, a publisher can
+// Held describes a file that is a whole checkpoint. By its description, a committer can
 // distinguish it from other files of the same name.
 type Held struct {
 	Name string
@@ -448,7 +448,7 @@ type Held struct {
 
 // WriteHeld writes the file that is the whole checkpoint. h describes it. The file
 // becomes visible in CommitHeld.
-func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
+func (p *Committer) WriteHeld(ctx context.Context, file *DataFile, h *Held, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	defer p.MakeRoom(ctx, planned)()
 	p.drop()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, condition: p.condition}
@@ -461,7 +461,7 @@ func (p *Publisher) WriteHeld(ctx context.Context, file *DataFile, h *Held, data
 }
 
 // drop aborts the file that is written but not committed, if there is one.
-func (p *Publisher) drop() {
+func (p *Committer) drop() {
 	if p.held != nil {
 		p.held.w.Abort() // does nothing once committed
 	}
@@ -471,7 +471,7 @@ func (p *Publisher) drop() {
 // Locate calls storage.Locate. It also returns an error if the chunks of a tensor do not
 // cover it exactly: a checkpoint that cannot be read must not replace one that can. If the rank
 // saves without a group, its chunks need not cover whole tensors.
-func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
+func (p *Committer) Locate(md *meta.Metadata, results []*storage.WriteResults) ([]meta.Entry, error) {
 	entries, err := storage.Locate(md, results)
 	if err != nil || p.opts.RankLocal {
 		return entries, err
@@ -489,7 +489,7 @@ func (p *Publisher) Locate(md *meta.Metadata, results []*storage.WriteResults) (
 }
 
 // Ranks returns the number of ranks if they save without a group, and 0 otherwise.
-func (p *Publisher) Ranks() int {
+func (p *Committer) Ranks() int {
 	if !p.opts.RankLocal {
 		return 0
 	}
@@ -501,7 +501,7 @@ func (p *Publisher) Ranks() int {
 // keeps all files if a commit may have made them part of a checkpoint, or if the save may go
 // on later, because the journal lists a file. It also keeps
 // files that the current record names: a repair may have written that record.
-func (p *Publisher) Abort(ctx context.Context) error {
+func (p *Committer) Abort(ctx context.Context) error {
 	defer p.release()
 	p.drop()
 	names, kept := p.take()
@@ -525,7 +525,7 @@ func (p *Publisher) Abort(ctx context.Context) error {
 // removeUnnamed removes the files that the current checkpoint does not need. It
 // removes nothing if the store fails or the checkpoint has an unknown version. If the checkpoint is corrupt, it keeps only the files that
 // Format.Read returned.
-func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
+func (p *Committer) removeUnnamed(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -539,7 +539,7 @@ func (p *Publisher) removeUnnamed(ctx context.Context, names []string) error {
 }
 
 // removeAll removes files. If a file cannot be removed, it continues with the rest.
-func (p *Publisher) removeAll(ctx context.Context, names []string) error {
+func (p *Committer) removeAll(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -548,7 +548,7 @@ func (p *Publisher) removeAll(ctx context.Context, names []string) error {
 
 // sweep removes leftovers, see Sweep, and returns their number. It reports errors as
 // warnings.
-func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) (n int) {
+func (p *Committer) sweep(ctx context.Context, olderThan time.Duration) (n int) {
 	if p.noSweep || p.sess.Private || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return 0
 	}
@@ -568,7 +568,7 @@ func (p *Publisher) sweep(ctx context.Context, olderThan time.Duration) (n int) 
 
 // recorded returns the files of the checkpoint in the store, if it has a record. Files
 // without a record may be what a removal has left.
-func (p *Publisher) recorded(ctx context.Context) (map[string]bool, error) {
+func (p *Committer) recorded(ctx context.Context) (map[string]bool, error) {
 	for _, name := range p.f.Records {
 		if ok, err := p.exists(ctx, name); err != nil {
 			return nil, err
@@ -580,12 +580,12 @@ func (p *Publisher) recorded(ctx context.Context) (map[string]bool, error) {
 }
 
 // release releases the lock of the save.
-func (p *Publisher) release() {
+func (p *Committer) release() {
 	p.warn(p.lock.Release())
 	p.lock = nil
 }
 
-func (p *Publisher) warn(err error) {
+func (p *Committer) warn(err error) {
 	if err != nil && p.sess.Warn != nil {
 		p.sess.Warn(err)
 	}

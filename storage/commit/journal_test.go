@@ -1,4 +1,4 @@
-package publish_test
+package commit_test
 
 import (
 	"errors"
@@ -10,14 +10,14 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // journalled begins a save of one rank with a journal, which replaces no checkpoint.
-func journalled(t *testing.T, s blob.Store, id string, j storage.Journal) (*publish.Publisher, error) {
+func journalled(t *testing.T, s blob.Store, id string, j storage.Journal) (*commit.Committer, error) {
 	t.Helper()
-	p := publish.New(s, toy, storage.WriteOptions{FailIfExists: true})
+	p := commit.New(s, toy, storage.WriteOptions{FailIfExists: true})
 	sess := session(0, id)
 	sess.Size, sess.Journal = 1, j
 	return p, errors.Join(p.SetUp(t.Context(), sess), prepare(t, p))
@@ -32,12 +32,12 @@ func TestJournalledSaveInAService(t *testing.T) {
 		first, err := journalled(t, s, "one", j)
 		must.Do(t, err)
 		write(t, first)
-		time.Sleep(publish.LockAfter + time.Second)
-		if owner, _, err := publish.OwnerOf(t.Context(), s, "one"); owner != blob.OwnerAlive || err != nil {
+		time.Sleep(commit.LockAfter + time.Second)
+		if owner, _, err := commit.OwnerOf(t.Context(), s, "one"); owner != blob.OwnerAlive || err != nil {
 			t.Errorf("OwnerOf while the save is under way = %v, %v", owner, err)
 		}
 		must.Do(t, first.Abort(t.Context()))
-		if owner, _, err := publish.OwnerOf(t.Context(), s, "one"); owner != blob.OwnerUnknown || err != nil || len(s.locks) > 0 {
+		if owner, _, err := commit.OwnerOf(t.Context(), s, "one"); owner != blob.OwnerUnknown || err != nil || len(s.locks) > 0 {
 			t.Errorf("OwnerOf after the failure = %v, %v, with the locks %v", owner, err, s.locks)
 		}
 		wantFiles(t, s.Store, "d0.one")
@@ -45,7 +45,7 @@ func TestJournalledSaveInAService(t *testing.T) {
 			p, err := journalled(t, s, "one", j)
 			must.Do(t, err)
 			results := []*storage.WriteResults{write(t, p)}
-			must.Do(t, p.Commit(t.Context(), record("d0.one"), results, publish.File{Name: "d1.one", Data: []byte("index")}))
+			must.Do(t, p.Commit(t.Context(), record("d0.one"), results, commit.File{Name: "d1.one", Data: []byte("index")}))
 			wantFiles(t, s.Store, "d0.one", "d1.one", "record")
 			if j.Found() != run+1 {
 				t.Errorf("%d files were known in %d runs", j.Found(), run+1)

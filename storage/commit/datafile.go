@@ -1,4 +1,4 @@
-package publish
+package commit
 
 import (
 	"context"
@@ -85,7 +85,7 @@ type Part struct {
 	Pass func(p []byte, from int64)
 }
 
-// fileWriter writes data files in the store of a publisher. The layout of a file is
+// fileWriter writes data files in the store of a Committer. The layout of a file is
 // fixed before its first byte is written. The bytes are assembled in order and written
 // in pieces, in parallel, within a memory budget.
 type fileWriter struct {

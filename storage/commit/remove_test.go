@@ -1,4 +1,4 @@
-package publish_test
+package commit_test
 
 import (
 	"context"
@@ -15,24 +15,24 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // removeToy removes the objects record, a and b of a store.
-func removeToy(ctx context.Context, s blob.Store, o *publish.RemoveOptions) (publish.Removed, error) {
-	find := func(ctx context.Context) (*publish.Removal, error) {
-		r := &publish.Removal{SaveID: "x", HasRecord: true}
+func removeToy(ctx context.Context, s blob.Store, o *commit.RemoveOptions) (commit.Removed, error) {
+	find := func(ctx context.Context) (*commit.Removal, error) {
+		r := &commit.Removal{SaveID: "x", HasRecord: true}
 		for _, name := range []string{"record", "a", "b"} {
 			info, err := s.Stat(ctx, name)
 			if err != nil {
 				return nil, errors.Join(storage.ErrNotFound, err)
 			}
-			r.Files = append(r.Files, publish.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
+			r.Files = append(r.Files, commit.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
 		}
 		return r, nil
 	}
-	return publish.Remove(ctx, s, find, nothing, o)
+	return commit.Remove(ctx, s, find, nothing, o)
 }
 
 func nothing(context.Context) (map[string]bool, error) { return nil, nil }
@@ -59,17 +59,17 @@ func TestReadingInAService(t *testing.T) {
 		s := &service{Store: new(mem.Store)}
 		putToy(t, s)
 		locks := func() int { return len(must.Get(s.Locks(t.Context(), ""))(t)) }
-		release := must.Get(publish.Reading(t.Context(), s))(t)
+		release := must.Get(commit.Reading(t.Context(), s))(t)
 		if locks() != 0 {
 			t.Error("Reading takes a lock at once")
 		}
 		release()
-		time.Sleep(2 * publish.LockAfter)
+		time.Sleep(2 * commit.LockAfter)
 		if locks() != 0 {
 			t.Error("a reader that has ended takes a lock")
 		}
-		release = must.Get(publish.Reading(t.Context(), s))(t)
-		now := must.Get(publish.ReadingNow(t.Context(), s))(t)
+		release = must.Get(commit.Reading(t.Context(), s))(t)
+		now := must.Get(commit.ReadingNow(t.Context(), s))(t)
 		if locks() != 1 {
 			t.Errorf("there are %d locks; want the one of ReadingNow", locks())
 		}
@@ -102,31 +102,31 @@ func TestFinishRemovalsInAService(t *testing.T) {
 		if r, err := removeToy(t.Context(), &failing{s, errBulk}, nil); !errors.Is(err, errBulk) || r.Files < 1 {
 			t.Fatalf("Remove = %+v, %v; want the record and %v", r, err, errBulk)
 		}
-		if left := must.Get(publish.RemovalLeftovers(t.Context(), s))(t); len(left) != 2 || left[0].Owner != blob.OwnerAlive || !left[0].Removed {
+		if left := must.Get(commit.RemovalLeftovers(t.Context(), s))(t); len(left) != 2 || left[0].Owner != blob.OwnerAlive || !left[0].Removed {
 			t.Errorf("RemovalLeftovers = %+v; want a and b of a living process", left)
 		}
-		if left := must.Get(publish.FinishRemovals(t.Context(), s, nothing))(t); len(left) > 0 {
+		if left := must.Get(commit.FinishRemovals(t.Context(), s, nothing))(t); len(left) > 0 {
 			t.Errorf("FinishRemovals of a living process = %+v", left)
 		}
-		if err := publish.CheckNoRemoval(t.Context(), s); !errors.Is(err, storage.ErrRemoving) {
+		if err := commit.CheckNoRemoval(t.Context(), s); !errors.Is(err, storage.ErrRemoving) {
 			t.Errorf("CheckNoRemoval = %v; want ErrRemoving", err)
 		}
-		if err := publish.Explain(t.Context(), s, storage.ErrIncomplete); !errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) {
+		if err := commit.Explain(t.Context(), s, storage.ErrIncomplete); !errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrIncomplete) {
 			t.Errorf("Explain = %v; want ErrNotFound", err)
 		}
 		time.Sleep(blob.Lease)
-		if left := must.Get(publish.RemovalLeftovers(t.Context(), s))(t); len(left) != 2 || left[0].Owner != blob.OwnerDead {
+		if left := must.Get(commit.RemovalLeftovers(t.Context(), s))(t); len(left) != 2 || left[0].Owner != blob.OwnerDead {
 			t.Errorf("RemovalLeftovers = %+v; want a and b of a dead process", left)
 		}
 		storagetest.Put(t, s, "a", []byte("another"))
 		current := func(context.Context) (map[string]bool, error) { return map[string]bool{"b": true}, nil }
-		if left := must.Get(publish.FinishRemovals(t.Context(), s, current))(t); len(left) > 0 {
+		if left := must.Get(commit.FinishRemovals(t.Context(), s, current))(t); len(left) > 0 {
 			t.Errorf("FinishRemovals = %+v; want no file, because all belong to others now", left)
 		}
 		if names := storagetest.Names(t, s); !slices.Equal(names, []string{"a", "b", "other"}) {
 			t.Errorf("there are %q", names)
 		}
-		must.Do(t, publish.CheckNoRemoval(t.Context(), s))
+		must.Do(t, commit.CheckNoRemoval(t.Context(), s))
 	})
 }
 
@@ -134,14 +134,14 @@ func TestFinishRemovalsInAService(t *testing.T) {
 func TestRemoveOfAReplacedRecord(t *testing.T) {
 	for name, s := range map[string]blob.Store{"memory": new(mem.Store), "service": &service{Store: new(mem.Store)}} {
 		putToy(t, s)
-		_, err := removeToy(t.Context(), s, &publish.RemoveOptions{Check: func(context.Context) error {
+		_, err := removeToy(t.Context(), s, &commit.RemoveOptions{Check: func(context.Context) error {
 			storagetest.Put(t, s, "record", []byte("of another save"))
 			return nil
 		}})
 		if names := storagetest.Names(t, s); !errors.Is(err, storage.ErrChanged) || len(names) != 4 {
 			t.Errorf("%s: Remove = %v, and there are %q; want ErrChanged and all objects", name, err, names)
 		}
-		if got := must.Get(removeToy(t.Context(), s, nil))(t); got != (publish.Removed{Files: 3, Bytes: 17}) {
+		if got := must.Get(removeToy(t.Context(), s, nil))(t); got != (commit.Removed{Files: 3, Bytes: 17}) {
 			t.Errorf("%s: Remove = %+v; want 3 files of 17 bytes", name, got)
 		}
 		if names := storagetest.Names(t, s); !slices.Equal(names, []string{"other"}) {
@@ -155,16 +155,16 @@ func TestRemovalOfManyFiles(t *testing.T) {
 	s := must.Get(file.Open(t.TempDir(), &file.Options{NoSync: true}))(t)
 	storagetest.Put(t, s, "record", []byte("x"))
 	info := must.Get(s.Stat(t.Context(), "record"))(t)
-	find := func(context.Context) (*publish.Removal, error) {
-		r := &publish.Removal{HasRecord: true, Files: []publish.RemovedFile{{Name: "record", Size: 1, Version: info.Version}}}
+	find := func(context.Context) (*commit.Removal, error) {
+		r := &commit.Removal{HasRecord: true, Files: []commit.RemovedFile{{Name: "record", Size: 1, Version: info.Version}}}
 		for i := range 200_000 {
-			r.Files = append(r.Files, publish.RemovedFile{Name: fmt.Sprintf("a file with a name that is quite long %d", i), Version: info.Version})
+			r.Files = append(r.Files, commit.RemovedFile{Name: fmt.Sprintf("a file with a name that is quite long %d", i), Version: info.Version})
 		}
 		return r, nil
 	}
-	_, err := publish.Remove(t.Context(), s, find, nothing, &publish.RemoveOptions{Check: func(ctx context.Context) error {
+	_, err := commit.Remove(t.Context(), s, find, nothing, &commit.RemoveOptions{Check: func(ctx context.Context) error {
 		locks := must.Get(s.Locks(ctx, ""))(t)
-		var note struct{ Removal publish.Removal }
+		var note struct{ Removal commit.Removal }
 		if len(locks) != 1 || json.Unmarshal(locks[0].Note, &note) != nil || len(note.Removal.Files) < 10_000 {
 			t.Errorf("there are %d locks, the first one with %d files", len(locks), len(note.Removal.Files))
 		}

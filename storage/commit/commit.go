@@ -1,4 +1,4 @@
-package publish
+package commit
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ type File struct {
 // returns an error, the checkpoint is not visible, unless the error wraps
 // storage.ErrUncertain. If the rank saves without a group, Format.RankRecord
 // returns the name of the record.
-func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
+func (p *Committer) Commit(ctx context.Context, rec File, results []*storage.WriteResults, before ...File) error {
 	for _, f := range before {
 		p.mayExist(f.Name)
 		if _, err := blob.WriteAll(ctx, p.store, f.Name, f.Data, &blob.CreateOptions{IfAbsent: p.sess.Journal == nil}); err != nil {
@@ -42,7 +42,7 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 		rec.Name = p.f.RankRecord(p.sess.Rank)
 		cond = blob.CreateOptions{IfAbsent: true}
 	}
-	c := &commit{Publisher: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
+	c := &commit{Committer: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
 	for _, f := range before {
 		c.named[f.Name] = true
 		c.order = append(c.order, f.Name)
@@ -69,7 +69,7 @@ func (p *Publisher) Commit(ctx context.Context, rec File, results []*storage.Wri
 
 // checkFiles returns an error if a file of the results is missing, right before the record
 // is written.
-func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResults) error {
+func (p *Committer) checkFiles(ctx context.Context, results []*storage.WriteResults) error {
 	if err := p.lock.Confirm(ctx); err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (p *Publisher) checkFiles(ctx context.Context, results []*storage.WriteResu
 }
 
 // CommitHeld makes the file of WriteHeld visible. It returns errors as Commit does.
-func (p *Publisher) CommitHeld(ctx context.Context) error {
+func (p *Committer) CommitHeld(ctx context.Context) error {
 	h := p.held
 	if h == nil {
 		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
@@ -100,7 +100,7 @@ func (p *Publisher) CommitHeld(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	c := &commit{Publisher: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
+	c := &commit{Committer: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
 	c.write = func(ctx context.Context, _ blob.CreateOptions) (blob.Info, error) { return h.w.Commit(ctx) } // WriteHeld has set the condition
 	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
 	err := c.run(ctx)
@@ -158,7 +158,7 @@ func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 // sizes returns the sizes of the data files in the store, by name. If the format has
 // IDFirst, it returns only those whose names begin with the id of this save. old reports
 // whether a save with a journal has found files that are older than itself.
-func (p *Publisher) sizes(ctx context.Context) (out map[string]int64, old bool, err error) {
+func (p *Committer) sizes(ctx context.Context) (out map[string]int64, old bool, err error) {
 	files, err := p.f.list(ctx, p.store, p.ownPrefix())
 	out = make(map[string]int64, len(files))
 	for _, f := range files {
@@ -172,7 +172,7 @@ func (p *Publisher) sizes(ctx context.Context) (out map[string]int64, old bool, 
 // seconds.
 const timeSlack = 5 * time.Second
 
-func (p *Publisher) ownPrefix() string {
+func (p *Committer) ownPrefix() string {
 	if p.f.IDFirst {
 		return p.f.Prefix + p.sess.Storage.SaveID
 	}
@@ -210,7 +210,7 @@ func CheckFiles(have map[string]int64, results []*storage.WriteResults) error {
 
 // commit is the state of a call of Commit or CommitHeld.
 type commit struct {
-	*Publisher
+	*Committer
 	name  string             // of the new record
 	named map[string]bool    // the files of the new checkpoint
 	order []string           // the files of this commit, the record last

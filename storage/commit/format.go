@@ -1,4 +1,4 @@
-package publish
+package commit
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Format describes the files of a format, as far as a Publisher needs it.
+// Format describes the files of a format, as far as a Committer needs it.
 type Format struct {
 	// Name is the name of the format. It is part of the names of locks, so the locks
 	// of different formats are distinct.

@@ -1,4 +1,4 @@
-package publish_test
+package commit_test
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/publish"
+	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
@@ -139,7 +139,7 @@ func uncertain(t *testing.T, s *service, id string) {
 // sweepAll removes leftovers of any age and returns their names.
 func sweepAll(t *testing.T, s blob.Store) []string {
 	t.Helper()
-	removed := must.Get(publish.Sweep(t.Context(), s, toy, 0, nil))(t)
+	removed := must.Get(commit.Sweep(t.Context(), s, toy, 0, nil))(t)
 	var names []string
 	for _, l := range removed {
 		names = append(names, l.Name)
@@ -161,8 +161,8 @@ func TestUncertainCommitKeepsBothCheckpoints(t *testing.T) {
 				t.Errorf("a sweep removed %v while the commit is uncertain", got)
 			}
 			for name, check := range map[string]func() error{
-				"CheckUncertain": func() error { return publish.CheckUncertain(t.Context(), s) },
-				"CheckIdle":      func() error { return publish.CheckIdle(t.Context(), s, "toy") },
+				"CheckUncertain": func() error { return commit.CheckUncertain(t.Context(), s) },
+				"CheckIdle":      func() error { return commit.CheckIdle(t.Context(), s, "toy") },
 			} {
 				if err := check(); !errors.Is(err, storage.ErrUncertain) || !strings.Contains(err.Error(), "save new") {
 					t.Errorf("%s = %v; want ErrUncertain with the save", name, err)
@@ -183,7 +183,7 @@ func TestUncertainCommitKeepsBothCheckpoints(t *testing.T) {
 				}
 				wantFiles(t, s.Store, "d0.next", "d1.next", "record")
 			}
-			if err := publish.CheckUncertain(t.Context(), s); err != nil {
+			if err := commit.CheckUncertain(t.Context(), s); err != nil {
 				t.Errorf("CheckUncertain once it is settled = %v", err)
 			}
 			time.Sleep(blob.Lease)
@@ -200,7 +200,7 @@ func TestUncertainFirstSave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{Store: new(mem.Store)}
 		uncertain(t, s, "new")
-		err := publish.Explain(t.Context(), s, storage.ErrNotFound)
+		err := commit.Explain(t.Context(), s, storage.ErrNotFound)
 		if !errors.Is(err, storage.ErrUncertain) || !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), "save here again") {
 			t.Errorf("Explain = %v; want advice about the uncertain save", err)
 		}
@@ -228,7 +228,7 @@ func TestUncertainSaveIsOverAfterADay(t *testing.T) {
 }
 
 // commitAll writes and commits a save.
-func commitAll(t *testing.T, ps []*publish.Publisher, id string) {
+func commitAll(t *testing.T, ps []*commit.Committer, id string) {
 	t.Helper()
 	results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
 	must.Do(t, ps[0].Commit(t.Context(), record("d0."+id, "d1."+id), results))
@@ -245,7 +245,7 @@ func TestLongSaveBeats(t *testing.T) {
 		}
 		ps := begin(t, s, "new", storage.WriteOptions{})
 		results := []*storage.WriteResults{write(t, ps[0]), write(t, ps[1])}
-		time.Sleep(publish.LockAfter + time.Second)
+		time.Sleep(commit.LockAfter + time.Second)
 		for range 30 {
 			if got := sweepAll(t, s); got != nil {
 				t.Fatalf("a sweep removed %v of a living save", got)
