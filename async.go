@@ -216,7 +216,7 @@ type Pending struct {
 	store    blob.Store
 	since    func() *blob.Traffic
 	snapshot *stage.Snapshot
-	request  *saver.Request          // nil: the save runs in this process
+	request  *saver.SaveMessage          // nil: the save runs in this process
 	process  *saver.Process          // carries out the request
 	cancel   context.CancelCauseFunc // ends a save in this process
 	staged   chan struct{}
@@ -721,8 +721,8 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 }
 
 // describe returns where and how to save, as a saver needs it.
-func (o *AsyncOptions) describe(store blob.Store, job *protocol.RankSave) saver.Save {
-	v := saver.Save{
+func (o *AsyncOptions) describe(store blob.Store, job *protocol.RankSave) saver.SaveRequest {
+	v := saver.SaveRequest{
 		Remote: o.Remote, LocalBytes: o.LocalBytes, Format: o.format().Name(), FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes,
 		FailIfExists: o.FailIfExists, SweepAfter: o.SweepAfter, Base: o.Base, Owner: plan.EveryHolder, Cache: o.Cache != nil,
 		Replaces: o.replaces(placeOf(store)),
@@ -741,7 +741,7 @@ func (o *AsyncOptions) describe(store blob.Store, job *protocol.RankSave) saver.
 }
 
 // request returns the message that describes a save to a saver process.
-func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Request, error) {
+func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.SaveMessage, error) {
 	address, ok := addressOf(p.store)
 	_, isDefault := job.Planner.(*plan.DefaultSave)
 	err := refuse(
@@ -764,7 +764,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.Reques
 	if v.Remote, err = absolute(o.Remote); err != nil {
 		return nil, err
 	}
-	return saver.NewRequest(v, p.snapshot), nil
+	return saver.NewSaveMessage(v, p.snapshot), nil
 }
 
 // inRun returns how a saver process keeps the run of the checkpoint in order, or nil.

@@ -49,7 +49,7 @@ var messages = map[string]any{
 	"joined":    joinedBody{},
 	"save": saveBody{
 		Generation: 7,
-		Save: Save{
+		SaveRequest: SaveRequest{
 			Store: "/checkpoints/step-100", Format: "native", FormatOptions: json.RawMessage(`{"file_bytes":1073741824}`),
 			SaveID: "0b1k2m3n4p5q6r7s8t9v", Time: "2026-11-15T22:00:00.123456789Z", Writer: "trainer 1.0", Step: new(int64(100)),
 			Tags: map[string]string{"run": "12"}, FilesPerRank: 2, BufferBytes: 1 << 28, FailIfExists: true, SweepAfter: time.Hour,
@@ -64,13 +64,13 @@ var messages = map[string]any{
 		},
 		Absent: []string{"model.bias"},
 	},
-	"save-least": saveBody{Generation: 1, Save: Save{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
-	"save-tiers": saveBody{Generation: 8, Save: Save{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
-	"save-version": saveBody{Generation: 10, Save: Save{
+	"save-least": saveBody{Generation: 1, SaveRequest: SaveRequest{Store: "/checkpoints/a", Format: "native", SaveID: "a", Time: "2026-11-15T22:00:00Z"}, Items: []itemBody{}},
+	"save-tiers": saveBody{Generation: 8, SaveRequest: SaveRequest{Store: "/ssd/run/step-200", Remote: "s3://bucket/run/step-200", LocalBytes: 1 << 40, Format: "native", SaveID: "b", Time: "2026-11-15T23:00:00Z"}, Items: []itemBody{}},
+	"save-version": saveBody{Generation: 10, SaveRequest: SaveRequest{
 		Store: "s3://bucket/weights/step-000000007", Format: "native", SaveID: "d", Time: "2026-11-18T00:00:00Z", Step: new(int64(7)), FailIfExists: true,
 		Run: &InRun{Keep: "last 4", Refer: true, Remember: true},
 	}, Items: []itemBody{}},
-	"save-run": saveBody{Generation: 9, Save: Save{
+	"save-run": saveBody{Generation: 9, SaveRequest: SaveRequest{
 		Store: "/ssd/run/step-000000300", Remote: "s3://bucket/run/step-000000300", Format: "native", SaveID: "c", Time: "2026-11-16T00:00:00Z", Step: new(int64(300)),
 		Metrics: run.Metrics{"accuracy": 0.5, "loss": math.NaN()}, Run: &InRun{Remote: "s3://bucket/run", Keep: "last 3, best 2 by loss", KeepRemote: "every 5000 steps"},
 	}, Items: []itemBody{}},
@@ -330,6 +330,21 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 	for _, m := range named {
 		if known[m[1]] == nil {
 			t.Errorf("no error has the code %s", m[1])
+		}
+	}
+}
+
+// Every field of a request to save has a row on the page.
+func TestSpecificationListsSaveFields(t *testing.T) {
+	page := string(must.Get(os.ReadFile("../../docs/saver.md"))(t))
+	_, section, _ := strings.Cut(page, "\n## save\n")
+	section, _, _ = strings.Cut(section, "\n## staged\n")
+	for _, request := range []any{SaveRequest{}, InRun{}} {
+		for _, field := range reflect.VisibleFields(reflect.TypeOf(request)) {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			if name == "" || !strings.Contains(section, "`"+name+"`") && !strings.Contains(section, `"`+name+`"`) {
+				t.Errorf("the section of save lacks the field %q of %T", name, request)
+			}
 		}
 	}
 }

@@ -403,12 +403,18 @@ func TestLoadsAtTheSameTime(t *testing.T) {
 	}
 }
 
+// loadsOnly returns loads without a trainer.
+func loadsOnly(t *testing.T) *loads {
+	sc := &scope{ctx: t.Context()}
+	return &loads{scope: sc, runs: &trainings{scope: sc}, opened: map[string]*opened{}}
+}
+
 // Loads that are under way at the same time open a checkpoint once; the next one opens
 // it again.
 func TestLoadsShareACheckpoint(t *testing.T) {
 	src := &source{Store: writeCheckpoint(t, native.Format{}, 1)}
 	opens := 0
-	s := &server{ctx: t.Context(), opened: map[string]*opened{}}
+	s := loadsOnly(t)
 	s.OpenStore = func(path string) (blob.Store, error) {
 		opens++
 		return file.OpenPath(path)
@@ -454,7 +460,7 @@ func TestLoadsThroughARecipe(t *testing.T) {
 	var got []Recipe
 	other := &meta.Metadata{}
 	refused := errors.New("no such recipe")
-	s := &server{ctx: t.Context(), opened: map[string]*opened{}}
+	s := loadsOnly(t)
 	s.OpenStore = file.OpenPath
 	s.OpenAs = func(_ context.Context, store blob.Store, c storage.Checkpoint, r *Recipe) (storage.Checkpoint, error) {
 		got = append(got, *r)

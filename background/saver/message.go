@@ -141,7 +141,7 @@ type joinBody struct {
 // saveBody describes a state that is about to be staged.
 type saveBody struct {
 	Generation uint64 `json:"generation"`
-	Save
+	SaveRequest
 	// Fits means that everything will be staged without a fetch.
 	Fits   bool       `json:"fits,omitempty"`
 	Items  []itemBody `json:"items"`
@@ -676,4 +676,14 @@ func (m *itemBody) span(it *plan.WriteItem) (int64, error) {
 		last += (n - 1) * s
 	}
 	return (last + 1) * size, nil
+}
+
+// on decodes the body of a message and handles it. Unknown fields are an error if strict
+// is set.
+func on[T any](f *frame, strict bool, handle func(*T) error) error {
+	b, err := decode[T](f, strict)
+	if err != nil {
+		return err
+	}
+	return handle(b)
 }

@@ -538,7 +538,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 // request has one. recorder receives the phases and warnings, and its Observer the
 // progress. Save itself fails only if the process has ended, or if the description of the
 // state is too large for a message.
-func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorder, over func(*protocol.SaveReport, error), uploaded func(*upload.Report, error)) error {
+func (p *Process) Save(r *SaveMessage, s *stage.Snapshot, recorder *protocol.Recorder, over func(*protocol.SaveReport, error), uploaded func(*upload.Report, error)) error {
 	r.body.Fits = s.Fits()
 	message, err := appendFrame(nil, typeSave, &r.body)
 	if err != nil {
@@ -571,17 +571,17 @@ func (p *Process) Save(r *Request, s *stage.Snapshot, recorder *protocol.Recorde
 // Drop withdraws a save, unless it has begun.
 func (p *Process) Drop(generation uint64) { p.post(typeDrop, dropBody{generation}) }
 
-// Request is the message that describes a save.
-type Request struct {
+// SaveMessage is the message that describes a save.
+type SaveMessage struct {
 	// Began is when the trainer began to stage.
 	Began time.Time
 	body  saveBody
 }
 
-// NewRequest describes a save of a snapshot.
-func NewRequest(v Save, s *stage.Snapshot) *Request {
+// NewSaveMessage describes a save of a snapshot.
+func NewSaveMessage(v SaveRequest, s *stage.Snapshot) *SaveMessage {
 	local, _ := s.LocalPlan()
-	b := saveBody{Generation: s.Generation(), Save: v, Absent: local.Absent, Items: make([]itemBody, len(local.Items))}
+	b := saveBody{Generation: s.Generation(), SaveRequest: v, Absent: local.Absent, Items: make([]itemBody, len(local.Items))}
 	for i := range local.Items {
 		it := &local.Items[i]
 		b.Items[i] = describe(it)
@@ -592,5 +592,5 @@ func NewRequest(v Save, s *stage.Snapshot) *Request {
 		b.Items[i].Strides = s.Strides(i)
 		b.Items[i].Alias = int(it.Alias)
 	}
-	return &Request{Began: time.Now(), body: b}
+	return &SaveMessage{Began: time.Now(), body: b}
 }

@@ -70,7 +70,7 @@ func begin(t *testing.T, p *Process, a *stage.Arena, n int64, folder string) (*s
 	setup := plan.SaveSetup{State: plan.State{"w": matrix(t, tensor.Uint8, []int64{n}, 3)}, Size: 1, Coordinator: true}
 	s := must.Get(stage.New(new(plan.DefaultSave), setup, a, 1))(t)
 	out := make(chan error, 1)
-	r := NewRequest(Save{Store: folder, Format: formats.Native, SaveID: "one", Time: "2026-01-02T03:04:05Z"}, s)
+	r := NewSaveMessage(SaveRequest{Store: folder, Format: formats.Native, SaveID: "one", Time: "2026-01-02T03:04:05Z"}, s)
 	must.Do(t, p.Save(r, s, protocol.NewRecorder(t.Context(), protocol.OpSave, 0, nil, nil), func(_ *protocol.SaveReport, err error) {
 		s.Close()
 		out <- err

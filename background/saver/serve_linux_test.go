@@ -183,7 +183,7 @@ func (c *trainer) join() {
 // newSave describes a state with a tensor of the content, and a value.
 func newSave(generation uint64, store string) *saveBody {
 	return &saveBody{
-		Generation: generation, Save: Save{Store: store, Format: formats.Native, SaveID: fmt.Sprint("s", generation), Time: "2026-01-02T03:04:05Z"},
+		Generation: generation, SaveRequest: SaveRequest{Store: store, Format: formats.Native, SaveID: fmt.Sprint("s", generation), Time: "2026-01-02T03:04:05Z"},
 		Items: []itemBody{
 			{Name: "w", DType: "uint8", Shape: []int64{int64(len(content))}},
 			{Name: "step", Codec: "json", Data: []byte("7")},

@@ -16,7 +16,7 @@ import (
 )
 
 // Tiers says how a checkpoint gets from the store of its save, which is the local one, to
-// the remote one. Save.OpenTiers returns it.
+// the remote one. SaveRequest.OpenTiers returns it.
 type Tiers struct {
 	upload.Pair
 	// Group is the group of the uploads. It has the ranks of the save.
@@ -37,14 +37,14 @@ const maxUploadMemory = 256 << 20
 
 // CheckTiers returns an error that wraps storage.ErrOptions if a save to the local store
 // cannot be uploaded to Remote, or if LocalBytes cannot bound it. It opens no store.
-func (v *Save) CheckTiers(local blob.Store) error {
+func (v *SaveRequest) CheckTiers(local blob.Store) error {
 	_, err := v.folder(local)
 	return err
 }
 
 // folder checks the stores. It returns the folder of the local one, or "" if the local
 // store is not a folder.
-func (v *Save) folder(local blob.Store) (string, error) {
+func (v *SaveRequest) folder(local blob.Store) (string, error) {
 	if v.LocalBytes < 0 {
 		return "", storage.RefuseIf(true, "the ceiling of local checkpoints is negative")
 	}
@@ -67,7 +67,7 @@ func (v *Save) folder(local blob.Store) (string, error) {
 // OpenTiers checks the stores as CheckTiers does, and opens the remote one. open opens an
 // address, and writer returns a writer of the save to a store. If the remote store cannot
 // be opened, saves take place all the same, and their uploads fail; Err returns why.
-func (v *Save) OpenTiers(local blob.Store, open func(address string) (blob.Store, error), writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
+func (v *SaveRequest) OpenTiers(local blob.Store, open func(address string) (blob.Store, error), writer func(blob.Store) (storage.Writer, error)) (*Tiers, error) {
 	dir, err := v.folder(local)
 	if err != nil {
 		return nil, err

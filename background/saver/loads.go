@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -41,8 +42,21 @@ func (w *wanted) DType() tensor.DType                { return w.dtype }
 func (w *wanted) Boxes() []tensor.Box                { return w.boxes }
 func (w *wanted) Part(i int) (*tensor.Tensor, error) { return w.parts[i], nil }
 
+// loads are the loads of a saver process, and the descriptions of checkpoints.
+type loads struct {
+	*scope
+	peers *peers
+	runs  *trainings
+	tasks *tasks
+
+	mu       sync.Mutex
+	opened   map[string]*opened // checkpoints that loads are reading; guarded by mu
+	segments *delta.Cache       // of the versions that the trainer follows; nil: it follows none; guarded by mu
+	kept     int64              // the limit of segments; guarded by mu
+}
+
 // load reads parts of a checkpoint into the arena.
-func (s *server) load(b *loadBody) error {
+func (s *loads) load(b *loadBody) error {
 	if err := b.check(); err != nil {
 		return err
 	}
@@ -51,14 +65,14 @@ func (s *server) load(b *loadBody) error {
 	if err != nil {
 		return err
 	}
-	p.piece = func(b pieceBody) error { return s.out.send(typePiece, b) }
+	p.piece = func(b pieceBody) error { return s.link.send(typePiece, b) }
 	turn := turn{group: group.Solo(), done: func() {}}
 	if b.Share {
-		if turn, err = s.shares.next(); err != nil {
+		if turn, err = s.peers.shares.next(); err != nil {
 			return err
 		}
 	}
-	return s.begin(b.Load, p.used, typeLoaded, func(ctx context.Context) (any, error) {
+	return s.tasks.begin(b.Load, p.used, typeLoaded, func(ctx context.Context) (any, error) {
 		defer turn.done()
 		turn.wait()
 		r, err := s.runLoad(ctx, b, p, turn.group)
@@ -68,38 +82,6 @@ func (s *server) load(b *loadBody) error {
 		}
 		return loadedBody{b.Load, r}, err
 	})
-}
-
-// begin runs a load, or something else that has a number like a load, in the background,
-// and sends its outcome: a message of the type done with what run returns, or the error.
-func (s *server) begin(load uint64, used []claim, done string, run func(context.Context) (any, error)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if load == 0 {
-		return fmt.Errorf("%w: a load with the number 0", ErrMessage)
-	}
-	if s.loads[load] != nil || s.held[load] != nil {
-		return fmt.Errorf("%w: load %d is sent twice", ErrMessage, load)
-	}
-	if err := s.claims.addAll(used); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(s.ctx)
-	s.loads[load] = cancel
-	s.work.Go(func() {
-		defer cancel(nil)
-		body, err := run(ctx)
-		s.mu.Lock()
-		delete(s.loads, load)
-		s.mu.Unlock()
-		if err == nil {
-			err = s.out.send(done, body)
-		}
-		if err != nil {
-			s.out.send(typeFailed, failedBody{subject: subject{Load: load}, Error: saverError(err)})
-		}
-	})
-	return nil
 }
 
 // newLoadPlanner checks what a load asks for: every box has memory of its own in the
@@ -179,8 +161,8 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 }
 
 // runLoad loads with the savers of a group. It reports each item when it has arrived.
-func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g group.Group) (*protocol.LoadReport, error) {
-	store, err := s.source(b.Store)
+func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g group.Group) (*protocol.LoadReport, error) {
+	store, err := s.runs.source(b.Store)
 	since := blob.Since(store)
 	var c *opened
 	if err == nil {
@@ -205,7 +187,7 @@ func (s *server) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g gro
 	}
 	r, err := protocol.Load(ctx, protocol.RankLoad{
 		Group: g, Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
-		Share: b.Share, Host: hostID(), Observer: s.observer(subject{Load: b.Load}),
+		Share: b.Share, Host: hostID(), Observer: s.link.observer(subject{Load: b.Load}),
 	})
 	if err == nil {
 		r.Traffic = since()
@@ -231,7 +213,7 @@ func (o *opened) CheckFiles(context.Context) error                 { return o.ch
 
 // checkpoint opens a checkpoint. A trainer divides a large load into several, so those
 // that are under way at the same time share one. Each calls done at its end.
-func (s *server) checkpoint(ctx context.Context, src *source) (c *opened, done func(), err error) {
+func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done func(), err error) {
 	key, err := src.key()
 	if err != nil {
 		return nil, nil, err
@@ -314,7 +296,7 @@ func (src *source) key() (string, error) {
 }
 
 // open opens a checkpoint and describes it. It is closed again, but can be read.
-func (o *opened) open(s *server, src *source) error {
+func (o *opened) open(s *loads, src *source) error {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 		return formats.Open(ctx, store, &formats.Options{Segments: s.segmentsOf(src.Keep), Base: src.Base})
 	}
@@ -337,7 +319,7 @@ func (o *opened) open(s *server, src *source) error {
 	if err := baseAlone(src.Base, src.Format); err != nil {
 		return err
 	}
-	store, err := s.source(src.Store)
+	store, err := s.runs.source(src.Store)
 	if err != nil {
 		return err
 	}
@@ -362,35 +344,42 @@ func (o *opened) open(s *server, src *source) error {
 	return err
 }
 
+// segmentsOf returns the cache for the files of versions that the trainer follows. It keeps
+// the largest number of bytes that was asked for. Nil: zero bytes are kept.
+func (s *loads) segmentsOf(bytes int64) *delta.Cache {
+	if bytes == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.segments == nil {
+		s.segments = delta.NewCache(bytes)
+	}
+	if bytes > s.kept {
+		s.kept = bytes
+		s.segments.SetLimit(bytes)
+	}
+	return s.segments
+}
+
 // describe says what a checkpoint holds.
-func (s *server) describe(b *describeBody) error {
+func (s *loads) describe(b *describeBody) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	return s.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
+	return s.tasks.begin(b.Load, nil, typeDescribed, func(ctx context.Context) (any, error) {
 		c, done, err := s.checkpoint(ctx, &b.source)
 		if err != nil {
 			return nil, err
 		}
-		if !b.Hold || !s.hold(ctx, b.Load, done) {
+		if !b.Hold || !s.tasks.hold(ctx, b.Load, done) {
 			defer done()
 		}
 		return newDescribed(b.Load, c.md), nil
 	})
 }
 
-// hold keeps a checkpoint open until the description with this number is cancelled. It
-// reports false if it is cancelled already.
-func (s *server) hold(ctx context.Context, load uint64, done func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ctx.Err() != nil {
-		return false
-	}
-	s.held[load] = done
-	return true
-}
-
+// newDescribed returns the description of a checkpoint.
 func newDescribed(load uint64, md *meta.Metadata) describedBody {
 	st := md.Storage
 	d := describedBody{
@@ -536,31 +525,4 @@ func (p *loadPlanner) rest(missing []string) error {
 		}
 	}
 	return nil
-}
-
-// errStopped is why a load ends that the trainer has cancelled. Ranks that share it receive it.
-type errStopped struct{}
-
-func (errStopped) Error() string { return "it has stopped the load" }
-func (errStopped) Unwrap() error { return context.Canceled }
-
-func (s *server) cancelLoad(b *cancelBody) error {
-	s.mu.Lock()
-	if stop := s.loads[b.Load]; stop != nil {
-		stop(errStopped{})
-	}
-	s.mu.Unlock()
-	s.letGo(b.Load)
-	return nil
-}
-
-// letGo ends the use of a checkpoint that a description keeps open.
-func (s *server) letGo(load uint64) {
-	s.mu.Lock()
-	done := s.held[load]
-	delete(s.held, load)
-	s.mu.Unlock()
-	if done != nil {
-		done()
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
@@ -11,29 +12,71 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// segmentsOf returns the cache for the files of versions that the trainer follows. It keeps
-// the largest number of bytes that was asked for. Nil: zero bytes are kept.
-func (s *server) segmentsOf(bytes int64) *delta.Cache {
-	if bytes == 0 {
-		return nil
-	}
+// trainings are the runs that the trainer saves to and follows.
+type trainings struct {
+	*scope
+	tasks *tasks
+
+	mu       sync.Mutex
+	savedTo  map[string]*savedRun // by address; guarded by mu
+	followed map[string]*run.Run  // by address; guarded by mu
+}
+
+// savedRun is kept from save to save to a run.
+type savedRun struct {
+	line  run.Line
+	chain run.Chain
+	bytes *delta.Cache
+}
+
+// saved returns the savedRun of an address.
+func (s *trainings) saved(address string) *savedRun {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.segments == nil {
-		s.segments = delta.NewCache(bytes)
+	r := s.savedTo[address]
+	if r == nil {
+		r = &savedRun{bytes: delta.NewCache(0)}
+		s.savedTo[address] = r
 	}
-	if bytes > s.kept {
-		s.kept = bytes
-		s.segments.SetLimit(bytes)
+	return r
+}
+
+// refer sets the base of a save if its run has Refer set. It returns f. If the run has Remember
+// set, f keeps the saved bytes in memory.
+func (s *trainings) refer(v *SaveRequest, store blob.Store, f storage.Format) storage.Format {
+	above, name := blob.SplitAddress(v.Store)
+	native, ok := f.(native.Format)
+	if v.Base != nil || v.Run == nil || !v.Run.Refer || v.Remote != "" || v.Run.Remote != "" || above == "" || name == "" || !ok ||
+		blob.Scheme(v.Store) != "file" && !v.Run.Remember {
+		return f
 	}
-	return s.segments
+
+	r := s.saved(above)
+	if !v.Run.Remember {
+		r.bytes.Clear()
+		v.Base = r.chain.Next(name)
+		return f
+	}
+	v.Base = r.chain.NextRemembered(name, store)
+	native.Segments = r.bytes
+	return native
+}
+
+// close ends the checks of bases.
+func (s *trainings) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.savedTo {
+		r.chain.Close()
+	}
 }
 
 // newest finds the newest checkpoint of a run.
-func (s *server) newest(b *newestBody) error {
-	return s.begin(b.Load, nil, typeFound, func(ctx context.Context) (any, error) {
+func (s *trainings) newest(b *newestBody) error {
+	return s.tasks.begin(b.Load, nil, typeFound, func(ctx context.Context) (any, error) {
 		w := run.Bounds{After: b.After, Before: b.Before, Options: &formats.Options{Base: b.Base}}
 		var err error
 		if b.Format != "" {
@@ -61,11 +104,11 @@ func (s *server) newest(b *newestBody) error {
 
 // source opens the store of a load. Versions of a run that the trainer follows share the
 // store of the run, because there are many of them, and a client for each would stay.
-func (s *server) source(address string) (blob.Store, error) {
+func (s *trainings) source(address string) (blob.Store, error) {
 	if blob.Scheme(address) != "file" {
 		above, name := blob.SplitAddress(address)
 		s.mu.Lock()
-		r := s.runs[above]
+		r := s.followed[above]
 		s.mu.Unlock()
 		if r != nil {
 			return r.Local.StoreOf(name)
@@ -75,9 +118,9 @@ func (s *server) source(address string) (blob.Store, error) {
 }
 
 // runOf opens a run, or returns the one that was opened before: trainers ask again and again.
-func (s *server) runOf(ctx context.Context, address string) (*run.Run, error) {
+func (s *trainings) runOf(ctx context.Context, address string) (*run.Run, error) {
 	s.mu.Lock()
-	r := s.runs[address]
+	r := s.followed[address]
 	s.mu.Unlock()
 	if r != nil {
 		return r, nil
@@ -91,6 +134,6 @@ func (s *server) runOf(ctx context.Context, address string) (*run.Run, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.runs[address] = r
+	s.followed[address] = r
 	return r, nil
 }

@@ -10,14 +10,12 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
-	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
-	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// Save says where and how to save. It is a part of the message that begins a save in a
+// SaveRequest says where and how to save. It is a part of the message that begins a save in a
 // saver process.
-type Save struct {
+type SaveRequest struct {
 	Store string `json:"store"` // address of a folder: a path or a URL
 	// Remote is the address of the same checkpoint in another store, to which it is
 	// uploaded. LocalBytes bounds the checkpoints in the folders beside Store; zero:
@@ -58,7 +56,7 @@ type Save struct {
 // run.ParsePolicy.
 type InRun struct {
 	// Remote is the address of the run in another store. Empty: the folder above
-	// Save.Remote, if that is set.
+	// SaveRequest.Remote, if that is set.
 	Remote     string `json:"remote,omitempty"`
 	Keep       string `json:"keep,omitempty"`
 	KeepRemote string `json:"keep_remote,omitempty"`
@@ -76,7 +74,7 @@ type InRun struct {
 
 // member returns what to do for the run of the checkpoint after the save, or nil. The error
 // wraps storage.ErrOptions if that, or a metric, makes no sense.
-func (v *Save) member() (*run.Member, error) {
+func (v *SaveRequest) member() (*run.Member, error) {
 	if err := (&run.Notes{Metrics: v.Metrics}).Check(); err != nil {
 		return nil, err
 	}
@@ -103,50 +101,13 @@ func (v *Save) member() (*run.Member, error) {
 	return m, err
 }
 
-// ofRun is what a saver process keeps from save to save to a run.
-type ofRun struct {
-	line  run.Line
-	chain run.Chain
-	bytes *delta.Cache
-}
-
-// refer sets the base of a save if its run has Refer set. It returns f. If the run has Remember
-// set, f keeps what is saved in memory.
-func (s *server) refer(v *Save, store blob.Store, f storage.Format) storage.Format {
-	above, name := blob.SplitAddress(v.Store)
-	native, ok := f.(native.Format)
-	if v.Base != nil || v.Run == nil || !v.Run.Refer || v.Remote != "" || v.Run.Remote != "" || above == "" || name == "" || !ok ||
-		blob.Scheme(v.Store) != "file" && !v.Run.Remember {
-		return f
-	}
-	r := s.ofRun(above)
-	if !v.Run.Remember {
-		r.bytes.Clear()
-		v.Base = r.chain.Next(name)
-		return f
-	}
-	v.Base = r.chain.NextRemembered(name, store)
-	native.Segments = r.bytes
-	return native
-}
-
-// ofRun returns what this process keeps for the run at an address. The caller holds mu.
-func (s *server) ofRun(address string) *ofRun {
-	r := s.saved[address]
-	if r == nil {
-		r = &ofRun{bytes: delta.NewCache(0)}
-		s.saved[address] = r
-	}
-	return r
-}
-
 // SetStorage sets the fields that a checkpoint keeps.
-func (v *Save) SetStorage(s *meta.Storage) {
+func (v *SaveRequest) SetStorage(s *meta.Storage) {
 	v.SaveID, v.Time, v.Writer, v.Step, v.Tags = s.SaveID, s.Time.Format(time.RFC3339Nano), s.Writer, s.Step, s.Tags
 }
 
 // writeOptions returns the options of the writer. apart is storage.WriteOptions.Apart.
-func (v *Save) writeOptions(apart bool) storage.WriteOptions {
+func (v *SaveRequest) writeOptions(apart bool) storage.WriteOptions {
 	return storage.WriteOptions{
 		FilesPerRank: v.FilesPerRank, BufferBytes: v.BufferBytes, FailIfExists: v.FailIfExists, Replaces: v.Replaces, SweepAfter: v.SweepAfter,
 		Others: formats.CheckOthers, Apart: apart, Base: v.Base,
