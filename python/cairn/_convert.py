@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn import _command, _recipe
-from cairn._saver import address_of
+from cairn._address import address_of
 from cairn.errors import OptionsError
 from cairn.reports import ConvertReport
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cairn._saver import address_of
+from cairn._address import address_of
 from cairn.errors import OptionsError
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | None

@@ -1,39 +1,29 @@
-"""A client of the saver process: memory that both share, and messages over a socket.
+"""A client of the saver process, which sends it messages over a socket. docs/saver.md specifies them.
 
-docs/saver.md specifies both. Nothing here knows torch or numpy: callers copy into and out of the shared
-memory themselves.
+The client does not depend on torch or numpy: callers copy into and out of the shared memory themselves.
 """
 
 from __future__ import annotations
 
 import base64
-import bisect
-import collections
 import contextlib
-import ctypes
-import errno
-import fcntl
 import functools
 import json
 import logging
-import math
-import mmap
 import os
-import platform
-import re
 import shutil
 import socket
 import struct
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from cairn._address import address_of
+from cairn._arena import Arena, default_ceiling
+from cairn._reply import Reply
 from cairn._verdict import Verdict, judge
 from cairn.errors import (
     CairnError,
@@ -48,14 +38,7 @@ from cairn.reports import LoadReport, SaveReport, UploadReport
 
 VERSION = 1
 CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
-SCHEMES = ("azblob", "file", "gs", "mem", "s3")  # of the URLs that the program opens
-PAGE = 4096
-_F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
 _MAX_FRAME = 1 << 30
-_MADV_POPULATE_WRITE = 23
-_POPULATED = 64 << 20  # bytes that a thread populates at a time
-_ZEROS = 1 << 20  # bytes that are written at a time to a file in place of memory
-_libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger("cairn")
 _LOAD_MEMORY = 1 << 29  # bytes that a load uses at once, if no more have been used before
 
@@ -82,337 +65,10 @@ def _is_script(path: str) -> bool:
         return f.read(2) == b"#!"
 
 
-def address_of(path: str | bytes | os.PathLike[str] | None) -> str:
-    """Returns the absolute path of a path or of file:///path, and other URLs, such as s3://bucket/run, as they are.
-
-    The saver process opens URLs. It gets the environment of this process, in which the credentials of services may be.
-    """
-    if path is None:
-        raise OptionsError("the path is None: if it comes from cairn.latest, there is no checkpoint yet",
-                           ("storage.options",))
-    address = os.fsdecode(path)
-    if not address:
-        raise OptionsError("the path is empty", ("storage.options",))
-    try:
-        address.encode()
-    except UnicodeEncodeError:  # messages have no bytes for it, and it would become another path
-        raise OptionsError(f"the path {address!r} is not UTF-8", ("storage.options",)) from None
-    if "://" not in address:
-        if lost := re.match(r"([^/\\. ]{2,}):/", address):  # it would be a folder on the local disk
-            raise OptionsError(f"a URL begins with {lost[1]}://, not {lost[1]}:/; pass it as str, because "
-                               "pathlib.Path changes it", ("storage.options",))
-        return os.path.abspath(address)
-    if not address.startswith("file://"):
-        return address
-    url = urllib.parse.urlsplit(address)
-    if url.netloc not in ("", "localhost") or not url.path or url.query or url.fragment:
-        raise OptionsError(f"{address}: want a path or file:///path", ("storage.options",))
-    return urllib.parse.unquote(url.path)
-
-
-def join_address(address: str, name: str) -> str:
-    """Returns the address of a folder below an address, whose query it keeps."""
-    if "://" not in address:
-        return os.path.join(address, name)
-    before, mark, query = address.partition("?")
-    return f"{before.rstrip('/')}/{urllib.parse.quote(name, safe='=@:$&+,;~!*()')}{mark}{query}"
-
-
-def split_address(address: str) -> tuple[str, str]:
-    """Returns the address of what is above an address, whose query it keeps, and the name of the last part of it."""
-    if "://" not in address:
-        return os.path.split(address.rstrip("/"))
-    scheme, _, rest = address.partition("://")
-    before, mark, query = rest.partition("?")
-    above, slash, name = before.rstrip("/").rpartition("/")
-    return (f"{scheme}://{above}{mark}{query}", urllib.parse.unquote(name)) if slash else (address, "")
-
-
-def default_ceiling() -> int:
-    """Returns the most bytes to share: CAIRN_ARENA_BYTES, or half of the memory divided by the ranks of this host.
-
-    If the container (cgroup) has a limit below the memory of the host, the limit counts.
-    """
-    if (text := os.environ.get("CAIRN_ARENA_BYTES")) is not None:
-        if not text.isdecimal():
-            raise OptionsError(f"CAIRN_ARENA_BYTES is {text!r}; want a number of bytes", ("storage.options",))
-        return int(text)
-    memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return memory // 2 // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
-
-
-def _limits(root: str = "/") -> list[int]:
-    """Returns the limits of memory of the cgroups, of version 1 or 2, that this process is in."""
-    out: list[int] = []
-    try:
-        with open(os.path.join(root, "proc/self/cgroup")) as f:
-            lines = f.read().splitlines()
-    except OSError:
-        return out
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # The limits of the groups above apply too. In a container the path may be one of the host, which is not
-        # visible.
-        parts = [p for p in path.split("/") if p not in ("", "..")]
-        for n in range(len(parts) + 1):
-            try:
-                with open(os.path.join(root, base, *parts[:n], name)) as f:
-                    out.append(int(f.read()))
-            except (OSError, ValueError):  # there is no such group, or no limit
-                pass
-    return out
-
-
-def _round(n: int) -> int:
-    return max(64, (n + 63) // 64 * 64)  # no bytes have a place too
-
-
-def memory_file() -> int | None:
-    """Returns a file in memory that can be sealed, or None on systems that have no such files.
-
-    A Python that was built for an old C library lacks os.memfd_create, even if the system has it. Conda and uv have
-    distributed such Pythons.
-    """
-    if sys.platform != "linux":
-        return None
-    name, flags = b"cairn", 1 | 2  # MFD_CLOEXEC, MFD_ALLOW_SEALING
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name.decode(), flags)
-    if hasattr(_libc, "memfd_create"):
-        fd = _libc.memfd_create(name, flags)
-    elif call := {"x86_64": 319, "aarch64": 279}.get(platform.machine()):
-        fd = _libc.syscall(call, name, flags)
-    else:
-        raise SaverError(f"this Python and the C library of this system ({platform.machine()}) lack memfd_create")
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(fd)
-
-
-class Arena:
-    """Shared memory with a ceiling. It takes memory of the system on first use, and keeps it."""
-
-    def __init__(self, ceiling: int):
-        self.size = max(ceiling // PAGE * PAGE, 1 << 20)
-        window = min(max(self.size // 8, PAGE), 64 << 20) // PAGE * PAGE
-        self.window = self.size - window
-        fd = memory_file()
-        self._in_memory = fd is not None
-        if fd is None:  # a file without a name, which no other process can open
-            fd, path = tempfile.mkstemp(prefix="cairn-")
-            os.unlink(path)
-        self.fd = fd
-        self._close = weakref.finalize(self, os.close, self.fd)
-        os.ftruncate(self.fd, self.size)
-        if self._in_memory:
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
-        self.mem = mmap.mmap(self.fd, self.size)
-        self.view = memoryview(self.mem)
-        self._lock = threading.Lock()
-        self._free: list[tuple[int, int]] = [(0, self.window)]  # (start, end), ascending
-        self._backed: list[tuple[int, int]] = []  # the parts that have memory
-        self._writing = threading.Lock()  # held while zeros are written to the file
-        self.room = threading.Condition(self._lock)
-
-    def reserve(self, n: int) -> int | None:
-        """Returns the offset of n bytes, a multiple of 64, or None if there is no room now. Call back before use."""
-        n = _round(n)
-        with self._lock:
-            for i, (lo, hi) in enumerate(self._free):
-                if hi - lo >= n:
-                    if hi - lo == n:
-                        del self._free[i]
-                    else:
-                        self._free[i] = (lo + n, hi)
-                    return lo
-        return None
-
-    def alloc(self, n: int) -> int | None:
-        """Returns the offset of n bytes that have memory, or None if there is no room now."""
-        at = self.reserve(n)
-        if at is not None:
-            try:
-                self.back(at, at + _round(n))
-            except BaseException:
-                self.free(at, n)
-                raise
-        return at
-
-    def free(self, at: int, n: int) -> None:
-        """Returns what reserve or alloc gave."""
-        n = _round(n)
-        with self._lock:
-            i = bisect.bisect_left(self._free, (at, 0))
-            lo, hi = at, at + n
-            if i < len(self._free) and self._free[i][0] == hi:
-                hi = self._free.pop(i)[1]
-            if i > 0 and self._free[i - 1][1] == lo:
-                i -= 1
-                lo = self._free.pop(i)[0]
-            self._free.insert(i, (lo, hi))
-            self.room.notify_all()
-
-    def back(self, lo: int, hi: int) -> None:
-        """Makes sure that there is memory for a part, so that no access can fail."""
-        lo, hi = lo // PAGE * PAGE, -(-hi // PAGE) * PAGE
-        if self.is_backed(lo, hi):
-            return
-        if self._in_memory:
-            self._populate(lo, hi)
-            self._note(lo, hi)
-            return
-        with self._writing:  # another thread may have backed a part of it, and use it
-            at = lo
-            for a, b in [*self.backed, (hi, hi)]:
-                while at < min(a, hi):  # a disk that is nearly full takes a part, and then nothing
-                    at += os.pwrite(self.fd, bytes(min(_ZEROS, min(a, hi) - at)), at)
-                at = max(at, b)
-            self._note(lo, hi)
-
-    def _note(self, lo: int, hi: int) -> None:
-        """Notes that a part has memory."""
-        with self._lock:
-            merged: list[tuple[int, int]] = []
-            for a, b in sorted([*self._backed, (lo, hi)]):
-                if merged and a <= merged[-1][1]:
-                    merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
-                else:
-                    merged.append((a, b))
-            self._backed = merged
-
-    def _populate(self, lo: int, hi: int) -> None:
-        """Takes memory of the system, with several threads: to clear it takes most of the time."""
-        anchor = ctypes.c_char.from_buffer(self.mem)
-        start = ctypes.addressof(anchor)
-        del anchor  # it would keep the memory from being closed
-        parts = collections.deque((at, min(at + _POPULATED, hi)) for at in range(lo, hi, _POPULATED))
-        failed: list[int] = []
-
-        def work() -> None:
-            while not failed:
-                try:
-                    a, b = parts.popleft()
-                except IndexError:
-                    return
-                while _libc.madvise(ctypes.c_void_p(start + a), ctypes.c_size_t(b - a), _MADV_POPULATE_WRITE):
-                    if (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
-                        failed.append(number)
-                        return
-
-        threads = [threading.Thread(target=work, name="cairn-populate", daemon=True)
-                   for _ in range(min(len(parts), os.cpu_count() or 1, 4) - 1)]
-        try:
-            for t in threads:
-                t.start()
-        except RuntimeError:  # the interpreter is ending, and starts nothing more
-            threads = [t for t in threads if t.ident is not None]
-        work()
-        for t in threads:
-            t.join()
-        if failed == [errno.EINVAL] or errno.ENOSYS in failed:  # before Linux 5.14
-            os.posix_fallocate(self.fd, lo, hi - lo)
-        elif failed:
-            raise OSError(failed[0], os.strerror(failed[0]))
-
-    @property
-    def backed(self) -> list[tuple[int, int]]:
-        """The parts that have memory."""
-        with self._lock:
-            return list(self._backed)
-
-    def is_backed(self, lo: int, hi: int) -> bool:
-        """Reports whether a part has memory."""
-        return any(a <= lo and hi <= b for a, b in self.backed)
-
-    def largest(self) -> int:
-        """Returns the bytes that alloc could give now."""
-        with self._lock:
-            return max((hi - lo for lo, hi in self._free), default=0)
-
-    def close(self) -> None:
-        """Gives the memory back to the system."""
-        try:
-            self.view.release()
-            self.mem.close()
-        except BufferError:
-            pass  # a view of it is in use; the memory goes with that
-        self._close()
-
-
 # The outcomes that have a report. All others are the body of their message.
 _REPORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "loaded": LoadReport.from_message,
 }
-
-
-class Reply:
-    """A future answer: a report or the body of a message. ``on`` is called for messages before it."""
-
-    def __init__(self, on: Callable[[str, dict[str, Any]], None] | None = None):
-        self._done = threading.Event()
-        self._lock = threading.Lock()
-        self._settled = False
-        self._calls: list[Callable[[], None]] = []
-        self.on = on
-        self.number = 0
-        self.body: Any = None
-        self.error: BaseException | None = None
-        self.explain: Callable[[BaseException], BaseException] | None = None  # returns another error
-
-    def settle(self, body: Any = None, error: BaseException | None = None) -> None:
-        with self._lock:
-            if self._settled:
-                return
-            if error is not None and self.explain is not None:
-                error = self.explain(error)
-            # An error of a function of the caller came before the answer, and counts.
-            self.body, self.error, self._settled = body, self.error or error, True
-            calls, self._calls = self._calls, []
-        failed = None
-        for call in calls:
-            try:
-                call()
-            except BaseException as e:  # the others are called too
-                failed = failed or e
-        self._done.set()
-        if failed is not None:
-            raise failed
-
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def then(self, call: Callable[[], None]) -> None:
-        """Calls call when the answer arrives, before waiting threads continue."""
-        with self._lock:
-            if not self._settled:
-                self._calls.append(call)
-                return
-        call()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Waits for the answer, and reports whether it is there. None: without a limit."""
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        # Python does not notice a signal that comes just before it begins to wait for a lock, until that wait is over.
-        # So Ctrl-C interrupts this after a second at most.
-        while not self._done.wait(min(1, max(0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                return False
-        return True
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Waits for the answer and returns it, or raises its error."""
-        if not self.wait(timeout):
-            raise TimeoutError("the saver process has not answered yet")
-        if self.error is not None:
-            raise self.error
-        return self.body
 
 
 class Sharing(Protocol):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cairn import _command, _recipe, _saver, errors, values
+from cairn import _address, _command, _recipe, _saver, errors, values
 from cairn._boxes import DTYPES, PIECE, box, cut, element_size
 
 
@@ -40,7 +40,7 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
 
     config, reverse and variables are described at :func:`cairn.convert`.
     """
-    _saver.address_of(path)  # raises for None and for paths that are not UTF-8
+    _address.address_of(path)  # raises for None and for paths that are not UTF-8
     return Checkpoint(os.fsdecode(path), framework, format, format_options,
                       _recipe.message(recipe, config, reverse, variables), allow_pickle)
 
@@ -68,7 +68,7 @@ class Checkpoint(Mapping[str, Any]):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
-        self._store = _saver.address_of(path)  # the working directory may change
+        self._store = _address.address_of(path)  # the working directory may change
         self._source: dict[str, Any] = {"format": format, "format_options": format_options, "recipe": recipe}
         checked = {**recipe, "check": True} if recipe else None  # once, not for each read
         d = _saver.shared().describe(self._store, format, format_options, checked)
@@ -342,7 +342,7 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
     UncertainError: there is no checkpoint, but object storage has not answered the commit of a save, and may still
     carry it out.
     """
-    address = _saver.address_of(run)
+    address = _address.address_of(run)
     if os.path.isfile(address):
         raise errors.OptionsError(f"{address} is a file: a run is a folder of checkpoints", ("storage.options",))
     flags = []
@@ -351,7 +351,7 @@ def latest(run: str | os.PathLike[str], *, wait: bool = False, timeout: float | 
         if timeout is not None:
             flags.append(f"--timeout={max(1, int(timeout * 1e9))}ns")
     if remote is not None:
-        flags.append(f"--remote={_saver.address_of(remote)}")
+        flags.append(f"--remote={_address.address_of(remote)}")
     try:
         found = _command.run("latest", flags, address)
     except errors.NotFoundError:

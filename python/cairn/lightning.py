@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._saver import address_of, split_address
+from cairn._address import address_of, split_address
 from cairn.runs import Member, Run
 from cairn.torch._handle import Handle
 from cairn.torch._removal import Remover

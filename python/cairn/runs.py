@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cairn import _command, _ours, checkpoint as _checkpoint, errors
-from cairn._saver import address_of, join_address, split_address
+from cairn._address import address_of, join_address, split_address
 from cairn.reports import PruneReport, RunCheckpoint, SyncReport
 
 if TYPE_CHECKING:

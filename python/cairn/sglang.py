@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from cairn._saver import default_ceiling
+from cairn._arena import default_ceiling
 from cairn.torch._serving import Source, each
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ import transformers
 import cairn
 import cairn.torch
 from cairn import errors, names as _names
-from cairn._saver import address_of, binary, join_address, split_address
+from cairn._address import address_of, join_address, split_address
+from cairn._saver import binary
 from cairn.runs import Member, Run
 from cairn.torch._job import distributed, first_says
 from cairn.torch._load import newest

@@ -5,7 +5,8 @@ import secrets
 import struct
 
 from cairn import values
-from cairn._saver import Reply, Saver
+from cairn._reply import Reply
+from cairn._saver import Saver
 
 
 def join(saver):

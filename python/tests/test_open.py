@@ -17,7 +17,7 @@ import unittest.mock
 import warnings
 
 import cairn
-from cairn import _saver as saver
+from cairn import _address, _saver as saver
 from cairn.checkpoint import element_size
 from saving import checkpoint, join, save
 
@@ -342,7 +342,7 @@ class WithoutMemoryFiles(Fixtures):
         tearDownModule()
         self.addCleanup(tearDownModule)
         patches = [unittest.mock.patch.dict(os.environ, CAIRN_BINARY=os.environ["CAIRN_PORTABLE"]),
-                   unittest.mock.patch("cairn._saver.memory_file", return_value=None)]
+                   unittest.mock.patch("cairn._arena.memory_file", return_value=None)]
         for patch in patches:
             patch.start()
             self.addCleanup(patch.stop)
@@ -380,7 +380,7 @@ class Schemes(unittest.TestCase):
         said = subprocess.run([saver.binary(), "ls", "gopher://x"], capture_output=True, text=True, timeout=60).stderr
         known = said.strip().rpartition("knows the schemes ")[2].split(", ")
         self.assertIn("file", known)
-        self.assertLessEqual(set(known), set(saver.SCHEMES))  # a program without cloud storage knows fewer
+        self.assertLessEqual(set(known), set(_address.SCHEMES))  # a program without cloud storage knows fewer
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import unittest
 
 import cairn
 import saving
-from cairn import _saver
+from cairn import _address, _saver
 from cairn.runs import Member
 
 SMALL = {"w": ("float32", (4,), struct.pack("<4f", *range(4)))}
@@ -26,11 +26,11 @@ class Addresses(unittest.TestCase):
                 ("s3://bucket", "epoch=1-step=8.ckpt", "s3://bucket/epoch=1-step=8.ckpt"),
                 ("gs://bucket/run", "a b%", "gs://bucket/run/a%20b%25")):
             with self.subTest(whole):
-                self.assertEqual(_saver.join_address(above, name), whole)
-                self.assertEqual(_saver.split_address(whole), (above, name))
-        self.assertEqual(_saver.join_address("s3://bucket/run/", "x"), "s3://bucket/run/x")
-        self.assertEqual(_saver.split_address("s3://bucket/run/x/"), ("s3://bucket/run", "x"))
-        self.assertEqual(_saver.split_address("s3://bucket"), ("s3://bucket", ""))
+                self.assertEqual(_address.join_address(above, name), whole)
+                self.assertEqual(_address.split_address(whole), (above, name))
+        self.assertEqual(_address.join_address("s3://bucket/run/", "x"), "s3://bucket/run/x")
+        self.assertEqual(_address.split_address("s3://bucket/run/x/"), ("s3://bucket/run", "x"))
+        self.assertEqual(_address.split_address("s3://bucket"), ("s3://bucket", ""))
 
 
 class Rules(unittest.TestCase):

@@ -19,8 +19,10 @@ import unittest
 from unittest import mock
 
 import cairn
-from cairn import _saver as saver
-from cairn._saver import Arena, Reply, Saver
+from cairn import _arena, _saver as saver
+from cairn._arena import Arena
+from cairn._reply import Reply
+from cairn._saver import Saver
 from cairn.errors import SaverError
 from saving import checkpoint, join, save
 
@@ -217,7 +219,7 @@ class MemoryInFiles(Memory):
     """The same on a system without memory files."""
 
     def setUp(self):
-        with mock.patch("cairn._saver.memory_file", return_value=None):
+        with mock.patch("cairn._arena.memory_file", return_value=None):
             super().setUp()
         self.assertFalse(self.arena._in_memory)
 
@@ -362,7 +364,7 @@ class Ceiling(unittest.TestCase):
                 path = pathlib.Path(root, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            return saver._limits(root)
+            return _arena._limits(root)
 
     def test_limits_of_cgroups(self):
         v2 = {"proc/self/cgroup": "0::/a/b\n"}
@@ -385,8 +387,8 @@ class Ceiling(unittest.TestCase):
     def ceiling(self, limits, **environment):
         clean = {k: v for k, v in os.environ.items() if k not in ("CAIRN_ARENA_BYTES", "LOCAL_WORLD_SIZE")}
         with mock.patch.dict(os.environ, {**clean, **environment},
-                             clear=True), mock.patch.object(saver, "_limits", lambda: limits):
-            return saver.default_ceiling()
+                             clear=True), mock.patch.object(_arena, "_limits", lambda: limits):
+            return _arena.default_ceiling()
 
     def test_default(self):
         for limits, environment, want in (
@@ -512,7 +514,7 @@ class Saves(unittest.TestCase):
         s = Saver(ceiling=1 << 20)
         self.addCleanup(s.close)
         join(s)
-        reply = saver.Reply()
+        reply = Reply()
         s.begin(("generation", 1), reply, "save", store=str(self.folder / "first"), format="native", save_id="first",
                 time="2026-01-02T03:04:05Z", items=[{"name": "a", "dtype": "int8", "shape": [1]}], fits=True)
 

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 
 from cairn import _recipe, errors, names
-from cairn._saver import address_of, default_ceiling
+from cairn._address import address_of
+from cairn._arena import default_ceiling
 from cairn._verdict import Verdict, judge
 from cairn.names import Rename
 from cairn.reports import UpdateReport

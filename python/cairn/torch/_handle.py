@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cairn import errors
-from cairn._saver import Reply, join_address, split_address
+from cairn._address import join_address, split_address
+from cairn._reply import Reply
 from cairn.reports import SaveReport, UploadReport
 
 if TYPE_CHECKING:

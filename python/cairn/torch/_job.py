@@ -20,7 +20,8 @@ from typing import Any
 import torch.distributed as dist
 
 from cairn import errors
-from cairn._saver import Arena, Saver, default_ceiling
+from cairn._arena import Arena, default_ceiling
+from cairn._saver import Saver
 from cairn.torch._memory import Memory
 
 _LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived

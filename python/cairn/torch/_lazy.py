@@ -16,8 +16,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from cairn import _recipe, names as _names
+from cairn._address import address_of
 from cairn._boxes import PIECE, cut, element_size
-from cairn._saver import address_of
 from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, distributed, job

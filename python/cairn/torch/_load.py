@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from cairn import _recipe, errors, names, values
+from cairn._address import address_of
 from cairn._boxes import PIECE, cut
-from cairn._saver import Saver, address_of
+from cairn._saver import Saver
 from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run, loaded

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from cairn import errors
+from cairn._arena import Arena
 from cairn._boxes import element_size
-from cairn._saver import Arena
 
 _SLICE = 8 << 20  # bytes that one thread copies at a time
 

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from cairn import _ours, errors, values
-from cairn._saver import Reply, address_of, join_address
+from cairn._address import address_of, join_address
+from cairn._reply import Reply
 from cairn.reports import SaveReport
 from cairn.runs import Member, Run
 from cairn.torch import _job, _memory

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._saver import address_of
+from cairn._address import address_of
 from cairn.torch._lazy import LazyWeights
 
 _KEYS = ("path", "recipe", "config", "reverse", "variables", "format", "format_options")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from cairn import _recipe, errors, names as _names
+from cairn._address import address_of
 from cairn._boxes import PIECE, box, cut, element_size
-from cairn._saver import address_of
 from cairn.reports import LoadReport
 from cairn.runs import Run
 from cairn.torch import _memory

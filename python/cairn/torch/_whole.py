@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._saver import address_of
+from cairn._address import address_of
 from cairn.runs import Member, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Handle

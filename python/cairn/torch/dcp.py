@@ -47,7 +47,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cairn import errors
-from cairn._saver import SCHEMES, address_of
+from cairn._address import SCHEMES, address_of
 from cairn.reports import SaveReport, UploadReport
 from cairn.runs import Member, Run, loaded
 from cairn.torch import _memory

@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from cairn._saver import default_ceiling
+from cairn._arena import default_ceiling
 from cairn.errors import MismatchError, OptionsError
 from cairn.runs import Run
 from cairn.torch._job import agree, distributed
