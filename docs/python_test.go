@@ -83,7 +83,7 @@ func pythonSignatures(t *testing.T, pattern string) map[string]string {
 
 // The README is a first look; pages in docs have the rest.
 func TestReadmeIsShort(t *testing.T) {
-	const most = 1200
+	const most = 700
 	if n := len(strings.Fields(readPage(t, "../README.md"))); n > most {
 		t.Errorf("README.md has %d words; want at most %d", n, most)
 	}
