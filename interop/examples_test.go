@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// examples are the programs of python/examples, which docs/python.md quotes.
+// examples are the programs of python/examples, which pages in docs quote.
 var examples = []testCase{
 	{name: "the example fsdp.py: 2 ranks are killed, 4 go on, then 1", slow: true, run: func(r *rig) {
 		want := r.torchrun(2, -1, "undisturbed", "--steps=30", "--every=5", "--keep=9")

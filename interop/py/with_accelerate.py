@@ -1,4 +1,4 @@
-"""The recipe of docs/python.md for accelerate."""
+"""The recipe of docs/frameworks.md for accelerate."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Parts of training loops that docs/python.md shows."""
+"""Parts of training loops that the pages show."""
 
 import os
 

@@ -63,7 +63,7 @@ def weights(path: str | os.PathLike[str] | Run, device: torch.device | str | int
     version of slime, miles or SGLang is a difference, as in :func:`follow`.
 
     With share, all ranks of the job call it, and of the ranks of a host that want the same bytes at about the same
-    time, one reads them and sends them to the others; see docs/python.md. None: they do so if the checkpoint is in
+    time, one reads them and sends them to the others; see docs/serving.md. None: they do so if the checkpoint is in
     object storage. If one rank fails or closes its iterator, the iterators of all ranks end. With share, a consumer
     must not wait for the consumer of another rank, unless the ranks ask for the same bytes. With alone, only this
     rank calls it.

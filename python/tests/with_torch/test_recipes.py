@@ -1,4 +1,4 @@
-"""The parts of training loops in docs/python.md."""
+"""The parts of training loops in docs/frameworks.md and docs/telemetry.md."""
 
 import pathlib
 import sys

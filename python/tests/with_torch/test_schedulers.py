@@ -1,4 +1,4 @@
-"""The scripts for Slurm and Kubernetes of docs/preemption.md, with stand-ins for srun, scontrol and the kubelet."""
+"""The scripts for Slurm and Kubernetes of docs/running.md, with stand-ins for srun, scontrol and the kubelet."""
 
 import contextlib
 import os
