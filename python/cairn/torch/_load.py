@@ -71,7 +71,7 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
 
     With alone, only this rank loads, and does not wait for the others. With share, of the ranks of a host that want
     the same bytes, one reads them and sends them to the others. None: they do so if the checkpoint is in object
-    storage; see docs/python.md.
+    storage; see docs/serving.md.
 
     A state may also be a module, which is loaded with the names of its own state_dict. With recipe, the names
     and shapes are those into which a recipe changes the checkpoint, and each rank reads only the elements of
