@@ -50,7 +50,7 @@ class Results(unittest.TestCase):
 
     def test_tables(self):
         times = [0.030] * 90 + [0.031] * 9 + [0.1]
-        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0,
+        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0, "first_percent": 12.0,
                  "without": steps.summary(times),
                  "with": steps.summary(times), "overhead_percent": dict.fromkeys(("mean", "median", "p90", "p99"), 1.5),
                  "histogram": steps.histogram(times, times)}
@@ -116,7 +116,7 @@ class Saving(unittest.TestCase):
     def test_steps(self):
         s = steps.Steps.__new__(steps.Steps)
         s.state, s.bytes = {}, 1
-        s.step = lambda: 0.01
+        s.step = lambda copied=None: 0.01
         with mock.patch.object(steps, "BUDGET", 0.0):
             found = s.compare(self.save, disk.Folders(os.path.join(self.folder, "x")))
         self.assertEqual(found["saves"], 2)

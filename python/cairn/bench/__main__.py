@@ -272,7 +272,8 @@ def show_steps(name: str, found: dict[str, Any]) -> None:
     print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by "
           f"{name}{by}:\n"
           f"{found['saves']} saves, under way during {found['under_way_percent']:.0f} % of the steps; "
-          f"the stall of {found['stall_ms']:.1f} ms is not counted")
+          f"the stall of {found['stall_ms']:.1f} ms is not counted. The first step beside a save is "
+          f"{found['first_percent']:.0f} % longer")
     print(f"{'':12}{'steps':>8}{'mean':>9}{'median':>9}{'p90':>9}{'p99':>9}{'most':>9}")
     for kind in ("without", "with"):
         s = found[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import statistics
@@ -50,12 +51,14 @@ class Steps:
         for _ in range(5):
             self.step()
 
-    def step(self) -> float:
-        """Trains a step and returns its seconds."""
+    def step(self, copied: Callable[[], None] | None = None) -> float:
+        """Trains a step and returns its seconds. It calls copied before the state changes."""
         begin = time.perf_counter()
         x = self.x
         for _ in range(self.products):
             x = self.torch.tanh(x @ self.w)
+        if copied is not None:
+            copied()
         next(iter(self.state.values())).mul_(0.999)
         if self.device == "cuda":
             self.torch.cuda.synchronize()
@@ -68,18 +71,20 @@ class Steps:
             warnings.simplefilter("ignore")
             if not only or "cairn" in only:
                 out["cairn"] = self.cairn()
+                out["cairn, overlap=True"] = self.cairn(overlap=True)
             if not only or "PyTorch" in only:
                 with peers.group(self.folder):
                     if found := self.pytorch():
                         out["PyTorch DCP"] = found
         return out
 
-    def cairn(self) -> dict[str, Any]:
+    def cairn(self, overlap: bool = False) -> dict[str, Any]:
         import cairn.torch
 
-        self.say("steps with saves by cairn")
+        self.say(f"steps with saves by cairn{', overlap=True' if overlap else ''}")
+        folders = disk.Folders(os.path.join(self.folder, "steps-overlap" if overlap else "steps"))
         try:
-            return self.compare(cairn.torch.async_save, disk.Folders(os.path.join(self.folder, "steps")))
+            return self.compare(functools.partial(cairn.torch.async_save, overlap=overlap), folders)
         finally:
             cairn.torch.close()
 
@@ -109,6 +114,7 @@ class Steps:
         every = max(10, math.ceil(min(took, LONGEST) / step))
         times: dict[bool, list[float]] = {False: [], True: []}
         stalls: list[float] = []
+        first: list[float] = []  # seconds of the first step after each save has begun
         under_way = 0
         end = time.perf_counter() + BUDGET
         turn = 0
@@ -121,15 +127,19 @@ class Steps:
                 begin = time.perf_counter()
                 handle = save(self.state, path)
                 stalls.append(time.perf_counter() - begin)
-            for _ in range(every):
+            staged = getattr(handle, "staged", None)  # the state may change when it is done
+            for i in range(every):
                 under_way += handle is not None and not handle.done()
-                times[saving].append(self.step())
+                times[saving].append(self.step(staged.result if staged is not None and i == 0 else None))
+            if handle is not None:
+                first.append(times[True][-every])
             if handle is not None:
                 handle.result()
         without, with_saves = summary(times[False]), summary(times[True])
         return {
             "bytes": self.bytes, "every": every, "saves": len(stalls), "stall_ms": 1e3 * statistics.median(stalls),
             "under_way_percent": 100 * under_way / len(times[True]), "without": without, "with": with_saves,
+            "first_percent": 100 * (1e3 * statistics.median(first) / without["median"] - 1),
             "overhead_percent": {k: 100 * (with_saves[k] / without[k] - 1) for k in ("mean", "median", "p90", "p99")},
             "histogram": histogram(times[False], times[True]),
         }

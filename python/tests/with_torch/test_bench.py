@@ -27,6 +27,7 @@ class Bench(Case):
                 self.assertGreater(row[key], 0, (name, key))
         self.assertGreater(result["rows"][table.CAIRN]["peak_host_gb"], 0.05)  # the shared memory
         self.assertGreater(result["steps"]["cairn"]["with"]["steps"], 0)
+        self.assertGreater(result["steps"]["cairn, overlap=True"]["stall_ms"], 0)
         self.assertTrue(result["goals"])
 
     @slow
