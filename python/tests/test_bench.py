@@ -50,7 +50,8 @@ class Results(unittest.TestCase):
 
     def test_tables(self):
         times = [0.030] * 90 + [0.031] * 9 + [0.1]
-        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0, "first_percent": 12.0,
+        found = {"bytes": 10**9, "every": 10, "saves": 3, "stall_ms": 1.0, "under_way_percent": 100.0,
+                 "first_percent": 12.0,
                  "without": steps.summary(times),
                  "with": steps.summary(times), "overhead_percent": dict.fromkeys(("mean", "median", "p90", "p99"), 1.5),
                  "histogram": steps.histogram(times, times)}
