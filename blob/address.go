@@ -24,8 +24,8 @@ var (
 // logKey is the key of the logger of a context.
 type logKey struct{}
 
-// WithLogger returns a context with which OpenAddress opens stores that log to log, such
-// as requests that are repeated. Nil: they log nothing, as without it.
+// WithLogger returns a context with which OpenAddress opens stores that log to log, such as
+// requests that are repeated. Nil: they log no requests, which is the default.
 func WithLogger(ctx context.Context, log *slog.Logger) context.Context {
 	return context.WithValue(ctx, logKey{}, log)
 }
@@ -48,10 +48,10 @@ func Register(scheme string, open func(ctx context.Context, address string) (Sto
 	schemes[scheme] = open
 }
 
-// OpenAddress returns the store at an address: the path of a folder or of a
-// single file, or a URL whose scheme is registered, such as file:///path or
-// s3://bucket/prefix. The errors wrap ErrAddress if the address is invalid. They do not
-// repeat its query or its user, which may hold secrets.
+// OpenAddress returns the store at an address: the path of a folder or of a single file, or a
+// URL with a registered scheme, such as file:///path or s3://bucket/prefix. The errors wrap
+// ErrAddress if the address is invalid. They do not repeat its query or its user, which may
+// hold secrets.
 //
 // A URL names a single object if its last element has an extension, such as .pt, and
 // there is an object of that name. It takes a request to find out. Otherwise, or if it ends
@@ -118,7 +118,7 @@ func Scheme(address string) string {
 	return strings.ToLower(scheme)
 }
 
-// Redact returns an address without what may be a secret: its user and its query.
+// Redact returns an address without its user and its query, which may hold secrets.
 func Redact(address string) string {
 	if !strings.Contains(address, "://") && Scheme(address) == "file" {
 		return address // a path
@@ -134,9 +134,9 @@ func Redact(address string) string {
 	return u.String()
 }
 
-// SplitAddress returns the address of what is above an address, whose query it keeps, and
-// the last element of the address without escapes. If there is nothing above it, such as
-// above s3://bucket, the name is empty.
+// SplitAddress splits an address into its parent and its last element, without escapes. The
+// parent keeps the query. If the address has no parent, such as s3://bucket, the name is
+// empty.
 func SplitAddress(address string) (dir, name string) {
 	if !strings.Contains(address, "://") {
 		i := strings.LastIndexByte(strings.TrimRight(address, "/"), '/') + 1
@@ -163,8 +163,8 @@ func SplitAddress(address string) (dir, name string) {
 	return dir, name
 }
 
-// JoinAddress returns the address of something below an address: a path or a URL whose
-// query is kept.
+// JoinAddress appends elements to an address, which is a path or a URL. A URL keeps its
+// query.
 func JoinAddress(address string, elem ...string) string {
 	if len(elem) == 0 {
 		return address

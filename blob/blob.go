@@ -44,12 +44,11 @@ type Store interface {
 	Open(ctx context.Context, name string) (Reader, error)
 	// Stat describes the object name.
 	Stat(ctx context.Context, name string) (Info, error)
-	// List yields every object whose name begins with prefix, in the order of
-	// their names, bytewise. After a non-nil error the sequence ends. A prefix need
-	// not end at a slash. If no name can begin with it, List yields ErrName; see
-	// [CheckPrefix]. An object that exists during the whole loop is yielded exactly
-	// once. One that is created or removed meanwhile is yielded at most once. The
-	// loop may use the store.
+	// List yields every object with a name that begins with prefix, in the order of their names,
+	// bytewise. After a non-nil error the sequence ends. A prefix need not end at a slash. If no
+	// name can begin with it, List yields ErrName; see [CheckPrefix]. An object that exists
+	// during the whole loop is yielded exactly once. One that is created or removed meanwhile is
+	// yielded at most once. The loop may use the store.
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
 	// Remove deletes the object name. If there is no such object, this is not an
 	// error.
@@ -79,13 +78,12 @@ type CreateOptions struct {
 	// stores can then send the pieces at once. It is a multiple of 4096. Zero: writes
 	// may have any offset and size.
 	Piece int64
-	// IfAbsent makes Commit fail with fs.ErrExist, and change nothing, if an
-	// object of that name exists by then. Of several such writers one succeeds.
+	// IfAbsent makes Commit fail with fs.ErrExist and leave the store unchanged if an object of
+	// that name exists at that moment. Of several such writers one succeeds.
 	IfAbsent bool
-	// IfVersion makes Commit fail with ErrChanged, and change nothing, unless the
-	// object of that name has this Info.Version by then. Of several such writers one
-	// succeeds. If the store has no versions, Create fails with errors.ErrUnsupported.
-	// Empty: any.
+	// IfVersion makes Commit fail with ErrChanged and leave the store unchanged unless the
+	// object of that name has this Info.Version by then. Of several such writers one succeeds.
+	// If the store has no versions, Create fails with errors.ErrUnsupported. Empty: any.
 	IfVersion string
 }
 
@@ -93,15 +91,14 @@ type CreateOptions struct {
 // goroutines at once; Commit and Abort end the writer, after which WriteAt and
 // Commit return ErrClosed.
 type Writer interface {
-	// WriteAt writes p at off. It does not keep p. Ranges must not overlap, and
-	// before Commit they must cover the object from 0 to its end without holes. A
-	// call that breaks these rules returns ErrRange and changes nothing. After any
-	// other error the same range may be written again.
+	// WriteAt writes p at off. It does not keep p. Ranges must not overlap, and before Commit
+	// they must cover the object from 0 to its end without holes. A call that breaks these rules
+	// returns ErrRange and writes no byte. After any other error the same range may be written
+	// again.
 	WriteAt(ctx context.Context, p []byte, off int64) error
-	// Commit makes the object durable and then visible, atomically. After an
-	// error the object is not visible, unless the error wraps ErrUncertain, and the
-	// writer is ended as by Abort. Every WriteAt must have returned before. If nothing
-	// was written, the object is empty.
+	// Commit makes the object durable and then visible, atomically. After an error the object is
+	// not visible, unless the error wraps ErrUncertain, and the writer is ended as by Abort.
+	// Every WriteAt must have returned before. Without any WriteAt, the object is empty.
 	Commit(ctx context.Context) (Info, error)
 	// Abort ends the writer without an object and frees its resources. It does nothing
 	// after the writer has ended, so it can be deferred right after Create.
@@ -117,7 +114,7 @@ type Reader interface {
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Size returns the object's size.
 	Size() int64
-	// Close ends the reader. A second Close does nothing.
+	// Close ends the reader. A second Close has no effect.
 	Close() error
 }
 
@@ -196,11 +193,11 @@ var (
 	// ErrRemoved reports an object that does not exist although it should have a version. It
 	// wraps ErrChanged and fs.ErrNotExist.
 	ErrRemoved = fmt.Errorf("%w: %w", ErrChanged, fs.ErrNotExist)
-	// ErrUncertain reports a Commit whose fate is unknown: a service may have carried it
-	// out, or may do so later, although it gave no answer. If the Commit has a condition,
-	// its fate is known once the object is no longer as the condition says.
+	// ErrUncertain reports a Commit with an unknown result: the service gave no answer, and may
+	// have written the object or may write it later. If the Commit has a condition, the result
+	// is known once the object no longer meets the condition.
 	ErrUncertain = errors.New("it is unknown whether the object was written")
-	// ErrLocked reports a lock whose holder is alive.
+	// ErrLocked reports a lock with a live holder.
 	ErrLocked = errors.New("locked by another process")
 )
 
@@ -241,9 +238,8 @@ func IsFull(err error) bool {
 // on a local disk can read and write without an extra copy.
 const Align = 4096
 
-// AlignedBytes returns n zero bytes whose address is a multiple of [Align], or nil if
-// n is not positive. If WriteAt receives such memory, in pieces, a store can avoid a
-// copy.
+// AlignedBytes returns n zero bytes at an address that is a multiple of [Align], or nil if n
+// is not positive. If WriteAt receives such memory, in pieces, a store can avoid a copy.
 func AlignedBytes(n int) []byte {
 	if n <= 0 {
 		return nil

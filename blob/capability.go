@@ -86,9 +86,8 @@ type Temp struct {
 type Sweeper interface {
 	// Temps returns the Temps of all writers in dir, including running ones.
 	Temps(ctx context.Context, dir string) ([]Temp, error)
-	// SweepTemp removes each Temp of dir whose owner is dead, and each of an unknown
-	// owner that is at least olderThan old. It returns the number of removed ones, also
-	// with an error.
+	// SweepTemp removes each Temp of dir with a dead owner, and each with an unknown owner that
+	// is at least olderThan old. It returns the number of removed ones, also with an error.
 	SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (int, error)
 }
 
@@ -170,14 +169,14 @@ type DirectReader interface {
 	// Cached reports whether ReadAt is better for n bytes from off: most of
 	// them are in the system's cache, or the reader cannot read past it.
 	Cached(off, n int64) bool
-	// ReadDirect reads n bytes from off and returns them as a part of buf, which
-	// begins at a multiple of Align and is at least n bytes and two times Align
-	// long. It leaves nothing in the system's cache. Otherwise it is like ReadAt.
+	// ReadDirect reads n bytes from off and returns them as a part of buf, which begins at a
+	// multiple of Align and is at least n bytes and two times Align long. It bypasses the
+	// system's cache. Otherwise it is like ReadAt.
 	ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error)
 }
 
-// Knower is a capability of stores whose requests are expensive: it saves the request
-// that Open makes to find out the size of an object.
+// Knower is a capability of stores with expensive requests: it saves the request that Open
+// makes to find out the size of an object.
 type Knower interface {
 	// OpenKnown is like Open for an object that exists and has the size of o, and its
 	// version if that is not empty. If that is not so, reads fail.
@@ -210,10 +209,10 @@ type BulkRemover interface {
 
 // VersionRemover is a capability of stores that remove an object on a condition.
 type VersionRemover interface {
-	// RemoveVersion removes the object name if it has this Info.Version, and otherwise
-	// changes nothing. The error wraps ErrChanged if the object has another version or does
-	// not exist; if it does not exist, it wraps fs.ErrNotExist too. Unlike a removal by
-	// Remove, the removal survives a loss of power if the medium allows that.
+	// RemoveVersion removes the object name if it has this Info.Version, and otherwise leaves it
+	// unchanged. The error wraps ErrChanged if the object has another version or does not exist;
+	// if it does not exist, it wraps fs.ErrNotExist too. Unlike a removal by Remove, the removal
+	// survives a loss of power if the medium allows that.
 	//
 	// Of a removal and a writer with the same version in CreateOptions.IfVersion, one
 	// succeeds. A service may ignore the condition of a removal; the store then looks at
@@ -261,8 +260,8 @@ type Reclaimer interface {
 	DeferReclaim(ctx context.Context, n int64) (end func())
 }
 
-// Versioner is a capability of stores whose objects have versions: Info.Version is set,
-// and CreateOptions.IfVersion works.
+// Versioner is a capability of stores of versioned objects: Info.Version is set, and
+// CreateOptions.IfVersion works.
 type Versioner interface {
 	// Versions reports whether the store has versions.
 	Versions() bool
@@ -275,8 +274,7 @@ type VersionReader interface {
 	Version() string
 }
 
-// Hosted is a capability of stores whose String does not say at which server, or of which
-// account, they are.
+// Hosted is a capability of stores with a String that lacks the server or the account.
 type Hosted interface {
 	// Host identifies the server and the account, without secrets. It may be empty.
 	Host() string
@@ -288,7 +286,7 @@ func HasVersions(s Store) bool {
 	return ok && v.Versions()
 }
 
-// Traffic counts what a store has done since it was opened.
+// Traffic counts the requests and bytes of a store since it was opened.
 type Traffic struct {
 	Requests int64 `json:"requests"` // all requests, including repeated ones
 	Retries  int64 `json:"retries"`  // requests that were made again after a failure
@@ -299,7 +297,7 @@ type Traffic struct {
 	Cached int64 `json:"bytes_cached,omitempty"`
 }
 
-// Sub returns what was done after the earlier count u.
+// Sub returns the traffic after the earlier count u.
 func (t Traffic) Sub(u Traffic) Traffic {
 	return Traffic{t.Requests - u.Requests, t.Retries - u.Retries, t.Hedges - u.Hedges, t.Sent - u.Sent, t.Received - u.Received, t.Cached - u.Cached}
 }
@@ -317,10 +315,9 @@ type Meter interface {
 // Copier is a capability of stores of an object storage service: the service copies
 // objects by itself, and no bytes move through this process.
 type Copier interface {
-	// CopyFrom makes the object name a copy of an object of another store, or replaces
-	// it. o is what Stat or List of that store have returned. The error wraps
-	// ErrChanged if the object is another one by then, and errors.ErrUnsupported if the
-	// service cannot copy from that store.
+	// CopyFrom makes the object name a copy of an object of another store, or replaces it. o
+	// comes from Stat or List of that store. The error wraps ErrChanged if the object is another
+	// one by then, and errors.ErrUnsupported if the service cannot copy from that store.
 	CopyFrom(ctx context.Context, from Store, o Info, name string) (Info, error)
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 )
 
-// An object becomes visible with Commit, and with nothing else.
+// An object becomes visible only with Commit.
 func ExampleStore() {
 	ctx := context.Background()
 	s := new(mem.Store)

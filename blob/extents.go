@@ -42,9 +42,9 @@ func NewExtents(opts *CreateOptions) (*Extents, error) {
 	return &Extents{size: opts.Size, piece: opts.Piece}, nil
 }
 
-// Begin records that a write of n bytes at off begins. If the write breaks a rule, it
-// returns an error that wraps ErrRange and records nothing. Otherwise the caller must
-// call End.
+// Begin records that a write of n bytes at off begins. If the write breaks a rule, it returns
+// an error that wraps ErrRange and does not record the write. Otherwise the caller must call
+// End.
 func (x *Extents) Begin(off int64, n int) error {
 	if off < 0 || n < 0 || off > math.MaxInt64-int64(n) {
 		return fmt.Errorf("%w: %d bytes at %d", ErrRange, n, off)
@@ -110,7 +110,7 @@ func (x *Extents) End(off int64, n int, ok bool) {
 	}
 }
 
-// add adds s, which overlaps nothing, to the done ranges and merges it with its
+// add adds s, which does not overlap any range, to the done ranges and merges it with its
 // neighbours. The caller holds mu.
 func (x *Extents) add(s span) {
 	i := x.search(s.off)

@@ -63,8 +63,8 @@ func TestCheckPrefix(t *testing.T) {
 	}
 }
 
-// FuzzCheckName: a name that passes is what a path should be, and every
-// beginning of it is a prefix.
+// FuzzCheckName: a name that passes is a clean path, and every beginning of it is a valid
+// prefix.
 func FuzzCheckName(f *testing.F) {
 	for _, s := range []string{"a/b", "../a", "a\xffb", "世/界", ".cairn-tmp-x", "a/.", "C:/x"} {
 		f.Add(s)

@@ -9,7 +9,7 @@ import (
 // Child is a capability of stores that are folders of a larger store.
 type Child interface {
 	// Parent returns the folder above this one as a store, and the name of this one in it. If
-	// there is nothing above, the error wraps errors.ErrUnsupported.
+	// this one is a root, the error wraps errors.ErrUnsupported.
 	Parent() (parent Store, name string, err error)
 }
 

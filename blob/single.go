@@ -105,6 +105,6 @@ func (s *Single) RemoveVersion(ctx context.Context, name, version string) error 
 	return RemoveVersion(ctx, s.inner, name, version)
 }
 
-// RemoveFolder implements [FolderRemover]. It does nothing: the folder of the object is not
-// a part of the store.
+// RemoveFolder implements [FolderRemover]. The folder of the object is not a part of the
+// store, so it stays.
 func (s *Single) RemoveFolder(context.Context, string) error { return nil }

@@ -4,15 +4,15 @@
 //	azblob://container/prefix
 //	azblob://container/prefix?account=name
 //
-// The environment says which account that is, and with what right: either
+// The environment names the account and the credentials: either
 // AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT (or the option account) with
-// AZURE_STORAGE_KEY, with AZURE_STORAGE_SAS_TOKEN, or with the credentials that the
-// default chain of Azure finds: a service principal in the environment, a workload
-// identity, a managed identity, or the login of the az command.
+// AZURE_STORAGE_KEY, with AZURE_STORAGE_SAS_TOKEN, or with the credentials that the default
+// chain of Azure finds: a service principal in the environment, a workload identity, a
+// managed identity, or the login of the az command.
 //
 // The parts of an object are blocks that are not committed yet. The service removes them
-// after a week if nothing else does. If two writers send the same object in parts and one
-// of them commits it, the blocks of the other are gone, so its Commit fails.
+// after a week. If two writers send the same object in parts and one of them commits it, the
+// blocks of the other are gone, so its Commit fails.
 //
 // The package is a driver for blob/remote, which does everything but the requests.
 package azure
@@ -122,8 +122,8 @@ func connect(name, account string) (*service, error) {
 	return v, nil
 }
 
-// defaultCredential returns what the default chain finds. It keeps tokens, so all stores
-// share it.
+// defaultCredential returns the credential of the default chain. The credential keeps tokens,
+// so all stores share it.
 var defaultCredential = sync.OnceValues(func() (azcore.TokenCredential, error) { return azidentity.NewDefaultAzureCredential(nil) })
 
 // transport returns the connections that all stores share.

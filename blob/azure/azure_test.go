@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
 
-// clearEnv removes what the environment of the test says about accounts.
+// clearEnv removes accounts and credentials from the environment of the test.
 func clearEnv(t *testing.T) {
 	for _, name := range []string{connectionEnv, accountEnv, keyEnv, sasEnv} {
 		t.Setenv(name, "")

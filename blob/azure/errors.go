@@ -30,13 +30,13 @@ const (
 var (
 	// errBeyond reports a range that begins at the end of the object or after it.
 	errBeyond = errors.New("the range lies outside the object")
-	// errNoList reports a list without what every list has.
+	// errNoList reports a list that lacks a required property.
 	errNoList = &remote.Error{Err: errors.New("the answer is not a list of objects: names or properties are missing"), Hint: hintAccount}
 	// errBlocks reports blocks that are gone.
 	errBlocks = errors.New("another writer has written this object at the same time")
 )
 
-// meaning is what an error code of the service means.
+// meaning translates an error code of the service.
 type meaning struct {
 	cause error // nil: not an error that callers know
 	retry bool

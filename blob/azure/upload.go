@@ -108,8 +108,8 @@ func (v *service) discard(ctx context.Context, key string) error {
 	return err
 }
 
-// Uploads lists the objects of a folder, because the service has no list of what is not
-// committed only. Such objects are empty.
+// Uploads lists the objects of a folder, because the service cannot list uncommitted objects
+// alone. Such objects are empty.
 func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token string) ([]remote.PendingUpload, string, error) {
 	items, next, err := v.listUncommitted(ctx, prefix, deep, token)
 	if err != nil {

@@ -22,9 +22,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Run tests the whole contract, with a subtest for each claim. It calls open once for
-// each subtest. open must return an empty store that nothing else uses. gaps are claims
-// that the server of the store is known not to keep, with the reason; they are skipped.
+// Run tests the whole contract, with a subtest for each claim. It calls open once for each
+// subtest. open must return an empty store for this subtest alone. gaps are claims that the
+// server of the store is known not to keep, with the reason; they are skipped.
 func Run(t *testing.T, open func(t *testing.T) blob.Store, gaps ...Gap) {
 	claims := slices.Concat(writing, ranging, reading, listing, naming, ending, sharing)
 	for _, g := range gaps {
@@ -185,7 +185,7 @@ func wantErr(t *testing.T, err, want error, op, name string) {
 	}
 }
 
-// list returns the objects whose names begin with prefix.
+// list returns the objects with names that begin with prefix.
 func list(t *testing.T, s blob.Store, prefix string) []blob.Info {
 	t.Helper()
 	var infos []blob.Info
@@ -558,8 +558,8 @@ var reading = []claim{
 	}},
 }
 
-// wantOldOrError checks that a reader whose object was removed or replaced returns the
-// bytes of the old object, in each range, or an error.
+// wantOldOrError checks that a reader of a removed or replaced object returns the bytes of
+// the old object, in each range, or an error.
 func wantOldOrError(t *testing.T, r blob.Reader, old []byte) {
 	t.Helper()
 	if r.Size() != int64(len(old)) {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// suite opens what TestSuite runs on.
+// suite opens the store that TestSuite tests.
 var suite = func() blob.Store { return &blobtest.Broken{Store: new(mem.Store)} }
 
 func TestSuite(t *testing.T) {

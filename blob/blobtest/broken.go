@@ -112,7 +112,7 @@ func (r *BrokenReader) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return r.DoRead(ctx, p, off)
 }
 
-// BrokenWriters returns a store in memory whose writers are changed.
+// BrokenWriters returns a store in memory with changed writers.
 func BrokenWriters(change func(s blob.Store, name string, opts blob.CreateOptions, w blob.Writer) *BrokenWriter) *Broken {
 	s := new(mem.Store)
 	return &Broken{Store: s, DoCreate: func(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
@@ -127,7 +127,7 @@ func BrokenWriters(change func(s blob.Store, name string, opts blob.CreateOption
 	}}
 }
 
-// BrokenReaders returns a store in memory whose readers are changed.
+// BrokenReaders returns a store in memory with changed readers.
 func BrokenReaders(change func(s blob.Store, name string, r blob.Reader) *BrokenReader) *Broken {
 	s := new(mem.Store)
 	return &Broken{Store: s, DoOpen: func(ctx context.Context, name string) (blob.Reader, error) {

@@ -147,7 +147,7 @@ var mutants = map[string]func() blob.Store{
 		s := new(mem.Store)
 		return &blobtest.Broken{Store: s, DoStat: func(ctx context.Context, name string) (blob.Info, error) {
 			info, err := s.Stat(ctx, name)
-			return info, errors.Unwrap(err) // no longer says what it is about
+			return info, errors.Unwrap(err) // without operation and name
 		}}
 	},
 	"EndedContextOnStore": func() blob.Store {

@@ -20,7 +20,7 @@ const (
 	magic = "cairnblk"
 )
 
-// errDamaged reports a block file whose bytes have changed.
+// errDamaged reports a damaged block file.
 var errDamaged = errors.New("a block of the cache is damaged")
 
 // blockID is a block of an object, whatever the object's version is.
@@ -70,8 +70,8 @@ func trailerBytes(n int64) int64 {
 	return int64(len(magic)+sha256.Size) + 4*((n+pageBytes-1)/pageBytes) + 4
 }
 
-// trailer returns what follows the bytes p of a block in its file: magic, key, the
-// CRC-32C of each page, and the CRC-32C of the trailer.
+// trailer returns the trailer of a block file with the bytes p: magic, key, the CRC-32C of
+// each page, and the CRC-32C of the trailer.
 func trailer(k key, p []byte) []byte {
 	t := make([]byte, 0, trailerBytes(int64(len(p))))
 	t = append(t, magic...)
@@ -84,8 +84,8 @@ func trailer(k key, p []byte) []byte {
 	return binary.LittleEndian.AppendUint32(t, crc32c.Checksum(t))
 }
 
-// readBlock fills p with the bytes from off on of the file r of a block of size bytes. If
-// they are not what was written for k, the error wraps errDamaged.
+// readBlock fills p with the bytes from off on of the file r of a block of size bytes. If the
+// block file is damaged or belongs to another key, the error wraps errDamaged.
 func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, off int64) error {
 	if r.Size() != size+trailerBytes(size) {
 		return fmt.Errorf("%w: it has %d bytes", errDamaged, r.Size())

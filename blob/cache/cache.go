@@ -1,6 +1,6 @@
-// Package cache wraps a store and keeps what is read from it in a folder of this host, so
-// that many processes that load the same checkpoint share one download. It does not depend
-// on the content of the objects. It keeps the contract of blob.Store.
+// Package cache wraps a store and keeps the bytes read from it in a folder of this host, so
+// that many processes that load the same checkpoint share one download. It does not depend on
+// the content of the objects. It keeps the contract of blob.Store.
 //
 // Objects are cut into blocks. A block is kept under a key that has the address, the name,
 // the size and the version of its object, so an object that is replaced has other blocks.
@@ -63,7 +63,7 @@ type Options struct {
 	// removed that were not read for the longest time. All processes should set the same
 	// bound. Zero: 10 GiB.
 	Bytes int64
-	// Logger receives a warning if the cache cannot be used. Nil: nothing is logged.
+	// Logger receives a warning if the cache cannot be used. Nil: no log.
 	Logger *slog.Logger
 
 	// For tests. Zero: the constants of these names.
@@ -71,7 +71,7 @@ type Options struct {
 	patience, asideTime time.Duration
 }
 
-// Store is a store whose objects are read through a cache. Everything but reads goes
+// Store reads the objects of another store through a cache. Everything but reads goes
 // directly to the wrapped store.
 type Store struct {
 	inner  blob.Store
@@ -119,8 +119,8 @@ func New(s blob.Store, o Options) (*Store, error) {
 // withoutKey is the key of contexts of Without.
 type withoutKey struct{}
 
-// Without returns a context with which FromEnv uses no cache. It is for what must see the
-// storage itself, such as a verification.
+// Without returns a context with which FromEnv uses no cache. It is for callers that must
+// read the storage itself, such as a verification.
 func Without(ctx context.Context) context.Context { return context.WithValue(ctx, withoutKey{}, true) }
 
 // FromEnv returns s with the cache that the environment asks for: CAIRN_CACHE is its
@@ -222,8 +222,8 @@ func (s *Store) OpenKnown(ctx context.Context, o blob.Info) (blob.Reader, error)
 	return s.reader(o.Name, r), nil
 }
 
-// Traffic implements [blob.Meter]: what the wrapped store did, and the bytes that came from
-// the cache.
+// Traffic implements [blob.Meter]: the traffic of the wrapped store, and the bytes that came
+// from the cache.
 func (s *Store) Traffic() blob.Traffic {
 	var t blob.Traffic
 	if m, ok := blob.As[blob.Meter](s.inner); ok {

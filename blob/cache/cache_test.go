@@ -53,7 +53,7 @@ func put(t *testing.T, s blob.Store, name string, data []byte) {
 	}
 }
 
-// counting is a store in memory that counts what is read.
+// counting is a store in memory that counts reads.
 type counting struct {
 	mem.Store
 	mu     sync.Mutex
@@ -532,7 +532,7 @@ func TestWaits(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	// A failed download is an error of that read alone, and leaves nothing.
+	// A failed download fails that read alone and leaves no block.
 	inner.refuse = true
 	put(t, inner, "b", data)
 	if _, err := blob.ReadAll(t.Context(), s, "b", 1<<20); !errors.Is(err, errRefused) {

@@ -49,8 +49,8 @@ type folder struct {
 	turn chan struct{}
 }
 
-// openFolder makes the folder if it does not exist. The error wraps errOwner if another
-// user could change what is in it.
+// openFolder makes the folder if it does not exist. The error wraps errOwner if another user
+// could change the files in it.
 func openFolder(dir string, bytes int64) (*folder, error) {
 	f := &folder{dir: filepath.Join(dir, format), bytes: bytes, turn: make(chan struct{}, 1)}
 	if err := f.make(); err != nil {

@@ -15,10 +15,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 )
 
-// childEnv names what a copy of this test is to do in the place of its tests.
+// childEnv names the entry of children that a copy of this test runs instead of its tests.
 const childEnv = "CAIRN_BLOB_CACHE_CHILD"
 
-// children are what copies of this test can do. They get arguments.
+// children are functions for copies of this test. They get arguments.
 var children = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
@@ -32,11 +32,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// service is a folder whose objects have versions, and which notes in a file what is read
-// from it: several processes use it.
+// service is a folder of objects with versions. It logs reads to a file, because several
+// processes use it.
 type service struct {
 	*file.Store
-	log   string // empty: nothing is noted
+	log   string // empty: reads are not logged
 	delay time.Duration
 }
 

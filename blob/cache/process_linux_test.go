@@ -214,7 +214,7 @@ func TestKilledProcesses(t *testing.T) {
 	if killed == 0 || n > bound {
 		t.Errorf("%d processes were killed, the cache had up to %d bytes; want some, and at most %d", killed, n, bound)
 	}
-	// The next removal finds what the dead have left.
+	// The next removal finds the blocks that the killed processes have left.
 	f := must.Get(openFolder(h.cache, 1))(t)
 	if total, err := f.makeRoom(t.Context(), 0); err != nil || total != 0 || usedBytes(h.cache) != 0 {
 		t.Errorf("makeRoom = %d, %v, %d bytes are left; want 0", total, err, usedBytes(h.cache))
@@ -274,7 +274,8 @@ func limited(args []string) error {
 }
 
 // unwritable reads much while no byte can be written to the disk, and while a file can be
-// made but no block fits: nothing waits, and a read of a few bytes does not download blocks.
+// made but no block fits: reads do not wait, and a read of a few bytes does not download
+// blocks.
 func unwritable(args []string) error {
 	const size, block = 2 << 20, 16 << 10
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -284,7 +285,7 @@ func unwritable(args []string) error {
 	if _, err := blob.WriteAll(ctx, inner, "a", data, nil); err != nil {
 		return err
 	}
-	for i, limit := range []uint64{4 << 10, 0} { // the bound of locks and of nothing
+	for i, limit := range []uint64{4 << 10, 0} { // lock files fit, blocks do not; no byte fits
 		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ type reader struct {
 	s     *Store
 	name  string
 	inner blob.Reader
-	// versioned is inner if that tells its version. Otherwise nothing is kept.
+	// versioned is inner if it reports its version. Otherwise the cache keeps no blocks.
 	versioned blob.VersionReader
 	closed    atomic.Bool
 

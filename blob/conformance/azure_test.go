@@ -38,7 +38,7 @@ func startAzure(t *testing.T) string {
 	return bucket
 }
 
-// openAzure returns a folder that nothing else uses.
+// openAzure returns a folder for one test.
 func openAzure(t *testing.T, bucket string) *remote.Store {
 	t.Helper()
 	s := must.Get(azure.Open(t.Context(), fmt.Sprintf("azblob://%s/%d/x", bucket, folders.Add(1)), nil))(t)

@@ -129,8 +129,8 @@ func noPages(t *testing.T) string {
 	return s.URL
 }
 
-// Each mistake gives an error that names the address and says what to do, without a
-// secret, and leaves the checkpoint that was there.
+// Each mistake gives an error that names the address and a remedy, without a secret, and
+// keeps the earlier checkpoint.
 func TestS3BadInput(t *testing.T) {
 	for _, c := range badInputs {
 		t.Run(c.name, func(t *testing.T) { testBadInput(t, c) })

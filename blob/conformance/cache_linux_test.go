@@ -139,7 +139,7 @@ func TestProcessesShareADownload(t *testing.T) {
 		wg.Wait()
 		requests, data := m.take()
 		t.Logf("round %d: %d requests, %d bytes of %d", round, requests, data, total)
-		// A read that is slow may be hedged, and what the dead had begun is read again.
+		// A slow read may be hedged, and blocks that a killed process had begun are read again.
 		if data > most {
 			t.Errorf("round %d: %d bytes of data files were read; want at most %d", round, data, most)
 		}

@@ -70,7 +70,7 @@ func testCopyWith(t *testing.T, first, second *remote.Store) {
 	if tr := first.Traffic(); tr.Received > 1<<20 {
 		t.Errorf("an upload has received %d bytes", tr.Received)
 	}
-	// A resumed copy asks the service for checksums and reads nothing.
+	// A resumed copy asks the service for checksums and reads no file.
 	before := first.Traffic()
 	again := copyOK(t, src, first, nil)
 	if again.KeptFiles != rep.Files {
@@ -93,8 +93,8 @@ func testCopyWith(t *testing.T, first, second *remote.Store) {
 	}
 }
 
-// TestCopyToS3IsInterrupted ends a copy at different moments. The next one goes on, and
-// nothing is left behind that a sweep does not find.
+// TestCopyToS3IsInterrupted ends a copy at different moments. The next copy continues, and a
+// sweep finds all leftovers.
 func TestCopyToS3IsInterrupted(t *testing.T) {
 	src := saveNew(t, 64<<20)
 	kept := 0
@@ -150,7 +150,7 @@ func TestCopyThroughFaults(t *testing.T) {
 	}
 }
 
-// TestSyncWithS3 copies what one side lacks, both ways.
+// TestSyncWithS3 copies the checkpoints that one side lacks, both ways.
 func TestSyncWithS3(t *testing.T) {
 	x := must.Get(tensor.Of([]int64{4}, []float32{1, 2, 3, 4}))(t)
 	folder := must.Get(file.Open(t.TempDir(), nil))(t)

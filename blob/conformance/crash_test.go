@@ -22,9 +22,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A saver that dies at any of its requests, before or after the service has carried it
-// out, leaves the old checkpoint or the new one, and nothing else that clean does not find:
-// data files, and uploads that were begun.
+// A saver that dies at any of its requests, before or after the service has carried it out,
+// leaves the old checkpoint or the new one, and besides only leftovers that clean finds: data
+// files and pending uploads.
 func TestS3SaverDies(t *testing.T) {
 	t.Parallel() // it waits for much of its time
 	for _, late := range []bool{false, true} {
@@ -138,7 +138,7 @@ func (m *meeting) Create(ctx context.Context, name string, o *blob.CreateOptions
 }
 
 // Of two savers that save in one place at the same time exactly one wins, 200 times, and the
-// other one gets an error and leaves nothing. In half of the rounds they replace a checkpoint.
+// other gets an error and leaves no files. In half of the rounds they replace a checkpoint.
 func TestS3TwoSavers(t *testing.T) {
 	t.Parallel() // it waits for much of its time
 	const workers = 8

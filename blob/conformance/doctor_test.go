@@ -44,8 +44,8 @@ func TestDoctorOfAzure(t *testing.T) {
 // racy is the check that may fail with versitygw.
 const racy = "atomic replacement"
 
-// testDoctor examines a server that keeps all promises, except for what the check but may
-// find, and wants nothing left behind.
+// testDoctor examines a server that keeps all promises, except in the check named but, and
+// wants no object left behind.
 func testDoctor(t *testing.T, s *remote.Store, but string, o doctor.Options) {
 	r := must.Get(doctor.Examine(t.Context(), s, &o))(t)
 	for _, c := range r.Checks {
@@ -152,7 +152,7 @@ func TestDoctorFindsLies(t *testing.T) {
 	}
 }
 
-// TestDoctorWithWrongCredentials says what is wrong.
+// TestDoctorWithWrongCredentials checks that the report blames the credentials.
 func TestDoctorWithWrongCredentials(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "nobody")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "nothing-secret")

@@ -40,7 +40,7 @@ func startGCS(t *testing.T) string {
 	return bucket
 }
 
-// openGCS returns a folder that nothing else uses.
+// openGCS returns a folder for one test.
 func openGCS(t *testing.T, bucket string) *remote.Store {
 	t.Helper()
 	s := must.Get(gcs.Open(t.Context(), fmt.Sprintf("gs://%s/%d/x", bucket, folders.Add(1)), nil))(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// asJob runs a command line as a job of three ranks, and returns what each printed.
+// asJob runs a command line as a job of three ranks, and returns the output of each rank.
 func asJob(t *testing.T, line ...string) ([]string, []error) {
 	t.Helper()
 	const ranks = 3
@@ -74,7 +74,7 @@ func TestJobsInS3(t *testing.T) {
 	}
 }
 
-// A job whose plan fails on all ranks leaves nothing in S3.
+// A job that fails to plan on all ranks leaves no object in S3.
 func TestFailedJobInS3(t *testing.T) {
 	program := buildCairn(t)
 	src := filepath.Join(t.TempDir(), "src")

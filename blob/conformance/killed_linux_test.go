@@ -42,7 +42,7 @@ func (u *uploads) made(r *http.Request, answer *http.Response) {
 	u.count[name]++
 }
 
-// has reports whether an object was made whose path has a part.
+// has reports whether an object was made with a path that contains part.
 func (u *uploads) has(part string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -57,9 +57,10 @@ func (u *uploads) has(part string) bool {
 // job is a command line that several ranks run, each through a proxy of its own.
 type job struct {
 	ranks int
-	// victim is killed, and its request refused, at its second PUT of an object whose key has
-	// the part doomed, or a later one. By then an object with that part is there: ranks that
-	// fail for the loss of another one remove their files if none is. Empty: no rank is killed.
+	// victim is killed, and its request refused, at its second PUT of an object with a key that
+	// contains doomed, or a later one. By then an object with that part is there: without one,
+	// ranks that fail for the loss of another rank would remove their files. Empty: no rank is
+	// killed.
 	victim int
 	doomed string
 	puts   atomic.Int64 // of the victim, of objects with the part
@@ -78,7 +79,7 @@ func (j *job) due(ctx context.Context, r *http.Request) bool {
 	return true
 }
 
-// run runs the command line and returns what each rank printed.
+// run runs the command line and returns the output of each rank.
 func (j *job) run(t *testing.T, line ...string) ([]string, []error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -147,8 +148,8 @@ func TestKilledJobsInS3(t *testing.T) {
 }
 
 // testKilledConversions kills a rank of a conversion. No checkpoint is there then. The same
-// job by another number of ranks goes on: files that were finished are not uploaded again,
-// and the journal is gone. 'cairn clean' removes what a job has left whose rank 0 has ended by
+// job by another number of ranks goes on: files that were finished are not uploaded again, and
+// the journal is gone. 'cairn clean' removes the leftovers of a job in which rank 0 ended by
 // itself.
 func testKilledConversions(t *testing.T, program string) {
 	src := sixTensors(t)

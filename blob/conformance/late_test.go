@@ -34,7 +34,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// lateService is a service whose requests arrive late.
+// lateService is a service that requests reach late.
 type lateService struct {
 	// start starts the server and returns its endpoint.
 	start func(t *testing.T) string
@@ -74,7 +74,7 @@ var lateServices = map[string]lateService{
 	},
 }
 
-// latePlace is a folder of a service, which nothing else uses.
+// latePlace is a folder of a service, for one test.
 type latePlace struct {
 	lateService
 	endpoint, folder string
@@ -112,9 +112,9 @@ func written(r *http.Request) string {
 	return ""
 }
 
-// startLate starts a proxy that keeps the first request that makes an object visible whose key
-// ends with a suffix. If again is true, the request is carried out at once, too; otherwise later ones
-// are refused until up is called.
+// startLate starts a proxy that holds back the first request that makes an object with a key that
+// ends with suffix visible. If again is true, the request is carried out at once, too; otherwise
+// later ones are refused until up is called.
 func (l latePlace) startLate(t *testing.T, suffix string, again bool) (p *proxy, up func()) {
 	t.Helper()
 	var kept, works atomic.Bool
@@ -184,8 +184,8 @@ func clean(t *testing.T, s blob.Store) int {
 	return len(removed)
 }
 
-// A record that the service writes long after its saver has given up: the save is
-// uncertain, and whatever happens then, what the record names is there.
+// A record that the service writes long after its saver has given up: the save is uncertain,
+// and the files that the record names stay, whatever happens then.
 func testLateRecord(t *testing.T, place latePlace) {
 	savers := map[string]func(t *testing.T, s *remote.Store) error{
 		"save": func(t *testing.T, s *remote.Store) error { return saveNumber(t, s, 2) },

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// lister is a service whose lists a test makes up.
+// lister is a service with lists that a test makes up.
 type lister struct {
 	open   func(t *testing.T, endpoint string, o *remote.Options) (*remote.Store, error)
 	isList func(r *http.Request) bool
@@ -143,7 +143,7 @@ func listings(ctx context.Context, s *remote.Store) map[string]error {
 	return out
 }
 
-// An answer that is no list is an error: a run whose list cannot be read is not empty.
+// An answer that is no list is an error: a run with an unreadable list is not empty.
 func TestAnswersThatAreNoLists(t *testing.T) {
 	current := map[string]blob.Store{}
 	blob.Register("listed", func(_ context.Context, address string) (blob.Store, error) {

@@ -42,8 +42,8 @@ var built = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
-// command runs a program with the credentials of the server in its environment, and
-// returns what it printed.
+// command runs a program with the credentials of the server in its environment, and returns
+// its output.
 func command(t *testing.T, env []string, line ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// faultKind is what a proxy does to a request.
+// faultKind is a fault that a proxy inflicts on a request.
 type faultKind string
 
 // The faults. Those with "late" in their name are after the server has carried out the
@@ -25,7 +25,7 @@ const (
 	faultReset      faultKind = "reset"       // the connection is reset before the request is read
 	faultResetInput faultKind = "reset input" // the server gets a part of the request
 	faultResetLate  faultKind = "reset late"
-	faultStall      faultKind = "stall" // nothing happens until the client gives up
+	faultStall      faultKind = "stall" // no answer until the client gives up
 	faultStallLate  faultKind = "stall late"
 	faultSlow       faultKind = "slow"     // the answer comes in pieces
 	faultTruncate   faultKind = "truncate" // the answer ends too early

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// runScript saves to a run in S3, and to one in a folder that is uploaded to S3, and uses
-// the methods of cairn.Run. Its arguments are the address of an empty run, whose query
-// has the endpoint, and an empty folder.
+// runScript saves to a run in S3, and to one in a folder that is uploaded to S3, and uses the
+// methods of cairn.Run. Its arguments are the address of an empty run, with the endpoint in
+// its query, and an empty folder.
 const runScript = `
 import sys, cairn
 from cairn._saver import Saver

@@ -117,7 +117,7 @@ func opens(ctx context.Context, s blob.Store) error {
 
 // A process that dies at any of the requests of a removal, before or after the service has
 // carried it out, leaves the whole checkpoint or none. When its lock is old enough, another
-// process removes what is left.
+// process removes the rest.
 func TestS3RemoverDies(t *testing.T) {
 	t.Parallel() // it waits for much of its time
 	for name, put := range removedCheckpoints {

@@ -59,7 +59,7 @@ func TestRunsInS3(t *testing.T) {
 	call(true, []string{"log", remote}, "2 checkpoints, ", "step-1", "step-9", "!step-4")
 	call(true, []string{"verify", remote + "/step-1"}, "ok")
 	call(true, []string{"verify", remote + "/step-9"}, "ok")
-	// What 'cairn web' shows, drawn.
+	// The pictures of 'cairn web'.
 	call(true, []string{"plot", remote, "run"}, "<svg", "step-9")
 	call(true, []string{"plot", remote, "steps", "--no-cache"}, "<svg")
 	call(true, []string{"plot", remote + "/step-9", "heatmap", "x"}, "<svg", "all 1,000 elements were read")
@@ -69,7 +69,7 @@ func TestRunsInS3(t *testing.T) {
 }
 
 // TestVersionsInS3 publishes versions of weights to S3: they refer to each other, a follower
-// reads what has changed, and the commands read and keep them.
+// reads the tensors that changed, and the commands read and keep the versions.
 func TestVersionsInS3(t *testing.T) {
 	address := fmt.Sprintf("s3://bucket/%d/weights?endpoint=%s", folders.Add(1), endpoint)
 	weights := must.Get(tensor.New(tensor.BFloat16, []int64{1024, 1024}))(t)

@@ -62,7 +62,7 @@ func testRun(t *testing.T, remote string) {
 	}
 	wg.Wait()
 	there := must.Get(cairn.NewRun(remote, &cairn.RunOptions{Keep: policy(t, "last 1, tagged")}))(t)
-	must.Get(there.Prune(t.Context(), nil))(t) // what each left to the other
+	must.Get(there.Prune(t.Context(), nil))(t) // checkpoints that each process left to the other
 	if got, want := members(t, there), "4 local, 6 local"; got != want {
 		t.Errorf("the remote run has %s; want %s", got, want)
 	}

@@ -107,7 +107,7 @@ var folders atomic.Int64
 // scratch is a folder that is removed after all tests.
 var scratch string
 
-// place returns the address of a folder that nothing else uses.
+// place returns the address of a folder for one test.
 func place() string {
 	return fmt.Sprintf("s3://bucket/%d/x?endpoint=%s", folders.Add(1), endpoint)
 }
@@ -204,7 +204,7 @@ func testCopyInParts(t *testing.T) {
 			t.Errorf("the copy of %d bytes has other bytes, or %v", size, err)
 		}
 	}
-	// If the source has changed, the copy fails and leaves nothing.
+	// If the source has changed, the copy fails and leaves no object.
 	if _, err := blob.WriteAll(t.Context(), from, "from", make([]byte, len(data)), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,7 @@ func accounts(dir string) (auth.IAMService, error) {
 	return users, users.CreateAccount(auth.Account{Access: readerAccessKey, Secret: readerSecretKey, Role: auth.RoleUser})
 }
 
-// freeAddress returns an address of the loopback on which nothing listens.
+// freeAddress returns an address of the loopback without a listener.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

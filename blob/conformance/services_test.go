@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// What follows is tested with each service.
+// The tests below run with each service.
 
 // noise returns n bytes without a pattern.
 func noise(n int) []byte {
@@ -28,8 +28,9 @@ func noise(n int) []byte {
 	return p
 }
 
-// testService tests what all services do alike. open returns a store that is empty, and its
-// bucket. requests returns how many an object of several parts takes.
+// testService tests the properties that all services share. open returns a store that is
+// empty, and its bucket. requests returns the number of requests for an object of several
+// parts.
 func testService(t *testing.T, open func(*testing.T) (*remote.Store, string), piece int, requests func(parts int) int) {
 	for name, test := range map[string]func(*testing.T, *remote.Store){
 		"FoldersWithOneRequest": testFolders,

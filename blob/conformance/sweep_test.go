@@ -54,7 +54,7 @@ func TestS3CopyWhileCleaning(t *testing.T) {
 	testSweptCopies(t, openS3(t, nil), func() *remote.Store { return openS3(t, nil) })
 }
 
-// The error of a part whose upload was ended says what may have ended it.
+// The error of a part of an ended upload names possible causes.
 func TestS3UploadThatWasEnded(t *testing.T) {
 	s := openS3(t, &remote.Options{Policy: remote.Policy{Pause: time.Millisecond}})
 	const piece = 5 << 20

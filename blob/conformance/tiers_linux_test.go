@@ -99,7 +99,7 @@ func TestSaverProcessSavesToS3(t *testing.T) {
 }
 
 // Saver processes save to folders and upload to S3. The ceiling of the folders holds, and
-// Latest finds what they do not have any more.
+// Latest finds the checkpoints that they no longer have.
 func TestTiersInS3(t *testing.T) {
 	const steps = 4
 	const ceiling = 2*tierRanks*tierBytes + 2<<20 // two checkpoints

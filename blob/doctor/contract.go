@@ -63,7 +63,7 @@ var creating = check{
 	},
 }
 
-// contract is what every store keeps.
+// contract has the checks for every store.
 var contract = []check{
 	{
 		"read", "Checkpoints that are saved here cannot be loaded.",
@@ -391,7 +391,7 @@ func abandoned(ctx context.Context, e *exam) (string, error) {
 }
 
 const (
-	// smallSkew is within what clocks of machines differ and what requests take.
+	// smallSkew covers the difference of machine clocks and the time of a request.
 	smallSkew = 10 * time.Second
 	// largeSkew is from where services refuse requests.
 	largeSkew = 5 * time.Minute

@@ -1,6 +1,6 @@
-// Package doctor tries out whether a store keeps what saves and loads rely on, and says in
-// words what follows if it does not. It works on the storage of a user: it needs no empty
-// store, leaves nothing behind, and does not depend on the kind of store. It tests the
+// Package doctor checks the properties of a store that saves and loads rely on, and explains
+// the consequences of a missing one. It works on the storage of a user: it needs no empty
+// store, removes all its objects, and does not depend on the kind of store. It tests the
 // contract of blob.Store.
 package doctor
 
@@ -29,8 +29,8 @@ const (
 type Check struct {
 	Name   string `json:"name"`
 	Result string `json:"result"`
-	// Text says what was found, and Follows what that means for saves and loads, unless
-	// the result is OK.
+	// Text is the finding. Follows is the consequence for saves and loads, unless the result is
+	// OK.
 	Text    string  `json:"text"`
 	Follows string  `json:"follows,omitempty"`
 	Seconds float64 `json:"seconds"`
@@ -43,7 +43,7 @@ type Rate struct {
 	Read    float64 `json:"read_bytes_per_second"`
 }
 
-// Report is what was found.
+// Report has the results of an examination.
 type Report struct {
 	Store string `json:"path"`
 	// Safe means that no check has failed.
@@ -55,7 +55,7 @@ type Report struct {
 	Used   *blob.Traffic `json:"traffic,omitempty"`
 }
 
-// Options change what is tried. Nil means the defaults.
+// Options change the examination. Nil means the defaults.
 type Options struct {
 	// Folder is the folder of the store in the file system. Then the file system is
 	// examined too. Empty: the store is not in one.
@@ -80,7 +80,7 @@ func skip(format string, args ...any) error { return &note{Skipped, fmt.Sprintf(
 type check struct {
 	name    string
 	follows string
-	// run returns what was found. Its error is a note or means that the check has failed.
+	// run returns the finding. An error is a note or means that the check has failed.
 	run func(ctx context.Context, e *exam) (string, error)
 }
 
@@ -88,7 +88,7 @@ type check struct {
 type exam struct {
 	opts Options
 	root blob.Store
-	s    *noting // a folder that nothing else uses
+	s    *noting // a folder for this examination
 	rep  *Report
 }
 
@@ -110,9 +110,9 @@ func (s *noting) Create(ctx context.Context, name string, o *blob.CreateOptions)
 // Unwrap implements [blob.Wrapper].
 func (s *noting) Unwrap() blob.Store { return s.Store }
 
-// Examine tries out a store, in a folder of its own below its root, which it removes at
-// the end, also if ctx ends. The error means that the examination could not be completed;
-// what is wrong with the store is in the report.
+// Examine tries out a store, in a folder of its own below its root, which it removes at the
+// end, also if ctx ends. The error means that the examination could not be completed; faults
+// of the store are in the report.
 func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) {
 	e := &exam{root: s, rep: &Report{Store: s.String(), Safe: true, Checks: []Check{}, Rates: []Rate{}}}
 	if opts != nil {
@@ -130,7 +130,7 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 		e.all(ctx)
 		e.run(context.WithoutCancel(ctx), cleaning)
 	} else {
-		_, _ = cleaning.run(ctx, e) // there is probably nothing
+		_, _ = cleaning.run(ctx, e) // its objects are probably gone already
 	}
 	if m, ok := blob.As[blob.Meter](s); ok {
 		t := m.Traffic()
@@ -169,7 +169,7 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	n, isNote := errors.AsType[*note](err)
 	switch {
 	case ctx.Err() != nil:
-		return false // it was interrupted, and says nothing
+		return false // an interrupted check has no result
 	case isNote:
 		r.Result, r.Text = n.result, n.text
 	case blob.IsFull(err):
@@ -185,7 +185,7 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	if r.Result == Warning || r.Result == Failed {
 		r.Follows = c.follows
 	}
-	if blob.IsFull(err) { // that says nothing about what the check tries out
+	if blob.IsFull(err) { // a full disk is no result of this check
 		r.Follows = "Saves fail until there is space or a larger quota. Checkpoints that are complete stay as they are, and loads work. 'cairn clean' removes what saves have left."
 	}
 	r.Seconds = time.Since(begin).Seconds()
@@ -196,10 +196,10 @@ func (e *exam) run(ctx context.Context, c check) bool {
 	return r.Result != Failed
 }
 
-// cleanTime bounds how long the removal of what the checks have made takes.
+// cleanTime bounds the removal of the objects that the checks have made.
 const cleanTime = time.Minute
 
-// cleaning removes what the checks have made.
+// cleaning removes the objects that the checks have made.
 var cleaning = check{
 	name:    "clean up",
 	follows: "Objects of this examination stay in the store. Saves cannot remove what they replace either; remove the objects by hand.",

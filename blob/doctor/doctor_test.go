@@ -55,7 +55,7 @@ func wantEmpty(t *testing.T, s blob.Store) {
 	}
 }
 
-// Stores that keep the contract are safe, and nothing is left behind.
+// Stores that keep the contract are safe, and the examination removes all its objects.
 func TestHealthyStores(t *testing.T) {
 	m := new(mem.Store)
 	r := examine(t, m, &doctor.Options{Time: time.Millisecond})
@@ -85,7 +85,7 @@ func TestHealthyStores(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any check leaves nothing behind.
+// Ctrl-C at any check leaves no object behind.
 func TestInterruptedExam(t *testing.T) {
 	defer doctor.SetPartBytes(64 << 10)()
 	for _, n := range []int{1, 4, 7, 9, 12} {
@@ -105,7 +105,7 @@ func TestInterruptedExam(t *testing.T) {
 	}
 }
 
-// A store whose user may not do something.
+// The user lacks the permission for one operation.
 func TestPermissions(t *testing.T) {
 	denied := fault.Fail(fs.ErrPermission)
 	for _, c := range []struct {
@@ -301,7 +301,7 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 	}
 }
 
-// sweeping is a store whose writers leave something behind.
+// sweeping is a store with writers that leave temporary files behind.
 type sweeping struct {
 	blob.Store
 	temps func() ([]blob.Temp, error)
@@ -335,8 +335,8 @@ func TestUnwritableStore(t *testing.T) {
 	}
 }
 
-// A full disk is reported as one, whatever is tried when it fills up, and nothing else is
-// concluded from it.
+// A full disk is reported as one, whichever check fills it up, and no other fault is
+// reported.
 func TestFullDisk(t *testing.T) {
 	for _, n := range []int64{1, 2, 3, 30, 40, 60, 70, 72, 74, 80, 110} {
 		full := fault.Rule{On: fault.Write, Nth: n, Times: -1, Do: fault.Fail(syscall.ENOSPC)}

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 )
 
-// folder is what folders of a file system must do.
+// folder has the checks for folders of a file system.
 var folder = []check{
 	{"file system", "Test saves of several hosts before you rely on it.", fileSystem},
 	{"free space", "Saves fail when the disk is full. Nothing that is complete gets lost.", freeSpace},
@@ -32,7 +32,7 @@ func (e *exam) dir(fn func(dir string) (string, error)) (string, error) {
 	return fn(dir)
 }
 
-// shared are file systems of several hosts, with what to know about them.
+// shared are file systems of several hosts, with advice for each.
 var shared = map[string]string{
 	"nfs":    "NFS: attributes are cached for some seconds, so another host may see a checkpoint late; locks work across hosts only with NFSv4, or with lockd; do not mount it with nolock or async",
 	"lustre": "Lustre: mount it with flock, not localflock, so that locks work across hosts; stripe the folders of large checkpoints (lfs setstripe)",

@@ -56,7 +56,7 @@ const (
 
 	// Mutating are the operations that change something.
 	Mutating = Create | Write | Commit | Abort | Remove | Sweep
-	// Reading are the operations that change nothing.
+	// Reading are the operations that do not change the store.
 	Reading = Open | Read | Stat | List
 	// Any is all of them.
 	Any = Mutating | Reading
@@ -128,7 +128,7 @@ func (o Ops) String() string {
 	return b.String()
 }
 
-// Rule selects operations and what goes wrong with them.
+// Rule selects operations and makes them fail.
 type Rule struct {
 	// On are the kinds of operations that the rule counts. Zero: Any.
 	On Op
@@ -141,7 +141,7 @@ type Rule struct {
 	// Times is the number of operations in a row at which it fires. Zero: 1. Negative:
 	// all from the Nth on.
 	Times int64
-	// Do is what goes wrong. The zero Action does nothing.
+	// Do is the fault. The zero Action has no effect.
 	Do Action
 }
 
@@ -211,7 +211,7 @@ func Flip(bit int64) Action { return Action{flips: []int64{bit}} }
 // operations.
 func Truncate(n int64) Action { return Action{cut: new(max(n, 0))} }
 
-// add adds what b does to a. The errors of a come first.
+// add adds the effects of b to a. The errors of a come first.
 func (a *Action) add(b Action) {
 	a.delay += b.delay
 	a.err, a.late = cmp.Or(a.err, b.err), cmp.Or(a.late, b.late)

@@ -64,7 +64,7 @@ func (s *Store) Ops() Ops {
 	return slices.Clone(s.log)
 }
 
-// do runs one operation: what the rules want, and fn, which does the real work.
+// do runs one operation: the faults of the rules, and fn, which does the real work.
 func (s *Store) do(ctx context.Context, e Entry, fn func(Action) error) error {
 	a, err := s.enter(ctx, e)
 	if err == nil {
@@ -79,8 +79,8 @@ func (s *Store) do(ctx context.Context, e Entry, fn func(Action) error) error {
 	return nil
 }
 
-// enter logs an operation, waits if it has a delay, and returns what goes wrong with
-// it, or the error that it returns instead of taking effect.
+// enter logs an operation, waits if it has a delay, and returns its fault, or the error that
+// it returns instead of taking effect.
 func (s *Store) enter(ctx context.Context, e Entry) (Action, error) {
 	a, err := s.decide(e)
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 		return w, nil
 	}
 	if w.inner != nil && !s.Crashed() {
-		w.inner.Abort() // it failed late, and the caller has nothing to abort
+		w.inner.Abort() // it failed late, and the caller gets no writer to abort
 	}
 	return nil, err
 }
@@ -199,8 +199,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 	return s.do(ctx, Entry{Op: Remove, Name: name}, func(Action) error { return blob.RemoveVersion(ctx, s.inner, name, version) })
 }
 
-// Temps implements [blob.Sweeper]. It returns nothing if the other store is not a
-// Sweeper.
+// Temps implements [blob.Sweeper]. If the other store is not a Sweeper, it returns no files.
 func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 	if sw, ok := blob.As[blob.Sweeper](s.inner); ok {
 		return sw.Temps(ctx, dir)
@@ -208,8 +207,8 @@ func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 	return nil, nil
 }
 
-// SweepTemp implements [blob.Sweeper]. It removes nothing if the other store is not a
-// Sweeper.
+// SweepTemp implements [blob.Sweeper]. If the other store is not a Sweeper, it removes no
+// files.
 func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Duration) (n int, err error) {
 	err = s.do(ctx, Entry{Op: Sweep}, func(Action) (err error) {
 		if sw, ok := blob.As[blob.Sweeper](s.inner); ok {

@@ -78,7 +78,7 @@ func isFolder(path string, e fs.DirEntry) (bool, error) {
 	case err == nil:
 		return fi.IsDir(), nil
 	case gone(err):
-		return false, nil // a link to nothing
+		return false, nil // a dangling link
 	}
 	return false, err
 }

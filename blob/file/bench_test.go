@@ -16,8 +16,8 @@ const (
 	benchPiece = 8 << 20
 )
 
-// BenchmarkWrite writes and syncs the same bytes by several ways, of which
-// "raw" is what a plain file gives. "x2" is with two writers at once.
+// BenchmarkWrite writes and syncs the same bytes by several ways, of which "raw" is a plain
+// file. "x2" is with two writers at once.
 func BenchmarkWrite(b *testing.B) {
 	b.Run("raw", benchRaw)
 	for _, c := range []struct {

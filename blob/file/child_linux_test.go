@@ -28,7 +28,7 @@ func init() {
 	children["locked"] = locked
 }
 
-// child runs a copy of this test and returns what it printed.
+// child runs a copy of this test and returns its output.
 func child(t *testing.T, what, dir string, attr *syscall.SysProcAttr) (string, error) {
 	t.Helper()
 	exe := must.Get(os.Executable())(t)
@@ -106,7 +106,7 @@ func limited(dir string) error {
 	return fill(dir, unix.EFBIG)
 }
 
-// fill writes more than fits, in several ways, and checks what is left.
+// fill writes more than fits, in several ways, and checks the files that are left.
 func fill(dir string, limit error) error {
 	fmt.Println(limit)
 	s, err := file.Open(filepath.Join(dir, "store"), nil)
@@ -131,7 +131,7 @@ func fill(dir string, limit error) error {
 		return fmt.Errorf("x = %q, %v; want old", got, err)
 	}
 	_, err = blob.WriteAll(ctx, s, "x", bytes.Repeat([]byte("new"), 100_000), nil)
-	return err // nil: what failed took no room
+	return err // nil: the failed writes took no space
 }
 
 // overfill writes more than there is room for.

@@ -73,8 +73,7 @@ func TestDirectWritesIfPossible(t *testing.T) {
 	}
 }
 
-// TestRefusedDirectFallsBack: what the system cannot write past the cache goes
-// through it, and so does everything after.
+// A refused direct write goes through the cache, and so do all later writes.
 func TestRefusedDirectFallsBack(t *testing.T) {
 	const piece = 256 << 10
 	data := randomBytes(8*piece + 99)

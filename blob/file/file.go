@@ -4,10 +4,10 @@
 //
 // # Layout
 //
-// The object "a/b" of a store is the file a/b below its directory. While it is
-// written, it is a file in the same directory whose name begins with blob.Reserved.
-// The store makes and removes directories together with the objects in them. Files of
-// other programs are objects too, unless their names are not valid names of objects.
+// The object "a/b" of a store is the file a/b below its directory. While it is written, it is
+// a file in the same directory, with a name that begins with blob.Reserved. The store makes
+// and removes directories together with the objects in them. Files of other programs are
+// objects too, unless their names are not valid names of objects.
 //
 // # Links
 //
@@ -49,9 +49,9 @@ var (
 
 // Options change how a store works. Nil and the zero value are the defaults.
 type Options struct {
-	// NoSync leaves out every sync: objects still appear completely, but may be lost or
-	// damaged in a loss of power. It is for tests, measurements, and caches
-	// that check what they read.
+	// NoSync leaves out every sync: objects still appear completely, but may be lost or damaged
+	// in a loss of power. It is for tests, measurements, and caches that check the bytes they
+	// read.
 	NoSync bool
 	// NoDirect writes and reads everything through the page cache. By default, large
 	// objects that are written in pieces bypass it if the system and the alignment of
@@ -224,11 +224,11 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 	}
 }
 
-// errStop ends a walk whose caller has left the loop.
+// errStop ends a walk after the caller has left the loop.
 var errStop = errors.New("stop")
 
-// walk yields the objects in and below dir whose names begin with prefix. dir is empty
-// or ends with a slash.
+// walk yields the objects in and below dir with names that begin with prefix. dir is empty or
+// ends with a slash.
 func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.Info, error) bool) error {
 	entries, err := os.ReadDir(s.path(dir))
 	if gone(err) {
@@ -288,8 +288,7 @@ func keys(entries []fs.DirEntry) []string {
 	return slices.Compact(ks)
 }
 
-// gone reports whether err means that a file does not exist, or is a link whose target
-// does not exist.
+// gone reports whether err means that a file does not exist, or is a dangling link.
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
@@ -375,8 +374,7 @@ func (s *Store) makeTop() (*os.Root, error) {
 	return os.OpenRoot(s.dir)
 }
 
-// mkdirs makes dir below top. It does not check what exists there already: opening it
-// does.
+// mkdirs makes dir below top. It does not check existing entries: opening dir does.
 func (s *Store) mkdirs(top *os.Root, dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

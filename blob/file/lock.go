@@ -130,8 +130,8 @@ func owner(probed error, root *os.Root, tag string) blob.Owner {
 	return blob.OwnerUnknown
 }
 
-// reserved calls fn for each regular file of dir whose name is reserved. It ignores
-// files that disappear meanwhile, and continues after other errors.
+// reserved calls fn for each regular file of dir with a reserved name. It ignores files that
+// disappear meanwhile, and continues after other errors.
 func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root, fi fs.FileInfo) error) error {
 	if dir == "" {
 		dir = "."
@@ -346,8 +346,8 @@ func explainFolder(dir string, err error) error {
 	return err
 }
 
-// SyncDir makes changes of names in a directory durable. It does nothing if this
-// process may not read the directory, which then belongs to another user.
+// SyncDir makes changes of names in a directory durable. A directory that this process may
+// not read belongs to another user; SyncDir skips it.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {

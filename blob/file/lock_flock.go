@@ -35,8 +35,8 @@ func lockFile(path string, text []byte) (*os.File, error) {
 	return nil, blob.ErrLocked // other processes take the lock again and again
 }
 
-// dropLock releases the lock of a file whose text could not be written. It removes the file
-// if it has no text, of this process or of an earlier one.
+// dropLock releases the lock of a file without the text, after a failed write. It removes the
+// file if the file is empty.
 func dropLock(f *os.File, path string) error {
 	if fi, err := f.Stat(); err == nil && fi.Size() == 0 {
 		return unlockFile(f, path)
@@ -44,9 +44,9 @@ func dropLock(f *os.File, path string) error {
 	return leaveFile(f)
 }
 
-// lockOld takes the lock of the file at path. It returns nil if the previous holder
-// has removed the file meanwhile: other processes would lock a new file. It does
-// not follow a symbolic link, whose target would be overwritten.
+// lockOld takes the lock of the file at path. It returns nil if the previous holder has
+// removed the file meanwhile: other processes would lock a new file. It does not follow a
+// symbolic link, because that would overwrite the target.
 func lockOld(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

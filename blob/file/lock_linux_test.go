@@ -74,8 +74,7 @@ func TestLocksShowWhetherTheOwnerIsAlive(t *testing.T) {
 	}
 }
 
-// A lock never follows a symbolic link and never waits for ever at what is not a
-// lock.
+// A lock never follows a symbolic link and never waits for ever at a file that is not a lock.
 func TestLockRefusesOtherFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a link to a file": func(path string) error { return os.Symlink("../victim", path) },

@@ -9,10 +9,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childEnv names what a copy of this test is to do in the place of its tests.
+// childEnv names the entry of children that a copy of this test runs instead of its tests.
 const childEnv = "CAIRN_BLOB_FILE_CHILD"
 
-// children are what copies of this test can do. They get a directory.
+// children are functions for copies of this test. They get a directory.
 var children = map[string]func(dir string) error{}
 
 func TestMain(m *testing.M) {

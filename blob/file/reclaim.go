@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// largeFile is the size of files whose blocks are freed in the background: the system
-// takes seconds for some gigabytes. The name is removed at once; the blocks are freed when
+// largeFile is the size from which on blocks of a file are freed in the background: some
+// gigabytes take the system seconds. The name is removed at once; the blocks are freed when
 // the file, which is open, is truncated or closed. If the process ends, the system frees
 // them.
 const largeFile = 64 << 20

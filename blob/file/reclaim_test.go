@@ -62,7 +62,7 @@ func TestReclaimWaitsForTheEndOfASave(t *testing.T) {
 		f := addStepped(r, 2, plenty)
 		time.Sleep(time.Minute)
 		end()
-		end() // does nothing
+		end() // has no effect
 		time.Sleep(time.Minute)
 		wantSteps(t, "the file", f, 65, 66)
 	})

@@ -36,8 +36,8 @@ func watched(t *testing.T, dir string, opts *Options, fail int, err error) (*Sto
 	return s, steps
 }
 
-// TestOrderOfSteps pins what makes an object durable: the file before its
-// name, and the way to it before that is reported.
+// TestOrderOfSteps pins the order of syncs: the file before its name, and the directories
+// above it before Commit returns.
 func TestOrderOfSteps(t *testing.T) {
 	s, steps := watched(t, filepath.Join(t.TempDir(), "store"), nil, 0, nil)
 	for _, name := range []string{"a/b/x", "a/b/y"} {

@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// reserve allocates the blocks of a file, so that a full disk is an error at once. It
-// does nothing if the file system cannot do that.
+// reserve allocates the blocks of a file, so that a full disk is an error at once. File
+// systems without this operation are ignored.
 func reserve(f *os.File, size int64) error {
 	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if refused(err) {
@@ -217,7 +217,7 @@ func syncDir(d *os.File) error {
 	return nil
 }
 
-// dropCache drops what the page cache holds of f.
+// dropCache drops the pages of f from the page cache.
 func dropCache(f *os.File) error {
 	if err := f.Sync(); err != nil { // pages that are not on the disk would stay
 		return err

@@ -75,8 +75,8 @@ func forget(root *os.Root) {
 	}
 }
 
-// A folder in which no files can be made, such as one that is gone, says nothing about the
-// locks of other folders.
+// The locks of one folder work even if no file can be made in another folder, such as a
+// removed one.
 func TestTryLocksWithoutAFile(t *testing.T) {
 	var roots [2]*os.Root
 	for i := range roots {

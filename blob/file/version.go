@@ -130,7 +130,7 @@ func (s *Store) RemoveFolder(ctx context.Context, dir string) error {
 func (w *writer) distinguish(fi fs.FileInfo) (fs.FileInfo, error) {
 	old, err := os.Stat(w.s.path(w.name))
 	if err != nil {
-		return fi, nil // there is nothing to replace, or rename returns the error
+		return fi, nil // there is no old file, or rename returns the error
 	}
 	for later := time.Millisecond; version(old) == version(fi) && later < time.Minute; later *= 10 {
 		at := old.ModTime().Add(later)

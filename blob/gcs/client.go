@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/remote"
 )
 
-// scope is what the credentials must allow.
+// scope is the scope that the credentials must have.
 const scope = "https://www.googleapis.com/auth/devstorage.read_write"
 
 // client makes requests of the JSON API, and reads contents through the XML API, as Google's
@@ -40,7 +40,7 @@ type attrs struct {
 	CRC32C      string            `json:"crc32c,omitempty"` // big-endian, in base64; empty if the service does not tell it
 }
 
-// object returns what package remote wants to know of an object.
+// object returns the properties of an object for package remote.
 func (a *attrs) object() remote.Object {
 	return remote.Object{Key: a.Name, Size: a.Size, ModTime: a.Updated, Version: strconv.FormatInt(a.Generation, 10), Writer: a.Metadata[writerKey]}
 }
@@ -59,7 +59,7 @@ func formatSum(sum uint32) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
 }
 
-// apiPath is what the paths of the JSON API begin with.
+// apiPath is the prefix of all paths of the JSON API.
 const apiPath = "/storage/v1"
 
 // objectPath returns the path of an object in the JSON API, or of all objects if key is
@@ -164,8 +164,8 @@ func (c *client) read(ctx context.Context, bucket, key string, generation, off, 
 	return a, answer.Body, nil
 }
 
-// describeAnswer returns what the headers of an answer say of the object, whose bytes from
-// off on were asked for.
+// describeAnswer returns the properties of an object from the headers of an answer to a read
+// from off on.
 func describeAnswer(answer *http.Response, key string, off int64) (*attrs, error) {
 	a := &attrs{Name: key, Metadata: map[string]string{writerKey: answer.Header.Get("X-Goog-Meta-" + writerKey)}}
 	switch answer.StatusCode {

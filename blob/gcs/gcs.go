@@ -8,8 +8,8 @@
 // the service account of the machine. If STORAGE_EMULATOR_HOST is set, requests go to that
 // server, without credentials.
 //
-// An object of several parts is sent as temporary objects in the same folder, whose names
-// begin with blob.Reserved. The service composes the object of them, and they are removed.
+// An object of several parts is sent as temporary objects in the same folder, with names that
+// begin with blob.Reserved. The service composes the object from them. Then they are removed.
 //
 // The package is a driver for blob/remote, which does everything but the requests.
 package gcs

@@ -100,7 +100,7 @@ func TestAuthorized(t *testing.T) {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// Answers to reads that are not what was asked for are errors.
+// An answer with other bytes than a read asked for is an error.
 func TestReadAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		code    int

@@ -155,8 +155,8 @@ type list struct {
 	NextPageToken string
 }
 
-// list returns a page of the objects whose keys begin with prefix, and with a delimiter the
-// folders instead of the objects in them. fields names the fields to return.
+// list returns a page of the objects with keys that begin with prefix, and with a delimiter
+// the folders instead of the objects in them. fields names the fields to return.
 func (v *service) list(ctx context.Context, prefix, delimiter, token, fields string) (*list, error) {
 	query := url.Values{
 		"prefix": {prefix}, "projection": {"noAcl"}, "maxResults": {strconv.Itoa(pageSize)},

@@ -28,13 +28,13 @@ const (
 	maxKey = 1024
 )
 
-// upload is an object that is sent in parts: temporary objects, whose names have the name of
-// the upload, the level and a number. Level 0 has the parts. If there are more than can be
-// composed at once, level 1 has objects that are composed of them, and so on.
+// upload is an object that is sent in parts: temporary objects, named after the upload, the
+// level and a number. Level 0 has the parts. If there are more than can be composed at once,
+// level 1 has objects that are composed of them, and so on.
 type upload struct {
 	v        *service
 	key      string
-	pending  string // what the keys of the temporary objects begin with
+	pending  string // the prefix of the keys of the temporary objects
 	attempts int    // of Complete
 }
 
@@ -45,8 +45,8 @@ func (v *service) Begin(ctx context.Context, key, writer string) (remote.Upload,
 	return &upload{v: v, key: key, pending: pendingKey(key, rand.Text())}, nil
 }
 
-// pendingKey returns what the keys of the temporary objects of an upload begin with. It
-// has the name of the object, for messages, as far as a key has room for it.
+// pendingKey returns the prefix of the keys of the temporary objects of an upload. For
+// messages, it contains as much of the name of the object as fits.
 func pendingKey(key, id string) string {
 	dir, base := path.Split(key)
 	room := maxKey - len(dir) - len(blob.Reserved) - len("-"+id+"-0.00000")
@@ -101,7 +101,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 	}
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
-	u.v.removeAll(clean, made) // a sweep finds what stays
+	u.v.removeAll(clean, made) // a sweep finds the remaining objects
 	return o, nil
 }
 
@@ -162,7 +162,7 @@ func (v *service) compose(ctx context.Context, key string, from []string, a *att
 
 func (u *upload) Abort(ctx context.Context) error { return u.v.removeParts(ctx, u.pending+"-") }
 
-// removeParts removes the temporary objects whose keys begin with prefix.
+// removeParts removes the temporary objects with keys that begin with prefix.
 func (v *service) removeParts(ctx context.Context, prefix string) error {
 	var seen remote.PageTokens
 	for token := ""; ; {

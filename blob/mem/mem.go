@@ -165,7 +165,7 @@ func (s *Store) put(o *object, ifAbsent bool, ifVersion string) error {
 	return nil
 }
 
-// snapshot returns the objects whose names begin with prefix, in order.
+// snapshot returns the objects with names that begin with prefix, in order.
 func (s *Store) snapshot(prefix string) []blob.Info {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

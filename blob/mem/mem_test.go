@@ -14,7 +14,7 @@ func TestStore(t *testing.T) {
 	blobtest.Run(t, func(*testing.T) blob.Store { return new(mem.Store) })
 }
 
-// TestHugeSizeTakesNoMemory: what is announced is not allocated.
+// The announced size of an object is not allocated.
 func TestHugeSizeTakesNoMemory(t *testing.T) {
 	s := new(mem.Store)
 	w := must.Get(s.Create(t.Context(), "x", &blob.CreateOptions{Size: 1 << 62}))(t)

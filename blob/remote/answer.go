@@ -13,14 +13,14 @@ import (
 	"sync"
 )
 
-// Kind is what a document in an answer of a service is: the name of the root element of an
-// XML document, or the value of "kind" in a JSON object.
+// Kind is the kind of a document in an answer of a service: the name of the root element of
+// an XML document, or the value of "kind" in a JSON object.
 type Kind string
 
 // expectedKey is the key of the *expected of a context.
 type expectedKey struct{}
 
-// expected is what is known about the answers to the requests of one call of an SDK.
+// expected has the expected properties of the answers to the requests of one call of an SDK.
 type expected struct {
 	kind Kind
 
@@ -28,17 +28,16 @@ type expected struct {
 	tokens PageTokens // of requests; guarded by mu
 }
 
-// Expect returns a context for one call of an SDK. Its answer, if it is a good one, must be
-// a document of a kind. A Transport then checks the answer. SDKs decode an empty body, or a
-// page that a proxy has put in place of the answer, as a list without objects, and a place
-// whose list cannot be read must not pass for an empty one. It also notices tokens that
-// repeat, if the SDK follows the tokens of a list by itself. The SDK must not repeat
-// requests.
+// Expect returns a context for one call of an SDK. Its answer, if it is a good one, must be a
+// document of a kind. A Transport then checks the answer. SDKs decode an empty body, or a
+// page that a proxy has put in place of the answer, as a list without objects, and an
+// unreadable list must not pass for an empty one. It also notices tokens that repeat, if the
+// SDK follows the tokens of a list by itself. The SDK must not repeat requests.
 func Expect(ctx context.Context, kind Kind) context.Context {
 	return context.WithValue(ctx, expectedKey{}, &expected{kind: kind})
 }
 
-// hintAnswer is the hint for an answer that is not what the request asks for.
+// hintAnswer is the hint for an answer that does not fit the request.
 const hintAnswer = "is this the right service, or is there a proxy that changes answers? check the endpoint"
 
 // maxDocument bounds a document, which is read whole. A list has at most 5000 entries.

@@ -24,7 +24,7 @@ func TestKinds(t *testing.T) {
 		`<List>`:                       false,
 		`<List><a></List`:              false,
 		`<html><List></List></html>`:   false,
-		`<List/><html/>`:               true, // what follows does no harm
+		`<List/><html/>`:               true, // text after the document does no harm
 		`<?xml version="1.0"?>`:        false,
 		`{"kind": "other"}`:            false,
 		`{"kind": "List"`:              false,
@@ -100,7 +100,7 @@ func TestPageTokens(t *testing.T) {
 	}
 }
 
-// endless is a service whose lists do not end.
+// endless is a service with endless lists.
 type endless struct {
 	scripted
 	n int

@@ -19,9 +19,9 @@ type Address struct {
 	Options        map[string]string // of the query
 }
 
-// ParseAddress parses an address of a scheme, for drivers. Its options are among those
-// that are named. secrets says where credentials belong, for an address that has a user.
-// Errors do not repeat what may be a secret.
+// ParseAddress parses an address of a scheme, for drivers. Its options are among those that
+// are named. secrets says where credentials belong, for an address that has a user. Errors do
+// not repeat possible secrets.
 func ParseAddress(text, scheme, secrets string, options ...string) (*Address, error) {
 	u, err := url.Parse(text)
 	switch {
@@ -70,7 +70,7 @@ func CheckEndpoint(text string) error {
 // tallyKey is the key of the *tally of a context.
 type tallyKey struct{}
 
-// tally is what the transport notes about the requests of a store.
+// tally counts the requests of a store, in the transport.
 type tally struct {
 	requests *atomic.Int64 // counted
 	skew     *atomic.Int64 // how far the clock of the service is ahead, in nanoseconds

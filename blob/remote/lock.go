@@ -71,7 +71,7 @@ func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.Hel
 	return l, nil
 }
 
-// takeOver takes a lock that is there and whose holder does not beat any more.
+// takeOver takes an existing lock after its holder has stopped beating.
 func (l *lock) takeOver(ctx context.Context) error {
 	o, err := l.head(ctx)
 	switch {
@@ -195,7 +195,7 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 	return out, nil
 }
 
-// readLock fills in l from the content of a lock. What cannot be read stays empty.
+// readLock fills in l from the content of a lock. Unreadable fields stay empty.
 func (s *Store) readLock(ctx context.Context, o Object, l *blob.Lock) {
 	body := make([]byte, max(1, o.Size))
 	var n int

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// scripted is a service whose requests are functions of a test. It has the objects that
+// scripted is a service with requests that are functions of a test. It holds the objects that
 // were put.
 type scripted struct {
 	Service // nil: all other requests panic
@@ -293,7 +293,7 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// A read whose answer breaks off goes on where it broke off, in the same object.
+// A read continues after a broken answer at the same offset, in the same object.
 func TestReadGoesOn(t *testing.T) {
 	data := make([]byte, 100)
 	for i := range data {
@@ -388,7 +388,7 @@ func TestHedge(t *testing.T) {
 			}
 			want := time.Second
 			if i == 39 {
-				want = 4 * time.Second // three times what is usual, and the second answer
+				want = 4 * time.Second // three times the usual time, and the second answer
 			}
 			if d := time.Since(begin); d != want {
 				t.Errorf("read %d took %v; want %v", i, d, want)
@@ -438,7 +438,7 @@ func TestPatience(t *testing.T) {
 		c.note(100, time.Second)
 		c.note(8<<20, 10*time.Second)
 	}
-	c.note(100, time.Hour) // one of many changes nothing
+	c.note(100, time.Hour) // one slow answer among many has no effect
 	for n, want := range map[int]time.Duration{100: 3 * time.Second, 1 << 20: 3 * time.Second, 8 << 20: 30 * time.Second, 64 << 20: 10 * time.Second} {
 		if got := c.patience(n, time.Second); got != want {
 			t.Errorf("patience of %d bytes = %v; want %v", n, got, want)
@@ -577,8 +577,8 @@ func (s *pending) Uploads(_ context.Context, prefix string, _ bool, _ string) (p
 
 func (s *pending) UploadSize(_ context.Context, u PendingUpload) (int64, error) { return s.size(u.Key) }
 
-// Uploads whose sizes may not be read are found all the same, and uploads that end meanwhile
-// are left out.
+// Uploads with unreadable sizes are found all the same, and uploads that end meanwhile are
+// left out.
 func TestSizesOfUploads(t *testing.T) {
 	broken := errors.New("broken")
 	s := newStore(t, &pending{keys: []string{"x/a", "x/ended", "x/secret", "x/b/deep"}, size: func(key string) (int64, error) {

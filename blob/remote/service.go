@@ -22,7 +22,7 @@ import (
 // fs.ErrPermission if the request is not allowed, ErrCondition if a Condition is not met,
 // and are an *Error if the request may be repeated or if there is a hint for the user.
 type Service interface {
-	// Limits returns what parts and objects may be.
+	// Limits returns the limits of parts and objects.
 	Limits() Limits
 	// Head describes an object.
 	Head(ctx context.Context, key string) (Object, error)
@@ -36,9 +36,8 @@ type Service interface {
 	Put(ctx context.Context, key string, body []byte, sum uint32, c Condition) (Object, error)
 	// Begin begins an object that is sent in parts.
 	Begin(ctx context.Context, key string, writer string) (Upload, error)
-	// List returns objects whose keys begin with prefix, in the order of their keys, from
-	// the token on that an earlier call returned. An empty token is the beginning, or the
-	// end.
+	// List returns objects with keys that begin with prefix, in the order of their keys, from
+	// the token on that an earlier call returned. An empty token is the beginning, or the end.
 	List(ctx context.Context, prefix, token string) (page []Object, next string, err error)
 	// Remove removes objects, at most Limits.Removes of them. It is no error if one does
 	// not exist.
@@ -69,14 +68,14 @@ type FolderService interface {
 	Folders(ctx context.Context, prefix, token string) (page []string, next string, err error)
 }
 
-// UploadSizer is a capability of services whose Uploads does not return sizes.
+// UploadSizer is a capability of services with an Uploads that does not return sizes.
 type UploadSizer interface {
 	// UploadSize returns the bytes of the parts of an upload that Uploads returned.
 	UploadSize(ctx context.Context, u PendingUpload) (int64, error)
 }
 
-// Plain is implemented by services whose SDK can also be used with all its defaults: what a
-// program does that calls the SDK directly. It is for comparisons.
+// Plain is a capability of services that can also call their SDK with all its defaults, like
+// a program that calls the SDK directly. It is for comparisons.
 type Plain interface {
 	PlainPut(ctx context.Context, key string, body []byte) error
 	// PlainGet reads an object of len(p) bytes.
@@ -101,7 +100,7 @@ type Upload interface {
 // Limits are the limits of a service.
 type Limits struct {
 	MinPart int64 // bytes of a part that is not the last
-	MaxPart int64 // bytes of a part, and of what Put sends
+	MaxPart int64 // bytes of a part, and of a Put
 	Parts   int   // of an object
 	Removes int   // keys of a call of Remove
 	// Conditional means that the service is known to keep conditions. Otherwise the store
@@ -117,7 +116,7 @@ type Object struct {
 	Size    int64
 	ModTime time.Time
 	Version string
-	// Writer is what the condition of the write said. Head and Get return it.
+	// Writer is Condition.Writer of the write. Head and Get return it.
 	Writer string
 }
 
@@ -127,8 +126,8 @@ type Condition struct {
 	IfAbsent bool
 	// IfVersion: only if the object has this version. Empty: any.
 	IfVersion string
-	// Writer is kept with the object. It is different for each writer, so that a writer
-	// whose answer got lost finds out whether the object is its own.
+	// Writer is kept with the object. It is different for each writer, so that a writer without
+	// an answer finds out whether the object is its own.
 	Writer string
 }
 
@@ -155,12 +154,12 @@ type Error struct {
 	Retry bool
 	// After is how long the service wants clients to wait before that, or 0.
 	After time.Duration
-	// Sent means that the service may have done what the request says, although there was
-	// no good answer.
+	// Sent means that the service may have carried out the request, although there was no good
+	// answer.
 	Sent bool
 	// Unreachable means that there was no connection to the service.
 	Unreachable bool
-	// Hint says what the user can do about it, or is empty.
+	// Hint is advice for the user, or empty.
 	Hint string
 }
 

@@ -38,7 +38,7 @@ var (
 const (
 	// levelRetry is the level of messages about requests that are repeated.
 	levelRetry = slog.LevelWarn
-	// readGap is about what a service sends in the time of a request.
+	// readGap is about the number of bytes that a service sends in the time of a request.
 	readGap = 1 << 20
 	// minRange and maxRange bound the ranges in which a large read is divided.
 	minRange = 8 << 20
@@ -60,12 +60,11 @@ type Options struct {
 	// at the same time may both believe that they have won, and one of the checkpoints is
 	// lost without an error.
 	Unconditional bool
-	// Logger receives a warning for each request that is repeated. Nil: nothing is
-	// logged.
+	// Logger receives a warning for each request that is repeated. Nil: no log.
 	Logger *slog.Logger
 }
 
-// Store is the objects of a service whose keys begin with a prefix.
+// Store is the objects of a service with keys that begin with a prefix.
 type Store struct {
 	service Service
 	prefix  string // empty, or ends with a slash
@@ -188,8 +187,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 	}
 }
 
-// pages yields what a service lists page by page. After a non-nil error the sequence ends.
-// The error never wraps fs.ErrNotExist.
+// pages yields the entries of a list, which a service returns page by page. After a non-nil
+// error the sequence ends. The error never wraps fs.ErrNotExist.
 func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ctx context.Context, prefix, token string) ([]T, string, error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var seen PageTokens
@@ -287,7 +286,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 	})
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && sent && uncertain:
-		return nil // an attempt whose answer got lost has removed it
+		return nil // an earlier attempt has removed it, but its answer got lost
 	case errors.Is(err, fs.ErrNotExist):
 		err = fmt.Errorf("%w: %w", blob.ErrRemoved, err)
 	case errors.Is(err, ErrCondition):
@@ -380,7 +379,7 @@ func (s *Store) TempFolders(ctx context.Context, dir string) ([]string, error) {
 	return slices.Compact(out), err
 }
 
-// folder returns what the keys of the objects in and below dir begin with.
+// folder returns the prefix of the keys of the objects in and below dir.
 func (s *Store) folder(dir string) string {
 	if dir == "" {
 		return s.prefix

@@ -212,7 +212,7 @@ func (w *writer) begun(ctx context.Context) (Upload, error) {
 func (w *writer) Commit(ctx context.Context) (blob.Info, error) {
 	o, err := w.commit(ctx)
 	if err != nil {
-		w.Abort() // its own error would hide this one; a sweep finds what stays
+		w.Abort() // its own error would hide this one; a sweep finds leftovers
 		return blob.Info{}, w.s.fail("commit", w.name, err)
 	}
 	return blob.Info{Name: w.name, Size: o.Size, ModTime: o.ModTime, Version: o.Version}, nil
@@ -266,7 +266,7 @@ func (w *writer) put(ctx context.Context, size int64, part *partial) (Object, er
 	return o, err
 }
 
-// complete sends what is left and completes an object of several parts.
+// complete sends the remaining bytes and completes an object of several parts.
 func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial) (Object, error) {
 	for number, part := range rest {
 		if err := w.send(ctx, number, part.data[:part.filled]); err != nil {
@@ -286,8 +286,8 @@ func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial
 	return o, explainEnded(err)
 }
 
-// explainEnded returns the error of a request whose upload does not exist any more. It
-// does not wrap fs.ErrNotExist, which callers take for a missing object or path.
+// explainEnded returns the error of a request for an upload that no longer exists. It does
+// not wrap fs.ErrNotExist, which callers take for a missing object or path.
 func explainEnded(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !errors.Is(err, fs.ErrNotExist) || ok && e.Hint != "" { // such as a missing bucket
@@ -341,9 +341,9 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 	return Object{}, err
 }
 
-// fate finds out what has become of a request that got no answer. known is true if the
-// object was written, which is then o, or if it will not be written any more: the object
-// is not as the condition says.
+// fate asks the service about a write without an answer. known is true if the object was
+// written, which is then o, or if it can no longer be written, because the object does not
+// meet the condition.
 func (w *writer) fate(ctx context.Context) (o Object, known bool) {
 	if ctx.Err() != nil {
 		return Object{}, false
@@ -369,7 +369,7 @@ func (w *writer) head(ctx context.Context) (o Object, err error) {
 	return o, err
 }
 
-// checkUnconditional does what a condition would do, but not atomically.
+// checkUnconditional checks the condition of the write, but not atomically.
 func (w *writer) checkUnconditional(ctx context.Context) error {
 	if !w.opts.IfAbsent && w.opts.IfVersion == "" {
 		return nil

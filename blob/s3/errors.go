@@ -23,7 +23,7 @@ import (
 // errBeyond reports a range that begins at the end of the object or after it.
 var errBeyond = errors.New("the range lies outside the object")
 
-// meaning is what an error code of the service means.
+// meaning translates an error code of the service.
 type meaning struct {
 	cause error // nil: not an error that callers know
 	retry bool
@@ -119,8 +119,8 @@ func explain(err error) error {
 	return &remote.Error{Err: text, Retry: m.retry, Sent: sent, After: after(response), Hint: m.hint}
 }
 
-// ofHead reports whether the error belongs to a request whose answer has no body, and so no
-// code.
+// ofHead reports whether the error belongs to a HeadObject request, which gets an answer
+// without a body and so without a code.
 func ofHead(err error) bool {
 	op, ok := errors.AsType[*smithy.OperationError](err)
 	return ok && op.OperationName == "HeadObject"

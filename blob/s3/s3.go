@@ -94,7 +94,7 @@ var (
 	clients   = map[string]*client{} // guarded by clientsMu
 )
 
-// client is a client, and what is known about its service.
+// client is a client and the probed properties of its service.
 type client struct {
 	*s3.Client
 	probe remote.Probe
@@ -140,7 +140,7 @@ func (a *address) newClient(ctx context.Context, opts ...func(*config.LoadOption
 		if a.endpoint == "" {
 			return nil, fmt.Errorf("the region of the bucket is not known: set AWS_REGION, or add ?region=… to the address")
 		}
-		cfg.Region = "us-east-1" // what other services expect
+		cfg.Region = "us-east-1" // the usual value for other services
 	}
 	return s3.NewFromConfig(cfg, func(o *s3.Options) {
 		o.UsePathStyle = a.pathStyle

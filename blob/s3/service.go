@@ -56,7 +56,7 @@ func (v *service) Limits() remote.Limits {
 
 func (v *service) Close() error { return nil }
 
-// Host returns the endpoint, which is empty for Amazon, whose buckets have different names.
+// Host returns the endpoint, which is empty for Amazon: the names of its buckets are unique.
 func (v *service) Host() string { return v.address.endpoint }
 
 // unsigned leaves the hash of the body out of the signature. The service checks the
@@ -76,9 +76,9 @@ func (v *service) Head(ctx context.Context, key string) (remote.Object, error) {
 	}, nil
 }
 
-// reason returns the error of a request for the head of an object. The answer has no
-// body, so it does not say what is wrong with the credentials or the address: the error of a
-// request for the object does.
+// reason returns the error of a request for the head of an object. The answer has no body, so
+// it does not explain wrong credentials or a wrong address: the answer to a request for the
+// object does.
 func (v *service) reason(ctx context.Context, key string, err error) error {
 	if status := statusOf(err); status != http.StatusBadRequest && status != http.StatusForbidden {
 		return explain(err)
