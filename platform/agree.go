@@ -16,12 +16,12 @@ import (
 )
 
 // Agree lets all ranks of comm go on or fail together, before or after a part of a larger
-// collective call. op names that call in errors. call describes what this rank is about to
-// do, and must be the same on all ranks. failed is what went wrong on this rank, or nil.
+// collective call. op names that call in errors. call describes the call, and must be the
+// same on all ranks. failed is the error of this rank, or nil.
 //
 // It is a collective call. If a rank has failed, or the calls differ, it returns one
-// [*group.Error] on all ranks, which names the ranks and wraps what went wrong on the first
-// of them or [group.ErrDisagree]. Otherwise it costs one small all-reduce.
+// [*group.Error] on all ranks, which names the ranks and wraps the error of the first of them
+// or [group.ErrDisagree]. Otherwise it costs one small all-reduce.
 func Agree(ctx context.Context, comm TensorComm, op group.Op, call string, failed error) error {
 	mine := newNote(call, failed)
 	wrong := int64(0)
@@ -46,10 +46,10 @@ func Agree(ctx context.Context, comm TensorComm, op group.Op, call string, faile
 	return nil
 }
 
-// note is what a rank says about a call that fails on all ranks.
+// note is a rank's part of the error of a call that fails on all ranks.
 type note struct {
-	// Wrong is what went wrong on the rank. Nil: Call is what it called, or the beginning
-	// of that, and Digest identifies it.
+	// Wrong is the error of the rank. Nil: Call describes its call, perhaps shortened, and
+	// Digest identifies the call.
 	Wrong  *group.RemoteError
 	Call   string
 	Digest int64
@@ -103,7 +103,7 @@ func refuse(ctx context.Context, comm TensorComm, op group.Op, mine note) error 
 	return refusal(op, notes)
 }
 
-// refusal returns what is wrong with the calls of all ranks.
+// refusal returns the error that all ranks return, made from their notes.
 func refusal(op group.Op, notes []note) error {
 	e := &group.Error{Op: op}
 	var calls []string

@@ -13,10 +13,10 @@ type GradQueue struct {
 // NewGradQueue returns a queue that completes reductions on s. The caller closes s.
 func NewGradQueue(s Stream) *GradQueue { return &GradQueue{stream: s} }
 
-// Set takes a reduction that was started and what to do when it is done, such as moving
-// the result to where it belongs; post may be nil. Then it waits until the reduction of
-// the call before is done and its function has returned. A reduction or a function that
-// fails ends the queue: Set and Wait return the error, and no other function is called.
+// Set takes a reduction that was started and a function to call when it is done, such as one
+// that moves the result to its place; post may be nil. Then it waits until the reduction of
+// the call before is done and its function has returned. A reduction or a function that fails
+// ends the queue: Set and Wait return the error, and no other function is called.
 func (q *GradQueue) Set(ctx context.Context, handle *Work, post func() error) error {
 	before := q.last
 	q.stream.Wait(handle)

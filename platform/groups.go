@@ -24,7 +24,7 @@ type Group interface {
 	// LocalRank returns the number in the group of the member with that global
 	// rank.
 	LocalRank(global int) (int, error)
-	// Backend names what carries the group's messages, such as "tcp".
+	// Backend names the transport of the group's messages, such as "tcp".
 	Backend() string
 }
 
@@ -62,10 +62,10 @@ type Groups interface {
 	// another. The error for a group that the platform cannot use wraps
 	// [group.ErrInvalid].
 	Adopt(groups ...Group) error
-	// Close leaves the group for good and forgets it; closing the world leaves
-	// all groups. It is local: calls of other members that wait for this rank
-	// fail with [group.ErrGone], so call Barrier first. Later calls of this rank
-	// fail in the same way. Closing again does nothing.
+	// Close leaves the group for good and forgets it; closing the world leaves all groups. It is
+	// local: calls of other members that wait for this rank fail with [group.ErrGone], so call
+	// Barrier first. Later calls of this rank fail in the same way. A second Close has no
+	// effect.
 	Close(ctx context.Context, g Group) error
 }
 

@@ -134,8 +134,7 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 	must.Do(t, err)
 }
 
-// Whatever the layouts and the reduction, each rank has what cutting the reduced tensor
-// gives.
+// Whatever the layouts and the reduction, each rank has its part of the reduced tensor.
 func TestRedistributeOfTermsReducesThem(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "ranks")
@@ -211,7 +210,7 @@ func TestRedistributeOfTermsSendsNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
-// What cannot be reduced is refused on all ranks.
+// Terms that cannot be reduced are refused on all ranks.
 func TestRedistributeOfTermsRefuses(t *testing.T) {
 	shape := []int64{4}
 	layout := func(op string) shard.Placed {
@@ -292,7 +291,7 @@ func TestRedistributeGrad(t *testing.T) {
 		"averages to one":    {"avg", nil, shard.Boxes(map[int]tensor.Box{2: tensor.Whole(shape)}), func(int) []float32 { return []float32{1, 1, 1, 1, 1, 1} }},
 		"replicas to shards": {"", on(shard.Replicate()), on(shard.Shard(0)), func(rank int) []float32 {
 			out := make([]float32, 6)
-			at := 2 * slices.Index(mesh.Ranks, rank) // a rank keeps what it holds
+			at := 2 * slices.Index(mesh.Ranks, rank) // a rank keeps its terms
 			out[at], out[at+1] = float32(rank+1), float32(rank+1)
 			return out
 		}},

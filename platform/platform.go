@@ -1,9 +1,9 @@
-// Package platform is the interface between training code and what it runs on:
-// ranks and groups, collectives on bytes and on tensors, tensor memory, copies for
-// background saves, streams of background work, state files, profiler regions. It does
-// not depend on any implementation: a caller opens a platform by its name, from a list of
-// its own. Every platform has the core, [Platform]; [As] finds everything else. The
-// contracts are at the interfaces, and package platformtest tests them.
+// Package platform is the interface between training code and its environment: ranks and
+// groups, collectives on bytes and on tensors, tensor memory, copies for background saves,
+// streams of background work, state files, profiler regions. It does not depend on any
+// implementation: a caller opens a platform by its name, from a list of its own. Every
+// platform has the core, [Platform]; [As] finds the optional capabilities. The contracts are
+// at the interfaces, and package platformtest tests them.
 //
 // # Ranks
 //
@@ -13,9 +13,9 @@
 //
 // # Functions
 //
-// What needs no platform is a function, here or in package tensor: walking
-// through nested values, cutting a batch, casting, joining and cutting tensors.
-// docs/platform.md lists the function or method for each method of hyper_parallel.
+// Work that needs no platform is a function, here or in package tensor: walking through
+// nested values, cutting a batch, casting, joining and cutting tensors. docs/platform.md
+// lists the function or method for each method of hyper_parallel.
 package platform
 
 import (
@@ -74,10 +74,10 @@ const Variable = "CAIRN_PLATFORM"
 
 // Factory makes the platforms of one name.
 type Factory struct {
-	// Name is what the platform is called, in lower case.
+	// Name is the name of the platform, in lower case.
 	Name string
-	// New returns the platform of this rank, whose groups are all made from
-	// world. Nil stands for [group.Solo].
+	// New returns the platform of this rank. It makes all groups from world. Nil stands for
+	// [group.Solo].
 	New func(world group.Group) (Platform, error)
 }
 
@@ -95,9 +95,8 @@ func Open(name string, world group.Group, from ...Factory) (Platform, error) {
 	return nil, fmt.Errorf("platform %q: %w; known are %s", name, ErrUnknown, strings.Join(known, ", "))
 }
 
-// NameFromEnv returns the name that the environment variable CAIRN_PLATFORM
-// holds, or fallback if it is empty. Nothing else in this package looks at
-// the environment.
+// NameFromEnv returns the name that the environment variable CAIRN_PLATFORM holds, or
+// fallback if it is empty. No other function of this package reads the environment.
 func NameFromEnv(fallback string) string {
 	if name := os.Getenv(Variable); name != "" {
 		return name
@@ -105,7 +104,7 @@ func NameFromEnv(fallback string) string {
 	return fallback
 }
 
-// Profiler is the capability of platforms whose profiles have named regions.
+// Profiler is the capability of platforms that profile named regions.
 type Profiler interface {
 	// Region begins a region and returns a context for the code inside it and the
 	// function that ends it. Regions nest: the last one ends first, in the goroutine
@@ -113,7 +112,7 @@ type Profiler interface {
 	Region(ctx context.Context, name string) (context.Context, func())
 }
 
-// Region begins a region if p is a [Profiler], and nothing otherwise.
+// Region begins a region if p is a [Profiler]; otherwise it has no effect.
 func Region(ctx context.Context, p Platform, name string) (context.Context, func()) {
 	prof, err := As[Profiler](p)
 	if err != nil {

@@ -33,7 +33,7 @@ type Move struct {
 	Terms    *shard.Terms
 }
 
-// source returns what the move reads, and its layout.
+// source returns the tensor that the move reads, and its layout.
 func (m Move) source() (*shard.Tensor, shard.Layout) {
 	switch {
 	case m.Terms != nil:
@@ -71,11 +71,11 @@ type Traffic struct{ Sent, Received, Copied int64 }
 //     memory for the terms of the part that a rank reduces.
 //   - Only the elements that a rank does not hold are sent to it, each of them once.
 //     Of ranks that hold the same, each sends about the same number of bytes.
-//   - Each rank plans by itself, as a load plans its reads. One small all-reduce
-//     compares the moves of the ranks. If they differ, or are invalid on a rank,
-//     the call fails on all ranks with one [*group.Error], which wraps
-//     [group.ErrDisagree] or what was wrong, and writes nothing. If no rank holds an
-//     element that a rank wants, the error wraps [plan.ErrSource].
+//   - Each rank plans by itself, as a load plans its reads. One small all-reduce compares the
+//     moves of the ranks. If they differ, or are invalid on a rank, the call fails on all
+//     ranks with one [*group.Error], which wraps [group.ErrDisagree] or the error of a rank,
+//     and writes no element. If no rank holds an element that a rank wants, the error wraps
+//     [plan.ErrSource].
 //   - If ranks of a layout are not in comm, their parts are neither read nor written.
 //   - The memory of a Dst must not overlap the memory of another tensor of the
 //     call, and belongs to the call until it returns. After an interruption, see
@@ -106,12 +106,12 @@ func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic,
 	return traffic, nil
 }
 
-// RedistributeGrad is the derivative of [Redistribute]. The tensors of the moves are
-// float32 or float64: each Dst holds the gradient of what Redistribute wrote, and the elements of Src,
-// or of the share of Terms, are replaced by the gradient of what it read. It is the
-// gradient of the sum over all ranks: an element that went to several ranks gets the sum of
-// their gradients. Of ranks that hold replicas of an element, the one that Redistribute
-// read gets its gradient, and the others get zero.
+// RedistributeGrad is the derivative of [Redistribute]. The tensors of the moves are float32 or
+// float64: each Dst holds the gradient of the elements that Redistribute wrote, and the elements of
+// Src, or of the share of Terms, are replaced by the gradient of the elements that it read. It is
+// the gradient of the sum over all ranks: an element that went to several ranks gets the sum of
+// their gradients. Of ranks that hold replicas of an element, the one that Redistribute read gets
+// its gradient, and the others get zero.
 //
 // of is the dtype that was redistributed. Reductions other than "sum" and "avg" have no
 // derivative here: the error wraps [errors.ErrUnsupported]. Otherwise see
@@ -408,8 +408,8 @@ func (t *trip) copy(ctx context.Context, comm TensorComm, traffic *Traffic) erro
 	return comm.AllToAllParts(ctx, in, out)
 }
 
-// back moves gradients from dst to src, whose elements it replaces by the sums of what
-// arrives, in the order of the transfers.
+// back moves gradients from dst to src. It replaces the elements of src by the sums of the
+// received gradients, in the order of the transfers.
 func (t *trip) back(ctx context.Context, comm TensorComm) error {
 	for _, l := range t.legs {
 		zero, err := tensor.New(l.src.DType(), nil)

@@ -25,8 +25,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Whatever the two layouts, each rank has what cutting the whole tensor gives, and
-// received only what it did not hold.
+// Whatever the two layouts, each rank has its part of the whole tensor, and received only
+// elements that it did not hold.
 func TestRedistributeEqualsCutting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "ranks")
@@ -194,7 +194,7 @@ func drawSlabs(t *rapid.T, shape []int64, ranks int) shard.Layout {
 	return e
 }
 
-// drawHalo draws a layout whose ranks also hold some rows of their neighbours.
+// drawHalo draws a layout in which ranks also hold some rows of their neighbours.
 func drawHalo(t *rapid.T, shape []int64, ranks int) shard.Layout {
 	byRank := map[int]tensor.Box{}
 	width := rapid.Int64Range(0, 3).Draw(t, "width")
@@ -400,7 +400,7 @@ func TestRedistributeRefuses(t *testing.T) {
 	}
 	gap := shard.Flat{Intervals: [][2]int64{{0, 8}, {9, 12}, {12, 24}}}
 	for claim, c := range map[string]struct {
-		rank1 func() []platform.Move // what rank 1 calls
+		rank1 func() []platform.Move // the call of rank 1
 		all   func(rank int) []platform.Move
 		want  error
 		text  string

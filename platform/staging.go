@@ -11,10 +11,9 @@ var ErrCeiling = errors.New("the state does not fit into the staging memory")
 // Staging is the capability of platforms that copy states aside, so that training can
 // go on while the copy is saved.
 type Staging interface {
-	// NewStager returns a stager whose copies take at most ceiling bytes of host
-	// memory.
+	// NewStager returns a stager with copies of at most ceiling bytes of host memory together.
 	NewStager(ceiling int64) (Stager, error)
-	// Executors returns what can save a staged state on this platform.
+	// Executors returns the executors of this platform.
 	Executors() []Executor
 }
 
@@ -22,11 +21,10 @@ type Staging interface {
 // a state that follows a released one finds memory that is in use already. Its methods
 // are safe for concurrent use.
 type Stager interface {
-	// Stage returns a deep copy of tree, what [MapLeaves] opens, with its tensors in
-	// host memory. When it returns, the caller may change the tree. Memory that
-	// several tensors share is copied once, and their copies share it. Placeholders
-	// have no memory and stay as they are. A value whose type cannot be copied is an
-	// error that names its place.
+	// Stage returns a deep copy of tree, as far as [MapLeaves] opens it, with its tensors in
+	// host memory. When it returns, the caller may change the tree. Memory that several tensors
+	// share is copied once, and their copies share it. Placeholders have no memory and stay as
+	// they are. If a value has a type that cannot be copied, the error names its place.
 	//
 	// The copy is valid until release is called. If it does not fit beside the
 	// copies that are not released, the error wraps [ErrCeiling].
@@ -35,7 +33,7 @@ type Stager interface {
 	Close() error
 }
 
-// Executor is what saves a staged state.
+// Executor is a way to save a staged state.
 type Executor uint8
 
 const (

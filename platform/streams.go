@@ -22,8 +22,8 @@ type Streams interface {
 //   - The work of one stream runs in the order in which it was queued, one after the
 //     other. The work of different streams runs at the same time, unless Wait orders it.
 //   - Queueing does not wait for work.
-//   - What a goroutine did before it queued work, the work sees; what work did, those see
-//     that waited for it by Synchronize or by an event.
+//   - Work sees all writes of a goroutine before the goroutine queued it. A goroutine that
+//     waited for work, by Synchronize or by an event, sees all writes of the work.
 //   - If work fails or panics, no other work of the stream begins, because it may need the
 //     result. Synchronize, and events that are recorded afterwards, have the first error.
 //     So does a stream that waits for such an event.
@@ -40,9 +40,9 @@ type Stream interface {
 	// Synchronize waits for the work that was queued so far and returns its first error. If
 	// ctx ends before, it returns an error that wraps ctx's, and the work goes on.
 	Synchronize(ctx context.Context) error
-	// Close drops the work that has not begun, ends the context of the work that runs, and
-	// waits for it. The error of work that is dropped wraps [ErrClosed]. Work of the stream
-	// must not call Close. Closing again does nothing.
+	// Close drops the work that has not begun, ends the context of the work that runs, and waits
+	// for it. The error of work that is dropped wraps [ErrClosed]. Work of the stream must not
+	// call Close. A second Close has no effect.
 	Close()
 }
 
@@ -51,8 +51,8 @@ type Stream interface {
 type Event interface {
 	// Done returns a channel that is closed once the event has occurred.
 	Done() <-chan struct{}
-	// Wait waits for the event and returns the error of what led to it. If ctx ends
-	// before, it returns an error that wraps ctx's.
+	// Wait waits for the event and returns the error of the work before it. If ctx ends before,
+	// it returns an error that wraps ctx's.
 	Wait(ctx context.Context) error
 }
 
@@ -60,7 +60,7 @@ var _ Event = (*Work)(nil)
 
 type streamKey struct{}
 
-// WithStream returns a context whose current stream is s. Nil means no stream.
+// WithStream returns a context with s as its current stream. Nil means no stream.
 func WithStream(ctx context.Context, s Stream) context.Context {
 	return context.WithValue(ctx, streamKey{}, s)
 }

@@ -13,8 +13,8 @@ var ErrHosts = errors.New("the ranks are not on one host")
 
 func init() { group.RegisterError("platform.hosts", ErrHosts) }
 
-// SymmetricMemory is the capability of platforms whose ranks can reach into each
-// other's memory.
+// SymmetricMemory is the capability of platforms with ranks that can reach into each other's
+// memory.
 type SymmetricMemory interface {
 	// Symmetric makes memory of n bytes of zeros for each rank of g. It is a collective call,
 	// with the same n on all ranks, and fails on all ranks or on none: with [ErrHosts] if the
@@ -24,12 +24,12 @@ type SymmetricMemory interface {
 }
 
 // Symmetric is memory of each rank of a group that all of them read and write. Barriers and
-// signals order the accesses: a rank sees what another one wrote before a barrier of both, or
-// before a signal that it has waited for. Accesses that they do not order are a data race.
+// signals order the accesses: a rank sees all writes of another one before a barrier of both,
+// or before a signal that it has waited for. Accesses that they do not order are a data race.
 //
 // Barrier is for one goroutine at a time, the other methods for any. A rank that has died or
-// closed its memory fails the barriers and waits of the others with [group.ErrGone]; what it
-// wrote stays. The numbers of ranks are those in the group.
+// closed its memory fails the barriers and waits of the others with [group.ErrGone]; its
+// writes stay. The numbers of ranks are those in the group.
 type Symmetric interface {
 	// Memory returns the memory of a rank, of n bytes, or nil if there is no such rank.
 	Memory(rank int) []byte
@@ -41,7 +41,7 @@ type Symmetric interface {
 	Signal(ctx context.Context, to, channel int) error
 	// Wait takes a signal that a rank has sent to this one, and waits until there is one.
 	Wait(ctx context.Context, from, channel int) error
-	// Close ends this rank's use of all memory. The slices that Memory returned must not be
-	// used after that. A second call does nothing.
+	// Close ends this rank's use of all memory. The slices that Memory returned must not be used
+	// after that. A second Close has no effect.
 	Close() error
 }

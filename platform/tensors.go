@@ -67,7 +67,7 @@ func FuncName(fn any) string {
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// TensorComms is the capability of platforms whose ranks can exchange tensors.
+// TensorComms is the capability of platforms with ranks that can exchange tensors.
 type TensorComms interface {
 	// TensorComm returns the tensor collectives of g, the same each time. It is
 	// local. If the group cannot carry them the error wraps
@@ -81,11 +81,11 @@ type TensorComms interface {
 //
 // # Contract
 //
-// See [collective.Comm]: a collective call that cannot be served fails on
-// all ranks with one error, and writes nothing; a rank that is gone, or whose context
-// ends, interrupts the calls of all ranks, and later calls fail with
-// [collective.ErrBroken] until Renew; results are the same bits on all ranks and in
-// every run. A tensor belongs to a call until the call is done.
+// See [collective.Comm]: a collective call that cannot be served fails on all ranks with one
+// error, and writes no element; a rank that is gone, or has an ended context, interrupts the
+// calls of all ranks, and later calls fail with [collective.ErrBroken] until Renew; results
+// are the same bits on all ranks and in every run. A tensor belongs to a call until the call
+// is done.
 type TensorComm interface {
 	// Rank returns this rank's number in the group, and Size the number of ranks. They
 	// are local.
@@ -117,7 +117,7 @@ type TensorComm interface {
 	// Send hands t to rank to. ISend does not wait.
 	Send(ctx context.Context, t *tensor.Tensor, to, tag int) error
 	ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work
-	// Recv fills t with what rank from sent to this one with tag. IRecv does not
+	// Recv fills t with the tensor that rank from sent to this one with tag. IRecv does not
 	// wait.
 	Recv(ctx context.Context, t *tensor.Tensor, from, tag int) error
 	IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work
@@ -159,7 +159,7 @@ type TensorFiles interface {
 type TensorFile interface {
 	// Names returns the names of the tensors in ascending order.
 	Names() []string
-	// Words returns what the file says about itself, or nil.
+	// Words returns the metadata of the file, or nil.
 	Words() map[string]string
 	// Describe returns a tensor of that name without its memory; see
 	// [tensor.Placeholder].

@@ -18,11 +18,10 @@ const maxDepth = 256
 // MapLeaves returns a copy of tree with fn's results in place of its leaves. It does
 // not change the tree.
 //
-// It opens maps, slices, arrays, structs and pointers to structs whose type can hold a
-// tensor somewhere, including Tuple, Dict, Set and Object of package value. It keeps
-// keys and unexported fields. Everything else is a leaf, such as a []float32 or a
-// string. Maps by strings are walked in the order of their keys, other maps in any
-// order.
+// It opens maps, slices, arrays, structs and pointers to structs of a type that can hold a
+// tensor somewhere, including Tuple, Dict, Set and Object of package value. It keeps keys and
+// unexported fields. Everything else is a leaf, such as a []float32 or a string. Maps by
+// strings are walked in the order of their keys, other maps in any order.
 //
 // A result must be assignable to the place of the leaf. Errors contain the place.
 func MapLeaves(tree any, fn func(leaf any) (any, error)) (any, error) {
@@ -44,11 +43,10 @@ func MapTensors(tree any, fn func(t *tensor.Tensor) (*tensor.Tensor, error)) (an
 	return w.walkAny(nil, tree)
 }
 
-// Tensors returns the tensors of a tree, what [MapLeaves] opens, by their names:
-// the keys, fields and positions on the way, joined by dots, as a checkpoint
-// calls them. Two of one name are an error, and so is a leaf that holds a tensor inside,
-// as for [MapTensors]. Save such a tree by package cairn, which writes the shares of all
-// ranks.
+// Tensors returns the tensors of a tree, as far as [MapLeaves] opens it, by their names: the
+// keys, fields and positions on the way, joined by dots, as a checkpoint calls them. Two of
+// one name are an error, and so is a leaf that holds a tensor inside, as for [MapTensors].
+// Save such a tree by package cairn, which writes the shares of all ranks.
 func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 	out := map[string]*tensor.Tensor{}
 	w := walker{strict: true, fn: func(at []string, leaf any) (any, error) {
@@ -223,7 +221,7 @@ func listStep(v reflect.Value, i int) string {
 	return fmt.Sprint(i)
 }
 
-// slotOf returns v as a value of the static type t, so that walk knows what fits.
+// slotOf returns v as a value of the static type t, so that walk knows which results fit.
 func slotOf(v reflect.Value, t reflect.Type) reflect.Value {
 	s := reflect.New(t).Elem()
 	s.Set(v)
@@ -297,5 +295,5 @@ func place(at []string) string {
 	return fmt.Sprintf("%q", strings.Join(at, "."))
 }
 
-// step returns the way to what is one step further, in memory of its own.
+// step returns the path of the child name, in memory of its own.
 func step(at []string, name string) []string { return append(slices.Clip(at), name) }

@@ -229,7 +229,8 @@ func TestTensorsHaveTheirNames(t *testing.T) {
 	}
 }
 
-// What cannot be walked is an error, and keys that equal nothing are kept.
+// A tree that cannot be walked is an error, and keys that are not equal to themselves are
+// kept.
 func TestMapTensorsOfOddTrees(t *testing.T) {
 	same := func(x *tensor.Tensor) (*tensor.Tensor, error) { return x, nil }
 	loop := &value.Pair{Key: "k"}

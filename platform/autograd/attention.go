@@ -65,9 +65,9 @@ func softmaxBack[F float](d, y []F) {
 	}
 }
 
-// CausalAttention returns what each position of a sequence takes from itself and those
-// before it. q, k and v are [batch, time, heads × size]; each head is a part of the last
-// dimension.
+// CausalAttention returns for each position of a sequence the weighted sum of its value and
+// the earlier values. q, k and v are [batch, time, heads × size]; each head is a part of the
+// last dimension.
 func (g *Graph) CausalAttention(q, k, v *Var, heads int) *Var {
 	return pick(q.dtype(), causalAttention[float32], causalAttention[float64])(g, q, k, v, heads)
 }

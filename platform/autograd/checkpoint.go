@@ -30,8 +30,8 @@ type Saved struct {
 type Kept interface {
 	// Get brings the tensor back.
 	Get(ctx context.Context) (*tensor.Tensor, error)
-	// Release frees what the keeper holds of it. The tensor that Get returned is in use
-	// no more.
+	// Release frees the memory of the kept tensor. The tensor that Get returned is no longer in
+	// use.
 	Release()
 }
 
@@ -126,9 +126,9 @@ func SaveOps(names ...string) Policy {
 // results of other operators, and [Graph.Rand] for random numbers.
 type Func func(g *Graph, in ...*Var) *Var
 
-// Checkpoint runs f and keeps only its operands. In the backward pass f runs again, this
-// time with what its operators need. policy, if it is not nil, selects operators whose
-// results are kept too, because they cost more time than memory.
+// Checkpoint runs f and keeps only its operands. In the backward pass f runs again, and this
+// time the operators keep the tensors that they need. policy, if it is not nil, selects
+// operators with results that are kept too, because they cost more time than memory.
 //
 // The second run is compared with the first: the names of the operators, the dtypes and
 // shapes of their operands and results, and checksums of the results and of the leaves, row
@@ -138,7 +138,7 @@ type Func func(g *Graph, in ...*Var) *Var
 func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 	if !g.record {
 		d := *g
-		d.replay = g.replay.inside() // inside of another checkpoint, whose second run comes back here
+		d.replay = g.replay.inside() // inside of another checkpoint; its second run comes back here
 		return f(&d, in...)
 	}
 	results := &replay{journal: new(journal), policy: policy, outer: g.replay.inside()}
@@ -170,7 +170,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
 			again, floor := *g, g.next()
 			again.again, again.replay = true, results
-			again.keeper = nil // what is computed again is needed at once
+			again.keeper = nil // recomputed tensors are needed at once
 			leaves := make([]*Var, len(p.Saved))
 			for i, t := range p.Saved {
 				// Gradients go to the operands one by one, as without a checkpoint, so that

@@ -483,7 +483,7 @@ type reverse struct {
 // context of the graph.
 //
 // The backward pass is asynchronous too: at Await it starts the exchange of the gradients,
-// and here it waits for it. What runs between the two in the forward pass runs in the
+// and here it waits for it. The operators between the two in the forward pass run in the
 // backward pass while the gradients travel.
 func (g *Graph) AllToAllSplitsAsync(comm platform.TensorComm, x *Var, s platform.Splits) *Pending {
 	p := &Pending{shuffle: newShuffle(comm, s), back: &reverse{shape: x.Shape()}}

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// randomLeaf returns a leaf with a gradient whose elements depend on the seed only.
+// randomLeaf returns a leaf with a gradient; its elements depend on the seed only.
 func randomLeaf(seed uint64, shape ...int64) *Var {
 	v := Leaf(empty(shape...))
 	random(floats(v.data), seed)
@@ -458,7 +458,7 @@ func TestRenewAfterAFailure(t *testing.T) {
 	})
 }
 
-// A rank that leaves, or whose context ends, makes the others return an error.
+// If a rank leaves or its context ends, the other ranks return an error.
 func TestRankThatIsGone(t *testing.T) {
 	for name, f := range map[string]func(g *Graph, r rank, x *Var) *Var{
 		"all-reduce": func(g *Graph, r rank, x *Var) *Var { return g.AllReduce(r, x, collective.Max) },

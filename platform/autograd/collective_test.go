@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fatal is what tests and property tests have in common.
+// fatal is the common part of tests and property tests.
 type fatal interface {
 	Context() context.Context
 	Helper()
@@ -76,7 +76,7 @@ func mustRanks(t fatal, n int, f func(r rank) error) {
 // rankFunc is a part of a computation that all ranks run together.
 type rankFunc func(g *Graph, comm platform.TensorComm, x *Var) *Var
 
-// wantFunc computes what one rank gets, on a single process.
+// wantFunc computes the expected result of one rank, in a single process.
 type wantFunc func(in []*tensor.Tensor, rank int) *tensor.Tensor
 
 // collectives is every operator that communicates, over random shapes, for the comparison

@@ -14,8 +14,8 @@ import (
 // ErrSync reports goroutines that do not alternate as a [Coordinator] expects.
 var ErrSync = errors.New("forward and backward do not alternate")
 
-// Point is a place in a layer that sends its rows to other ranks, computes on what it
-// receives, and sends the results back.
+// Point is a place in a layer that sends its rows to other ranks, computes on the received
+// rows, and sends the results back.
 type Point uint8
 
 // The points in the order of the forward pass. The layer communicates between the first
@@ -73,8 +73,8 @@ type arrival struct {
 // end with the contexts of the graphs.
 //
 // When a function returns nil, the other one no longer waits. When it returns an error or
-// panics, the other one gets an error at its next point. Run returns the first error.
-// Points that are reached outside of Run do nothing.
+// panics, the other one gets an error at its next point. Run returns the first error. Points
+// outside of Run have no effect.
 func (c *Coordinator) Run(ctx context.Context, onForward, onBackward func() error) error {
 	c.mu.Lock()
 	if c.running {
@@ -100,8 +100,8 @@ func (c *Coordinator) Run(ctx context.Context, onForward, onBackward func() erro
 	return c.err
 }
 
-// meet waits until the other goroutine is at a point too, or has left. communicates says
-// what the caller does next.
+// meet waits until the other goroutine is at a point too, or has left. communicates reports
+// whether the caller communicates next.
 func (c *Coordinator) meet(ctx context.Context, d direction, communicates bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +155,7 @@ func (c *Coordinator) leave(d direction, err error) {
 	}
 }
 
-// gone returns the error of a goroutine whose partner has left.
+// gone returns the error of a goroutine after its partner has left.
 func (c *Coordinator) gone(partner direction) error {
 	if c.err == nil {
 		return nil

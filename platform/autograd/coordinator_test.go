@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// schedule is a model of layers whose segments take a second each, which costs nothing in
-// a bubble. It notes what runs when.
+// schedule is a model of layers with segments of a second each, which pass at once in a
+// bubble. It records when each segment runs.
 type schedule struct {
 	c Coordinator
 
@@ -257,7 +257,7 @@ func TestCoordinatorRefusesOtherOrders(t *testing.T) {
 	})
 }
 
-// experts is a model whose layers send each row to the rank of its expert, compute there,
+// experts is a model with layers that send each row to the rank of its expert, compute there,
 // and send the result back. Its computation reduces over a second communicator.
 type experts struct {
 	c                Coordinator

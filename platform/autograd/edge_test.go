@@ -83,8 +83,8 @@ var ofOne = map[string]func(g *Graph, x *Var) *Var{
 	},
 }
 
-// Every operator, given any shape and any memory, computes or fails. What it computes does
-// not depend on the dtype and the order of the elements in memory.
+// Every operator, given any shape and any memory, computes or fails. The result does not
+// depend on the dtype and the order of the elements in memory.
 func TestOperatorsOnAllShapes(t *testing.T) {
 	shapes := [][]int64{{}, {0}, {1}, {5}, {0, 0}, {0, 4}, {4, 0}, {3, 4}, {4, 4}, {2, 0, 4}, {0, 3, 4}, {2, 3, 0}, {2, 3, 4}, {2, 4, 4}, {1, 1, 1, 1}}
 	for name, op := range ofOne {

@@ -166,7 +166,7 @@ func drawIDs(t *rapid.T, shape []int64, below int64) *tensor.Tensor {
 
 func drawValues(t *rapid.T, shape []int64) *tensor.Tensor {
 	n := product(shape)
-	// A grid of values keeps what rapid prints short.
+	// A grid of values keeps the output of rapid short.
 	ints := rapid.SliceOfN(rapid.IntRange(-64, 64), n, n).Draw(t, "values")
 	out := empty(shape...)
 	for i, v := range ints {

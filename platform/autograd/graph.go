@@ -18,22 +18,21 @@
 //
 // # Graphs
 //
-// Operators are methods of a [Graph], which says how they run: whether they record, and
-// what happens to the tensors that they keep for the backward pass. There is no global
-// state. [Graph.NoGrad], [Graph.Keep] and [Graph.Checkpoint] derive graphs with other
-// rules.
+// Operators are methods of a [Graph], which decides whether they record and where they put
+// the tensors that they keep for the backward pass. There is no global state. [Graph.NoGrad],
+// [Graph.Keep] and [Graph.Checkpoint] derive graphs with other rules.
 //
 // # Errors
 //
-// An operator that fails returns a variable without data, and every operator that is
-// given one does nothing. [Graph.Err] and [Graph.Backward] return
-// the first error, so a model is written without checks between its operators.
+// An operator that fails returns a variable without data, and every operator on such a
+// variable returns another one. [Graph.Err] and [Graph.Backward] return the first error, so a
+// model is written without checks between its operators.
 //
 // # Ranks
 //
 // Operators on a [platform.TensorComm], such as [Graph.AllReduce], communicate with other
-// ranks. They are gradients of the sum of the losses of all ranks, so a job whose
-// loss is the mean over the ranks divides each rank's loss by their number.
+// ranks. They are gradients of the sum of the losses of all ranks, so a job with the mean
+// over the ranks as its loss divides each rank's loss by their number.
 //
 // The ranks of a communicator must run its operators in the same order, and the backward
 // pass must lead through the same ones: their operands require gradients on all ranks or on
@@ -71,7 +70,7 @@ import (
 
 // The errors of this package.
 var (
-	// ErrShape reports operands whose shapes do not fit together.
+	// ErrShape reports operands with shapes that do not fit together.
 	ErrShape = errors.New("shapes do not fit")
 	// ErrGrad reports a gradient that cannot be computed or that a variable cannot
 	// have.
@@ -85,7 +84,7 @@ var (
 	// ErrChanged reports a tensor that was changed in place between the forward pass and the
 	// backward pass, which needs the elements that it had.
 	ErrChanged = errors.New("a tensor was changed between the forward pass and the backward pass")
-	// ErrSeed reports a graph without a seed whose random numbers were asked for.
+	// ErrSeed reports a request for random numbers to a graph without a seed.
 	ErrSeed = errors.New("the graph has no seed; call Graph.Seed")
 )
 
@@ -214,7 +213,7 @@ type Graph struct {
 	again  bool // the second run of a checkpointed function, or one inside of it
 }
 
-// shared is what a graph and those derived from it have in common.
+// shared is the common state of a graph and the graphs derived from it.
 type shared struct {
 	seq  int64
 	err  error
@@ -238,15 +237,15 @@ func New(ctx context.Context) *Graph {
 	return &Graph{shared: &shared{held: map[*byte]*hold{}}, ctx: ctx, record: true}
 }
 
-// NoGrad returns a graph whose operators do not record. Their results are leaves.
+// NoGrad returns a graph with operators that do not record. Their results are leaves.
 func (g *Graph) NoGrad() *Graph {
 	d := *g
 	d.record = false
 	return &d
 }
 
-// Keep returns a graph whose operators hand the tensors that they need in the backward pass
-// to k.
+// Keep returns a graph with operators that hand the tensors that they need in the backward
+// pass to k.
 func (g *Graph) Keep(k Keeper) *Graph {
 	d := *g
 	d.keeper = k
@@ -287,9 +286,9 @@ func (g *Graph) Fail(name string, err error) *Var {
 	return &Var{}
 }
 
-// KeptBytes returns the memory that the operators keep for the backward pass, without that
-// of leaves, and the largest it has been. Memory that several operators keep counts once;
-// what a [Keeper] put elsewhere does not count.
+// KeptBytes returns the memory that the operators keep for the backward pass, without that of
+// leaves, and the largest it has been. Memory that several operators keep counts once; memory
+// that a [Keeper] put elsewhere does not count.
 func (g *Graph) KeptBytes() (now, peak int64) { return g.now, g.peak }
 
 // Op is an operator.
@@ -301,10 +300,10 @@ type Op struct {
 	// Forward computes the result, and returns the tensors that Backward needs. It is
 	// not called if an operand has no data. Its random numbers come from [Graph.Rand].
 	Forward func() (out *tensor.Tensor, save []*tensor.Tensor, err error)
-	// Backward returns the gradients of the operands, tensors of their shapes, float64 if the
-	// operand is float64 and float32 otherwise. It may leave out gradients that are not needed: nil stands for a gradient of zeros. The
-	// caller may change what it returns. A function that refers to a [Var] keeps its data
-	// in memory until the backward pass; Pass has the shapes of the operands.
+	// Backward returns the gradients of the operands, tensors of their shapes, float64 if the operand
+	// is float64 and float32 otherwise. It may leave out gradients that are not needed: nil stands for
+	// a gradient of zeros. The caller may change the gradients. A function that refers to a [Var]
+	// keeps its data in memory until the backward pass; Pass has the shapes of the operands.
 	Backward func(*Pass) ([]*tensor.Tensor, error)
 	// Aliases says that Backward may return tensors that share memory with the gradient
 	// it was given, so that the caller must not change them.
@@ -317,7 +316,7 @@ type Op struct {
 	arithmetic bool // computes with all operands
 }
 
-// Pass is what Backward of an [Op] is given.
+// Pass is the argument of Backward of an [Op].
 type Pass struct {
 	// Ctx is the context of the graph.
 	Ctx context.Context
@@ -389,9 +388,9 @@ func (g *Graph) next() int64 {
 	return g.seq
 }
 
-// Backward computes the gradients of the leaves that v was computed from, and adds them
-// to what the leaves have. seed is the gradient of v; nil is allowed if v has one element
-// and stands for 1. What the operators kept is released on the way.
+// Backward computes the gradients of the leaves that v was computed from, and adds them to
+// the gradients of the leaves. seed is the gradient of v; nil is allowed if v has one element
+// and stands for 1. The kept tensors are released on the way.
 func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 	defer func() {
 		if err != nil {
@@ -422,8 +421,8 @@ func (g *Graph) backward(v *Var, seed *tensor.Tensor, floor int64) error {
 	return e.run()
 }
 
-// engine goes back through a graph, from the operators that ran last to the operators
-// that ran first. The order depends on nothing else, so sums have the same bits in every run.
+// engine goes back through a graph, from the operators that ran last to the operators that
+// ran first. The order depends only on the graph, so sums have the same bits in every run.
 type engine struct {
 	graph *Graph
 	floor int64 // operators up to this one belong to another backward pass

@@ -78,7 +78,7 @@ func TestRequireGradIsForLeavesOfFloats(t *testing.T) {
 	}
 }
 
-// A wrong shape makes the graph fail; later operators do nothing, and the error is the
+// A wrong shape makes the graph fail; later operators are skipped, and the error stays the
 // first one.
 func TestFirstErrorStays(t *testing.T) {
 	a, b := leaf(t, []int64{2, 3}), leaf(t, []int64{2, 3})
@@ -314,8 +314,8 @@ func TestPlaceholdersAreNotComputedWith(t *testing.T) {
 	}
 }
 
-// Operands of a sum share the gradient of the sum. What is added to the gradient of one of
-// them is not added to the other.
+// Operands of a sum share the gradient of the sum. An addition to the gradient of one of them
+// does not change the other.
 func TestSharedGradientsAreAddedApart(t *testing.T) {
 	x, y := leaf(t, []int64{2}, 1, 2), leaf(t, []int64{2}, 3, 4)
 	g := New(t.Context())

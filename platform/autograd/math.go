@@ -115,8 +115,8 @@ const grain = 1 << 14
 // each calls f with disjoint ranges that cover [0, n), in parallel if n is large.
 func each(n int, f func(lo, hi int)) { parallel(n, grain, f) }
 
-// parallel calls f with disjoint ranges of at least least numbers that cover [0, n). What
-// f computes must not depend on where the ranges end.
+// parallel calls f with disjoint ranges of at least least numbers that cover [0, n). The
+// results must not depend on the ends of the ranges.
 func parallel(n, least int, f func(lo, hi int)) {
 	workers := min(runtime.GOMAXPROCS(0), n/max(least, 1))
 	if workers < 2 {

@@ -12,7 +12,7 @@ import (
 func reachable() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what the cleanups of the first have freed
+	runtime.GC() // memory that the cleanups of the first have freed
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
@@ -83,8 +83,8 @@ func within(t *testing.T, what string, got, lo, hi int64) {
 }
 
 // Recomputation keeps the operand of each segment, and one segment in the backward pass.
-// Swapping keeps nothing but what is on its way. A policy keeps what it names. The real
-// memory falls like the count, and no gradient changes.
+// Swapping keeps only the tensors on their way to or from the file. A policy keeps the
+// results that it names. The real memory falls like the count, and no gradient changes.
 func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	f := chain(t)
 	plain := func(g *Graph, x *Var) *Var { return f(g, x) }
@@ -137,7 +137,8 @@ func TestCheckpointsAndSwappingLowerMemory(t *testing.T) {
 	}
 }
 
-// What an operator whose result a policy keeps needs in the backward pass is counted too.
+// If a policy keeps the result of an operator, the tensors that the operator needs in the
+// backward pass are counted too.
 func TestPolicyCountsAllThatIsKept(t *testing.T) {
 	x := leaf(t, []int64{1, 8, 4})
 	g := New(t.Context())
@@ -151,8 +152,8 @@ func TestPolicyCountsAllThatIsKept(t *testing.T) {
 	}
 }
 
-// Every operator that keeps tensors hands over all that it holds: the memory of what is
-// swapped is freed.
+// Every operator that keeps tensors hands over all that it holds: the memory of swapped
+// tensors is freed.
 func TestOperatorsHoldNothingThatIsSwapped(t *testing.T) {
 	const n = 256
 	w, b := leaf(t, []int64{n, n}), leaf(t, []int64{n})

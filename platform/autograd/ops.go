@@ -87,8 +87,8 @@ func elementwise[F float](a, b *Var, f func(out, x, y []F)) (*tensor.Tensor, err
 	return out, nil
 }
 
-// repeat calls f with parts of equal length of out, x and y, whose length divides the
-// length of the others.
+// repeat calls f with parts of equal length of out, x and y. The length of y divides the
+// other lengths.
 func repeat[F float](out, x, y []F, f func(out, x, y []F)) {
 	if len(y) == 0 {
 		return
@@ -643,9 +643,8 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 	return out
 }
 
-// Cast returns x, whose elements are floating-point numbers, with elements of another
-// floating-point dtype. The graph fails with [tensor.ErrDType] if x has other elements, which
-// [tensor.Cast] converts.
+// Cast converts the floating-point elements of x to another floating-point dtype. The graph
+// fails with [tensor.ErrDType] if x has other elements, which [tensor.Cast] converts.
 func (g *Graph) Cast(x *Var, d tensor.DType) *Var {
 	from := x.dtype()
 	return g.Apply(Op{

@@ -12,17 +12,17 @@ import (
 )
 
 // replay is how the operators of a checkpointed function run: on the first run it records
-// them and keeps the results that the policy selects; on the second run it compares them
-// and returns what was kept. A nil replay does nothing.
+// them and keeps the results that the policy selects; on the second run it compares them and
+// returns the kept results. A nil replay has no effect.
 type replay struct {
 	*journal
-	policy Policy // nil keeps nothing
+	policy Policy // nil keeps no results
 	// outer compares the operators of the first run with an earlier run, if the checkpoint
 	// is inside of another one.
 	outer *replay
 }
 
-// journal is what a checkpointed function did on its first run.
+// journal records the first run of a checkpointed function.
 type journal struct {
 	records []record
 	counts  map[string]int // operators by name, for the policy
@@ -58,7 +58,8 @@ func (v given) tensor(o Op, save []*tensor.Tensor) *tensor.Tensor {
 	return save[v.save]
 }
 
-// givenOf returns what an operator of the first run uses from outside of the function.
+// givenOf returns the tensors from outside of the function that an operator of the first run
+// uses.
 func givenOf(o Op, save []*tensor.Tensor) (all []given) {
 	for i, v := range o.In {
 		if v.made == nil && !v.inner {
@@ -73,7 +74,7 @@ func givenOf(o Op, save []*tensor.Tensor) (all []given) {
 	return all
 }
 
-// form is what is compared of a tensor beside its elements.
+// form is the part of a tensor that is compared beside its elements.
 type form struct {
 	dtype tensor.DType
 	shape []int64
@@ -85,8 +86,8 @@ func (f form) equal(o form) bool { return f.dtype == o.dtype && slices.Equal(f.s
 
 func (f form) String() string { return fmt.Sprintf("%v%v", f.dtype, f.shape) }
 
-// result is what an operator returned. An operand that it saved is not kept: on the
-// second run it is there again.
+// result is the result of an operator on the first run. An operand that it saved is not kept:
+// on the second run it is there again.
 type result struct {
 	out     *tensor.Tensor
 	save    []*tensor.Tensor
@@ -94,8 +95,8 @@ type result struct {
 	random  rand.PCG // the state of the random numbers after it
 }
 
-// inside returns the replay of the operators inside of an inner checkpoint, whose policy
-// is another one.
+// inside returns the replay of the operators inside of an inner checkpoint, which has its own
+// policy.
 func (r *replay) inside() *replay {
 	if r == nil {
 		return nil
@@ -117,7 +118,7 @@ func (j *journal) each(f func(t *tensor.Tensor)) {
 	}
 }
 
-// run runs an operator, or returns what it returned on the first run.
+// run runs an operator, or returns its result of the first run.
 func (r *replay) run(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, error) {
 	switch {
 	case r == nil:
@@ -242,7 +243,7 @@ func newResult(o Op, out *tensor.Tensor, save []*tensor.Tensor, random rand.PCG)
 	return k
 }
 
-// replay returns what the operator returned, with the operands of the second run.
+// replay returns the result of the first run, with the operands of the second run.
 func (k *result) replay(o Op) (*tensor.Tensor, []*tensor.Tensor) {
 	save := slices.Clone(k.save)
 	for i, operand := range k.operand {

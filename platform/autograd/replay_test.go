@@ -298,7 +298,7 @@ func TestDropoutHasASeed(t *testing.T) {
 	}
 }
 
-// A rank whose second run differs ends the backward pass of the others.
+// A rank with a different second run ends the backward pass of the others.
 func TestSecondRunFailsOnAllRanks(t *testing.T) {
 	private := rand.New(rand.NewPCG(1, 2))
 	errs := onRanks(t, inproc.New(2), func(r rank) error {

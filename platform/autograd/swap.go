@@ -60,8 +60,8 @@ type Swap struct {
 
 var _ Keeper = (*Swap)(nil)
 
-// NewSwap returns a swap whose file is in the folder dir. The file has no name, so that
-// it is gone when the process ends. The caller closes the swap.
+// NewSwap returns a swap with a file in the folder dir. The file has no name, so it is gone
+// when the process ends. The caller closes the swap.
 func NewSwap(ctx context.Context, p platform.Streams, dir string, opts *SwapOptions) (*Swap, error) {
 	s := &Swap{buffer: 64 << 20, space: extent.New(math.MaxInt64), known: map[memory]*block{}}
 	if opts != nil {
@@ -118,12 +118,12 @@ type block struct {
 	done       platform.Event // after the last write or read that was queued
 }
 
-// state says what the file has of a block.
+// state is the state of a block in the file.
 type state uint8
 
 const (
-	absent  state = iota // nothing
-	queued               // nothing: the write has not begun
+	absent  state = iota // not in the file
+	queued               // not in the file: the write has not begun
 	begun                // the write has begun
 	present              // all
 )

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// newSwap returns a swap over a file that notes and delays what is done to it.
+// newSwap returns a swap over a file that records and delays its reads and writes.
 func newSwap(t *testing.T, opts *SwapOptions) (*Swap, *slowFile) {
 	t.Helper()
 	s, err := NewSwap(t.Context(), host.New(nil), t.TempDir(), opts)
@@ -184,8 +184,8 @@ func TestSwappingAndCheckpointsKeepGradients(t *testing.T) {
 	})
 }
 
-// What the operators keep is written once, also if several keep it under several shapes,
-// and comes back once for operators that follow one another.
+// A kept tensor is written once, also if several keep it under several shapes, and comes back
+// once for operators that follow one another.
 func TestSwapWritesSharedMemoryOnce(t *testing.T) {
 	s, f := newSwap(t, nil)
 	x := page(3)
@@ -242,7 +242,7 @@ func TestSwapFreesSharedMemoryBetweenUses(t *testing.T) {
 	f.check(t, s, []int64{0, 1}, []int64{0, 1, 0})
 }
 
-// An operator may change what it gets, so it gets nothing that is being written.
+// An operator may change its tensors, so it gets no memory that is being written.
 func TestSwapWaitsForAWriteThatHasBegun(t *testing.T) {
 	s, f := newSwap(t, nil)
 	begun, gate := make(chan struct{}), make(chan struct{})
@@ -354,7 +354,7 @@ func TestSwapOverlapsWithComputation(t *testing.T) {
 	f.check(t, s, []int64{0, 4}, []int64{4, 0})
 }
 
-// A tensor whose write has not begun is returned from memory, and is not written.
+// A tensor with a write that has not begun is returned from memory, and is not written.
 func TestSwapGivesUpWritesThatAreNotNeeded(t *testing.T) {
 	s, f := newSwap(t, nil)
 	gate := make(chan struct{})
@@ -530,7 +530,7 @@ func TestSwapFile(t *testing.T) {
 		for i := range kept {
 			mustGet(t, kept[i], float32(i))
 			kept[i].Release()
-			kept[i].Release() // does nothing
+			kept[i].Release() // has no effect
 		}
 		must.Do(t, s.stream.Synchronize(t.Context()))
 	}
@@ -542,7 +542,7 @@ func TestSwapFile(t *testing.T) {
 	}
 }
 
-// The tensors of a graph whose backward pass does not run are freed with the graph.
+// If the backward pass of a graph does not run, its tensors are freed with the graph.
 func TestSwapForgetsGraphsThatAreGivenUp(t *testing.T) {
 	s, _ := newSwap(t, nil)
 	func() {

@@ -67,8 +67,7 @@ type verdict struct {
 	// voices are the different calls, each with the lowest rank that made it, in
 	// the order of these ranks; at most the first maxVoices.
 	voices []voice
-	// detail is a value that ranks may differ in. It means nothing if differs is
-	// set.
+	// detail is a value that ranks may differ in. It is undefined if differs is set.
 	detail  uint64
 	differs bool
 }
@@ -77,7 +76,7 @@ type verdict struct {
 type voice struct {
 	rank int
 	call call
-	err  *group.RemoteError // what was wrong with its arguments, or nil
+	err  *group.RemoteError // the error of its arguments, or nil
 }
 
 func (v *voice) same(o *voice) bool {

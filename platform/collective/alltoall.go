@@ -30,7 +30,7 @@ func (c *Comm) AllToAllAsync(ctx context.Context, dst, src *tensor.Tensor, s Spl
 	return c.start(ctx, c.allToAll(dst, src, s))
 }
 
-// uneven is the detail of a rank whose parts are not all equal.
+// uneven is the detail of a rank with parts of different sizes.
 const uneven = 1<<64 - 1
 
 func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
@@ -175,8 +175,8 @@ func identify(ts []*tensor.Tensor) int64 {
 	return int64(h.Sum64() >> 1)
 }
 
-// fit lets each rank compare what it expects with what the others are going to
-// send, so that all ranks fail if something does not fit.
+// fit lets each rank compare the sizes that it expects with the sizes that the others are
+// going to send, so that all ranks fail if two sizes differ.
 func (a *shuffle) fit(ctx context.Context, x *exchange, c call) error {
 	tag := tagOf(x.seq, rowsLane)
 	k := &task{call: c, err: a.compare(x.rank, a.in[x.rank])}
@@ -315,7 +315,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// room is spare memory for batches whose own is not contiguous.
+// room is spare memory for batches without contiguous memory.
 type room struct {
 	mem     []byte
 	release func()

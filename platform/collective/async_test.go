@@ -89,7 +89,7 @@ func TestWaitContextDoesNotEndCall(t *testing.T) {
 	})
 }
 
-// Calls beyond the limit send nothing.
+// Calls beyond the limit send no messages.
 func TestCallsInFlightAreBounded(t *testing.T) {
 	bubble(t, "bounded", func(t *testing.T) {
 		gs := inproc.New(2)

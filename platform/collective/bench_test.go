@@ -80,7 +80,7 @@ func BenchmarkReduceScatter(b *testing.B) {
 	})
 }
 
-// BenchmarkAlgorithms is what the limit between a tree and a ring comes from.
+// BenchmarkAlgorithms measures the limit between a tree and a ring.
 func BenchmarkAlgorithms(b *testing.B) {
 	for _, n := range []int{2, 4, 8, 16} {
 		for size := int64(1 << 10); size <= 1<<20; size *= 4 {

@@ -18,8 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrBroken reports a [Comm] whose collective methods cannot be used any more,
-// because one of them was interrupted.
+// ErrBroken reports a [Comm] that is unusable because a collective method was interrupted.
 var ErrBroken = errors.New("the communicator is broken")
 
 // These errors keep their identity on their way to another rank.
@@ -35,29 +34,27 @@ func init() {
 //
 // # Contract
 //
-//   - Every rank must call the same collective methods in the same order, with
-//     the same op, dtype, number of elements and root, and with splits that fit.
-//     Otherwise, and if the arguments of a rank are invalid, the call fails on all
-//     ranks with one [*group.Error] that names ranks and what they called, and
-//     wraps [group.ErrDisagree] or what was wrong. Such a call has written
-//     nothing, and the Comm can be used on.
-//   - Results are the same bits on all ranks and in every run with the same number
-//     of ranks: the order of a reduction depends on nothing else. The bits of a
-//     NaN may differ between different processors.
-//   - A rank that is gone, or whose context ends, interrupts its calls on all ranks
-//     at once: each call that has not completed fails with a [*group.Error] that
-//     names the rank and wraps [ErrBroken] and the cause, which is [group.ErrGone]
-//     for a rank that is gone. The contents of the tensors are then undefined.
-//     Later collective methods fail with ErrBroken; [Comm.Renew] makes a Comm that
-//     works. A call that needed nothing more of the rank may have completed on
-//     other ranks.
+//   - Every rank must call the same collective methods in the same order, with the same op,
+//     dtype, number of elements and root, and with splits that fit. Otherwise, and if the
+//     arguments of a rank are invalid, the call fails on all ranks with one [*group.Error]
+//     that names the ranks and their calls, and wraps [group.ErrDisagree] or the error of an
+//     argument. Such a call writes no element, and the Comm remains usable.
+//   - Results are the same bits on all ranks and in every run with the same number of ranks:
+//     the order of a reduction depends only on that number. The bits of a NaN may differ
+//     between different processors.
+//   - If a rank is gone or its context ends, this interrupts its calls on all ranks at once:
+//     each call that has not completed fails with a [*group.Error] that names the rank and
+//     wraps [ErrBroken] and the cause, which is [group.ErrGone] for a rank that is gone. The
+//     contents of the tensors are then undefined. Later collective methods fail with
+//     ErrBroken; [Comm.Renew] makes a Comm that works. Other ranks may have completed a call
+//     if they needed no further message from the rank.
 //   - Calls may overlap: calls of Async methods start at once, in their order, up
 //     to eight of them; further ones wait. Methods are safe for
 //     concurrent use, but the caller must ensure the same order on all ranks.
 //   - A tensor belongs to the call until the call is done. Tensors that are written
 //     to must not overlap other tensors of the same or another call, and must not
 //     be expanded ([tensor.ErrLayout]). A tensor that is not contiguous is copied.
-//   - Nothing runs between calls: a Comm needs no Close.
+//   - Between calls a Comm has no goroutines; it needs no Close.
 //
 // A Comm uses message tags from [group.CollectiveTags] on, so a group can have one Comm
 // at a time; [group.Group.Sub] makes more groups.
@@ -138,7 +135,7 @@ const (
 	OpAllToAllParts group.Op = "all-to-all of parts"
 )
 
-// call is what the ranks of a collective call must agree on.
+// call has the properties of a collective call that the ranks must agree on.
 type call struct {
 	kind  group.Op
 	op    Op // of a reduction
@@ -240,10 +237,9 @@ func (r refusal) Unwrap() error { return r.error }
 // task is a collective call of this rank, ready to run.
 type task struct {
 	call   call
-	err    error  // what is wrong with this rank's arguments
+	err    error  // the error of this rank's arguments
 	detail uint64 // the verdict's detail
-	// run moves the elements once all ranks have agreed. Nil: there is nothing to
-	// move.
+	// run moves the elements once all ranks have agreed. Nil: no elements have to be moved.
 	run func(ctx context.Context, x *exchange) error
 	// settle stores the result if run is not nil.
 	settle func() error

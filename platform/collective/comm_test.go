@@ -34,7 +34,7 @@ var algorithms = map[string]*collective.Options{
 // errors of the ranks of a group.
 type results []error
 
-// parallel calls fn for each of n ranks and returns what they return.
+// parallel calls fn for each of n ranks and returns their errors.
 func parallel(n int, fn func(r int) error) results {
 	errs := make(results, n)
 	var wg sync.WaitGroup

@@ -336,7 +336,7 @@ func duplex(ctx context.Context, send, recv func(ctx context.Context) error) err
 	return first
 }
 
-// tally counts what one goroutine has done for another.
+// tally counts the steps that one goroutine has done for another.
 type tally chan struct{}
 
 // add never waits: a tally has room for everything that it counts.

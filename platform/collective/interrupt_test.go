@@ -33,7 +33,7 @@ func TestContextEndInterruptsAllRanks(t *testing.T) {
 						if err := call(t.Context(), cs[r]); err != nil {
 							return err
 						}
-						return call(t.Context(), cs[r]) // the first needed nothing more of rank 0
+						return call(t.Context(), cs[r]) // the first did not need another message from rank 0
 					}
 					ctx, cancel := context.WithCancelCause(t.Context())
 					defer cancel(nil)
@@ -103,7 +103,7 @@ func TestContextEndDuringTransfer(t *testing.T) {
 	}
 }
 
-// interruptedAfter reports whether a call fails whose rank 0 stops after that number of
+// interruptedAfter reports whether a call fails if rank 0 stops after that number of
 // messages, and checks that it then fails on the other ranks too.
 func interruptedAfter(t *testing.T, messages int, call func(context.Context, *collective.Comm) error) bool {
 	const n = 4
@@ -124,7 +124,7 @@ func interruptedAfter(t *testing.T, messages int, call func(context.Context, *co
 			gs[0].Leave(nil) // the second call of the other ranks does not wait for rank 0
 			return nil
 		}
-		return call(mine, c) // the first call may have needed nothing more of rank 0
+		return call(mine, c) // the first call may not have needed another message from rank 0
 	})
 	if errs[0] == nil {
 		return false

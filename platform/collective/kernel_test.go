@@ -30,7 +30,7 @@ func TestSumFloat32(t *testing.T) {
 	}
 }
 
-// What goes through assembly in steps is complete, also if it is one operand.
+// A sum that assembly computes in steps is complete, also if both operands are the same.
 func TestLongSumFloat32(t *testing.T) {
 	const n = 3*(64<<10) + 21
 	a, b := make([]float32, n), make([]float32, n)

@@ -38,7 +38,7 @@ var lastActs = map[string]func(ctx context.Context, c *collective.Comm, n int64)
 	},
 }
 
-// A rank that is done may leave: the others need nothing more of it.
+// A rank that is done may leave: the others need no further message from it.
 func TestLeaveAfterLastCall(t *testing.T) {
 	for name, act := range lastActs {
 		for _, n := range []int64{4, 100_000} {

@@ -68,7 +68,7 @@ func TestMessagesKeepOrder(t *testing.T) {
 	})
 }
 
-// A tensor that is not what was expected is an error, and the next one is fine.
+// An unexpected tensor is an error, and the next one is fine.
 func TestRecvDetectsMismatch(t *testing.T) {
 	for _, n := range lengths[1:] {
 		bubble(t, fmt.Sprintf("%d bytes", n), func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestRecvCancelled(t *testing.T) {
 		if err := sent.Wait(t.Context()); err != nil {
 			t.Error(err)
 		}
-		// The header of a tensor whose elements never come.
+		// The header of a tensor; its elements never arrive.
 		must.Do(t, cs[0].Group().(group.Messenger).Send(t.Context(), 1, 1<<28, []byte{byte(tensor.Uint8), 0x80, 0x80, 0x80, 0x04}))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
@@ -148,8 +148,8 @@ func TestRecvCancelled(t *testing.T) {
 	})
 }
 
-// Elements of another size than was announced are not taken for a sender that
-// gave up, and what comes after them is not trusted.
+// Elements of another size than was announced are not taken for a sender that gave up, and
+// later messages are not trusted.
 func TestRecvDetectsForeignMessage(t *testing.T) {
 	bubble(t, "stranger", func(t *testing.T) {
 		cs := comms(t, 2, nil)

@@ -171,7 +171,7 @@ func TestAllToAllParts(t *testing.T) {
 	})
 }
 
-// shuffleRows exchanges rows whose elements say where they come from.
+// shuffleRows exchanges rows with elements that name their origin.
 func shuffleRows(t *testing.T, c *collective.Comm, d tensor.DType, width int64, rows [][]int64, strided bool) error {
 	var s collective.Splits
 	var in, out int64
@@ -195,7 +195,7 @@ func shuffleRows(t *testing.T, c *collective.Comm, d tensor.DType, width int64, 
 	return same("rows", to, reshape(t, cast(t, of(want...), d), out, width))
 }
 
-// labels returns n numbers for what goes from one rank to another.
+// labels returns n numbers for the elements that one rank sends to another.
 func labels(from, to int, n int64) []int64 {
 	out := make([]int64, n)
 	for i := range out {

@@ -28,9 +28,8 @@ const (
 // of the calls. Other tags and collective calls are independent. It returns when t may
 // be written to again; a large tensor may wait until the other rank receives.
 //
-// If ctx ends before, nothing arrives, and a receiver that has begun gets
-// [ErrRecalled]. If the receiver cannot be notified, further calls with this tag fail
-// with [ErrBroken].
+// If ctx ends before, no tensor arrives, and a receiver that has begun gets [ErrRecalled]. If
+// the receiver cannot be notified, further calls with this tag fail with [ErrBroken].
 func (c *Comm) Send(ctx context.Context, t *tensor.Tensor, to, tag int) error {
 	return c.ISend(ctx, t, to, tag).Wait(context.Background())
 }
@@ -131,8 +130,8 @@ func (c *Comm) receive(ctx context.Context, r route, head, want header, t *tenso
 	return store()
 }
 
-// post starts to send or receive a tensor by move, after the earlier calls of the
-// same route. err is what is wrong with the tensor.
+// post starts to send or receive a tensor by move, after the earlier calls of the same route.
+// err is the error of the tensor.
 func (c *Comm) post(ctx context.Context, op group.Op, r route, err error, move func() error) *Work {
 	w := &Work{done: make(chan struct{})}
 	switch {

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// fits says what the documentation of Op does.
+// fits reports whether the documentation of Op allows the dtype.
 func fits(op collective.Op, d tensor.DType) bool {
 	switch {
 	case d == tensor.Float8E8M0FNU:
@@ -64,8 +64,8 @@ func testAllReduce(t *testing.T, n int, d tensor.DType, o *collective.Options) {
 	}
 }
 
-// unsigned returns complex numbers without minus zeros, whose sign depends on
-// the order of a product; others as they are.
+// unsigned returns complex numbers without minus zeros, because the sign of a zero depends on
+// the order of a product. Other numbers stay as they are.
 func unsigned(t testing.TB, x *tensor.Tensor) *tensor.Tensor {
 	t.Helper()
 	if whole(x.DType()) != tensor.Complex128 {
@@ -143,7 +143,7 @@ func TestResultsAreDeterministic(t *testing.T) {
 	}
 }
 
-// awkward returns numbers whose sum depends on the order of the additions.
+// awkward returns numbers with a sum that depends on the order of the additions.
 func awkward(t testing.TB, d tensor.DType, r, n int) *tensor.Tensor {
 	values := make([]float64, n)
 	for i := range values {

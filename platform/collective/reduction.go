@@ -144,8 +144,8 @@ func convert(dst []byte, to tensor.DType, src []byte, from tensor.DType) {
 
 // Reduce sets the elements of dst to the reduction of the elements of the terms, of which
 // there is at least one, in their order. All have the same dtype and shape; the error wraps
-// [tensor.ErrDType] or [tensor.ErrShape] otherwise. dst may be one of the terms. It is
-// local: nothing is sent.
+// [tensor.ErrDType] or [tensor.ErrShape] otherwise. dst may be one of the terms. It is local:
+// it sends no messages.
 func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 	d := dst.DType()
 	if err := o.Check(d); err != nil {
@@ -214,7 +214,8 @@ func numberKernel[E tensor.Number](o Op) kernel {
 	return sumOf[E]
 }
 
-// sumOf adds eight elements at a time through arrays, whose bounds the compiler knows.
+// sumOf adds eight elements at a time through arrays, because the compiler knows their
+// bounds.
 func sumOf[E tensor.Number](db, ab, bb []byte) {
 	d, a, b := tensor.Numbers[E](db), tensor.Numbers[E](ab), tensor.Numbers[E](bb)
 	for len(d) >= 8 && len(a) >= 8 && len(b) >= 8 {

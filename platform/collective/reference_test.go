@@ -23,8 +23,8 @@ func whole(d tensor.DType) tensor.DType {
 	return tensor.Float64
 }
 
-// numbers returns n elements of rank r that every type can hold or wraps, and
-// whose sums and products float32 holds. Zeros are rare, for products.
+// numbers returns n elements of rank r that every type can hold or wraps; float32 holds their
+// sums and products. Zeros are rare, for products.
 func numbers(t testing.TB, d tensor.DType, r, n int) *tensor.Tensor {
 	t.Helper()
 	values := make([]int64, n)
@@ -54,8 +54,8 @@ func cast(t testing.TB, x *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	return out
 }
 
-// reduced returns the reduction of xs element by element, computed in another
-// way than by what is tested.
+// reduced returns the reduction of xs element by element, computed in another way than the
+// tested code.
 func reduced(t testing.TB, op collective.Op, xs []*tensor.Tensor) *tensor.Tensor {
 	t.Helper()
 	d := xs[0].DType()
@@ -99,7 +99,7 @@ func fold[E tensor.Element](t testing.TB, op collective.Op, sum *tensor.Tensor, 
 	}
 }
 
-// identity returns what leaves v as it is.
+// identity returns the identity of op, which leaves v as it is.
 func identity[E tensor.Element](op collective.Op, v E) E {
 	var id E
 	switch p := any(&id).(type) {

@@ -156,7 +156,7 @@ func TestAllToAllPartsInPlace(t *testing.T) {
 	}
 }
 
-// matrix returns what a rank has.
+// matrix returns the matrix of a rank.
 func matrix(t testing.TB, rank int, rows, cols int64) (*tensor.Tensor, error) {
 	return tensor.FromBytes(tensor.Float32, []int64{rows, cols}, numbers(t, tensor.Float32, rank, int(rows*cols)).Contents())
 }

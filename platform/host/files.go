@@ -15,8 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// align is what the offset of the data in a file is a multiple of: enough for every
-// dtype.
+// align is the alignment of the data in a file, enough for every dtype.
 const align = 64
 
 // named is a tensor on its way to a file.
@@ -25,10 +24,9 @@ type named struct {
 	t    *tensor.Tensor
 }
 
-// SaveTensors writes a safetensors file. The largest elements come first, so that
-// all lie at multiples of their size; elements of one size are in the order of their
-// names. A dtype that the format lacks is an error that wraps [tensor.ErrDType],
-// and nothing is written.
+// SaveTensors writes a safetensors file. The largest elements come first, so that all lie at
+// multiples of their size; elements of one size are in the order of their names. If the
+// format lacks a dtype, the error wraps [tensor.ErrDType], and no byte is written.
 func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Tensor], words map[string]string) error {
 	var all []named
 	for name, t := range tensors {
@@ -167,7 +165,7 @@ type cutter struct {
 	shape []int64
 }
 
-// fill reads what is inside b, a box of the tensor, into dst, which fits.
+// fill reads the elements of the box b into dst, which has its shape.
 func (c *cutter) fill(dst *tensor.Tensor, b tensor.Box) error {
 	if b.Empty() {
 		return nil

@@ -102,10 +102,10 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 	return nil
 }
 
-// Wrap returns a group of the platform over one that was made from its world by other
-// means, such as [group.Group.Sub]. The platform does not remember it until it is
-// adopted. Then Lookup finds it; New and Split find it only if all members have adopted
-// groups whose methods ID() [16]byte return the same value, as groups of package tcp do.
+// Wrap returns a group of the platform over one that was made from its world by other means,
+// such as [group.Group.Sub]. The platform does not remember it until it is adopted. Then
+// Lookup finds it; New and Split find it only if all members have adopted groups with a
+// method ID() [16]byte that returns the same value, as groups of package tcp do.
 //
 // The ranks must be in the world; otherwise, and for a nil group, the error wraps
 // [group.ErrInvalid].
@@ -244,7 +244,7 @@ const (
 	opTensors group.Op = "tensor collectives"
 )
 
-// proposal is what a rank brings to a new group or a split.
+// proposal is the contribution of a rank to a new group or a split.
 type proposal struct {
 	// Op is the call that it makes, Call that in words, and Parts a digest of its
 	// lists of ranks.
@@ -256,7 +256,7 @@ type proposal struct {
 	Known identity
 }
 
-// verdict is what the ranks have agreed on.
+// verdict is the agreement of the ranks.
 type verdict struct {
 	// Odd is the first rank that listed others than rank 0, if any. Then Op is
 	// rank 0's, and Calls has the calls of both.

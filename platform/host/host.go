@@ -21,7 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Name is what the platform is called.
+// Name is the name of the platform.
 const Name = "host"
 
 // Platform is one rank of the platform. Collective methods on one group are for
@@ -146,8 +146,8 @@ func (p *Platform) Recv(ctx context.Context, g platform.Group, from, tag int) ([
 	return m.Recv(ctx, from, tag)
 }
 
-// messenger returns what carries a group's messages with that tag. Higher tags belong
-// to the tensor collectives.
+// messenger returns the messenger of a group for that tag. Higher tags belong to the tensor
+// collectives.
 func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Messenger, error) {
 	own, err := p.use(op, g)
 	if err != nil {

@@ -24,12 +24,12 @@ func (p *Platform) Executors() []platform.Executor {
 	if err != nil {
 		return []platform.Executor{platform.Goroutine}
 	}
-	_ = a.Close() // nothing uses it
+	_ = a.Close() // no copy was made in it
 	return []platform.Executor{platform.Goroutine, platform.Process}
 }
 
-// NewStager returns a stager over an arena of package stage, whose pages cost memory from
-// their first use on.
+// NewStager returns a stager over an arena of package stage. A page of it costs memory from
+// its first use on.
 func (p *Platform) NewStager(ceiling int64) (platform.Stager, error) {
 	a, err := stage.NewArena(ceiling)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/platform/collective"
 )
 
-// NewStream returns a stream whose work runs in a goroutine. The goroutine exists while
+// NewStream returns a stream that runs its work in a goroutine. The goroutine exists while
 // there is work.
 func (p *Platform) NewStream(ctx context.Context) (platform.Stream, error) {
 	s := new(stream)

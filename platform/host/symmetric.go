@@ -22,8 +22,8 @@ const opSymmetric group.Op = "symmetric memory"
 
 // Symmetric shares memory of the Go heap if all ranks are goroutines of one process. Ranks
 // that are processes of one host map each other's memory files, which only Linux has. These
-// files have no names, so that nothing is left of them when the processes end, even if they
-// are killed. Barriers and signals are messages of a group of their own.
+// files have no names, so they are gone when the processes end, even if they are killed.
+// Barriers and signals are messages of a group of their own.
 func (p *Platform) Symmetric(ctx context.Context, g platform.Group, n int64) (platform.Symmetric, error) {
 	own, err := p.use(opSymmetric, g)
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 // rankVariable is set in processes that are a rank of a test: "suite" or "wait".
 const rankVariable = "CAIRN_SYMMETRIC_TEST"
 
-// TestSymmetricRank is a rank of the tests below. TestMain runs nothing else in its process.
+// TestSymmetricRank is a rank of the tests below. TestMain runs only this test in its
+// process.
 func TestSymmetricRank(t *testing.T) {
 	what := os.Getenv(rankVariable)
 	run := map[string]func(*testing.T, *host.Platform){"suite": suiteRank, "wait": waitingRank}[what]
@@ -104,7 +105,7 @@ func startRanks(t *testing.T, what string, n int) []*tcptest.Process {
 	return ps
 }
 
-// rest returns what a process prints until it ends.
+// rest returns the output of a process until it ends.
 func rest(p *tcptest.Process) string {
 	var all []string
 	for {

@@ -23,7 +23,7 @@ func together(t *testing.T, n int, fn func(p platform.Platform) error) []error {
 	return errs
 }
 
-// An error about lists names the call and what was listed, however much it was.
+// An error about lists names the call and the list, however long it is.
 func TestDifferentListsAreNamed(t *testing.T) {
 	all := func(n int) []int {
 		out := make([]int, n)

@@ -58,7 +58,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// A group whose ranks descend keeps its order.
+// A group of descending ranks keeps its order.
 func TestWrapKeepsTheOrder(t *testing.T) {
 	ps := part(t, 3)
 	made := sub(t, ps, 2, 0)

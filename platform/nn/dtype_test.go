@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// paramOf returns a parameter of the dtype whose gradient has the given values and the dtype.
+// paramOf returns a parameter with a gradient of the given values, both of the dtype.
 func paramOf(t testingT, d tensor.DType, grad ...float64) *Param {
 	t.Helper()
 	p, err := ZeroParam(d, []int64{int64(len(grad))}, true)

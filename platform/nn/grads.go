@@ -112,7 +112,8 @@ func reduceRound(ctx context.Context, round []reduction) error {
 	return err
 }
 
-// checked returns how the ranks share p, whose gradient can be reduced and scaled.
+// checked returns how the ranks share p, and checks that its gradient can be reduced and
+// scaled.
 func checked(p *Param) (spread, error) {
 	s, err := spreadOf(p)
 	g := p.leaf.Grad()
@@ -141,7 +142,7 @@ func gradDType(p *Param) tensor.DType {
 	return autograd.GradDType(p.Local().DType())
 }
 
-// describe writes what ranks must have in common of a parameter.
+// describe writes the properties of a parameter that must be the same on all ranks.
 func describe(w *strings.Builder, name string, p *Param, s spread) {
 	fmt.Fprintf(w, "%q %v %v %v %v; ", name, p.Shape(), s.mesh, s.cut, p.leaf.RequiresGrad())
 }
@@ -163,8 +164,8 @@ type ClipOptions struct {
 // Gradients are float64, float32, bfloat16 or float16. float64 gradients are scaled in
 // float64, and all others in float32; sums are float64.
 //
-// A parameter without a gradient on this rank counts for nothing. The gradients of
-// replicas must be equal; see [ReduceGrads].
+// A parameter without a gradient on this rank counts as zero. The gradients of replicas must
+// be equal; see [ReduceGrads].
 //
 // It is a collective call of all ranks that the meshes of comms join, with the same
 // arguments and the same parameters in the same order. It fails on all of these ranks or
@@ -219,7 +220,7 @@ type normLine struct {
 	cut  []*gradGroup
 }
 
-// prepare computes what this rank has of the norm, and what is left to be reduced.
+// prepare computes this rank's part of the norm, which is then to be reduced.
 func (n norm) prepare(params iter.Seq2[string, *Param], comms *Comms, maxNorm, p float64) (*normSum, error) {
 	s := new(normSum)
 	if !(maxNorm >= 0) || math.IsNaN(p) {
@@ -254,7 +255,7 @@ func (n norm) prepare(params iter.Seq2[string, *Param], comms *Comms, maxNorm, p
 	return s, nil
 }
 
-// add adds what this rank has of the norm of a parameter.
+// add adds this rank's part of the norm of a parameter.
 func (s *normSum) add(n norm, name string, p *Param) error {
 	at, err := checked(p)
 	if err != nil {

@@ -159,8 +159,8 @@ func drawGrads(t *rapid.T) gradCase {
 	return c
 }
 
-// params returns the parameters of a rank with its shares of the gradients. Every second
-// rank whose share is empty has no gradient.
+// params returns the parameters of a rank with its shares of the gradients. Every second rank
+// with an empty share has no gradient.
 func (c gradCase) params(rank int) (iter.Seq2[string, *Param], error) {
 	out := map[string]*Param{}
 	for i, shape := range c.shapes {
@@ -242,7 +242,7 @@ func (c gradCase) naive(p float64) float64 {
 	return math.Pow(sum, 1/p)
 }
 
-// near allows for the rounding of float32, whose smallest numbers have few digits.
+// near allows for the rounding of float32: its smallest numbers have few digits.
 func near(a, b float64) bool {
 	return math.Abs(a-b) <= 1e-6*math.Max(math.Abs(a), math.Abs(b))+1e-37
 }
@@ -385,8 +385,8 @@ func TestClipGradNormOnOneMesh(t *testing.T) {
 	}
 }
 
-// clip clips a gradient of n elements, of which rank r has element r. A rank whose element
-// is missing has no gradient.
+// clip clips a gradient of n elements, of which rank r has element r. A rank without an
+// element has no gradient.
 func clip(t *testing.T, n int, have map[int]float32, p float64, finite bool) (norms []float64, grads [][]float32, errs []error) {
 	t.Helper()
 	norms, grads = make([]float64, n), make([][]float32, n)
@@ -451,7 +451,7 @@ func TestClipGradNormRefusesInfinityOnAllRanks(t *testing.T) {
 					t.Errorf("%g-norm %g on rank %d: gradient %v, error %v", p, norms[r], r, grads[r], err)
 				}
 			}
-			// By default the result is what the arithmetic gives.
+			// By default the result is the plain result of the arithmetic.
 			_, grads, errs = clip(t, 3, have, p, false)
 			if err := errors.Join(errs...); err != nil {
 				t.Error(err)

@@ -150,7 +150,7 @@ func (c *call) exit(g *autograd.Graph, out *autograd.Var) *autograd.Var {
 			p.After(c.mark, func() error { return c.done(p, grad) })
 		}
 		if grad != p.Grad || len(c.after) > 0 {
-			return grad.Clone(), nil // what goes on may be changed; what a hook holds may not
+			return grad.Clone(), nil // the clone may be changed; the gradient that a hook holds may not
 		}
 		return grad, nil
 	})
@@ -197,7 +197,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 	return nil
 }
 
-// identity returns x as the result of an operator whose Backward is f.
+// identity returns x as the result of an operator with the Backward f.
 func identity(g *autograd.Graph, name string, x *autograd.Var, f func(*autograd.Pass) (*tensor.Tensor, error)) *autograd.Var {
 	if x == nil {
 		return g.Fail(name, fmt.Errorf("no variable: %w", autograd.ErrShape))

@@ -255,8 +255,8 @@ func TestHooksReplaceInsideCheckpoints(t *testing.T) {
 	}
 }
 
-// The gradient of the output that a hook sees, and what a hook returned, do not change in
-// the backward pass.
+// The gradient of the output that a hook sees, and the gradient that a hook returned, do not
+// change in the backward pass.
 func TestGradientsOfHooksStay(t *testing.T) {
 	for _, replace := range []bool{false, true} {
 		// In the backward pass reshaping passes the memory of a gradient on, and the

@@ -14,8 +14,8 @@ type keywords struct {
 	bind func(k any) autograd.Func // nil arguments are zero
 }
 
-// NewWith returns a module whose forward function takes named arguments, the fields of a
-// struct K, beside its inputs. [CallWith] runs it; [Module.Call] runs it with the zero K.
+// NewWith returns a module with a forward function that takes named arguments, the fields of
+// a struct K, beside its inputs. [CallWith] runs it; [Module.Call] runs it with the zero K.
 func NewWith[K any](kind Kind, forward func(g *autograd.Graph, k K, in ...*autograd.Var) *autograd.Var) *Module {
 	m := New(kind, nil)
 	if forward == nil {

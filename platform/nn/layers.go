@@ -8,9 +8,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Init makes the values of a weight. What it returns also decides the dtype of a layer's
-// other parameters, and whether they are placeholders: biases are zeros, and the weight of
-// a layer norm is ones.
+// Init makes the values of a weight. Its result also decides the dtype of a layer's other
+// parameters, and whether they are placeholders: biases are zeros, and the weight of a layer
+// norm is ones.
 type Init func(shape []int64) (*tensor.Tensor, error)
 
 // Zeros makes float32 zeros.

@@ -20,8 +20,8 @@ type Comms struct {
 	joined platform.TensorComm
 }
 
-// Connect makes the groups of all dimensions of the meshes, whose ranks are ranks of the
-// world of p. It is a collective call of the world, with the same meshes on all ranks;
+// Connect makes the groups of all dimensions of the meshes. The ranks of the meshes are ranks
+// of the world of p. It is a collective call of the world, with the same meshes on all ranks;
 // other ones are an error on all ranks that wraps [group.ErrDisagree].
 //
 // Give Connect the meshes of one model. [ReduceGrads] and [ClipGradNorm] are calls of all
@@ -131,7 +131,8 @@ func components(meshes []shard.Mesh) [][]int {
 	return out
 }
 
-// lines returns the ranks of the mesh in lists whose ranks differ only in dimension dim.
+// lines returns the ranks of the mesh in lists: the ranks of one list differ only in
+// dimension dim.
 func lines(mesh shard.Mesh, dim int) [][]int {
 	step := 1 // from a rank to its neighbour in the line
 	for _, n := range mesh.Shape[dim+1:] {

@@ -28,7 +28,7 @@ import (
 func gathered(ctx context.Context, p *Param, mesh shard.Mesh, comms *Comms) (*tensor.Tensor, error) {
 	g := autograd.New(ctx).NoGrad()
 	v, rows := p.Var(), []int64{p.Shape()[0]}
-	for _, n := range mesh.Shape { // rows of what is left to be cut
+	for _, n := range mesh.Shape { // rows that are left to be cut
 		rows = append(rows, rows[len(rows)-1]/int64(n))
 	}
 	for dim := len(mesh.Shape) - 1; dim >= 0; dim-- {

@@ -21,7 +21,7 @@ import (
 // ErrName reports a name that no parameter or module has, or one that cannot be given.
 var ErrName = errors.New("unknown or invalid name")
 
-// Kind says what a module is, for code that shards or wraps modules.
+// Kind is the kind of a module, for code that shards or wraps modules.
 type Kind uint8
 
 // The kinds.
@@ -45,8 +45,8 @@ func (k Kind) String() string {
 // Module is a part of a model: parameters, buffers, modules inside of it, and a function from
 // its inputs to its output. It is for one goroutine at a time.
 //
-// What is wrong with a module while it is built is its error, [Module.Err], so that a
-// model is built without checks in between; a call of such a module makes the graph fail.
+// A mistake in the construction of a module becomes its error, [Module.Err], so a model is
+// built without checks in between; a call of such a module makes the graph fail.
 type Module struct {
 	kind     Kind
 	forward  autograd.Func
@@ -70,7 +70,7 @@ type named[T any] struct {
 // [Module.Param] when it runs, so that it sees replaced parameters.
 func New(kind Kind, forward autograd.Func) *Module { return &Module{kind: kind, forward: forward} }
 
-// Kind returns what the module is.
+// Kind returns the kind of the module.
 func (m *Module) Kind() Kind { return m.kind }
 
 // Err returns the first error of building the module or one inside of it.
@@ -328,7 +328,7 @@ func (m *Module) State() (map[string]any, error) {
 // the state has several, their values must be equal; otherwise the error wraps [ErrName].
 //
 // If the state lacks a parameter or buffer, the error wraps [fs.ErrNotExist]; if it has a name
-// that the module does not have, [ErrName]. Then LoadState has copied nothing.
+// that the module does not have, [ErrName]. Then LoadState has not copied any value.
 func (m *Module) LoadState(s map[string]any) error {
 	if err := m.checkState(s); err != nil {
 		return err
@@ -397,16 +397,16 @@ func (m *Module) Wrap(with func(autograd.Func) autograd.Func) {
 	m.forward = with(m.forward)
 }
 
-// Checkpointed makes a function run again in the backward pass instead of keeping what its
-// operators need; see [autograd.Graph.Checkpoint].
+// Checkpointed makes a function run again in the backward pass instead of keeping the tensors
+// that its operators need; see [autograd.Graph.Checkpoint].
 func Checkpointed(policy autograd.Policy) func(autograd.Func) autograd.Func {
 	return func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return g.Checkpoint(f, policy, in...) }
 	}
 }
 
-// Swapped makes the operators of a function hand what they need in the backward pass to k;
-// see [autograd.Graph.Keep].
+// Swapped makes the operators of a function hand the tensors for the backward pass to k; see
+// [autograd.Graph.Keep].
 func Swapped(k autograd.Keeper) func(autograd.Func) autograd.Func {
 	return func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var { return f(g.Keep(k), in...) }

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// model returns a module of two blocks whose embedding is also the weight of its head.
+// model returns a module of two blocks. Its embedding is also the weight of its head.
 func model(init Init) *Module {
 	emb, norm, head := NewEmbedding(5, 4, init), NewLayerNorm(4, init), New(Linear, nil)
 	head.AddParam("weight", emb.Param("weight"))

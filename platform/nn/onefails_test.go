@@ -45,8 +45,8 @@ type gradCall struct {
 
 func (c *gradCall) seq() iter.Seq2[string, *Param] { return inOrder(c.params) }
 
-// spoiled returns what one rank can do wrong, with the error that all ranks must get and a
-// part of its text.
+// spoiled returns the mistakes that one rank can make, with the error that all ranks must get
+// and a part of its text.
 func spoiled(t *testing.T) map[string]struct {
 	spoil func(c *gradCall)
 	want  error
@@ -108,8 +108,8 @@ func spoiled(t *testing.T) map[string]struct {
 }
 
 // If the call of one rank fails, all ranks that the meshes join return the error, and a
-// refused call has changed nothing and can be made again. synctest reports a rank that
-// waits for ever.
+// refused call leaves the gradients unchanged and can be repeated. synctest reports a rank
+// that waits for ever.
 func TestGradientCallsFailOnAllRanks(t *testing.T) {
 	grid := shard.Mesh{Shape: []int{2, 2}, Ranks: []int{2, 0, 3, 1}}
 	for name, c := range spoiled(t) {
@@ -191,8 +191,8 @@ func freshParams(t *testing.T, grid shard.Mesh, rank int) (map[string]*Param, er
 	return out, nil
 }
 
-// A rank whose context ends while gradients are reduced over one dimension of a mesh does
-// not leave ranks waiting that it meets only in the next dimension.
+// If the context of a rank ends while gradients are reduced over one dimension of a mesh,
+// this does not leave ranks waiting that it meets only in the next dimension.
 func TestReduceGradsInterruptedBetweenDimensions(t *testing.T) {
 	for _, op := range []string{"reduce", "clip"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -39,8 +39,8 @@ func ZeroParam(d tensor.DType, shape []int64, requiresGrad bool) (*Param, error)
 // [Param.SetLocal] to replace its data.
 func (p *Param) Var() *autograd.Var { return p.leaf }
 
-// Value returns what a forward function computes with: the leaf, or the result of the
-// function that [Param.SetView] was given. The value of a nil parameter is nil.
+// Value returns the variable for forward functions: the leaf, or the result of the function
+// that [Param.SetView] was given. The value of a nil parameter is nil.
 func (p *Param) Value(g *autograd.Graph) *autograd.Var {
 	switch {
 	case p == nil:
@@ -51,13 +51,13 @@ func (p *Param) Value(g *autograd.Graph) *autograd.Var {
 	return p.leaf
 }
 
-// SetView makes Value return what view returns, for example the whole weight, gathered
-// from the shares of all ranks. Nil makes it return the leaf again.
+// SetView makes Value return the result of view, for example the whole weight, gathered from
+// the shares of all ranks. Nil makes it return the leaf again.
 func (p *Param) SetView(view func(g *autograd.Graph) *autograd.Var) { p.view = view }
 
-// SetLayout makes p the share of a rank: it copies the rank's part of the whole tensor,
-// of which p then holds nothing else, and clears the gradient. A placeholder remains
-// one. A second layout is an error that wraps [shard.ErrLayout].
+// SetLayout makes p the share of a rank: it replaces the whole tensor by a copy of the rank's
+// part, and clears the gradient. A placeholder remains one. A second layout is an error that
+// wraps [shard.ErrLayout].
 func (p *Param) SetLayout(layout shard.Layout, rank int) error {
 	if p.sharded != nil {
 		return fmt.Errorf("the parameter has the layout %v already: %w", p.sharded.Layout(), shard.ErrLayout)
@@ -124,7 +124,7 @@ func (p *Param) LocalShape() []int64 { return p.Local().Shape() }
 // Local returns this rank's share, or the whole tensor if p has no layout.
 func (p *Param) Local() *tensor.Tensor { return p.leaf.Data() }
 
-// SetLocal makes p hold t itself instead of what it held. The shape must be the same;
+// SetLocal makes p hold t itself instead of the current tensor. The shape must be the same;
 // the dtype may be another. The gradient stays.
 func (p *Param) SetLocal(t *tensor.Tensor) error {
 	if err := sameShape(p.Local(), t); err != nil {

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testingT is what a test and a property have in common.
+// testingT is the common part of tests and property tests.
 type testingT interface {
 	Helper()
 	Fatal(...any)

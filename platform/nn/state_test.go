@@ -272,7 +272,7 @@ func TestSaveOfABrokenModuleFailsOnAllRanks(t *testing.T) {
 	}
 }
 
-// What holds a tensor inside is refused where it would be left out or not be cut.
+// A value that hides a tensor is refused if the tensor would be left out or not be cut.
 func TestVariablesAreNotLeftOut(t *testing.T) {
 	p := param(t, counted(t, 4))
 	for name, v := range map[string]any{"a variable": p.Var(), "a parameter": p, "a module": model(Zeros)} {

@@ -64,7 +64,7 @@ func (e *env) heldBack(ranks []int, late int) {
 	})
 }
 
-// tokens returns what every rank brings.
+// tokens returns the tokens of n ranks.
 func tokens(n int) [][]byte {
 	out := make([][]byte, n)
 	for r := range out {
@@ -73,7 +73,7 @@ func tokens(n int) [][]byte {
 	return out
 }
 
-// token returns what rank r brings, about r bytes.
+// token returns the token of rank r, about r bytes.
 func token(r int) []byte { return fmt.Appendf(nil, "%*d", r, r) }
 
 func sameBytes(a, b [][]byte) bool {

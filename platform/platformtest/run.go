@@ -133,7 +133,7 @@ func (e *env) idle() {
 // size returns the number of ranks of the world. Some may be in other processes.
 func (e *env) size() int { return e.ps[0].World().Size() }
 
-// rank is what one rank does a test with: a context, its platform, the world and its
+// rank is the environment of one rank in a test: a context, its platform, the world and its
 // number there.
 type rank struct {
 	context.Context

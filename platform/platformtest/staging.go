@@ -106,7 +106,7 @@ func checkStaged(e *env, got, want map[string]any, ts map[string]*tensor.Tensor)
 			e.Errorf("%s = %v; want %v", name, got[name], want[name])
 		}
 	}
-	// A change of the base is seen in what shares its memory, and nowhere else.
+	// A change of the base appears only in copies that share its memory.
 	mem, _ := copies["base"].Bytes()
 	for i := range mem {
 		mem[i]++

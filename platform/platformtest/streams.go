@@ -255,7 +255,7 @@ func testStreamClose(e *env) {
 			<-ctx.Done()
 			time.Sleep(time.Millisecond) // Close has time to return too early
 			ended = true
-			return nil // what was begun has succeeded
+			return nil // the work that had begun has succeeded
 		})
 		begun := s[0].Record()
 		later := func(context.Context) error {
@@ -334,7 +334,7 @@ func testCurrentStream(e *env) {
 			wraps("Run without a stream", platform.Run(r, func(context.Context) error { return io.EOF }), io.EOF),
 			platform.Run(on, gate.wait), // would wait for ever in place
 			platform.Run(on, func(ctx context.Context) error {
-				// Work is its stream: what it runs, runs at once.
+				// Work is its own stream: functions that it runs, run at once.
 				return errors.Join(check(platform.CurrentStream(ctx) == nil, "work has a current stream"),
 					note(1)(ctx), platform.Run(ctx, note(2)), note(3)(ctx))
 			}))

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/platform"
 )
 
-// symmetricTests are the tests of symmetric memory. What a rank does in them depends on the
-// rank alone, so that the ranks may be processes.
+// symmetricTests are the tests of symmetric memory. The actions of a rank depend on the rank
+// alone, so that the ranks may be processes.
 var symmetricTests = []test{
 	{"symmetric memory", testSymmetric},
 	{"symmetric memory of parts", testSymmetricParts},
@@ -67,8 +67,8 @@ func marked(b []byte, writer, owner int) bool {
 	return slices.Equal(b, want)
 }
 
-// The memory is zero at first. Each rank reads what the others have written into their own
-// memory and into each other's.
+// The memory is zero at first. Each rank reads the bytes that the others have written into
+// their own memory and into each other's.
 func testSymmetric(e *env) {
 	const part = 5000
 	withSymmetric(e, int64(part*e.size()), func(r rank, s platform.Symmetric) error {

@@ -34,7 +34,8 @@ func holds(what string, t *tensor.Tensor, want ...float32) error {
 	return check(err == nil && slices.Equal(got, want), "%s = %v, %v; want %v", what, got, err, want)
 }
 
-// tensorRank is what one rank tests the tensor collectives of all ranks with.
+// tensorRank is the environment of one rank in the tests of the tensor collectives of all
+// ranks.
 type tensorRank struct {
 	context.Context
 	platform.TensorComm
