@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// ErrDisagree reports ranks that made different calls although all must make
-	// the same one, or a message whose length the receiver did not expect.
+	// ErrDisagree reports ranks that made different calls although all must make the same one,
+	// or a message of a length that the receiver did not expect.
 	ErrDisagree = errors.New("ranks made different calls")
 	// ErrInvalid reports an argument that a group cannot serve: a root or rank
 	// out of range, a rank listed twice, the wrong number of values.
@@ -21,8 +21,8 @@ var (
 	// ErrDiffers reports a rank that has something else than rank 0 although all ranks must
 	// have the same, such as arguments or files. [Agree] compares them.
 	ErrDiffers = errors.New("ranks differ")
-	// ErrLeft is the ErrGone of a rank that has closed its end, rather than being
-	// lost: what it sent before has been sent.
+	// ErrLeft is the ErrGone of a rank that has closed its end, rather than being lost: its
+	// earlier messages have been sent.
 	ErrLeft = fmt.Errorf("%w", ErrGone)
 )
 
@@ -34,11 +34,11 @@ type Error struct {
 	// Ranks are the ranks at fault, numbered as in the group of the call,
 	// ascending.
 	Ranks []int
-	// Err says what was wrong with them.
+	// Err is their error.
 	Err error
 }
 
-// Error names the call, the ranks and what was wrong with them.
+// Error names the call, the ranks and their error.
 func (e *Error) Error() string {
 	if len(e.Ranks) == 0 {
 		return fmt.Sprintf("%s: %v", e.Op, e.Err)
@@ -46,7 +46,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s: %v", e.Op, RanksText(e.Ranks), e.Err)
 }
 
-// Unwrap returns what was wrong.
+// Unwrap returns the error of the ranks.
 func (e *Error) Unwrap() error { return e.Err }
 
 // ContextError returns an error that wraps both ctx.Err and context.Cause, or
@@ -68,8 +68,8 @@ func ContextError(ctx context.Context) error {
 type StepError struct {
 	// Step is the name of the step.
 	Step string
-	// Failures says what failed on which rank of the step's group. Errors from
-	// other ranks are of type [*RemoteError].
+	// Failures has the errors of the failed ranks, by their numbers in the step's group. Errors
+	// from other ranks are of type [*RemoteError].
 	Failures map[int]error
 	// Alone means that the group of the step has one rank. The text does not name it.
 	Alone bool

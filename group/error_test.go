@@ -96,7 +96,7 @@ func TestStepErrorUnwrapsInOrder(t *testing.T) {
 func TestCatchKeepsTheStackOfThePanic(t *testing.T) {
 	err := Catch(func() error {
 		var m map[string]int
-		//lint:ignore SA5000 the panic is what is tested
+		//lint:ignore SA5000 the test wants this panic
 		m["x"] = 1
 		return nil
 	})

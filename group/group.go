@@ -1,7 +1,6 @@
-// Package group lets the ranks of a job agree: it gathers, scatters and
-// broadcasts bytes, and runs steps whose failure on any rank reaches all of
-// them. It knows nothing of checkpoints. Package grouptest holds the contract as a
-// test.
+// Package group lets the ranks of a job agree: it gathers, scatters and broadcasts bytes, and
+// runs steps in which the failure of one rank reaches all ranks. It does not depend on
+// checkpoints. Package grouptest holds the contract as a test.
 package group
 
 import (
@@ -70,7 +69,7 @@ type Leaver interface {
 	Leave(err error)
 }
 
-// Backed is a capability of groups that can say what carries their messages.
+// Backed is a capability of groups that can name the transport of their messages.
 type Backed interface {
 	// Backend returns a name such as "tcp".
 	Backend() string
@@ -94,7 +93,7 @@ func (o Op) rooted() bool {
 	return o == OpGather || o == OpScatter || o == OpBroadcast
 }
 
-// Call is what the ranks of a collective call must agree on. It is for
+// Call has the properties of a collective call that the ranks must agree on. It is for
 // implementations of [Group].
 type Call struct {
 	Op Op

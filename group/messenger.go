@@ -23,8 +23,8 @@ const (
 	LoadTags       = 3 << 29
 )
 
-// Messenger is a capability of groups whose ranks can send each other messages
-// outside of collective calls. Its methods take ranks of the group.
+// Messenger is a capability of groups: their ranks can send each other messages outside of
+// collective calls. Its methods take ranks of the group.
 //
 // # Contract
 //
@@ -36,17 +36,16 @@ const (
 //   - A rank may send to itself. Methods of one rank may overlap: messages that
 //     goroutines send with one tag come in either order, and each of them is
 //     received once.
-//   - A call whose context ends returns an error that names the other rank and
-//     wraps the context's error and cause. A message whose Send has failed
-//     arrives whole or not at all.
+//   - If the context of a call ends, the call returns an error that names the other rank and
+//     wraps the context's error and cause. A message of a failed Send arrives whole or not at
+//     all.
 //   - A rank that is not in the group, a tag below zero and the tag math.MaxInt are
 //     [ErrInvalid].
-//   - Once a rank of the group is lost every call fails with [ErrGone] and names
-//     it, except that what has already arrived may still be received. If a
-//     rank has left ([ErrLeft]), what it sent before can be received too, and
-//     messages between others go on: only that a call which then waits for as
-//     long as a rank may be silent fails, because the others may have given up.
-//     Errors are of type [*Error].
+//   - Once a rank of the group is lost every call fails with [ErrGone] and names it, except
+//     that messages that have already arrived may still be received. If a rank has left
+//     ([ErrLeft]), its earlier messages can be received too, and messages between others go
+//     on: only that a call which then waits for as long as a rank may be silent fails,
+//     because the others may have given up. Errors are of type [*Error].
 type Messenger interface {
 	// Send hands b to rank to. The caller may write to b again once it has
 	// returned.
@@ -54,10 +53,9 @@ type Messenger interface {
 	// Recv returns the next message that rank from sends to this one with tag.
 	// The slice is the caller's.
 	Recv(ctx context.Context, from, tag int) ([]byte, error)
-	// RecvInto is Recv of a message whose size is known, into the caller's
-	// memory: one that has not len(b) bytes fails the call with a [*LengthError]
-	// and is gone. After an error b holds anything; once RecvInto has returned it
-	// is not written to any more.
+	// RecvInto is Recv of a message of a known size, into the caller's memory: one that has not
+	// len(b) bytes fails the call with a [*LengthError] and is gone. After an error b holds
+	// anything; once RecvInto has returned it is not written to any more.
 	RecvInto(ctx context.Context, from, tag int, b []byte) error
 }
 
@@ -74,9 +72,8 @@ func (e *Error) Ends(me, peer int) bool {
 	return !errors.Is(e.Err, ErrLeft) || slices.Contains(e.Ranks, me) || slices.Contains(e.Ranks, peer)
 }
 
-// CheckLength returns an error that wraps a [*LengthError] unless a message of
-// got bytes from peer is what [Messenger.RecvInto] wants. It is for
-// implementations of [Messenger].
+// CheckLength returns an error that wraps a [*LengthError] unless a message of got bytes from
+// peer fits the memory of [Messenger.RecvInto]. It is for implementations of [Messenger].
 func CheckLength(peer, got, want int) error {
 	if got == want {
 		return nil
@@ -84,8 +81,8 @@ func CheckLength(peer, got, want int) error {
 	return &Error{Op: OpRecv, Ranks: []int{peer}, Err: &LengthError{Got: got, Want: want}}
 }
 
-// LengthError is inside the error of a [Messenger.RecvInto] whose message is of
-// another size than the caller's memory. It wraps [ErrDisagree].
+// LengthError is inside the error of a [Messenger.RecvInto] if the size of the message
+// differs from the size of the caller's memory. It wraps [ErrDisagree].
 type LengthError struct{ Got, Want int }
 
 func (e *LengthError) Error() string {

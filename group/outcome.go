@@ -8,9 +8,9 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// What a rank tells the others in a step is a message: a value, as it is, or
-// failures behind a mark. Values go without a mark, since they may be large and
-// a mark would cost a copy; only one that begins like a mark gets one.
+// A rank's result in a step travels to the others as a message: a value, as it is, or
+// failures behind a mark. Values go without a mark, since they may be large and a mark would
+// cost a copy; only one that begins like a mark gets one.
 const (
 	markFailures = 0xFF
 	markValue    = 0xFE
@@ -24,7 +24,7 @@ const (
 	minText    = 256
 )
 
-// failures are the failed ranks of a step with what failed on each.
+// failures are the failed ranks of a step with their errors.
 type failures map[int]*RemoteError
 
 func valueMessage(v []byte) []byte {
@@ -81,7 +81,7 @@ func (f failures) message() []byte {
 	return w.B
 }
 
-// failuresOf reads what message wrote, for a group of size ranks.
+// failuresOf decodes the result of message, for a group of size ranks.
 func failuresOf(msg []byte, size int) (failures, error) {
 	r := wire.NewReader(msg)
 	if r.Byte() != markFailures {

@@ -81,7 +81,7 @@ func (e *RemoteError) put(w *wire.Writer) {
 	}
 }
 
-// UnmarshalBinary sets e to what MarshalBinary wrote, and returns an error for any
+// UnmarshalBinary decodes the result of MarshalBinary into e, and returns an error for any
 // other bytes.
 func (e *RemoteError) UnmarshalBinary(b []byte) error {
 	r := wire.NewReader(b)

@@ -8,13 +8,13 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// round is one rank's part in a step. Its calls on the group are the same on
-// all ranks, since they depend on nothing but the outcomes of earlier ones,
-// which are: that is why no rank is left waiting.
+// round is one rank's part in a step. Its calls on the group are the same on all ranks, since
+// they depend only on the outcomes of earlier calls, which are the same too. So no rank is
+// left waiting.
 type round struct {
 	g    Group
 	step string
-	// err is what went wrong on this rank.
+	// err is the error of this rank.
 	err error
 }
 
@@ -88,7 +88,7 @@ func (r *round) failed(msg []byte) error {
 	return e
 }
 
-// broken returns the error of a step whose collective call failed.
+// broken returns the error of a step after its collective call failed.
 func (r *round) broken(err error) error {
 	e := &StepError{Step: r.step, Failures: make(map[int]error), Alone: r.g.Size() == 1}
 	ge, ok := errors.AsType[*Error](err)
@@ -102,11 +102,11 @@ func (r *round) broken(err error) error {
 	return e
 }
 
-// Alarmer is a capability of groups whose ranks can learn of a failure elsewhere
-// while they are busy between two calls.
+// Alarmer is a capability of groups: a rank can learn of a failure elsewhere while it is busy
+// between two calls.
 type Alarmer interface {
-	// Alarm tells the other ranks that this one has failed at what all of them
-	// do before their next call.
+	// Alarm tells the other ranks that this one has failed in the work that all of them do
+	// before their next call.
 	Alarm()
 	// Alarmed returns a channel that is closed once a rank has called Alarm
 	// before this rank's next call, or a rank is gone.

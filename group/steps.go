@@ -79,8 +79,8 @@ func Each(ctx context.Context, g Group, step string, fn func(context.Context) er
 	return r.settle(ctx, msg)
 }
 
-// Broadcast runs fn on root and returns its result on every rank. It fails as
-// [Assign] does; what fn does wrong is filed under root.
+// Broadcast runs fn on root and returns its result on every rank. It fails as [Assign] does;
+// an error of fn belongs to root.
 func Broadcast[T any](
 	ctx context.Context, g Group, step string, root int, c Codec[T],
 	fn func(context.Context) (T, error),
@@ -122,7 +122,7 @@ func (f Func[T]) Encode(v T) ([]byte, error) { return f.EncodeFunc(v) }
 // Decode calls DecodeFunc.
 func (f Func[T]) Decode(b []byte) (T, error) { return f.DecodeFunc(b) }
 
-// Bytes is the [Codec] of bytes as they are. Nothing is copied: what one rank
+// Bytes is the [Codec] of bytes as they are. It makes no copies: the slice that one rank
 // decodes may be the slice that another encoded, so neither may write to it.
 type Bytes struct{}
 
@@ -212,7 +212,7 @@ func accept[T any](ctx context.Context, r *round, c Codec[T], reply []byte) (T, 
 	return v, nil
 }
 
-// produce runs fn and encodes what it returns.
+// produce runs fn and encodes its result.
 func produce[T any](ctx context.Context, c Codec[T], fn func(context.Context) (T, error)) ([]byte, error) {
 	v, err := fn(ctx)
 	if err != nil {
@@ -241,8 +241,8 @@ func encodeAll[T any](c Codec[T], vs []T) ([][]byte, error) {
 	return bs, nil
 }
 
-// decodeAll decodes the values among the messages in parallel and adds to f the
-// ranks whose values cannot be decoded.
+// decodeAll decodes the values among the messages in parallel and adds to f the ranks of
+// values that cannot be decoded.
 func decodeAll[T any](c Codec[T], msgs [][]byte, f failures) ([]T, failures) {
 	vs := make([]T, len(msgs))
 	errs := inParallel(len(msgs), func(rank int) (err error) {
@@ -278,8 +278,9 @@ func inParallel(n int, fn func(i int) error) []error {
 	return errs
 }
 
-// Agree fails on the ranks whose value differs from the value of rank 0, as [Assign] does
-// if local fails there. differs makes the error of such a rank, from the value of rank 0.
+// Agree fails on the ranks with a value that differs from the value of rank 0, as [Assign]
+// does if local fails there. differs makes the error of such a rank, from the value of rank
+// 0.
 func Agree(ctx context.Context, g Group, step string, v []byte, differs func(zero []byte) error) error {
 	zero, err := Broadcast(ctx, g, step, 0, Bytes{}, func(context.Context) ([]byte, error) { return v, nil })
 	if err != nil {

@@ -121,7 +121,7 @@ func TestJSONRefusesWhatItCannotHold(t *testing.T) {
 	}
 }
 
-// brokenGroup is a group whose errors do not say which rank is at fault.
+// brokenGroup is a group with errors that do not name the rank at fault.
 type brokenGroup struct{ group.Group }
 
 var errWire = errors.New("connection reset")

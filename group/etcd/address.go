@@ -120,7 +120,7 @@ func checkJob(job string) error {
 	return tcp.CheckJob(job)
 }
 
-// query sets what stands behind the question mark.
+// query sets the options behind the question mark.
 func (r *Rendezvous) query(raw string, secure bool) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

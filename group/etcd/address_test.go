@@ -61,7 +61,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// A password is neither in errors nor in what is printed.
+// A password is neither in errors nor in the printed address.
 func TestPasswordIsNotShown(t *testing.T) {
 	for _, address := range []string{"etcd://me:hush@a/j", "etcd://me:hush@a/", "etcd://me:hush%zz@a/j", "etcd://me:hush@a:x/j", "etcd://me:@hush@a/",
 		"etcd://me:hush/es@a/j", "etcd://me:x?hush@a/j", "etcd://me:x/hush@a/j", "etcd:me:hush@a/j", "me:hush@a/j", "zookeeper://me:hush@a/j"} {
@@ -104,7 +104,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is an address can be written and read again.
+// FuzzParse: a valid address can be written and read again.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"etcd://a/job", "etcd://me:p%40@a:1,[::1]:2/j?size=4&rank=3&ttl=5s", "etcds://a/j%2F", "etcd://a:1:2/j", "etcd://@/?#"} {
 		f.Add(s)

@@ -17,7 +17,7 @@ import (
 
 const secret = "of the tests, and not for etcd"
 
-// noEnv is an environment in which nothing is set.
+// noEnv is an environment without variables.
 func noEnv(string) string { return "" }
 
 // newJob returns a name that no other test uses.
@@ -108,8 +108,8 @@ func TestJobsDoNotMixUp(t *testing.T) {
 	wg.Wait()
 }
 
-// A job meets again as soon as its ranks have met, while the first group lives.
-// Nothing is left in etcd but the number of the generation.
+// A job meets again as soon as its ranks have met, while the first group lives. Only the
+// number of the generation stays in etcd.
 func TestGenerations(t *testing.T) {
 	job := newJob(t)
 	for generation := 1; generation <= 3; generation++ {

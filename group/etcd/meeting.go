@@ -24,7 +24,7 @@ type view struct {
 	hasSlot bool             // this process has its slot
 }
 
-// look reads the record, and what concerns this process.
+// look reads the record and the keys that concern this process.
 func (s *session) look(ctx context.Context) (view, error) {
 	ops := []clientv3.Op{clientv3.OpGet(s.key.meeting(), clientv3.WithPrefix())}
 	if s.gen != 0 {
@@ -168,8 +168,8 @@ const (
 	lastNumber = 1 << 53 // of a generation: JSON has no larger integers
 )
 
-// keys are the names of what a job has in etcd. Numbers in them have as many
-// digits, so that they sort.
+// keys makes the names of a job's keys in etcd. Numbers in them have as many digits, so that
+// they sort.
 type keys string
 
 func keysOf(job string) keys { return keys("cairn/" + url.PathEscape(job) + "/") }

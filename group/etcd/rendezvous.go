@@ -1,7 +1,7 @@
-// Package etcd lets the processes of a job meet through an etcd cluster, which
-// also gives them their ranks if nothing else does. Once the ranks have met they
-// do not need etcd any more. Only the address of rank 0 is written there, never the
-// secret of the job. The contract is in the comment of [tcp.Rendezvous]; the keys in etcd are below.
+// Package etcd lets the processes of a job meet through an etcd cluster, which also gives them
+// their ranks if their environment does not. Once the ranks have met they do not need etcd any
+// more. Only the address of rank 0 is written there, never the secret of the job. The contract is
+// in the comment of [tcp.Rendezvous]; the keys in etcd are below.
 //
 // Only programs that import it have etcd's client. Such a program turns addresses of any
 // kind into rendezvous with [ParseRendezvous]:
@@ -32,13 +32,13 @@
 //
 // # Generations
 //
-// Rank 0 marks the record when it leaves the meeting. From then on no process takes
-// a slot of that generation. A new generation begins in one transaction, with its
-// first slot, when no slot of the previous generation is left. So a job can meet again
-// under its name as soon as all processes of the old meeting have left; processes that
-// died delay it by the time of a lease at most. A process whose lease ended takes its
-// slot again, unless another process has it or a new generation has begun: then it can
-// neither announce an address nor end a meeting.
+// Rank 0 marks the record when it leaves the meeting. From then on no process takes a slot of
+// that generation. A new generation begins in one transaction, with its first slot, when no
+// slot of the previous generation is left. So a job can meet again under its name as soon as
+// all processes of the old meeting have left; processes that died delay it by the time of a
+// lease at most. If the lease of a process ended, the process takes its slot again, unless
+// another process has it or a new generation has begun: in those cases it can neither
+// announce an address nor end a meeting.
 //
 // # Liveness
 //
@@ -98,13 +98,13 @@ type Rendezvous struct {
 	// Getenv is used instead of os.Getenv if it is not nil.
 	Getenv func(string) string
 
-	s    *session // nil: nothing is open
+	s    *session // nil: no connection is open
 	held bool     // s is only there to hold the slot
 }
 
 var _ tcp.Rendezvous = (*Rendezvous)(nil)
 
-// String returns the address, without what is secret.
+// String returns the address, without its password.
 func (r *Rendezvous) String() string {
 	scheme := "etcd"
 	if r.TLS != nil {
@@ -237,8 +237,8 @@ func (r *Rendezvous) Announce(ctx context.Context, addr string) (err error) {
 	return r.s.announce(ctx, addr)
 }
 
-// Find returns where rank 0 listens, and waits until it does. A process whose
-// meeting has ended without it takes the same slot in the next one first.
+// Find returns where rank 0 listens, and waits until it does. If the meeting of this process
+// has ended without it, Find first takes the same slot in the next one.
 func (r *Rendezvous) Find(ctx context.Context) (addr string, err error) {
 	if err = r.connect(ctx); err == nil {
 		defer r.s.leave()
@@ -300,7 +300,7 @@ func localAddress(ctx context.Context, endpoint string) (string, error) {
 		}
 		endpoint = rest
 	}
-	c, err := new(net.Dialer).DialContext(ctx, "udp", endpoint) // sends nothing
+	c, err := new(net.Dialer).DialContext(ctx, "udp", endpoint) // sends no packet
 	if err != nil {
 		return "", err
 	}

@@ -174,7 +174,7 @@ func (s *session) close() error {
 	err := s.dropLease(ctx)
 	s.cancel()
 	if s.own {
-		_ = s.cli.Close() // what it says is that s.ctx has ended
+		_ = s.cli.Close() // its error only reports that s.ctx has ended
 	}
 	return err
 }
@@ -214,7 +214,7 @@ func (s *session) newLease(ctx context.Context) error {
 // cluster did not run for a while, keep takes the slot again, unless another process
 // has it. No call does so while this process talks to rank 0, or is rank 0.
 func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAliveResponse, lost chan<- struct{}) {
-	for range kept { // answers say nothing new
+	for range kept { // answers carry no news
 	}
 	close(lost)
 	if s.enter(s.keepers) != nil {
@@ -226,8 +226,8 @@ func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAlive
 	}
 }
 
-// restore takes the slot again under a new lease, and announces again what was
-// announced. Its error wraps ErrLost if the slot or the meeting is another's.
+// restore takes the slot again under a new lease, and repeats the announcement. Its error
+// wraps ErrLost if the slot or the meeting is another's.
 func (s *session) restore(ctx context.Context) error {
 	old := s.lease
 	if err := s.newLease(ctx); err != nil {

@@ -20,7 +20,7 @@ var (
 	ErrTaken = errors.New("slot is taken")
 	// ErrSize reports processes that do not agree on how many they are.
 	ErrSize = errors.New("another number of ranks")
-	// ErrLost reports a process whose lease has ended, and with it its slot.
+	// ErrLost reports a process that has lost its lease, and with it its slot.
 	ErrLost = errors.New("slot is lost")
 )
 
@@ -56,7 +56,7 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	}
 	rank := taken.choose(want, size, tries)
 	switch {
-	case taken.mine >= 0: // by a transaction whose answer was lost
+	case taken.mine >= 0: // by a transaction without an answer
 		rank = taken.mine
 	case taken.count == 0:
 		rank = max(want, 0)
@@ -77,7 +77,7 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	return err
 }
 
-// errChanged reports a transaction whose conditions no longer hold.
+// errChanged reports that the conditions of a transaction no longer hold.
 var errChanged = errors.New("changed by another process")
 
 // begin begins a new generation, with this process in a slot. No process may have one

@@ -49,8 +49,8 @@ func endLease(t *testing.T, key string) int64 {
 	return gone.Header.Revision
 }
 
-// A process whose lease has ended, because the cluster was away for example, takes
-// its slot again and announces itself again, if no other process has taken the slot.
+// If the lease of a process has ended, because the cluster was away for example, the process
+// takes its slot again and announces itself again, if no other process has taken the slot.
 func TestSlotIsTakenAgain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hold %t", hold), func(t *testing.T) {
@@ -75,8 +75,8 @@ func TestSlotIsTakenAgain(t *testing.T) {
 	}
 }
 
-// A process that lost its slot, or whose meeting ended without it, has the same rank
-// in the next one.
+// If a process lost its slot or its meeting ended without it, it has the same rank in the
+// next one.
 func TestFindTakesSlotOfNextMeeting(t *testing.T) {
 	for name, happens := range map[string]func(t *testing.T, job string, zero *etcd.Rendezvous){
 		"its lease ended": func(t *testing.T, job string, _ *etcd.Rendezvous) { endLease(t, slotKey(job, 1)) },

@@ -115,8 +115,8 @@ func pattern(from, to, size int) []byte {
 	return bytes.Repeat([]byte{byte(from), byte(to), byte(size), 1}, size/4+1)[:size]
 }
 
-// order sends messages of one tag around a ring and overwrites what was sent, and
-// what was received.
+// order sends messages of one tag around a ring and overwrites the sent and the received
+// bytes.
 func (s *suite) order(e *env) {
 	sizes := slices.Repeat([]int{1, 100_000, 10}, 70)
 	e.must("ring", func(ctx context.Context, g group.Group) error {
@@ -199,7 +199,7 @@ func (s *suite) bounded(e *env, size, limit int) {
 	if n > limit {
 		e.Fatalf("%d messages of %d bytes were taken that no call received; want the sender to wait", n, size)
 	}
-	// A message whose Send ended is there whole or not at all.
+	// A message of a Send that ended arrives whole or not at all.
 	if err := from.Send(e.context(), s.n-1, 4, nil); err != nil {
 		e.Fatalf("Send after one that ended = %v; want no error", err)
 	}
@@ -454,8 +454,8 @@ func (s *suite) intoEnds(e *env) {
 	}
 }
 
-// recvBriefly is a call of RecvInto whose context ends once others had a number
-// of turns.
+// recvBriefly is a call of RecvInto with a context that ends once other calls had a number of
+// turns.
 func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) error {
 	ctx, cancel := context.WithCancel(e.context())
 	defer cancel()
@@ -473,8 +473,8 @@ func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) erro
 	return <-errs
 }
 
-// sendEnds ends calls that send while RecvInto waits for what they send: a message
-// comes whole or not at all, and the next one does.
+// sendEnds ends calls that send while RecvInto waits for their message: a message comes whole
+// or not at all, and the next one does.
 func (s *suite) sendEnds(e *env, send sender) {
 	const n, size = 8, 2<<20 + 7
 	from, to := e.gs[0], e.gs[s.n-1]

@@ -1,6 +1,5 @@
-// Package grouptest holds the contract of [group.Group], and of the steps that
-// run on one, as a test. It knows nothing of how a group is made; the words it
-// checks are in package group.
+// Package grouptest holds the contract of [group.Group], and of the steps that run on one, as
+// a test. It does not depend on how a group is made. The contract is in package group.
 package grouptest
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// OpenFunc makes a group of n ranks and returns their ends, in the order of the
-// ranks. What it must undo goes to t.Cleanup.
+// OpenFunc makes a group of n ranks and returns their ends, in the order of the ranks. It
+// registers its cleanup with t.Cleanup.
 type OpenFunc func(t *testing.T, n int) []group.Group
 
 // Options says how the suite runs. Nil is the same as the zero value.
@@ -119,8 +118,8 @@ func (s *suite) fresh(t *testing.T, name string, fn func(e *env)) {
 	})
 }
 
-// patience bounds how long a rank waits in real time. A busy machine may take minutes for what
-// takes milliseconds otherwise.
+// patience bounds how long a rank waits in real time. A busy machine may take minutes for work
+// of milliseconds.
 const patience = 10 * time.Minute
 
 // env is one test's group.
@@ -150,7 +149,7 @@ func (e *env) idle() {
 	synctest.Wait()
 }
 
-// rankFunc is what one rank does in a test.
+// rankFunc is the part of one rank in a test.
 type rankFunc func(ctx context.Context, g group.Group) error
 
 // pending are ranks at work.

@@ -413,7 +413,7 @@ func onMe(g group.Group, hook func(int) error) func(int) error {
 	return func(int) error { return try(hook, g.Rank()) }
 }
 
-// stepFunc is a step that succeeds or returns what goes wrong.
+// stepFunc is a step that succeeds or returns its error.
 type stepFunc func(ctx context.Context, g group.Group, h hooks) error
 
 var stepFuncs = map[string]stepFunc{
@@ -460,7 +460,7 @@ func broadcast(ctx context.Context, g group.Group, h hooks) error {
 	return value(got, 42, err)
 }
 
-// value checks what a step returned: a result or an error, not both.
+// value checks the outcome of a step: a result or an error, not both.
 func value(got, want int, err error) error {
 	if err != nil {
 		want = 0
@@ -494,7 +494,7 @@ func (s *suite) steps(t *testing.T) {
 	s.test(t, "Broadcast/from the last rank", s.lastRoot)
 }
 
-// mishap lets m happen on ranks and checks what every rank returns.
+// mishap lets m happen on ranks and checks the outcome on every rank.
 func (e *env) mishap(step stepFunc, m mishap, ranks []int) {
 	errs := e.all(func(ctx context.Context, g group.Group) error {
 		ctx, cancel := context.WithCancel(ctx)

@@ -1,6 +1,6 @@
-// Package inproc makes groups whose ranks are goroutines of one process. It
-// copies no bytes: the ranks receive the slices that a rank passed in, so results
-// are shared and read-only. The contract is in the comment of [group.Group].
+// Package inproc makes groups of goroutines of one process, one for each rank. It copies no
+// bytes: the ranks receive the slices that a rank passed in, so results are shared and
+// read-only. The contract is in the comment of [group.Group].
 package inproc
 
 import (
@@ -175,7 +175,7 @@ const (
 	messageCost = 128
 )
 
-// route is whose messages a mailbox holds.
+// route identifies the messages of a mailbox.
 type route struct{ from, to, tag int }
 
 // mailbox holds the messages of one route that wait to be received. It exists
@@ -245,8 +245,8 @@ func (g *Group) RecvInto(ctx context.Context, from, tag int, b []byte) error {
 // another one has left the group.
 const patience = 20 * time.Second
 
-// visit lets try at the mailbox of a route until it has done what it wants, the
-// context has ended or a rank is gone. lost tells try that a rank is gone.
+// visit lets try at the mailbox of a route until it succeeds, the context has ended or a rank
+// is gone. lost tells try that a rank is gone.
 func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try func(m *mailbox, lost bool) bool) error {
 	w := h.world
 	w.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// world is what a group of New shares with all groups made from it.
+// world is shared by a group of New and all groups made from it.
 type world struct {
 	mu sync.Mutex
 	// active holds the groups with calls, alarms or messages, which a rank that
@@ -82,8 +82,7 @@ func (h *hub) enter(number uint64, d deposit) *call {
 	return c
 }
 
-// end fails the call because of a rank whose context has ended, unless the call
-// is decided.
+// end fails the call because the context of a rank has ended, unless the call is decided.
 func (h *hub) end(c *call, rank int, err error) {
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
@@ -105,7 +104,7 @@ func (d *departure) error(h *hub, op group.Op) *group.Error {
 	return &group.Error{Op: op, Ranks: []int{slices.Index(h.ranks, d.rank)}, Err: d.cause}
 }
 
-// deposit is what one rank brings to a call.
+// deposit is the contribution of one rank to a call.
 type deposit struct {
 	group.Call
 	rank   int

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Ranks may be apart by failed calls. What those calls leave behind for the
-// late ranks must go once these have passed.
+// Some ranks may be ahead of others by failed calls. The memory that these calls keep for the
+// late ranks must be freed once the late ranks have passed.
 func TestFailedCallsAreForgottenOnceAllHavePassed(t *testing.T) {
 	gs := New(3)
 	ended, cancel := context.WithCancel(t.Context())

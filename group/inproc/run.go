@@ -19,8 +19,8 @@ var errExit = errors.New("goroutine exited")
 // so that the others do not wait for it: a call that they make without it fails
 // (see [Group.Leave]). A panic becomes a [*group.PanicError].
 //
-// The result joins what the ranks returned, each as a [*group.Error] that names
-// the ranks; ranks whose errors have the same text share one.
+// The result joins the errors of the ranks, each as a [*group.Error] that names the ranks;
+// errors with the same text are joined into one.
 func Run(ctx context.Context, n int, fn func(ctx context.Context, g group.Group) error) error {
 	if n < 1 {
 		return fmt.Errorf("run %d ranks: %w", n, group.ErrInvalid)

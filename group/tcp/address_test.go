@@ -54,8 +54,8 @@ func TestPlacesOfAName(t *testing.T) {
 	}
 }
 
-// A name that stands for a service, or for nothing yet, makes rank 0 listen at all
-// addresses, if connections must prove themselves.
+// A name that stands for a service, or does not resolve yet, makes rank 0 listen at all
+// addresses, if connections are authenticated.
 func TestListenByName(t *testing.T) {
 	for _, name := range []string{"service:0", "not-ready:0", "in-hosts-file:0", "203.0.113.7:0"} {
 		cfg := Config{Secret: testSecret, lookup: hostnames, listener: new(net.ListenConfig).Listen}

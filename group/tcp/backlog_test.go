@@ -31,7 +31,7 @@ func TestBacklogOfARankIsBounded(t *testing.T) {
 				t.Fatalf("%s: message %d: %v", claim, tag, err)
 			}
 		}
-		for range 2 { // what was taken makes room
+		for range 2 { // taken messages make room
 			c := &recvCall{done: make(chan struct{})}
 			m.mu.Lock()
 			n := m.inLane(lane{peer: 1, tag: 3})
@@ -78,7 +78,7 @@ func TestBacklogCountsOnlyUnreceivedMessages(t *testing.T) {
 	}
 }
 
-// A rank that sends without end what no call receives is named, with the reason.
+// A rank that sends without end messages that no call receives is named, with the reason.
 func TestRankThatSendsWithoutEnd(t *testing.T) {
 	t.Parallel()
 	b, a := pair(t, pairConfig(t))

@@ -87,7 +87,7 @@ func BenchmarkMessageRecv4MiB(b *testing.B) {
 	})
 }
 
-// BenchmarkLoopback4MiB is what a plain connection gives, to compare with.
+// BenchmarkLoopback4MiB measures a plain connection, for comparison.
 func BenchmarkLoopback4MiB(b *testing.B) {
 	a, c := loopback(b)
 	v, in := make([]byte, benchMessage), make([]byte, benchMessage)

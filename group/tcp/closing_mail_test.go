@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// What was sent arrives, also if the rank closes while others of its
-// goroutines are about to send.
+// Sent messages arrive, also if the rank closes while other goroutines of it are about to
+// send.
 func TestCloseWhileLargeMessagesAreSent(t *testing.T) {
 	t.Parallel()
 	for range 3 {
@@ -138,7 +138,7 @@ func TestCloseAfterADeathDoesNotWait(t *testing.T) {
 	}
 }
 
-// stuck are connections that can be made to carry nothing for a while.
+// stuck are connections that can be blocked for a while.
 type stuck struct {
 	mu   sync.Mutex
 	gate chan struct{} // nil, or closed when they carry again; guarded by mu

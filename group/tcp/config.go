@@ -255,11 +255,10 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 // listenAddrs returns the local addresses to try in turn, for an address at which other
 // ranks reach this host.
 //
-// If the address contains a host name, this host may resolve it differently from other
-// hosts: to nothing, if a cluster only names hosts that are ready; to the address of a
-// service in front of this host; or to loopback, if the host's own name is in
-// /etc/hosts. Then this rank listens at all its addresses, if connections are
-// authenticated.
+// If the address contains a host name, this host may resolve it differently from other hosts:
+// not at all, if a cluster only names hosts that are ready; to the address of a service in
+// front of this host; or to loopback, if the host's own name is in /etc/hosts. Then this rank
+// listens at all its addresses, if connections are authenticated.
 func (c *Config) listenAddrs(ctx context.Context, address string) ([]string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -376,8 +375,8 @@ func advertised(ln net.Listener, conn net.Conn) string {
 // outward returns the address from which this host reaches other hosts, or loopback
 // if it has no network.
 func outward() string {
-	// An address for documentation. Nothing is sent there: the system only chooses
-	// the local address for it.
+	// An address for documentation. No packet is sent there: the system only chooses the local
+	// address for it.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		c, err := net.Dial("udp", to)
 		if err != nil {

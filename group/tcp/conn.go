@@ -120,8 +120,8 @@ func (f *conn) resume() error {
 	return f.arm()
 }
 
-// interrupt makes fill return. If fill is not running, the next call returns at once
-// and reads nothing.
+// interrupt makes fill return. If fill is not running, the next call returns at once without
+// reading.
 func (f *conn) interrupt() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,7 +151,7 @@ func init() {
 	group.RegisterError("tcp.ErrSecret", ErrSecret)
 }
 
-// purpose is what a connection is for.
+// purpose is the purpose of a connection.
 type purpose byte
 
 const (
@@ -198,7 +198,7 @@ func (h *hello) encode() []byte {
 	return append(b, w.B...)
 }
 
-// decodeHello reads what follows magic and length.
+// decodeHello decodes the part of a hello after magic and length.
 func decodeHello(b []byte) (hello, error) {
 	r := wire.NewReader(b)
 	h := hello{purpose: purpose(r.Byte())}

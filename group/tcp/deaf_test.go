@@ -33,8 +33,8 @@ func (c muteConn) CloseWrite() error {
 	return c.fakeConn.CloseWrite()
 }
 
-// If a link carries nothing in one direction any more, its two ends still
-// notice, and no rank waits for the end of its context.
+// If a link loses all frames in one direction, its two ends still notice, and no rank waits
+// for the end of its context.
 func TestLinksThatLoseOneDirection(t *testing.T) {
 	const size = 3
 	for _, mute := range []int{0, 1} {
@@ -70,8 +70,8 @@ func TestLinksThatLoseOneDirection(t *testing.T) {
 						t.Errorf("rank %d: %v; want %v", r, err, group.ErrGone)
 						continue
 					}
-					// The rank whose frames are lost cannot know that: it sees that
-					// the other ranks have disconnected.
+					// The rank of the lost frames cannot notice the loss: it sees that the other ranks have
+					// disconnected.
 					if r != mute && !slices.Equal(ge.Ranks, []int{mute}) {
 						t.Errorf("rank %d: %v; want rank %d to be named", r, err, mute)
 					}

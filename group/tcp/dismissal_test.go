@@ -32,7 +32,7 @@ func follower(t *testing.T, cfg Config, rank int) *host {
 	return h
 }
 
-// registrant is a rank that has registered and does nothing after that.
+// registrant is a rank that has registered and then stays silent.
 func registrant(t *testing.T, cfg Config, rank int) *host {
 	t.Helper()
 	h := follower(t, cfg, rank)
@@ -112,8 +112,8 @@ func TestRanksGiveUpIfRankZeroIsLost(t *testing.T) {
 	}
 }
 
-// A rank whose context ends names the ranks that are missing at that time. If no rank is
-// known to be missing, it names the rank whose context has ended.
+// If the context of a rank ends, its error names the ranks that are missing at that time. If
+// no rank is known to be missing, the error names the rank with the ended context.
 func TestErrorsNameTheMissingRanks(t *testing.T) {
 	gone := errors.New("of no use")
 	for claim, c := range map[string]struct {

@@ -13,7 +13,7 @@ import (
 )
 
 // fakeNet is a network in memory, for tests under synctest: time passes only while all ranks
-// wait, so that the load of the machine changes nothing.
+// wait, so the load of the machine has no effect.
 type fakeNet struct {
 	mu        sync.Mutex
 	listeners map[string]*fakeListener // guarded by mu

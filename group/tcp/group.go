@@ -41,7 +41,7 @@
 //     or a process that says that it is another one
 //  2. no answer: the rank is registered or registering, and did not answer a call in time
 //  3. gave up: the rank was registered, and its context has ended
-//  4. the rank whose context has ended, if all ranks are registered
+//  4. the rank with the ended context, if all ranks are registered
 //
 // A rank that has not answered in time is never called missing, and neither is rank 0.
 //
@@ -49,7 +49,7 @@
 //
 // Every connection begins with a handshake, within ten seconds:
 //
-//	→ "cairngr3", the length of what follows (2 bytes), purpose (1: meet, 2: link,
+//	→ "cairngr3", the length of the rest (2 bytes), purpose (1: meet, 2: link,
 //	  3: messages, 4: call of the roll, 5: leave), ranks from and to, size (4 bytes each),
 //	  session (16; to meet and to leave, a name of the process), job and the address of the
 //	  rank from (each with its length as a varint before it), nonce (32)
@@ -59,10 +59,9 @@
 //	← proof (32) of "accept", the same and the reason; length of the reason (2);
 //	  the reason, which is empty if the connection is accepted
 //
-// The accepting side uses nothing from the hello, and sends no proof, before it has
-// verified the proof of the dialing side. Integers are little-endian. Frames follow:
-// a length of 4 bytes, and then that number of bytes, at most [tree.MaxFrame]. Only
-// TLS encrypts frames.
+// The accepting side uses no field of the hello, and sends no proof, before it has verified
+// the proof of the dialing side. Integers are little-endian. Frames follow: a length of 4
+// bytes, and then that number of bytes, at most [tree.MaxFrame]. Only TLS encrypts frames.
 //
 // # Messages
 //

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
-// maxUnproven bounds the connections whose proof has not been verified yet.
+// maxUnproven bounds the connections without a verified proof.
 const maxUnproven = 256
 
 // host is the state of one rank of a session.
@@ -46,7 +46,7 @@ type host struct {
 	pending map[*pendingConn]bool // accepted connections in the handshake or being handled; guarded by mu
 }
 
-// pendingConn is an accepted connection whose handshake or handling is not complete.
+// pendingConn is an accepted connection, until it is handled completely.
 type pendingConn struct {
 	conn   net.Conn
 	since  time.Time
@@ -170,7 +170,7 @@ func (h *host) take(f *conn, hi hello) error {
 	return h.node.Accept(hi.from, f)
 }
 
-// check returns the reason to refuse a connection whose proof is valid, or nil.
+// check returns the reason to refuse a connection with a valid proof, or nil.
 func (h *host) check(hi hello, c net.Conn) error {
 	switch {
 	case hi.job != h.cfg.Job:

@@ -50,9 +50,9 @@ type mail struct {
 	others  map[*mailConn]bool // accepted, or dialled and retired; guarded by mu
 	// suspects are ranks that may be lost; guarded by mu.
 	suspects map[int]bool
-	dropped  map[[16]byte]bool // groups whose values are dropped; guarded by mu
-	done     bool              // nothing more is sent; guarded by mu
-	closed   bool              // nothing more is received either; guarded by mu
+	dropped  map[[16]byte]bool // groups that drop their values; guarded by mu
+	done     bool              // no more messages are sent; guarded by mu
+	closed   bool              // no more messages are received either; guarded by mu
 }
 
 // outLane is the sending side of a lane. It exists while a call sends or bytes are under
@@ -103,16 +103,16 @@ func (m *mail) unuse(l lane, o *outLane) {
 	m.forget(l, o)
 }
 
-// forget removes a lane on which nothing is under way. The lock is held.
+// forget removes a lane without messages under way. The lock is held.
 func (m *mail) forget(l lane, o *outLane) {
 	if o.users == 0 && o.room == laneWindow {
 		delete(m.out, l)
 	}
 }
 
-// takeRoom takes room for a piece of up to want bytes and returns the number of bytes.
-// If there is little room, it takes nothing and returns a channel that is closed when
-// there is more.
+// takeRoom takes room for a piece of up to want bytes and returns the number of bytes. If
+// there is little room, it takes none and returns a channel that is closed when there is
+// more.
 func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -245,9 +245,9 @@ func (m *mail) connect(w *mailConn) {
 	}
 }
 
-// suspect handles a rank whose connection broke or could not be made. The rank may have
+// suspect handles a rank after its connection broke or could not be made. The rank may have
 // left, which the tree reports with a better reason. Only if the tree does not report it
-// within the timeout, suspect reports the rank as gone. Until then nothing is sent to it.
+// within the timeout, suspect reports the rank as gone. Until then it gets no messages.
 func (m *mail) suspect(peer int) {
 	m.mu.Lock()
 	known := m.suspects[peer]
@@ -323,7 +323,7 @@ func (m *mail) retire(w *mailConn, unused time.Duration) bool {
 	return true
 }
 
-// isQuiet reports whether the connection is connected and nothing is queued.
+// isQuiet reports whether the connection is connected and has an empty queue.
 func (w *mailConn) isQuiet() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -31,9 +31,9 @@ type mailConn struct {
 	mu      sync.Mutex
 	bufs    net.Buffers // memory for the next push, without elements; guarded by mu
 	queue   [][]byte    // frames, bounded by the windows of the lanes; guarded by mu
-	writer  *sendCall   // the call whose memory is being written; guarded by mu
+	writer  *sendCall   // the call that is being written; guarded by mu
 	stopped bool        // writing was interrupted; guarded by mu
-	last    bool        // nothing will be queued any more; guarded by mu
+	last    bool        // no more frames will be queued; guarded by mu
 	conn    *conn       // nil until connected; guarded by mu
 	err     error       // why it ended; guarded by mu
 }
@@ -61,7 +61,7 @@ func (w *mailConn) run(f *conn) {
 	w.fail(w.read(f))
 }
 
-// send queues a frame, unless nothing more is sent over this connection.
+// send queues a frame, unless this connection sends no more frames.
 func (w *mailConn) send(b []byte) bool {
 	w.mu.Lock()
 	takes := w.err == nil && !w.last
@@ -103,8 +103,8 @@ func (w *mailConn) queueQuit() {
 	w.signal()
 }
 
-// write sends what is queued, and keep-alives. It ends a connection that this rank has
-// dialled and not used for the idle timeout.
+// write sends queued frames and keep-alives. It ends a connection that this rank has dialled
+// and not used for the idle timeout.
 func (w *mailConn) write(f *conn) {
 	cfg := &w.mail.host.cfg
 	beat := time.NewTicker(min(cfg.Timeout/4, cfg.IdleTimeout))
@@ -141,7 +141,7 @@ func (w *mailConn) write(f *conn) {
 
 // push writes the queued frames and then the head of a piece of s and its next n bytes,
 // unless s is nil. If s is stopped meanwhile, the rest of the piece is copied and queued. The
-// caller has taken the turn. push reports whether nothing more will be queued.
+// caller has taken the turn. push reports whether the queue has ended.
 func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,8 +183,8 @@ func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) 
 // maxBufs bounds the length of mailConn.bufs.
 const maxBufs = 1024
 
-// reuse keeps the memory of bufs for the next push, but not what the elements refer to. The
-// lock is held.
+// reuse keeps the memory of bufs for the next push, but not the memory that the elements
+// refer to. The lock is held.
 func (w *mailConn) reuse(bufs net.Buffers) {
 	clear(bufs)
 	if cap(bufs) <= maxBufs {
@@ -234,7 +234,7 @@ func (w *mailConn) read(f *conn) error {
 	}
 }
 
-// receive handles a frame, whose body of n bytes is yet to be read.
+// receive handles a frame. Its body of n bytes is yet to be read.
 func (w *mailConn) receive(l frame, n int, f *conn) error {
 	grant := l.kind == frameGrant
 	switch {

@@ -122,7 +122,7 @@ func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 	}
 }
 
-// Memory is set aside for what has come, not for what was announced.
+// Memory is allocated for bytes that have arrived, not for announced bytes.
 func TestReceiverAllocatesAsBytesArrive(t *testing.T) {
 	g := &message{total: 1 << 30, call: new(recvCall)}
 	for range 10 {
@@ -175,8 +175,8 @@ func TestMessagesAreWhole(t *testing.T) {
 	})
 }
 
-// FuzzMail reads what a rank may send by a connection for messages: what it does
-// not keep to is an error, and no lane holds more than its window.
+// FuzzMail reads the bytes of a connection for messages: a violation of the protocol is an
+// error, and no lane holds more than its window.
 func FuzzMail(f *testing.F) {
 	stream := func(ls ...frame) []byte {
 		var b []byte

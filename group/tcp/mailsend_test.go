@@ -68,9 +68,9 @@ func limited(t *testing.T) context.Context {
 	return ctx
 }
 
-// A Send whose context ends while a piece is being written returns at once,
-// although the other end does not read, and its memory is not read any more: the
-// message is given up, and the connection serves the next.
+// If the context of a Send ends while a piece is being written, the Send returns at once,
+// although the other end does not read, and its memory is not read any more: the message is
+// given up, and the connection serves the next.
 func TestSendEndsWhileItWrites(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, pairConfig(t))
@@ -103,8 +103,7 @@ func TestSendEndsWhileItWrites(t *testing.T) {
 	}
 }
 
-// What is sent by other tags while one waits to be written is not lost when that
-// ends.
+// Messages with other tags are not lost when a Send ends that waits to be written.
 func TestSendEndsAmongOthers(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, pairConfig(t))

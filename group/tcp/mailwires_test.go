@@ -19,8 +19,7 @@ func connected(m *mail) []int {
 	return ranks
 }
 
-// Of the connections that nothing needs the least recently used ones end, when
-// there are as many as are kept.
+// When the number of connections reaches its limit, the least recently used idle ones end.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	cfg := pairConfig(t)

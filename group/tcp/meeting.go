@@ -28,8 +28,9 @@ var (
 // missingAt returns errMissing with the address at which the ranks meet.
 func missingAt(addr string) error { return fmt.Errorf("%w at %s", errMissing, addr) }
 
-// standing is what rank 0 knows about a rank. The error of a meeting names the ranks of the
-// first standing below rankHere that some rank has, and mentions the ranks of the others.
+// standing is the state of a rank in the meeting, as far as rank 0 knows it. The error of a
+// meeting names the ranks of the first standing below rankHere that some rank has, and
+// mentions the ranks of the others.
 type standing byte
 
 const (
@@ -61,7 +62,7 @@ type meeting struct {
 	refused absence      // the process that was last refused; guarded by mu
 }
 
-// entry is what rank 0 knows about one rank.
+// entry is the record of rank 0 about one rank.
 type entry struct {
 	slot   *slot   // nil: the rank has no slot
 	coming int     // its connections that register now
@@ -69,7 +70,7 @@ type entry struct {
 	left   session // the process that has left
 }
 
-// standing returns what is known about the rank.
+// standing returns the standing of the rank.
 func (e *entry) standing() standing {
 	switch {
 	case e.slot != nil && e.slot.here:
@@ -175,8 +176,8 @@ func (m *meeting) confirm(rank int, process session) {
 	}
 }
 
-// leave records that a process has given up, and returns what rank 0 knows about the
-// meeting. Another process can register in its place.
+// leave records that a process has given up, and returns the state of the meeting. Another
+// process can register in its place.
 func (m *meeting) leave(rank int, process session, reason string) roll {
 	m.mu.Lock()
 	e := &m.ranks[rank]

@@ -141,8 +141,8 @@ func TestRollCall(t *testing.T) {
 	})
 }
 
-// A rank that accepts connections and says nothing loses its slot within the
-// timeout, and the ranks that it should have called are called anyway.
+// A rank that accepts connections and stays silent loses its slot within the timeout, and the
+// ranks that it should have called are called anyway.
 func TestRollCallOfSilentRanks(t *testing.T) {
 	for claim, arity := range map[string]int{"one after the other": 1, "all at once": 8} {
 		t.Run(claim, func(t *testing.T) {

@@ -23,7 +23,7 @@ var equalNotice = cmp.Options{
 	}),
 }
 
-// again checks that what was decoded from b is decoded from its own encoding too.
+// again checks that the value decoded from b survives another encoding and decoding.
 func again[T any](t *testing.T, got T, err error, encode func(T) []byte, decode func([]byte) (T, error)) {
 	t.Helper()
 	if err != nil {

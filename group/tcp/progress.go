@@ -25,7 +25,7 @@ type progress struct {
 	last error  // of the last attempt to reach rank 0, or nil; guarded by mu
 }
 
-// setHost sets the rank whose call this is.
+// setHost sets the rank of this call.
 func (p *progress) setHost(h *host) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +52,7 @@ func (p *progress) address() string {
 	return p.addr
 }
 
-// report logs at intervals what the rank waits for, until stop is called.
+// report logs the reason why the rank waits at intervals, until stop is called.
 func (p *progress) report(ctx context.Context, cfg *Config) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -75,7 +75,7 @@ func (p *progress) report(ctx context.Context, cfg *Config) (stop func()) {
 	}
 }
 
-// describe returns what the rank waits for.
+// describe returns the reason why the rank waits, as a message with attributes.
 func (p *progress) describe() (string, []slog.Attr) {
 	p.mu.Lock()
 	h, addr, last := p.host, p.addr, p.last

@@ -39,8 +39,8 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// waitLog joins until the log has all of want, in lines of their own, and returns the error
-// of Join, whose context is cancelled then.
+// waitLog joins until the log has all of want, in lines of their own, and then cancels the
+// context of Join and returns its error.
 func waitLog(t *testing.T, cfg Config, want string) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -65,8 +65,8 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 	return nil, fmt.Errorf("rendezvous %q: the scheme is not env, file or etcd: %w", shown, group.ErrInvalid)
 }
 
-// Redact returns an address without what may be a password: all between its scheme and its
-// last "@".
+// Redact returns an address without the possible password: all text between its scheme and
+// its last "@".
 func Redact(address string) string {
 	at := strings.LastIndexByte(address, '@')
 	if at < 0 {
@@ -92,15 +92,14 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 	return &Env{Port: port}, nil
 }
 
-// Env is the [Rendezvous] by the environment variables that torchrun, Slurm scripts
-// and Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and
-// WORLD_SIZE are this process's rank and the number of ranks. If RANK is not set, but
-// WORLD_SIZE is, the rank is JOB_COMPLETION_INDEX, which an Indexed Job of Kubernetes sets.
-// If neither is set, rank and size are what mpirun sets (OMPI_COMM_WORLD_RANK and
-// OMPI_COMM_WORLD_SIZE, or PMI_RANK and PMI_SIZE), or what srun sets (SLURM_PROCID and
-// SLURM_NTASKS). A MASTER_ADDR of
-// "unix:/path" is a socket. If MASTER_ADDR is a name that the host of rank 0 itself
-// cannot resolve, or resolves to loopback or to the address of another host, rank 0
+// Env is the [Rendezvous] by the environment variables that torchrun, Slurm scripts and
+// Kubernetes set: rank 0 listens at MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE are
+// this process's rank and the number of ranks. If RANK is not set, but WORLD_SIZE is, the
+// rank is JOB_COMPLETION_INDEX, which an Indexed Job of Kubernetes sets. If neither is set,
+// rank and size are the variables of mpirun (OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE,
+// or PMI_RANK and PMI_SIZE), or the variables of srun (SLURM_PROCID and SLURM_NTASKS). A
+// MASTER_ADDR of "unix:/path" is a socket. If MASTER_ADDR is a name that the host of rank 0
+// itself cannot resolve, or resolves to loopback or to the address of another host, rank 0
 // listens at all addresses, if there is a secret or mutual TLS.
 type Env struct {
 	// Port is used instead of MASTER_PORT if it is not empty: torchrun itself
@@ -235,13 +234,13 @@ func (e *Env) Place() (string, error) {
 	return net.JoinHostPort(strings.Trim(host, "[]"), port), nil
 }
 
-// Announce does nothing: the environment contains the address.
+// Announce has no effect: the environment contains the address.
 func (e *Env) Announce(context.Context, string) error { return nil }
 
 // Find returns Place.
 func (e *Env) Find(context.Context) (string, error) { return e.Place() }
 
-// Close does nothing.
+// Close has no effect.
 func (e *Env) Close() error { return nil }
 
 // File is the [Rendezvous] by a file that all ranks can reach: rank 0 writes its
@@ -270,7 +269,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
-	defer os.Remove(tmp.Name()) // does nothing after the rename
+	defer os.Remove(tmp.Name()) // has no effect after the rename
 	_, err = tmp.WriteString(addr + "\n")
 	if e := tmp.Close(); err == nil {
 		err = e

@@ -270,7 +270,7 @@ const (
 	maxRank = 1 << 30
 )
 
-// terms are what rank 0 sends to a rank that registers.
+// terms are the answer of rank 0 to a rank that registers.
 type terms struct {
 	session session
 	arity   int

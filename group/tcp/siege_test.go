@@ -119,7 +119,7 @@ func TestInterruptBeforeTheRead(t *testing.T) {
 	}
 }
 
-// What is no socket is not removed to make room for one.
+// A file that is not a socket is not removed to make room for a socket.
 func TestFileAtTheAddressOfASocketStays(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "f")
@@ -160,7 +160,7 @@ func TestJoinEndsAfterRefusals(t *testing.T) {
 	}
 }
 
-// Addresses that are almost right are refused, and the error says what is right.
+// Addresses that are almost right are refused, and the error names the right form.
 func TestParseRendezvous(t *testing.T) {
 	for address, want := range map[string]string{
 		"file://meet":       "file:///absolute/path",

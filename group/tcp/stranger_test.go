@@ -105,7 +105,7 @@ func TestRanksThatBehaveBadly(t *testing.T) {
 	}
 }
 
-// silent is the reason if a rank sends nothing for the timeout.
+// silent is the reason if a rank is silent for the timeout.
 const silent = "silent for"
 
 // several joins the ranks of a configuration.
@@ -141,7 +141,7 @@ func both(t *testing.T, a, b *Group) {
 	}
 }
 
-// Connections of strangers are refused and change nothing.
+// Connections of strangers are refused and have no effect.
 func TestStrangersAreRefused(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, pairConfig(t))

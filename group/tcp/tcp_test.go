@@ -97,8 +97,8 @@ func TestGroupOverUnixSockets(t *testing.T) {
 	grouptest.Run(t, open(bySocket), &grouptest.Options{Sizes: []int{3}, Real: true, Reuse: true})
 }
 
-// A job that has ended can meet again under its name, and one whose ranks could
-// not agree goes on.
+// A job that has ended can meet again under its name, and a job goes on after its ranks could
+// not agree.
 func TestMeetAgain(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]func(int) tcp.Config{"env": byEnv(t, 3), "file": tcptest.ByFile(t, 3)} {

@@ -51,7 +51,7 @@ func BenchmarkBarrier(b *testing.B) {
 	}
 }
 
-// BenchmarkGatherScatter is what planning a save comes to, with small plans.
+// BenchmarkGatherScatter measures the collective calls of planning a save, with small plans.
 func BenchmarkGatherScatter(b *testing.B) {
 	for _, size := range []int{1 << 10, 80 << 10} {
 		b.Run(fmt.Sprintf("ranks=10000/bytes=%d", size), func(b *testing.B) {
@@ -84,8 +84,7 @@ func BenchmarkLarge(b *testing.B) {
 	}
 }
 
-// BenchmarkNode is what a rank holds when nothing happens, in a tree of ten
-// thousand.
+// BenchmarkNode measures the memory of an idle rank, in a tree of ten thousand.
 func BenchmarkNode(b *testing.B) {
 	const n = 10_000
 	for b.Loop() {

@@ -16,12 +16,12 @@ type call struct {
 	team   *team
 	number uint64
 
-	// What this rank and the subtrees below have brought.
+	// The contributions of this rank and the subtrees below.
 	op      group.Op // of this rank's call
 	entered bool     // by this rank
 	came    []bool   // by the subtree of each rank below; the last is this rank
 	left    int      // how many of them are yet to come
-	first   int      // the rank whose call is call
+	first   int      // the rank that made the call in the next field
 	call    group.Call
 	held    bool       // values are too large to travel with the call
 	holds   []bool     // the subtree of each rank below holds its values back
@@ -34,14 +34,14 @@ type call struct {
 	started  chan struct{}  // closed when going is set
 	got      map[int][]byte // whole and partial values, by label
 	whole    int            // how many are whole
-	streamed bool           // this rank has sent what it holds
+	streamed bool           // this rank has sent its held values
 	finished []bool         // the subtree of each rank below is done
 	undone   int            // how many of them are not
 	told     bool           // that this subtree is done
 
 	decided bool
 	err     *group.Error // nil: it succeeded
-	local   *group.Error // what this rank made it fail with, or nil
+	local   *group.Error // the error with which this rank made it fail, or nil
 	sub     *team        // of OpSub
 	done    chan struct{}
 }
@@ -144,7 +144,7 @@ func (c *call) fail(err *group.Error) {
 	c.team.tellAbove(frame{kind: kindFail, number: c.number, err: err})
 }
 
-// failHere is fail for what went wrong on this rank, which keeps the error.
+// failHere is fail for an error of this rank, which keeps it.
 func (c *call) failHere(op group.Op, err error) {
 	if c.decided {
 		return
@@ -176,7 +176,7 @@ func (c *call) succeed() {
 	c.decide(nil)
 }
 
-// outcome takes what the top has decided.
+// outcome handles the decision of the top.
 func (c *call) outcome(f frame) error {
 	if f.err != nil {
 		c.verdict(f.err)
@@ -329,8 +329,8 @@ func (c *call) route(label int, from *neighbour) []*neighbour {
 	return []*neighbour{t.towards(dst)}
 }
 
-// move sends what this rank holds and passes on what comes from its neighbours,
-// until ctx ends.
+// move sends the values that this rank holds and passes on pieces of its neighbours, until
+// ctx ends.
 func (c *call) move(ctx context.Context, wg *sync.WaitGroup) {
 	t := c.team
 	relay := func(from *neighbour, values int) {

@@ -18,7 +18,7 @@ import (
 // fault lets a rank go after it has sent a number of frames.
 type fault struct {
 	victim int
-	silent bool // its connections stay, but nothing comes or goes any more
+	silent bool // its connections stay open, but carry no more frames
 
 	mu      sync.Mutex
 	left    int // frames to let pass
@@ -196,7 +196,7 @@ func goAfter(t *testing.T, victim int, silent bool, frames int) bool {
 	}
 	for r, n := range nodes {
 		wg.Go(func() {
-			// What was missed is found by the next call.
+			// The next call finds a failure that this one missed.
 			if err := n.World().Barrier(ctx); tripped && r != victim && !errors.Is(err, group.ErrGone) {
 				t.Errorf("after %d frames: next call of rank %d = %v; want it to fail", frames, r, err)
 			}

@@ -51,7 +51,7 @@ type labelled struct {
 	value []byte
 }
 
-// start appends what all frames of a call begin with.
+// start appends the header of all frames of a call.
 func (f *frame) start(n int) *wire.Writer {
 	w := &wire.Writer{B: make([]byte, 0, n+32)}
 	w.Byte(byte(f.kind))
@@ -94,10 +94,10 @@ func (f *frame) size() int {
 	return n
 }
 
-// weight is what a value counts for in a frame.
+// weight is the size that a value counts for in a frame.
 func weight(v []byte) int { return len(v) + 8 }
 
-// decode takes a frame apart. What it holds refers to b.
+// decode takes a frame apart. The frame refers to b.
 func decode(b []byte) (frame, error) {
 	r := wire.NewReader(b)
 	f := frame{kind: kind(r.Byte())}

@@ -125,9 +125,9 @@ func (c *call) inline() []labelled {
 	return c.values
 }
 
-// Forget leaves the group as Leave does, and lets go of what this rank holds for
-// it: only its id is kept, so that late frames are dropped. Links stay, as they serve
-// other groups too. The group of all ranks is only left.
+// Forget leaves the group as Leave does, and frees this rank's memory for it: only its id is
+// kept, so that late frames are dropped. Links stay, as they serve other groups too. The
+// group of all ranks is only left.
 func (g *Group) Forget() {
 	g.Leave(nil)
 	n := g.team.node

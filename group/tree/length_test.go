@@ -53,7 +53,7 @@ func TestMalformedFrames(t *testing.T) {
 	}
 }
 
-// What is read as frames is written as the same bytes.
+// Bytes that are read as frames are written as the same bytes.
 func FuzzReadFrame(f *testing.F) {
 	f.Add([]byte("\x01\x00\x00\x00a\x03\x00\x00\x00bcd"))
 	f.Add([]byte("\x00\x00\x00\x00"))

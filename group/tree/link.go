@@ -104,7 +104,7 @@ func (l *link) next() (b []byte, last bool) {
 	return b, false
 }
 
-// write sends what is queued, and keep-alives if nothing is.
+// write sends queued frames, and keep-alives if the queue is empty.
 func (l *link) write(c Conn) {
 	var beat <-chan time.Time
 	if t := l.node.opts.Timeout; t > 0 {
@@ -135,7 +135,7 @@ func (l *link) write(c Conn) {
 	}
 }
 
-// read hands to the node what comes.
+// read hands received frames to the node.
 func (l *link) read(c Conn) {
 	for {
 		b, err := c.ReadFrame()
@@ -218,10 +218,10 @@ type Conn interface {
 
 // Network connects a rank to others. Ranks are numbers in the group of all ranks.
 type Network interface {
-	// Dial opens a connection to rank, whose node gets the other end by
-	// [Node.Accept]. It may wait until the rank is ready for it.
+	// Dial opens a connection to rank. The node of rank gets the other end by [Node.Accept]. It
+	// may wait until the rank is ready for it.
 	Dial(ctx context.Context, rank int) (Conn, error)
-	// Values returns what carries the large values of a group's calls.
+	// Values returns the transport of the large values of a group's calls.
 	Values(group [16]byte) Values
 }
 
@@ -235,6 +235,6 @@ type Values interface {
 	// Release takes back the memory of a message that Recv returned and that the caller
 	// does not need any more. It need not be called.
 	Release(b []byte)
-	// Close drops what was not received, and what comes later.
+	// Close drops values that were not received, and later ones.
 	Close()
 }

@@ -1,7 +1,7 @@
-// Package tree makes groups out of links between neighbours in a tree, so that
-// no rank holds a link to each of thousands. It knows nothing of what carries the
-// links: sockets, memory or a simulation, behind [Conn] and [Network]. The
-// contract is in the comment of [group.Group]; the protocol is below.
+// Package tree makes groups out of links between neighbours in a tree, so that no rank holds
+// a link to each of thousands. It does not depend on the transport of the links, which is
+// behind [Conn] and [Network]: sockets, memory or a simulation. The contract is in the
+// comment of [group.Group]; the protocol is below.
 //
 // # Shape
 //
@@ -15,21 +15,19 @@
 //
 // # A call
 //
-// Calls are numbered. A rank that makes one sends up what it calls and what it
-// brings, merged with what came from below, once all below have come (enter). What
-// cannot succeed is sent up at once: a context that has ended, an argument that
-// cannot be served, ranks that differ (fail). Rank 0 decides the outcome, the
-// first failure or the success of all, and sends it down (outcome): so all ranks
-// return the same. A rank whose context ends waits for the decision too, which is
-// quick, or the link is dead. Ranks that come late to a failed call find its
-// outcome.
+// Calls are numbered. A rank that makes one sends up the call and its values, merged with the
+// values from below, once all ranks below have made the call (enter). A failure is sent up at
+// once: a context that has ended, an argument that cannot be served, ranks that differ
+// (fail). Rank 0 decides the outcome, the first failure or the success of all, and sends it
+// down (outcome): so all ranks return the same. A rank with an ended context waits for the
+// decision too, which is quick, or the link is dead. Ranks that come late to a failed call
+// find its outcome.
 //
-// Values of up to 64 KiB, 1 MiB in a subtree, travel with these frames. If there
-// are larger values, rank 0 starts the transfer (go) when all ranks have made the
-// call. The values travel in pieces along the shortest path in the tree, to one
-// rank or to all, and ranks report up when they have what they want (done). As
-// nothing travels before all ranks are ready for it, no piece waits for a rank that
-// is busy elsewhere.
+// Values of up to 64 KiB, 1 MiB in a subtree, travel with these frames. If there are larger
+// values, rank 0 starts the transfer (go) when all ranks have made the call. The values
+// travel in pieces along the shortest path in the tree, to one rank or to all, and ranks
+// report up when they have their values (done). As no values travel before all ranks are
+// ready for it, no piece waits for a rank that is busy elsewhere.
 //
 // # Pieces
 //
@@ -56,9 +54,9 @@
 //
 // # Frames
 //
-// A frame is a byte that says its kind, the group's id of 16 bytes, the number of
-// the call as a varint, and what the kind has beside; see frame.go. Numbers are
-// bounded before they are believed, and no frame is longer than [MaxFrame].
+// A frame is a byte that says its kind, the group's id of 16 bytes, the number of the call as
+// a varint, and the fields of the kind; see frame.go. Numbers are bounded before they are
+// believed, and no frame is longer than [MaxFrame].
 package tree
 
 import (
@@ -76,8 +74,8 @@ import (
 // errProtocol reports a frame that no correct node sends.
 var errProtocol = errors.New("frame out of place")
 
-// Node is one rank of a tree: it holds the links to the neighbours and passes on
-// what travels through. Its methods are safe for concurrent use.
+// Node is one rank of a tree: it holds the links to the neighbours and passes on the frames
+// and values of others. Its methods are safe for concurrent use.
 type Node struct {
 	opts   Options
 	net    Network

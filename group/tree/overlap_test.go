@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tree"
 )
 
-// overlap is a tree whose ranks make calls on several groups at once.
+// overlap is a tree with ranks that make calls on several groups at once.
 type overlap struct {
 	size, arity int
 	groups      []busyGroup
@@ -45,7 +45,7 @@ var filled = func() (vs [16][]byte) {
 	return vs
 }()
 
-// value returns what the call has for a rank.
+// value returns the value of the call for a rank.
 func (c busyCall) value(rank int) []byte {
 	if rank%3 == 2 {
 		return nil
@@ -62,7 +62,7 @@ func (c busyCall) values(size int) [][]byte {
 	return vs
 }
 
-// make makes the call on g and checks what it returns.
+// make makes the call on g and checks its results.
 func (c busyCall) make(ctx context.Context, g group.Group) error {
 	var got, want [][]byte
 	var err error
@@ -98,8 +98,8 @@ func (c busyCall) make(ctx context.Context, g group.Group) error {
 	return nil
 }
 
-// run makes all calls. Ranks that wait for each other for ever wait until the
-// clock of the bubble, which has nothing else to do, ends the context.
+// run makes all calls. Ranks that wait for each other for ever wait until the clock of the
+// bubble, which then jumps ahead, ends the context.
 func (o overlap) run(t *testing.T) error {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
@@ -146,8 +146,8 @@ func (o overlap) rank(ctx context.Context, world group.Group) error {
 	return errors.Join(errs...)
 }
 
-// Groups over the same ranks whose trees are one circle when taken together do
-// not stop each other.
+// Groups over the same ranks do not stop each other, even if their trees together form a
+// circle.
 func TestGroupsThatPassValuesInACircle(t *testing.T) {
 	for name, o := range map[string]overlap{
 		"arity 1, 3 ranks": {3, 1, []busyGroup{{}, {ranks: []int{1, 2, 0}}, {ranks: []int{2, 0, 1}}}},

@@ -59,7 +59,7 @@ func (p *pipe) ReadFrame() ([]byte, error) {
 	case <-p.in.stop:
 		return nil, io.ErrClosedPipe
 	case <-p.in.end:
-		select { // what was sent before the end
+		select { // frames that were sent before the end
 		case f := <-p.in.frames:
 			return f, nil
 		default:

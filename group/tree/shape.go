@@ -1,8 +1,8 @@
 package tree
 
-// span is a subtree: the ranks from first to end-1, with first on top. The ranks
-// below first are cut into as many ranges as the arity, or one for each rank if
-// there are fewer, whose lengths differ by at most one. Each range is a subtree.
+// span is a subtree: the ranks from first to end-1, with first on top. The ranks below first
+// are cut into as many ranges as the arity, or one for each rank if there are fewer. The
+// lengths of the ranges differ by at most one. Each range is a subtree.
 type span struct{ first, end int }
 
 // size returns the number of ranks of the subtree.
@@ -40,8 +40,8 @@ func (s span) branch(rank, k int) int {
 	return off / (base + 1)
 }
 
-// locate returns the subtree whose top is rank in a tree of n ranks and arity k,
-// and the rank above, which is -1 for rank 0.
+// locate returns the subtree with rank on top in a tree of n ranks and arity k, and the rank
+// above, which is -1 for rank 0.
 func locate(rank, n, k int) (s span, above int) {
 	s, above = span{0, n}, -1
 	for s.first != rank {

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// team is what a node knows of one group that its rank is in. It is guarded by
-// the node's lock, except for what never changes.
+// team is the state of a node for one group of its rank. It is guarded by the node's lock,
+// except for fields that never change.
 type team struct {
 	node   *Node
 	id     id
@@ -29,13 +29,13 @@ type team struct {
 	calls    map[uint64]*call
 	alarms   map[uint64]chan struct{}
 	passed   []uint64      // numbers of the last alarms that were passed on
-	lost     *group.Error  // what every call fails with, or nil; its Op is empty
+	lost     *group.Error  // the error of every later call, or nil; its Op is empty
 	over     chan struct{} // closed once lost is set
 	reported bool          // that a rank is gone, to the rank above
 }
 
-// newTeam makes this rank's end of a group and handles what came for it before.
-// The lock is held.
+// newTeam makes this rank's end of a group and handles frames that came for it before. The
+// lock is held.
 func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	k := n.opts.Arity
 	t := &team{
@@ -63,8 +63,8 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	return t
 }
 
-// inherit notes the ranks that are known to be gone: ranks that are gone in the group
-// that this one was made of, and ranks whose links have broken.
+// inherit notes the ranks that are known to be gone: ranks that are gone in the group that
+// this one was made of, and ranks with broken links.
 func (t *team) inherit() {
 	for a := t.parent; a != nil; a = a.parent {
 		if a.lost == nil {
@@ -185,7 +185,7 @@ func (t *team) receive(l *link, f frame) error {
 	return nil
 }
 
-// join makes this rank's next call with what it brings.
+// join makes this rank's next call with its values.
 func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*call, error) {
 	t.node.mu.Lock()
 	defer t.node.mu.Unlock()
@@ -378,9 +378,9 @@ func (g *Group) Alarmed() <-chan struct{} {
 	return g.team.alarm(g.team.next)
 }
 
-// members are the ranks of a group by their numbers in the group of all ranks,
-// whose own list is not kept: at ten thousand ranks that would be the largest
-// thing a node holds.
+// members are the ranks of a group by their numbers in the group of all ranks. The list of
+// the group of all ranks is not kept: at ten thousand ranks it would be the largest part of a
+// node.
 type members struct {
 	n    int
 	list []int // nil: all ranks, each under its own number

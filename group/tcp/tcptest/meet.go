@@ -1,6 +1,6 @@
-// Package tcptest helps tests whose ranks are connected by TCP: it lets ranks
-// meet, starts them as processes, and loses what they send. It knows nothing of
-// what is tested. What ranks rely on is the contract of package tcp.
+// Package tcptest helps tests of ranks that are connected by TCP: it lets ranks meet, starts
+// them as processes, and drops their frames. It does not depend on the tested packages. The
+// contract is in package tcp.
 package tcptest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/tcp"
 )
 
-// Secret is what the ranks of tests know.
+// Secret is the secret of the ranks of tests.
 const Secret = "of the tests"
 
 // limit is when ranks that have not met will not.
@@ -51,7 +51,7 @@ func Meet(t testing.TB, n int, cfg func(i int) tcp.Config) []*tcp.Group {
 	return gs
 }
 
-// Join lets n processes join at once and returns what each of them got.
+// Join lets n processes join at once and returns the results of each.
 func Join(ctx context.Context, n int, cfg func(i int) tcp.Config) ([]*tcp.Group, []error) {
 	gs, errs := make([]*tcp.Group, n), make([]error, n)
 	var wg sync.WaitGroup

@@ -12,15 +12,15 @@ import (
 // Process is a process of the test's own program. Its methods are for one
 // goroutine.
 type Process struct {
-	// In is what the process reads.
+	// In is the standard input of the process.
 	In  io.WriteCloser
 	os  *os.Process
 	out *bufio.Scanner
 }
 
-// Start starts the test's own program again, with variables ("NAME=value") by
-// which it knows that it is to do something else than run tests. What it writes
-// to standard error is the test's. It is killed at the end of the test.
+// Start starts the test's own program again, with variables ("NAME=value") by which it knows
+// that it is to do something else than run tests. Its standard error is the standard error of
+// the test. It is killed at the end of the test.
 func Start(t testing.TB, env ...string) *Process {
 	t.Helper()
 	self, err := os.Executable()
@@ -49,8 +49,8 @@ func Start(t testing.TB, env ...string) *Process {
 	return &Process{in, cmd.Process, bufio.NewScanner(out)}
 }
 
-// Line returns the next line that the process prints. False: it has ended. One that
-// prints nothing for a few minutes is killed.
+// Line returns the next line that the process prints. False: it has ended. A process that is
+// silent for a few minutes is killed.
 func (p *Process) Line() (string, bool) {
 	defer time.AfterFunc(3*limit, func() { _ = p.os.Kill() }).Stop() // it may have ended
 	ok := p.out.Scan()

@@ -6,15 +6,14 @@ import (
 	"time"
 )
 
-// Wires are the connections of a rank, which can be made to lose what goes
-// through them. The zero value loses nothing.
+// Wires are the connections of a rank, which can be made to lose bytes. The zero value loses
+// none.
 type Wires struct{ mute, cut atomic.Bool }
 
-// Mute loses what this end sends from now on, and neither end notices.
+// Mute loses all bytes that this end sends from now on, and neither end notices.
 func (w *Wires) Mute() { w.mute.Store(true) }
 
-// Cut loses what comes too. That a connection is closed does not get through
-// either.
+// Cut loses received bytes too. A close does not get through either.
 func (w *Wires) Cut() {
 	w.cut.Store(true)
 	w.mute.Store(true)
@@ -28,7 +27,7 @@ type wire struct {
 	all *Wires
 }
 
-// Read drops what has come since the connection was cut, and goes on waiting.
+// Read drops the bytes that arrived since the connection was cut, and goes on waiting.
 func (w *wire) Read(p []byte) (int, error) {
 	for {
 		n, err := w.Conn.Read(p)
@@ -45,7 +44,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// CloseWrite tells the other end that nothing more comes.
+// CloseWrite tells the other end that no more bytes come.
 func (w *wire) CloseWrite() error {
 	if w.all.mute.Load() {
 		return nil
