@@ -39,10 +39,9 @@ type Checkpoint interface {
 	// items were verified and passed on. md is the result of Metadata, or the part
 	// of it that p needs. Read also works after Close.
 	Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPlan, dst Receiver, o ReadOptions) (ReadStats, error)
-	// Verify reads every byte of the checkpoint and checks what the format lets
-	// it check. The report lists everything that is wrong; the error means that
-	// the check could not be made. progress, if not nil, receives the number of
-	// bytes that were read since the last call.
+	// Verify reads every byte of the checkpoint and checks it as far as the format allows. The
+	// report lists everything that is wrong; the error means that the check could not be made.
+	// progress, if not nil, receives the number of bytes that were read since the last call.
 	Verify(ctx context.Context, progress func(bytes int64)) (*VerifyReport, error)
 	Close() error
 }
@@ -86,10 +85,10 @@ func CheckHeld(ctx context.Context, c Checkpoint, entries iter.Seq[*meta.Entry])
 	return nil
 }
 
-// CopyChecker is a capability of checkpoints whose format may hold a tensor twice, such
-// as the weights of ZeRO 1 and 2: as fp32 in the partitions of the optimizer, and in the
-// precision of training in the state of the module. A format that finds the parts of a
-// tensor by rules proves by such a copy that it has found the right ones.
+// CopyChecker is a capability of checkpoints in formats that may hold a tensor twice, such as
+// the weights of ZeRO 1 and 2: as fp32 in the partitions of the optimizer, and in the
+// precision of training in the state of the module. A format that finds the parts of a tensor
+// by rules proves by such a copy that it has found the right ones.
 type CopyChecker interface {
 	// CheckCopies compares each tensor that the checkpoint holds twice with its copy,
 	// and for which want returns true; nil wants all of them. The elements, cast to the
@@ -123,10 +122,10 @@ type CopyReport struct {
 
 // PartVerifier is a capability of checkpoints that several processes can verify together.
 type PartVerifier interface {
-	// VerifyPart is Verify of the files for which mine returns true, and of what they
-	// hold. rest is set in one of the processes, which also checks what is in no file; the
-	// first of Files must be one of its files. JoinReports of the reports of all processes
-	// is the report of Verify, after one process has called VerifyCopies.
+	// VerifyPart is Verify of the files for which mine returns true, and of their contents. rest
+	// is set in one of the processes, which also checks the parts of the checkpoint that are in
+	// no file; the first of Files must be one of its files. JoinReports of the reports of all
+	// processes is the report of Verify, after one process has called VerifyCopies.
 	VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*VerifyReport, error)
 }
 
@@ -148,7 +147,7 @@ func JoinReports(parts []*VerifyReport) *VerifyReport {
 }
 
 // VerifyCopies adds to rep, the report of all files of c, the tensors that differ from their
-// second copies. It reads nothing if rep has problems: of damaged files, everything may
+// second copies. It does not read if rep has problems: of damaged files, everything may
 // differ.
 func VerifyCopies(ctx context.Context, c Checkpoint, rep *VerifyReport) error {
 	k, ok := c.(CopyChecker)
@@ -226,14 +225,14 @@ type Journal interface {
 
 // VerifyReport is the result of a full check of a checkpoint.
 type VerifyReport struct {
-	// Files, Chunks and Bytes count what was checked.
+	// Files, Chunks and Bytes count the checked files, chunks and bytes.
 	Files  int   `json:"files"`
 	Chunks int64 `json:"chunks"`
 	Bytes  int64 `json:"bytes"`
-	// Unsummed is the number of bytes of tensors and values without a checksum. The
-	// check read these bytes, but had nothing to compare them with.
+	// Unsummed is the number of bytes of tensors and values without a checksum. The check read
+	// these bytes, but could not compare them.
 	Unsummed int64 `json:"bytes_without_checksum"`
-	// Notes are meta.Storage.Notes: what the format does not let any reader check.
+	// Notes are meta.Storage.Notes: the parts that the format lets no reader check.
 	Notes []string `json:"notes,omitempty"`
 	// Problems lists everything that is wrong. Empty: no problem was found.
 	Problems []VerifyProblem `json:"problems"`

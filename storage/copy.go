@@ -12,9 +12,8 @@ import (
 )
 
 // Contents returns the bytes of an item of a save plan, for a writer of one's own: of a
-// tensor, the elements in row-major order. The bytes may be memory of the state, so they
-// must not be changed. If the content is not what the item describes, the error wraps
-// plan.ErrState.
+// tensor, the elements in row-major order. The bytes may be memory of the state, so they must
+// not be changed. If the content does not match the item, the error wraps plan.ErrState.
 func Contents(ctx context.Context, data Resolver, it *plan.WriteItem) ([]byte, error) {
 	d, err := data.Resolve(it)
 	if err != nil {

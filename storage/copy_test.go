@@ -84,7 +84,7 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// receiver keeps what it receives.
+// receiver keeps the received bytes.
 type receiver struct {
 	to        *tensor.Tensor
 	committed int

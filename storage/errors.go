@@ -43,8 +43,8 @@ var (
 	ErrRemoving = fmt.Errorf("%w: it is being removed", ErrInUse)
 	// ErrExists reports a save onto a checkpoint that must not be overwritten.
 	ErrExists = errors.New("checkpoint exists")
-	// ErrOptions reports options that contradict each other, or an option that
-	// the format cannot honour. Nothing was read or written.
+	// ErrOptions reports options that contradict each other, or an option that the format cannot
+	// honour. No file was read or written.
 	ErrOptions = errors.New("unusable options")
 )
 
@@ -68,7 +68,7 @@ type OtherFormatError struct {
 	Where, Found, Format string
 }
 
-// Error names both formats and says what to do.
+// Error names both formats and a remedy.
 func (e *OtherFormatError) Error() string {
 	return fmt.Sprintf("%v: %s holds files of a checkpoint in the format %s, which one in the format %s does not replace: use another folder, or remove these files first",
 		ErrExists, e.Where, e.Found, e.Format)
@@ -86,13 +86,13 @@ func RefuseIf(set bool, text string, args ...any) error {
 	return fmt.Errorf("%w: "+text, append([]any{ErrOptions}, args...)...)
 }
 
-// RanksError reports that the metadata of some ranks is missing, in a checkpoint
-// whose ranks saved without a group. It wraps ErrIncomplete.
+// RanksError reports that the metadata of some ranks is missing, in a checkpoint that ranks
+// saved without a group. It wraps ErrIncomplete.
 type RanksError struct {
 	// Where is the place of the checkpoint.
 	Where string
-	// Have is the number of ranks whose metadata exists. Size is the number of ranks
-	// of the save, or 0 if it is unknown.
+	// Have is the number of ranks with metadata. Size is the number of ranks of the save, or 0
+	// if it is unknown.
 	Have, Size int
 	// Missing are the missing ranks, at most the first 16 of them.
 	Missing []int
@@ -157,9 +157,9 @@ func (e *NotRepresentable) Error() string {
 // Unwrap returns ErrNotRepresentable.
 func (e *NotRepresentable) Unwrap() error { return ErrNotRepresentable }
 
-// ValueChecker is implemented by writers whose format cannot store every value.
-// PrepareLocalPlan sees only the plan and refuses items by their description.
-// CheckValue sees the value itself, before anything is written.
+// ValueChecker is implemented by writers of formats that cannot store every value.
+// PrepareLocalPlan sees only the plan and refuses items by their description. CheckValue sees
+// the value itself, before the first write.
 type ValueChecker interface {
 	// CheckValue returns an error if the value that data encodes cannot be written.
 	// The error is a *NotRepresentable if the format cannot store the value.
@@ -167,7 +167,7 @@ type ValueChecker interface {
 	CheckValue(it *plan.WriteItem, data []byte) error
 }
 
-// MetadataChecker is implemented by writers whose format cannot store all parts of
+// MetadataChecker is implemented by writers of formats that cannot store all parts of
 // meta.Metadata.
 type MetadataChecker interface {
 	// CheckMetadata returns an error that wraps ErrNotRepresentable if the format

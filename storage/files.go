@@ -8,8 +8,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// NotesFile is the name of a file in the folder of a checkpoint with what is noted about it,
-// such as tags; see package run. It belongs to no format, and formats ignore it.
+// NotesFile is the name of a file in the folder of a checkpoint with notes about it, such as
+// tags; see package run. It belongs to no format, and formats ignore it.
 const NotesFile = "cairn-notes.json"
 
 // MissingFiles returns the names of the files of a checkpoint that do not exist in store. If

@@ -9,10 +9,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Format is a checkpoint format. Its implementations are structs whose fields are
-// the options that only this format has, such as
-// torchdcp.Format{FilePerTensor: true}. A Format makes writers and opens checkpoints,
-// at the root of the store that is passed to the call.
+// Format is a checkpoint format. Its implementations are structs; their fields are the
+// options that only this format has, such as torchdcp.Format{FilePerTensor: true}. A Format
+// makes writers and opens checkpoints, at the root of the store that is passed to the call.
 type Format interface {
 	// Name returns the name of the format. Package storage/formats lists all names.
 	Name() string
@@ -57,7 +56,7 @@ type WriteOptions struct {
 	// and opening the checkpoint merges the metadata of all ranks. Such a save never
 	// replaces a checkpoint.
 	RankLocal bool
-	// Base, if not nil, lets the save store only what has changed since an earlier one.
+	// Base, if not nil, lets the save store only the bytes that changed since an earlier one.
 	Base *Base
 	// Apart means that ranks may have stores of their own, such as the disks of several
 	// hosts. Finish then accepts that the coordinator does not see the files of a rank.
@@ -75,17 +74,18 @@ func MayReplace(replaces []string, id string) bool {
 // Base is an earlier checkpoint to which a save may refer.
 type Base struct {
 	// Folder is the name of a folder beside the folder of the save. It holds an earlier
-	// checkpoint of the same format. Where bytes have not changed, the new checkpoint refers
-	// to its files. If it cannot be read, the save does without it. Empty: there is none,
-	// and the save only keeps what later ones need in order to refer to it.
+	// checkpoint of the same format. Where bytes have not changed, the new checkpoint refers to
+	// its files. If it cannot be read, the save does without it. Empty: there is no earlier
+	// checkpoint, and the save only keeps the hashes that later saves need in order to refer to
+	// it.
 	Folder string `json:"folder,omitempty"`
 	// Find, if not nil, returns Folder if Folder is empty or holds no checkpoint that can be
 	// opened. It returns "" if there is none.
 	Find func(ctx context.Context) (string, error) `json:"-"`
-	// MaxBodies bounds the number of checkpoints whose bytes make up one part of the new one. A
-	// part with as many in the base is written as a whole. More take longer to read for a
-	// program that reads all of them, and fewer make a save write whole parts more often.
-	// Zero: 8. At most 64.
+	// MaxBodies bounds the number of checkpoints that hold the bytes of one part of the new one.
+	// A part with as many in the base is written as a whole. More take longer to read for a
+	// program that reads all of them, and fewer make a save write whole parts more often. Zero:
+	// 8. At most 64.
 	MaxBodies int `json:"max_bodies,omitempty"`
 	// Paid, if not nil, is called on each rank that has referred to the base, with the bytes
 	// that it has written and the bytes that it would have written without a base.

@@ -15,7 +15,7 @@ import (
 //
 //	func (c *counting) WriteData(…) … { …; return c.Writer.WriteData(ctx, p, data) }
 //
-// If Writer is nil, SetUp and Abort do nothing and the plans stay as they are, so that a
+// If Writer is nil, SetUp and Abort have no effect and the plans stay as they are, so that a
 // writer of one's own has to implement only WriteData and Finish, and Abort if it leaves
 // files.
 type PassWriter struct {
@@ -136,7 +136,7 @@ func (w PassWriter) PlanOptions() string {
 }
 
 // PassReader passes every call on to another reader. Embed it to override some of the
-// methods. If Reader is nil, SetUp does nothing and the plans stay as they are, so that a
+// methods. If Reader is nil, SetUp has no effect and the plans stay as they are, so that a
 // reader of one's own has to implement only ReadMetadata and ReadData.
 type PassReader struct{ Reader Reader }
 

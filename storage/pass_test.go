@@ -65,7 +65,7 @@ func TestPassWriterCapabilities(t *testing.T) {
 	}
 }
 
-// A writer inside is part of what identifies reusable plans.
+// A writer inside is part of the identity of reusable plans.
 func TestPassWriterPlanOptions(t *testing.T) {
 	s := new(mem.Store)
 	a := storage.PassWriter{Writer: newWriter(t, native.Format{}, s)}
@@ -79,8 +79,8 @@ func TestPassWriterPlanOptions(t *testing.T) {
 	}
 }
 
-// Without a writer or reader inside, set-up and planning change nothing, and the rest
-// has to be implemented.
+// Without a writer or reader inside, set-up and planning have no effect, and the other
+// methods have to be implemented.
 func TestPassThroughOfNothing(t *testing.T) {
 	ctx := t.Context()
 	var w storage.PassWriter

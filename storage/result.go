@@ -43,7 +43,7 @@ type WriteResult struct {
 	Index meta.Index
 	// Inline holds the bytes of a small value that is stored in the index.
 	Inline []byte
-	// Loc is where the bytes are. What a writer adds by SetStorageData reaches Finish,
+	// Loc is where the bytes are. The data that a writer adds by SetStorageData reaches Finish,
 	// and the reader finds it in the metadata.
 	Loc meta.Location
 	// Digest identifies the content of a tensor, if a caller has computed it: a hash of
@@ -61,8 +61,8 @@ type File struct {
 	Unsummed bool
 }
 
-// Coded is a file that is stored in another form: what was written is the file Stored,
-// whose bytes may be fewer, and which may refer to files in other folders.
+// Coded is a file that is stored in another form, as the file Stored. Stored may have fewer
+// bytes, and may refer to files in other folders.
 type Coded struct {
 	// File is the file that readers see.
 	File

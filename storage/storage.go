@@ -59,11 +59,10 @@ type Writer interface {
 	// PrepareLocalPlan may change this rank's plan before the plan is sent to the
 	// coordinator. It returns an error if the writer cannot save to this store.
 	PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.SavePlan, error)
-	// PrepareGlobalPlan may change the final plans of all ranks, which are in rank
-	// order. If plans are reused (see plan.Cache), it is called only if a plan has
-	// changed, so the data that it adds must not depend on the save. A writer whose
-	// data depends on options has a method PlanOptions() string: plans are reused only
-	// if it returns the same string.
+	// PrepareGlobalPlan may change the final plans of all ranks, which are in rank order. If
+	// plans are reused (see plan.Cache), it is called only if a plan has changed, so the data
+	// that it adds must not depend on the save. A writer with data that depends on options has a
+	// method PlanOptions() string: plans are reused only if it returns the same string.
 	PrepareGlobalPlan(ctx context.Context, ps []*plan.SavePlan) ([]*plan.SavePlan, error)
 	// WriteData writes the plan's items. data provides their bytes. When WriteData
 	// returns nil, the items are durable, but not yet part of a checkpoint.
@@ -72,24 +71,24 @@ type Writer interface {
 	// the results of all ranks. md is not changed. If Finish returns an error, the checkpoint
 	// is not visible, unless the error wraps ErrUncertain.
 	Finish(ctx context.Context, md *meta.Metadata, results []*WriteResults) error
-	// Abort removes the files of a save that will not finish. Each rank removes its
-	// own files. The coordinator also removes the files of other ranks that it finds,
-	// because those ranks may have died. Abort is called in place of the remaining
-	// methods, also after one of them returned an error, on every rank that called
-	// SetUp. After Finish returned nil or ErrUncertain, Abort does nothing. If the session
-	// has a journal that lists a file, Abort keeps all files: the save may go on later.
+	// Abort removes the files of a save that will not finish. Each rank removes its own files.
+	// The coordinator also removes the files of other ranks that it finds, because those ranks
+	// may have died. Abort is called in place of the remaining methods, also after one of them
+	// returned an error, on every rank that called SetUp. After Finish returned nil or
+	// ErrUncertain, Abort has no effect. If the session has a journal that lists a file, Abort
+	// keeps all files: the save may go on later.
 	Abort(ctx context.Context) error
 }
 
-// Publisher is a capability of writers whose checkpoints can be copied file by file.
+// Publisher is a capability of writers of checkpoints that can be copied file by file.
 type Publisher interface {
-	// Published returns the names of the files that Finish has written after the data
-	// files, in this order. The last one is the record, whose appearance was the commit.
-	// It is the data file itself if the checkpoint has only one file.
+	// Published returns the names of the files that Finish has written after the data files, in
+	// this order. The last one is the record, which has committed the checkpoint. It is the data
+	// file itself if the checkpoint has only one file.
 	Published() []string
 }
 
-// DataKeeper is a capability of writers whose format has a place for storage data, see
+// DataKeeper is a capability of writers of formats with a place for storage data, see
 // [meta.Location.SetStorageData].
 type DataKeeper interface {
 	// KeepsStorageData reports whether the data of results reaches readers.

@@ -30,7 +30,7 @@ type assembler struct {
 	stream plan.Stream
 	bytes  []byte
 	lasts  bool  // bytes do not change until they are released
-	lent   *loan // of tensor, stream or bytes; nil: nothing is to be released
+	lent   *loan // of tensor, stream or bytes; nil: no loan to release
 }
 
 // loan releases the content of a part when nobody uses it any more.
@@ -60,9 +60,9 @@ func (a *assembler) piece(ctx context.Context, pool *work.Pool, n int64) ([]byte
 	return buf[:n], nil
 }
 
-// view returns the next n bytes without a copy, if they are in the memory of one part, which
-// nothing changes meanwhile. The caller calls done when it does not need them any more. If
-// view returns no error and no bytes, the caller takes a piece.
+// view returns the next n bytes without a copy, if they are in the memory of one part, and
+// this memory does not change meanwhile. The caller calls done when it does not need them any
+// more. If view returns no error and no bytes, the caller takes a piece.
 func (a *assembler) view(ctx context.Context, n int64) (p []byte, done func() error, err error) {
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)

@@ -181,7 +181,7 @@ func (a *appender) append(ctx context.Context, p []byte) (off int64, err error) 
 	return off, err
 }
 
-// finish appends the end and writes what is left.
+// finish appends the end and writes the buffered bytes.
 func (a *appender) finish(ctx context.Context, end []byte) error {
 	if _, err := a.append(ctx, end); err != nil {
 		return err

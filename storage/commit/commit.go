@@ -110,8 +110,8 @@ func (p *Committer) CommitHeld(ctx context.Context) error {
 	return err
 }
 
-// remembered are the saves whose files do not have their ids, by the locations of the files. Saves that
-// were asked for while others were under way learn from it that these have succeeded.
+// remembered has the ids of saves that do not put their ids into file names, by the locations of
+// the files. A save that waited for another one learns from it that the other one has succeeded.
 var (
 	remembered   = map[string]string{} // guarded by rememberedMu
 	rememberedMu sync.Mutex
@@ -155,9 +155,9 @@ func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 	return bytes.Equal(now, h.Sample), err
 }
 
-// sizes returns the sizes of the data files in the store, by name. If the format has
-// IDFirst, it returns only those whose names begin with the id of this save. old reports
-// whether a save with a journal has found files that are older than itself.
+// sizes returns the sizes of the data files in the store, by name. If the format has IDFirst,
+// it returns only names that begin with the id of this save. old reports whether a save with
+// a journal has found files that are older than itself.
 func (p *Committer) sizes(ctx context.Context) (out map[string]int64, old bool, err error) {
 	files, err := p.f.list(ctx, p.store, p.ownPrefix())
 	out = make(map[string]int64, len(files))
@@ -265,7 +265,7 @@ func (c *commit) replace(ctx context.Context) error {
 	}
 	old := c.old
 	var oldErr error
-	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or nothing
+	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or no record
 		old, oldErr = c.f.Read(ctx, c.store)
 	}
 	if old != nil || oldErr != nil {

@@ -1,9 +1,9 @@
-// Package commit makes a new checkpoint visible in one atomic step. A Committer gives
-// the files of a save names of their own, replaces the record of the old checkpoint
-// with the record of the new one, and removes the files that no checkpoint needs any more. It
-// does not depend on any format: a Format describes the names of the files and reads
-// the existing checkpoint, and a DataFile describes the parts of a file. The contract is
-// at Committer, whose methods follow storage.Writer.
+// Package commit makes a new checkpoint visible in one atomic step. A Committer gives the
+// files of a save names of their own, replaces the record of the old checkpoint with the
+// record of the new one, and removes the files that no checkpoint needs any more. It does not
+// depend on any format: a Format describes the names of the files and reads the existing
+// checkpoint, and a DataFile describes the parts of a file. The contract is at Committer; its
+// methods follow storage.Writer.
 package commit
 
 import (
@@ -47,8 +47,8 @@ type Committer struct {
 	// save, and "" for records that did not. Nil: the store has no versions.
 	found map[string]string
 	empty bool      // found says that there was no checkpoint at all
-	again bool      // the checkpoint is the one of this save, whose commit is repeated
-	old   *Existing // the checkpoint whose record has the version in found, or nil
+	again bool      // the checkpoint belongs to this save; only its commit is repeated
+	old   *Existing // the checkpoint of the record with the version in found, or nil
 	last  []string  // the files that the last commit has written, the record last
 	began time.Time // when SetUp was called
 
@@ -135,7 +135,7 @@ func (p *Committer) begin(ctx context.Context) error {
 	}
 	err := p.checkReplaceable(ctx)
 	if err != nil && !p.sess.Private {
-		// The files that are in the way may be what a removal has left.
+		// The files that are in the way may be leftovers of a removal.
 		if finished, finishErr := FinishRemovals(ctx, p.store, p.recorded); finishErr == nil && len(finished) > 0 {
 			err = p.checkReplaceable(ctx)
 		}
@@ -522,9 +522,9 @@ func (p *Committer) Abort(ctx context.Context) error {
 	return errors.Join(err, p.removeUnnamed(ctx, slices.Compact(names)))
 }
 
-// removeUnnamed removes the files that the current checkpoint does not need. It
-// removes nothing if the store fails or the checkpoint has an unknown version. If the checkpoint is corrupt, it keeps only the files that
-// Format.Read returned.
+// removeUnnamed removes the files that the current checkpoint does not need. It removes no files if
+// the store fails or the checkpoint has an unknown version. If the checkpoint is corrupt, it keeps
+// only the files that Format.Read returned.
 func (p *Committer) removeUnnamed(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -567,7 +567,7 @@ func (p *Committer) sweep(ctx context.Context, olderThan time.Duration) (n int) 
 }
 
 // recorded returns the files of the checkpoint in the store, if it has a record. Files
-// without a record may be what a removal has left.
+// without a record may be leftovers of a removal.
 func (p *Committer) recorded(ctx context.Context) (map[string]bool, error) {
 	for _, name := range p.f.Records {
 		if ok, err := p.exists(ctx, name); err != nil {

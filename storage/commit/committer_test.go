@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// toy is a format whose record lists the names of its data files.
+// toy is a format with a record that lists the names of its data files.
 var toy = &commit.Format{Name: "toy", Records: []string{"record"}, Also: []string{"also"}, Prefix: "d", Parse: parse, Read: read}
 
 var dataName = regexp.MustCompile(`^d([0-9]+)\.([0-9a-z]*)$`)
@@ -119,8 +119,8 @@ func TestDataFileNamesContainTheSaveID(t *testing.T) {
 	}
 }
 
-// A save that fails removes nothing of a save that ran beside it, whose files came
-// after it began.
+// A save that fails removes no files of a concurrent save, even if these files came after it
+// began.
 func TestAbortSparesAnotherSave(t *testing.T) {
 	s := new(mem.Store)
 	ps := begin(t, s, "slow", storage.WriteOptions{FailIfExists: true})

@@ -39,15 +39,15 @@ type Coder interface {
 	// Lengths returns the lengths of the segments that the file is divided into, none
 	// longer than the piece of a small budget.
 	Lengths() []int
-	// Encode returns what is stored of segment i with the bytes src. The result may be src,
-	// or nil if nothing is stored, or use the memory of code, which is at least a quarter
-	// longer. It is called from several goroutines at once.
+	// Encode returns the bytes to store for segment i with the bytes src. The result may be src,
+	// or nil to store no bytes, or use the memory of code, which is at least a quarter longer.
+	// It is called from several goroutines at once.
 	Encode(ctx context.Context, i int, src, code []byte) ([]byte, error)
-	// Stored is called with the offset of what Encode has returned, unless that is empty.
+	// Stored is called with the offset of the result of Encode, unless it is empty.
 	Stored(i int, off int64)
 	// Finish is called after all other methods with the size and the checksum of the file
-	// itself. It returns the bytes at the end of the stored file, and what that file
-	// is.
+	// itself. It returns the bytes at the end of the stored file, and the description of the
+	// stored file.
 	Finish(size int64, crc uint32) (end []byte, coded storage.Coded)
 }
 

@@ -20,8 +20,7 @@ type Format struct {
 	// last file. If several exist, readers use the one that comes first in this list,
 	// so it hides the others.
 	Records []string
-	// Also are the names of other files whose existence means that there is a
-	// checkpoint.
+	// Also are the names of other files that only exist in a checkpoint.
 	Also []string
 	// First means that readers open a checkpoint of this format even if the store also
 	// holds files of other formats.
@@ -140,7 +139,7 @@ func (f *Format) savesOf(ctx context.Context, store blob.Store, e *Existing) ([]
 	return ids, err
 }
 
-// list returns the data files whose names begin with prefix. Files of formats with
+// list returns the data files with names that begin with prefix. Files of formats with
 // Identify have no save ids yet.
 func (f *Format) list(ctx context.Context, store blob.Store, prefix string) ([]Leftover, error) {
 	var out []Leftover

@@ -118,7 +118,7 @@ type foundLock struct {
 	blob.Lock
 }
 
-// advice says what the user can do about a save whose fate is unknown.
+// advice tells the user how to settle a save with an unknown result.
 func (l *foundLock) advice() string {
 	return fmt.Sprintf("save %s got no answer when it wrote %s at %s, and the service may still write it: "+
 		"save here again, which settles it, or wait a day; until then nothing of that save is removed",
@@ -304,7 +304,7 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	return left, errors.Join(err, tempErr)
 }
 
-// sweepLocks removes the locks whose saves or readers have ended. The caller has removed
+// sweepLocks removes the locks of saves and readers that have ended. The caller has removed
 // the files of these saves.
 func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderThan time.Duration) error {
 	if len(locks) == 0 {

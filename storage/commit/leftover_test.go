@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// dying is a store with the lock of one save, whose process dies after the locks were
-// listed a number of times.
+// dying is a store with the lock of one save. The process of the save dies after the locks
+// were listed a number of times.
 type dying struct {
 	*mem.Store
 	lists  int

@@ -20,7 +20,7 @@ import (
 // In a folder, Reading takes its lock at once, and waits if a removal is under way. In a
 // service, where a lock costs requests, it takes the lock after LockAfter; a removal that
 // begins before does not see the reader, and the reader finds that files are gone. If store
-// has no locks, or this process cannot write to it, release does nothing. The error wraps
+// has no locks, or this process cannot write to it, release has no effect. The error wraps
 // storage.ErrRemoving if a removal does not end, and the cause of ctx if it ends.
 func Reading(ctx context.Context, store blob.Store) (release func(), err error) {
 	return reading(ctx, store, !isService(store), true)

@@ -13,15 +13,15 @@ import (
 
 // RemoveOptions change how a checkpoint is removed. Nil means the defaults.
 type RemoveOptions struct {
-	// SaveID is the id of the save that is removed. If the place holds another one, the
-	// error wraps storage.ErrChanged, and nothing is removed. Empty: any.
+	// SaveID is the id of the save that is removed. If the place holds another one, the error
+	// wraps storage.ErrChanged, and no file is removed. Empty: any.
 	SaveID string
-	// Check, if not nil, is called when the removal has its lock and has found no reader,
-	// right before the first file is removed. If it returns an error, nothing is removed.
+	// Check, if not nil, is called when the removal has its lock and has found no reader, right
+	// before the first file is removed. If it returns an error, no file is removed.
 	Check func(ctx context.Context) error
 }
 
-// Removed counts what a removal has removed.
+// Removed counts the files and bytes that a removal has removed.
 type Removed struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
@@ -40,7 +40,7 @@ type Removal struct {
 	// Files are the files of the checkpoint with their sizes and versions. The first one is
 	// removed first. If HasRecord is set, its removal makes the rest no checkpoint, in one
 	// atomic step. Otherwise Begun is that step: while it is set in the lock of the removal,
-	// readers take what is left of the files for no checkpoint; see IsRemoved.
+	// readers do not take the remaining files for a checkpoint; see IsRemoved.
 	Files     []RemovedFile `json:"files"`
 	HasRecord bool          `json:"has_record,omitempty"`
 	Begun     bool          `json:"begun,omitempty"`
@@ -78,10 +78,10 @@ const maxNoted = 5 << 20
 // files of the checkpoint that is in the store, which an earlier removal, which was
 // interrupted, must not remove.
 //
-// The error wraps storage.ErrRemoving if another process is removing it, storage.ErrInUse
-// if a living process reads it, storage.ErrUnderWay if a living process saves there, and
-// storage.ErrChanged if a save has replaced the checkpoint. In all these cases, and if
-// find or Check return an error, nothing was removed.
+// The error wraps storage.ErrRemoving if another process is removing it, storage.ErrInUse if
+// a living process reads it, storage.ErrUnderWay if a living process saves there, and
+// storage.ErrChanged if a save has replaced the checkpoint. In all these cases, and if find
+// or Check return an error, no file was removed.
 func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*Removal, error), current func(context.Context) (map[string]bool, error), opts *RemoveOptions) (Removed, error) {
 	var o RemoveOptions
 	if opts != nil {
@@ -123,7 +123,7 @@ func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*
 	return removed, errors.Join(lock.Release(), tidy(ctx, store))
 }
 
-// noted returns what the lock says about r.
+// noted returns r as the lock records it.
 func (r *Removal) noted() *Removal {
 	out := *r
 	left := maxNoted
@@ -175,8 +175,8 @@ func (r *Removal) begin(ctx context.Context, store blob.Store, lock *SaveLock, o
 }
 
 // removeRecord removes the record. In a service, a request that got no answer may still be
-// carried out. begun is then true, so that the lock stays: it says what has to be removed
-// if the record is gone later.
+// carried out. begun is then true, so that the lock stays: it lists the files to remove if
+// the record is gone later.
 func (r *Removal) removeRecord(ctx context.Context, store blob.Store, record RemovedFile) (begun bool, err error) {
 	removing, end := outlive(ctx, recordTime)
 	defer end()
@@ -331,9 +331,9 @@ func (l *foundLock) begun(ctx context.Context, store blob.Store) (bool, error) {
 	return !r.Files[0].matches(info), nil
 }
 
-// IsRemoved reports whether files are what an interrupted removal, or one that is under way,
-// has left at the root of store. Package formats calls it for checkpoints without a record:
-// what is left may look like a smaller checkpoint.
+// IsRemoved reports whether files are leftovers at the root of store of a removal that was
+// interrupted or is under way. Package formats calls it for checkpoints without a record:
+// leftovers may look like a smaller checkpoint.
 func IsRemoved(ctx context.Context, store blob.Store, files []string) (bool, error) {
 	l, err := removalAt(ctx, store)
 	if err != nil || l == nil {
@@ -359,8 +359,8 @@ func IsRemoved(ctx context.Context, store blob.Store, files []string) (bool, err
 	return true, nil
 }
 
-// FinishRemovals removes the files of a removal whose process died after the record was
-// gone, and the lock of one that died before. current returns the names of the files of the
+// FinishRemovals finishes a removal after its process died: it removes the files if the
+// record was gone, and otherwise only the lock. current returns the names of the files of the
 // checkpoint that is at the root of store now, which stay. FinishRemovals returns the files
 // that it has removed, even if it returns an error.
 func FinishRemovals(ctx context.Context, store blob.Store, current func(context.Context) (map[string]bool, error)) ([]Leftover, error) {
@@ -406,7 +406,7 @@ func RemovalLeftovers(ctx context.Context, store blob.Store) ([]Leftover, error)
 	}
 	out, err := found.note.Removal.left(ctx, store)
 	for i := range out {
-		out[i].Owner = blob.OwnerDead // FinishRemovals takes over a lock whose holder is not alive
+		out[i].Owner = blob.OwnerDead // FinishRemovals takes over a lock with a dead holder
 		if found.Owner == blob.OwnerAlive {
 			out[i].Owner = blob.OwnerAlive
 		}
@@ -414,11 +414,11 @@ func RemovalLeftovers(ctx context.Context, store blob.Store) ([]Leftover, error)
 	return out, err
 }
 
-// CheckNoRemoval returns an error that wraps storage.ErrRemoving if a removal is under way
-// at the root of store, or was interrupted. A writer whose files may have the names of files
-// of the removed checkpoint calls it after it has looked for the record that it replaces, and
-// before it looks for its files for the last time and writes its own record: otherwise the
-// removal could remove a file that the writer has found there.
+// CheckNoRemoval returns an error that wraps storage.ErrRemoving if a removal is under way at
+// the root of store, or was interrupted. If the files of a writer may have the names of files
+// of the removed checkpoint, the writer calls it after it has looked for the record that it
+// replaces, and before it looks for its files for the last time and writes its own record:
+// otherwise the removal could remove a file that the writer has found there.
 func CheckNoRemoval(ctx context.Context, store blob.Store) error {
 	l, err := removalAt(ctx, store)
 	if err != nil || l == nil {

@@ -130,7 +130,7 @@ func TestFinishRemovalsInAService(t *testing.T) {
 	})
 }
 
-// A removal whose record was replaced removes nothing.
+// A removal removes no files if its record was replaced.
 func TestRemoveOfAReplacedRecord(t *testing.T) {
 	for name, s := range map[string]blob.Store{"memory": new(mem.Store), "service": &service{Store: new(mem.Store)}} {
 		putToy(t, s)

@@ -13,10 +13,10 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// The names of locks. Each save under way holds a lock whose name is savePrefix, the
-// name of its format or pending, a dash, and the id of the save. Each reader holds a lock
-// whose name is readPrefix and random. A removal holds removeLock. storeLock is held while
-// the record is replaced or files are removed.
+// The names of locks. Each save under way holds a lock named savePrefix, the name of its
+// format or pending, a dash, and the id of the save. Each reader holds a lock named
+// readPrefix and random letters. A removal holds removeLock. storeLock is held while the
+// record is replaced or files are removed.
 const (
 	savePrefix = "save-"
 	pending    = "pending"
@@ -35,7 +35,7 @@ type note struct {
 	// replaces, or empty if there was no record: any other version settles it.
 	Record string `json:"record,omitempty"`
 	Base   string `json:"base,omitempty"`
-	// Removal is what a removal removes.
+	// Removal describes the files of a removal.
 	Removal *Removal `json:"removal,omitempty"`
 }
 
@@ -51,10 +51,10 @@ const (
 )
 
 // SaveLock is a lock that shows other processes that a save is under way, as long as its
-// process is alive. The coordinator holds it from before the first write of any rank
-// until the end of the save; in a service, it takes the lock after LockAfter. A save
-// cannot commit without its coordinator, so it ends if the coordinator dies. A nil
-// SaveLock does nothing; stores without locks have nil SaveLocks.
+// process is alive. The coordinator holds it from before the first write of any rank until
+// the end of the save; in a service, it takes the lock after LockAfter. A save cannot commit
+// without its coordinator, so it ends if the coordinator dies. Stores without locks have nil
+// SaveLocks, and a nil SaveLock has no effect.
 type SaveLock struct {
 	take   func(ctx context.Context, note []byte) (blob.HeldLock, error)
 	ctx    context.Context // of take and of beats, until the end
@@ -371,10 +371,10 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 // removes files or writes a record, which takes less time unless it is suspended.
 const lockWait = 10 * time.Second
 
-// Locked runs fn while it holds a lock of the store, so that other processes of this
-// host do not run their fn at the same time. If the store has no locks or is a service,
-// whose records have conditions instead, or if another process holds the lock for longer than lockWait, Locked runs fn without the lock. So
-// fn must not damage the checkpoint even if it runs concurrently.
+// Locked runs fn while it holds a lock of the store, so that other processes of this host do not
+// run their fn at the same time. If the store has no locks or is a service, which has conditions
+// for records instead, or if another process holds the lock for longer than lockWait, Locked runs
+// fn without the lock. So fn must not damage the checkpoint even if it runs concurrently.
 func Locked(ctx context.Context, store blob.Store, fn func() error) error {
 	if l, ok := blob.As[blob.Locker](store); ok && !isService(store) {
 		if lock := waitLock(ctx, l); lock != nil {

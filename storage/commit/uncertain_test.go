@@ -120,7 +120,7 @@ func (l *serviceLock) Release() error {
 	return nil
 }
 
-// uncertain saves to s, whose record gets no answer.
+// uncertain saves to s, which does not answer the write of the record.
 func uncertain(t *testing.T, s *service, id string) {
 	t.Helper()
 	s.mute = true
@@ -148,8 +148,8 @@ func sweepAll(t *testing.T, s blob.Store) []string {
 	return names
 }
 
-// A record whose write got no answer may appear later. Until then nothing is removed,
-// neither the old checkpoint nor the new one, and commands can say why.
+// A record written without an answer may appear later. Until then no file of the old or the
+// new checkpoint is removed, and commands can give the reason.
 func TestUncertainCommitKeepsBothCheckpoints(t *testing.T) {
 	for _, lands := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -262,7 +262,7 @@ func TestLongSaveBeats(t *testing.T) {
 	})
 }
 
-// A save whose files were removed while it was suspended does not commit.
+// A suspended save does not commit if its files were removed meanwhile.
 func TestSuspendedSaveWithoutFilesDoesNotCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{Store: new(mem.Store)}
@@ -281,8 +281,8 @@ func TestSuspendedSaveWithoutFilesDoesNotCommit(t *testing.T) {
 	})
 }
 
-// A save whose place has changed since it began does not replace the newer checkpoint, in
-// any store.
+// If the place of a save has changed since the save began, it does not replace the newer
+// checkpoint, in any store.
 func TestCommitOfAnOldSaveFails(t *testing.T) {
 	folder := must.Get(file.Open(t.TempDir(), nil))(t)
 	for name, s := range map[string]blob.Store{"mem": new(mem.Store), "folder": folder} {

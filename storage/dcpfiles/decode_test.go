@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// wantTree is what newTree describes.
+// wantTree is the document of newTree.
 func wantTree(d dcpfiles.Dialect) *dcpfiles.Document {
 	codec, format := dcpfiles.CodecTorch, "channels_last"
 	if d != dcpfiles.Torch {
@@ -208,7 +208,7 @@ func TestDecodeRefusesInvalidDocuments(t *testing.T) {
 	}
 }
 
-// PyTorch saves and loads them, so there is nothing wrong with the document.
+// PyTorch saves and loads such names, so the document is valid.
 func TestDecodeUnsupportedNames(t *testing.T) {
 	for _, name := range []string{"", strings.Repeat("x", meta.MaxFQN+1), "\xed\xa0\x80"} {
 		tr := newTree(torchNames)

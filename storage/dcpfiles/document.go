@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// Dialect identifies the library whose metadata a document is.
+// Dialect identifies the library of a document's metadata.
 type Dialect int
 
 // The dialects.

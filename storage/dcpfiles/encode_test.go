@@ -102,7 +102,7 @@ func drawTensor(t *rapid.T, dialect dcpfiles.Dialect, n func(string, int, int) i
 	return out
 }
 
-// property: what was encoded decodes to the same
+// property: an encoded document decodes to the same document
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { checkRoundTrip(t, document(t)) })
 }
@@ -176,8 +176,8 @@ func TestEncodedClasses(t *testing.T) {
 	}
 }
 
-// The number of ranks, the save and a planner's data are attributes beside what
-// other readers know.
+// The number of ranks, the save and a planner's data are attributes that other readers
+// ignore.
 func TestCairnAttributes(t *testing.T) {
 	for _, d := range []dcpfiles.Dialect{dcpfiles.Torch, dcpfiles.Hyper, dcpfiles.HyperOld} {
 		codec := dcpfiles.CodecTorch

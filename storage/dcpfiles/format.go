@@ -1,9 +1,9 @@
-// Package dcpfiles is what the checkpoints of PyTorch's distributed checkpoint and
-// of hyper_parallel have in common: a .metadata file, or one metadata file of each
-// rank, which are pickles, and data files that hold the chunks and values that the
-// metadata lists. It does not know the names of the other files, which a Format
-// describes, or the content of data files. The contracts are at Decode, Encode
-// and Merge for metadata, at Format for reading, and at Writer for writing.
+// Package dcpfiles is the common part of the checkpoints of PyTorch's distributed checkpoint
+// and of hyper_parallel: a .metadata file, or one metadata file of each rank, which are
+// pickles, and data files that hold the chunks and values that the metadata lists. It does
+// not know the names of the other files, which a Format describes, or the content of data
+// files. The contracts are at Decode, Encode and Merge for metadata, at Format for reading,
+// and at Writer for writing.
 package dcpfiles
 
 import (

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/dcpfiles"
 )
 
-// Any bytes are a document or are refused. What is a document is valid, decodes
-// when it was encoded, and stays the same from then on.
+// Any bytes are a document or are refused. A document is valid, decodes after it was encoded,
+// and stays the same from then on.
 func FuzzDecode(f *testing.F) {
 	for _, n := range []names{torchNames, torchOldNames, hyperNames} {
 		for p := 2; p <= 5; p++ {
@@ -33,7 +33,7 @@ func FuzzDecode(f *testing.F) {
 		must.Do(t, d.Meta.Validate())
 		once := again(t, d)
 		if once == nil {
-			return // it holds what only its own writer can say
+			return // it has parts that only its own writer can encode
 		}
 		if diff := cmp.Diff(once, again(t, once), cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("encoded twice (-once +twice):\n%s", diff)

@@ -36,7 +36,7 @@ type Encoding struct {
 	Value func(it *plan.WriteItem, data []byte) ([]byte, error)
 	// Files lays out the data files of a rank. infix is part of their names.
 	Files func(p *plan.SavePlan, data storage.Resolver, rank int, infix string) ([]*commit.DataFile, error)
-	// Place is the meta.Storage.ID of saves whose session has no ID.
+	// Place is the meta.Storage.ID of saves without a session ID.
 	Place string
 }
 

@@ -28,7 +28,7 @@ type checkpoint struct {
 	tied    map[string]string // other names of trained parameters; nil: not known yet
 	copies  []reading.Copy
 	missing []meta.Missing
-	lost    reading.LostFiles // files whose names are not known
+	lost    reading.LostFiles // files with unknown names
 	notes   []string
 	version string
 	// stage3 means that the module's state has no parameters, and partial that it is the
@@ -132,7 +132,7 @@ func (c *checkpoint) addModule() error {
 	return c.addCopies()
 }
 
-// addShared adds the names of tied parameters whose weights were added.
+// addShared adds the names of tied parameters, if their weights were added.
 func (c *checkpoint) addShared() error {
 	for _, p := range c.models[0].shared {
 		name, ok1 := p.Key.(string)
@@ -241,7 +241,7 @@ func (c *checkpoint) addCopies() error {
 	return nil
 }
 
-// addMissing notes the names of the module whose weights are nowhere.
+// addMissing notes the names of the module without weights in any file.
 func (c *checkpoint) addMissing() {
 	for _, m := range c.models[:min(1, len(c.models))] {
 		for _, name := range m.names {
@@ -319,8 +319,8 @@ var (
 		"universal_checkpoint_info"}
 )
 
-// addRest adds what is neither a weight nor the state of a parameter. optim is the root of
-// the optimizer's records in f, or nil.
+// addRest adds all entries that are neither a weight nor the state of a parameter. optim is
+// the root of the optimizer's records in f, or nil.
 func (c *checkpoint) addRest(f *torchfile.File, optim any) error {
 	c.addMissing()
 	if len(c.models) > 0 {

@@ -33,7 +33,7 @@ func (f Format) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, err
 	return nil, storage.RefuseIf(true, "the format %s is only read: write native, torchdcp, hf, torch or hyper instead", f.Name())
 }
 
-// Open opens the checkpoint of a tag, whose files are at the root of store. Package formats
+// Open opens the checkpoint of a tag. Its files are at the root of store. Package formats
 // finds the tag that the file latest of a run names. The names are:
 //
 //   - model.NAME: the weights as DeepSpeed's optimizer holds them, in fp32. Frozen
@@ -45,7 +45,7 @@ func (f Format) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, err
 //   - optimizer.param_groups.N.OPTION: the options of the parameter groups. The option
 //     params is the list of names.
 //   - lr_scheduler.…: the state of the scheduler, if there is one.
-//   - client.…: what the program passed to save_checkpoint as client state.
+//   - client.…: the client state that the program passed to save_checkpoint.
 //   - deepspeed.…: the counters, the configuration and the loss scaler of DeepSpeed.
 //
 // All else comes from the files of rank 0. Parameters are laid out as the option

@@ -13,7 +13,7 @@ import (
 )
 
 // Any model file and any optimizer file, of ZeRO or of a universal checkpoint, open or are
-// refused by name. What opens can be verified.
+// refused by name. A checkpoint that opens can be verified.
 func FuzzOpen(f *testing.F) {
 	for stage := 1; stage <= 3; stage++ {
 		u := example(stage)

@@ -121,7 +121,7 @@ func TestVerifyFindsExchangedParameters(t *testing.T) {
 	}
 }
 
-// NaN and infinities are equal to what a cast makes of them.
+// NaN and infinities are equal to their casts.
 func TestCopiesThatAreNotNumbers(t *testing.T) {
 	u := example(1)
 	u.half = tensor.Float16
@@ -198,7 +198,7 @@ func TestLeftoverRanks(t *testing.T) {
 	}
 }
 
-// What cannot be read is refused by the name of the file and of the reason.
+// An unreadable checkpoint is refused with the name of the file and the reason.
 func TestRefused(t *testing.T) {
 	put := func(name string) func(*testing.T, *mem.Store) {
 		return func(t *testing.T, s *mem.Store) { storagetest.Put(t, s, name, []byte("x")) }

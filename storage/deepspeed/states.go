@@ -20,7 +20,7 @@ type param struct {
 	elements int64
 }
 
-// modelState is what the model file of a rank holds.
+// modelState is the content of the model file of a rank.
 type modelState struct {
 	file *torchfile.File
 	root any
@@ -177,7 +177,7 @@ func (m *modelState) int(key string) (int64, bool) {
 // maxStates bounds the states of a parameter. Adam has three.
 const maxStates = 32
 
-// optimState is what the optimizer file of a rank holds.
+// optimState is the content of the optimizer file of a rank.
 type optimState struct {
 	file *torchfile.File
 	root any // below optimizer_state_dict

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// run is a run of DeepSpeed that the tests make up. Its methods write what DeepSpeed
-// would write.
+// run is a run of DeepSpeed that the tests make up. Its methods write the files that
+// DeepSpeed would write.
 type run struct {
 	stage, ranks int
 	half         tensor.DType // of the module; Float32: no mixed precision

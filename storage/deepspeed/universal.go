@@ -221,8 +221,8 @@ func (c *checkpoint) universalTensor(path meta.Path, dtype tensor.DType, f *torc
 	return c.b.Gathered(path, dtype, p.shape, wholeBox(p.shape), []torchfile.Part{{File: f, Tensor: t}}), nil
 }
 
-// addUniversalGroups adds the parameter groups, and the steps of stage 3, whose parameters
-// have no file of their own for them.
+// addUniversalGroups adds the parameter groups, and the steps of stage 3: its parameters have
+// no file for them.
 func (c *checkpoint) addUniversalGroups(f *torchfile.File) error {
 	options, _ := get(f.Root, "param_groups")
 	if err := c.addOptions(f, listOf(options)); err != nil {

@@ -331,9 +331,9 @@ func (c *checkpoint) layFlat(i int, params []param) (*group, error) {
 	return g, nil
 }
 
-// piece returns the number of elements of each rank in a group, whose parameters take
-// used elements and are followed by last elements: the buffer is padded to a multiple of
-// twice the number of ranks. Files from which the padding was taken away are shorter.
+// piece returns the number of elements of each rank in a group. Its parameters take used
+// elements and are followed by last elements: the buffer is padded to a multiple of twice the
+// number of ranks. Files from which the padding was taken away are shorter.
 func (c *checkpoint) piece(i int, used, last int64) (int64, error) {
 	n := int64(len(c.ranks))
 	piece := (used + 2*n - 1) / (2 * n) * 2
@@ -500,8 +500,8 @@ func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 	return nil
 }
 
-// addUncut adds a state whose elements are not the elements of parameters, as it is on
-// each rank.
+// addUncut adds a state with elements that do not belong to elements of parameters, as it is
+// on each rank.
 func (c *checkpoint) addUncut(i int, name string) error {
 	c.note("the state %q of the optimizer does not have an element for each element of group %d: it is below deepspeed.states, as each rank holds it", name, i)
 	for r, o := range c.ranks {
@@ -554,8 +554,8 @@ func (c *checkpoint) addScalarOf(f *torchfile.File, param, state string, v any) 
 	return c.b.Add(f, at, v)
 }
 
-// addGroupStep adds the steps of a group whose optimizer counts them in the options of
-// the group, as FusedAdam of some versions does.
+// addGroupStep adds the steps of a group if its optimizer counts them in the options of the
+// group, as FusedAdam of some versions does.
 func (c *checkpoint) addGroupStep(i int, g *group) error {
 	o := c.ranks[0]
 	if pairs, _ := pairsOf(o.states[i]); len(pairs) == 0 {
@@ -579,9 +579,9 @@ func (c *checkpoint) addGroupStep(i int, g *group) error {
 }
 
 // compareSteps compares the step of a group on all ranks with v, the step on rank 0, which
-// becomes the step of a parameter. Files of another step are files of another save, and in
-// stage 3 nothing else would tell. Steps in tensors are compared as copies: once for each
-// rank, because a read takes long.
+// becomes the step of a parameter. Files of another step are files of another save; stage 3
+// has no other sign of it. Steps in tensors are compared as copies: once for each rank,
+// because a read takes long.
 func (c *checkpoint) compareSteps(i int, param string, v any, step func(o *optimState) any) error {
 	t, isTensor := v.(*torchsave.Tensor)
 	_, isInt := v.(int64)

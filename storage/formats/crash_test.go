@@ -65,8 +65,8 @@ func safeDTypes() []tensor.DType {
 	return out
 }
 
-// crashesOver returns which saves replace the checkpoint of which others. A save over
-// nothing replaces "".
+// crashesOver returns which saves replace the checkpoint of which others. A save into an
+// empty folder replaces "".
 func crashesOver() map[string][]string {
 	out := map[string][]string{}
 	forms := []string{"hf, one file", "hf, an index", "hf, distributed"}

@@ -33,8 +33,8 @@ var withoutChecksums = map[string]string{
 	"*_legacy.pt":     "a stream of PyTorch before 1.6",
 }
 
-// notListed are the files of fixtures whose absence no reader can notice: without them, the
-// folder is a whole checkpoint of another format.
+// notListed are files of fixtures that no reader can miss: without them, the folder is a
+// whole checkpoint of another format.
 var notListed = []storagetest.Damage{
 	{File: "torch_checkpointing/torch-sync-twice-2-1/fsdp_model_0.pt", At: storagetest.Removed},
 	{File: "torch_checkpointing/torch-sync-twice-2-1/step_0.pt", At: storagetest.Removed},
@@ -58,8 +58,8 @@ func unsummed(f storagetest.Damage) (pattern string, ok bool) {
 const someDamage = 40
 
 // One flipped bit in any record of a checkpoint of another program, or a file that is missing or
-// cut in half, is an error, or changes nothing that is read. Files without checksums are listed by
-// name. DAMAGE=100000 flips a bit in every record of every fixture.
+// cut in half, is an error, or does not change the loaded state. Files without checksums are
+// listed by name. DAMAGE=100000 flips a bit in every record of every fixture.
 func TestDamageIsNoticed(t *testing.T) {
 	most, err := strconv.Atoi(cmp.Or(os.Getenv("DAMAGE"), strconv.Itoa(someDamage)))
 	must.Do(t, err)

@@ -163,8 +163,8 @@ func exists(ctx context.Context, store blob.Store, name string) (bool, error) {
 	return err == nil, err
 }
 
-// dialect distinguishes the two kinds of metadata files by the module whose name is at
-// the beginning.
+// dialect distinguishes the two kinds of metadata files by the name of the module at the
+// beginning.
 func dialect(ctx context.Context, store blob.Store, name string) (string, error) {
 	head, err := readHead(ctx, store, name, 4096)
 	if err != nil {

@@ -69,7 +69,7 @@ type Options struct {
 	Base string
 	// Encoding, Checksum and Folder describe a delta version to write: see slime.Format.
 	Encoding, Checksum, Folder string
-	// Segments, if not nil, keeps what is read of checkpoints of a run: native.Format.Segments.
+	// Segments, if not nil, keeps segments of checkpoints of a run: native.Format.Segments.
 	Segments *delta.Cache
 }
 
@@ -112,7 +112,7 @@ func Writable() []string {
 	return slices.DeleteFunc(Names(), func(name string) bool { return list[number(name)].read })
 }
 
-// Alone returns the names of the formats that can be written and whose checkpoints do not
+// Alone returns the names of the formats that can be written and make checkpoints that do not
 // need others.
 func Alone() []string {
 	return slices.DeleteFunc(Writable(), func(name string) bool { return name == Slime })
@@ -139,7 +139,7 @@ func Open(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint
 	return c, err
 }
 
-// OpenLocated is Open, and also returns the store whose root holds the checkpoint.
+// OpenLocated is Open, and also returns the store with the checkpoint at its root.
 func OpenLocated(ctx context.Context, store blob.Store, o *Options) (storage.Checkpoint, blob.Store, error) {
 	c, at, _, err := open(ctx, store, o)
 	if err != nil {
@@ -243,8 +243,8 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 	return o, w
 }
 
-// swept are the formats whose saves have locks. Saves in the other formats leave at
-// most the files that their writers had open, which the store itself finds.
+// swept are the formats of saves with locks. Saves in the other formats leave at most the
+// files that their writers had open, which the store itself finds.
 func swept() []*commit.Format {
 	return []*commit.Format{native.Files(), torchdcp.Files(), hyper.Files(), hf.Files(), slime.Files()}
 }
@@ -286,8 +286,8 @@ func CleanExcept(ctx context.Context, store blob.Store, olderThan time.Duration,
 // CleanSave removes the files of the native save saveID that are in the store, and that the
 // checkpoint there does not name: the files of a checkpoint before it was made to stand alone,
 // or of an attempt that was interrupted. Files to which other checkpoints refer stay. The
-// error wraps storage.ErrInUse or storage.ErrUnderWay if a living process uses the
-// checkpoint; nothing is removed then.
+// error wraps storage.ErrInUse or storage.ErrUnderWay if a living process uses the checkpoint;
+// no file is removed then.
 func CleanSave(ctx context.Context, store blob.Store, saveID string) error {
 	if err := commit.CheckUnused(ctx, store); err != nil {
 		return err
@@ -321,8 +321,8 @@ func union(first []commit.Leftover, err error, find func(*commit.Format) ([]comm
 
 // WriteOrder returns when a file of a checkpoint is written, relative to its other files:
 // first the files of order 0, which are data and files that the format does not know, then
-// the files that describe the data, and at the end the record, whose appearance is the
-// commit. Of several files with a positive order, the one with the highest is the record.
+// the files that describe the data, and at the end the record, which commits the checkpoint.
+// Of several files with a positive order, the one with the highest is the record.
 func WriteOrder(format, name string) int {
 	for _, f := range swept() {
 		if i := slices.Index(f.Records, name); f.Name == format && i >= 0 {

@@ -99,8 +99,9 @@ func checkLoads(t *testing.T, s blob.Store, seed byte) {
 	}
 }
 
-// A save over a checkpoint of another format writes nothing. A save over one of its own
-// format replaces it, unless it may not. What was confirmed last is loaded.
+// A save over a checkpoint of another format writes no file. A save over one of its own
+// format replaces it, unless it may not. A load returns the checkpoint of the last successful
+// save.
 func TestSaveOverEveryFormat(t *testing.T) {
 	for where, open := range otherStores {
 		for old, k := range kinds {

@@ -49,11 +49,11 @@ func deepspeedFolder(text string) string {
 // maxPointer bounds the text of a pointer.
 const maxPointer = 1 << 10
 
-// Locate returns the store whose root holds the checkpoint, and the format of the
-// checkpoint: store itself or, if store is the folder of a run with a file that names its
-// newest checkpoint, the folder below store. Files of torch.save that libraries write beside
-// a model, such as scheduler.bin, do not count beside such a file. The errors are the errors
-// of Detect.
+// Locate returns the store with the checkpoint at its root, and the format of the checkpoint:
+// store itself or, if store is the folder of a run with a file that names its newest
+// checkpoint, the folder below store. Files of torch.save that libraries write beside a
+// model, such as scheduler.bin, do not count beside such a file. The errors are the errors of
+// Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	format, auxiliary, err := detect(ctx, store)
 	if _, single := store.(*blob.Single); single || !errors.Is(err, storage.ErrNotFound) && !auxiliary {

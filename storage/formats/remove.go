@@ -81,8 +81,8 @@ func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.F
 	return native.StoredFile(ctx, store, name)
 }
 
-// FinishRemovals removes the files of removals at the root of store whose process died after
-// the record was gone, and forgets removals whose process died before. See
+// FinishRemovals finishes removals at the root of store after their process died. It removes
+// the files if the record was gone, and otherwise only forgets the removal. See
 // commit.FinishRemovals.
 func FinishRemovals(ctx context.Context, store blob.Store) (commit.Removed, error) {
 	left, err := commit.FinishRemovals(ctx, store, func(ctx context.Context) (map[string]bool, error) { return current(ctx, store) })
@@ -204,7 +204,7 @@ func rank(format, name string) int {
 }
 
 // checkRemains returns an error that wraps storage.ErrNotFound if the checkpoint that was
-// opened is what a removal has left of another one.
+// opened is only a leftover of another one, after a removal.
 func checkRemains(ctx context.Context, store blob.Store, format string, c storage.Checkpoint) error {
 	if _, single := store.(*blob.Single); single || hasRecord(format, c) {
 		return nil // a removal removes the record first
@@ -220,7 +220,7 @@ func checkRemains(ctx context.Context, store blob.Store, format string, c storag
 }
 
 // notRemains returns err, the error of opening a checkpoint in a format. If all files of the
-// format are what a removal has left of a checkpoint, it returns an error that wraps
+// format are leftovers of a removed checkpoint, it returns an error that wraps
 // storage.ErrNotFound instead.
 func notRemains(ctx context.Context, store blob.Store, format string, err error) error {
 	if _, single := store.(*blob.Single); single || ctx.Err() != nil {

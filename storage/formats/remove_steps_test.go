@@ -140,7 +140,7 @@ func TestReadersSeeAllOrNothingOfARemoval(t *testing.T) {
 }
 
 // If an operation fails or the process crashes in place of it or after it, the whole
-// checkpoint is there or none, and the next removal removes what is left.
+// checkpoint is there or none, and the next removal removes the leftovers.
 func TestFaultAtEveryStepOfARemoval(t *testing.T) {
 	errFault := errors.New("a fault")
 	for how, rule := range map[string]func(n int64) fault.Rule{
@@ -182,8 +182,8 @@ func checkAllOrNothing(t *testing.T, s blob.Store, when string) (whole bool) {
 	return err == nil
 }
 
-// checkRemovedAtLast removes the checkpoint of s, or what an interrupted removal has left
-// of it, and fails unless all of it is gone.
+// checkRemovedAtLast removes the checkpoint of s, or its leftovers after an interrupted
+// removal, and fails unless all of it is gone.
 func checkRemovedAtLast(t *testing.T, s blob.Store, dir string, c removable) {
 	t.Helper()
 	if _, err := formats.Remove(t.Context(), s, nil); err != nil && !errors.Is(err, storage.ErrNotFound) {
@@ -197,8 +197,8 @@ func checkRemovedAtLast(t *testing.T, s blob.Store, dir string, c removable) {
 	}
 }
 
-// A store without locks removes a checkpoint too, and a fault at any step leaves all or
-// nothing of checkpoints that have a record.
+// A store without locks removes a checkpoint too, and a fault at any step leaves a checkpoint
+// with a record complete or removes it.
 func TestRemoveWithoutLocks(t *testing.T) {
 	for name, c := range crashes {
 		if name == "torch, in a subfolder" {

@@ -22,7 +22,7 @@ func at(s blob.Store, o *options) storagetest.Place {
 	}
 }
 
-// able is what the format can do.
+// able has the limits of the format.
 func able() *storagetest.Options {
 	o := &storagetest.Options{NoValues: true, NoPaths: true, Reserved: []string{"__metadata__"}}
 	for _, d := range tensor.DTypes() {

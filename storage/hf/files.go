@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// dataFile is a file of tensors whose header was read.
+// dataFile is a file of tensors with its decoded header.
 type dataFile struct {
 	name   string
 	size   int64
@@ -104,7 +104,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	return f, nil
 }
 
-// shardingInfo is what PyTorch writes about one key of a file.
+// shardingInfo is PyTorch's entry for one key of a file.
 type shardingInfo struct {
 	Offsets []int64 `json:"saved_offsets"`
 }

@@ -133,8 +133,8 @@ func (f *folder) stranger(recorded bool) string {
 // which has no record.
 var ofPyTorch = regexp.MustCompile(`^shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// replaced returns the files of the checkpoints in the folder that a save removes
-// once it has replaced them, records first. It leaves out what it cannot read.
+// replaced returns the files of the checkpoints in the folder that a save removes once it has
+// replaced them, records first. It leaves out files that it cannot read.
 func (f *folder) replaced(ctx context.Context, s blob.Store) []string {
 	out := f.records()
 	var data []string

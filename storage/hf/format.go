@@ -1,7 +1,8 @@
-// Package hf reads and writes safetensors in three forms: one file, several with an
-// index, or PyTorch's distributed form in which every rank has files of its own. It does not guess: it returns an error for a folder whose files
-// contradict each other, or that may hold several checkpoints. The contract is at
-// Format. Package internal/safetensors decodes the headers of the files.
+// Package hf reads and writes safetensors in three forms: one file, several with an index, or
+// PyTorch's distributed form in which every rank has files of its own. It does not guess: it
+// returns an error for a folder with files that contradict each other, or with files of several
+// checkpoints. The contract is at Format. Package internal/safetensors decodes the headers of the
+// files.
 package hf
 
 import (
@@ -47,7 +48,7 @@ const (
 // is recorded in keySave only.
 var keysOfReaders = []string{keySharding, keyVersion, keySave}
 
-// Version is what the storage of a checkpoint in this format is called.
+// Version is the name of the storage of a checkpoint in this format.
 const Version = "hf safetensors"
 
 var (
@@ -57,8 +58,8 @@ var (
 	// ErrIndex reports an index that is malformed or contradicts the files. It
 	// is also a storage.ErrCorrupt.
 	ErrIndex = errors.New("invalid safetensors index")
-	// ErrSharding reports files whose chunks do not make whole tensors, or that
-	// do not belong together. It is also a storage.ErrCorrupt.
+	// ErrSharding reports files that do not belong together, or chunks that do not make whole
+	// tensors. It is also a storage.ErrCorrupt.
 	ErrSharding = errors.New("invalid sharding")
 	// ErrQuantized reports quantised weights that cannot be turned into numbers:
 	// of another kind, or without the scales they need.

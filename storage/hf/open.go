@@ -70,8 +70,8 @@ type source struct {
 	problems []storage.VerifyProblem
 }
 
-// read reads the headers of the files of the checkpoint, and fills in what they
-// hold. file is the one that the caller asked for, or empty.
+// read reads the headers of the files of the checkpoint, and fills in their tensors. file is
+// the one that the caller asked for, or empty.
 func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFile, error) {
 	if one, ok := blob.As[*blob.Single](s.store); ok && file == "" && !isIndex(one.Name()) {
 		return s.alone(ctx, one.Name())
@@ -148,7 +148,7 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 	switch {
 	case len(files) == 0 && len(l) == 0:
 		return nil, reading.Damaged(commitName, "%w: no file of its save exists", ErrSharding)
-	case len(files) == 0 || !c.lists() && len(l) > 0: // nothing tells which names are lost
+	case len(files) == 0 || !c.lists() && len(l) > 0: // the lost names are unknown
 		return nil, l.Err()
 	}
 	if err := s.describe(files, c); err != nil {
@@ -189,8 +189,8 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	return files, s.gatherIndexed(files, where, l)
 }
 
-// lose notes the names that cannot be read and the problems of the files. It
-// returns an error if nothing can be read.
+// lose notes the names that cannot be read and the problems of the files. It returns an error
+// if no file can be read.
 func (s *source) lose(missing []meta.Missing, l reading.LostFiles) (err error) {
 	s.problems, err = l.Note(&s.md, missing, commitName)
 	return err
@@ -260,8 +260,8 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 	return s.lose(missing, l)
 }
 
-// gather returns all tensors of files: of a single file, or of several files whose
-// headers all have the places of their chunks.
+// gather returns all tensors of files: of a single file, or of several files if all headers
+// have the places of their chunks.
 func gather(files []*dataFile) (gathering, error) {
 	if err := checkTogether(files); err != nil {
 		return nil, err
@@ -323,7 +323,7 @@ func (g gathering) add(f *dataFile, e *safetensors.Entry) error {
 	return nil
 }
 
-// entries returns what was gathered, in order, if it makes whole tensors.
+// entries returns the gathered tensors, in order, if they are whole.
 func (g gathering) entries() ([]meta.Entry, error) {
 	out := make([]meta.Entry, 0, len(g))
 	var errs []error

@@ -131,8 +131,8 @@ func (s *source) scaleOf(e *meta.Entry) (*meta.Entry, error) {
 
 // quantized decodes a quantised weight. There are two forms:
 //
-//   - 8-bit floats, whose last two dimensions are divided into blocks, with a factor for
-//     each block.
+//   - 8-bit floats. The last two dimensions are divided into blocks, with a factor for each
+//     block.
 //   - 4-bit floats, two in a byte, the lower half first. The last dimension counts the
 //     bytes of a group, and the dimension before it the groups. Each group has a power
 //     of two as its factor.

@@ -123,8 +123,8 @@ func filledOnes(t testing.TB, shape []int64) *tensor.Tensor {
 	return x
 }
 
-// Weights that are quantised in another way, or whose scales do not fit, are refused with
-// their names.
+// Weights that are quantised in another way, and weights with scales that do not fit, are
+// refused with their names.
 func TestDequantizeRefusesOtherKinds(t *testing.T) {
 	f8 := storagetest.Filled(t, tensor.Float8E4M3FN, []int64{200, 200}, 1)
 	u8 := func(shape ...int64) *tensor.Tensor { return storagetest.Filled(t, tensor.Uint8, shape, 1) }

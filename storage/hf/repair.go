@@ -15,9 +15,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/reading"
 )
 
-// RepairOptions change what Repair does. Nil means the defaults.
+// RepairOptions change the behaviour of Repair. Nil means the defaults.
 type RepairOptions struct {
-	// DryRun makes Repair write nothing. The report is the same as without it.
+	// DryRun makes Repair write no files. The report is the same as without it.
 	DryRun bool
 	// Force rebuilds an index even if it is intact.
 	Force bool
@@ -31,7 +31,7 @@ type RepairReport struct {
 	Rebuilt bool
 	// Indexed means that the checkpoint has an index and needs it.
 	Indexed bool
-	// Files counts the data files; Tensors and Bytes what they hold.
+	// Files counts the data files; Tensors and Bytes count their contents.
 	Files   int
 	Tensors int64
 	Bytes   int64

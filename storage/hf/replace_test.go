@@ -20,7 +20,7 @@ import (
 // forms are the three forms of a checkpoint that one rank writes.
 var forms = map[string]*options{"one file": {}, "an index": {Format: Format{MaxShardBytes: 40}}, "distributed": {Format: Format{Distributed: true, MaxShardBytes: 40}}}
 
-// seeded returns a state whose elements depend on the seed.
+// seeded returns a state with elements that depend on the seed.
 func seeded(t testing.TB, seed byte) plan.State {
 	t.Helper()
 	out := plan.State{}

@@ -27,11 +27,10 @@ type options struct {
 // writer writes checkpoints of safetensors at the root of a store. Each rank has its
 // own.
 //
-// If one rank has all tensors as a whole, they go into model.safetensors, or into
-// several files and an index, which is the record. Otherwise they go into PyTorch's
-// distributed form: every rank has files of its own, whose headers say where in its
-// tensor each chunk lies, and cairn-save.json is the record. Other programs ignore
-// that file.
+// If one rank has all tensors as a whole, they go into model.safetensors, or into several
+// files and an index, which is the record. Otherwise they go into PyTorch's distributed form:
+// every rank has files of its own, with headers that place each chunk in its tensor, and
+// cairn-save.json is the record. Other programs ignore that file.
 //
 // The format holds only tensors, of all types but complex128. Everything else is refused
 // with storage.ErrNotRepresentable before anything is written.
@@ -86,7 +85,7 @@ func representable(it *plan.WriteItem) error {
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
 }
 
-// form is what the coordinator adds to the plans of all ranks.
+// form is the coordinator's addition to the plans of all ranks.
 type form struct {
 	Distributed bool `json:"distributed"`
 	// Files is the number of files that the rank with the most of them writes.

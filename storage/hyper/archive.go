@@ -155,8 +155,8 @@ func keyOf(fqn string, loc *meta.Location) string {
 	return fqn
 }
 
-// find returns the tensor that is chunk i of an entry. It is what the metadata
-// says.
+// find returns the tensor that is chunk i of an entry. It checks the tensor against the
+// metadata.
 func (a *archive) find(e *meta.Entry, i int) (*held, error) {
 	loc, want := &e.Tensor.Locs[i], e.Tensor.Chunks[i].Sizes
 	c := a.files[loc.File]
@@ -210,9 +210,9 @@ func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data 
 	return codec, data, nil
 }
 
-// decode reads a value. hyper_parallel writes bytes as they are and all else as a
-// pickle, and does not say which: what is no pickle are the bytes themselves. Bytes that
-// begin and end like a pickle are a damaged one.
+// decode reads a value. hyper_parallel writes bytes as they are and all else as a pickle, and
+// does not mark the pickles: bytes that do not look like a pickle are the value. Bytes that
+// begin and end like a pickle but do not decode are a damaged pickle.
 func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	if err := a.check(loc); err != nil {
 		return nil, err
@@ -262,7 +262,7 @@ func (a *archive) checkFile(ctx context.Context, f *reading.FileCheck) (int64, e
 	file := f.File.Name
 	c := a.files[file]
 	switch {
-	case c == nil || c.err != nil: // metadata, or nothing that could be read
+	case c == nil || c.err != nil: // metadata, or an unreadable file
 		return 0, nil
 	case strings.HasSuffix(file, valueSuffix):
 		return c.size, nil

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // plain is the format without options.
 var plain = storagetest.Setup{Format: hyper.Format{}}
 
-// cannot is what hyper_parallel's format does not keep.
+// cannot has the limits of hyper_parallel's format.
 var cannot = &storagetest.Options{
 	NoStorage: true, OwnCodecs: true,
 	DTypes: []tensor.DType{

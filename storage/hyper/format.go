@@ -1,10 +1,9 @@
-// Package hyper reads and writes the checkpoints of hyper_parallel: a .metadata
-// file, and a safetensors file and a file of pickled values for each rank, in its
-// older and its newer dialect. It also reads and writes layout files, which say
-// which part of each parameter a rank holds. It does not run pickles and does not
-// know Python or devices: it refuses by name what it cannot express. The contracts
-// are at Open for reading, at dcpfiles.Writer for writing, and at Layouts for layout
-// files.
+// Package hyper reads and writes the checkpoints of hyper_parallel: a .metadata file, and a
+// safetensors file and a file of pickled values for each rank, in its older and its newer
+// dialect. It also reads and writes layout files, which say which part of each parameter a
+// rank holds. It does not run pickles and does not depend on Python or devices: it refuses
+// values that it cannot express, with their names. The contracts are at Open for reading, at
+// dcpfiles.Writer for writing, and at Layouts for layout files.
 package hyper
 
 import (

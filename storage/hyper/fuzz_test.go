@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// Whatever the files hold, opening and verifying end, with an error that says
-// what is wrong or with a report.
+// Whatever the files hold, opening and verifying end, with an error that names the damage or
+// with a report.
 func FuzzOpen(f *testing.F) {
 	seed := func(s blob.Store, layout string) {
 		var parts [3][]byte

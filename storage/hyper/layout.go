@@ -56,8 +56,8 @@ type Param struct {
 	Shape []int64
 }
 
-// Layout returns the parameter's layout by a rule of cutting, which layout files do
-// not record: hyper_parallel's older versions cut only what divides evenly, its newer
+// Layout returns the parameter's layout by a rule of cutting, which layout files do not
+// record: hyper_parallel's older versions cut only dimensions that divide evenly, its newer
 // ones balance. ok is false if the parameter has no layout.
 func (p *Param) Layout(rule shard.Rule) (l shard.Matrix, ok bool) {
 	if p.Device == nil {
@@ -153,8 +153,7 @@ var cutRules = []shard.Rule{shard.Balanced, shard.Ceil}
 
 // paramJSON is a parameter in a layout file.
 type paramJSON struct {
-	// DeviceMatrix is what newer versions write, and MeshShape what older ones
-	// do.
+	// Newer versions write DeviceMatrix, older ones MeshShape.
 	DeviceMatrix []int    `json:"device_matrix,omitempty"`
 	MeshShape    []int    `json:"mesh_shape,omitempty"`
 	TensorMap    []axes   `json:"tensor_map,omitempty"`
@@ -258,7 +257,7 @@ func (j *paramJSON) param(rank int) (Param, error) {
 	return p, err
 }
 
-// orNil returns nil for a list of nothing.
+// orNil returns nil for an empty list.
 func orNil[T any](list []T) []T {
 	if len(list) == 0 {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// cut is what hyper_parallel writes of a parameter on a 2 × 2 mesh.
+// cut is the layout of a parameter on a 2 × 2 mesh, as hyper_parallel writes it.
 var cut = hyper.Param{
 	Device: []int{2, 2}, TensorMap: [][]int{{1}, {0}}, Names: []string{"dp", "mp"}, Ranks: []int{0, 1, 2, 3},
 	DType: tensor.BFloat16, Shape: []int64{16, 24},

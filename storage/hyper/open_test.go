@@ -141,8 +141,8 @@ func TestFilesMustMatchMetadata(t *testing.T) {
 	}
 }
 
-// hyper_parallel writes bytes as they are: what only looks like a pickle at its
-// beginning is no pickle.
+// hyper_parallel writes bytes as they are: bytes that only begin like a pickle are not a
+// pickle.
 func TestReadBytesAndPickles(t *testing.T) {
 	text := must.Get(pickle.Encode("text", nil))(t)
 	for name, c := range map[string]struct {

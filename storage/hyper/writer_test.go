@@ -119,8 +119,8 @@ func TestWriterRefusesUnsupportedItems(t *testing.T) {
 	}
 }
 
-// What hyper_parallel wrote is replaced like our own, rank-local metadata and
-// files of single values included.
+// A save replaces a checkpoint of hyper_parallel like one of our own, including rank-local
+// metadata and files of single values.
 func TestSaveReplacesHyperParallelCheckpoint(t *testing.T) {
 	for _, name := range []string{"hyper_parallel/collective-4", "hyper_parallel/ranklocal-4"} {
 		s := storagetest.CopyFixture(t, name)

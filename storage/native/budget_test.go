@@ -26,7 +26,7 @@ func TestBuffersStayWithinTheBudget(t *testing.T) {
 			t.Errorf("save with a budget of %d used %d; want at most %d", c.budget, peak, c.limit)
 		}
 		work.ResetPeak()
-		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: nothing can be read in place
+		to, err := tensor.New(tensor.Int16, []int64{1000, 9000}) // cast: no chunk can be read in place
 		if err != nil {
 			t.Fatal(err)
 		}

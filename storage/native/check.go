@@ -153,7 +153,7 @@ func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
 	return ok && have.Tensor.Chunks[i].Equal(box) && have.Tensor.Properties == e.Tensor.Properties
 }
 
-// scanItem is a chunk or value whose checksums a scan computes.
+// scanItem is a chunk or value for a scan that computes its checksums.
 type scanItem struct {
 	id   reading.ChunkID
 	tied []reading.ChunkID // further names of the same chunk
@@ -209,7 +209,7 @@ func sortItems(items []*scanItem) {
 // scan computes the checksums of a file and of the items in it, while the file is read
 // in order. The items must not overlap and must be sorted by sortItems.
 type scan struct {
-	items []*scanItem // those whose checksums are not complete
+	items []*scanItem // with incomplete checksums
 	crc   uint32
 }
 

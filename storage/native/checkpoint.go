@@ -311,8 +311,8 @@ func (c *checkpoint) changed(ctx context.Context) bool {
 	return err == nil && now.SaveID != c.rec.SaveID || errors.Is(err, storage.ErrNotFound)
 }
 
-// checkFiles returns an error if a file that the record names is missing or has another
-// size, and otherwise what the store says about the files of the save.
+// checkFiles returns an error if a file that the record names is missing or has another size,
+// and otherwise the descriptions of the save's files from the store.
 func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 	infos, err := infosOf(ctx, c.store, c.rec.SaveID)
 	if err != nil {

@@ -47,9 +47,9 @@ func TestConcurrentSavesLeaveOneCheckpoint(t *testing.T) {
 	}
 }
 
-// runTwo runs two saves at the same time, each with a fault of its own, and
-// returns how many operations each had. In a store with versions, a save that another
-// has overtaken fails and leaves nothing.
+// runTwo runs two saves at the same time, each with a fault of its own, and returns how many
+// operations each had. In a store with versions, a save that another has overtaken fails and
+// leaves no file.
 func runTwo(t *testing.T, versions bool, old byte, ra, rb fault.Rule) (a, b int64) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := new(mem.Store)

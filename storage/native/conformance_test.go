@@ -20,7 +20,7 @@ func at(s blob.Store, wo *options, ro storage.ReadOptions) storagetest.Place {
 	}
 }
 
-// gapStore is a store whose requests are slow.
+// gapStore is a store with slow requests.
 type gapStore struct{ blob.Store }
 
 func (gapStore) ReadGap() int64 { return 64 << 10 }

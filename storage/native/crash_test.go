@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// saveTwo saves what small makes of seed from two ranks, the second of which
-// holds a part of it.
+// saveTwo saves the state of small with seed from two ranks, the second of which holds a part
+// of it.
 func saveTwo(t testing.TB, s blob.Store, id string, seed byte, o *options) error {
 	t.Helper()
 	state := small(t, seed)
@@ -76,7 +76,7 @@ func TestFaultAtEveryStepOfALoad(t *testing.T) {
 	}
 }
 
-// loadOdd loads what saveOdd saved on one rank and compares it.
+// loadOdd loads the state of saveOdd on one rank and compares it.
 func loadOdd(t testing.TB, p storagetest.Place) error {
 	t.Helper()
 	want := wholeOdd(t)

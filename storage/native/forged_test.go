@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// forge writes a checkpoint of these entries and files, whose sums hold.
+// forge writes a checkpoint of these entries and files, with valid checksums.
 func forge(t testing.TB, entries []meta.Entry, files ...storage.File) blob.Store {
 	t.Helper()
 	s := new(mem.Store)

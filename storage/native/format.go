@@ -19,9 +19,9 @@ type Format struct {
 	// FileBytes makes a rank write more files, so that each has about FileBytes
 	// bytes, or the bytes of a single chunk if that is larger. Zero: no bound.
 	FileBytes int64
-	// Segments, if not nil, keeps the segments of data files that a save can refer to, when
-	// they are read or written. Reading a later checkpoint of the same run then takes only
-	// what has changed, and so does comparing with an earlier one. A save sets the limit of the
+	// Segments, if not nil, keeps the segments of data files that a save can refer to, when they
+	// are read or written. Reading a later checkpoint of the same run then reads only the bytes
+	// that changed, and so does comparing with an earlier one. A save sets the limit of the
 	// cache to the bytes that this rank writes, and a tenth.
 	Segments *delta.Cache
 }

@@ -135,7 +135,8 @@ func (g grid) addApart(sums []uint32, p []byte, off int64) {
 			width := min(g.band, g.pitch-b*g.band)
 			seen := end/g.pitch*width + max(0, min(end%g.pitch-b*g.band, width)) // bytes of the tile before end
 			all := min(g.height, g.rows-row) * width
-			// A checksum is the sum of what its pieces contribute, each moved over the bytes after it.
+			// A checksum is the sum of the checksums of its pieces, each moved over the bytes after
+			// it.
 			addTo(&tiles[b], crc32c.Join(crc, 0, all-seen))
 		}
 	}
@@ -323,7 +324,7 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 	if err != nil {
 		return err
 	}
-	strides := make([]int64, len(sizes)) // of the elements in p, whose rows have width elements
+	strides := make([]int64, len(sizes)) // of the elements in p, in rows of width elements
 	for d, stride := len(sizes)-1, int64(1); d >= 0; d-- {
 		if d == k-1 {
 			stride = width

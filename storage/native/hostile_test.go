@@ -16,12 +16,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// tiny returns a state whose data file has few bytes behind its header.
+// tiny returns a state with few bytes behind the header of its data file.
 func tiny(t testing.TB) plan.State {
 	return plan.State{"w": storagetest.Filled(t, tensor.Int16, []int64{3, 2}, 1), "n": int64(5), "e": storagetest.Filled(t, tensor.Int8, []int64{0}, 0)}
 }
 
-// loadTiny loads what tiny saved. If it succeeds, it checks all values.
+// loadTiny loads the state of tiny. If it succeeds, it checks all values.
 func loadTiny(t testing.TB, s blob.Store) error {
 	t.Helper()
 	want := tiny(t)

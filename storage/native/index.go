@@ -30,8 +30,7 @@ const (
 	// indexFirstRead is the number of bytes that openIndex reads at the end of the
 	// file. The directory of some thousand files fits.
 	indexFirstRead = 64 << 10
-	// indexRemoteRead is the same for stores whose requests are expensive. Most indexes
-	// fit.
+	// indexRemoteRead is the same for stores with expensive requests. Most indexes fit.
 	indexRemoteRead = 8 << 20
 	// crcSize is the size of a checksum, such as the one after each block.
 	crcSize = 4
@@ -89,7 +88,7 @@ func openIndexEnd(ctx context.Context, r blob.Reader, first int64) (*indexFile, 
 	return x, nil
 }
 
-// readDirectory returns the bytes of the directory, whose checksum it has verified. end
+// readDirectory returns the bytes of the directory, after it has verified their checksum. end
 // is the end of the file, which was already read.
 func readDirectory(ctx context.Context, r blob.Reader, t indexTail, end []byte) ([]byte, error) {
 	have := end[:len(end)-indexTailSize]

@@ -39,8 +39,8 @@ const (
 	bytesData   = 3 // storage data follows, and then one of the other places
 )
 
-// entryDecoder decodes the bodies of entries. It cuts what it returns from
-// slabs, so that an entry costs few allocations.
+// entryDecoder decodes the bodies of entries. It cuts its results from slabs, so that an
+// entry costs few allocations.
 type entryDecoder struct {
 	files []string
 	// chunks counts the chunks of the tensors that were decoded.
@@ -408,7 +408,7 @@ func putPath(w *wire.Writer, form pathForm, p meta.Path) error {
 	return nil
 }
 
-// path reads what putPath wrote for the entry called fqn.
+// path reads the path that putPath wrote for the entry called fqn.
 func (d *entryDecoder) path(r *wire.Reader, form pathForm, fqn string) meta.Path {
 	switch {
 	case form == pathNone:
@@ -452,7 +452,7 @@ func (d *entryDecoder) path(r *wire.Reader, form pathForm, fqn string) meta.Path
 	return p
 }
 
-// stepFrom returns the step of that kind whose text is s.
+// stepFrom returns the step of that kind with the text s.
 func stepFrom(r *wire.Reader, s string, kind uint64) meta.Step {
 	if kind == stepPos {
 		pos, err := strconv.Atoi(s)

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// sealedBlock is a block whose contents may be anything.
+// sealedBlock is a block with arbitrary contents.
 type sealedBlock struct {
 	first           string
 	entries, chunks int
@@ -284,7 +284,7 @@ func manySteps(n uint64) func(w *wire.Writer) {
 	}
 }
 
-// sealMany is an index of n entries, whose names share as much as they can.
+// sealMany is an index of n entries. Their names share as many bytes as possible.
 func sealMany(n int, body func(w *wire.Writer)) []byte {
 	var b, w wire.Writer
 	body(&b)
@@ -313,8 +313,8 @@ func FuzzDecodeIndex(f *testing.F) {
 	})
 }
 
-// checkIndexDecode fails unless b is refused properly, or is an index whose
-// entries can be encoded and decoded again.
+// checkIndexDecode fails unless b is refused properly, or is an index with entries that can
+// be encoded and decoded again.
 func checkIndexDecode(t *testing.T, b []byte) {
 	ctx := context.Background()
 	got, err := decodeWholeIndex(ctx, b)

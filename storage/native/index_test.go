@@ -22,7 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// indexBytes reads an index held in memory and counts what was read.
+// indexBytes reads an index held in memory and counts the reads and their bytes.
 type indexBytes struct {
 	b            []byte
 	reads, bytes atomic.Int64

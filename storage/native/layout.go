@@ -17,9 +17,9 @@ import (
 // headerAlign pads a data file's header, so that the data begins on a page.
 const headerAlign = 4096
 
-// inlineMax is the largest value that goes into the index itself. Such values are
-// also in the header of a data file, whose length is bounded: inlineTotal bounds the
-// bytes of one rank's values there.
+// inlineMax is the largest value that goes into the index itself. Such values are also in the
+// header of a data file. Its length is bounded: inlineTotal bounds the bytes of one rank's
+// values there.
 const (
 	inlineMax   = 16 << 10
 	inlineTotal = 32 << 20
@@ -238,8 +238,8 @@ func reservedKey(fqn string) bool {
 	return fqn == "__metadata__" || strings.HasPrefix(fqn, keyPrefix)
 }
 
-// parts returns the parts of the file: the header and the items, whose checksums it
-// computes while they are written.
+// parts returns the parts of the file: the header and the items. It computes the checksums of
+// the items while they are written.
 func (f *dataFile) parts() *commit.DataFile {
 	out := &commit.DataFile{Name: f.name, Parts: make([]commit.Part, 0, 1+len(f.items))}
 	out.Parts = append(out.Parts, commit.Part{Length: int64(len(f.header)), Literal: f.header})

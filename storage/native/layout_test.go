@@ -24,9 +24,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// oddState is a state whose parts need every way of storing there is: two ranks,
-// several chunks of a name on one rank, types and names that safetensors has no
-// place for, values inside and outside of the index.
+// oddState is a state that needs every way of storing: two ranks, several chunks of a name on
+// one rank, types and names that safetensors has no place for, values inside and outside of
+// the index.
 func oddState(t testing.TB, rank int) plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{9, 7}, 1)
 	s := plan.State{
@@ -111,7 +111,7 @@ func TestDataFilesAreSafetensorsThatPyTorchPlaces(t *testing.T) {
 	}
 }
 
-// checkPlaced compares what a header says of a chunk with the metadata.
+// checkPlaced compares the entry of a chunk in a header with the metadata.
 func checkPlaced(t *testing.T, md *meta.Metadata, e safetensors.Entry, offsets []int64) {
 	t.Helper()
 	entry, ok := md.Find(e.Name)

@@ -16,11 +16,10 @@ const (
 	// with the save's id, so that no save touches the files of another one.
 	indexSuffix = "-index.cairn"
 	dataSuffix  = ".safetensors"
-	// deltaSuffix ends the names of delta files: what changed in a data file since an
-	// earlier save, or the hashes of a data file.
+	// deltaSuffix ends the names of delta files. A delta file holds the bytes of a data file
+	// that changed since an earlier save, or the hashes of a data file.
 	deltaSuffix = ".delta"
-	// maxSaveID bounds a save's id, so that file names stay short of what file
-	// systems allow.
+	// maxSaveID bounds a save's id, so that file names stay below the limits of file systems.
 	maxSaveID = 64
 )
 
@@ -42,8 +41,8 @@ func Recognize(name string) (describes, holds bool) {
 	return describes || name == recordName, holds
 }
 
-// saveOf returns the id of the save that a data file or index of that name belongs to.
-// ok is false for all other names, also for the record, whose name all saves share.
+// saveOf returns the id of the save that a data file or index of that name belongs to. ok is
+// false for all other names, also for the record, because all saves share its name.
 func saveOf(name string) (saveID string, ok bool) {
 	if saveID, ok = parseDataOrDelta(name); ok {
 		return saveID, true

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// A save writes the data files, then the index, then the record, and removes nothing
-// before the record exists.
+// A save writes the data files, then the index, then the record, and removes no file before
+// the record exists.
 func TestOrderOfOperations(t *testing.T) {
 	inner := new(mem.Store)
 	for _, c := range []struct {

@@ -27,8 +27,8 @@ const maxRecordBytes = 64 << 20
 // formatName is the name of the format in the record.
 const formatName = "cairn"
 
-// record is the commit record: what makes a set of files a checkpoint. Its bytes
-// are described in docs/format/native.md.
+// record is the commit record, which makes a set of files a checkpoint. Its bytes are
+// described in docs/format/native.md.
 type record struct {
 	// Tied means that tensors are tied.
 	Tied      bool
@@ -60,7 +60,7 @@ type record struct {
 	sizes map[string]int64 // of the files; set by decodeRecord
 }
 
-// recordTotals count what the checkpoint holds.
+// recordTotals count the tensors, values and chunks of a checkpoint.
 type recordTotals struct {
 	Tensors, Values, Chunks int64
 	// Bytes counts whole tensors and values. A tensor with several names counts once.
@@ -355,9 +355,9 @@ func (o *jsonFields) time(name string) time.Time {
 	return t
 }
 
-// encodeRecord returns the bytes of the commit record: JSON, indented, a line
-// for each file. The same record always gives the same bytes. It refuses what
-// decodeRecord would refuse, with an error that wraps meta.ErrInvalid.
+// encodeRecord returns the bytes of the commit record: JSON, indented, a line for each file.
+// The same record always gives the same bytes. It refuses a record that decodeRecord would
+// refuse, with an error that wraps meta.ErrInvalid.
 func encodeRecord(r *record) ([]byte, error) { return encodeWithin(r, maxRecordBytes) }
 
 // encodeWithin is encodeRecord. If the record would have more than limit bytes, it leaves
@@ -491,7 +491,7 @@ func (w *recordWriter) needs(all []needed) string {
 	return strings.Join(texts, ", ")
 }
 
-// field adds a member whose value encoding/json writes.
+// field adds a member with a value that encoding/json encodes.
 func (w *recordWriter) field(name string, v any) { w.member(name, w.text(v)) }
 
 func (w *recordWriter) text(v any) string {
@@ -511,7 +511,7 @@ type jsonFields struct {
 	err    error
 }
 
-// parseJSON reads the object b, which is called what in errors.
+// parseJSON reads the object b. Errors call it what.
 func parseJSON(what string, b []byte) *jsonFields {
 	o := &jsonFields{fields: make(map[string]json.RawMessage)}
 	if err := o.read(b); err != nil {

@@ -35,7 +35,7 @@ func sampleRecord() *record {
 	}
 }
 
-// smallRecord has only what every record has.
+// smallRecord has only the fields that every record has.
 func smallRecord() *record {
 	return &record{SaveID: "s", Files: []storage.File{{Name: "s-index.cairn", Size: 68}}}
 }
@@ -261,7 +261,7 @@ func TestHostileReferencesAreRefused(t *testing.T) {
 		r := recordWithReferences()
 		r.Chain = &chain{Referring: 2, Needs: []needed{{"step-0", 1 << 40}, {"step-1", 11}}}
 		change(r)
-		if _, err := encodeRecord(r); err == nil { // it decodes what it has encoded
+		if _, err := encodeRecord(r); err == nil { // it decodes the bytes that it has encoded
 			t.Errorf("%s: encodeRecord = nil; want an error", claim)
 		}
 	}

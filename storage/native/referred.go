@@ -122,12 +122,12 @@ func referred(ctx context.Context, store blob.Store) (map[string]bool, error) {
 	return referredBy(ctx, store, func(error) bool { return false })
 }
 
-// referredBy is referred without the folders whose record cannot be read for a reason that
+// referredBy is referred without folders with a record that cannot be read for a reason that
 // skip accepts.
 func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (map[string]bool, error) {
 	parent, own, err := blob.Parent(store)
 	if errors.Is(err, errors.ErrUnsupported) {
-		return nil, nil // nothing is beside it
+		return nil, nil // the store has no folders beside it
 	}
 	if err != nil {
 		return nil, err

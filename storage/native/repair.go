@@ -21,13 +21,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// RepairOptions change what Repair does. Nil means the defaults.
+// RepairOptions change the behaviour of Repair. Nil means the defaults.
 type RepairOptions struct {
-	// SaveID chooses the save to rebuild. Empty: the one that the record names,
-	// or, if there is no readable record, the newest whose data files are
-	// complete.
+	// SaveID chooses the save to rebuild. Empty: the one that the record names, or, if there is
+	// no readable record, the newest with complete data files.
 	SaveID string
-	// DryRun makes Repair write nothing. The report is the same as without it.
+	// DryRun makes Repair write no files. The report is the same as without it.
 	DryRun bool
 	// Force rebuilds even if a readable record and index exist, lets SaveID replace
 	// another save that is complete, and gives new checksums to chunks of a data file
@@ -44,13 +43,13 @@ type RepairReport struct {
 	// False: they were intact.
 	Rebuilt bool `json:"rebuilt"`
 	DryRun  bool `json:"dry_run"`
-	// Files counts the data files; Tensors, Values and Bytes what they hold.
+	// Files counts the data files; Tensors, Values and Bytes count their contents.
 	Files   int   `json:"files"`
 	Tensors int64 `json:"tensors"`
 	Values  int64 `json:"values"`
 	Bytes   int64 `json:"bytes"`
-	// Recomputed counts the chunks whose checksums were computed from the bytes as they
-	// are now, because no readable index has them. Damage in them does not show.
+	// Recomputed counts the chunks with checksums that were computed from the current bytes,
+	// because no readable index has them. Damage in them does not show.
 	Recomputed int64 `json:"recomputed"`
 	// Problems are damaged data files, by the checksums of an index or record that could
 	// be read. They stay damaged; verify reports them too.
@@ -64,13 +63,13 @@ func (r *RepairReport) count(saveID string, files int, t recordTotals) {
 	r.SaveID, r.Files, r.Tensors, r.Values, r.Bytes = saveID, files, t.Tensors, t.Values, t.Bytes
 }
 
-// Repair rebuilds a lost or damaged record and index from the data files, which
-// describe themselves. It keeps the checksums of an index that is still there, as far
-// as it can be read, and reports data files that do not match them. Other checksums are
-// computed from the bytes as they are now, so damage in them does not show; if the
-// record shows it, Repair refuses with storage.ErrCorrupt, unless Force is set. What a
-// planner kept with the checkpoint is lost with the record. The data files are not
-// touched, and nothing is written unless a save is complete.
+// Repair rebuilds a lost or damaged record and index from the data files, which describe
+// themselves. It keeps the checksums of an index that is still there, as far as it can be
+// read, and reports data files that do not match them. Other checksums are computed from the
+// bytes as they are now, so damage in them does not show; if the record shows it, Repair
+// refuses with storage.ErrCorrupt, unless Force is set. The planner's data of the checkpoint
+// is lost with the record. The data files are not touched, and no file is written unless a
+// save is complete.
 //
 // It refuses with blob.ErrLocked to rebuild while a save is under way there, as
 // far as the store can tell, and with storage.ErrChanged if saves replace the
@@ -282,7 +281,7 @@ func replaces(ctx context.Context, s blob.Store) (*blob.CreateOptions, error) {
 	return &blob.CreateOptions{IfVersion: info.Version}, err
 }
 
-// rebuild is a save whose description is put together from its data files.
+// rebuild is a save that is described again from its data files.
 type rebuild struct {
 	store blob.Store
 	id    string
@@ -418,9 +417,9 @@ func (rb *rebuild) checkSelf(name string, self *selfDescription) error {
 	return nil
 }
 
-// scan reads the data files and computes their checksums. What the index has checksums
-// of keeps them, and the files of rec keep the checksums in rec: scan adds to rep which
-// of them do not match.
+// scan reads the data files and computes their checksums. Chunks and values keep the
+// checksums that the index has for them, and the files of rec keep the checksums in rec: scan
+// adds to rep which of them do not match.
 func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *RepairReport) error {
 	recorded := map[string]uint32{} // checksums of files
 	if rec != nil && rec.SaveID == rb.id {
@@ -552,7 +551,7 @@ type foundChunk struct {
 	loc    meta.Location
 }
 
-// addFile adds what one data file holds.
+// addFile adds the contents of one data file.
 func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription) error {
 	for _, v := range self.Values {
 		e := meta.Entry{FQN: v.FQN, Path: meta.Path(v.Path)}
@@ -612,10 +611,9 @@ func sameValue(a, b *meta.Bytes) bool {
 	return a != nil && b != nil && a.Codec == b.Codec && a.Size == b.Size && bytes.Equal(a.Inline, b.Inline)
 }
 
-// entries returns all entries in the order of their names, and their chunks in the order
-// of their numbers. Of the copies of a chunk that several ranks wrote, it uses one. An
-// entry of the index, which known has by its name, is used as it is if the data files
-// have what it describes.
+// entries returns all entries in the order of their names, and their chunks in the order of
+// their numbers. Of the copies of a chunk that several ranks wrote, it uses one. An entry of
+// the index, which known has by its name, is used as it is if the data files have its chunks.
 func (f finds) entries(known map[string]*meta.Entry) []meta.Entry {
 	out := make([]meta.Entry, 0, len(f))
 	for _, fqn := range slices.Sorted(maps.Keys(f)) {
@@ -709,7 +707,7 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 	return e, nil
 }
 
-// entry returns the entry of a further name of the tensor e, whose chunk is stored under
+// entry returns the entry of a further name of the tensor e. The chunk of e is stored under
 // key.
 func (t *selfTied) entry(e *meta.Entry, key string) (meta.Entry, error) {
 	out := meta.Entry{FQN: t.FQN, Path: meta.Path(t.Path)}

@@ -183,7 +183,7 @@ func (s *selfDescription) fill(m map[string]string, items []placed) error {
 	if err != nil {
 		return err
 	}
-	before, after, _ := bytes.Cut(self, []byte(`"items":{}`)) // cannot be in a string, whose quotes are escaped
+	before, after, _ := bytes.Cut(self, []byte(`"items":{}`)) // cannot be in a string, because quotes are escaped there
 	self = append(slices.Clip(before), `"items":`...)
 	self = appendItems(self, byKey, func(b []byte, p *placed) []byte {
 		item := describeItem(p)

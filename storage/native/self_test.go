@@ -54,7 +54,7 @@ func TestBadPathsAreRefused(t *testing.T) {
 func TestDecodeSelfNamesItsErrors(t *testing.T) {
 	for text, want := range map[string]error{
 		"":                                    storage.ErrCorrupt,
-		"null":                                storage.ErrVersion, // says nothing of its version
+		"null":                                storage.ErrVersion, // without a version
 		`{"version":"1"}`:                     storage.ErrCorrupt,
 		`{"version":3,"rank":{}}`:             storage.ErrVersion, // a newer one may mean anything by it
 		`{"version":1,"rank":{}}`:             storage.ErrCorrupt,

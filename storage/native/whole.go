@@ -31,10 +31,10 @@ func Whole(ctx context.Context, store blob.Store) blob.Store {
 	return w.view()
 }
 
-// whole is a store with a checkpoint whose data files are stored as delta files. It shows
-// the data files as if they were stored whole, and the record without references. Other
-// names are those of the store. It is read-only. It is not a blob.Wrapper, because the
-// store behind it has other objects.
+// whole is a store with a checkpoint that stores its data files as delta files. It shows the
+// data files as if they were stored whole, and the record without references. Other names are
+// those of the store. It is read-only. It is not a blob.Wrapper, because the store behind it
+// has other objects.
 type whole struct {
 	blob.Store
 	rec    *record                  // without references

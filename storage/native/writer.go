@@ -23,8 +23,8 @@ type options struct {
 }
 
 // rememberedFiles is the default of FilesPerRank if the bytes are remembered, and
-// rememberedBytes the least size of each file. The bytes of a file are put together one after
-// the other, which takes longer than to write what has changed.
+// rememberedBytes the least size of each file. The bytes of a file are assembled one after
+// the other, which takes longer than writing the changed bytes.
 const (
 	rememberedFiles = 8
 	rememberedBytes = 256 << 20
@@ -103,7 +103,7 @@ func (w *writer) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) (*plan.
 	return w.Prepare(ctx, p, nil)
 }
 
-// storageData is what the coordinator adds to the plans of all ranks.
+// storageData is the coordinator's addition to the plans of all ranks.
 type storageData struct {
 	// Ranks is how many ranks write data files.
 	Ranks int `json:"ranks"`

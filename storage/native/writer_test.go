@@ -40,7 +40,7 @@ func mustSave(t testing.TB, s blob.Store, id string, seed byte) {
 	must.Do(t, save(t, s, id, small(t, seed), nil))
 }
 
-// seedOf loads what small saved and returns its seed.
+// seedOf loads a state of small and returns its seed.
 func seedOf(t testing.TB, s blob.Store) (byte, error) {
 	t.Helper()
 	got := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{4, 3}, 0), "step": nil, "big": nil}
@@ -176,7 +176,7 @@ func TestSetUpRefusesInvalidStorage(t *testing.T) {
 	}
 }
 
-// Values in the index are also in a header, whose length is limited.
+// Values in the index are also in a header of limited length.
 func TestInlineValuesAreBounded(t *testing.T) {
 	p := &plan.SavePlan{}
 	for i := range 2 * inlineTotal / inlineMax {

@@ -72,7 +72,7 @@ func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch
 	return b
 }
 
-// add adds one item to the batch. It reads nothing from files.
+// add adds one item to the batch. It does not read files.
 func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
 	if it.Kind == plan.KindBytes {
 		return b.addValue(it, e)

@@ -39,12 +39,12 @@ type Checkpoint struct {
 	seen map[string]blob.Info // guarded by mu; files as a store with versions has described them; size -1: not known
 
 	summed  sync.Once
-	repeats map[string]int64 // files whose chunks have too many bytes in total, with that total; set by summed
+	repeats map[string]int64 // files with chunks of too many bytes in total, with that total; set by summed
 }
 
 var _ storage.Checkpoint = (*Checkpoint)(nil)
 
-// Open returns the checkpoint that src describes, whose files are in store.
+// Open returns the checkpoint that src describes, with files in store.
 func Open(store blob.Store, src *Source) *Checkpoint {
 	c := &Checkpoint{Index: src.Index, store: store, src: src, files: make(map[string]storage.File, len(src.Files)), sums: newSums(), seen: map[string]blob.Info{}}
 	if src.Index == nil {
@@ -199,7 +199,7 @@ func (r *knownReader) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return r.c.gone(r.name, err)
 }
 
-// note keeps what the store says about a file, if the file has a version: then a later read
+// note keeps the store's description of a file, if the file has a version: then a later read
 // gets the same file or an error, and needs no request to find that out.
 func (c *Checkpoint) note(info blob.Info) {
 	if info.Version == "" {
@@ -212,7 +212,7 @@ func (c *Checkpoint) note(info blob.Info) {
 	}
 }
 
-// described returns what note has kept about a file.
+// described returns the description of a file that note has kept.
 func (c *Checkpoint) described(name string) (blob.Info, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,7 +254,7 @@ const (
 	largeEntry = 1 << 20
 )
 
-// errRepeats reports a file whose chunks have too many bytes in total, see maxShared.
+// errRepeats reports a file with chunks of too many bytes in total, see maxShared.
 var errRepeats = fmt.Errorf("%w: its tensors repeat its bytes too often", storage.ErrCorrupt)
 
 // checkRepeats returns an error that wraps errRepeats if the chunks in a file have too
@@ -271,9 +271,9 @@ func (c *Checkpoint) checkRepeats(file string) error {
 	return fmt.Errorf("%w: %s of %d bytes has tensors of %d bytes", errRepeats, file, c.files[file].Size, n)
 }
 
-// sumChunks sets c.repeats to the files whose chunks have more than maxShared times
-// the file's size in total, if the excess of all files together is more than
-// maxExpanded. Compressed chunks do not count.
+// sumChunks sets c.repeats to the files with chunks of more than maxShared times the file's
+// size in total, if the excess of all files together is more than maxExpanded. Compressed
+// chunks do not count.
 func (c *Checkpoint) sumChunks() {
 	sums := make(map[string]int64, len(c.files))
 	for id := range Chunks(c.md.Entries) {

@@ -161,7 +161,7 @@ func (r flatBoxes) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	return r[it.Dest.Hint].Narrow(it.DestBox())
 }
 
-// CommitTensor does nothing.
+// CommitTensor has no effect.
 func (flatBoxes) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil }
 
 // LoadBytes returns an error: there are no values among the items.

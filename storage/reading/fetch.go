@@ -29,7 +29,7 @@ type Request struct {
 	// Direct is the memory that the range is read into. It needs Rows to be empty.
 	// Nil: the request is read into a buffer.
 	Direct []byte
-	// Weight is what FetchOptions.Done receives when the request is finished.
+	// Weight is the argument of FetchOptions.Done when the request is finished.
 	Weight int64
 	// To receives the bytes.
 	To Sink

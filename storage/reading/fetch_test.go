@@ -92,8 +92,8 @@ func drawRequest(t *rapid.T, size int64) Request {
 	return q
 }
 
-// cacheless is a store whose readers bypass a cache that holds the second
-// half of every 16 MiB.
+// cacheless is a store with readers that bypass a cache that holds the second half of every
+// 16 MiB.
 type cacheless struct {
 	blob.Store
 	direct atomic.Int64 // bytes that were read past it

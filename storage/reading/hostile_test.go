@@ -31,7 +31,7 @@ func (s openStore) Open(ctx context.Context, name string) (blob.Reader, error) {
 	return s.wrap(r), nil
 }
 
-// refusing is a receiver whose methods must not be called.
+// refusing is a receiver that must not be called.
 type refusing struct{ t *testing.T }
 
 func (r refusing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {

@@ -63,7 +63,7 @@ type part struct {
 	crc    uint32 // of the bytes that stepper has seen
 }
 
-// stepper is a part whose checksum is computed while its bytes are read.
+// stepper computes the checksum of a part while the bytes of the part are read.
 type stepper struct{ *part }
 
 var _ Stepper = stepper{}

@@ -115,7 +115,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 	})
 }
 
-// check compares what an item was read as with the model of its chunk.
+// check compares the tensor that was read for an item with the model of its chunk.
 func check(t *rapid.T, it *plan.ReadItem, g *target, model *tensor.Tensor) {
 	part := must.Get(model.Narrow(it.SourceBox()))(t)
 	got := g.to[it]
@@ -134,7 +134,7 @@ func check(t *rapid.T, it *plan.ReadItem, g *target, model *tensor.Tensor) {
 	}
 }
 
-// slowStore is a store whose requests are slow.
+// slowStore is a store with slow requests.
 type slowStore struct{ blob.Store }
 
 func (slowStore) ReadGap() int64 { return 64 << 10 }

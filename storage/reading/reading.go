@@ -64,12 +64,12 @@ type Source struct {
 	// and Place returns their place.
 	Value func(ctx context.Context, e *meta.Entry) (codec string, data []byte, err error)
 	// Check, if not nil, is called by Verify for each file of Files. It must call
-	// FileCheck.Scan. Then it reports what is wrong with the file, such as records
-	// whose checksum does not match. It returns the number of bytes of tensors and
-	// values in the file that have no checksum. Nil: no byte of any file has a checksum.
+	// FileCheck.Scan. Then it reports the problems of the file, such as records with a wrong
+	// checksum. It returns the number of bytes of tensors and values in the file that have no
+	// checksum. Nil: no byte of any file has a checksum.
 	Check func(ctx context.Context, f *FileCheck) (unsummed int64, err error)
-	// CheckFiles, if not nil, implements Checkpoint.CheckFiles. It returns what the store
-	// says about the files.
+	// CheckFiles, if not nil, implements Checkpoint.CheckFiles. It returns the store's
+	// descriptions of the files.
 	CheckFiles func(ctx context.Context) ([]blob.Info, error)
 	// Changed, if not nil, reports whether the checkpoint was replaced since it was
 	// opened. Watch sets it.
@@ -226,14 +226,13 @@ type Verifier interface {
 // Decoder computes the elements of a chunk that is stored in another form, such as
 // compressed or quantised.
 type Decoder interface {
-	// Cut divides a box, whose offsets are relative to the chunk, into parts that are
-	// decoded in parallel. Decode needs about budget bytes of memory for each part. If
-	// parts need more work in total than the whole box, Cut returns only the box.
+	// Cut divides a box, with offsets relative to the chunk, into parts that are decoded in
+	// parallel. Decode needs about budget bytes of memory for each part. If parts need more work
+	// in total than the whole box, Cut returns only the box.
 	Cut(box tensor.Box, budget int64) []tensor.Box
-	// Decode fills dst with the elements of box, whose offsets are relative to the
-	// chunk. dst has the shape of box and any dtype. Decode returns the number of bytes
-	// that it read from files. It uses at most about budget bytes of memory, if the
-	// stored form allows that.
+	// Decode fills dst with the elements of box, which has offsets relative to the chunk. dst
+	// has the shape of box and any dtype. Decode returns the number of bytes that it read from
+	// files. It uses at most about budget bytes of memory, if the stored form allows that.
 	Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error)
 }
 

@@ -93,7 +93,7 @@ func (s *scene) source() *Source {
 	}
 }
 
-// target takes what is read into tensors of its own.
+// target receives tensors and values, into tensors of its own.
 type target struct {
 	t  testing.TB
 	to map[*plan.ReadItem]*tensor.Tensor

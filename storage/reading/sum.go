@@ -133,7 +133,7 @@ func (s *sums) compare(id recordID, whole run) bool {
 	return false
 }
 
-// add adds x, whose bytes are p, and joins it with its neighbours. It ignores the bytes
+// add adds x, which has the bytes p, and joins it with its neighbours. It ignores the bytes
 // of x that were added before.
 func (r *partial) add(x run, p []byte) {
 	from, _ := slices.BinarySearchFunc(r.runs, x.begin, func(y run, at int64) int { return cmp.Compare(y.end, at) })
@@ -195,9 +195,9 @@ func newRest(id recordID, runs []run, most int64) *rest {
 	return x
 }
 
-// claim returns the records that the caller must read and pass to release, and channels
-// of records that other batches are reading. Records that are known to be good are in
-// neither. If a record is damaged, claim returns it and claims nothing.
+// claim returns the records that the caller must read and pass to release, and channels of
+// records that other batches are reading. Records that are known to be good are in neither.
+// If a record is damaged, claim returns it and claims no record.
 func (s *sums) claim(ids []recordID, most int64) (mine []*rest, others []chan bool, bad *recordID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

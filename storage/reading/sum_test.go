@@ -63,7 +63,7 @@ func TestSumsOfPiecesInAnyOrder(t *testing.T) {
 			case err != nil:
 				t.Fatalf("see %v, %d bytes left = %v", p, len(left), err)
 			case len(left) == 0 && !bad:
-				return // what comes after is a new read
+				return // later bytes belong to a new read
 			}
 		}
 	})
@@ -219,7 +219,7 @@ func TestReadDetectsDamage(t *testing.T) {
 }
 
 // Reads of slices read the rest of a record once, also if they run at the same time. A read
-// of the whole record reads nothing twice.
+// of the whole record reads no byte twice.
 func TestReadComparesARecordOnce(t *testing.T) {
 	shape := []int64{64, 1 << 14}
 	total := shape[0] * shape[1] * 4

@@ -19,9 +19,9 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Verify reads every byte of the checkpoint. It checks that the chunks cover their
-// tensors exactly and lie inside their files, that values can be decoded, what Source.Check
-// checks, such as checksums, and that tensors equal their second copies, for which it reads
+// Verify reads every byte of the checkpoint. It checks that the chunks cover their tensors
+// exactly and lie inside their files, that values can be decoded, that Source.Check succeeds,
+// which compares checksums, and that tensors equal their second copies, for which it reads
 // them again. progress, if not nil, receives the number of bytes that were read since the
 // last call. It is not called concurrently.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
@@ -92,7 +92,7 @@ type verifier struct {
 	md       *meta.Metadata       // nil if it is damaged
 	held     map[string][]ChunkID // the chunks and values in each file
 	mine     func(file string) bool
-	rest     bool // this part has what is in no file
+	rest     bool // this part also checks the entries that are in no file
 
 	mu      sync.Mutex
 	rep     storage.VerifyReport              // guarded by mu
@@ -165,8 +165,8 @@ func (f *FileCheck) Scan(ctx context.Context, visit func(p []byte, at int64)) (e
 	return err
 }
 
-// Problem reports what is wrong with a name in the file, or with the file as a
-// whole if fqn is empty.
+// Problem reports a problem with a name in the file, or with the file as a whole if fqn is
+// empty.
 func (f *FileCheck) Problem(fqn, text string) { f.v.problem(f.File.Name, fqn, text) }
 
 // Add reports a problem.

@@ -158,7 +158,7 @@ func TestScanShowsEveryByteInOrder(t *testing.T) {
 	}
 }
 
-// A piece that cannot be read ends the scan, and nothing behind it is visited.
+// A piece that cannot be read ends the scan, and later pieces are not visited.
 func TestScanStopsAtAnError(t *testing.T) {
 	s := new(mem.Store)
 	must.Get(blob.WriteAll(t.Context(), s, "f", make([]byte, 40<<20), nil))(t)

@@ -230,7 +230,7 @@ func load(t testing.TB, c storage.Checkpoint) error {
 }
 
 // A wrong base is noticed, with the names of all tensors that show it and of the first
-// version that does not fit. Nothing is returned as if it were right.
+// version that does not fit. No tensor is returned as if it were right.
 func TestWrongBase(t *testing.T) {
 	p := newPlace(t, small(t, 1))
 	p.publish(t, 1, p.format(), small(t, 2))
@@ -423,7 +423,7 @@ func find(c *checkpoint, name string) (*meta.Entry, error) {
 	return e, err
 }
 
-// A caller whose context ends does not spoil the tensor for another caller.
+// If the context of a caller ends, this does not spoil the tensor for another caller.
 func TestTensorsAfterCancel(t *testing.T) {
 	p := newPlace(t, small(t, 1))
 	p.publish(t, 1, p.format(), small(t, 2))

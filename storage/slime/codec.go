@@ -82,8 +82,8 @@ const (
 	maxWindow = 128 << 20
 	// stepBytes is the number of bytes that are decompressed at once.
 	stepBytes = 64 << 10
-	// MaxOverwrite bounds the bytes of a tensor in the encoding Overwrite, whose positions
-	// have 32 bits.
+	// MaxOverwrite bounds the bytes of a tensor in the encoding Overwrite: its positions have 32
+	// bits.
 	MaxOverwrite = math.MaxUint32
 )
 
@@ -184,7 +184,7 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 
 // frames are readers that are not in use, with their buffers, which are larger than most
 // differences. Their decompressors run in the goroutine of their caller, so one that is
-// dropped leaves nothing behind.
+// dropped leaves no goroutine behind.
 var frames = sync.Pool{New: func() any {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
@@ -236,7 +236,7 @@ func (f *frame) begin(from io.Reader, want int64) error {
 	return nil
 }
 
-// close hands f back. It drops what f reads.
+// close hands f back. It drops the bytes that f reads from.
 func (f *frame) close() {
 	_ = f.d.Reset(nil) // its only error is that there is no reader now
 	f.in.Reset(nil)

@@ -42,7 +42,7 @@ func changes(count uint32, positions []uint32, values string) []byte {
 	return append(p, values...)
 }
 
-// What encode returns, apply undoes, and the frame declares its size, which slime needs.
+// apply undoes encode, and the frame declares its size, which slime needs.
 func TestCodecRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.SampledFrom([]int{0, 1, 7, 8, 9, 255, 256, 1000, stepBytes - 1, stepBytes, stepBytes + 9, 300_000}).Draw(t, "bytes")

@@ -1,8 +1,8 @@
-// Package slime reads and writes the delta folders that slime, miles and SGLang share:
-// versions of the weights of a model, each a folder weight_vNNNNNN with what has changed since
-// the version before. A version opens as the whole checkpoint; full versions are checkpoints of
-// package hf. It refuses a chain that is broken, and never changes a version in place. The
-// contract is at Format.
+// Package slime reads and writes the delta folders that slime, miles and SGLang share: versions
+// of the weights of a model, each a folder weight_vNNNNNN with the differences to the version
+// before. A version opens as the whole checkpoint; full versions are checkpoints of package hf.
+// It refuses a chain that is broken, and never changes a version in place. The contract is at
+// Format.
 package slime
 
 import (
@@ -18,17 +18,15 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/commit"
 )
 
-// Version is what the storage of a checkpoint in this format is called.
+// Version is the name of the storage of a checkpoint in this format.
 const Version = "slime delta"
 
 var (
-	// ErrChain reports a version whose chain of differences is broken: a version is
-	// missing, malformed, or does not fit the version before it. It is also a
-	// storage.ErrCorrupt.
+	// ErrChain reports a version with a broken chain of differences: a version is missing,
+	// malformed, or does not fit the version before it. It is also a storage.ErrCorrupt.
 	ErrChain = fmt.Errorf("%w: broken chain of versions", storage.ErrCorrupt)
-	// ErrBase reports a version whose chain ends at version 0, if Format.Base does not
-	// name a checkpoint that can be version 0. It is also a storage.ErrNotFound if there is
-	// no checkpoint at Base.
+	// ErrBase reports a chain that ends at version 0, if Format.Base does not name a checkpoint
+	// that can be version 0. It is also a storage.ErrNotFound if there is no checkpoint at Base.
 	ErrBase = errors.New("the option base must name version 0, the checkpoint that the training began with")
 	// ErrBefore reports that a version cannot be written because the version before it
 	// cannot be opened.
@@ -56,11 +54,11 @@ func absent(ctx context.Context, store blob.Store) error {
 
 // Format is the delta folders of slime, with its options. The zero value is usable.
 type Format struct {
-	// Base is the address of version 0, a checkpoint of the format hf on which the first
-	// version is based. A folder with the name of a version, such as weight_v000003, is that
-	// version instead, if it is not beside the others. Empty: the chain must have a full version.
-	// Without it, a version whose chain ends at version 0 can be opened and verified in part,
-	// but its tensors cannot be read.
+	// Base is the address of version 0, a checkpoint of the format hf on which the first version
+	// is based. A folder with the name of a version, such as weight_v000003, is that version
+	// instead, if it is not beside the others. Empty: the chain must have a full version. Without
+	// Base, a version with a chain that ends at version 0 can be opened and verified in part, but
+	// its tensors cannot be read.
 	Base string
 
 	// The options below are for writing only.

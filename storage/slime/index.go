@@ -30,7 +30,7 @@ type index struct {
 	WeightMap map[string]string `json:"weight_map"` // the file of each tensor that has changed
 }
 
-// description is what an index says about its version. Full versions have other keys.
+// description is the metadata of a version in its index. Full versions have other keys.
 type description struct {
 	Version     string `json:"version"`
 	BaseVersion string `json:"base_version"`
@@ -83,7 +83,7 @@ func Folder(version int64) string { return folderPrefix + versionText(version) }
 
 var folders = regexp.MustCompile(`^` + folderPrefix + `([0-9]{6,18})$`)
 
-// ParseFolder returns the number of the version whose folder has that name.
+// ParseFolder returns the number of the version from the name of its folder.
 func ParseFolder(name string) (version int64, ok bool) {
 	m := folders.FindStringSubmatch(name)
 	if m == nil {

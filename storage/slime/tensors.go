@@ -146,7 +146,7 @@ func (t *tensors) build(ctx context.Context, h *history, spare []byte) ([]byte, 
 	if !errors.Is(err, errSum) {
 		return p, read, err
 	}
-	// Find the first version whose state is wrong.
+	// Find the first version with a wrong state.
 	if _, _, first := t.replay(ctx, h, spare, true); first != nil {
 		err = first
 	}
@@ -269,7 +269,7 @@ func (r receiver) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	return r.dst.Narrow(it.DestBox())
 }
 
-// CommitTensor does nothing.
+// CommitTensor has no effect.
 func (receiver) CommitTensor(*plan.ReadItem, *tensor.Tensor) error { return nil }
 
 // LoadBytes returns an error: there are no values among the items.

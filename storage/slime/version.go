@@ -26,7 +26,7 @@ type version struct {
 	deltas map[string]*delta
 }
 
-// delta is what has changed in one tensor.
+// delta is the difference of one tensor.
 type delta struct {
 	v           *version
 	file        string

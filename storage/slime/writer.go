@@ -76,7 +76,7 @@ func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 // difference in memory and writes a file when all differences of the file are encoded. The
 // index is the record.
 //
-// The format holds what has changed in tensors of the version before: everything else is
+// The format holds differences to tensors of the version before. All other entries are
 // refused with storage.ErrNotRepresentable before anything is written.
 type writer struct {
 	*commit.Committer
@@ -180,7 +180,7 @@ func (w *writer) representable(it *plan.WriteItem) error {
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
 }
 
-// numbers is what the coordinator adds to the plans of all ranks: the number of the first
+// numbers is the coordinator's addition to the plans of all ranks: the number of the first
 // file of each rank, and the number of all files at the end.
 type numbers []int
 
@@ -251,7 +251,7 @@ type job struct {
 	bytes int64 // of the items
 }
 
-// WriteData writes what has changed in the plan's items into files of this rank.
+// WriteData writes the differences of the plan's items into files of this rank.
 func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.Resolver) (*storage.WriteResults, error) {
 	var n numbers
 	rank := w.Session().Rank
@@ -313,7 +313,7 @@ func (w *writer) mine(jobs []*job) ([]*job, error) {
 	return out, nil
 }
 
-// write writes one file, unless nothing has changed, or it is finished.
+// write writes one file, unless all its tensors are unchanged, or it is finished.
 func (w *writer) write(ctx context.Context, j *job, data storage.Resolver) (*storage.WriteResults, error) {
 	s := w.Session()
 	moved := func() {

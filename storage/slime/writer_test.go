@@ -108,8 +108,8 @@ func small(t testing.TB, seed byte) plan.State {
 	}
 }
 
-// decodeFolder applies the version in a folder to a state, with nothing of this package: all
-// files of the folder, each tensor, and then the checksums, as slime's receiver does it.
+// decodeFolder applies the version in a folder to a state, without the code of this package:
+// all files of the folder, each tensor, and then the checksums, as slime's receiver does it.
 func decodeFolder(t testing.TB, dir string, state map[string][]byte) {
 	t.Helper()
 	var x struct {
@@ -242,7 +242,7 @@ func TestBaseElsewhere(t *testing.T) {
 	equal(t, storagetest.LoadAll(t, c), small(t, 5))
 }
 
-// What a delta version cannot hold is refused by name, and nothing is written.
+// Entries that a delta version cannot hold are refused by name, and no file is written.
 func TestWriterRefuses(t *testing.T) {
 	state := small(t, 1)
 	p := newPlace(t, state)
@@ -287,7 +287,7 @@ func TestWriterRefuses(t *testing.T) {
 	}
 }
 
-// A tensor whose positions do not fit 32 bits is refused by name.
+// A tensor with positions that do not fit 32 bits is refused by name.
 func TestOverwriteOfLargeTensor(t *testing.T) {
 	w := &writer{f: Format{Encoding: Overwrite}, version: 1}
 	large := []int64{1 << 32}

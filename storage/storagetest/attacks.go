@@ -13,11 +13,11 @@ import (
 )
 
 // Attacks returns files of torch.save that take much more memory or time than their size, if
-// a reader believes them: pickles that repeat what they hold, archives that expand, and sizes
+// a reader believes them: pickles that repeat their contents, archives that expand, and sizes
 // that are too large. No reader can load all of any of them.
 func Attacks(t testing.TB) map[string][]byte {
 	rep, text := strings.Repeat, func(s string) string { return fmt.Sprintf("X%s%s", le32(len(s)), s) }
-	double := func(first, again string) string { // 64 times, from what lies on the stack
+	double := func(first, again string) string { // 64 times, from the value on the stack
 		var b strings.Builder
 		b.WriteString(first + "q\x00")
 		for i := range 64 {
@@ -49,7 +49,7 @@ func Attacks(t testing.TB) map[string][]byte {
 	return out
 }
 
-// Attack returns an archive whose values are nested, doubled and expanded at random.
+// Attack returns an archive of values that are nested, doubled and expanded at random.
 func Attack(t testing.TB, r *rand.Rand) []byte {
 	a := &attacker{Rand: r, elems: 1 << r.IntN(16)}
 	records := map[string]string{"version": "3\n", "data/0": strings.Repeat("\x01", 4*int(a.elems))}

@@ -30,7 +30,7 @@ import (
 // Crash is one way to save, for tests in which a save fails or its process dies.
 type Crash struct {
 	Setup
-	// Options describe what the format cannot do.
+	// Options describe the limits of the format.
 	Options Options
 	// OneRank means that one rank saves everything. Otherwise two ranks save.
 	OneRank bool
@@ -78,8 +78,8 @@ func (c *Crash) saveIn(ctx context.Context, t testing.TB, dir, id string, seed b
 	return save(openDir(t, dir))
 }
 
-// checkOnly fails unless s holds a checkpoint and nothing else, or nothing at all.
-// names are the names of all files.
+// checkOnly fails unless s holds only a checkpoint, or is empty. names are the names of all
+// files.
 func (c *Crash) checkOnly(t testing.TB, s blob.Store, names []string) {
 	t.Helper()
 	var want []string
@@ -107,11 +107,10 @@ var faults = map[string]func(n int64) fault.Rule{
 	"an operation fails late":        func(n int64) fault.Rule { return fault.Rule{Nth: n, Do: fault.FailLate(syscall.EIO)} },
 }
 
-// RunFaults tests the saves of to whose process dies at one of its operations on
-// the store, or one of whose operations fails, for each of them: the checkpoint that
-// from saved before, or the new one, is complete; what the save reports is true; a
-// save that failed leaves no files; and the next save succeeds and removes all
-// others. If from is nil, there is no checkpoint before.
+// RunFaults runs the saves of to. It kills a save at each operation on the store, and fails
+// each operation in turn. Then the checkpoint that from saved before, or the new one, is
+// complete; the result of the save is true; a save that failed leaves no files; and the next
+// save succeeds and removes all others. If from is nil, there is no checkpoint before.
 func RunFaults(t *testing.T, to, from *Crash) {
 	inMemory := func() blob.Store { return new(mem.Store) }
 	for name, rule := range faults {
@@ -138,7 +137,7 @@ func faultEach(t *testing.T, to, from *Crash, rule func(n int64) fault.Rule, ope
 	}
 }
 
-// faultOnce saves while one operation goes wrong, and checks what is there then.
+// faultOnce saves while one operation fails, and then checks the store.
 func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule) *fault.Store {
 	t.Helper()
 	var old plan.State
@@ -213,10 +212,10 @@ func RunAsChild(saves map[string]*Crash) {
 	os.Exit(0)
 }
 
-// RunKills tests saves whose process is killed before one of its steps, for each of
-// them: the old checkpoint or the new one is complete, and a sweep or the next save
-// removes all other files at once. saves are the saves of RunAsChild, to and from are names
-// of them. If from is "", there is no checkpoint before.
+// RunKills kills the process of a save before each of its steps in turn: the old checkpoint
+// or the new one is complete, and a sweep or the next save removes all other files at once.
+// saves are the saves of RunAsChild, to and from are names of them. If from is "", there is
+// no checkpoint before.
 func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems cannot tell whether the process of a save is dead")
@@ -296,9 +295,9 @@ func RunRaces(t *testing.T, c *Crash) {
 	t.Errorf("the checkpoint is not of one save: %v", got)
 }
 
-// RunOneWins tests saves that commit at the same time, in a store with versions: exactly
-// one succeeds, the other one returns storage.ErrExists or storage.ErrChanged, and leaves
-// nothing. In half of the rounds there is a checkpoint before.
+// RunOneWins tests saves that commit at the same time, in a store with versions: exactly one
+// succeeds, the other one returns storage.ErrExists or storage.ErrChanged, and leaves no
+// file. In half of the rounds there is a checkpoint before.
 func RunOneWins(t *testing.T, c *Crash, rounds int) {
 	for round := range rounds {
 		s := new(mem.Store)
@@ -369,7 +368,7 @@ func onDisk(t testing.TB, dir string) []string {
 	return out
 }
 
-// checkOld fails unless p holds old, or nothing if old is nil.
+// checkOld fails unless p holds old, or no checkpoint if old is nil.
 func checkOld(t *testing.T, p Place, old plan.State) {
 	t.Helper()
 	if old == nil {
@@ -379,7 +378,7 @@ func checkOld(t *testing.T, p Place, old plan.State) {
 	checkHolds(t, p, old, "after a save that did not succeed")
 }
 
-// checkEither fails unless p holds young, or old, or nothing if old is nil.
+// checkEither fails unless p holds young, or old, or no checkpoint if old is nil.
 func checkEither(t *testing.T, p Place, old, young plan.State) {
 	t.Helper()
 	got := blankState(t, young)

@@ -26,7 +26,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Item is what one name of a fixture holds, as expected.json describes it.
+// Item is the content of one name of a fixture, as expected.json describes it.
 type Item struct {
 	Kind string `json:"kind"` // "tensor" or "object"
 	// Of a tensor: PyTorch's name of the dtype, the shape, and the bytes of its
@@ -35,7 +35,7 @@ type Item struct {
 	Shape    []int64 `json:"shape"`
 	NumBytes int64   `json:"nbytes"`
 	SHA256   string  `json:"sha256"`
-	// Of an object: its class and what Python's repr says.
+	// Of an object: its class and its repr in Python.
 	Type string `json:"type"`
 	Repr string `json:"repr"`
 }
@@ -51,9 +51,9 @@ type Fixture struct {
 	Items map[string]Item
 }
 
-// Fixtures returns the fixtures whose names match one of the patterns (see
-// filepath.Match), in the order of their names. It fails the test if a pattern
-// matches no fixture.
+// Fixtures returns the fixtures with names that match one of the patterns (see
+// filepath.Match), in the order of their names. It fails the test if a pattern matches no
+// fixture.
 func Fixtures(t testing.TB, patterns ...string) []Fixture {
 	t.Helper()
 	var out []Fixture
@@ -179,7 +179,7 @@ func itemOf(v any) Item {
 	return Item{Kind: "object"}
 }
 
-// plainItems returns the items without what itemOf leaves out.
+// plainItems returns the items without the parts that itemOf leaves out.
 func plainItems(items map[string]Item) map[string]Item {
 	out := maps.Clone(items)
 	for name, it := range out {

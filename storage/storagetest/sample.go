@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Filled returns a tensor whose bytes count up from seed. If the elements
-// are bools, they are 0 and 1.
+// Filled returns a tensor of bytes that count up from seed. If the elements are bools, they
+// are 0 and 1.
 func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
 	t.Helper()
 	x := must.Get(tensor.New(d, shape))(t)
@@ -108,7 +108,7 @@ var sameTensor = cmp.Comparer(func(a, b *tensor.Tensor) bool {
 	return tensor.Equal(a, b)
 })
 
-// checkState compares what was loaded with what was saved.
+// checkState compares the loaded state with the saved state.
 func checkState(t testing.TB, want, got plan.State) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, sameTensor, cmp.Comparer(bytes.Equal)); diff != "" {

@@ -33,8 +33,8 @@ type Place struct {
 // OpenFunc returns an empty place. It cleans up by t.Cleanup.
 type OpenFunc func(t *testing.T) Place
 
-// Options describe what a format cannot do. Nil is the same as the zero value: the
-// format can do everything.
+// Options describe the limits of a format. Nil is the same as the zero value: the format can
+// do everything.
 type Options struct {
 	// DTypes are the element types that the format holds. Nil: all.
 	DTypes []tensor.DType
@@ -44,8 +44,8 @@ type Options struct {
 	NoPaths bool
 	// Reserved are names that the format keeps for itself.
 	Reserved []string
-	// NoStorage is for formats that do not keep what describes a save: its id,
-	// step, time and tags.
+	// NoStorage is for formats that do not keep the description of a save: its id, step, time
+	// and tags.
 	NoStorage bool
 	// OneRank is for formats that hold whole tensors of the coordinator only:
 	// anything else is refused with storage.ErrNotRepresentable.
@@ -257,7 +257,7 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 	}
 }
 
-// streams saves tensors whose elements are converted while the writer reads them.
+// streams saves tensors with elements that are converted while the writer reads them.
 func (s *suite) streams(t *testing.T, p Place) {
 	x := Filled(t, tensor.Int16, []int64{300, 170}, 3) // more elements than are converted at once
 	state := plan.State{"x": x, "turned": must.Get(x.Transpose(0, 1))(t), "none": Filled(t, tensor.Int16, []int64{0, 3}, 1)}
@@ -293,7 +293,7 @@ func (s *suite) outOfRange(t *testing.T, p Place) {
 	}
 }
 
-// metadata compares what is read with what was planned.
+// metadata compares the metadata that was read with the planned metadata.
 func (s *suite) metadata(t *testing.T, p Place) {
 	x := Filled(t, s.DTypes[0], []int64{6, 4}, 1)
 	states := []plan.State{
@@ -327,8 +327,8 @@ func (s *suite) metadata(t *testing.T, p Place) {
 	s.checkMetadata(t, sv, &planned, got)
 }
 
-// checkRefused checks that a writer that refuses metadata in Finish also refuses
-// it before anything is written, and leaves nothing behind.
+// checkRefused checks that a writer that refuses metadata in Finish also refuses it before
+// the first write, and leaves no file behind.
 func (s *suite) checkRefused(t *testing.T, p Place, sv *Saving) {
 	t.Helper()
 	c, ok := sv.Writers[0].(storage.MetadataChecker)
@@ -363,7 +363,7 @@ func (s *suite) checkMetadata(t *testing.T, sv *Saving, want, got *meta.Metadata
 	}
 }
 
-// plain returns the entries as text, without what depends on the format.
+// plain returns the entries as text, without the parts that depend on the format.
 func (s *suite) plain(md *meta.Metadata) []string {
 	var out []string
 	for i := range md.Entries {
@@ -490,8 +490,8 @@ func (s *suite) replace(t *testing.T, p Place) {
 	}
 }
 
-// atOnce runs two saves to an empty place, step by step at once. The one that fails,
-// before or after the commit of the other, takes nothing with it.
+// atOnce runs two saves to an empty place, step by step at once. The one that fails, before
+// or after the commit of the other, leaves the files of the other.
 func (s *suite) atOnce(t *testing.T, p Place) {
 	want := s.small(t, 2)
 	for i, id := range []string{"one", "two"} {

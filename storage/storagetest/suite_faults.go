@@ -152,7 +152,7 @@ func (s *suite) saved(t *testing.T, p Place, state plan.State) (*Loading, plan.S
 	return l, into
 }
 
-// receiver counts what it is handed, and fails at one of the calls.
+// receiver counts the tensors and values that it receives, and fails at one of the calls.
 type receiver struct {
 	storage.Receiver
 	t      testing.TB

@@ -35,7 +35,7 @@ type archive struct {
 
 	mu     sync.Mutex
 	opened map[place]*torchsave.Tensor // guarded by mu
-	good   map[place]bool              // transformed records whose checksums match; guarded by mu
+	good   map[place]bool              // transformed records with matching checksums; guarded by mu
 }
 
 // place is the beginning of a record.
@@ -174,7 +174,7 @@ func (a *archive) file(ctx context.Context, loc *meta.Location, most int64, use 
 	return a.fileIn(ctx, r, loc, use)
 }
 
-// fileIn is file for a record that was not transformed and whose file is open.
+// fileIn is file for a record that was not transformed, in an open file.
 func (a *archive) fileIn(ctx context.Context, r blob.Reader, loc *meta.Location, use func(f *torchsave.File, read torchsave.ReadFunc) error) error {
 	read := within(r, loc)
 	f, err := torchsave.Open(ctx, read, loc.Length)
@@ -221,8 +221,8 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 	})
 }
 
-// chunkOf returns the place of chunk i of a tensor, whose record holds t unless err
-// says why it does not.
+// chunkOf returns the place of chunk i of a tensor. Its record holds t, unless err is not
+// nil.
 func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) (reading.Place, error) {
 	loc := &e.Tensor.Locs[i]
 	if err == nil {
@@ -237,8 +237,8 @@ func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) 
 	return reading.Place{Region: torchfile.RegionOf(loc.File, loc.Offset, t)}, nil
 }
 
-// mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the
-// chunk's elements and what describes them. What views may add is generous.
+// mostFor bounds the bytes of a chunk's record: PyTorch stores no more than the chunk's
+// elements and their description. The allowance for views is generous.
 func mostFor(e *meta.Entry, i int) int64 {
 	n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Chunks[i].Sizes)
 	if err != nil || n > 1<<60 {
@@ -309,8 +309,7 @@ func tensorIn(f *torchsave.File) (*torchsave.Tensor, error) {
 	return t, nil
 }
 
-// fits returns an error that wraps storage.ErrCorrupt unless t is what the
-// metadata says of chunk i.
+// fits returns an error that wraps storage.ErrCorrupt unless t fits chunk i in the metadata.
 func fits(e *meta.Entry, i int, t *torchsave.Tensor) error {
 	if t.DType != e.Tensor.DType || !slices.Equal(t.Shape, e.Tensor.Chunks[i].Sizes) {
 		return fmt.Errorf("%w: the record holds %v %v, the metadata says %v %v", storage.ErrCorrupt, t.DType, t.Shape, e.Tensor.DType, e.Tensor.Chunks[i].Sizes)

@@ -21,8 +21,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// chained returns a checkpoint of one tensor of 1000 bytes, "long", whose record
-// became what pack makes of it, and the tensor.
+// chained returns a checkpoint of one tensor of 1000 bytes, "long", after pack has changed
+// its record, and the entry of the tensor.
 func chained(t *testing.T, transforms []string, pack func(record []byte) []byte) (*mem.Store, *meta.Entry) {
 	t.Helper()
 	x := must.Get(tensor.New(tensor.Uint8, []int64{1000}))(t)
@@ -97,8 +97,7 @@ func (e endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A step whose bytes come to nothing in the next one is bounded too, and stops
-// when the caller does.
+// A step is bounded too if the next one drops its bytes, and stops when the caller does.
 func TestTransformStepsAreBounded(t *testing.T) {
 	run := func(ctx context.Context, stop func()) error {
 		s, e := chained(t, []string{"nothing/1", "endless/1"}, func(p []byte) []byte { return p })

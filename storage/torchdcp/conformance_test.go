@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // plain is the format without options.
 var plain = storagetest.Setup{Format: torchdcp.Format{}}
 
-// cannot is what PyTorch's format does not keep: a step, a time, tags, and a
+// cannot has the limits of PyTorch's format. It keeps no step, time and tags, and no
 // planner's data beside the paths.
 var cannot = &storagetest.Options{NoStorage: true, OwnCodecs: true}
 

@@ -103,7 +103,7 @@ func TestValuesDetectDamage(t *testing.T) {
 	}
 }
 
-// spoiled undoes stream.zstd, and changes the byte at a place of what comes out.
+// spoiled undoes stream.zstd, and changes one byte of the result.
 func spoiled(at int64) torchdcp.Transform {
 	return func(_ string, stored io.Reader) (io.ReadCloser, error) {
 		d, err := zstd.NewReader(stored, zstd.WithDecoderConcurrency(1))
@@ -128,7 +128,7 @@ func (s *spoiler) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// What a transformation makes is compared with the checksum of the record inside.
+// The result of a transformation is compared with the checksum of the record inside.
 func TestTransformedRecordsDetectDamage(t *testing.T) {
 	s, _ := own(t, "zstd")
 	for _, c := range []struct {

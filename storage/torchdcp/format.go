@@ -1,8 +1,8 @@
-// Package torchdcp reads and writes the checkpoints of PyTorch's distributed
-// checkpoint (torch.distributed.checkpoint): a .metadata file and .distcp files of
-// torch.save records. It does not run pickles and does not know Python: it refuses
-// by name what it cannot express. The contracts are at Open for reading, and
-// at dcpfiles.Writer for writing.
+// Package torchdcp reads and writes the checkpoints of PyTorch's distributed checkpoint
+// (torch.distributed.checkpoint): a .metadata file and .distcp files of torch.save records.
+// It does not run pickles and does not depend on Python: it refuses values that it cannot
+// express, with their names. The contracts are at Open for reading, and at dcpfiles.Writer
+// for writing.
 package torchdcp
 
 import (

@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Whatever the two files hold, opening and verifying end, with an error that
-// says what is wrong or with a report.
+// Whatever the two files hold, opening and verifying end, with an error that names the damage
+// or with a report.
 func FuzzOpen(f *testing.F) {
 	seed := func(s blob.Store, data string) {
 		md := must.Get(blob.ReadAll(f.Context(), s, ".metadata", 1<<20))(f)

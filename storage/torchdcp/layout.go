@@ -158,7 +158,7 @@ func cut(records []record, most int64) [][]record {
 	return append(out, records[from:])
 }
 
-// recordsAtOnce is the number of records whose parts exist at the same time.
+// recordsAtOnce is the number of records that have their parts in memory at the same time.
 const recordsAtOnce = 64
 
 // fileOf returns the data file of some records, one after the other.
@@ -191,10 +191,10 @@ const maxLayouts = 64
 // one after the other, so records of one form share their layout.
 type layouts struct {
 	of  map[*form][]commit.Part
-	out []commit.Part // what parts returned last
+	out []commit.Part // the last result of parts
 }
 
-// parts returns what records consist of, until the next call.
+// parts returns the parts of records, valid until the next call.
 func (l *layouts) parts(records []record) ([]commit.Part, error) {
 	l.out = l.out[:0]
 	for _, r := range records {

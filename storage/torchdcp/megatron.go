@@ -15,7 +15,7 @@ const ConfigName = "metadata.json"
 const megatronConfig = `{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}`
 
 // megatronVersion is the version of the contents of a checkpoint. Megatron's loader takes a
-// checkpoint without a version for one of version 0, whose rows it reorders.
+// checkpoint without a version for one of version 0, and reorders its rows.
 const megatronVersion = 3.0
 
 // numberedLayer is the beginning of the name of a tensor of one layer. Without a number, the

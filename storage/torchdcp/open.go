@@ -81,7 +81,7 @@ func sizesOf(ctx context.Context, store blob.Store, names []string) (map[string]
 	return sizes, nil
 }
 
-// commonPrefix returns what a and b begin with.
+// commonPrefix returns the common prefix of a and b.
 func commonPrefix(a, b string) string {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {
@@ -187,7 +187,7 @@ func fitPaths(md, common *meta.Metadata) {
 	state := plan.State{}
 	for i := range md.Entries {
 		if e := &md.Entries[i]; e.Path.FQN() == e.FQN {
-			_ = plan.Place(state, e.Path, true) // what contradicts itself is not ours to refuse
+			_ = plan.Place(state, e.Path, true) // contradictions of the checkpoint are no reason to refuse it here
 		}
 	}
 	inside, dropped := common.Inside(), map[string]bool{}

@@ -77,8 +77,8 @@ func TestOpenMergesMetadataOfRanks(t *testing.T) {
 	}
 }
 
-// forged writes a checkpoint of one tensor of 2 × 3 floats whose metadata, or
-// record, was changed.
+// forged writes a checkpoint of one tensor of 2 × 3 floats with changed metadata, or a
+// changed record.
 func forged(t testing.TB, root any, change func(e *meta.Entry)) *mem.Store {
 	t.Helper()
 	b := must.Get(torchsave.Marshal(root))(t)

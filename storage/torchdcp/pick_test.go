@@ -28,8 +28,8 @@ func sequenceOf(b []byte, opens *int) *sequence {
 	}}
 }
 
-// drawTensor draws any strided tensor inside of n bytes, also one whose elements
-// overlap or repeat.
+// drawTensor draws any strided tensor inside of n bytes, also one with elements that overlap
+// or repeat.
 func drawTensor(t *rapid.T, n int64) *torchsave.Tensor {
 	x := &torchsave.Tensor{DType: tensor.Int16, Offset: rapid.Int64Range(0, 9).Draw(t, "offset"), End: n}
 	left := (n-x.Offset)/2 - 1
@@ -123,7 +123,7 @@ func TestCompressedChunksTakeBoundedMemory(t *testing.T) {
 	}
 }
 
-// What a few compressed bytes become is bounded by what the metadata says.
+// The result of a few compressed bytes is bounded by the size in the metadata.
 func TestEndlessCompressedBytesAreRefused(t *testing.T) {
 	a, e := packedTensor(t, 20<<20)
 	e.Tensor.Shape, e.Tensor.Chunks = []int64{4}, []tensor.Box{tensor.Whole([]int64{4})}

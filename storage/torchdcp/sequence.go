@@ -156,10 +156,9 @@ func (s *section) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// picker copies a box of a tensor out of bytes that come in order. It reads them
-// in pieces, each from the first to the last element of a part of the box, in the
-// order in which they lie, so that nothing is made twice unless elements lie in
-// each other's way.
+// picker copies a box of a tensor out of bytes that come in order. It reads them in pieces,
+// each from the first to the last element of a part of the box, in the order in which they
+// lie, so that no byte is decompressed twice unless the pieces of the parts overlap.
 type picker struct {
 	src   *sequence
 	t     *torchsave.Tensor
@@ -192,8 +191,8 @@ func (p *picker) span(b tensor.Box) int64 {
 	return n
 }
 
-// fill copies a part of the box, in one piece or, along the dimension whose
-// neighbours are farthest apart, in several.
+// fill copies a part of the box, in one piece or in several, cut along the dimension with
+// neighbours that are farthest apart.
 func (p *picker) fill(ctx context.Context, b tensor.Box) error {
 	if p.span(b) <= p.piece {
 		return p.copy(ctx, b)

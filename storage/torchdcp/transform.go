@@ -17,14 +17,13 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrTransform reports stored bytes whose transformations are unknown or too
-// many.
+// ErrTransform reports stored bytes with unknown transformations, or too many of them.
 var ErrTransform = fmt.Errorf("%w: unsupported transformation", storage.ErrVersion)
 
-// Transform undoes a transformation of stored bytes: it returns a reader of the
-// bytes as they were before, given a reader of the stored bytes. version is what
-// follows the slash in the transformation's descriptor. A version that it does
-// not know is an error that wraps ErrTransform.
+// Transform undoes a transformation of stored bytes: it returns a reader of the bytes as they
+// were before, given a reader of the stored bytes. version is the text after the slash in the
+// transformation's descriptor. A version that it does not know is an error that wraps
+// ErrTransform.
 type Transform func(version string, stored io.Reader) (io.ReadCloser, error)
 
 // zstdName is the one transformation that PyTorch brings along.
@@ -37,8 +36,8 @@ const maxWindow = 128 << 20
 // maxTransforms bounds the transformations of one record. PyTorch writes one.
 const maxTransforms = 8
 
-// undoZstd decompresses streams whose window is at most window bytes. It uses no
-// goroutines, so it may be left unfinished.
+// undoZstd decompresses streams with a window of at most window bytes. It uses no goroutines,
+// so it may be left unfinished.
 func undoZstd(window uint64) Transform {
 	return func(version string, stored io.Reader) (io.ReadCloser, error) {
 		if major, _, _ := strings.Cut(version, "."); major != "1" {
@@ -52,10 +51,10 @@ func undoZstd(window uint64) Transform {
 	}
 }
 
-// undo returns a reader of the bytes behind all transformations of a record.
-// PyTorch lists the one next to the data first, and the one next to the file
-// last; though its own reader begins with the first, only the other way round
-// leads back to what was written. No step may make more than most bytes.
+// undo returns a reader of the bytes behind all transformations of a record. PyTorch lists
+// the one next to the data first, and the one next to the file last; though its own reader
+// begins with the first, only the opposite order restores the original bytes. No step may
+// make more than most bytes.
 func (a *archive) undo(ctx context.Context, descriptors []string, stored io.Reader, most int64) (io.ReadCloser, error) {
 	steps, err := a.steps(descriptors)
 	if err != nil {
@@ -135,11 +134,11 @@ func (c *chain) Close() error {
 	return errors.Join(errs...)
 }
 
-// endBytes is how much of a transformed record's front and back is kept while
-// its description is read: what describes it lies there.
+// endBytes is how much of a transformed record's front and back is kept while its description
+// is read: its description lies there.
 const endBytes = 128 << 10
 
-// packed is a record whose bytes were transformed on their way to the file.
+// packed is a record that was transformed on its way to the file.
 type packed struct {
 	a    *archive
 	loc  *meta.Location
@@ -165,7 +164,7 @@ func (p *packed) open(ctx context.Context) (io.ReadCloser, error) {
 	return &chain{Reader: u, closers: []io.Closer{r, u}}, nil
 }
 
-// ends are a record's size and what is kept of its front and back.
+// ends are a record's size and the kept bytes of its front and back.
 type ends struct {
 	size       int64
 	head, tail []byte

@@ -42,7 +42,7 @@ func (r rotated) Read(p []byte) (int, error) {
 
 var transforms = torchdcp.Format{Transforms: map[string]torchdcp.Transform{"stream.rot13@example.com": unrotate}}
 
-// own returns a checkpoint of testdata, and what it holds.
+// own returns a checkpoint of testdata, and its items.
 func own(t *testing.T, name string) (blob.Store, map[string]storagetest.Item) {
 	t.Helper()
 	b := must.Get(os.ReadFile(filepath.Join("testdata", name, "expected.json")))(t)
@@ -68,7 +68,7 @@ func TestTransformedAndLegacyRecords(t *testing.T) {
 	}
 }
 
-// Any box of a compressed chunk is what the whole of it says, into memory of any
+// Any box of a compressed chunk equals the same box of the whole chunk, into memory of any
 // strides and type, within any budget.
 func TestBoxesOfCompressedChunks(t *testing.T) {
 	s, _ := own(t, "zstd")

@@ -151,7 +151,7 @@ func TestWriterRefusesUnknownClasses(t *testing.T) {
 	}
 }
 
-// Two saves at once onto nothing: the later commit is refused.
+// Two saves at once into an empty store: the later commit is refused.
 func TestFailIfExistsAtCommit(t *testing.T) {
 	s := new(mem.Store)
 	o := storagetest.Setup{Format: torchdcp.Format{}, Write: storage.WriteOptions{FailIfExists: true}}
@@ -169,7 +169,7 @@ func TestFailIfExistsAtCommit(t *testing.T) {
 	}
 }
 
-// What PyTorch wrote is replaced like our own, rank-local metadata included.
+// A save replaces a checkpoint of PyTorch like one of our own, including rank-local metadata.
 func TestSaveReplacesPyTorchCheckpoint(t *testing.T) {
 	for _, name := range []string{"torch-2.6/shard0-4", "torch-2.14/ranklocal-2"} {
 		s := storagetest.CopyFixture(t, name)

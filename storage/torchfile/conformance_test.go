@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cannot is what a file of torch.save does not hold.
+// cannot has the limits of a file of torch.save.
 var cannot = &storagetest.Options{NoStorage: true, OneRank: true}
 
 // at returns the place of a file in a store.

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// An optimizer without state does not load what has no "state", and lists must
-// not get shorter.
+// An optimizer without state does not load a state without "state", and lists must not get
+// shorter.
 func TestEmptyDictsRoundTrip(t *testing.T) {
 	type m = map[string]any
 	x := vector(t, 1)

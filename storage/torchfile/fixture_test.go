@@ -42,7 +42,7 @@ func load(t *testing.T, s blob.Store, name string) (map[string]any, *meta.Metada
 	return state, md
 }
 
-// lookup returns what is at a path of a state.
+// lookup returns the value at a path of a state.
 func lookup(v any, path meta.Path) any {
 	for _, st := range path {
 		if st.List {
@@ -54,7 +54,7 @@ func lookup(v any, path meta.Path) any {
 	return v
 }
 
-// describe says of a checkpoint what expected.json says.
+// describe describes a checkpoint in the form of expected.json.
 func describe(state map[string]any, md *meta.Metadata) map[string]storagetest.Item {
 	out := map[string]storagetest.Item{}
 	for i := range md.Entries {

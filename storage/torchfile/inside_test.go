@@ -82,7 +82,7 @@ func TestTensorsInsideOfObjects(t *testing.T) {
 		if rep, err := ck.Verify(t.Context(), nil); err != nil || len(rep.Problems) > 0 {
 			t.Errorf("%s: Verify = %+v, %v", name, rep, err)
 		}
-		// What is loaded is what is read whole.
+		// A load returns the value that package torchsave reads as a whole.
 		state, _ := load(t, s, name)
 		whole, loaded := root(t, s, name), any(state)
 		if _, ok := whole.(map[string]any); !ok {
@@ -117,7 +117,7 @@ func TestOpenReadsNoTensorsOfObjects(t *testing.T) {
 	}
 }
 
-// What is inside of values is written where it stood.
+// Tensors inside of values are written at their places.
 func TestTensorsInsideOfValuesRoundTrip(t *testing.T) {
 	type m = map[string]any
 	x, y := vector(t, 1, 2), vector(t, 3)

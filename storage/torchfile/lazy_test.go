@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Conjugates and negatives that PyTorch had not computed when it saved them are
-// read as what they show, here as package torchsave reads them whole.
+// Conjugates and negatives that PyTorch had not computed when it saved them are read as their
+// computed values, just as package torchsave reads them whole.
 func TestLazyTensorsAreResolved(t *testing.T) {
 	for _, name := range []string{"lazy.pt", "lazy_legacy.pt"} {
 		b := must.Get(os.ReadFile("../../internal/torchsave/testdata/" + name))(t)

@@ -144,7 +144,7 @@ func TestDuplicateNamesAreNumbered(t *testing.T) {
 	}
 }
 
-// Values keep what Python knows, also the tensors inside.
+// Values keep their Python types, also around tensors.
 func TestValuesRoundTrip(t *testing.T) {
 	x := vector(t, 1, 2)
 	want := map[string]any{

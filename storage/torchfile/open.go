@@ -282,9 +282,9 @@ type index struct {
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// describeIndexed reads what the files hold that an index lists. They may hold
-// more than the index says, as files that are loaded one after the other do. The
-// names that the index has in files that are missing or damaged are missing.
+// describeIndexed describes the files that an index lists. They may hold more than the index
+// says, as files that are loaded one after the other do. The names that the index has in
+// files that are missing or damaged are missing.
 func describeIndexed(ctx context.Context, store blob.Store, name string) (*reading.Source, error) {
 	idx, size, err := readIndex(ctx, store, name)
 	if err != nil {

@@ -233,8 +233,8 @@ func TestOpenRefusesInvalidIndexes(t *testing.T) {
 	}
 }
 
-// What the index has in a file that is lost, or that does not have it, is missing;
-// all else can be read.
+// A name of the index is missing if its file is lost or does not have it; all other names can
+// be read.
 func TestIndexWithLostFiles(t *testing.T) {
 	for claim, c := range map[string]struct {
 		weights string

@@ -22,7 +22,7 @@ type merger struct {
 	several map[string]bool        // the items that several ranks have
 	held    map[string]*ranksValue // by the key of the path
 	lost    reading.LostFiles      // files that are missing or damaged
-	again   int64                  // what is left of maxAgain
+	again   int64                  // the rest of maxAgain
 	proof   bool                   // a value shows that the files are ranks of one checkpoint
 	differ  *leaf                  // a value that differs from the value of a lower rank
 	missing []meta.Missing
@@ -257,7 +257,7 @@ func (m *merger) leaves(v *ranksValue) []leaf {
 	return nil
 }
 
-// ranks returns the leaves of a path whose form of the lowest rank is first.
+// ranks returns the leaves of a path; first is the form of the lowest rank.
 func (m *merger) ranks(v *ranksValue, first *form) []leaf {
 	out := []leaf{first.leaf}
 	for _, f := range v.forms {

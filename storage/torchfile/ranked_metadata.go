@@ -262,7 +262,7 @@ func pathKey(p meta.Path) string {
 	return strings.Join(texts, ",")
 }
 
-// byRank returns the values of a dict whose keys are ranks.
+// byRank returns the values of a dict by ranks.
 func byRank(v any, world int) map[int]any {
 	d, ok := v.(*value.Dict)
 	if !ok {

@@ -49,7 +49,7 @@ func inFiles(t testing.TB, files map[string]any) *mem.Store {
 	return s
 }
 
-// openRanked returns what can be read of a store, and the names that cannot.
+// openRanked returns the readable state of a store, and the missing names.
 func openRanked(t *testing.T, s blob.Store) (state map[string]any, missing map[string]string) {
 	t.Helper()
 	ck := must.Get(torchfile.Ranked{}.Open(t.Context(), s))(t)
@@ -184,7 +184,7 @@ type (
 	l = []any
 )
 
-// ranks returns a dict whose keys are ranks.
+// ranks returns a dict by ranks.
 func ranks(v ...any) any {
 	out := &value.Dict{}
 	for i, x := range v {

@@ -31,9 +31,9 @@ const maxAgain = 128 << 20
 // inlineMax is the size up to which a value stands in the metadata.
 const inlineMax = 64 << 10
 
-// Builder describes a checkpoint whose bytes are in files of torch.save. Formats with
-// other files than this package use it to give names to the content of their files. It is
-// not safe for concurrent use.
+// Builder describes a checkpoint with bytes in files of torch.save. Formats with other files
+// than this package use it to give names to the content of their files. It is not safe for
+// concurrent use.
 type Builder struct {
 	store   blob.Store
 	entries []meta.Entry
@@ -45,7 +45,7 @@ type Builder struct {
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
-	// again is what is left of maxAgain.
+	// again is the rest of maxAgain.
 	again int64
 	names names
 	// sharers are the names of the tensors of a storage, by file and key.
@@ -120,7 +120,7 @@ func (b *Builder) addLeaves(named []namedLeaf) error {
 		}
 		b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: t})
 	}
-	var in namedLeaf // the value whose tensors are being replaced
+	var in namedLeaf // the value around the tensors that are being replaced
 	inside := value.Replacer{Again: b.again, With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
 		return value.Ref{FQN: b.inside(in, at, t)}, nil
 	})}
@@ -225,7 +225,8 @@ func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, ch
 	return e
 }
 
-// Constant is View for a tensor without dimensions, whose value is in the pickle of a file.
+// Constant is View for a tensor without dimensions that has its value in the pickle of a
+// file.
 func (b *Builder) Constant(path meta.Path, dtype tensor.DType, f *File, v float64) meta.Entry {
 	return b.Gathered(path, dtype, []int64{}, []tensor.Box{tensor.Whole(nil)}, []Part{{File: f, made: constant(v)}})
 }
@@ -246,7 +247,7 @@ type constant float64
 // Cut returns the box.
 func (constant) Cut(box tensor.Box, _ int64) []tensor.Box { return []tensor.Box{box} }
 
-// Decode fills dst with the number. It reads nothing.
+// Decode fills dst with the number. It reads no file.
 func (c constant) Decode(_ context.Context, _ tensor.Box, dst *tensor.Tensor, _ int64) (int64, error) {
 	src, err := tensor.Of(nil, []float64{float64(c)})
 	if err != nil {
@@ -389,13 +390,13 @@ type leaf struct {
 	file  *File
 }
 
-// flatten opens the dicts and lists of root, a value in the file from, as PyTorch does
-// before it saves a checkpoint. If at is not empty, it is the path of root. A dict whose
-// keys are strings and integers is opened, unless it is empty: an empty dict is a leaf,
-// because a program that loads the state may want it, as optimizers without state do. A
-// list is opened only if a tensor or such a dict is somewhere inside. All other values are
-// leaves. Leaves are in a fixed order. A root that is a tuple counts as a list if at is
-// empty, so that its tensors have names.
+// flatten opens the dicts and lists of root, a value in the file from, as PyTorch does before
+// it saves a checkpoint. If at is not empty, it is the path of root. A dict by strings and
+// integers is opened, unless it is empty: an empty dict is a leaf, because a program that
+// loads the state may want it, as optimizers without state do. A list is opened only if a
+// tensor or such a dict is somewhere inside. All other values are leaves. Leaves are in a
+// fixed order. A root that is a tuple counts as a list if at is empty, so that its tensors
+// have names.
 func flatten(from *File, at meta.Path, root any) ([]leaf, error) {
 	f := &flattener{file: from, holds: map[any]bool{}}
 	pairs, ok := asDict(root)
@@ -491,8 +492,7 @@ func (f *flattener) opens(l []any, depth int) bool {
 	return found
 }
 
-// asDict returns the pairs of a dict whose keys are strings and integers, the
-// keys as steps.
+// asDict returns the pairs of a dict by strings and integers, the keys as steps.
 func asDict(v any) ([]value.Pair, bool) {
 	var out []value.Pair
 	switch d := v.(type) {
@@ -536,8 +536,8 @@ func keyStep(k any) (meta.Step, bool) {
 
 // names gives out the names of a checkpoint, no name twice.
 type names struct {
-	// file returns the file whose value has a name, if several files have a
-	// value of that name. Nil, or an empty result: the file that is added first.
+	// file returns the file with the value that gets a name, if several files have a value of
+	// that name. Nil, or an empty result: the file that is added first.
 	file  func(fqn string) string
 	taken map[string]bool
 	next  map[string]int // the number to try next, by name
@@ -603,8 +603,8 @@ func (n *names) numbered(fqn string) string {
 // nameRoom is left in every name for a number behind it.
 const nameRoom = 32
 
-// possible returns fqn, or what can be a name instead of it: a file may have
-// keys that are empty, too long, or not Unicode text.
+// possible returns fqn, or a valid name instead of it: a file may have keys that are empty,
+// too long, or not Unicode text.
 func possible(fqn string) string {
 	if fqn == "" {
 		return "''"

@@ -25,7 +25,7 @@ type tree struct {
 
 // node is a dict, a list or, below everything, a value.
 type node struct {
-	below map[meta.Step]*node // nil: a value, or nothing yet
+	below map[meta.Step]*node // nil: a value, or an empty node
 	list  bool
 	value any
 	leaf  bool

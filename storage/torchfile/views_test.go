@@ -42,8 +42,8 @@ func expanded(t *testing.T, n int, rows int64) []byte {
 	return b.Bytes()
 }
 
-// Views that repeat a few bytes are read as what they show, up to a bound for
-// all of them; Verify reports those beyond.
+// Views that repeat a few bytes are expanded, up to a bound for all of them; Verify reports
+// those beyond.
 func TestExpandedViewsAreBoundedInSum(t *testing.T) {
 	for n, want := range map[int]error{4: nil, 76: storage.ErrCorrupt} {
 		s := new(mem.Store)

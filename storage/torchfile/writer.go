@@ -79,7 +79,7 @@ func checkValue(it *plan.WriteItem, v any) error {
 	return nil
 }
 
-// decodeValue decodes a value and replaces its references by what slot returns.
+// decodeValue decodes a value and replaces its references by the results of slot.
 func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchsave.Slot, error)) (any, error) {
 	v, err := value.Decode(it.Info.Codec, data)
 	if err != nil {

@@ -44,7 +44,7 @@ func TestNestedAndFlat(t *testing.T) {
 	}
 }
 
-// What cannot be written is refused by name, all of it at once, and nothing is
+// Values that cannot be written are refused by name, all in one error, and no file is
 // written.
 func TestWriterRefusesUnknownClasses(t *testing.T) {
 	evil := &value.Object{Module: "os", Name: "system", Call: true, Args: value.Tuple{"true"}}

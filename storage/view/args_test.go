@@ -89,8 +89,8 @@ func TestMegatronArgs(t *testing.T) {
 	}
 }
 
-// TestConfigOfAnotherModel checks that a configuration whose sizes fit the shapes, but not the
-// arguments of the job, is an error: a third of the heads, of three times the size.
+// TestConfigOfAnotherModel checks that a configuration is an error if its sizes fit the
+// shapes, but not the arguments of the job: a third of the heads, of three times the size.
 func TestConfigOfAnotherModel(t *testing.T) {
 	for _, family := range []string{"llama", "qwen2", "mixtral"} {
 		fill := map[string]func(*maker){"llama": dense(false, false, false), "qwen2": dense(false, true, false), "mixtral": mixtral}[family]

@@ -37,7 +37,7 @@ type Options struct {
 	Beside []blob.Store
 	// ConfigValues are the contents of config.json, in place of a file.
 	ConfigValues map[string]any
-	// Set are values of variables. Texts such as "32" and "true" stand for what they say.
+	// Set are values of variables. Texts such as "32" and "true" stand for the number or bool.
 	Set map[string]any
 }
 

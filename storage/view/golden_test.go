@@ -27,8 +27,8 @@ type form struct {
 	Tensors map[string]string `json:"tensors"` // type, shape and SHA-256
 }
 
-// TestGolden compares the other forms of small models with what torchtitan and Megatron
-// wrote, and the way back with the model.
+// TestGolden compares the other forms of small models with the files of torchtitan and
+// Megatron, and the way back with the model.
 func TestGolden(t *testing.T) {
 	dirs := must.Get(filepath.Glob("testdata/*/forms.json"))(t)
 	if len(dirs) != 16 {

@@ -99,7 +99,7 @@ func TestMegatronVariants(t *testing.T) {
 	}
 }
 
-// TestMegatronWithoutRouterBias converts a model whose router has no bias: Hugging Face's
+// TestMegatronWithoutRouterBias converts a model with a router without bias: Hugging Face's
 // has one, with zeros.
 func TestMegatronWithoutRouterBias(t *testing.T) {
 	m := newMaker(8)

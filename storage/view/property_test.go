@@ -189,8 +189,8 @@ func (g *generator) product(axes []string) int64 {
 	return n
 }
 
-// tensor makes a tensor whose captures have these values. If it has no sum, all of it is
-// the part first.
+// tensor makes a tensor with these values of its captures. If it has no sum, all of it is the
+// part first.
 func (g *generator) tensor(rule, first int, fixed map[string]int64, dims []genDim) *tensor.Tensor {
 	shape := []int64{}
 	for _, d := range dims {

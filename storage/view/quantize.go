@@ -58,7 +58,7 @@ func ones(n int) []int64 {
 	return out
 }
 
-// quantize computes what w wants of the blocks whose scales are in a box.
+// quantize computes the part of w in the blocks with scales in a box.
 func (r *reader) quantize(ctx context.Context, w *wanted, factors tensor.Box, o storage.ReadOptions) error {
 	q := w.target.Quantized
 	box := q.Blocks.Elements(factors, q.Shape)

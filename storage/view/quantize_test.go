@@ -54,8 +54,8 @@ var bitsOfE4M3 = func() (out []float64) {
 	return out
 }()
 
-// quantized is a second implementation of what quantize means, for whole tensors: it works in
-// float64 and tries all numbers of float8_e4m3fn.
+// quantized is a second implementation of quantize, for whole tensors: it works in float64
+// and tries all numbers of float8_e4m3fn.
 func quantized(x *tensor.Tensor, rows, columns int64) (weight, scales *tensor.Tensor) {
 	shape := x.Shape()
 	k := len(shape) - 2
@@ -112,7 +112,7 @@ func dequantized(weight, scales *tensor.Tensor, rows, columns int64, d tensor.DT
 	return must.Value(tensor.Cast(must.Value(tensor.Of(shape, out)), d))
 }
 
-// quantizedForms are rules whose side b is quantised, with tensors of side a.
+// quantizedForms are rules with a quantised side b, with tensors of side a.
 var quantizedForms = []struct {
 	name, text string
 	tensors    func(r *rand.Rand, d tensor.DType, m, n int64) tensors
@@ -271,7 +271,7 @@ func TestQuantizedLarge(t *testing.T) {
 	}
 }
 
-// TestQuantizedDetails checks the names, the descriptions, and what is refused.
+// TestQuantizedDetails checks the names, the descriptions, and the refused cases.
 func TestQuantizedDetails(t *testing.T) {
 	const text = "[[rule]]\na = 'x.{i}'\nb = 'y.{i}'\nquantize = {b = {dtype = 'float8_e4m3fn', block = [2, 2], scale = '.s'}}"
 	x := must.Get(tensor.Of([]int64{3, 2}, []float32{1, 2, 3, 4, 0, 0}))(t)

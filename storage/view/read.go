@@ -27,8 +27,8 @@ type move struct {
 	blocks tensor.Blocks
 }
 
-// Read reads the items of a plan. Elements whose order in the source suits the memory are
-// read directly into it. Other elements are read into buffers and copied.
+// Read reads the items of a plan. Elements are read directly into memory if their order in
+// the source suits the memory. Other elements are read into buffers and copied.
 func (c *Checkpoint) Read(ctx context.Context, _ *meta.Metadata, p *plan.LoadPlan, dst storage.Receiver, o storage.ReadOptions) (storage.ReadStats, error) {
 	r := &reader{c: c, dst: dst, plan: p, opts: o, memory: make([]*tensor.Tensor, len(p.Items))}
 	inner := &plan.LoadPlan{}
@@ -77,7 +77,7 @@ type reader struct {
 	stats storage.ReadStats // guarded by mu while buffers are filled
 }
 
-// add adds item i: to the inner plan what can be read directly, and the rest to r.rest.
+// add adds item i: to the inner plan if it can be read directly, and otherwise to r.rest.
 func (r *reader) add(inner *plan.LoadPlan, i int) error {
 	it := &r.plan.Items[i]
 	if it.Kind == plan.KindBytes {
@@ -124,7 +124,7 @@ func (r *reader) addParts(inner *plan.LoadPlan, t *recipe.Tensor, box tensor.Box
 	return nil
 }
 
-// addPart adds what a part of a tensor has of a box.
+// addPart adds the elements of a box that lie in a part of a tensor.
 func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part, box tensor.Box, mem *tensor.Tensor) error {
 	for _, q := range p.Map.Cut(box) {
 		q = q.Simplify()
@@ -230,7 +230,7 @@ func (m *move) axesOf(d int) []int {
 	return out
 }
 
-// readDirect reads what needs no buffer, and the values.
+// readDirect reads the elements that need no buffer, and the values.
 func (r *reader) readDirect(ctx context.Context, p *plan.LoadPlan) error {
 	if len(p.Items) == 0 {
 		return nil
@@ -274,8 +274,8 @@ func (r *reader) divide() (workers int, most int64, opts storage.ReadOptions) {
 	return workers, max(leastBuffer, min(maxBuffer, each)), opts
 }
 
-// readBuffered reads what needs a buffer: the smallest box of the source around the
-// elements, cut so that it fits.
+// readBuffered reads the elements that need a buffer: the smallest box of the source around
+// the elements, cut so that it fits.
 func (r *reader) readBuffered(ctx context.Context) error {
 	if len(r.rest) == 0 {
 		return nil
@@ -460,8 +460,8 @@ func (c *Checkpoint) Check(ctx context.Context) error {
 	return c.checkAll(ctx, c.binding.Recipe, c.binding.Checks)
 }
 
-// CheckContents reads what checks are about from src. The error wraps ErrCheck if one of
-// them does not hold.
+// CheckContents reads the tensors of the checks from src. The error wraps ErrCheck if a check
+// fails.
 func CheckContents(ctx context.Context, src storage.Checkpoint, r *recipe.Recipe, checks []recipe.Check) error {
 	md, err := src.Metadata(ctx)
 	if err != nil {

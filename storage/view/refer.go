@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// refer returns a value of the source whose references to tensors have the names of the
-// view. The error wraps storage.ErrNotRepresentable if the view does not have one of these
+// refer returns a value of the source, with the names of the view in its references to
+// tensors. The error wraps storage.ErrNotRepresentable if the view does not have one of these
 // tensors as it is in the source.
 func (c *Checkpoint) refer(codec string, data []byte) (string, []byte, error) {
 	if codec != value.JSON || !bytes.Contains(data, []byte(`"$ref"`)) {

@@ -55,7 +55,7 @@ func (m *maker) add(shape []int64, name string) *maker {
 
 func dims(n ...int64) []int64 { return n }
 
-// outside adds what is not in a layer.
+// outside adds the tensors outside of layers.
 func (m *maker) outside(tied bool) *maker {
 	m.add(dims(vocab, hidden), "model.embed_tokens.weight").add(dims(hidden), "model.norm.weight")
 	if !tied {

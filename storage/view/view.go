@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrCheck reports a source whose contents contradict the recipe: padding that is not zero,
-// copies of a tensor that differ, or numbers to quantise that are infinite or NaN.
+// ErrCheck reports a source with contents that contradict the recipe: padding that is not
+// zero, copies of a tensor that differ, or numbers to quantise that are infinite or NaN.
 var ErrCheck = errors.New("the contents do not fit the recipe")
 
 // Checkpoint is a checkpoint in another form. It implements storage.Checkpoint.
@@ -134,7 +134,7 @@ func (c *Checkpoint) Find(ctx context.Context, fqn string) (*meta.Entry, bool, e
 func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	t := c.tensors[e.FQN]
 	if t == nil {
-		return nil // a value, whose bytes are checked when they are read
+		return nil // a value; its bytes are checked when they are read
 	}
 	return storage.CheckHeld(ctx, c.src, func(yield func(*meta.Entry) bool) {
 		for _, p := range t.Parts {

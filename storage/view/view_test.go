@@ -455,7 +455,7 @@ b = "b.{i}"`,
 	}
 }
 
-// without returns the tensors whose names do not end so.
+// without returns the tensors without one of these endings in their names.
 func without(all tensors, ends ...string) tensors {
 	all = maps.Clone(all)
 	maps.DeleteFunc(all, func(name string, _ *tensor.Tensor) bool {
@@ -464,7 +464,7 @@ func without(all tensors, ends ...string) tensors {
 	return all
 }
 
-// numbered returns n tensors whose elements count up, through all of them.
+// numbered returns n tensors with elements that count up through all of them.
 func numbered(name string, n int, shape ...int64) tensors {
 	out := tensors{}
 	size, _ := tensor.NumElements(shape)
