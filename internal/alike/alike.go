@@ -1,5 +1,5 @@
-// Package alike finds texts that a person may have meant. It does not depend on what the
-// texts name.
+// Package alike finds texts that a person may have meant. It does not depend on the meaning
+// of the texts.
 package alike
 
 import (

@@ -1,7 +1,7 @@
-// Package crc32c computes CRC-32C, the checksum with the Castagnoli polynomial,
-// several times faster than hash/crc32 if the processor multiplies polynomials in wide
-// registers, and by hash/crc32 otherwise. It does not depend on what the bytes are. Its
-// results equal the results of hash/crc32 with the Castagnoli table on every processor;
+// Package crc32c computes CRC-32C, the checksum with the Castagnoli polynomial, several times
+// faster than hash/crc32 if the processor multiplies polynomials in wide registers, and by
+// hash/crc32 otherwise. It does not depend on the meaning of the bytes. Its results equal the
+// results of hash/crc32 with the Castagnoli table on every processor;
 // docs/design/0007-crc32c.md has the reasons for this package.
 package crc32c
 

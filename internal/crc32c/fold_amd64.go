@@ -5,7 +5,7 @@ package crc32c
 import "golang.org/x/sys/cpu"
 
 const (
-	// blockBytes is what one register holds; foldAVX512 takes whole blocks.
+	// blockBytes is the size of a register; foldAVX512 takes whole blocks.
 	blockBytes = 64
 	// foldMin is the least that foldAVX512 takes: a block for each of its four
 	// registers. It is then faster than hash/crc32.
@@ -16,7 +16,7 @@ const (
 	foldMax = 512 << 10
 )
 
-// canFold says whether the processor and the system have what foldAVX512 uses.
+// canFold reports whether the processor and the system support foldAVX512.
 // GODEBUG=cpu.avx512f=off makes it false.
 var canFold = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasSSE42
 
@@ -49,7 +49,7 @@ var foldBy = [...]uint64{
 	0x7ccbbbf2 << 32, 0x31c94608 << 32, // 1536: over three
 	0x6577b245 << 32, 0x7417153f << 32, // 1024: over two
 	0x1c19243b << 32, 0x75bba45b << 32, //  512: over one
-	// Within a register, each lane onto the last, and the last to nothing.
+	// Within a register, each lane onto the last, and the last to the end.
 	0xa46ef4aa << 32, 0x6051243f << 32, //  384
 	0x33ccbbbc << 32, 0xa2158b34 << 32, //  256
 	0x3743f7bd << 32, 0x3171d430 << 32, //  128

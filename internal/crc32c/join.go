@@ -16,7 +16,7 @@ func JoinIEEE(first, second uint32, secondLen int64) uint32 {
 	return ieee.join(first, second, secondLen)
 }
 
-// joiner holds what joining needs for one polynomial. It is never changed.
+// joiner holds the tables for joining with one polynomial. It is never changed.
 type joiner struct {
 	poly uint32
 	// shifts[i] is x^(8*2^i) modulo the polynomial: the factor that moves a CRC
@@ -35,8 +35,8 @@ func newJoiner(poly uint32) *joiner {
 }
 
 func (t *joiner) join(first, second uint32, secondLen int64) uint32 {
-	// What the first contributes to the checksum of both is its own moved over
-	// the second's bytes. The inversions at begin and end cancel each other.
+	// The first contributes its own checksum, moved over the second's bytes. The inversions at
+	// begin and end cancel each other.
 	for i := 0; secondLen > 0; i++ {
 		if secondLen&1 != 0 {
 			first = t.mul(first, t.shifts[i])

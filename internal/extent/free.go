@@ -1,5 +1,5 @@
-// Package extent hands out intervals of a space, such as a file or a mapped
-// memory. It holds no bytes and does not depend on what the space is.
+// Package extent hands out intervals of a space, such as a file or a mapped memory. It holds
+// no bytes and does not depend on the kind of the space.
 package extent
 
 import (

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is handed out never overlaps, lies in the space, is at the lowest place that fits,
-// and can be used again.
+// Intervals never overlap, lie in the space, are at the lowest place that fits, and can be
+// used again.
 func TestFree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size = 40

@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// small bounds what the fuzzers build, so that they see many pickles.
+// small bounds the pickles of the fuzzers, so that they see many pickles.
 var small = &pickle.Limits{Depth: 50, Memory: 1 << 19, Bytes: 1 << 18}
 
 func addSamples(f *testing.F) {
@@ -26,8 +26,7 @@ func addSamples(f *testing.F) {
 	f.Add([]byte("\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ."))
 }
 
-// Any bytes decode or are refused; nothing panics, and nothing is larger than
-// the limits.
+// Any bytes decode or are refused; decoding does not panic, and values stay below the limits.
 func FuzzDecode(f *testing.F) {
 	addSamples(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -39,8 +38,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What decodes encodes, or is refused; what was encoded decodes, and once more
-// the same way.
+// A decoded value encodes, or is refused; an encoded value decodes to the same value again.
 func FuzzRoundTrip(f *testing.F) {
 	addSamples(f)
 	f.Fuzz(func(t *testing.T, data []byte) {

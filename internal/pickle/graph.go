@@ -244,7 +244,7 @@ const (
 	Tuple
 	// Ints is a tuple of integers of at most 58 bits, or the empty tuple.
 	Ints
-	// IntsTuple is a tuple whose only item is an Ints.
+	// IntsTuple is a tuple of a single Ints.
 	IntsTuple
 	// Size is a torch.Size.
 	Size
@@ -320,8 +320,8 @@ var kindNames = [...]string{
 	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", unset: "not set",
 }
 
-// Class is a class whose instances become records with fields in a Graph,
-// instead of objects with a dict.
+// Class is a class of instances that become records with fields in a Graph, instead of
+// objects with a dict.
 type Class struct {
 	// Names are the qualified names of the class, the preferred one first.
 	Names []string

@@ -29,8 +29,8 @@ func each(n int, format string) string {
 	return b.String()
 }
 
-// grown returns pickles of n things of each kind: containers, names, calls,
-// and what normalises them.
+// grown returns pickles of n things of each kind: containers, names, calls, and objects in
+// other forms.
 func grown(n int) map[string]string {
 	rep := strings.Repeat
 	listed := func(one string) string { return "](" + rep(one, n) + "e." }

@@ -151,7 +151,7 @@ func (k *keyer) text(kind byte, s string) {
 }
 
 func (k *keyer) float(f float64) {
-	if math.IsNaN(f) { // equals nothing
+	if math.IsNaN(f) { // equals no other key
 		k.nans++
 		k.b = binary.AppendUvarint(append(k.b, '?'), k.nans)
 		return

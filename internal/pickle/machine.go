@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// machine executes the opcodes of one pickle and records the result in the graph.
-// It builds, imports and calls nothing. Its methods panic with a failure if the
-// pickle is invalid.
+// machine executes the opcodes of one pickle and records the result in the graph. It creates
+// no objects, imports no modules and calls no functions. Its methods panic with a failure if
+// the pickle is invalid.
 type machine struct {
 	*Graph
 	pos   int
@@ -425,7 +425,7 @@ func (m *machine) pushFloat(f float64) {
 	m.push(at(Float, len(m.floats)-1))
 }
 
-// long reads an integer in two's complement, whose length has size bytes.
+// long reads an integer in two's complement, after its length, which has size bytes.
 func (m *machine) long(size int) {
 	s := m.prefixed(size)
 	if s.len <= 7 {

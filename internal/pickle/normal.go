@@ -28,7 +28,7 @@ func (b *builder) normal(o *value.Object) any {
 	return o
 }
 
-// bare reports whether o is a call with n positional arguments and nothing else.
+// bare reports whether o is a call with n positional arguments only.
 func bare(o *value.Object, n int) bool {
 	return len(o.Args) == n && o.Kwargs == nil && o.State == nil && o.Items == nil && o.Pairs == nil
 }

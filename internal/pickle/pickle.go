@@ -1,7 +1,7 @@
-// Package pickle reads and writes Python's pickles without Python. It builds plain
-// data of package value and never looks up, imports or calls the names in a pickle.
-// It depends on nothing about checkpoints: callers describe the classes that matter
-// to them. The contract is at Decode and Encode.
+// Package pickle reads and writes Python's pickles without Python. It builds plain data of
+// package value and never looks up, imports or calls the names in a pickle. It does not
+// depend on checkpoints: callers describe the classes that matter to them. The contract is at
+// Decode and Encode.
 //
 // # Normal form
 //
@@ -222,8 +222,8 @@ func (l *Limits) withDefaults(input int) Limits {
 // and package value stores at most 10,000 digits.
 const maxBig = 4096
 
-// account counts the memory and work that decoding may still use. It stops
-// pickles whose value grows faster than their input.
+// account counts the memory and work that decoding may still use. It stops pickles with
+// values that grow faster than their input.
 type account struct {
 	ctx   context.Context // of the whole decoding
 	limit int64

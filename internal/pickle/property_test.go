@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// same are the rules by which a value equals what became of it.
+// same are the rules by which a value equals its decoded copy.
 var same = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateNaNs(), cmp.Comparer(equalBig)}
 
 // text draws strings, some with a surrogate.
@@ -21,7 +21,7 @@ func text() *rapid.Generator[string] {
 	return rapid.OneOf(rapid.String(), rapid.Just("\xed\xb0\x80"), rapid.StringN(200, 300, -1))
 }
 
-// hashable draws what can be a key.
+// hashable draws a key of a dict.
 func hashable() *rapid.Generator[any] {
 	return rapid.OneOf(
 		rapid.Just[any](nil),
@@ -121,7 +121,7 @@ func pairs(keys []any, values *rapid.Generator[any], t *rapid.T) []value.Pair {
 	return out
 }
 
-// property: what was encoded decodes to the same, in every protocol
+// property: an encoded value decodes to the same value, in every protocol
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := tree(3).Draw(t, "value")

@@ -71,7 +71,7 @@ var (
 	days  = map[string]any{"days": int64(-1), "seconds": int64(5)}
 )
 
-// wanted is what each sample decodes to, whatever its protocol.
+// wanted has the decoded value of each sample, for every protocol.
 var wanted = map[string]any{
 	"none":  nil,
 	"bools": []any{true, false},

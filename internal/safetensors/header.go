@@ -1,7 +1,6 @@
-// Package safetensors reads and writes the header of a safetensors file, as
-// strictly as the format's own library. It depends on nothing about checkpoints
-// and leaves the data after the header to its callers. The contract is at Encode
-// and Decode.
+// Package safetensors reads and writes the header of a safetensors file, as strictly as the
+// format's own library. It does not depend on checkpoints and leaves the data after the
+// header to its callers. The contract is at Encode and Decode.
 package safetensors
 
 import (
@@ -59,10 +58,10 @@ type Entry struct {
 // Decode reads the header of a file of the given size. It calls read, which must
 // fill p with the bytes at off, once or twice.
 //
-// It accepts what the format's library accepts, with three exceptions that do not
-// occur in sound files: repeated keys and unknown fields, a "__metadata__" of
-// null, and element types smaller than a byte. Memory is bounded by the length of
-// the header. Errors wrap [ErrHeader], except errors of read.
+// It accepts the same headers as the format's library, with three exceptions that do not
+// occur in sound files: repeated keys and unknown fields, a "__metadata__" of null, and
+// element types smaller than a byte. Memory is bounded by the length of the header. Errors
+// wrap [ErrHeader], except errors of read.
 func Decode(read func(p []byte, off int64) error, fileSize int64) (*Header, error) {
 	text, err := readText(read, fileSize)
 	if err != nil {

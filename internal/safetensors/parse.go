@@ -158,8 +158,8 @@ func (p *headerParser) sizes(limit int) []int64 {
 	return p.nums
 }
 
-// scanner reads tokens of a JSON text that is valid UTF-8. After the first error
-// every method returns zero and reads nothing.
+// scanner reads tokens of a JSON text that is valid UTF-8. After the first error every method
+// returns zero and reads no further.
 type scanner struct {
 	s   string
 	i   int
@@ -304,8 +304,7 @@ func (s *scanner) escaped(start int) string {
 	return ""
 }
 
-// escape appends the character of the escape sequence whose backslash was just
-// read.
+// escape appends the character of an escape sequence, after its backslash.
 func (s *scanner) escape(out []byte) []byte {
 	if s.i == len(s.s) {
 		return out

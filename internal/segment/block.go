@@ -10,7 +10,7 @@ import (
 )
 
 // A coder codes blocks. It holds the memory that coding takes, a few MiB at most. Coders are
-// pooled, so that coding a segment allocates nothing in the long run.
+// pooled, so coding a segment allocates no memory in the long run.
 type coder struct {
 	width    int                        // the size of an element, at most 8 bytes
 	lines    [blockLen / lineLen]uint32 // the offsets of lines that changed
@@ -23,8 +23,8 @@ type coder struct {
 	enc, dec huff0.Scratch
 }
 
-// A Huffman code must save a quarter, or the stream stays raw, because reading raw bytes costs
-// nothing. The gaps of a few changes in a hundred stay raw.
+// A Huffman code must save a quarter, or the stream stays raw, because reading raw bytes is
+// free. The gaps of a few changes in a hundred stay raw.
 var coders = sync.Pool{New: func() any {
 	return &coder{enc: huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: 2}}
 }}

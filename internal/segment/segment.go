@@ -22,8 +22,8 @@
 //	gaps    stream of size bytes: a number of at most three bytes for each changed element
 //	planes  a stream for each byte plane, from 0 on, with a byte for each changed element
 //
-// A stream begins with a number, its size. What follows depends on the number n of bytes that
-// the stream is known to have:
+// A stream begins with a number, its size. The next bytes depend on the number n of bytes
+// that the stream is known to have:
 //
 //	size is n  the bytes
 //	size is 1  one byte, which all n bytes are equal to
@@ -71,13 +71,13 @@ const (
 //
 // If the code would be longer than limit, AppendDiff returns dst and false. It codes a sample
 // first, so that it costs little if nearly everything differs. Rarely, the sample makes it
-// refuse a segment of which a few large parts changed, and whose code would be shorter.
+// refuse a segment with a shorter code, if few large parts of it changed.
 func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
 	return appendDiff(dst, src, base, width, limit, false)
 }
 
-// Advance is like AppendDiff, but it also makes base equal to src, whatever it returns. It
-// writes only what differs, if that is little.
+// Advance is like AppendDiff, but it also makes base equal to src, even if it returns false.
+// If few elements differ, it writes only these.
 func Advance(dst, src, base []byte, width, limit int) ([]byte, bool) {
 	out, ok := appendDiff(dst, src, base, width, limit, true)
 	if !ok {
@@ -226,7 +226,7 @@ func check(length, width int) error {
 	return nil
 }
 
-// appendHeader appends what a code begins with.
+// appendHeader appends the header of a code.
 func appendHeader(dst []byte, width, length int) []byte {
 	return binary.AppendUvarint(append(dst, byte(width)), uint64(length))
 }

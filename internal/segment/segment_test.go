@@ -16,7 +16,7 @@ import (
 
 var widths = []int{1, 2, 4, 8, 16}
 
-// random returns a source of random numbers whose seed is in the test's log.
+// random returns a source of random numbers, with its seed in the test's log.
 func random(t testing.TB) *rand.Rand {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -24,7 +24,7 @@ func random(t testing.TB) *rand.Rand {
 }
 
 // diff returns the code of a difference after it has checked that Patch undoes it, that Advance
-// returns it, too, and that AppendPlaces and Count find what differs.
+// returns it, too, and that AppendPlaces and Count find the elements that differ.
 func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
 	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)

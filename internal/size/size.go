@@ -1,5 +1,5 @@
-// Package size parses and prints numbers of bytes as people write them. It does not depend on what
-// has that size.
+// Package size parses and prints numbers of bytes as people write them. It does not depend on the
+// objects of these sizes.
 package size
 
 import (

@@ -1,8 +1,8 @@
-// Package torchsave reads and writes files of torch.save, which may be a range of
-// a larger file. It writes the zip form and also reads the stream that PyTorch
-// wrote before 1.6. It depends on nothing about checkpoints and executes nothing:
-// the pickle becomes plain data, and tensors become ranges of the file. The
-// contract for reading is at Open, the one for writing at Lay.
+// Package torchsave reads and writes files of torch.save, which may be a range of a larger
+// file. It writes the zip form and also reads the stream that PyTorch wrote before 1.6. It
+// does not depend on checkpoints and executes no code: the pickle becomes plain data, and
+// tensors become ranges of the file. The contract for reading is at Open, the one for writing
+// at Lay.
 package torchsave
 
 import (
@@ -24,9 +24,9 @@ type ReadFunc func(ctx context.Context, p []byte, off int64) error
 
 // File is an open file of torch.save. It is immutable.
 type File struct {
-	// Root is the saved value, in the types of package value. Its tensors are
-	// *Tensor. Tensors of an unsupported class, such as sparse and quantised
-	// ones, are a *value.Object whose arguments may contain a *Storage.
+	// Root is the saved value, in the types of package value. Its tensors are *Tensor. Tensors
+	// of an unsupported class, such as sparse and quantised ones, are a *value.Object, with
+	// arguments that may contain a *Storage.
 	Root any
 	// Legacy is set for a stream as PyTorch wrote it before 1.6. Such a file has
 	// no checksums.
@@ -223,11 +223,10 @@ var (
 // ErrValue reports a value that cannot be written.
 var ErrValue = errors.New("value cannot be written by torch.save")
 
-// Check reads all records and compares their checksums with the checksums in the
-// directory. It calls problem for each mismatch, with the key of the storage, or
-// "" if the record is not a storage. It returns an error if reading fails. read
-// must read the same bytes as in Open. A stream of PyTorch before 1.6 has no
-// checksums, so Check reads nothing of it.
+// Check reads all records and compares their checksums with the checksums in the directory.
+// It calls problem for each mismatch, with the key of the storage, or "" if the record is not
+// a storage. It returns an error if reading fails. read must read the same bytes as in Open.
+// A stream of PyTorch before 1.6 has no checksums, so Check does not read it.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
 	for i := range f.records {
 		r := &f.records[i]

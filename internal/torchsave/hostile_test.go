@@ -22,7 +22,7 @@ func good(t testing.TB) []byte {
 	return b
 }
 
-// forged is a file whose fields can be changed.
+// forged is a file with fields that can be changed.
 type forged struct{ b []byte }
 
 // local and central return where the headers of a record are.
@@ -54,7 +54,7 @@ func (f forged) sizes(name string, packed, size uint32) {
 
 const zero, one = "archive/data/0", "archive/data/1"
 
-// tricks are what a hostile file may try, and the rule that it breaks.
+// tricks are attacks by hostile files, with the rule that each breaks.
 var tricks = map[string]struct {
 	do   func(f forged)
 	want error
@@ -225,8 +225,8 @@ func TestOpenRefusesTruncatedFiles(t *testing.T) {
 	}
 }
 
-// A byte that changed is noticed, or changes nothing: all but the tensors has a
-// checksum or stands there twice.
+// A changed byte is noticed or harmless: all but the tensors has a checksum or is stored
+// twice.
 func TestChangedBytesAreDetectedOrHarmless(t *testing.T) {
 	b := good(t)
 	f := must.Get(Open(t.Context(), reader(b), int64(len(b))))(t)

@@ -18,7 +18,7 @@ func call(name string, args ...any) any {
 	return &value.Object{Module: "torch._utils", Name: name, Call: true, Args: args}
 }
 
-// encode pickles a value of which we would write nothing.
+// encode pickles a value that Marshal refuses.
 func encode(t testing.TB, v any) string {
 	t.Helper()
 	b := must.Get(pickle.Encode(v, &pickle.EncodeOptions{Protocol: 2, Allow: func(string, string) bool { return true }}))(t)

@@ -9,16 +9,16 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// Slot is a tensor whose bytes are not known when a file is laid out. A slot that
-// occurs several times in a value is written once, as one tensor.
+// Slot is a tensor with bytes that are not known when a file is laid out. A slot that occurs
+// several times in a value is written once, as one tensor.
 type Slot struct {
 	DType        tensor.DType
 	Shape        []int64
 	RequiresGrad bool
 	// Parameter makes it a torch.nn.Parameter.
 	Parameter bool
-	// Same, if not nil, is a slot with the same bytes, type and shape, whose own
-	// Same is nil. Both become views of one storage, like tied weights.
+	// Same, if not nil, is a slot with the same bytes, type and shape, and without a Same of its
+	// own. Both become views of one storage, like tied weights.
 	Same *Slot
 }
 
@@ -29,7 +29,7 @@ type Part struct {
 	// zero.
 	Length  int64
 	Literal []byte
-	// Slot is the tensor whose contiguous bytes are written.
+	// Slot is the tensor to write; its bytes are contiguous.
 	Slot *Slot
 	// Tail returns the bytes once everything before them was written. They are
 	// valid until its next call.

@@ -78,7 +78,7 @@ func TestParameterRoundTrip(t *testing.T) {
 	}
 }
 
-// fill writes a layout whose slots are filled by fn, in pieces.
+// fill writes a layout and fills its slots by fn, in pieces.
 func fill(t testing.TB, l *Layout, fn func(i int64) byte) []byte {
 	t.Helper()
 	var out []byte
@@ -149,8 +149,8 @@ func TestLayRefusesUnsupportedValues(t *testing.T) {
 	}
 }
 
-// What was read as a record of how PyTorch makes it, and is no tensor here, is
-// not written as if it were: its storage would not be in the file.
+// An object that was read as a call of PyTorch's rebuild function, because it is no tensor
+// here, is not written as one: its storage would not be in the file.
 func TestLayRefusesTensorsOfUnknownTypes(t *testing.T) {
 	x := of[uint8](t, []int64{8}, 1, 2, 3, 4, 5, 6, 7, 8)
 	rebuild := func(name string, args ...any) *value.Object {

@@ -29,7 +29,7 @@ type zipLayout struct {
 	// pending are the bytes of the next part. The descriptor of late is filled in
 	// when the part is written.
 	pending []byte
-	late    *laid // the storage whose descriptor is at the start of pending
+	late    *laid // the storage with its descriptor at the start of pending
 }
 
 // laid is a record with its position. Its checksum may become known later.

@@ -105,8 +105,8 @@ func (l *stream) checkStart(ctx context.Context) (int64, error) {
 	return at, nil
 }
 
-// firstWindow is the size of the first read of a pickle, whose length is unknown.
-// It is doubled until it contains the pickle.
+// firstWindow is the size of the first read of a pickle of unknown length. It is doubled
+// until it contains the pickle.
 const firstWindow = 64 << 10
 
 // next decodes the pickle at an offset of the stream and returns its end.

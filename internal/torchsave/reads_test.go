@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// virtual is a file whose slots are zeros that take no memory. It counts what is
-// read of it.
+// virtual is a file with slots of zeros that take no memory. It counts the bytes that are
+// read.
 type virtual struct {
 	size  int64
 	spans []span

@@ -119,7 +119,7 @@ func TestTensorKinds(t *testing.T) {
 	}
 }
 
-// kinds says what kinds.pt holds.
+// kinds has the items of kinds.pt.
 var kinds = map[string]string{
 	"param": "float32 [3] true", "attr": "float32 [2] false", "fp8": "float8_e4m3fn [2] false", "u16": "uint16 [2] false",
 	"conj": "complex64 [1] false", "sparse": "torch._utils._rebuild_sparse_tensor", "quantised": "torch._utils._rebuild_qtensor",

@@ -11,8 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// lazyShows says what the tensors of lazy.pt show; testdata/make.py has the
-// numbers that are stored.
+// lazyShows returns the resolved tensors of lazy.pt; testdata/make.py has the stored numbers.
 func lazyShows(t testing.TB) map[string]any {
 	square := []int64{2, 2}
 	conj := of[complex64](t, square, 1-2i, -3, 5i, 6-7i)

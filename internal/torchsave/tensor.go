@@ -367,8 +367,8 @@ func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	return t, nil
 }
 
-// checkInside returns an error unless the tensor, whose first element is at
-// offset, is within room elements.
+// checkInside returns an error unless the tensor is within room elements, if its first
+// element is at offset.
 func (t *Tensor) checkInside(offset, room int64) error {
 	n, err := tensor.NumElements(t.Shape)
 	if err != nil {
@@ -431,8 +431,8 @@ func Sizes(v any) ([]int64, bool) {
 	return out, true
 }
 
-// Resolve turns the stored elements in p into the tensor's elements. It changes
-// nothing unless Conj or Neg is set.
+// Resolve turns the stored elements in p into the tensor's elements. It leaves them unchanged
+// unless Conj or Neg is set.
 func (t *Tensor) Resolve(p []byte) {
 	size := t.DType.Size()
 	switch kindOf(t.DType) {
@@ -567,10 +567,10 @@ func Materialise(ctx context.Context, v any, read ReadFunc, limit int64) (any, e
 	return r.Replace(v)
 }
 
-// Inside returns a With function for value.Replacer that replaces the tensors in
-// a value by the results of with. A *Storage becomes an object of its class whose
-// argument 0 is the replacement of a one-dimensional tensor with all its
-// elements. with is called again for a tensor that occurs several times.
+// Inside returns a With function for value.Replacer that replaces the tensors in a value by
+// the results of with. A *Storage becomes an object of its class. Its argument 0 is the
+// replacement of a one-dimensional tensor with all its elements. with is called again for a
+// tensor that occurs several times.
 func Inside(with func(at []string, t *Tensor) (any, error)) func(at []string, v any) (any, bool, error) {
 	storages := map[*Storage]any{}
 	return func(at []string, v any) (any, bool, error) {
@@ -606,7 +606,7 @@ type materialiser struct {
 	read ReadFunc
 	room int64
 	made map[*Tensor]*tensor.Tensor
-	good map[int64]bool // the records whose checksums match, by offset
+	good map[int64]bool // the records with matching checksums, by offset
 }
 
 // tensor reads a tensor if its bytes in the file and in memory are within the

@@ -13,9 +13,9 @@ import (
 //
 //   - No input makes it panic, read past the end or allocate by an unchecked
 //     length.
-//   - The first error sticks: from then on every getter returns zero and takes
-//     nothing, so a caller may read a whole record and ask Err once. Loops over
-//     a count end by themselves, because a failed Count is zero.
+//   - The first error sticks: from then on every getter returns zero and reads no bytes, so a
+//     caller may read a whole record and ask Err once. Loops over a count end by themselves,
+//     because a failed Count is zero.
 //   - Every error wraps [ErrMalformed] and names the byte it was found at.
 //   - Each value has one encoding: longer forms of a varint and booleans beyond
 //     0 and 1 are refused.
@@ -60,7 +60,7 @@ func (r *Reader) Fail(format string, args ...any) {
 	}
 }
 
-// Uvarint reads what [Writer.Uvarint] wrote.
+// Uvarint reads a number that [Writer.Uvarint] wrote.
 func (r *Reader) Uvarint() uint64 {
 	if r.err == nil && r.off < len(r.b) && r.b[r.off] < 0x80 {
 		r.off++
@@ -89,7 +89,7 @@ func (r *Reader) longUvarint() uint64 {
 	return v
 }
 
-// Varint reads what [Writer.Varint] wrote.
+// Varint reads a number that [Writer.Varint] wrote.
 func (r *Reader) Varint() int64 {
 	u := r.Uvarint()
 	return int64(u>>1) ^ -int64(u&1)
@@ -105,10 +105,10 @@ func (r *Reader) Size() int64 {
 	return int64(v)
 }
 
-// Count reads a Uvarint that counts items of at least minBytes bytes each, all
-// of which are yet to be read: one that the remaining bytes cannot hold is
-// refused. A minBytes below one counts as one, so what a caller allocates for
-// the items is bounded by the input. See CountMax for items that may be empty.
+// Count reads a Uvarint that counts items of at least minBytes bytes each, all of which are
+// yet to be read: one that the remaining bytes cannot hold is refused. A minBytes below one
+// counts as one, so the memory that a caller allocates for the items is bounded by the input.
+// See CountMax for items that may be empty.
 func (r *Reader) Count(minBytes int) int {
 	v := r.Uvarint()
 	return r.atMost(v, r.Len()/max(1, minBytes))
@@ -176,9 +176,9 @@ func (r *Reader) Raw(n int) []byte {
 	return p
 }
 
-// Bytes reads what [Writer.Bytes] wrote. The result aliases the input; it is nil
-// after an error and not nil otherwise.
+// Bytes reads bytes that [Writer.Bytes] wrote. The result aliases the input; it is nil after
+// an error and not nil otherwise.
 func (r *Reader) Bytes() []byte { return r.Raw(r.Count(1)) }
 
-// String reads what [Writer.String] wrote. The result is a copy.
+// String reads a string that [Writer.String] wrote. The result is a copy.
 func (r *Reader) String() string { return string(r.Bytes()) }

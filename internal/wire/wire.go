@@ -1,7 +1,7 @@
-// Package wire is a small binary codec: varints, fixed little-endian integers,
-// strings and counts, appended to a slice and read back within its bounds. It
-// knows nothing of what the values mean; index files, plans and results are
-// built on it. The contract of hostile input is in the comment of Reader.
+// Package wire is a small binary codec: varints, fixed little-endian integers, strings and
+// counts, appended to a slice and read back within its bounds. It does not depend on the
+// meaning of the values; index files, plans and results are built on it. The contract of
+// hostile input is in the comment of Reader.
 package wire
 
 import (

@@ -1,9 +1,9 @@
 package work
 
-// Divide divides a row of things with these sizes into at most parts pieces of
-// neighbours, so that the largest piece is as small as possible, and the other ones are
-// about equal. It returns the number of the piece of each thing; the numbers ascend. It
-// depends on nothing but its arguments, so processes that call it with the same ones agree.
+// Divide divides a row of things with these sizes into at most parts pieces of neighbours, so
+// that the largest piece is as small as possible, and the other ones are about equal. It
+// returns the number of the piece of each thing; the numbers ascend. It depends only on its
+// arguments, so processes that call it with the same ones agree.
 func Divide(sizes []int64, parts int) []int {
 	out := make([]int, len(sizes))
 	if parts < 2 {
@@ -24,7 +24,7 @@ func Divide(sizes []int64, parts int) []int {
 	need := pieces(sizes, limit)
 	piece, sum := 0, int64(0)
 	for i, n := range sizes {
-		// A piece ends if it is full, or if it has its share of what is left and the other
+		// A piece ends if it is full, or if it has its share of the remaining things and the other
 		// pieces suffice for the rest.
 		others := parts - 1 - piece
 		share := left / int64(others+1)

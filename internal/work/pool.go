@@ -53,8 +53,8 @@ func (p *Pool) TryGet() []byte {
 	return shelf.take(p.size)
 }
 
-// Put takes a buffer back, whose end may have been cut off meanwhile. The caller
-// must not use it any more.
+// Put takes a buffer back, even if its end was cut off meanwhile. The caller must not use it
+// any more.
 func (p *Pool) Put(b []byte) {
 	shelf.give(b[:p.size:p.size])
 	p.budget.Release(1)

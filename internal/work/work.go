@@ -1,6 +1,6 @@
-// Package work has what copies between memory and storage need: buffers within a
-// budget, functions in parallel, progress. It does not depend on what is copied. The
-// contracts are at Pool, Each and Share.
+// Package work has the tools for copies between memory and storage: buffers within a budget,
+// functions in parallel, progress. It does not depend on the copied data. The contracts are
+// at Pool, Each and Share.
 package work
 
 import (
@@ -40,7 +40,7 @@ func Guard(fn func() error) func() error {
 // Share reports moved bytes as a share of a plan. Headers, padding and rounding do
 // not count: the reported numbers sum up to the bytes of the plan's items.
 type Share struct {
-	Tell  func(bytes int64) // receives the numbers; nil: nothing is reported
+	Tell  func(bytes int64) // receives the numbers; nil: no reports
 	Plan  int64             // bytes of the plan's items
 	Total int64             // bytes to be moved for them
 
