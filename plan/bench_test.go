@@ -49,8 +49,8 @@ func benchPlan(rank, ranks, tensors int) *plan.SavePlan {
 	return p
 }
 
-// BenchmarkLocalLoadPlan measures what each rank of a load does for itself: 1,024
-// ranks saved a tensor's rows, 768 load them.
+// BenchmarkLocalLoadPlan measures the planning of each rank of a load: 1,024 ranks saved a
+// tensor's rows, 768 load them.
 func BenchmarkLocalLoadPlan(b *testing.B) {
 	const saved, ranks, tensors = 1024, 768, 1000
 	_, md, err := plan.Global(benchPlans(b, saved, tensors), plan.LeastLoaded)

@@ -15,21 +15,20 @@ import (
 // have that plan. Then all ranks forget their plans and send full ones.
 var ErrStale = errors.New("unknown unchanged plan")
 
-// Fingerprint identifies a local plan: its items with shapes, boxes, dtypes and
-// paths, the planner's and the storage's data, and the options that [Cache.Local]
-// received. It does not cover the sizes of values, which change from save to save.
-// The zero Fingerprint identifies nothing.
+// Fingerprint identifies a local plan: its items with shapes, boxes, dtypes and paths, the
+// planner's and the storage's data, and the options that [Cache.Local] received. It does not
+// cover the sizes of values, which change from save to save. The zero Fingerprint identifies
+// no plan.
 type Fingerprint [sha256.Size]byte
 
 // String returns the first twelve hexadecimal digits.
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:6]) }
 
-// Cache remembers the plans of the previous save. Ranks whose plans have not
-// changed send and receive fingerprints and new sizes of values instead of plans.
-// If no plan has changed, the coordinator does not plan again. A rank uses one
-// Cache for all its saves, one after the other; the zero value is empty. A Cache
-// holds no state and no tensors, and does not change its arguments or results. It
-// is not safe for concurrent use.
+// Cache remembers the plans of the previous save. Ranks with unchanged plans send and receive
+// fingerprints and new sizes of values instead of plans. If no plan has changed, the
+// coordinator does not plan again. A rank uses one Cache for all its saves, one after the
+// other; the zero value is empty. A Cache holds no state and no tensors, and does not change
+// its arguments or results. It is not safe for concurrent use.
 //
 // In each save every rank calls Local, then the coordinator calls Global, then
 // every rank calls Finish. The fingerprint covers everything that a plan depends
@@ -52,11 +51,10 @@ type Cache struct {
 	md      *meta.Metadata
 }
 
-// Local returns what the rank sends for its local plan p: p itself with its
-// fingerprint, or only the fingerprint and new sizes if p is the plan of the
-// previous save. options identifies what the final plan depends on in addition to
-// the contents of the local plans: the planner's type and options, the rank, the
-// number of ranks.
+// Local returns the plan that the rank sends for its local plan p: p itself with its
+// fingerprint, or only the fingerprint and new sizes if p is the plan of the previous save.
+// options identifies everything else that the final plan depends on: the planner's type and
+// options, the rank, the number of ranks.
 func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
 		c.final = nil // the coordinator may have made another final plan
@@ -212,7 +210,7 @@ func (s sizes) with(p *SavePlan) sizes {
 	return s
 }
 
-// changed returns the values in p whose size differs from the size in s.
+// changed returns the values in p with a size that differs from the size in s.
 func (s sizes) changed(p *SavePlan) []WriteItem {
 	var out []WriteItem
 	for _, it := range p.Items {

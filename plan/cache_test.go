@@ -71,8 +71,7 @@ func TestCacheSendsOnlyChangedPlans(t *testing.T) {
 	}
 }
 
-// What another rank changes may change a rank's own final plan, and then it must
-// be told.
+// A change on one rank may change the final plan of another rank, which must then receive it.
 func TestCacheSendsChangedFinalPlan(t *testing.T) {
 	for name, c := range map[string]struct {
 		items []plan.WriteItem // of rank 0, now
@@ -354,7 +353,7 @@ func TestFingerprintString(t *testing.T) {
 	}
 }
 
-// A plan that is reused says where things are. What they hold is asked anew.
+// A reused plan writes the current data, not the data of the save that it was made for.
 func TestCacheReusedPlanWritesNewData(t *testing.T) {
 	j := newJob(1)
 	for i := range 2 {

@@ -140,9 +140,8 @@ func encodeInts(w *wire.Writer, v []int64) {
 	}
 }
 
-// Decode is the inverse of Encode. It refuses items that no planner could have
-// made, such as one whose box is not inside its tensor; the error wraps
-// wire.ErrMalformed.
+// Decode is the inverse of Encode. It refuses items that no planner could have made, such as
+// an item with a box outside of its tensor; the error wraps wire.ErrMalformed.
 func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	if c.known == nil {
 		c = NewSavePlanCodec()
@@ -285,7 +284,7 @@ type ints struct {
 	slab []int64
 }
 
-// list reads what encodeInts wrote.
+// list reads a list that encodeInts wrote.
 func (d *ints) list() []int64 { return d.take(d.r.CountMax(tensor.MaxDims)) }
 
 // take reads n numbers. The list is nil only after an error: a nil offset and an

@@ -170,7 +170,7 @@ func spoil(t *rapid.T, shape []int64, boxes []tensor.Box) []tensor.Box {
 	return boxes
 }
 
-// CheckCoverage says what counting the boxes over every element says.
+// CheckCoverage agrees with a count of the boxes over every element.
 func TestCheckCoverageAgreesWithCounting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape, boxes := drawTiling(t)

@@ -185,7 +185,7 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	switch c.Type().Elem().Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Slice, reflect.Map, reflect.Struct:
 	default:
-		return false // numbers and strings hold nothing
+		return false // numbers and strings hold no tensors
 	}
 	for _, e := range c.Seq2() {
 		if e = inside(e); !e.IsValid() {

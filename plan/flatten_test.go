@@ -99,7 +99,7 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-// What was a map of integers can be one again.
+// A flattened map of integers can be restored.
 func TestFlattenIntegerKeys(t *testing.T) {
 	m := map[string]any{"0": map[int]any{0: 1}, "1": map[uint64]any{math.MaxUint64: 1}, "2": []any{map[int8]int{-1: 1}}}
 	var got []meta.Path

@@ -43,7 +43,7 @@ type grouping struct {
 	names []name
 	byFQN map[string]int32
 	every bool         // every holder of a chunk writes it
-	loose map[ref]bool // items with an alias whose names are not tied
+	loose map[ref]bool // items with an alias, without tied names
 	hints [][]int32    // by rank and item: the chunk's position, or -1 for a dropped item
 	many  [][]bool     // by rank and item: several ranks hold the chunk
 }
@@ -408,10 +408,9 @@ const (
 	LeastLoaded OwnerRule = iota
 	// LowestRank gives an item to the lowest rank that holds it.
 	LowestRank
-	// EveryHolder lets every rank that holds an item write its copy, so that each
-	// rank's files have all that the rank holds. The checkpoint names one of the
-	// copies, and loads read that one. Formats whose files cannot hold copies
-	// refuse it.
+	// EveryHolder lets every rank that holds an item write its copy, so that each rank's files
+	// have all that the rank holds. The checkpoint names one of the copies, and loads read that
+	// one. Formats refuse it if their files cannot hold copies.
 	EveryHolder
 )
 
@@ -508,7 +507,7 @@ func (g *grouping) follow() {
 	}
 }
 
-// shared is a chunk with several holders whose owner is not chosen yet.
+// shared is a chunk with several holders and no owner yet.
 type shared struct {
 	chunk   *chunk
 	holders []ref

@@ -96,7 +96,7 @@ func TestGlobalAgreesWithTheReference(t *testing.T) {
 	})
 }
 
-// checkFinals checks what holds of every global plan.
+// checkFinals checks the properties of every global plan.
 func checkFinals(t failer, plans, finals []*plan.SavePlan, md *meta.Metadata) {
 	t.Helper()
 	must.Do(t, md.Validate())
@@ -169,8 +169,8 @@ func encodeAll(t failer, plans []*plan.SavePlan) [][]byte {
 	return out
 }
 
-// Bytes are spread: no rank writes more than what it alone has, or the mean of
-// what is shared and one item, above the least loaded.
+// Bytes are spread: the loads of ranks that hold the same tensors are equal within one
+// element.
 func TestReplicasAreBalanced(t *testing.T) {
 	const ranks = 8
 	var items []plan.WriteItem

@@ -21,9 +21,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestGlobalGoldens makes global plans of small jobs and compares them with what
-// is in testdata/global. A file is a job, a line of four dashes, and the plan.
-// The job has one line for each name:
+// TestGlobalGoldens makes global plans of small jobs and compares them with the files in
+// testdata/global. A file is a job, a line of four dashes, and the plan. The job has one line
+// for each name:
 //
 //	# a comment
 //	rule lowest-rank

@@ -155,7 +155,7 @@ func (w *WriteItem) Check() error {
 	return err
 }
 
-// SavePlan is what one rank writes. A plan is immutable once it was returned;
+// SavePlan has the items that one rank writes. A plan is immutable once it was returned;
 // change a copy.
 type SavePlan struct {
 	Items []WriteItem
@@ -169,7 +169,7 @@ type SavePlan struct {
 	// StorageData is for the storage writer's use.
 	StorageData []byte
 	// Unchanged means that the plan equals the plan of the previous save, which Fingerprint
-	// identifies. Items then holds only the values whose size has changed.
+	// identifies. Items then holds only the values with a new size.
 	Unchanged   bool
 	Fingerprint Fingerprint
 }
@@ -261,7 +261,7 @@ func (r *ReadItem) Key() string {
 	return string(k)
 }
 
-// LoadPlan is what one rank reads. It is immutable once it was returned.
+// LoadPlan has the items that one rank reads. It is immutable once it was returned.
 type LoadPlan struct {
 	Items       []ReadItem
 	PlannerData json.RawMessage
@@ -301,7 +301,7 @@ func tensorOf(v any) (Checkpointable, bool) {
 	return c, ok
 }
 
-// SaveSetup is what a planner receives at the start of a save.
+// SaveSetup is the input of a planner at the start of a save.
 type SaveSetup struct {
 	State State
 	// Storage describes the checkpoint that the save makes.
@@ -315,20 +315,19 @@ type SaveSetup struct {
 	RankLocal bool
 }
 
-// SavePlanner decides which rank writes what. The calls of one save come in the
-// order of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the
-// coordinator, with the plans of all ranks in their order; FinishPlan on all ranks
-// with the rank's own result; Resolve at least once for each item of the finished
-// plan. If there are several ranks, Resolve is also called before FinishPlan, for the
-// items of the local plan that other ranks write, so that the copies can be compared.
-// Errors of these calls do no harm: the copy is not compared.
+// SavePlanner decides which rank writes which items. The calls of one save come in the order
+// of the methods: SetUp and LocalPlan on all ranks; GlobalPlan on the coordinator, with the
+// plans of all ranks in their order; FinishPlan on all ranks with the rank's own result;
+// Resolve at least once for each item of the finished plan. If there are several ranks,
+// Resolve is also called before FinishPlan, for the items of the local plan that other ranks
+// write, so that the copies can be compared. Errors of these calls do no harm: the copy is
+// not compared.
 //
-// To change one thing, embed [DefaultSave] by value and override one method:
-// rename the keys of the state in SetUp, the items' dtype in LocalPlan and their
-// content in Resolve, the distribution in GlobalPlan. A planner whose plans depend
-// on options has a method PlanOptions() string: plans are reused (see [Cache]) only
-// if it returns the same string, so two planners for which it does must make equal
-// plans from equal states.
+// To change one thing, embed [DefaultSave] by value and override one method: rename the keys
+// of the state in SetUp, the items' dtype in LocalPlan and their content in Resolve, the
+// distribution in GlobalPlan. A planner with plans that depend on options has a method
+// PlanOptions() string: plans are reused (see [Cache]) only if it returns the same string, so
+// two planners for which it does must make equal plans from equal states.
 type SavePlanner interface {
 	SetUp(s SaveSetup) error
 	LocalPlan() (*SavePlan, error)
@@ -342,13 +341,13 @@ type SavePlanner interface {
 	Resolve(it *WriteItem) (Data, error)
 }
 
-// LoadSetup is what a planner receives at the start of a load.
+// LoadSetup is the input of a planner at the start of a load.
 type LoadSetup struct {
-	// State is what is to be filled: tensors, and a [Slot] for each other value, also
-	// for nested maps and lists; [Flatten] returns what is inside of them. The planner may
-	// replace State by a state with other names, or without some of them. If the planner
-	// assigns a tensor or value in the given map itself, the caller's state receives it,
-	// also under a name of Flatten. After SetUp, other names are an error.
+	// State is the state to fill: tensors, and a [Slot] for each other value, also for nested
+	// maps and lists; [Flatten] returns their contents. The planner may replace State by a state
+	// with other names, or without some of them. If the planner assigns a tensor or value in the
+	// given map itself, the caller's state receives it, also under a name of Flatten. After
+	// SetUp, other names are an error.
 	State       State
 	Metadata    *meta.Metadata
 	Rank, Size  int
@@ -373,12 +372,12 @@ type BytesReceiver interface {
 	ResolveBytes(it *ReadItem, size int) ([]byte, error)
 }
 
-// LoadPlanner decides which rank reads what, and receives what was read. The calls
-// of one load come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on
-// the coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or
-// ResolveTensor and CommitTensor in a pair, from several goroutines at once. If the
-// planner is a [BytesReceiver], ResolveBytes comes before LoadBytes. To
-// change one thing, embed [DefaultLoad] by value and override one method.
+// LoadPlanner decides which rank reads which items, and receives the tensors and values. The
+// calls of one load come in this order: SetUp and LocalPlan on all ranks; GlobalPlan on the
+// coordinator; FinishPlan on all ranks; then for each item either LoadBytes, or ResolveTensor
+// and CommitTensor in a pair, from several goroutines at once. If the planner is a
+// [BytesReceiver], ResolveBytes comes before LoadBytes. To change one thing, embed
+// [DefaultLoad] by value and override one method.
 type LoadPlanner interface {
 	SetUp(s LoadSetup) error
 	LocalPlan() (*LoadPlan, error)

@@ -19,7 +19,7 @@ type job struct {
 	caches  []*plan.Cache
 	options func(rank int) string
 	plan    func([]*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error)
-	// What happened in the last save.
+	// The results of the last save.
 	sent, answers []*plan.SavePlan
 	planned       bool
 	md            *meta.Metadata
@@ -95,7 +95,7 @@ func (j *job) finish() ([]*plan.SavePlan, error) {
 	return finals, nil
 }
 
-// unchanged lists the ranks whose plans are.
+// unchanged lists the ranks with unchanged plans.
 func unchanged(plans []*plan.SavePlan) []int {
 	out := []int{}
 	for r, p := range plans {
@@ -113,9 +113,9 @@ func three() []*plan.SavePlan {
 	return []*plan.SavePlan{planOf(x(0), replica("y", 3)), planOf(x(2), replica("y", 3)), planOf(x(4), bytesItem("v", 5))}
 }
 
-// Whatever changes from save to save, whichever ranks are restarted and whatever
-// saves fail, the ranks write what a planner without memory tells them. (By the
-// rule that does not look at sizes: the plan has no sizes of values.)
+// Whatever changes from save to save, whichever ranks are restarted and whatever saves fail,
+// the ranks write the plans of a planner without memory. (By the rule that does not look at
+// sizes: the plan has no sizes of values.)
 func TestCacheDoesNotChangeResults(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := newJob(3)

@@ -70,9 +70,9 @@ func (d *DefaultLoad) SetUp(s LoadSetup) error {
 // not have and that the load leaves unchanged, in order.
 func (d *DefaultLoad) Missing() []string { return d.missing }
 
-// LocalPlan finds for each tensor and value of the state what to read. The error
-// lists everything that does not match. It wraps ErrMismatch, or ErrState if the
-// state contradicts itself.
+// LocalPlan finds the items to read for each tensor and value of the state. The error lists
+// everything that does not match. It wraps ErrMismatch, or ErrState if the state contradicts
+// itself.
 func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	leaves, err := flatten(d.setup.State, d.NoFlatten, func(fqn string) bool {
 		e, ok := d.setup.Metadata.Find(d.source(fqn))
@@ -154,8 +154,8 @@ func memoryOf(t Checkpointable) string {
 	return string(key)
 }
 
-// checkAlias checks a name of the state whose memory is filled under another name. The
-// checkpoint may lack it.
+// checkAlias checks a name of the state that shares memory with another name, under which the
+// memory is filled. The checkpoint may lack it.
 func (d *DefaultLoad) checkAlias(l *leaf, source string) error {
 	if m, lost := d.setup.Metadata.FindMissing(source); lost {
 		return Named(source, m.Err)
@@ -375,7 +375,7 @@ func findBox(boxes []tensor.Box, at meta.Index) (int, bool) {
 	return i, i >= 0
 }
 
-// CommitTensor does nothing: the memory is the state's own.
+// CommitTensor has no effect: the memory is the state's own.
 func (d *DefaultLoad) CommitTensor(*ReadItem, *tensor.Tensor) error { return nil }
 
 // LoadBytes decodes the value and puts it into the state. A value of the state keeps
@@ -401,7 +401,7 @@ type Slot struct {
 	set   func(v any) error
 }
 
-// Value returns what the state holds: a tensor, a value, or a map or list of values and
+// Value returns the content of the slot: a tensor, a value, or a map or list of values and
 // tensors.
 func (s *Slot) Value() any {
 	s.mu.Lock()
@@ -445,12 +445,12 @@ func Flatten(s State) (map[string]*Slot, error) {
 	return out, nil
 }
 
-// SetUp begins a load: it calls the planner's SetUp with a state that has a [Slot] in
-// place of each value of s.State that is not a tensor. The caller calls done when
-// everything is read: done copies to s.State what the planner has assigned in the given
-// map in place of a slot or a tensor. The key may be the name of a value in a nested map
-// or list, as Flatten returns it. done returns an error that wraps ErrProtocol if the
-// planner has assigned a name that the state did not have after its SetUp.
+// SetUp begins a load: it calls the planner's SetUp with a state that has a [Slot] in place
+// of each value of s.State that is not a tensor. The caller calls done when everything is
+// read: done copies to s.State the values that the planner has assigned in the given map in
+// place of a slot or a tensor. The key may be the name of a value in a nested map or list, as
+// Flatten returns it. done returns an error that wraps ErrProtocol if the planner has
+// assigned a name that the state did not have after its SetUp.
 func (s LoadSetup) SetUp(p LoadPlanner) (done func() error, err error) {
 	caller := s.State
 	given := make(State, len(caller))

@@ -212,7 +212,7 @@ func TestManyLoadErrorsAreCut(t *testing.T) {
 	}
 }
 
-// What one rank does not ask for another may.
+// A name that one rank does not ask for may be asked for by another.
 func TestRejectUnexpected(t *testing.T) {
 	mem := save(t, plan.State{"a": 1, "b": 2, "c": 3})
 	local := func(d *plan.DefaultLoad, s plan.State) *plan.LoadPlan {

@@ -21,7 +21,7 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// counting returns a tensor of that shape whose elements count up from start.
+// counting returns a tensor of that shape with elements that count up from start.
 func counting(t failer, start float32, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	n := must.Get(tensor.NumElements(shape))(t)
@@ -69,7 +69,7 @@ func localPlan(t failer, d *plan.DefaultSave, s plan.State) *plan.SavePlan {
 	return p
 }
 
-// memory is a checkpoint in memory: what a storage would keep.
+// memory is a checkpoint in memory, in place of a storage.
 type memory struct {
 	md     *meta.Metadata
 	chunks map[string]*tensor.Tensor // by name and offset

@@ -96,8 +96,8 @@ func TestPlaceRefuses(t *testing.T) {
 	}
 }
 
-// drawState draws a nested state of tensors and numbers without empty maps,
-// which nothing is left of.
+// drawState draws a nested state of tensors and numbers without empty maps, because
+// flattening drops them.
 func drawState(t *rapid.T, depth int) map[string]any {
 	out := map[string]any{}
 	for _, k := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "0", "žluť", ""}), 1, 3, rapid.ID).Draw(t, "keys") {

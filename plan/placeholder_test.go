@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// waiting returns a state whose tensors have no memory.
+// waiting returns a state of tensors without memory.
 func waiting(t *testing.T) plan.State {
 	t.Helper()
 	hollow := func(shape ...int64) *tensor.Tensor {

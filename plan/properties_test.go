@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Properties are part of the plan; the dtype is the tensor's own. What has
-// properties is loaded like any other tensor.
+// Properties are part of the plan; the dtype is the tensor's own. A tensor with properties is
+// loaded like any other tensor.
 func TestPropertiesOfAState(t *testing.T) {
 	with := meta.Properties{DType: tensor.Int8, RequiresGrad: true, MemoryFormat: "channels_last"}
 	x := counting(t, 3, 4)

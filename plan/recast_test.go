@@ -145,8 +145,8 @@ func TestAliasOfCastTensors(t *testing.T) {
 	}
 }
 
-// A part whose dtype is not the one that its tensor declares is not converted: storage
-// refuses it.
+// A part is not converted if its dtype differs from the dtype of its tensor: storage refuses
+// it.
 func TestPartOfOtherDTypeIsNotCast(t *testing.T) {
 	x := cut(t, counting(t, 0, 2), span(0, 2))
 	d := &plan.DefaultSave{DType: narrowed(tensor.Float16)}

@@ -10,10 +10,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// ErrSource reports ranks that together do not hold what another rank wants.
+// ErrSource reports ranks that together do not hold all elements that another rank wants.
 var ErrSource = errors.New("no rank holds a part of the tensor")
 
-// Redistribution is a tensor whose parts go from the ranks that hold them to those
+// Redistribution is a tensor with parts that go from the ranks that hold them to the ranks
 // that want them.
 type Redistribution struct {
 	Shape []int64
@@ -24,8 +24,8 @@ type Redistribution struct {
 	Held, Wanted [][]tensor.Box
 }
 
-// Transfer is a box that one rank has and another wants. If From and To are the same
-// rank, nothing is sent.
+// Transfer is a box that one rank has and another wants. If From and To are the same rank,
+// the box is not sent.
 type Transfer struct {
 	// Tensor is the position of the tensor among the redistributions.
 	Tensor int
@@ -40,9 +40,9 @@ type Transfer struct {
 // Transfers returns the transfers of a redistribution of tensors that rank takes part
 // in. Transfers between two ranks are in the same order on both.
 //
-// Every element that a rank wants and holds stays on the rank. Every other element
-// comes from one of the ranks that hold it. If several ranks hold what a rank wants,
-// each of them sends about the same number of bytes, unless these are few.
+// Every element that a rank wants and holds stays on the rank. Every other element comes from
+// one of the ranks that hold it. If several ranks hold the elements that a rank wants, each
+// of them sends about the same number of bytes, unless these are few.
 //
 // If no rank holds an element that the rank wants, the error wraps [ErrSource]; other
 // ranks may return no error. The result depends only on the arguments, and the work
@@ -98,7 +98,7 @@ func (d *distributor) add(number int, r *Redistribution) error {
 	return d.send(number, r, cells)
 }
 
-// receive adds what rank wants.
+// receive adds the transfers to rank.
 func (d *distributor) receive(number int, r *Redistribution, cells []cell) error {
 	mine := r.Wanted[d.rank]
 	index, err := newChunkIndex(r.Shape, cellBoxes(cells), len(mine))
@@ -120,7 +120,7 @@ func (d *distributor) receive(number int, r *Redistribution, cells []cell) error
 	return nil
 }
 
-// send adds what other ranks want of the cells that rank holds.
+// send adds the transfers from the cells that rank holds to other ranks.
 func (d *distributor) send(number int, r *Redistribution, cells []cell) error {
 	cells = slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.part(d.rank) < 0 })
 	var boxes []tensor.Box
@@ -171,9 +171,9 @@ func (d *distributor) request(c *cell, itemSize int64, t Transfer) {
 // that hold the same, if they do.
 const minShare = 64 << 10
 
-// share chooses the senders of what one rank wants of ranks that hold the same: it
-// cuts the bytes into equal shares, at the nearest row of a box, one for each sender.
-// It keeps what concerns the rank.
+// share chooses the senders of the requests of one rank to ranks that hold the same cells: it
+// cuts the bytes into equal shares, at the nearest row of a box, one for each sender. It
+// keeps the transfers of this rank.
 func (d *distributor) share(to route, requests []request) {
 	slices.SortFunc(requests, func(a, b request) int { return a.compare(&b.Transfer) })
 	var total, at int64

@@ -34,7 +34,7 @@ func drawHeld(t *rapid.T, shape []int64, ranks int, overlapping bool) [][]tensor
 	}
 	if overlapping && ranks > 1 {
 		out[order[ranks-1]] = []tensor.Box{drawBox(t, shape)}
-		if layout.Even == ranks { // no other rank has what this rank had
+		if layout.Even == ranks { // no other rank has the box of this rank
 			out[order[0]] = []tensor.Box{tensor.Whole(shape)}
 		}
 	}
@@ -55,9 +55,8 @@ func elementsOf(shape []int64, b tensor.Box) (out []int64) {
 	return out
 }
 
-// Whatever ranks hold and want, each gets every element once: its own from itself,
-// and the others from a rank that holds them. Two ranks agree on what passes between
-// them.
+// Whatever ranks hold and want, each gets every element once: its own from itself, and the
+// others from a rank that holds them. Two ranks agree on the transfers between them.
 func TestTransfersAreMinimal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 6).Draw(t, "ranks")

@@ -113,13 +113,13 @@ func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 	}
 }
 
-// overlap is what a chunk and a box have in common.
+// overlap is the common part of a chunk and a box.
 type overlap struct {
 	chunk int
 	box   tensor.Box // in the whole tensor
 }
 
-// common returns what the chunks have in common with the box b.
+// common returns the overlaps of the chunks with the box b.
 func (x *ChunkIndex) common(b tensor.Box) []overlap {
 	if b.Empty() {
 		return nil

@@ -22,7 +22,7 @@ func tiled(shape []int64, chunks ...tensor.Box) *meta.Metadata {
 	return &meta.Metadata{Entries: []meta.Entry{{FQN: "x", Tensor: t}}}
 }
 
-// reads returns what is read of x to fill boxes of it.
+// reads returns the items that are read to fill boxes of x.
 func reads(md *meta.Metadata, boxes ...tensor.Box) ([]plan.ReadItem, error) {
 	d := new(plan.DefaultLoad)
 	state := plan.State{"x": &ramp{shape: md.Entries[0].Tensor.Shape, boxes: boxes}}

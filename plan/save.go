@@ -20,7 +20,7 @@ type DefaultSave struct {
 	// NoFlatten saves each nested map or list as a single value, which must not
 	// hold tensors.
 	NoFlatten bool
-	// Owner chooses the rank that writes what several ranks hold. Zero: LeastLoaded.
+	// Owner chooses the rank that writes an item that several ranks hold. Zero: LeastLoaded.
 	Owner OwnerRule
 	// ValuesMayDiffer lets ranks hold different values under one name. The value of
 	// the lowest rank is saved. If it is not set, different values are an error,
@@ -251,8 +251,8 @@ type memory struct {
 	part *tensor.Tensor
 }
 
-// add numbers the last item, whose memory is part, and an item before it, if both are one
-// tensor.
+// add numbers the last item, which has the memory part, and an item before it, if both are
+// one tensor.
 func (a *aliases) add(items []WriteItem, part *tensor.Tensor) {
 	if part == nil || part.NumBytes() == 0 || len(part.Memory()) == 0 {
 		return
@@ -354,7 +354,7 @@ func (c *casting) convert(first, n int64) error {
 	return tensor.Convert(dst, src, tensor.CastInRange)
 }
 
-// Close does nothing.
+// Close has no effect.
 func (c *casting) Close() error { return nil }
 
 // boxKey returns a box as the key of a map.

@@ -11,9 +11,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Sharer is a LoadPlanner that reports whether one rank may read what several ranks
-// need; see [AssignReaders]. If a planner is neither a *[DefaultLoad] nor a Sharer,
-// its rank reads for itself.
+// Sharer is a LoadPlanner that reports whether one rank may read an item that several ranks
+// need; see [AssignReaders]. If a planner is neither a *[DefaultLoad] nor a Sharer, its rank
+// reads for itself.
 type Sharer interface {
 	// CanShare reports that FinishPlan leaves the items as they are, and that
 	// ResolveTensor and CommitTensor take every box of rows of an item as an item
@@ -32,14 +32,13 @@ func CanShare(p LoadPlanner) bool {
 	return ok
 }
 
-// SharedReads are one rank's part in a load whose ranks read for each other. The
-// pieces of an item together make up the whole item. The rank itself reads an item
-// without pieces, and sends it to no other rank. SharedReads are immutable once they
-// were returned.
+// SharedReads are one rank's part in a load in which ranks read for each other. The pieces of
+// an item together make up the whole item. The rank itself reads an item without pieces, and
+// sends it to no other rank. SharedReads are immutable once they were returned.
 type SharedReads struct {
 	// Pieces are in the order of their IDs.
 	Pieces []Piece
-	// Strips are what this rank reads for ranks that want different parts of it.
+	// Strips are strips that this rank reads for ranks that want different parts of them.
 	Strips []Strip
 }
 
@@ -53,8 +52,8 @@ type Strip struct {
 	Parts            []StripPart
 }
 
-// StripPart is the part of a strip that a rank wants: a piece of the plan of that rank, whose
-// Reader has the strip. That rank may be the one that reads.
+// StripPart is the part of a strip that a rank wants: a piece of the plan of that rank. The
+// Reader of the piece has the strip. That rank may be the one that reads.
 type StripPart struct {
 	// ID is the ID of the piece, and To is the rank.
 	ID int64
@@ -206,10 +205,10 @@ func bytesOf(sizes []int64, d tensor.DType) int64 {
 	return tensor.Box{Sizes: sizes}.Volume() * int64(d.Size())
 }
 
-// AssignReaders decides which rank reads for which other ranks. plans are the final
-// plans of all ranks, for a load of the checkpoint that md describes. takesPart[r]
-// reports whether rank r takes part. The result has an element for each rank, which
-// is nil if the rank shares nothing.
+// AssignReaders decides which rank reads for which other ranks. plans are the final plans of
+// all ranks, for a load of the checkpoint that md describes. takesPart[r] reports whether
+// rank r takes part. The result has an element for each rank, which is nil if the rank shares
+// no reads.
 //
 // If two or more of the ranks that take part want the same box of the same chunk,
 // one of them reads it. The largest boxes are assigned first, each to the rank
@@ -256,8 +255,8 @@ type assigner struct {
 	key   []byte // scratch
 }
 
-// atom is a unit of sharing: an item, or all items of a chunk whose parts cannot be
-// checked. wanted has the ranks that want it, ascending.
+// atom is a unit of sharing: an item, or all items of a chunk, if parts of the chunk cannot
+// be checked. wanted has the ranks that want it, ascending.
 type atom struct {
 	entry, chunk int
 	bytes        int64
@@ -425,7 +424,7 @@ const (
 	smallBytes, bundleBytes = 1 << 20, 4 << 20
 )
 
-// unit is what one reader is chosen for.
+// unit is a box or strip that gets one reader.
 type unit struct {
 	set   int32 // the ranks that want it
 	bytes int64

@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// BenchmarkAssignReaders measures what sharing adds to the coordinator's work: replicas,
-// and a mesh of eight that shard and many that replicate.
+// BenchmarkAssignReaders measures the coordinator's work for sharing: replicas, and a mesh of
+// eight that shard and many that replicate.
 func BenchmarkAssignReaders(b *testing.B) {
 	const tensors = 1000
 	for _, ranks := range []int{8, 256, 1000} {

@@ -56,7 +56,7 @@ func wants(t failer, md *meta.Metadata, states ...plan.State) []*plan.LoadPlan {
 	return out
 }
 
-// hollow returns a tensor whose elements are one byte of memory.
+// hollow returns a tensor with all elements in one byte of memory.
 func hollow(t failer, shape ...int64) *tensor.Tensor {
 	t.Helper()
 	x := must.Get(tensor.FromStrided(tensor.Uint8, shape, make([]int64, len(shape)), 0, []byte{0}))(t)

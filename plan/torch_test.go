@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// torchEntry is what PyTorch recorded of one name: the chunks in order and the
-// rank that wrote each.
+// torchEntry is PyTorch's record of one name: the chunks in order and the rank that wrote
+// each.
 type torchEntry struct {
 	dtype  tensor.DType
 	shape  []int64
@@ -89,9 +89,8 @@ func torchCases() map[string]torchCase {
 	}
 }
 
-// The chunks of a checkpoint are PyTorch's, in PyTorch's order; and so are the
-// owners of what only one rank has. Who gets what several have is by a rule of
-// our own.
+// The chunks of a checkpoint are PyTorch's, in PyTorch's order; and so are the owners of
+// chunks that only one rank has. Chunks of several ranks get their owners by our own rule.
 func TestGlobalPlanMatchesPyTorch(t *testing.T) {
 	for name, c := range torchCases() {
 		t.Run(name, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// sentPlans returns what ranks with these states send.
+// sentPlans returns the plans that ranks with these states send.
 func sentPlans(t *testing.T, states ...plan.State) []*plan.SavePlan {
 	t.Helper()
 	var out []*plan.SavePlan
