@@ -42,8 +42,8 @@ func (b Blocks) Of(box Box) Box {
 	return out.Between(k+1, box.Offsets[k+1]/b.Columns, blocksIn(box.End(k+1), b.Columns))
 }
 
-// Elements returns the box of all elements of the blocks whose factors are in a box. shape
-// is the shape of the tensor.
+// Elements returns the box of all elements of the blocks that have their factors in a box.
+// shape is the shape of the tensor.
 func (b Blocks) Elements(factors Box, shape []int64) Box {
 	k := len(shape) - 2
 	out := factors.Between(k, factors.Offsets[k]*b.Rows, min(factors.End(k)*b.Rows, shape[k]))

@@ -122,7 +122,7 @@ func TestQuantize(t *testing.T) {
 	}
 }
 
-// TestQuantizeTypes checks the largest numbers of the types, and what is refused.
+// TestQuantizeTypes checks the largest numbers of the types, and the refused types.
 func TestQuantizeTypes(t *testing.T) {
 	b := tensor.Blocks{Rows: 2, Columns: 2}
 	box := tensor.Whole([]int64{2, 3})

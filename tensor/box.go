@@ -52,9 +52,9 @@ func (b Box) Equal(c Box) bool {
 // End returns the index one past b's last in dimension d.
 func (b Box) End(d int) int64 { return b.Offsets[d] + b.Sizes[d] }
 
-// Intersect returns the common part of b and c, which must have equally many
-// dimensions. It reports false if they have no element in common, so an
-// empty box intersects nothing; two 0-d boxes always intersect.
+// Intersect returns the common part of b and c, which must have equally many dimensions. It
+// reports false if they have no element in common, so an empty box intersects no box; two 0-d
+// boxes always intersect.
 func (b Box) Intersect(c Box) (Box, bool) {
 	n := len(b.Sizes)
 	back := make([]int64, 2*n)

@@ -18,13 +18,13 @@ type CastPolicy uint8
 
 // The policies.
 const (
-	// CastInRange rounds, but does not lose numbers. It allows a cast from float to
-	// float, from complex to complex and from any real type to complex. It allows a cast
-	// from an integer if each element is in the range of the target. It refuses a cast
-	// from float to integer or bool, from complex to real, and to float8_e8m0fnu, which
-	// has no sign and no zero, unless every value of the source's type is kept. A float
-	// that is too large for a smaller float type becomes what [Convert] says: mostly an
-	// infinity, as IEEE 754 rounds it.
+	// CastInRange rounds, but does not lose numbers. It allows a cast from float to float, from
+	// complex to complex and from any real type to complex. It allows a cast from an integer if
+	// each element is in the range of the target. It refuses a cast from float to integer or
+	// bool, from complex to real, and to float8_e8m0fnu, which has no sign and no zero, unless
+	// every value of the source's type is kept. A float that is too large for a smaller float
+	// type becomes the number that [Convert] documents: mostly an infinity, as IEEE 754 rounds
+	// it.
 	CastInRange CastPolicy = iota
 	CastAny                // any dtype to any other
 	CastWiden              // only if [CanWiden] holds
@@ -74,12 +74,12 @@ func (p CastPolicy) Check(from, to DType) error {
 	return fmt.Errorf("cast %v to %v: %w", from, to, ErrCast)
 }
 
-// anyAllows tells users of every front end what to do: LoadOptions.Cast in Go, cast="any"
+// anyAllows names the remedy for users of every front end: LoadOptions.Cast in Go, cast="any"
 // in Python and --cast any of the command.
 const anyAllows = "the option cast=any allows it"
 
-// drops returns what is lost in a cast between two dtypes, whatever the elements are, or
-// "" if the elements decide.
+// drops names the part of a number that any cast between two dtypes loses, or returns "" if
+// the elements decide.
 func drops(from, to DType) string {
 	switch {
 	case CanWiden(from, to):
@@ -103,9 +103,9 @@ func (p CastPolicy) Into(dst *Tensor) CastPolicy {
 	return p
 }
 
-// Lossy returns a view of the same memory into which [Convert] casts as with CastAny,
-// also if its caller passes CastInRange. A planner whose caller wants lossy casts
-// returns it to the reader of a checkpoint. Views of the result are lossy, too.
+// Lossy returns a view of the same memory into which [Convert] casts as with CastAny, also if
+// its caller passes CastInRange. A planner for a caller that wants lossy casts returns it to
+// the reader of a checkpoint. Views of the result are lossy, too.
 func (t *Tensor) Lossy() *Tensor {
 	v := *t
 	v.lossy = true
@@ -305,10 +305,9 @@ func Shape[I int | int32 | int64 | uint32 | uint64](sizes []I) ([]int64, error) 
 // has room for all elements of src. A kernel may own memory: it is for one goroutine.
 type kernel func(dst, src []byte)
 
-// kernelFor returns the kernel of a pair of dtypes, nil if they are equal. Common
-// pairs have a loop of their own. The other kernels join two loops: the dtype between
-// them holds every value of the source, or at least what the second loop needs to
-// round correctly.
+// kernelFor returns the kernel of a pair of dtypes, nil if they are equal. Common pairs have
+// a loop of their own. The other kernels join two loops: the dtype between them holds every
+// value of the source, or at least the bits that the second loop needs to round correctly.
 func kernelFor(from, to DType) kernel {
 	switch f, t := complexes[from], complexes[to]; {
 	case from == to:
@@ -410,8 +409,8 @@ func fromInteger[S integer](to DType) kernel {
 	}[to]
 }
 
-// plainCast is for the pairs whose Go conversion is what Convert promises:
-// integers lose their upper bits, floats are rounded once.
+// plainCast is for pairs of types that Go converts as Convert promises: integers lose their
+// upper bits, floats are rounded once.
 func plainCast[D, S Number](dst, src []byte) {
 	s := elements[S](src)
 	d := elements[D](dst)[:len(s)]
@@ -420,8 +419,8 @@ func plainCast[D, S Number](dst, src []byte) {
 	}
 }
 
-// truncate drops fractions. Go leaves open what becomes of a float outside the
-// integer's range, so those never reach the conversion.
+// truncate drops fractions. Go does not define the conversion of a float outside the
+// integer's range, so such floats never reach it.
 func truncate[D integer, S float](dst, src []byte) {
 	lowest, highest := limits[D]()
 	floor, ceiling := S(lowest), S(highest/2+1)*2 // the ceiling as a float is just out of range
@@ -462,7 +461,7 @@ func anyToBool[S Number](dst, src []byte) {
 	}
 }
 
-// roundToOdd returns a kernel to float32 whose result is rounded a second time: bits
+// roundToOdd returns a kernel to float32, for results that are rounded a second time: bits
 // that do not fit set the last bit. Rounded again to a float that is at least two bits
 // shorter, the result equals the source rounded once.
 func roundToOdd(from DType) kernel {
@@ -492,7 +491,7 @@ func oddFloats(dst, src []byte) {
 		}
 		b := math.Float32bits(f)
 		if math.Abs(float64(f)) > math.Abs(v) {
-			b-- // back to what truncation gives; from infinity, too
+			b-- // back to the truncated number; from infinity, too
 		}
 		d[i] = math.Float32frombits(b | 1)
 	}

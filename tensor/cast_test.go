@@ -111,8 +111,8 @@ func TestEveryCastAgreesWithTheReference(t *testing.T) {
 	}
 }
 
-// A cast between any layouts gives what it gives between contiguous tensors, and
-// touches nothing else.
+// A cast between any layouts gives the same elements as between contiguous tensors, and
+// changes no other byte.
 func TestConvertDoesNotDependOnLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		from := rapid.SampledFrom([]DType{Float32, BFloat16, Float64, Int64, Uint8, Complex64}).Draw(t, "from")
@@ -130,7 +130,7 @@ func TestConvertDoesNotDependOnLayout(t *testing.T) {
 	})
 }
 
-// Views larger than what is staged at a time come out whole.
+// Views that are larger than the staging buffer are converted completely.
 func TestConvertOfLargeViews(t *testing.T) {
 	base := must.Value(New(Int32, []int64{3, 50_001}))
 	values := must.Value(Values[int32](base))

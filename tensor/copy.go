@@ -86,9 +86,9 @@ func copySingles[E any](dst, src []byte, axes []axis) {
 	}
 }
 
-// A tile is what copyPlane turns at a time: few enough of src's lines of memory
-// that they stay in the nearest cache even if their distance is a power of
-// two, and more of dst's, which are written once each.
+// A tile is the part that copyPlane turns at a time: few enough of src's lines of memory that
+// they stay in the nearest cache even if their distance is a power of two, and more of dst's,
+// which are written once each.
 const tileRows, tileCols = 64, 16
 
 // copyPlane copies along both axes. If src's neighbours lie along rows and

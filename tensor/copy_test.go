@@ -11,8 +11,8 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// drawSizes draws a shape whose sizes lie around the sizes of a tile, and which is
-// not too large to look at element by element.
+// drawSizes draws a shape with sizes around the sizes of a tile. It is not too large to look
+// at element by element.
 func drawSizes(t *rapid.T) []int64 {
 	shape, n := []int64{}, int64(1)
 	for range rapid.IntRange(0, 4).Draw(t, "dims") {
@@ -25,8 +25,8 @@ func drawSizes(t *rapid.T) []int64 {
 	return shape
 }
 
-// drawLayout draws a view of the given shape whose elements lie in memory in any
-// order of dimensions, with gaps, at any address.
+// drawLayout draws a view of the given shape. Its elements lie in memory in any order of
+// dimensions, with gaps, at any address.
 func drawLayout(t *rapid.T, d DType, shape []int64) *Tensor {
 	dims := len(shape)
 	order, gaps := drawOrder(t, dims), rapid.Bool().Draw(t, "gaps")
@@ -62,7 +62,7 @@ func setEach(dst, src *Tensor, data []byte) {
 	})
 }
 
-// A copy between any two layouts sets every element and touches nothing else.
+// A copy between any two layouts sets every element and changes no other byte.
 func TestCopySetsEachElementAndNothingElse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := rapid.SampledFrom([]DType{Uint8, BFloat16, Float32, Int64, Complex128}).Draw(t, "dtype")
@@ -119,8 +119,8 @@ func TestCopyRefuses(t *testing.T) {
 	}
 }
 
-// The fewer the loops, the longer the runs: what is one stretch on both sides is
-// one loop, in whatever order the dimensions stand.
+// The fewer the loops, the longer the runs: axes that are one stretch on both sides are one
+// loop, in whatever order the dimensions stand.
 func TestAxesMerge(t *testing.T) {
 	flat := must.Value(New(Float32, []int64{4, 5, 6}))
 	turned := func(x *Tensor) *Tensor { return permute(x, 2, 0, 1) }

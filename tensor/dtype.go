@@ -160,7 +160,7 @@ func (d DType) IsFloat() bool { return d >= Float64 && d <= Float8E8M0FNU }
 // IsInteger reports whether d is a signed or unsigned integer type. Bool is not.
 func (d DType) IsInteger() bool { return d >= Int64 && d <= Uint8 }
 
-// IsComplex reports whether d is a complex type, whose elements are two floats.
+// IsComplex reports whether d is a complex type, with elements of two floats.
 func (d DType) IsComplex() bool { return d == Complex64 || d == Complex128 }
 
 // CanWiden reports whether to holds every value of from: exact finite numbers,

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What PyTorch 2.11 wrote for a tensor of shape (5, 3) of each dtype, and the
+// The metadata that PyTorch 2.11 wrote for a tensor of shape (5, 3) of each dtype, and the
 // number of the dtype in cairn's own format.
 var torchDTypes = []struct {
 	number DType

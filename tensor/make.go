@@ -77,15 +77,15 @@ func alignedTo(mem []byte, n uintptr) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(mem)))%n == 0
 }
 
-// Number is a Go type whose values can be counted up.
+// Number is a Go type of values that can be counted up.
 type Number interface {
 	float64 | float32 |
 		int64 | int32 | int16 | int8 |
 		uint64 | uint32 | uint16 | uint8
 }
 
-// Full returns a tensor of dtype d and the given shape whose elements are all v,
-// as [Convert] turns a value of v's type into one of d. It has memory of its own.
+// Full returns a tensor of dtype d and the given shape. Its elements are all v, as [Convert]
+// turns a value of v's type into one of d. It has memory of its own.
 func Full[E Element](d DType, shape []int64, v E) (*Tensor, error) {
 	one, err := Of(nil, []E{v})
 	if err != nil {
@@ -217,9 +217,9 @@ func CeilChunk(length, n, i int64) (lo, hi int64) {
 	return lo, lo + min(size, length-lo)
 }
 
-// StridedSlice returns the elements of t whose index in each dimension d is one of
-// begin[d], begin[d]+step[d] and so on before end[d]. The three lists have the same
-// length; dimensions that they do not reach are whole.
+// StridedSlice returns the elements of t at the indices begin[d], begin[d]+step[d] and so on
+// before end[d] in each dimension d. The three lists have the same length; dimensions that
+// they do not reach are whole.
 //
 // Indices work like slices in Python: a negative one counts from the end, one beyond an
 // end of the dimension stands for that end, and a negative step goes backwards. An end
@@ -278,7 +278,7 @@ func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
 	return lo - (lo-hi-1)/by*by, lo + 1, by
 }
 
-// reversed returns a copy of t whose dimension d runs backwards.
+// reversed returns a copy of t with dimension d backwards.
 func (t *Tensor) reversed(d int) (*Tensor, error) {
 	if t.placeholder {
 		return t, nil
@@ -305,7 +305,7 @@ func tensorRow(t *Tensor, d int) func(i int64) *Tensor {
 	}
 }
 
-// Numbers returns mem as a slice of E, without a copy. It drops bytes after the last
-// whole E, and checks nothing: mem must be aligned for E, see [DType.Aligned]. [Values]
-// does the same for tensors, with checks.
+// Numbers returns mem as a slice of E, without a copy. It drops bytes after the last whole E,
+// and makes no checks: mem must be aligned for E, see [DType.Aligned]. [Values] does the same
+// for tensors, with checks.
 func Numbers[E Number](mem []byte) []E { return elements[E](mem) }

@@ -23,7 +23,7 @@ func TestNumbersShareMemory(t *testing.T) {
 func TestAligned(t *testing.T) {
 	mem := bytesOf(make([]uint64, 4))
 	for _, d := range DTypes() {
-		step := d.Size() // what Go needs, which for complex numbers is the alignment of a part
+		step := d.Size() // the alignment that Go needs; for complex numbers, of a part
 		if d.IsComplex() {
 			step /= 2
 		}

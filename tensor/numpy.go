@@ -41,7 +41,7 @@ func NumpyHeader(d DType, shape []int64, void bool) ([]byte, error) {
 	const fixed = 10 // magic, version, length
 	pad := 63 - (fixed+len(text))%64
 	text += strings.Repeat(" ", pad) + "\n"
-	// A shape of MaxDims dimensions is far below what version 1.0 holds.
+	// A shape of MaxDims dimensions is far below the limit of version 1.0.
 	out := append([]byte("\x93NUMPY\x01\x00"), binary.LittleEndian.AppendUint16(nil, uint16(len(text)))...)
 	return append(out, text...), nil
 }

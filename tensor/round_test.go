@@ -11,8 +11,8 @@ import (
 
 var smallFloats = []DType{Float16, BFloat16, Float8E4M3FN, Float8E4M3FNUZ, Float8E5M2, Float8E5M2FNUZ, Float8E8M0FNU}
 
-// Every small float becomes the float32 of the same value, and comes back as it
-// was, except for what is inside of a NaN.
+// Every small float becomes the float32 of the same value, and comes back as it was, except
+// for the payload of a NaN.
 func TestSmallFloatsSurviveFloat32(t *testing.T) {
 	for _, d := range smallFloats {
 		t.Run(d.String(), func(t *testing.T) {

@@ -10,7 +10,7 @@ type float8 struct {
 	fracBits uint32
 	bias     uint32
 	tooLarge uint32 // bits of the first float32 that is out of range with any rounding
-	overflow uint8  // what such a number becomes, without a sign
+	overflow uint8  // the code of such a number, without a sign
 	nan      uint8
 	// The fnuz types have one zero. Their only NaN, overflow and nan here, has
 	// the code of the negative zero.
@@ -39,7 +39,7 @@ var float8Values = perFloat8(func(d DType) *[1 << 8]uint32 {
 	return table
 })
 
-// float8Codes holds, by dtype, a table of what the upper halves of all float32
+// float8Codes holds, by dtype, a table of the codes that the upper halves of all float32
 // round to.
 var float8Codes = perFloat8(func(d DType) *[1 << 16]uint8 {
 	table := new([1 << 16]uint8)

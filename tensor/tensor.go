@@ -18,14 +18,13 @@ import (
 	"slices"
 )
 
-// ErrLayout reports memory whose layout does not allow the operation: a view
-// that is not contiguous or not aligned if it has to be, or a destination
-// that holds several elements in one place.
+// ErrLayout reports memory with a layout that does not allow the operation: a view that is
+// not contiguous or not aligned if it has to be, or a destination that holds several elements
+// in one place.
 var ErrLayout = errors.New("unsuitable memory layout")
 
 const (
-	// maxAlloc bounds allocations: above what a 64-bit machine can address, make
-	// panics.
+	// maxAlloc bounds allocations: above the address space of a 64-bit machine, make panics.
 	maxAlloc = 1 << 46
 	// compareBytes is how many bytes [Equal] compares at a time.
 	compareBytes = 256 << 10
@@ -62,9 +61,8 @@ func New(d DType, shape []int64) (*Tensor, error) {
 	return contiguous(d, shape, make([]byte, n)), nil
 }
 
-// FromBytes returns a contiguous tensor over data, which is not copied: the
-// tensor and data stay the same memory. len(data) must be exactly what
-// [NumBytes] says.
+// FromBytes returns a contiguous tensor over data, without a copy: the tensor and data stay
+// the same memory. len(data) must be exactly the result of [NumBytes].
 func FromBytes(d DType, shape []int64, data []byte) (*Tensor, error) {
 	n, err := NumBytes(d, shape)
 	if err != nil {
@@ -354,9 +352,9 @@ func (t *Tensor) Bytes() ([]byte, bool) {
 }
 
 // AppendRuns appends the memory of t itself to runs: all elements in row-major order, in
-// slices as long as the elements follow each other. It returns false, and appends nothing,
-// if a slice would have fewer than least bytes, and for placeholders. Writing to the slices
-// writes to the tensor.
+// slices as long as the elements follow each other. It returns false and leaves runs
+// unchanged if a slice would have fewer than least bytes, and for placeholders. Writing to
+// the slices writes to the tensor.
 func (t *Tensor) AppendRuns(runs [][]byte, least int64) ([][]byte, bool) {
 	size, run, outer := t.size(), int64(1), len(t.shape)
 	for outer > 0 && (t.shape[outer-1] == 1 || t.strides[outer-1] == run) {

@@ -78,7 +78,7 @@ func TestFloat8AsInPyTorch(t *testing.T) {
 	}
 }
 
-// torchInputs returns what float8.py casts.
+// torchInputs returns the input of float8.py.
 func torchInputs(d DType) []byte {
 	switch d {
 	case Float64:

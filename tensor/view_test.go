@@ -27,7 +27,7 @@ func modelOf(shape []int64) model {
 	return m
 }
 
-// remap returns the model of the given shape whose index i is m's index at(i).
+// remap returns the model of the given shape, with m's element at(i) at index i.
 func (m model) remap(shape []int64, at func(i []int64) []int64) model {
 	out := model{shape: shape}
 	eachIndex(shape, func(i []int64) {
@@ -49,7 +49,7 @@ func (m model) contents(base []byte, size int) []byte {
 	return out
 }
 
-// drawTensor draws a contiguous tensor whose bytes look like noise.
+// drawTensor draws a contiguous tensor of bytes that look like noise.
 func drawTensor(t *rapid.T, shape []int64) *Tensor {
 	d := rapid.SampledFrom(DTypes()).Draw(t, "dtype")
 	x := must.Value(New(d, shape))

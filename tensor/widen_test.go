@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// What each dtype widens to, besides itself.
+// The dtypes that each dtype widens to, besides itself.
 var widens = map[DType]string{
 	Float64:        "complex128",
 	Float32:        "float64 complex64 complex128",
@@ -85,7 +85,7 @@ func keepsAll(a, b *Tensor) bool {
 	return true
 }
 
-// What widens comes back the same.
+// A widened number comes back the same.
 func TestWideningIsUndone(t *testing.T) {
 	for _, from := range DTypes() {
 		all := sampleBits(from)
