@@ -16,8 +16,7 @@ type Index struct {
 	// Offset is the offset of the chunk in the tensor. It is nil for values; the
 	// chunk of a 0-d tensor has an empty offset that is not nil.
 	Offset []int64
-	// Hint is the chunk's probable position in Tensor.Chunks. A wrong one costs
-	// time and nothing else.
+	// Hint is the chunk's probable position in Tensor.Chunks. A wrong one only costs time.
 	Hint int32
 }
 

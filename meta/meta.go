@@ -26,8 +26,8 @@ var ErrInvalid = errors.New("invalid metadata")
 type Metadata struct {
 	// Entries holds one entry for each name, sorted by FQN, no name twice.
 	Entries []Entry
-	// PlannerData is data that a planner keeps with the checkpoint: a JSON value, or
-	// nil. The default planner keeps nothing here.
+	// PlannerData is data that a planner keeps with the checkpoint: a JSON value, or nil. The
+	// default planner keeps no data here.
 	PlannerData json.RawMessage
 	// Storage says how and when the checkpoint was written.
 	Storage Storage
@@ -78,8 +78,8 @@ type Storage struct {
 	Version string
 	// Tags are the caller's own words.
 	Tags map[string]string
-	// Notes are sentences about what a reader could not check, such as whether
-	// files are missing. Nil: the reader could check everything.
+	// Notes are sentences about parts that a reader could not check, such as whether files are
+	// missing. Nil: the reader could check everything.
 	Notes []string
 	// Line is the place of the save in the history of its run. Nil: unknown.
 	Line *Line
@@ -118,7 +118,7 @@ type Tensor struct {
 	Scales string
 }
 
-// Properties are what a tensor has beside its shape.
+// Properties are the properties of a tensor beside its shape.
 type Properties struct {
 	DType tensor.DType
 	// RequiresGrad, PinMemory, MemoryFormat and Layout are kept for PyTorch: they
@@ -147,7 +147,7 @@ type Location struct {
 	// Sums are the checksums of the range's blocks, as the format defines them.
 	// Nil: the format has no checksums.
 	Sums []uint32
-	// Detail is what only some formats need. Nil: nothing.
+	// Detail has the fields that only some formats need. Nil: none.
 	Detail *Detail
 }
 
@@ -157,7 +157,7 @@ type Detail struct {
 	Key string
 	// Transforms name the transformations of the stored bytes, outermost last.
 	Transforms []string
-	// StorageData is what a writer of one's own keeps for its reader. Nil: nothing.
+	// StorageData is data that a writer of one's own keeps for its reader. Nil: none.
 	StorageData []byte
 }
 
@@ -189,8 +189,8 @@ func (m *Metadata) Find(fqn string) (*Entry, bool) {
 	return &m.Entries[i], true
 }
 
-// Scales returns the scales of a tensor of 8-bit floats that is quantised: its numbers mean
-// nothing without them. Unless a recipe names them, they are floating-point numbers with
+// Scales returns the scales of a tensor of 8-bit floats that is quantised: its numbers are
+// meaningless without them. Unless a recipe names them, they are floating-point numbers with
 // the name of the tensor and "_scale_inv" or "_scale".
 func (m *Metadata) Scales(e *Entry) (*Entry, bool) {
 	if e.Tensor == nil || !e.Tensor.DType.IsFloat() || e.Tensor.DType.Size() != 1 {
@@ -388,9 +388,9 @@ func (e *Entry) NumBytes() int64 {
 	return n
 }
 
-// Inside returns the tensors inside values: it maps the name of each tensor whose
-// path leads through the path of a value to the name of that value, which refers to the
-// tensor by a value.Ref.
+// Inside returns the tensors inside values: it maps the name of each tensor with a path
+// through the path of a value to the name of that value, which refers to the tensor by a
+// value.Ref.
 func (m *Metadata) Inside() map[string]string {
 	values := map[string]*Entry{} // by the names that their paths spell
 	for i := range m.Entries {

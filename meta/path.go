@@ -29,7 +29,7 @@ type Step struct {
 // Key returns the step into a map.
 func Key(k string) Step { return Step{Key: k} }
 
-// IntKey returns the step into a map whose keys are integers.
+// IntKey returns the step into a map by integers.
 func IntKey(k int64) Step { return Step{Key: strconv.FormatInt(k, 10), Int: true} }
 
 // Pos returns the step into a list.
@@ -53,7 +53,7 @@ func (s Step) Check() error {
 	return nil
 }
 
-// problem says what is wrong with the step, if anything is.
+// problem describes the mistake in the step, or returns "".
 func (s Step) problem() string {
 	switch {
 	case s.List && s.Pos < 0:

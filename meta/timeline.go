@@ -13,11 +13,11 @@ const (
 	PhaseGlobalPlan = "global-plan" // rank 0 makes the plans of all ranks from their parts
 	PhaseWrite      = "write"       // the rank writes its data files
 	PhaseCommit     = "commit"      // rank 0 publishes the checkpoint
-	PhaseRead       = "read"        // the rank reads what it needs
+	PhaseRead       = "read"        // the rank reads its chunks
 )
 
-// Phase is a part of the work of one rank in a save or load. What the rank spends
-// waiting for other ranks is between its phases.
+// Phase is a part of the work of one rank in a save or load. The time that the rank waits for
+// other ranks is between its phases.
 type Phase struct {
 	Name string `json:"name"`
 	// Start and End count from the beginning of the save or load.
