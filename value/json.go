@@ -29,7 +29,7 @@ const (
 	maxDigits = 10_000
 )
 
-// encoder writes JSON. Once err is set, nothing more is written.
+// encoder writes JSON. Once err is set, it writes no more bytes.
 type encoder struct {
 	b   []byte
 	err error
@@ -314,8 +314,8 @@ func decodeJSON(data []byte) (any, error) {
 	return out, nil
 }
 
-// decoder turns what encoding/json decoded into values. Once err is set, the
-// results mean nothing.
+// decoder turns the results of encoding/json into values. Once err is set, its results are
+// undefined.
 type decoder struct{ err error }
 
 func (d *decoder) fail(format string, args ...any) {
@@ -324,7 +324,7 @@ func (d *decoder) fail(format string, args ...any) {
 	}
 }
 
-// as returns v as a T; what is v's name in the error if it has another type.
+// as returns v as a T. If v has another type, the error names it what.
 func as[T any](d *decoder, v any, what string) T {
 	t, ok := v.(T)
 	if !ok {
@@ -412,8 +412,7 @@ func (d *decoder) dict(m map[string]any, depth int) any {
 	return m
 }
 
-// special decodes an object whose only key is k. What is inside is one deeper
-// than depth.
+// special decodes an object with the single key k. Its contents are one deeper than depth.
 func (d *decoder) special(k string, v any, depth int) any {
 	switch k {
 	case "$bytes":

@@ -2,13 +2,12 @@ package value
 
 import "maps"
 
-// The types below stand for values of Python that Go has no type for. A list of
-// Python is a []any, a dict whose keys are all strings a map[string]any, an int
-// an int64, uint64 or *big.Int, a complex number a complex128, bytes are a
-// []byte, and a tensor inside of a value is a *tensor.Tensor. A str is a string
-// in UTF-8; the surrogates that a str of Python may hold, and Unicode text may
-// not, are in it as three bytes each, as Python's error handler "surrogatepass"
-// writes them.
+// The types below stand for values of Python that Go has no type for. A list of Python is a
+// []any, a dict by strings a map[string]any, an int an int64, uint64 or *big.Int, a complex
+// number a complex128, bytes are a []byte, and a tensor inside of a value is a
+// *tensor.Tensor. A str is a string in UTF-8; the surrogates that a str of Python may hold,
+// and Unicode text may not, are in it as three bytes each, as Python's error handler
+// "surrogatepass" writes them.
 
 // Tuple is a tuple of Python.
 type Tuple []any
@@ -53,7 +52,7 @@ type Object struct {
 	Args Tuple
 	// Kwargs are the arguments with names.
 	Kwargs map[string]any
-	// State is what the object received after it was made, or nil.
+	// State is the state that the object received after it was made, or nil.
 	State any
 	// Items were appended to the object, and Pairs were set in it.
 	Items []any

@@ -27,7 +27,7 @@ func TestPythonValuesRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct {
 		in   any
 		text string
-		want any // nil: what went in, and nil for null
+		want any // nil: the value that was encoded, and nil for null
 	}{
 		"a tuple":          {value.Tuple{1, "two", 3.0}, `{"$tuple":[1,"two",3.0]}`, value.Tuple{int64(1), "two", 3.0}},
 		"an empty tuple":   {value.Tuple(nil), `{"$tuple":[]}`, value.Tuple{}},

@@ -10,15 +10,14 @@ import (
 	"strings"
 )
 
-// Replacer copies values and replaces parts of them. A part that stands at
-// several places, in one value or in several, is copied once and stays one part,
-// unless Again is set. The copy shares small containers in which nothing was
-// replaced with the value, so neither may be changed. It is not safe for concurrent
-// use.
+// Replacer copies values and replaces parts of them. A part that stands at several places, in
+// one value or in several, is copied once and stays one part, unless Again is set. The copy
+// shares small containers without replacements with the value, so neither may be changed. It
+// is not safe for concurrent use.
 type Replacer struct {
-	// With is called for every part that is not a number, a string, bytes, a
-	// bool or nil, a container before its contents. If it returns true, its
-	// result replaces the part, and nothing inside the part is visited.
+	// With is called for every part that is not a number, a string, bytes, a bool or nil, a
+	// container before its contents. If it returns true, its result replaces the part, and With
+	// is not called for its contents.
 	//
 	// at is the path from the value to the place where the part was found first.
 	// It is valid during the call. Its steps are keys of dicts and positions of
@@ -82,8 +81,8 @@ type listID struct {
 	tuple bool
 }
 
-// identity returns a key that tells a container from others, or nil for what is
-// not a container or is empty.
+// identity returns a key that tells a container from others, or nil for other values and
+// empty containers.
 func identity(v any) any {
 	switch v := v.(type) {
 	case *Dict, *Set, *Object:
@@ -344,8 +343,8 @@ func (r *Replacer) state(v any, taken steps) (any, error) {
 	return out, nil
 }
 
-// attributes copies a dict whose keys are attributes of the surrounding object,
-// so that the dict itself is not a step. Another value is, by the given name.
+// attributes copies a dict of attributes of the surrounding object, so that the dict itself
+// is not a step. Another value is, by the given name.
 func (r *Replacer) attributes(step string, v any, taken steps) (any, error) {
 	attrs, isMap := v.(map[string]any)
 	if _, isDict := v.(*Dict); !isMap && !isDict {

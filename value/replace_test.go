@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// place is what the tests replace: it becomes the way to it.
+// place is a part that the tests replace by its path.
 type place struct{}
 
 func where() *value.Replacer {

@@ -59,9 +59,9 @@ const maxDepth = 256
 // of all those. A map by integers is stored as a Dict in the order of its keys.
 // A nil pointer is nil, whatever its type.
 //
-// Anything else is an error that wraps ErrValue: a string that is neither UTF-8
-// nor UTF-8 with Python's surrogates, a value nested deeper than 256, such as a value
-// that contains itself, and a value whose encoding is larger than 1 GiB.
+// Anything else is an error that wraps ErrValue: a string that is neither UTF-8 nor UTF-8
+// with Python's surrogates, a value nested deeper than 256, such as a value that contains
+// itself, and a value with an encoding larger than 1 GiB.
 func Encode(v any) (codec string, data []byte, err error) {
 	switch v := v.(type) {
 	case []byte:
@@ -103,14 +103,14 @@ func Decode(codec string, data []byte) (any, error) {
 	return nil, fmt.Errorf("%w: %q", ErrCodec, codec)
 }
 
-// DecodeLike decodes data into a value of the type of like, so that a state
-// that held an int gets an int back. If the stored value does not fit that
-// type without loss, it returns what [Decode] returns: the stored value replaces
-// the one that was there. A Tuple fits a slice or an array as a list does. A Dict
-// that is not Ordered fits a map whose key type holds all of its keys.
+// DecodeLike decodes data into a value of the type of like, so that a state that held an int
+// gets an int back. If the stored value does not fit that type without loss, it returns the
+// result of [Decode]: the stored value replaces the one that was there. A Tuple fits a slice
+// or an array as a list does. A Dict that is not Ordered fits a map with a key type that
+// holds all of its keys.
 //
-// A like whose type, or pointer to it, implements encoding.BinaryUnmarshaler
-// gets Raw bytes by that; a non-nil pointer is filled in place.
+// If the type of like, or a pointer to it, implements encoding.BinaryUnmarshaler, like gets
+// Raw bytes by that; a non-nil pointer is filled in place.
 func DecodeLike(codec string, data []byte, like any) (any, error) {
 	if codec == Raw && like != nil {
 		if u, v := unmarshaler(like); u != nil {
@@ -154,7 +154,7 @@ var (
 	nilable     = []reflect.Kind{reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice}
 )
 
-// convert returns v as a t when that loses nothing.
+// convert returns v as a t if that is possible without loss.
 func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 	for v.Kind() == reflect.Interface {
 		v = v.Elem()
@@ -255,8 +255,8 @@ func convertMap(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool
 	return out, true
 }
 
-// convertDict returns d as the map t, whose keys must be of a basic type: those
-// compare as Python's do.
+// convertDict returns d as the map t. The keys of t must be of a basic type: these compare as
+// in Python.
 func convertDict(d *Dict, t reflect.Type, depth int) (reflect.Value, bool) {
 	k := t.Key().Kind()
 	if d.Ordered || (k > reflect.Complex128 && k != reflect.String) {

@@ -31,8 +31,8 @@ func sameFloat(a, b float64) bool {
 	return math.Float64bits(a) == math.Float64bits(b) || a != a && b != b
 }
 
-// equal compares what Decode returns, as same does. Unlike cmp it takes linear
-// time for values that are nested deep.
+// equal compares results of Decode, as same does. Unlike cmp it takes linear time for values
+// that are nested deep.
 func equal(a, b any) bool {
 	switch a := a.(type) {
 	case float64:
@@ -203,7 +203,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// What is as large as Encode accepts, Decode accepts too.
+// Decode accepts the largest values that Encode accepts.
 func TestLargestValuesRoundTrip(t *testing.T) {
 	digits, _ := new(big.Int).SetString(strings.Repeat("9", 10_000), 10)
 	deep := any(int64(1))
@@ -321,7 +321,7 @@ func TestDecodeLikeRecursiveType(t *testing.T) {
 	}
 }
 
-// A nil pointer whose type fills nothing from bytes is like any other value.
+// A nil pointer to a type without UnmarshalBinary is like any other value.
 func TestDecodeLikeNilPointer(t *testing.T) {
 	got, err := value.DecodeLike(value.Raw, []byte("abc"), (*int)(nil))
 	if b, ok := got.([]byte); err != nil || !ok || string(b) != "abc" {
