@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// stored is what PyTorch recorded of one tensor: its chunks by offset, and the
-// offset of each chunk that a rank's file holds.
+// stored is PyTorch's record of one tensor: its chunks by offset, and the offset of each
+// chunk that a rank's file holds.
 type stored struct {
 	shape  []int64
 	chunks map[string]tensor.Box

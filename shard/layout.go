@@ -44,10 +44,10 @@ type Part struct {
 // rank can compute the parts of every other. The slices that a layout returns must not
 // be changed.
 type Layout interface {
-	// Parts returns the rank's parts of a tensor of that global shape, in the
-	// order of the local tensor, without overlap. A rank that is not in the layout
-	// has no parts. A rank of a mesh whose shard is empty has one part: an empty box at
-	// the end of the cut dimension, as in PyTorch. For flat layouts see [Flat].
+	// Parts returns the rank's parts of a tensor of that global shape, in the order of the local
+	// tensor, without overlap. A rank that is not in the layout has no parts. A rank of a mesh
+	// with an empty shard has one part: an empty box at the end of the cut dimension, as in
+	// PyTorch. For flat layouts see [Flat].
 	//
 	// Errors wrap [ErrLayout], [ErrPartial] or [tensor.ErrShape].
 	Parts(shape []int64, rank int) ([]Part, error)
@@ -58,12 +58,12 @@ type Layout interface {
 	String() string
 }
 
-// nowhere returns the local shape of a rank that holds nothing of a tensor.
+// nowhere returns the local shape of a rank that holds no element of a tensor.
 func nowhere() []int64 { return []int64{0} }
 
-// Explicit is a layout that lists the parts of each rank. A rank that is not listed
-// holds nothing. A rank's parts must fill its local tensor, whose shape follows from
-// them, without overlap.
+// Explicit is a layout that lists the parts of each rank. A rank that is not listed holds no
+// element. A rank's parts must fill its local tensor without overlap. The shape of the local
+// tensor follows from them.
 type Explicit struct {
 	// ByRank has each rank's parts. A nil Local is the local tensor's first
 	// element.
@@ -167,10 +167,10 @@ func (p Part) stretch(reach, shape []int64) error {
 	return nil
 }
 
-// Flat cuts the row-major flattened tensor into intervals, as ZeRO optimizers
-// and ragged shards do. A rank's local tensor is one-dimensional, its interval; its
-// parts are the boxes of the interval, in order. A rank whose interval is empty has no
-// part, unless the tensor has no elements: then every rank has the whole tensor.
+// Flat cuts the row-major flattened tensor into intervals, as ZeRO optimizers and ragged
+// shards do. A rank's local tensor is one-dimensional, its interval; its parts are the boxes
+// of the interval, in order. A rank with an empty interval has no part, unless the tensor has
+// no elements: then every rank has the whole tensor.
 type Flat struct {
 	// Intervals has the half-open interval of the flattened tensor that each
 	// rank holds, rank 0 first.
@@ -233,8 +233,8 @@ func (f Flat) String() string {
 // holds reports whether rank is one of the layout's.
 func (f Flat) holds(rank int) bool { return rank >= 0 && rank < max(f.Even, len(f.Intervals)) }
 
-// interval returns what rank holds of the flattened tensor, the empty span for
-// a rank that is not in the layout.
+// interval returns rank's interval of the flattened tensor, or the empty span for a rank that
+// is not in the layout.
 func (f Flat) interval(shape []int64, rank int) (span, error) {
 	n, err := tensor.NumElements(shape)
 	if err != nil {

@@ -99,7 +99,7 @@ func TestMatrixRefuses(t *testing.T) {
 	}
 }
 
-// Whatever changes what a rank holds changes the string.
+// Every change to the part of a rank changes the string.
 func TestMatrixString(t *testing.T) {
 	names := []string{"dp", "x"}
 	seen := make(map[string]bool)

@@ -15,8 +15,7 @@ type Mesh struct {
 	// Ranks are the ranks in the grid in row-major order, each once.
 	// Nil: 0, 1, 2, … to the size of the mesh.
 	Ranks []int
-	// Names are the names of the mesh dimensions. They identify nothing and
-	// may be absent.
+	// Names are the names of the mesh dimensions, or nil. They are only labels.
 	Names []string
 }
 
@@ -190,7 +189,7 @@ func (m Matrix) String() string {
 	if len(m.Uneven) > 0 {
 		fmt.Fprintf(&b, " uneven%v", m.Uneven)
 	}
-	if m.Interleaved != "" { // the number of ranks decides what the axis does
+	if m.Interleaved != "" { // the effect of the axis depends on the number of ranks
 		fmt.Fprintf(&b, " interleaved[%d] on %d", slices.Index(m.Names, m.Interleaved), len(m.Ranks))
 	}
 	return b.String()
@@ -223,8 +222,8 @@ func (m Matrix) grid(shape []int64, rank int) (grid, error) {
 	return g, nil
 }
 
-// held returns what a rank at coord holds of a dimension that axes cut: one
-// slice, or one for each index of the folded axis.
+// held returns the part of a rank at coord of a dimension that axes cut: one slice, or one
+// for each index of the folded axis.
 func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error) {
 	count := 1
 	if slices.Contains(axes, folded) {
@@ -287,8 +286,8 @@ func (m Matrix) check(dims int) error {
 	return Mesh{Shape: m.Device, Names: m.Names}.checkNames()
 }
 
-// coord returns rank's place in the matrix, nil if rank is not in it, and the axis
-// whose indices all belong to the rank, or -1.
+// coord returns rank's place in the matrix, nil if rank is not in it, and the axis of which
+// the rank has all indices, or -1.
 func (m Matrix) coord(rank int) ([]int, int, error) {
 	whole := Mesh{Shape: m.Device, Ranks: m.Ranks, Names: m.Names}
 	if m.Interleaved == "" {

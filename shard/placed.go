@@ -74,8 +74,8 @@ func (p Placed) grid(shape []int64, rank int) (grid, error) {
 	return g, nil
 }
 
-// Placement says what one dimension of a mesh does to a tensor. The zero
-// Placement is [Replicate]; placements are comparable.
+// Placement is the effect of one dimension of a mesh on a tensor. The zero Placement is
+// [Replicate]; placements are comparable.
 type Placement struct {
 	kind  kind
 	dim   int
@@ -124,8 +124,8 @@ func StridedShard(dim, splitFactor int) Placement {
 	return Placement{kind: strided, dim: dim, split: splitFactor}
 }
 
-// Partial marks a tensor whose ranks hold the terms of an outstanding
-// reduction by op, such as "sum"; see [Terms]. Layouts refuse it with [ErrPartial].
+// Partial marks a tensor with an outstanding reduction by op, such as "sum": the ranks hold
+// its terms; see [Terms]. Layouts refuse it with [ErrPartial].
 func Partial(op string) Placement { return Placement{kind: partial, op: op} }
 
 // String returns the call that makes p.
@@ -173,8 +173,8 @@ const (
 	// Balanced makes chunks that differ by one at most, the longer ones first:
 	// eight over three are 3, 3 and 2.
 	Balanced
-	// Ceil makes chunks of the length divided by n, rounded up, until nothing
-	// is left: nine over four are 3, 3, 3 and 0.
+	// Ceil makes chunks of the length divided by n, rounded up, until the length is used up:
+	// nine over four are 3, 3, 3 and 0.
 	Ceil
 )
 
@@ -208,8 +208,8 @@ func (r Rule) chunk(length, n, i int64) (lo, hi int64, err error) {
 	return lo, hi, nil
 }
 
-// grid is what a rank holds of each dimension: it holds the elements whose
-// every index is in its dimension's spans. The nil grid holds nothing.
+// grid is a rank's part of each dimension: the rank holds an element if each index of the
+// element is in the spans of its dimension. The nil grid has no elements.
 type grid []spans
 
 // gridded is a layout in which a rank holds a grid.
@@ -291,9 +291,9 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 	return out, nil
 }
 
-// empty returns the one part of a grid without elements. It has the shape of the
-// local tensor. As in PyTorch, it is at the end of the dimensions of which nothing is
-// held, so that its offset differs from the offset of every other shard.
+// empty returns the one part of a grid without elements. It has the shape of the local
+// tensor. As in PyTorch, it is at the end of the dimensions in which the rank holds no index,
+// so that its offset differs from the offset of every other shard.
 func (g grid) empty(shape []int64) Part {
 	p := newPart(len(g))
 	for d, s := range g {

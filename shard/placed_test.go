@@ -71,8 +71,8 @@ func TestPlacedParts(t *testing.T) {
 	}
 }
 
-// What FSDP over TP makes of a length: the cuts in their order, on the mesh with
-// its two dimensions swapped.
+// FSDP over TP cuts a length in this way: the cuts in their order, on the mesh with its two
+// dimensions swapped.
 func TestPlacedUnevenFSDP(t *testing.T) {
 	layout := shard.Placed{
 		Mesh:       shard.Mesh{Shape: []int{2, 3}, Ranks: []int{0, 2, 4, 1, 3, 5}, Names: []string{"tp", "dp"}},

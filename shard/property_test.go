@@ -184,8 +184,8 @@ func TestFlatTiles(t *testing.T) {
 	})
 }
 
-// A ceil matrix whose axes cut from left to right is DTensor's layout, and an
-// interleaved axis before another one is a strided shard.
+// A ceil matrix with axes that cut from left to right is DTensor's layout, and an interleaved
+// axis before another one is a strided shard.
 func TestMatrixAgreesWithPlaced(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape, mesh := drawShape(t, 1, 3), drawMesh(t)

@@ -18,10 +18,9 @@ type Tensor struct {
 	boxes  []tensor.Box
 }
 
-// New returns rank's share of a tensor of the given global shape, which local
-// holds: its shape must be the layout's LocalShape, also if the rank holds
-// nothing. It returns the errors of the layout, and [tensor.ErrShape] if local
-// has another shape.
+// New returns rank's share of a tensor of the given global shape, which local holds: its
+// shape must be the layout's LocalShape, also if the rank holds no element. It returns the
+// errors of the layout, and [tensor.ErrShape] if local has another shape.
 func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor, error) {
 	want, err := layout.LocalShape(shape, rank)
 	if err != nil {
@@ -70,14 +69,14 @@ func (t *Tensor) DType() tensor.DType { return t.local.DType() }
 // Layout returns how the tensor is spread over ranks.
 func (t *Tensor) Layout() Layout { return t.layout }
 
-// Rank returns the rank whose share t is.
+// Rank returns the rank that holds the share t.
 func (t *Tensor) Rank() int { return t.rank }
 
 // Local returns the memory of the rank's share.
 func (t *Tensor) Local() *tensor.Tensor { return t.local }
 
-// Boxes returns the boxes that the rank holds, in the order of [Layout]'s
-// parts. It has no parts if it holds nothing. They are not to be changed.
+// Boxes returns the boxes that the rank holds, in the order of [Layout]'s parts. There are
+// none if it holds no element. The caller must not change them.
 func (t *Tensor) Boxes() []tensor.Box { return t.boxes }
 
 // Part returns the view of the local tensor that holds box i of Boxes, in the

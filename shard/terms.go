@@ -7,10 +7,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Terms is one rank's share of the terms of a tensor whose reduction is outstanding: its
-// layout has [Partial] placements. Ranks that differ only in the dimensions of the mesh
-// with Partial hold terms of the same elements, and the tensor is their reduction. It is
-// not a [Tensor], so that a term is not taken for the tensor, by a save for example.
+// Terms is one rank's share of the terms of a tensor with an outstanding reduction: its
+// layout has [Partial] placements. Ranks that differ only in the dimensions of the mesh with
+// Partial hold terms of the same elements, and the tensor is their reduction. It is not a
+// [Tensor], so that a term is not taken for the tensor, by a save for example.
 type Terms struct {
 	layout Placed
 	share  *Tensor // as if the terms were replicas

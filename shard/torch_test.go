@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// torchCase is one line of torch_parts.jsonl; torch_parts.py says what it means.
+// torchCase is one line of torch_parts.jsonl; torch_parts.py describes it.
 type torchCase struct {
 	Shape      []int64
 	Mesh       []int
