@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Binding is what a recipe does with one checkpoint.
+// Binding is the application of a recipe to one checkpoint.
 type Binding struct {
 	// Recipe is the recipe, and From and To the names of the two forms.
 	Recipe   *Recipe
@@ -24,7 +24,7 @@ type Binding struct {
 	Values  []Value
 	// Dropped are the names of the checkpoint that the result does not have.
 	Dropped []Dropped
-	// Checks are what must hold for the contents of the checkpoint.
+	// Checks are conditions on the contents of the checkpoint.
 	Checks []Check
 	// Variables are the values that were used.
 	Variables map[string]any
@@ -149,7 +149,7 @@ func (b *Binding) Drops(md *meta.Metadata) ([]Dropped, []Check, error) {
 	return back.out.Dropped, back.out.Checks, nil
 }
 
-// newBinder returns a binder that has done nothing yet.
+// newBinder returns a binder at its start.
 func newBinder(r *Recipe, from string, md *meta.Metadata, o Options) (*binder, error) {
 	reverse, err := r.Reverse(from)
 	if err != nil {
@@ -229,7 +229,7 @@ func (b *binder) match(p *pattern, lists map[string][]string, fn func(name strin
 	return nil
 }
 
-// prepare finds out what the rules stand for.
+// prepare determines the values of the variables and captures of the rules.
 func (b *binder) prepare() error {
 	b.index = make(map[string]*meta.Entry, len(b.md.Entries))
 	for i := range b.md.Entries {
@@ -339,8 +339,8 @@ func (b *binder) root(name string) string {
 	return name
 }
 
-// unknownCount returns the error for a capture whose number of values neither variables nor
-// names tell.
+// unknownCount returns the error for a capture if neither variables nor names determine its
+// number of values.
 func (b *binder) unknownCount(c string) error {
 	err := variableErrorf("how many values {%s} has is not known: no name of the checkpoint tells it", c)
 	d := b.r.captures[c]

@@ -325,7 +325,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestValues checks that values that are not tensors can be renamed and nothing else.
+// TestValues checks that values that are not tensors can only be renamed.
 func TestValues(t *testing.T) {
 	md := shapes{"x": {2}, "y": {2}}.metadata()
 	md.Entries[1].Tensor, md.Entries[1].Bytes = nil, &meta.Bytes{}

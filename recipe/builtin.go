@@ -143,7 +143,7 @@ func find(from, to, family string) *Recipe {
 }
 
 // Guess returns the form of a checkpoint of that family with these names: the side of a
-// shipped recipe whose rules match the most names. Empty: no rule matches a name.
+// shipped recipe with rules that match the most names. Empty: no rule matches a name.
 func Guess(names []string, family string) string {
 	best, most := "", 0
 	for _, r := range Shipped() {
@@ -159,8 +159,8 @@ func Guess(names []string, family string) string {
 	return best
 }
 
-// Form returns the form of a checkpoint with these names: the side of the recipe whose rules
-// match the most names. Empty: both sides match equally many.
+// Form returns the form of a checkpoint with these names: the side of the recipe with rules
+// that match the most names. Empty: both sides match equally many.
 func (r *Recipe) Form(names []string) string {
 	a, b := r.matches(0, names), r.matches(1, names)
 	switch {

@@ -73,7 +73,8 @@ func sectionOf(t *testing.T, heading string) section {
 
 const newModel = "A recipe for a new model in ten minutes"
 
-// TestDocs parses every recipe of the page. A fragment is completed by what it refers to.
+// TestDocs parses every recipe of the page. A fragment is completed by the definitions that
+// it refers to.
 func TestDocs(t *testing.T) {
 	const (
 		sides = "sides = [\"hf\", \"mine\"]\n"

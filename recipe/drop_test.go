@@ -20,7 +20,7 @@ func TestCopyOf(t *testing.T) {
 		name, text string
 		from       shapes
 		set        map[string]any
-		checks     string // what is compared; if err is empty
+		checks     string // the expected comparisons; if err is empty
 		err        string
 	}{
 		{"captures", sides + keep + "a = 'copy.{i}'\ncopy_of = 'x.{i}'", two.with("copy.0", 2, 3).with("copy.1", 4), nil, "copy.0=x.0 copy.1=x.1", ""},

@@ -68,7 +68,7 @@ func (e *unknownError) Unwrap() error { return ErrVariable }
 
 func (e *unknownError) Error() string {
 	text := fmt.Sprintf("the value of %s is not known", e.what)
-	root := e.why // of a chain of variables, the last one says what is missing
+	root := e.why // in a chain of variables, the last one names the missing variable
 	for u, ok := errors.AsType[*unknownError](root); ok && u.why != nil; u, ok = errors.AsType[*unknownError](root) {
 		root = u.why
 	}

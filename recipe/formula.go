@@ -214,7 +214,7 @@ func (p *formulaParser) primary() (node, error) {
 	return p.name(w)
 }
 
-// name parses what begins with a name.
+// name parses an operand that begins with a name.
 func (p *formulaParser) name(w string) (node, error) {
 	if _, ok := p.take("("); ok {
 		if !slices.Contains(functions, w) {

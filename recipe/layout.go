@@ -403,7 +403,7 @@ func times(a, b int64) (int64, error) {
 	return a * b, nil
 }
 
-// size returns the size of a dimension, and the axes whose sizes are unknown.
+// size returns the size of a dimension, and the axes of unknown size.
 func (s *sizes) size(d *dim) (n int64, unknown []string, err error) {
 	n, unknown, err = s.product(slices.Concat(d.before, d.after))
 	if err != nil || d.sum == nil {
@@ -424,7 +424,7 @@ func (s *sizes) size(d *dim) (n int64, unknown []string, err error) {
 	return n, unknown, err
 }
 
-// shape returns the shape of a tensor, and the axes whose sizes are unknown.
+// shape returns the shape of a tensor, and the axes of unknown size.
 func (s *sizes) shape(l *layout) (shape []int64, unknown []string, err error) {
 	for i := range l.dims {
 		if i == l.rest {

@@ -270,7 +270,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestParse checks what a recipe says of itself.
+// TestParse checks the description of a recipe.
 func TestParse(t *testing.T) {
 	r, err := recipe.Parse("x", []byte("about = 'one'\nfamilies = 'f'\n"+rule("x", "y")+"[variables]\nn = 1\n[defaults]\nm = 'n + 1'"))
 	if err != nil {

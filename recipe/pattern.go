@@ -21,7 +21,7 @@ type hole struct {
 	text string // without the braces
 	// wild means that the capture stands for any text, {name*}; then capture is its name.
 	wild bool
-	// capture is the name of the only capture, if the hole has nothing else.
+	// capture is the name of the only capture, if the hole is only a capture.
 	capture string
 	expr    *expression // nil if capture is set
 	// captures are the captures of the hole.

@@ -1,9 +1,9 @@
-// Package recipe has the language of conversions between the forms that frameworks give
-// the same weights: other names, tensors that are split, joined, stacked, permuted or
-// padded. A recipe describes both forms, so it works in both directions. Bind applies a
-// recipe to the names and shapes of a checkpoint and proves that nothing is lost; its
-// result is a list of index maps (package remap), which package storage/view reads
-// through. The package does no I/O. docs/recipes.md describes the language.
+// Package recipe has the language of conversions between the forms that frameworks give the
+// same weights: other names, tensors that are split, joined, stacked, permuted or padded. A
+// recipe describes both forms, so it works in both directions. Bind applies a recipe to the
+// names and shapes of a checkpoint and proves that no element is lost; its result is a list
+// of index maps (package remap), which package storage/view reads through. The package does
+// no I/O. docs/recipes.md describes the language.
 package recipe
 
 import (
@@ -23,12 +23,11 @@ import (
 var (
 	// ErrSyntax reports a recipe that does not follow the language.
 	ErrSyntax = errors.New("invalid recipe")
-	// ErrVariable reports a variable that is not known, or whose value is not known or is
-	// wrong.
+	// ErrVariable reports a variable that is not known, or that has an unknown or wrong value.
 	ErrVariable = errors.New("variable")
-	// ErrIncomplete reports a recipe and a checkpoint that do not fit: a name that no rule
-	// uses, a tensor that is missing or would be made twice, or a shape that a rule does
-	// not expect. Nothing was read or written.
+	// ErrIncomplete reports a recipe and a checkpoint that do not fit: a name that no rule uses,
+	// a tensor that is missing or would be made twice, or a shape that a rule does not expect.
+	// No file was read or written.
 	ErrIncomplete = errors.New("the recipe does not fit the checkpoint")
 )
 
@@ -45,7 +44,7 @@ type Recipe struct {
 	// Name identifies the recipe in messages, such as "megatron/llama" or the path of a
 	// file.
 	Name string
-	// About says in one line what the recipe is for.
+	// About describes the purpose of the recipe in one line.
 	About string
 	// Sides are the names of the two forms, such as "hf" and "megatron".
 	Sides [2]string
@@ -79,7 +78,7 @@ type stack struct {
 	line    int
 }
 
-// kind is what a rule does.
+// kind is the kind of a rule.
 type kind uint8
 
 const (
@@ -98,7 +97,7 @@ type rule struct {
 	optional bool
 	// tied means that all tensors of the rule are one tensor under several names.
 	tied bool
-	add  float64 // what the right side has more than the left
+	add  float64 // the right side has this much more than the left
 	cast [2]tensor.DType
 	// quant says how the tensors of a side are quantised. Nil: they are not.
 	quant [2]*quantization

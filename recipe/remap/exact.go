@@ -26,9 +26,9 @@ const (
 	maxWork = 1 << 25
 )
 
-// Exact returns an error unless each element of a tensor of that shape is in exactly one
-// of the pieces, on their side To. It looks only at the pieces, not at how they were made,
-// so it proves that nothing is missing and nothing is there twice.
+// Exact returns an error unless each element of a tensor of that shape is in exactly one of
+// the pieces, on their side To. It looks only at the pieces, not at how they were made, so it
+// proves that no element is missing and none is there twice.
 func Exact(shape []int64, pieces []Piece) error { return new(Prover).Exact(shape, pieces) }
 
 // Prover proves the same as Exact for several tensors. The error wraps ErrTooFine if the

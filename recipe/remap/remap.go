@@ -71,7 +71,7 @@ func (p *Piece) Simplify() Piece {
 	return Piece{To: p.To, From: p.From, Axes: out}
 }
 
-// Cut returns the parts of p whose elements lie inside box, a box of To.
+// Cut returns the parts of p with elements inside box, a box of To.
 func (p *Piece) Cut(box tensor.Box) []Piece {
 	parts := []Piece{{To: p.To, From: p.From, Axes: p.Axes}}
 	for d := range p.To {
@@ -101,8 +101,8 @@ func (p *Piece) Cut(box tensor.Box) []Piece {
 // interval is a range of indices of an axis.
 type interval struct{ at, n int64 }
 
-// within appends to out the ranges of the axes whose elements lie in [lo, hi). at is the
-// position of their first element, and before are the ranges of the axes before.
+// within appends to out the ranges of the axes with elements in [lo, hi). at is the position
+// of their first element, and before are the ranges of the axes before.
 func (p *Piece) within(axes []int, at, lo, hi int64, before []interval, out *[][]interval) {
 	last := at + p.span(axes)
 	switch {
