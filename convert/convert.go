@@ -29,14 +29,14 @@ import (
 var (
 	// ErrOption reports options that are invalid or contradict each other.
 	ErrOption = errors.New("invalid option")
-	// ErrEmpty reports options that select nothing.
+	// ErrEmpty reports options that select no items.
 	ErrEmpty = errors.New("nothing is selected")
 	// ErrCollision reports two names that are renamed to the same name.
 	ErrCollision = errors.New("two names become one")
 )
 
-// Options select what is converted and how. Nil means the defaults. All patterns
-// are globs (see inspect.Glob) and match names in the source.
+// Options select the items of a conversion and change their form. Nil means the defaults. All
+// patterns are globs (see inspect.Glob) and match names in the source.
 type Options struct {
 	// Select are patterns of the names to convert. Empty: all names. Exclude are
 	// patterns of names that are left out. A pattern that matches no name is an error
@@ -91,11 +91,10 @@ type Options struct {
 	// returns the function for a format.
 	Inline func(v any) bool
 
-	// Source, if not nil, is the store whose root holds the source, as formats.Locate
-	// returns it. If the time or size of a file
-	// changes during the conversion, the error wraps storage.ErrChanged. The location
-	// and the files of the store also identify the source of an interrupted
-	// conversion. Without it, only metadata and checksums identify it.
+	// Source, if not nil, is the store with the source at its root, as formats.Locate returns
+	// it. If the time or size of a file changes during the conversion, the error wraps
+	// storage.ErrChanged. The location and the files of the store also identify the source of an
+	// interrupted conversion. Without it, only metadata and checksums identify it.
 	Source blob.Store
 	// Memory bounds the buffers; see the package's comment. Zero: 512 MiB. The
 	// minimum is 16 MiB.
@@ -109,14 +108,13 @@ type Options struct {
 	// Planned, if not nil, receives the bytes that this process is going to write, before
 	// it writes the first one.
 	Planned func(bytes int64)
-	// Progress, if not nil, receives the number of bytes that were written since its
-	// last call. The sum is Summary.Bytes, or with a Group about what Planned received.
-	// Several goroutines call it at once.
+	// Progress, if not nil, receives the number of bytes that were written since its last call.
+	// The sum is Summary.Bytes, or with a Group about the number that Planned received. Several
+	// goroutines call it at once.
 	Progress func(bytes int64)
 	// Warn, if not nil, receives errors that do not end the conversion.
 	Warn func(err error)
-	// Logger receives a record for each phase of the conversion. Nil: nothing is
-	// logged.
+	// Logger receives a record for each phase of the conversion. Nil: no log.
 	Logger *slog.Logger
 }
 

@@ -72,7 +72,7 @@ func filesIn(t *testing.T, s blob.Store, id string) []string {
 
 // A conversion in a bucket that is stopped at any operation goes on when it is started again:
 // finished files are not written again, the result is the same, and neither the journal nor
-// any other file is left. Until the commit, readers see what was there before.
+// any other file is left. Until the commit, readers see the earlier checkpoint.
 func TestDirectConversionContinues(t *testing.T) {
 	src := &mem.Store{Name: "source"}
 	save(t, src, plan.State{
@@ -159,8 +159,8 @@ func goesOnDirectly(t *testing.T, src blob.Store, format string, b bucket, rule 
 	return true
 }
 
-// If a rank of a job dies, the same job by other ranks goes on with what all ranks have
-// finished.
+// If a rank of a job dies, the same job by other ranks goes on with the files that all ranks
+// have finished.
 func TestDirectJobContinues(t *testing.T) {
 	src, b := saved(t, 3), newBucket()
 	stores := []*fault.Store{fault.New(b), fault.New(b), fault.New(b, fault.Rule{On: fault.Create, Match: isData, Nth: 2, Times: -1, Do: fault.Fail(errors.New("killed"))})}
@@ -193,7 +193,7 @@ func TestDirectJobContinues(t *testing.T) {
 	}
 }
 
-// A run that fails before a file is finished leaves nothing behind.
+// A run that fails before a file is finished leaves no file behind.
 func TestDirectConversionWithoutFinishedFilesLeavesNothing(t *testing.T) {
 	src := saved(t, 3)
 	for claim, rule := range map[string]fault.Rule{
@@ -218,7 +218,7 @@ func TestOtherDirectConversionBeginsAnew(t *testing.T) {
 		"ended":  fillDisk(),
 		"killed": {On: fault.Create, Match: isData, Nth: 3, Do: fault.Crash()},
 	} {
-		for _, format := range []string{formats.Native, formats.HF} { // what the second run writes
+		for _, format := range []string{formats.Native, formats.HF} { // the format of the second run
 			t.Run(claim+", then "+format, func(t *testing.T) {
 				b := newBucket()
 				if _, err := run(t.Context(), open(t, src), &convert.Options{Parallel: 1}, into(formats.Native, fault.New(b, rule), false)); err == nil {
@@ -232,7 +232,7 @@ func TestOtherDirectConversionBeginsAnew(t *testing.T) {
 				o := &convert.Options{Merge: true, SkipObjects: true, Warn: func(err error) { said = append(said, err.Error()) }}
 				again := fault.New(b)
 				rep, err := run(t.Context(), open(t, src), o, into(format, again, false))
-				if claim == "killed" && format != formats.Native { // whose are the files of the other format?
+				if claim == "killed" && format != formats.Native { // the files of the other format may belong to another program
 					if _, other := errors.AsType[*storage.OtherFormatError](err); !other {
 						t.Errorf("Run = %v; want an OtherFormatError", err)
 					}
@@ -311,7 +311,8 @@ func TestConcurrentDirectConversions(t *testing.T) {
 	}
 }
 
-// What follows the commit is done again if it failed, and only then the journal goes.
+// If the work after the commit failed, it is done again, and only then the journal is
+// removed.
 func TestCommittedIsCalledAgain(t *testing.T) {
 	src, b := saved(t, 2), newBucket()
 	missing := errors.New("no config.json")

@@ -26,10 +26,10 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
-// fingerprint identifies a conversion: equal ones write equal files. It covers
-// the source, its files and the location of each chunk in them, how a recipe makes
-// tensors of them, the plans of all ranks, and the target. If here is not set, it leaves out what may differ between hosts
-// that see the same source: its path, and the times and inodes of its files.
+// fingerprint identifies a conversion: equal ones write equal files. It covers the source, its
+// files and the location of each chunk in them, how a recipe makes tensors of them, the plans of
+// all ranks, and the target. If here is not set, it leaves out properties that may differ between
+// hosts that see the same source: its path, and the times and inodes of its files.
 func fingerprint(ctx context.Context, j *Job, t *Target, here bool) (string, error) {
 	f := fingerprinter{h: sha256.New()}
 	st := j.md.Storage
@@ -184,9 +184,9 @@ const (
 	fileSamples = 32
 )
 
-// source adds what distinguishes the source from one whose files have the same names,
-// sizes and times: its path, the inodes of its files, and samples of the files that
-// have no checksum.
+// source adds what distinguishes the source from another source with files of the same names,
+// sizes and times: its path, the inodes of its files, and samples of the files that have no
+// checksum.
 func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 	if j.opts.Source == nil {
 		return nil

@@ -29,8 +29,7 @@ func toFormat(name string, s blob.Store) *convert.Target {
 	}}
 }
 
-// without returns digests without the names of a list, and of objects only what
-// they are.
+// without returns digests without the names of a list, and with only the kind of objects.
 func without(ds map[string]inspect.Digest, names []string) map[string]inspect.Digest {
 	out := map[string]inspect.Digest{}
 	for n, d := range ds {
@@ -64,8 +63,8 @@ func TestConvertFixturesToEveryFormat(t *testing.T) {
 	}
 }
 
-// convertFixture converts what is in src. Tensors of types that the format lacks
-// are cast.
+// convertFixture converts the checkpoint in src. Tensors of types that the format lacks are
+// cast.
 func convertFixture(t *testing.T, src, dst blob.Store, to string) *convert.Report {
 	t.Helper()
 	c, at, err := formats.OpenLocated(t.Context(), src, nil)

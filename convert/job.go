@@ -396,11 +396,10 @@ const (
 	garbagePercent = 25
 )
 
-// Confine makes the garbage collector keep the process within what it uses now
-// and Options.Memory, and run when garbage is a quarter of what is in use, until undo
-// is called: by default it would let garbage grow to the size of all that is in
-// use. It is for programs that do nothing else, and keeps a lower limit or percentage
-// that is set already.
+// Confine makes the garbage collector keep the process within its present memory and
+// Options.Memory, and run when garbage is a quarter of the memory in use, until undo is
+// called: by default it would let garbage grow to the size of all memory in use. It is for
+// programs that only convert, and keeps a lower limit or percentage that is set already.
 func (j *Job) Confine() (undo func()) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

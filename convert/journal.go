@@ -37,8 +37,8 @@ type record struct {
 	// removed. It is for a staging store: in the store of the checkpoint itself, a commit is
 	// repeated instead.
 	Report *Report `json:"report,omitempty"`
-	// Ended means that the run has ended with an error and commits nothing any more. A
-	// process that was killed cannot say so.
+	// Ended means that the run has ended with an error and will not commit. A killed process
+	// cannot set it.
 	Ended bool `json:"ended,omitempty"`
 }
 
@@ -61,13 +61,13 @@ type journal struct {
 	kept    atomic.Int64
 	begun   atomic.Bool // a file is noted
 	started bool        // this run is the coordinator of the conversion and has written files
-	proof   *proof      // nil: nothing is proven
+	proof   *proof      // nil: no proof
 }
 
 var _ storage.Journal = (*journal)(nil)
 
-// openJournal returns the journal of the conversion with that fingerprint: the existing
-// one, or a new one with the identity now. It changes nothing.
+// openJournal returns the journal of the conversion with that fingerprint: the existing one,
+// or a new one with the identity now. It writes no files.
 func openJournal(ctx context.Context, t *Target, fingerprint string, now record, warn func(error)) (*journal, error) {
 	s := t.store()
 	old, err := readRecord(ctx, s)
@@ -98,8 +98,8 @@ func (j *journal) start(ctx context.Context) error {
 	return j.writeRecord(ctx)
 }
 
-// end records that this run has ended and commits nothing any more, unless the journal is
-// of another conversion by now.
+// end records that this run has ended and will not commit, unless the journal is of another
+// conversion by now.
 func (j *journal) end(ctx context.Context) error {
 	now, err := readRecord(ctx, j.store)
 	if err != nil || now == nil || now.SaveID != j.rec.SaveID {
@@ -301,10 +301,10 @@ func (j *journal) remove(ctx context.Context) error {
 	return j.removeAll(ctx, journalPrefix, func(string) bool { return false })
 }
 
-// UnfinishedIn returns the unfinished conversion whose checkpoint is to be at the root of a
-// store, or nil if the store has no unfinished conversion. Its Path and Staging are for messages. Its Bytes are the
-// bytes of the journal, without the files of the save SaveID. Its Owner is dead if the
-// conversion has ended with an error, and otherwise unknown.
+// UnfinishedIn returns the unfinished conversion to the root of a store, or nil if the store has no
+// unfinished conversion. Its Path and Staging are for messages. Its Bytes are the bytes of the
+// journal, without the files of the save SaveID. Its Owner is dead if the conversion has ended with
+// an error, and otherwise unknown.
 func UnfinishedIn(ctx context.Context, s blob.Store) (*Unfinished, error) {
 	var u *Unfinished
 	for info, err := range s.List(ctx, journalPrefix) {

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// dict is a dict of Python whose keys are not all strings.
+// dict is a dict of Python with keys that are not all strings.
 func dict(pairs ...any) *value.Dict {
 	d := &value.Dict{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -25,8 +25,8 @@ func dict(pairs ...any) *value.Dict {
 	return d
 }
 
-// optimizer is what the state_dict of an optimizer is like: the parameters are
-// called by numbers, and there is some text among those.
+// optimizer returns a state like the state_dict of an optimizer: the parameters are called by
+// numbers, and there is some text among those.
 func optimizer(t *testing.T) map[string]any {
 	t.Helper()
 	x := must.Get(tensor.Of([]int64{2}, []float32{1, 2}))(t)
@@ -46,7 +46,7 @@ func pickled(t *testing.T, v any) *mem.Store {
 	return s
 }
 
-// unpickled returns what the file of torch.save in s holds.
+// unpickled returns the value in the file of torch.save in s.
 func unpickled(t *testing.T, s blob.Store) any {
 	t.Helper()
 	b := must.Get(blob.ReadAll(t.Context(), s, "model.pt", 1<<20))(t)

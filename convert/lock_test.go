@@ -79,7 +79,7 @@ func TestUnlockRemovesFoldersOfLock(t *testing.T) {
 	}
 }
 
-// Check changes nothing, even if a Publish was interrupted.
+// Check writes and removes no files, even if a Publish was interrupted.
 func TestCheckChangesNothing(t *testing.T) {
 	killed := errors.New("killed")
 	for claim, c := range map[string]struct {

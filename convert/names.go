@@ -91,9 +91,9 @@ func checkUsed[T any](rules []*rule[T]) error {
 	return nil
 }
 
-// castTo returns the dtype in the target of a tensor of that name and dtype. Rules
-// without a pattern are for floating-point tensors that are not quantised by a recipe: a
-// stored number means nothing without its scale. The last rule that applies counts.
+// castTo returns the dtype in the target of a tensor of that name and dtype. Rules without a
+// pattern are for floating-point tensors that are not quantised by a recipe: a stored number
+// is meaningless without its scale. The last rule that applies counts.
 func castTo(rules []*rule[tensor.DType], name string, from tensor.DType, quantized bool) tensor.DType {
 	to := from
 	for _, r := range rules {
@@ -313,10 +313,10 @@ func place(p meta.Path) string {
 	return b.String()
 }
 
-// reconcile makes paths that were changed one by one fit together: what is a map
-// for one of them is not a list for another, a state is a map, and a value has
-// nothing inside, unless it is a value with tensors inside. paths are by
-// name; paths without a place in the tree become nil.
+// reconcile makes paths that were changed one by one fit together: the same place is not a
+// map for one of them and a list for another, a state is a map, and a value has no contents,
+// unless it is a value with tensors inside. paths are by name; paths without a place in the
+// tree become nil.
 func reconcile(paths []meta.Path, open map[string]bool) {
 	leaves, maps := map[string]bool{}, map[string]bool{"": true}
 	for _, p := range paths {

@@ -24,10 +24,9 @@ var ErrOccupied = errors.New("something else is there")
 // writers of the format commit there. Their names are then the names of a first save, and
 // the checkpoint at Path may have any format.
 //
-// Only a checkpoint is ever replaced, and only if Overwrite is set. Files in its
-// folder that are not part of it become files of the new folder. If Path is a folder
-// without a checkpoint, the new files are added to it, the record last. Nothing that
-// was there is changed.
+// Only a checkpoint is ever replaced, and only if Overwrite is set. Files in its folder that
+// are not part of it become files of the new folder. If Path is a folder without a
+// checkpoint, the new files are added to it, the record last. Existing files stay unchanged.
 //
 // Two conversions to one place would use each other's files. Lock prevents that. A
 // Place is for one goroutine.
@@ -39,10 +38,9 @@ type Place struct {
 	File string
 	// Overwrite replaces the checkpoint that is there.
 	Overwrite bool
-	// Look returns the files of the checkpoint at a path, relative to it and with
-	// slashes, or nothing if the path is a file. The error wraps storage.ErrNotFound if
-	// there is no checkpoint. After any other error nothing is replaced. Nil: there is
-	// never a checkpoint.
+	// Look returns the files of the checkpoint at a path, relative to it and with slashes, or
+	// none if the path is a file. The error wraps storage.ErrNotFound if there is no checkpoint.
+	// After any other error no file is replaced. Nil: there is never a checkpoint.
 	Look func(path string) ([]string, error)
 	// Accept, if not nil, may refuse the new folder, which is complete and includes
 	// the files of the old folder that stay, before it replaces the old folder.
@@ -52,7 +50,7 @@ type Place struct {
 	Record func(name string) bool
 
 	lock *file.PathLock          // nil: not held
-	base *string                 // what Prepare has found at Path, see stamp; nil: unknown
+	base *string                 // the state of Path that Prepare has found, see stamp; nil: unknown
 	step func(name string) error // for tests: called before each step
 }
 
@@ -70,7 +68,7 @@ func (p *Place) beside(ending string) string {
 // cannot exchange two names.
 func (p *Place) aside() string { return p.beside(asideEnding) }
 
-// occupant is what is at a path.
+// occupant is the kind of object at a path.
 type occupant int
 
 const (
@@ -80,10 +78,10 @@ const (
 	checkpointFile                   // a checkpoint that is a file
 )
 
-// Check returns an error if the new checkpoint must not replace what is at Path. The
-// error wraps storage.ErrExists for a checkpoint, and ErrOccupied for anything else.
-// Check changes nothing and needs no lock. If an earlier Publish was interrupted, Check
-// looks at what will be at Path after Prepare has undone it.
+// Check returns an error if the new checkpoint must not replace the object at Path. The error
+// wraps storage.ErrExists for a checkpoint, and ErrOccupied for anything else. Check writes
+// no files and needs no lock. If an earlier Publish was interrupted, Check looks at the
+// object that will be at Path after Prepare has undone it.
 func (p *Place) Check() error {
 	path := p.Path
 	if !exists(path) && exists(p.aside()) {
@@ -95,7 +93,7 @@ func (p *Place) Check() error {
 	return err
 }
 
-// check undoes what an interrupted Publish did, and examines Path.
+// check undoes an interrupted Publish, and examines Path.
 func (p *Place) check() (occupant, []string, error) {
 	if err := p.undo(); err != nil {
 		return nothing, nil, err
@@ -103,8 +101,8 @@ func (p *Place) check() (occupant, []string, error) {
 	return p.examine(p.Path)
 }
 
-// examine returns what is at path, and the files of the checkpoint there. It returns
-// an error if the new checkpoint must not replace it.
+// examine returns the kind of the object at path, and the files of the checkpoint there. It
+// returns an error if the new checkpoint must not replace it.
 func (p *Place) examine(path string) (occupant, []string, error) {
 	refuse := func(why string, args ...any) (occupant, []string, error) {
 		return nothing, nil, fmt.Errorf("%w: %s %s", ErrOccupied, p.Path, fmt.Sprintf(why, args...))
@@ -149,7 +147,7 @@ func (p *Place) examine(path string) (occupant, []string, error) {
 	return checkpointFile, nil, nil
 }
 
-// special returns what a path is that is neither a file nor a folder.
+// special names the kind of an object that is neither a file nor a folder.
 func special(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
@@ -162,9 +160,9 @@ func special(m fs.FileMode) string {
 	return "not a regular file"
 }
 
-// Prepare is like Check, but undoes what an interrupted Publish did, and removes a
-// staging directory without the record of a conversion, such as the rest of a
-// checkpoint that was replaced. Run continues or removes other staging directories.
+// Prepare is like Check, but undoes an interrupted Publish, and removes a staging directory
+// without the record of a conversion, such as the rest of a checkpoint that was replaced. Run
+// continues or removes other staging directories.
 func (p *Place) Prepare() error { return p.locked(p.prepare) }
 
 func (p *Place) prepare() error {
@@ -181,8 +179,8 @@ func (p *Place) prepare() error {
 	return err
 }
 
-// stamp identifies what is at Path, by the names, sizes and times of its files. A save to
-// a checkpoint that is there changes it.
+// stamp identifies the checkpoint at Path, by the names, sizes and times of its files. A save
+// to a checkpoint that is there changes it.
 func (p *Place) stamp(old occupant, files []string) string {
 	paths := []string{p.Path}
 	if old != checkpointFolder && old != checkpointFile {
@@ -203,7 +201,7 @@ func (p *Place) stamp(old occupant, files []string) string {
 	return b.String()
 }
 
-// Discard removes the staging directory if nothing was finished in it.
+// Discard removes the staging directory if it has no finished files.
 func (p *Place) Discard() error { return p.locked(p.discard) }
 
 func (p *Place) discard() error {
@@ -369,9 +367,9 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 	return u, nil
 }
 
-// Drop removes the files of a conversion to Path that has not finished, so that it
-// cannot be continued. It first undoes what an interrupted Publish did. The error wraps
-// ErrBusy if the conversion still runs.
+// Drop removes the files of a conversion to Path that has not finished, so that it cannot be
+// continued. It first undoes an interrupted Publish. The error wraps ErrBusy if the
+// conversion still runs.
 func (p *Place) Drop() error {
 	return p.locked(func() error {
 		if err := p.undo(); err != nil {

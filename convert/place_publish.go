@@ -148,8 +148,8 @@ func (p *Place) addTo() error {
 	return p.do("sync", func() error { return file.SyncDir(p.Path) })
 }
 
-// moved returns the files that an interrupted Publish has added to the folder at Path.
-// If it has added all of them, the checkpoint is complete, and moved returns nothing.
+// moved returns the files that an interrupted Publish has added to the folder at Path. If it
+// has added all of them, the checkpoint is complete, and moved returns no files.
 func (p *Place) moved() ([]string, error) {
 	if !exists(p.inStaging(addingName)) {
 		return nil, nil

@@ -21,9 +21,9 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// proof is what a conversion through a recipe collects to show that its result is right:
-// the digest of each item, computed while it is written, and how many elements had the
-// same sums in the source and in the result. A nil proof collects nothing.
+// proof is the evidence of a conversion through a recipe that its result is right: the digest
+// of each item, computed while it is written, and how many elements had the same sums in the
+// source and in the result. A nil proof collects no digests.
 type proof struct {
 	compared atomic.Int64
 
@@ -67,7 +67,7 @@ func (p *proof) fill(r *storage.WriteResults) {
 }
 
 // sums compares the sums of the elements that were read for a part of the result with the
-// sums of the part itself. read reads the part p, whose elements have that size.
+// sums of the part itself. read reads the part p. size is the size of its elements.
 func (p *proof) sums(ctx context.Context, part []byte, size int, read func(ctx context.Context) error) error {
 	if p == nil {
 		return read(ctx)
@@ -191,8 +191,8 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 	})
 }
 
-// check checks the contents of the source, before anything is written: what a recipe relies
-// on, and tensors that the source holds twice.
+// check checks the contents of the source, before the first write: the conditions of a
+// recipe, and tensors that the source holds twice.
 func (r *run) check(ctx context.Context) error {
 	if r.helps() {
 		return nil // the coordinator does
@@ -256,8 +256,8 @@ func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDiges
 	return append(wrong, out...), nil
 }
 
-// digestBoxes returns the boxes that digests are of, and what is wrong with each digest, or
-// "". The problems are the tensors of which not all elements have a digest.
+// digestBoxes returns the boxes of digests, and the fault of each digest, or "". The problems
+// are the tensors of which not all elements have a digest.
 func digestBoxes(md *meta.Metadata, digests []ItemDigest) (boxes []tensor.Box, texts []string, problems []storage.VerifyProblem) {
 	boxes, texts = make([]tensor.Box, len(digests)), make([]string, len(digests))
 	elements := map[string]int64{} // with a digest, by name
@@ -296,7 +296,7 @@ func digestBoxes(md *meta.Metadata, digests []ItemDigest) (boxes []tensor.Box, t
 	return boxes, texts, problems
 }
 
-// box returns the box of t that the digest is of, or what is wrong with it.
+// box returns the box of t that the digest covers, or the fault of the digest.
 func (d *ItemDigest) box(t *meta.Tensor) (tensor.Box, string) {
 	if dtype := t.DType.String(); d.DType != dtype || !slices.Equal(d.Shape, t.Shape) {
 		return tensor.Box{}, fmt.Sprintf("it is %s %v, in the manifest %s %v", dtype, t.Shape, d.DType, d.Shape)

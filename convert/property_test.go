@@ -44,8 +44,8 @@ func TestConvertedStateLoadsProperty(t *testing.T) {
 	})
 }
 
-// drawTensors returns the tensors of a state, whole. Some are larger than what is
-// read at once in little memory.
+// drawTensors returns the tensors of a state, whole. Some are larger than a single read with
+// little memory.
 func drawTensors(rt *rapid.T, t *testing.T) map[string]*tensor.Tensor {
 	out := map[string]*tensor.Tensor{}
 	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int64, tensor.Uint8, tensor.Complex128}
@@ -104,8 +104,8 @@ func drawOptions(rt *rapid.T) *convert.Options {
 	return o
 }
 
-// expected returns what the source holds, with the options' casts and names, by
-// way of LoadNew and tensor.Convert.
+// expected returns the state of the source, with the options' casts and names, by way of
+// LoadNew and tensor.Convert.
 func expected(t *testing.T, src *mem.Store, o *convert.Options) map[string]*tensor.Tensor {
 	t.Helper()
 	state, _, err := cairn.LoadNew(context.Background(), src, nil)

@@ -7,8 +7,7 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 )
 
-// No rule makes parsing or renaming panic, and what is refused is refused by
-// name.
+// No rule makes parsing or renaming panic, and an error names the refused rule or name.
 func FuzzParseRename(f *testing.F) {
 	for _, r := range []string{"", "a=b", "model.*=*", "*=x.*", `s/^h\.(\d+)\./l.$1./g`, `s|a|b|`, `\*\=*=\`, "s///", "s/(/x/"} {
 		f.Add(r, "model.h.0.w")

@@ -29,7 +29,7 @@ type Summary struct {
 	Skipped []string `json:"skipped,omitempty"`
 	// Damaged are names that are left out because they cannot be read.
 	Damaged []inspect.Missing `json:"damaged,omitempty"`
-	// Items are what is converted, in the order of their names in the target.
+	// Items are the converted items, in the order of their names in the target.
 	Items []Item `json:"items"`
 }
 
@@ -108,10 +108,10 @@ type Report struct {
 	Files     int   `json:"files"`
 	FileBytes int64 `json:"file_bytes"`
 	KeptFiles int   `json:"kept_files"`
-	// Digests are the digests of the tensors, and Compared is the number of elements whose
-	// sums were compared with the source in this run: not the elements of KeptFiles, and
-	// small tensors that several ranks have read count more than once. Only conversions of
-	// a view have them.
+	// Digests are the digests of the tensors, and Compared is the number of elements that were
+	// compared with the source by sums in this run: not the elements of KeptFiles, and small
+	// tensors that several ranks have read count more than once. Only conversions of a view have
+	// them.
 	Digests  []ItemDigest `json:"digests,omitempty"`
 	Compared int64        `json:"elements_compared,omitempty"`
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// run is a call of Run: a save whose planners return the plans of a job and stream the
+// run is a call of Run: a save with planners that return the plans of a job and stream the
 // data from its source.
 type run struct {
 	job     *Job
@@ -34,7 +34,7 @@ type run struct {
 	wrote    bool        // the coordinator has the results of this process, or may have them
 	visible  bool        // the checkpoint is in its place
 	kept     int         // files that an earlier run had finished, if there is a group
-	compared int64       // elements whose sums were compared, if there is a group
+	compared int64       // elements that were compared by sums, if there is a group
 
 	local       []*plan.SavePlan // of the ranks, until they are planned globally
 	plannerData json.RawMessage  // to be recorded
@@ -103,13 +103,13 @@ func (r *run) abandon(ctx context.Context) error {
 	return err
 }
 
-// Check returns the error that Run would return if the target cannot hold everything.
-// It writes and removes nothing. The summary describes what Run would write, without
-// the objects that Run would skip.
+// Check returns the error that Run would return if the target cannot hold everything. It
+// writes and removes no files. The summary describes what Run would write, without the
+// objects that Run would skip.
 func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 	r := &run{job: job, target: t, refused: refusals{}}
 	r.save.Storage = job.storage(newIdentity(), t)
-	if err := r.plan(ctx); err != nil { // without Abort: nothing was written
+	if err := r.plan(ctx); err != nil { // without Abort: no file was written
 		return nil, err
 	}
 	return newSummary(job, r.save.Plans, r.refused), nil
@@ -288,7 +288,7 @@ func (r *run) write(ctx context.Context) error {
 			r.proof.fill(res)
 		}
 	} else {
-		cancel() // what is read ahead is not needed
+		cancel() // data read ahead is not needed
 	}
 	s.close()
 	r.batches.close()

@@ -23,10 +23,10 @@ type source struct {
 	opts  storage.ReadOptions // of each read
 	cast  tensor.CastPolicy
 	slots *semaphore.Weighted // reads at the same time
-	proof *proof              // nil: nothing is proven
+	proof *proof              // nil: no proof
 
 	ctx   context.Context // of reads ahead
-	ahead *work.Pool      // buffers for what is read ahead
+	ahead *work.Pool      // buffers for reads ahead
 	wg    sync.WaitGroup  // of reads ahead
 	slow  atomic.Bool     // whether the last large read took long
 }

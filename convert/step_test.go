@@ -19,8 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// storageOf converts what is in src to a format, and returns how the new
-// checkpoint is described.
+// storageOf converts the checkpoint in src to a format, and returns the description of the
+// new one.
 func storageOf(t *testing.T, src blob.Store, to string, o convert.Options) meta.Storage {
 	t.Helper()
 	c := open(t, src)

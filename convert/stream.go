@@ -266,8 +266,7 @@ type spot struct {
 	off int64
 }
 
-// newBatches returns the batches of the ranks' plans, whose items the writers
-// resolve.
+// newBatches returns the batches of the ranks' plans. The writers resolve the items.
 func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 	n := 0
 	for _, p := range plans {

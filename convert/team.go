@@ -33,7 +33,7 @@ func (r *run) each(ctx context.Context, step string, fn func(context.Context) er
 	return group.Each(ctx, r.group, step, fn)
 }
 
-// start is what the coordinator tells the other processes about the conversion.
+// start is the coordinator's message to the other processes about the conversion.
 type start struct {
 	Record record `json:"record"`
 	GoesOn bool   `json:"goes_on"`
@@ -282,16 +282,16 @@ func (r *run) together(ctx context.Context, write func(context.Context) error) e
 	return err
 }
 
-// part is what one process has written.
+// part is the part of one process in a conversion.
 type part struct {
 	results *storage.WriteResults // of all ranks of the target
 	kept    int                   // files that an earlier run had finished
-	// compared is the number of elements whose sums were compared with the source.
+	// compared is the number of elements that were compared with the source by sums.
 	compared int64
 }
 
-// part returns what this process has written. Every process has the values that are in no
-// file; only the coordinator returns them.
+// part returns the part of this process. Every process has the values that are in no file;
+// only the coordinator returns them.
 func (r *run) part() *part {
 	p := &part{results: &storage.WriteResults{}}
 	for _, res := range r.save.Results {

@@ -134,7 +134,7 @@ func TestRanksConvertTogether(t *testing.T) {
 	}
 }
 
-// The report of a conversion through a recipe has what all ranks have proven.
+// The report of a conversion through a recipe has the proofs of all ranks.
 func TestRanksProveTogether(t *testing.T) {
 	src := saved(t, 3)
 	r := must.Get(recipe.Parse("same", []byte("sides = ['a', 'b']\n[[rule]]\na = '{rest*}'\nb = '{rest*}'\n")))(t)
@@ -181,7 +181,7 @@ func TestRanksConvertTogetherProperty(t *testing.T) {
 }
 
 // If a rank fails, all ranks return an error that names it, and the same conversion by
-// another number of ranks continues with what all of them have finished.
+// another number of ranks continues with the files that all of them have finished.
 func TestJobContinuesAfterAFailure(t *testing.T) {
 	src, inner := saved(t, 3), &mem.Store{Name: "target"}
 	broken := errors.New("disk full")
@@ -200,7 +200,7 @@ func TestJobContinuesAfterAFailure(t *testing.T) {
 	if len(finished) == 0 {
 		t.Fatal("nothing is finished, not even the first file of rank 2")
 	}
-	for _, ranks := range []int{4, 1} { // the second continues nothing, but works
+	for _, ranks := range []int{4, 1} { // the second has no files to continue with, but works
 		again := make([]*fault.Store, ranks)
 		for r := range again {
 			again[r] = fault.New(inner)
@@ -223,7 +223,7 @@ func TestJobContinuesAfterAFailure(t *testing.T) {
 	}
 }
 
-// Without a staging store, a job that fails leaves nothing, and no checkpoint.
+// Without a staging store, a job that fails leaves no files and no checkpoint.
 func TestFailedJobRemovesItsFiles(t *testing.T) {
 	src, inner := saved(t, 3), &mem.Store{Name: "target"}
 	broken := errors.New("no such bucket")
