@@ -43,8 +43,8 @@ func (j *job) copyData(ctx context.Context, todo []item) error {
 	return work.Each(ctx, len(data), j.opts.Parallel, func(ctx context.Context, i int) error { return j.copyFile(ctx, &data[i]) })
 }
 
-// publish copies the files that are not data, the record last, and removes what
-// the checkpoint has replaced.
+// publish copies the files that are not data, the record last, and removes the files of the
+// replaced checkpoint.
 func (j *job) publish(ctx context.Context, todo []item) error {
 	last := slices.DeleteFunc(slices.Clone(todo), func(it item) bool { return it.stage == 0 })
 	if len(last) == 0 { // there is no record to write

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// Saved is what one rank has saved.
+// Saved describes the files that one rank has saved.
 type Saved struct {
 	Format, SaveID string
 	// Files are the data files that the rank has written.
@@ -24,11 +24,11 @@ type Saved struct {
 }
 
 // Parts copies a checkpoint that several ranks have just saved. Each rank copies the files
-// that it has written, from a store that need not have the files of other ranks. The
-// ranks make sure that all of them have called Copy without an error before the one that
-// publishes calls Publish. Until then, and if that fails, the checkpoint is not visible
-// in the target. What Copy promises about checksums, other checkpoints in the target and
-// repeated calls is true here too. A Parts must be closed.
+// that it has written, from a store that need not have the files of other ranks. The ranks
+// make sure that all of them have called Copy without an error before the one that publishes
+// calls Publish. Until then, and if that fails, the checkpoint is not visible in the target.
+// The promises of Copy about checksums, other checkpoints in the target and repeated calls
+// hold here too. A Parts must be closed.
 type Parts struct {
 	j    *job
 	data []item // of this rank

@@ -21,7 +21,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// rankPart is what a rank has saved, and the store with its files.
+// rankPart is the part of a rank, and the store with its files.
 type rankPart struct {
 	Saved
 	store blob.Store

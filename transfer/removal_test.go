@@ -28,8 +28,8 @@ func TestCopyHoldsItsSource(t *testing.T) {
 	}
 }
 
-// A copy to a place whose checkpoint is being removed, or whose removal was interrupted, does
-// not use the files that are left.
+// A copy to a place does not use the leftovers of a removal there, which is under way or was
+// interrupted.
 func TestCopyOntoARemoval(t *testing.T) {
 	for _, form := range []string{formats.Native, formats.TorchDCP, "hf, shards"} {
 		t.Run(form, func(t *testing.T) {

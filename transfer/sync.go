@@ -26,7 +26,7 @@ const (
 	Failed     = "failed"
 )
 
-// Synced is what Sync did with a folder.
+// Synced is the result of Sync for a folder.
 type Synced struct {
 	Folder string    `json:"folder"`
 	State  string    `json:"state"`
@@ -53,7 +53,7 @@ type Other struct {
 
 // SyncOptions change how Sync works. Nil means the defaults.
 type SyncOptions struct {
-	// DryRun copies nothing.
+	// DryRun copies no files.
 	DryRun bool
 	// Skip, if not nil, reports whether a folder is left out.
 	Skip func(folder string) bool
@@ -66,12 +66,12 @@ type SyncOptions struct {
 	Options func(folder string) *Options
 }
 
-// Sync copies the complete checkpoints in the folders directly below src that dst lacks,
-// the newest first: by step, or by time if they have no step. It leaves all other folders
-// of both runs alone, and replaces a checkpoint of another save only if SyncOptions.Replace
-// allows it: the old one stays complete until the new one is. A checkpoint whose copy
-// was interrupted is copied to its end. A checkpoint that is damaged is skipped; the error
-// lists all of them. Other errors end Sync.
+// Sync copies the complete checkpoints in the folders directly below src that dst lacks, the
+// newest first: by step, or by time if they have no step. It leaves all other folders of both
+// runs alone, and replaces a checkpoint of another save only if SyncOptions.Replace allows
+// it: the old one stays complete until the new one is. An interrupted copy of a checkpoint is
+// completed. A checkpoint that is damaged is skipped; the error lists all of them. Other
+// errors end Sync.
 func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced, error) {
 	var o SyncOptions
 	if opts != nil {

@@ -33,7 +33,7 @@ func saveIn(t *testing.T, run blob.Store, folder, form, id string, step int64, s
 	return s
 }
 
-// states returns what Sync did, in its order.
+// states returns the results of Sync, in its order.
 func states(all []Synced) []string {
 	var out []string
 	for _, s := range all {
@@ -77,8 +77,8 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// A damaged checkpoint does not keep the older ones from being copied. A store that
-// fails ends Sync, and a second call completes what was begun.
+// A damaged checkpoint does not keep the older ones from being copied. A store that fails
+// ends Sync, and a second call completes the copies.
 func TestSyncWithErrors(t *testing.T) {
 	src, dst := newRun(t), newRun(t)
 	saveIn(t, src, "a", formats.Native, "save1", 1, 10)

@@ -39,7 +39,7 @@ func (j *job) together(ctx context.Context) (*Report, error) {
 	if err := j.copyPart(ctx, todo); err != nil {
 		return nil, err
 	}
-	// A rank whose context ends still learns whether the copy was published.
+	// A rank with an ended context still learns whether the copy was published.
 	rep, err := group.Broadcast(context.WithoutCancel(ctx), g, "publish", 0, group.JSON[*Report](), func(context.Context) (*Report, error) {
 		if err := group.ContextError(ctx); err != nil {
 			return nil, err

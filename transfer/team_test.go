@@ -38,8 +38,8 @@ func asJob(t *testing.T, ranks int, src, dst func(rank int) blob.Store, o Option
 
 func always(s blob.Store) func(int) blob.Store { return func(int) blob.Store { return s } }
 
-// Ranks that copy together have the result of one. Nothing is copied twice, and a second
-// copy has nothing to do.
+// Ranks that copy together have the result of one. No file is copied twice, and a second copy
+// finds no work.
 func TestRanksCopyTogether(t *testing.T) {
 	const ranks = 3
 	for _, f := range storagetest.Fixtures(t, "*/*") {
@@ -107,7 +107,7 @@ func TestRanksReplaceTogether(t *testing.T) {
 }
 
 // If a rank fails, every rank names it, there is no checkpoint, and the next copy does not
-// copy again what is there.
+// copy finished files again.
 func TestRanksGoOnAfterAFailure(t *testing.T) {
 	src, inner := new(mem.Store), new(mem.Store)
 	save(t, src, "hf, shards", "save1", 1<<10, 1)

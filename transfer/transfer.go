@@ -1,5 +1,5 @@
-// Package transfer copies checkpoints between stores, file by file. It does not depend on
-// what the stores are, and of formats it knows only which files a checkpoint has and
+// Package transfer copies checkpoints between stores, file by file. It does not depend on the
+// kinds of the stores. From formats it needs only the list of files of a checkpoint, and
 // which one is written last. The contract is at Copy.
 package transfer
 
@@ -90,8 +90,8 @@ type Report struct {
 	KeptFiles int   `json:"kept_files"`
 	KeptBytes int64 `json:"kept_bytes"`
 	ByService int   `json:"files_copied_by_service"`
-	// Unsummed are the bytes of files without a checksum in the checkpoint. They were
-	// compared with what was read of the source.
+	// Unsummed are the bytes of files without a checksum in the checkpoint. They were compared
+	// with the bytes read from the source.
 	Unsummed int64 `json:"bytes_without_checksum"`
 	// LeftOut are the folders below the checkpoint that do not belong to it, and files
 	// of the format that it does not name.
@@ -221,7 +221,7 @@ func (j *job) plan(ctx context.Context) error {
 	for _, info := range all {
 		j.add(info, sums)
 	}
-	if len(sums) == 1 { // its only file is what makes it a checkpoint
+	if len(sums) == 1 { // its only file makes it a checkpoint
 		for i := range j.items {
 			if _, ok := sums[j.items[i].Name]; ok {
 				j.items[i].stage = max(j.items[i].stage, 1)
@@ -282,14 +282,14 @@ func list(ctx context.Context, s blob.Store) (map[string]blob.Info, error) {
 	return out, nil
 }
 
-// record returns the file whose appearance is the commit. ok is false if the format has
-// no such file.
+// record returns the file that commits the checkpoint. ok is false if the format has no such
+// file.
 func (j *job) record() (it *item, ok bool) {
 	last := &j.items[len(j.items)-1]
 	return last, last.stage > 0 || len(j.items) == 1
 }
 
-// look finds out what is in the target, and refuses what must not be replaced.
+// look lists the target, and refuses a checkpoint there that must not be replaced.
 func (j *job) look(ctx context.Context) (err error) {
 	if j.have, err = list(ctx, j.dst); err != nil {
 		return err

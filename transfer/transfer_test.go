@@ -88,8 +88,7 @@ func wantSeed(t *testing.T, s blob.Store, want byte) {
 	}
 }
 
-// Checkpoints of all programs and formats arrive with all that they hold. A second copy
-// has nothing to do.
+// Checkpoints of all programs and formats arrive completely. A second copy finds no work.
 func TestCopyOfFixtures(t *testing.T) {
 	for _, f := range storagetest.Fixtures(t, "*/*") {
 		t.Run(f.Name, func(t *testing.T) {
@@ -108,7 +107,7 @@ func TestCopyOfFixtures(t *testing.T) {
 }
 
 // However a copy is interrupted, no part of a checkpoint can be opened, and the next copy
-// does not copy again what is there.
+// does not copy finished files again.
 func TestCopyGoesOnAfterACrash(t *testing.T) {
 	for form := range forms {
 		t.Run(form, func(t *testing.T) {
