@@ -159,7 +159,7 @@ func checkCopies(md *meta.Metadata, results []*storage.WriteResults) error {
 		sum  uint32
 	}
 	first := map[uint64]copyOf{}
-	others := map[uint64][]int{} // the ranks whose copies differ from the first
+	others := map[uint64][]int{} // the ranks with copies that differ from the first
 	for rank, r := range results {
 		for _, c := range r.Copies {
 			f, ok := first[c.Key]

@@ -49,7 +49,7 @@ const (
 
 var ways = []string{byKill, byStop, byCut, byLeave}
 
-// What the ranks do when one of them goes.
+// The work of the ranks when one of them goes.
 const (
 	opSave  = "save"
 	opLoad  = "load"
@@ -66,7 +66,7 @@ type order struct {
 	At, How string
 }
 
-// outcome is what a rank says of it, as a line of JSON.
+// outcome is the answer of a rank, as a line of JSON.
 type outcome struct {
 	Err string // empty where all went well
 	// Gone says that the error wraps group.ErrGone; Ranks are those it names.
@@ -177,7 +177,7 @@ func newJob(t *testing.T) *job {
 	return j
 }
 
-// play lets one rank go and looks at what the others make of it.
+// play lets one rank go and checks the other ranks.
 func (j *job) play(t *testing.T, d death) {
 	j.saveOld(t)
 	for r := range j.ranks {
@@ -202,8 +202,8 @@ func (j *job) play(t *testing.T, d death) {
 	checkVictim(t, victim, d)
 }
 
-// checkSurvivor checks what another rank says, and reports whether it could not
-// tell which checkpoint is there.
+// checkSurvivor checks the answer of another rank, and reports whether it could not tell
+// which checkpoint is there.
 func (j *job) checkSurvivor(t *testing.T, r int, p *process, d death) bool {
 	t.Helper()
 	got, ok := p.outcome(t)
@@ -283,7 +283,7 @@ func (p *process) order(t *testing.T, o order) {
 	must.Do(t, json.NewEncoder(p.In).Encode(o))
 }
 
-// outcome returns what the process says of its order. False: it has ended.
+// outcome returns the answer of the process to its order. False: it has ended.
 func (p *process) outcome(t *testing.T) (outcome, bool) {
 	t.Helper()
 	var out outcome
@@ -301,8 +301,8 @@ const (
 	// size is the number of ranks. They are in a chain: the middle rank has two
 	// neighbours.
 	size = 3
-	// timeout is how long a rank may be silent: long enough for a busy machine,
-	// and what half of the matrix waits for.
+	// timeout is how long a rank may be silent: long enough for a busy machine; half of the
+	// matrix waits for it.
 	timeout = 6 * time.Second
 	// limit is when a rank that was not noticed is a fault of ours.
 	limit = time.Minute
@@ -415,7 +415,7 @@ func deathJob(g group.Group, s blob.Store, step int64) protocol.RankSave {
 // The steps of the checkpoint that is there and of the one that is to replace it.
 const oldStep, newStep = 1, 2
 
-// stateOf returns a rank's part of a state whose numbers tell the step.
+// stateOf returns a rank's part of a state with numbers that depend on the step.
 func stateOf(rank int, step int64) plan.State {
 	same := make([]float32, 1000)
 	for i := range same {

@@ -17,11 +17,11 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// slip is what a planner, a writer or a reader of these tests does wrong: the
-// method, and what it returns.
+// slip is a mistake of a planner, a writer or a reader of these tests: the method, and its
+// wrong result.
 type slip struct{ method, returns string }
 
-// one returns what a method returns that should return v.
+// one returns the result of a method that should return v.
 func one[T any](f slip, method string, v *T, err error) (*T, error) {
 	if f.method == method {
 		return nil, nil
@@ -29,7 +29,7 @@ func one[T any](f slip, method string, v *T, err error) (*T, error) {
 	return v, err
 }
 
-// each returns what a method returns that should return a list.
+// each returns the result of a method that should return a list.
 func each[T any](f slip, method string, list []*T, err error) ([]*T, error) {
 	if f.method != method || err != nil {
 		return list, err

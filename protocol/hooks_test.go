@@ -9,10 +9,10 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Hook is called with the point that a rank has reached: "planner.LocalPlan"
-// before that method, and "writer.HasWritten", "writer.HasFinished" and
-// "reader.HasRead" after WriteData, Finish and ReadData. The method returns the
-// error of the hook, if any. Nil does nothing.
+// Hook is called with the point that a rank has reached: "planner.LocalPlan" before that
+// method, and "writer.HasWritten", "writer.HasFinished" and "reader.HasRead" after WriteData,
+// Finish and ReadData. The method returns the error of the hook, if any. A nil hook has no
+// effect.
 type Hook func(point string) error
 
 func (h Hook) at(point string) error {
@@ -71,7 +71,7 @@ func (p *SavePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
 type LoadPlanner struct {
 	plan.DefaultLoad
 	Hook  Hook
-	Share bool // what CanShare returns
+	Share bool // the result of CanShare
 }
 
 var _ plan.Sharer = (*LoadPlanner)(nil)

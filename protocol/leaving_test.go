@@ -38,8 +38,8 @@ func (w *hookedWriter) Finish(ctx context.Context, md *meta.Metadata, rs []*stor
 	return err
 }
 
-// A rank whose context ends while the coordinator commits learns the outcome all
-// the same: it must not take its files out of a checkpoint.
+// If the context of a rank ends while the coordinator commits, the rank learns the outcome
+// all the same: it must not take its files out of a checkpoint.
 func TestSaveIgnoresContextDuringCommit(t *testing.T) {
 	for _, when := range []string{"before", "after"} {
 		s := new(mem.Store)

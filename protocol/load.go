@@ -36,7 +36,7 @@ type RankLoad struct {
 	Recorder *Recorder
 
 	rank, size int
-	adopt      func() error // copies what the planner has assigned to State
+	adopt      func() error // copies the values that the planner has assigned to State
 }
 
 // localPlan sets the planner and the reader up and returns this rank's plan.
@@ -84,7 +84,7 @@ func (l *RankLoad) finishPlan(p *plan.LoadPlan) (*plan.LoadPlan, error) {
 	return given("the planner's FinishPlan", func() (*plan.LoadPlan, error) { return l.Planner.FinishPlan(p) })
 }
 
-// readData reads what a plan that finishPlan returned describes.
+// readData reads the items of a plan that finishPlan returned.
 func (l *RankLoad) readData(ctx context.Context, p *plan.LoadPlan) (storage.ReadStats, error) {
 	return l.Reader.ReadData(ctx, p, target{l.Planner})
 }
@@ -224,7 +224,7 @@ func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 	return asked-has > has/4
 }
 
-// read reads what the coordinator's answer assigns to this rank.
+// read reads the items that the coordinator's answer assigns to this rank.
 func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats, error) {
 	p, err := l.finishPlan(own.plan)
 	if err != nil {

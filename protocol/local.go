@@ -13,8 +13,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// InProcessSave is a save whose ranks are all in this process. Its methods are the
-// steps of the protocol: Plan, Write and Finish, or Abort. Run calls them.
+// InProcessSave is a save with all ranks in this process. Its methods are the steps of the
+// protocol: Plan, Write and Finish, or Abort. Run calls them.
 type InProcessSave struct {
 	Storage meta.Storage
 	// Planners and Writers have one element for each rank. Rank 0 is the coordinator.
@@ -41,7 +41,7 @@ type InProcessSave struct {
 	// they make. Plan sets them.
 	Plans    []*plan.SavePlan
 	Metadata *meta.Metadata
-	// Results describe what the ranks wrote. Write sets them.
+	// Results describe the files of the ranks. Write sets them.
 	Results []*storage.WriteResults
 }
 
@@ -115,8 +115,8 @@ func (s *InProcessSave) Finish(ctx context.Context) error {
 	return s.rank(0).finish(ctx, s.Metadata, s.Results)
 }
 
-// Abort removes the files that the ranks wrote. Calling it after Finish returned
-// nil or storage.ErrUncertain does nothing.
+// Abort removes the files that the ranks wrote. Calling it after Finish returned nil or
+// storage.ErrUncertain has no effect.
 func (s *InProcessSave) Abort(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.Writers {
@@ -141,8 +141,8 @@ func (s *InProcessSave) Run(ctx context.Context, states []plan.State) error {
 	return err
 }
 
-// InProcessLoad is a load whose ranks are all in this process. Its methods are the
-// steps of the protocol: Plan and Read. Run calls them.
+// InProcessLoad is a load with all ranks in this process. Its methods are the steps of the
+// protocol: Plan and Read. Run calls them.
 type InProcessLoad struct {
 	// Planners and Readers have one element for each rank. Rank 0 is the coordinator.
 	Planners []plan.LoadPlanner
@@ -151,11 +151,11 @@ type InProcessLoad struct {
 	// last call.
 	Progress func(rank int, bytes int64)
 
-	// Metadata is what each rank has read, and Plans are the final plans. Plan sets
+	// Metadata is the metadata that each rank has read, and Plans are the final plans. Plan sets
 	// them.
 	Metadata []*meta.Metadata
 	Plans    []*plan.LoadPlan
-	// Stats count what the ranks read. Read sets them.
+	// Stats count the reads of the ranks. Read sets them.
 	Stats []storage.ReadStats
 
 	known *meta.Metadata // nil: Plan reads it

@@ -22,8 +22,8 @@ var errOnPurpose = errors.New("went wrong on purpose")
 
 func init() { group.RegisterError("protocoltest.onpurpose", errOnPurpose) }
 
-// trap is what goes wrong on one rank: at a method, by an error, a panic or the
-// end of the rank's context. The zero trap does nothing.
+// trap is a failure on one rank: at a method, by an error, a panic or the end of the rank's
+// context. The zero trap has no effect.
 type trap struct {
 	at     string
 	how    string
@@ -41,7 +41,7 @@ func (p trap) enter(method string) error {
 		panic(fmt.Errorf("%s: %w", method, errOnPurpose))
 	}
 	p.cancel(errOnPurpose)
-	return nil // and go on: what is done with the context is up to the others
+	return nil // and go on: the other ranks handle the ended context
 }
 
 // waysOut are the ways in which something goes wrong, and the error that tells.

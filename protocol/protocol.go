@@ -81,8 +81,8 @@ type SaveReport struct {
 	// Phases are the phases of this rank, in the order in which they ended. Their times
 	// count from the beginning of the first.
 	Phases []meta.Phase `json:"phases,omitempty"`
-	// Traffic is what the store did for this rank, other work in the same blob.Store at
-	// the same time included. Nil: the store does not count its requests.
+	// Traffic is the traffic of this rank's store, including other work in the same blob.Store
+	// at the same time. Nil: the store does not count its requests.
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
@@ -108,8 +108,8 @@ type LoadReport struct {
 	ReadTime time.Duration `json:"read_ns"`
 	// Phases are the phases of this rank, as in SaveReport.
 	Phases []meta.Phase `json:"phases,omitempty"`
-	// Traffic is what the store did for this rank, other work in the same blob.Store at
-	// the same time included. Nil: the store does not count its requests.
+	// Traffic is the traffic of this rank's store, including other work in the same blob.Store
+	// at the same time. Nil: the store does not count its requests.
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 

@@ -55,8 +55,8 @@ func onRanks(t *testing.T, fn func(ctx context.Context, g *inproc.Group) error) 
 	return errs
 }
 
-// state is what a rank saves: a part of a matrix, a tensor that all have, values
-// large and small, all different for each seed.
+// state returns the state that a rank saves: a part of a matrix, a tensor that all have,
+// values large and small, all different for each seed.
 func state(t testing.TB, rank int, seed byte) plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{16, 6}, seed)
 	return plan.State{
@@ -66,7 +66,7 @@ func state(t testing.TB, rank int, seed byte) plan.State {
 	}
 }
 
-// blank is what a rank loads into: another part of the matrix.
+// blank returns the state that a rank loads into: another part of the matrix.
 func blank(t testing.TB, rank int) plan.State {
 	x := storagetest.Filled(t, tensor.Float32, []int64{16, 6}, 0)
 	return plan.State{
@@ -84,7 +84,7 @@ func saveJob(t testing.TB, g group.Group, s blob.Store, id string, seed byte) pr
 	}
 }
 
-// describe returns what a rank says of a save. Only the coordinator's word counts.
+// describe returns a rank's description of a save. Only the coordinator's counts.
 func describe(g group.Group, id string) meta.Storage {
 	if g.Rank() != 0 {
 		return meta.Storage{SaveID: "not-the-coordinator", Step: new(int64(-1))}

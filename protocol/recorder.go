@@ -38,8 +38,8 @@ type Outcome struct {
 	Bytes int64
 	// Phases are in the order in which they ended.
 	Phases []meta.Phase
-	// Traffic is what the store did, among it the requests that were repeated. Nil: it is
-	// not known, or the store does not count it.
+	// Traffic is the traffic of the store, including repeated requests. Nil: it is not known, or
+	// the store does not count it.
 	Traffic *blob.Traffic
 	// Err is nil if the save or load succeeded.
 	Err error
@@ -49,7 +49,7 @@ type Outcome struct {
 // an Observer, and as OpenTelemetry spans below the span of the caller's context, if
 // there is one. Its methods are safe for concurrent use.
 type Recorder struct {
-	logger   *slog.Logger // nil: nothing is logged
+	logger   *slog.Logger // nil: no log
 	observer *Observer
 	tracer   trace.Tracer
 	span     trace.Span // of the whole save or load
@@ -75,8 +75,8 @@ func NewRecorder(ctx context.Context, op string, rank int, logger *slog.Logger, 
 		observer = new(Observer)
 	}
 	r := &Recorder{logger: logger, observer: observer, start: time.Now(), out: Outcome{Op: op, Rank: rank}}
-	// The provider of the caller's span needs no global state, and without such a span
-	// spans cost nothing.
+	// The provider of the caller's span needs no global state, and without such a span spans are
+	// free.
 	r.tracer = trace.SpanFromContext(ctx).TracerProvider().Tracer(tracerName)
 	_, r.span = r.tracer.Start(ctx, "cairn."+op, trace.WithTimestamp(r.start), trace.WithAttributes(r.attributes()...))
 	return r
@@ -295,15 +295,15 @@ func (r *Recorder) EndStall() {
 	}
 }
 
-// Traffic notes what the store did, for the log of the outcome. t may be nil.
+// Traffic records the traffic of the store, for the log of the outcome. t may be nil.
 func (r *Recorder) Traffic(t *blob.Traffic) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.out.Traffic = t
 }
 
-// End ends the recording. Bytes is what the rank has written or read, err the outcome.
-// Only the first call has an effect. benign are errors that are no failures.
+// End ends the recording. bytes is the number of bytes that the rank has written or read, err
+// the outcome. Only the first call has an effect. benign are errors that are no failures.
 func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	r.mu.Lock()
 	if r.ended {
@@ -383,7 +383,7 @@ func (r *Recorder) EndUpload(bytes int64, d time.Duration, t *blob.Traffic, err 
 	r.log(level, text, attrs)
 }
 
-// trafficAttrs describe in log records what a store did.
+// trafficAttrs describe the traffic of a store in log records.
 func trafficAttrs(t *blob.Traffic) []slog.Attr {
 	attrs := []slog.Attr{slog.Int64("requests", t.Requests), slog.Int64("retries", t.Retries), slog.Int64("hedges", t.Hedges)}
 	if t.Cached > 0 {
@@ -406,7 +406,7 @@ func (r *Recorder) Warn(err error) {
 	r.log(slog.LevelWarn, r.out.Op+": warning", attrs)
 }
 
-// Inform logs what was done for a save after its end.
+// Inform logs work for a save after its end.
 func (r *Recorder) Inform(text string, attrs ...slog.Attr) {
 	if r.logger == nil {
 		return

@@ -268,7 +268,7 @@ func TestRecorderImportsFromAnotherProcess(t *testing.T) {
 	})
 }
 
-// What does not fit in a record is not kept, and does not make a save fail.
+// Phases that do not fit in a record are dropped, and do not make a save fail.
 func TestRecorderKeepsFewPhases(t *testing.T) {
 	r := protocol.NewRecorder(t.Context(), protocol.OpSave, 0, nil, nil)
 	for range 3 * meta.MaxPhases {

@@ -114,15 +114,15 @@ func (j *RankSave) finishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	return given("the planner's FinishPlan", func() (*plan.SavePlan, error) { return j.Planner.FinishPlan(p) })
 }
 
-// writeData writes what a plan that finishPlan returned describes.
-// copies, which may be nil, receives the checksums of what other ranks hold too.
+// writeData writes the items of a plan that finishPlan returned. copies, which may be nil,
+// receives the checksums of items that other ranks hold too.
 func (j *RankSave) writeData(ctx context.Context, p *plan.SavePlan, copies *copySums) (*storage.WriteResults, error) {
 	return given("the writer's WriteData", func() (*storage.WriteResults, error) {
 		return j.Writer.WriteData(ctx, p, source{ctx, j.Planner, copies})
 	})
 }
 
-// finish commits what all ranks have written. md is not changed.
+// finish commits the files of all ranks. md is not changed.
 func (j *RankSave) finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	of := *md
 	of.Storage = j.Storage
@@ -145,11 +145,11 @@ type saveRun struct {
 	begun   bool                    // Writer.SetUp was called
 	wrote   bool                    // the coordinator has this rank's results, or may have them
 	md      *meta.Metadata          // on the coordinator
-	roomed  func()                  // ends what RoomMaker.MakeRoom has begun, or nil
+	roomed  func()                  // ends the work of RoomMaker.MakeRoom, or nil
 	results []*storage.WriteResults // on the coordinator: of all ranks
 }
 
-// totals is what the coordinator sends to all ranks after the commit.
+// totals is the message of the coordinator to all ranks after the commit.
 type totals struct {
 	Bytes int64
 	Files int
@@ -220,7 +220,7 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	}, nil
 }
 
-// plan makes the ranks agree on what each of them writes. It returns the
+// plan makes the ranks agree on the items that each of them writes. It returns the
 // coordinator's answer to this rank.
 func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	codec := plan.NewSavePlanCodec()
@@ -364,7 +364,7 @@ func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteRe
 	if s.Group.Size() > 1 {
 		copies = &copySums{sums: map[uint64]uint32{}}
 	}
-	// The planner frees what other ranks write when it finishes the plan.
+	// The planner frees the items of other ranks when it finishes the plan.
 	if err := copies.rest(ctx, s.local, p, source{ctx, s.Planner, nil}.Resolve); err != nil {
 		return nil, err
 	}
@@ -428,9 +428,9 @@ func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 // save removes the rest.
 const abortTime = 2 * time.Minute
 
-// giveUp forgets the plans and removes the files of a save that failed with err,
-// even if the save was cancelled. If a checkpoint may need the files, it removes
-// nothing, and the error that it returns wraps storage.ErrUncertain.
+// giveUp forgets the plans and removes the files of a save that failed with err, even if the
+// save was cancelled. If a checkpoint may need the files, it removes no files, and the error
+// that it returns wraps storage.ErrUncertain.
 func (s *saveRun) giveUp(ctx context.Context, err error) error {
 	s.forget()
 	if s.lost(err) {

@@ -79,7 +79,7 @@ type madeCall struct {
 	name string
 }
 
-// diary is what the ranks did, in the order in which they did it.
+// diary records the calls of the ranks, in their order.
 type diary struct {
 	mu    sync.Mutex
 	calls []madeCall
@@ -98,7 +98,7 @@ func (d *diary) hook(rank int) Hook {
 	}
 }
 
-// role notes what a SetUp was told.
+// role records the arguments of a SetUp.
 func (d *diary) role(method string, g *inproc.Group, rank, size int, coordinator bool) {
 	if rank == g.Rank() && size == world && coordinator == (rank == 0) {
 		return
@@ -135,7 +135,7 @@ func (d *diary) check(t *testing.T, picture []drawnCall) {
 	}
 }
 
-// checkRank compares what one rank did.
+// checkRank compares the calls of one rank.
 func (d *diary) checkRank(t *testing.T, picture []drawnCall, inner map[string]string, rank int) {
 	t.Helper()
 	var want, got []string
@@ -152,7 +152,7 @@ func (d *diary) checkRank(t *testing.T, picture []drawnCall, inner map[string]st
 			running = ""
 		case inner[c.name] != "":
 			made[c.name] = true
-			// Before FinishPlan, a save compares what other ranks write.
+			// Before FinishPlan, a save compares the copies that other ranks write.
 			compared := c.name == "planner.Resolve" && !slices.Contains(got, "planner.FinishPlan")
 			if inner[c.name] != running && !d.share && !compared {
 				t.Errorf("rank %d: %s was called outside of %s", rank, c.name, inner[c.name])

@@ -31,9 +31,9 @@ func (l *RankLoad) canShare() bool {
 	return l.Share && mail && alarm && l.Group.Size() > 1 && plan.CanShare(l.Planner)
 }
 
-// assignReaders adds to the messages in out what the ranks read for each other. all
-// holds the messages that the ranks sent. Each load has its own tag, so that messages
-// of a load that failed are never mistaken for messages of the next load.
+// assignReaders adds to the messages in out the reads of the ranks for each other. all holds
+// the messages that the ranks sent. Each load has its own tag, so that messages of a load
+// that failed are never mistaken for messages of the next load.
 func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
@@ -60,11 +60,10 @@ func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	}
 }
 
-// sharing is one rank's part in a load whose ranks read for each other. It has one
-// goroutine that reads, one for each rank that it sends to, and one for each rank
-// that it receives from. If a goroutine waits for memory or a message, the
-// goroutine that provides it never waits for the first one; see
-// docs/design/0013-read-once-share.md.
+// sharing is one rank's part in a load in which ranks read for each other. It has one
+// goroutine that reads, one for each rank that it sends to, and one for each rank that it
+// receives from. If a goroutine waits for memory or a message, the goroutine that provides it
+// never waits for the first one; see docs/design/0013-read-once-share.md.
 type sharing struct {
 	*RankLoad
 	mail group.Messenger
@@ -357,8 +356,8 @@ func (s *sharing) round(rest []*piece) (n int, weight int64) {
 	return n, weight
 }
 
-// readRound reads pieces. If it is the last round, it also reads what the rank
-// reads for itself.
+// readRound reads pieces. If it is the last round, it also reads the items for the rank
+// alone.
 func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (storage.ReadStats, error) {
 	p := &plan.LoadPlan{PlannerData: s.data.PlannerData}
 	s.mu.Lock()
@@ -479,7 +478,7 @@ func (s *sharing) commitStrip(p *piece, t *tensor.Tensor) error {
 		q.crc = crc32c.Update(headSum(q.id, q.bytes), q.body)
 		s.queues[part.To] <- q // never blocks: the queue has room for all pieces
 	}
-	if p.left.Load() == 0 { // nothing to send: only this rank has parts, or they are sent already
+	if p.left.Load() == 0 { // no parts to send: only this rank has parts, or they are sent already
 		s.release(p)
 	}
 	return nil
@@ -525,9 +524,9 @@ type extent struct {
 	piece      *piece
 }
 
-// markOverlaps finds the parts whose memory overlaps the memory of another part, such as
-// two names of one tensor. They are read and received into other memory first,
-// because the common memory may hold the other part while it is sent or checked.
+// markOverlaps finds the parts that overlap the memory of another part, such as two names of
+// one tensor. They are read and received into other memory first, because the common memory
+// may hold the other part while it is sent or checked.
 func markOverlaps(all []*piece) error {
 	extents := make([]extent, 0, len(all))
 	for _, p := range all {

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// trapped is a group whose messages are a trap, or are tampered with.
+// trapped is a group with a trap at its messages, or with changed messages.
 type trapped struct {
 	*inproc.Group
 	trap
@@ -101,9 +101,9 @@ func TestSharedLoadFailureReachesAllRanks(t *testing.T) {
 	}
 }
 
-// Nothing that was changed on its way is taken, whichever message and bit of it.
-// The group goes on working: what is left of a load that failed is not taken for
-// a part of the next.
+// A message that was changed on its way is refused, whichever message and bit of it. The
+// group goes on working: messages of a failed load are not taken for messages of the next
+// one.
 func TestShareRefusesTamperedMessages(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Parts whose memory meets are found, however they lie; neighbours do not meet.
+// Parts that overlap in memory are found, in every position; neighbours do not overlap.
 func TestMarkOverlaps(t *testing.T) {
 	mem := make([]byte, 100)
 	over := func(from, n int64) *piece {

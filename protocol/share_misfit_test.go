@@ -80,8 +80,7 @@ func (r forgetful) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.R
 	return r.Reader.ReadData(ctx, &q, dst)
 }
 
-// A reader that forgets what others wait for fails the load instead of hanging
-// it.
+// A reader that omits an item for other ranks fails the load instead of hanging it.
 func TestShareReaderThatOmitsItem(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)

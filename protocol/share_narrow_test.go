@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 )
 
-// narrow is a group whose messages wait for their receiver, each of them.
+// narrow is a group in which each message waits for its receiver.
 type narrow struct {
 	*inproc.Group
 	post *post

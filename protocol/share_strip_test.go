@@ -44,8 +44,8 @@ func newBoxes(t *rapid.T, d tensor.DType, shape []int64, all ...tensor.Box) *box
 	return b
 }
 
-// Ranks that want different columns of a tensor read each byte once, and get what they
-// would have read.
+// Ranks that want different columns of a tensor read each byte once, and get the same
+// elements as without sharing.
 func TestShareStrips(tt *testing.T) {
 	rapid.Check(tt, func(t *rapid.T) {
 		format := rapid.SampledFrom([]storage.Format{native.Format{}, hf.Format{}}).Draw(t, "format")

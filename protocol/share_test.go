@@ -52,7 +52,7 @@ func saveReplicas(t *testing.T, s blob.Store) {
 	must.Do(t, errors.Join(errs...))
 }
 
-// replica returns what a rank loads into: the tensors of shapes in memory of
+// replica returns the state that a rank loads into: the tensors of shapes in memory of
 // different kinds and dtypes, depending on the rank.
 func replica(t testing.TB, rank int) plan.State {
 	s := blank(t, rank)
@@ -78,7 +78,7 @@ func replica(t testing.TB, rank int) plan.State {
 	return s
 }
 
-// checkReplica compares what a rank has loaded.
+// checkReplica checks the state that a rank has loaded.
 func checkReplica(t testing.TB, s plan.State, rank int) error {
 	for name, shape := range shapes {
 		if !wantedBy(rank, name) {
@@ -105,7 +105,7 @@ func shareJob(t testing.TB, g group.Group, s blob.Store) protocol.RankLoad {
 	}
 }
 
-// What ranks share is read once, and what they load is what they would have read.
+// Shared bytes are read once, and ranks load the same state as without sharing.
 func TestShareReadsBytesOnce(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
@@ -143,8 +143,7 @@ func TestShareReadsBytesOnce(t *testing.T) {
 	}
 }
 
-// widen makes all tensors of a state such that nothing can be read or received
-// into its place.
+// widen makes all tensors of a state such that no part can be read or received in place.
 func widen(t testing.TB, s plan.State) {
 	for name := range shapes {
 		if x, ok := s[name].(*tensor.Tensor); ok {

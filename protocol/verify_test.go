@@ -66,8 +66,7 @@ func TestRanksVerifyCopies(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a checkpoint, several ranks find what one rank finds, and each
-// reads a part.
+// Several ranks find the same problems of a checkpoint as one rank, and each reads a part.
 func TestRanksVerifyTogether(t *testing.T) {
 	checked := 0
 	for _, f := range storagetest.Fixtures(t, "*/*") {
