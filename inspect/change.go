@@ -107,8 +107,7 @@ func productsOf(a, b []float64) products {
 	return oddProducts(a, b)
 }
 
-// oddProducts is productsOf for blocks with elements that are not finite, or whose products
-// are not.
+// oddProducts is productsOf for blocks with elements or products that are not finite.
 func oddProducts(a, b []float64) products {
 	var sum products
 	for i, x := range a {

@@ -188,8 +188,8 @@ func BenchmarkChanges(b *testing.B) {
 	}
 }
 
-// A tensor whose finite elements are equal has no relative change of zero if others differ:
-// zero means that nothing changed.
+// The relative change is zero only if no element changed, also with elements that are not
+// finite.
 func TestChangeToNaN(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []struct {
@@ -201,7 +201,7 @@ func TestChangeToNaN(t *testing.T) {
 		{[]float64{nan, 2}, []float64{1, 2}, false},
 		{[]float64{1, 2}, []float64{1, inf}, false},
 		{[]float64{1, inf}, []float64{1, -inf}, false},
-		{[]float64{1e-200}, []float64{2e-200}, false}, // whose square is zero
+		{[]float64{1e-200}, []float64{2e-200}, false}, // the square of their difference is zero
 		{[]float64{1, nan}, []float64{1, nan}, true},
 		{[]float64{1, inf}, []float64{1, inf}, true},
 		{[]float64{0}, []float64{math.Copysign(0, -1)}, true},

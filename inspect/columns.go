@@ -122,7 +122,7 @@ func (c *Columns) AppendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// appendList appends a list whose elements one appends.
+// appendList appends a list. one appends an element.
 func appendList[E any](b []byte, v []E, one func(b []byte, e E) []byte) []byte {
 	b = append(b, '[')
 	for i, e := range v {
@@ -156,11 +156,12 @@ func appendMap(b []byte, m map[int]string) []byte {
 	return append(b, '}')
 }
 
-// appendJSONString appends s as a string of JSON. It escapes what encoding/json escapes.
+// appendJSONString appends s as a string of JSON. It escapes the same characters as
+// encoding/json.
 func appendJSONString(b []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')
-	start := 0 // of what is not yet appended
+	start := 0 // of the bytes that are not yet appended
 	for i := 0; i < len(s); {
 		c, n := rune(s[i]), 1
 		if c >= utf8.RuneSelf {

@@ -53,7 +53,7 @@ func TestColumns(t *testing.T) {
 // columnsAs is Columns without its methods, as encoding/json writes it.
 type columnsAs inspect.Columns
 
-// AppendJSON writes what encoding/json would write, and escapes the same characters.
+// AppendJSON writes the same text as encoding/json, and escapes the same characters.
 func TestColumnsAsJSON(t *testing.T) {
 	hostile := []string{
 		"", "</script><script>alert(1)</script>", "<!--", "a\x00b\x1f\n\r\t\b\f\x7f", `"\`, "\u2028\u2029", "\xff\xfe", "ü\xc3", "\xed\xa0\x80", "😀", "&amp;", "'",

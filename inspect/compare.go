@@ -358,7 +358,7 @@ type pairItem struct {
 	// The elements that are compared. An object is one element.
 	elements int64
 	slab     int64
-	// done is set when nothing is left to read.
+	// done is set when all reads are done.
 	done atomic.Bool
 
 	mu     sync.Mutex
@@ -377,7 +377,7 @@ func newPair(name string, e *meta.Entry) *pairItem {
 	return p
 }
 
-// describe compares the descriptions and decides what must be read.
+// describe compares the descriptions and decides whether the contents must be read.
 func (p *pairItem) describe(o *CompareOptions) error {
 	p.values, p.unread = newElementTally(), o.DescriptionsOnly
 	switch {
@@ -463,7 +463,7 @@ func (c *comparer) small(i int) int {
 	})
 }
 
-// finish completes a name whose content was read.
+// finish completes a name after its content was read.
 func (c *comparer) finish(p *pairItem) {
 	p.Status = p.status()
 	if !p.values.same || p.values.differing > 0 || p.changes(&c.opts) {

@@ -32,7 +32,7 @@ type ComparedColumns struct {
 	First  []int64  `json:"first"`
 	FirstA []string `json:"first_a"`
 	FirstB []string `json:"first_b"`
-	// More has, by the place of a name, what few names have.
+	// More has, by the place of a name, the fields that few names have.
 	More map[int]ComparedMore `json:"more"`
 }
 
@@ -52,7 +52,7 @@ type Form struct {
 	NumBytes int64   `json:"bytes"`
 }
 
-// ComparedMore is what few names have: see Compared and ValueDifference.
+// ComparedMore has the fields that few names have: see Compared and ValueDifference.
 type ComparedMore struct {
 	Renamed string `json:"renamed,omitempty"`
 	Where   string `json:"where,omitempty"`
@@ -103,7 +103,7 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 	return c
 }
 
-// place returns the place of what has a key, which it appends if it is new.
+// place returns the place of the element with a key, and appends the element if it is new.
 func place[T any](places map[string]int32, key []byte, all *[]T, value func() T) int32 {
 	at, ok := places[string(key)]
 	if !ok {
@@ -118,7 +118,7 @@ func (it *Item) form() Form {
 	return Form{Kind: it.Kind, DType: it.DType, Shape: it.Shape, Type: it.Type, Repr: it.Repr, NumBytes: it.NumBytes}
 }
 
-// formKey appends what identifies the form.
+// formKey appends the identity of the form.
 func (it *Item) formKey(b []byte) []byte {
 	b = strconv.AppendInt(append(append(b, it.Kind...), ' '), it.NumBytes, 10)
 	if it.Kind == KindTensor {

@@ -242,8 +242,8 @@ func (c *comparer) objects(ctx context.Context, p *pairItem) error {
 	return nil
 }
 
-// compareDecoded compares values whose bytes differ. They are different if a
-// codec is unknown.
+// compareDecoded compares values with different bytes. They are different if a codec is
+// unknown.
 func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string, x []byte, otherCodec string, y []byte) error {
 	u, err := value.Decode(codec, x)
 	var v any
@@ -324,7 +324,7 @@ func (c *comparer) slab(ctx context.Context, w *compareWorker, p *pairItem, j jo
 	return c.elements(w, p, j, w.x, w.y)
 }
 
-// elements compares a slab of two tensors, whose elements are px and py.
+// elements compares a slab of two tensors, with the elements px and py.
 func (c *comparer) elements(w *compareWorker, p *pairItem, j job, px, py []byte) error {
 	x, y, n := p.a.Tensor.DType, p.b.Tensor.DType, j.hi-j.lo
 	c.opts.Progress(int64(len(px) + len(py)))

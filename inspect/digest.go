@@ -37,8 +37,7 @@ type Digest struct {
 	SHA256   string `json:"sha256"`
 }
 
-// Content is a checkpoint whose bytes can be read. *cairn.Checkpoint implements
-// it.
+// Content is a checkpoint with readable bytes. *cairn.Checkpoint implements it.
 type Content interface {
 	ReadEntry(ctx context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error
 	// ReadEntries reads whole tensors, tensor i into dst[i].

@@ -17,14 +17,14 @@ type HeatOptions struct {
 	// Index is a Python index that leaves two dimensions or fewer: "0, :, 16:32". Empty: the
 	// first index of all dimensions but the last two.
 	Index string
-	// Rows and Cols are the shown part [lo, hi) of the two dimensions. Zero: all, or what
-	// Index says.
+	// Rows and Cols are the shown part [lo, hi) of the two dimensions. Zero: all, or the part
+	// that Index selects.
 	Rows, Cols [2]int64
 	// Height and Width are the most cells. Zero: 256. More than 1024 count as 1024.
 	Height, Width int
 	// MaxBytes bounds the bytes of the elements that are read. Zero: 64 MiB. A larger part is
-	// sampled. So is a part whose elements lie so far apart that a format would read more than
-	// about 16 times as much around them. A sample has fewer cells if that is necessary.
+	// sampled. So is a part with elements so far apart that a format would read more than about
+	// 16 times as much around them. A sample has fewer cells if that is necessary.
 	MaxBytes int64
 	// Damaged reports whether an error is about the bytes of a chunk, so that other chunks may
 	// be readable: the heat map then leaves out such chunks. Nil: an error is the result.
@@ -77,7 +77,7 @@ type Heat struct {
 	NaN    []int32 `json:"nan,omitempty"`
 	PosInf []int32 `json:"pos_inf,omitempty"`
 	NegInf []int32 `json:"neg_inf,omitempty"`
-	// Damaged are the chunks whose elements were left out.
+	// Damaged are the chunks with elements that were left out.
 	Damaged []DamagedChunk `json:"damaged,omitempty"`
 	// Text has the elements as ElementFormat prints them, if each cell is one element and
 	// there are at most 4096.

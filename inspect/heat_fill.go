@@ -38,7 +38,7 @@ type heater struct {
 	lost int64      // elements of damaged chunks
 }
 
-// newHeater decides what is read.
+// newHeater decides which elements are read.
 func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *heater {
 	most := func(n int) int { return min(cmp.Or(n, heatCells), maxHeatCells) }
 	asked := cmp.Or(o.MaxBytes, maxHeatBytes)
@@ -267,7 +267,7 @@ func (c *heatCell) add(v []float64) {
 	c.sum = sum
 }
 
-// addOdd adds elements some of which are not finite, or whose sum is not.
+// addOdd adds elements if some of them, or their sum, are not finite.
 func (c *heatCell) addOdd(v []float64) {
 	for _, x := range v {
 		switch {

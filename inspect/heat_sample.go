@@ -69,7 +69,7 @@ func (c *cut) edges() []int64 {
 // largest returns the size of the largest cell.
 func (c *cut) largest() int64 { return (c.hi-c.lo-1)/int64(c.cells) + 1 }
 
-// parts returns what is read of the cells [from, to). Neighbours are one part.
+// parts returns the parts of the cells [from, to) that are read. Neighbours are one part.
 func (c *cut) parts(from, to int) [][2]int64 {
 	if c.take == 0 {
 		return [][2]int64{{c.edge(from), c.edge(to)}}
@@ -93,7 +93,7 @@ func (c *cut) parts(from, to int) [][2]int64 {
 	return out
 }
 
-// sampling decides what is read of a part of a slice.
+// sampling decides which elements of a part of a slice are read.
 type sampling struct {
 	rows, cols       cut   // of the part; their cells are the most that are wanted
 	size             int64 // bytes of an element
@@ -116,7 +116,7 @@ func (s *sampling) touched(rows int64) int64 {
 	return around + rows*min(s.rowPitch, line)
 }
 
-// choose sets what is read, and the number of cells if it must be smaller. It reports
+// choose sets the elements to read, and the number of cells if it must be smaller. It reports
 // whether everything is read.
 func (s *sampling) choose() (exact bool) {
 	rows, cols := s.rows.hi-s.rows.lo, s.cols.hi-s.cols.lo

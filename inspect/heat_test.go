@@ -341,7 +341,7 @@ func count(b bool) int {
 	return 0
 }
 
-// What is read of large tensors.
+// The elements that are read of large tensors.
 func TestHeatChooses(t *testing.T) {
 	const plain, summed, packed = 0, 1, 2 // without checksums, with blocks of 1 MiB, compressed
 	type o = inspect.HeatOptions
@@ -411,7 +411,7 @@ func TestHeatChooses(t *testing.T) {
 	}
 }
 
-// zeros is a checkpoint whose tensors are all zero.
+// zeros is a checkpoint of tensors that are all zero.
 type zeros struct{ inspect.Content }
 
 func (zeros) ReadEntry(_ context.Context, e *meta.Entry, box tensor.Box, dst *tensor.Tensor) error {

@@ -10,7 +10,7 @@ type History struct {
 	Std      []Number `json:"std"`
 	AbsMax   []Number `json:"abs_max"`
 	NaNShare []Number `json:"nan_share"`
-	// Histogram is nil if there is nothing to count.
+	// Histogram is nil if there are no elements to count.
 	Histogram *HistogramOverTime `json:"histogram"`
 }
 

@@ -152,10 +152,9 @@ func opaque(o *value.Object) string {
 	return ""
 }
 
-// resolve returns a value whose references are replaced by tensors, read from
-// side s. A reference for which keep returns a name remains a reference, to that
-// name. A reference whose tensor cannot be read remains too and is listed in
-// unread.
+// resolve returns a value with tensors, read from side s, in place of its references. A
+// reference for which keep returns a name remains a reference, to that name. A reference to
+// an unreadable tensor remains too and is listed in unread.
 func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string, bool)) (_ any, unread []string, err error) {
 	room := int64(maxInside)
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {

@@ -1,8 +1,7 @@
-// Package inspect answers read-only questions about a checkpoint: its content,
-// how it is cut, digests, statistics and heat maps of its tensors, and how it differs
-// from another one. It prints nothing, writes nothing and does not depend on formats:
-// it reads a cairn.Checkpoint. The types have the JSON names that the
-// command line prints and docs/cli.md describes.
+// Package inspect answers read-only questions about a checkpoint: its content, how it is cut,
+// digests, statistics and heat maps of its tensors, and how it differs from another one. It
+// does not print or write, and does not depend on formats: it reads a cairn.Checkpoint. The
+// types have the JSON names that the command line prints and docs/cli.md describes.
 package inspect
 
 import (

@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// Overlaid are the statistics of two tensors whose histograms have the same edges. Both
-// histograms are nil if there is nothing to count in either.
+// Overlaid are the statistics of two tensors, with histograms of the same edges. Both
+// histograms are nil if neither tensor has elements to count.
 type Overlaid struct {
 	A TensorStats `json:"a"`
 	B TensorStats `json:"b"`

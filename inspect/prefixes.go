@@ -22,7 +22,7 @@ const (
 	maxPrefixSame    = 8 // names with the same rest: more are a word such as "weight"
 )
 
-// PrefixChanges returns what may be in front of names that two lists have in common, such as
+// PrefixChanges returns possible prefixes of names that two lists have in common, such as
 // "module." of a wrapper or "model." of a state that holds the model: changes of the beginnings
 // of names of a, which turn at least half of the names of a, or half as many as b has, into names
 // of b. The one for the most names comes first. No name is in both lists.

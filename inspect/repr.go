@@ -19,9 +19,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// TypeName returns Python's name for the type of a value that value.Decode
-// returned, like type(x).__name__. It is "global" for a name whose meaning is not
-// known.
+// TypeName returns Python's name for the type of a value that value.Decode returned, like
+// type(x).__name__. It is "global" for a name of unknown meaning.
 func TypeName(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -99,8 +98,8 @@ func choose(cond bool, yes, no string) string {
 // MaxRepr is the limit, in bytes, of the reprs in items and digests.
 const MaxRepr = 4096
 
-// Repr returns a value that value.Decode returned as a Python expression. It is
-// what Python's repr returns, except that
+// Repr returns a value that value.Decode returned as a Python expression. It is the result of
+// Python's repr, except that
 //   - the keys of a map are sorted, and a set keeps the order in which it was stored;
 //   - a tensor and a *meta.Tensor show dtype and shape, and a reference to a tensor
 //     shows the tensor's name;
@@ -238,8 +237,8 @@ func (r *reprer) quoted(prefix, s string) {
 	r.text(string(q))
 }
 
-// surrogate returns the surrogate at the start of s and its length. For any other
-// byte it returns what Python's error handler "surrogateescape" makes of it.
+// surrogate returns the surrogate at the start of s and its length. For any other byte it
+// returns the surrogate of Python's error handler "surrogateescape".
 func surrogate(s string) (c rune, n int) {
 	if len(s) >= 3 && s[0] == 0xed && s[1]&0xe0 == 0xa0 && s[2]&0xc0 == 0x80 {
 		return 0xd000 | rune(s[1]&0x3f)<<6 | rune(s[2]&0x3f), 3
@@ -327,8 +326,8 @@ func (r *reprer) object(o *value.Object) {
 	}
 }
 
-// classes are the classes whose objects are shown as a call, and the names that
-// Python's repr uses for them. numpy's scalars are added to them.
+// classes are the classes of objects that are shown as a call, and the names that Python's
+// repr uses for them. numpy's scalars are added to them.
 var classes = map[string]string{
 	"builtins.bytearray": "bytearray", "builtins.range": "range", "builtins.slice": "slice",
 	"collections.Counter": "Counter",
@@ -451,7 +450,7 @@ func (r *reprer) name(o *value.Object) {
 	}
 }
 
-// shownArray returns an array of NumPy whose elements are shown, or nil.
+// shownArray returns an array of NumPy if its elements are shown, or nil.
 func shownArray(o *value.Object) *tensor.Tensor {
 	if o.Module != "numpy" || o.Name != "ndarray" {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Role says what a name of a checkpoint is for.
+// Role is the role of a name in a checkpoint.
 type Role int32
 
 // The roles of names.
@@ -49,7 +49,7 @@ func RoleOf(e *meta.Entry) Role {
 }
 
 // IsCounter reports whether a name is a counter of steps. Statistics of layers leave counters
-// out: their norms mean nothing.
+// out: their norms are meaningless.
 func IsCounter(fqn string) bool {
 	switch fqn[strings.LastIndexByte(fqn, '.')+1:] {
 	case "step", "steps", "global_step", "iteration", "epoch", "count", "num_batches_tracked":

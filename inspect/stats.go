@@ -22,7 +22,7 @@ type TensorStats struct {
 	Shape    []int64 `json:"shape"`
 	NumBytes int64   `json:"bytes"`
 	Numbers
-	// Histogram is nil if it was not requested or there is nothing to count.
+	// Histogram is nil if it was not requested or if the tensor has no elements to count.
 	Histogram *Histogram `json:"histogram,omitempty"`
 }
 
@@ -89,11 +89,10 @@ type StatsReport struct {
 type StatsOptions struct {
 	// Buckets is the number of buckets of the histograms. Zero: no histograms.
 	Buckets int
-	// Log2 makes histograms of magnitudes, with at most Buckets buckets that all
-	// span the same number of powers of two. Otherwise buckets have equal width
-	// between the lowest and the highest finite element, which takes a second
-	// pass over tensors whose elements have more than two bytes: from memory if
-	// they fit a buffer, otherwise from the store.
+	// Log2 makes histograms of magnitudes, with at most Buckets buckets that all span the same
+	// number of powers of two. Otherwise buckets have equal width between the lowest and the
+	// highest finite element, which takes a second pass over tensors with elements of more than
+	// two bytes: from memory if they fit a buffer, otherwise from the store.
 	Log2 bool
 	// Known reports whether the checkpoint has a tensor with a name to which an
 	// object among the entries refers. Nil: only the tensors among the entries
@@ -123,7 +122,7 @@ func (o *StatsOptions) withDefaults(entries []*meta.Entry) StatsOptions {
 	return out
 }
 
-// orIgnore returns fn, or a function that does nothing if fn is nil.
+// orIgnore returns fn, or a function without effect if fn is nil.
 func orIgnore(fn func(bytes int64)) func(bytes int64) {
 	if fn == nil {
 		return func(int64) {}
@@ -200,7 +199,7 @@ func (s *statist) toRead() int64 {
 
 func (s *statist) wantsLinear() bool { return s.opts.Buckets > 0 && !s.opts.Log2 }
 
-// jobs yields the slabs of all items, or of those whose histogram was not filled in
+// jobs yields the slabs of all items, or of the items with a histogram that was not filled in
 // the first pass.
 func (s *statist) jobs(second bool) iter.Seq[job] {
 	return func(yield func(job) bool) {

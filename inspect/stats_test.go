@@ -166,7 +166,7 @@ func drawTensor(t testing.TB, rt *rapid.T, label string) *tensor.Tensor {
 	shape := rapid.SliceOfN(rapid.Int64Range(0, 9), 0, 4).Draw(rt, label+" shape")
 	n := must.Get(tensor.NumBytes(d, shape))(t)
 	bits := rapid.SliceOfN(rapid.Byte(), int(n), int(n)).Draw(rt, label+" bits")
-	if rapid.Bool().Draw(rt, label+" tame") { // magnitudes whose squares are finite
+	if rapid.Bool().Draw(rt, label+" tame") { // magnitudes with finite squares
 		tame := must.Get(tensor.FromBytes(tensor.Int8, []int64{int64(len(bits))}, bits))(t)
 		part := must.Get(tame.Slice(0, 0, n/int64(d.Size()), 1))(t)
 		return reshaped(t, to(t, d, part), shape)

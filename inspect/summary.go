@@ -35,7 +35,7 @@ type Summary struct {
 	Bases       []string          `json:"refers_to,omitempty"`
 	StoredBytes int64             `json:"stored_bytes,omitempty"`
 	Tags        map[string]string `json:"tags"`
-	// Notes describe what could not be checked about the checkpoint as a whole.
+	// Notes describe the unchecked properties of the checkpoint as a whole.
 	Notes  []string `json:"notes,omitempty"`
 	Totals Totals   `json:"totals"`
 	// FileBytes is the size of all files.
