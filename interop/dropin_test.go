@@ -75,7 +75,7 @@ func writesByRanks(writers, readers int) func(r *rig) {
 	}
 }
 
-// finds has some ranks call a function that returns what they find wrong.
+// finds has some ranks call a function that returns the problems that they find.
 func finds(ranks int, function string) func(r *rig) {
 	return func(r *rig) {
 		var found []string
@@ -86,7 +86,8 @@ func finds(ranks int, function string) func(r *rig) {
 	}
 }
 
-// readsFixtures has a function load what PyTorch, safetensors and hyper_parallel once wrote.
+// readsFixtures has a function load the checkpoints that PyTorch, safetensors and
+// hyper_parallel once wrote.
 func readsFixtures(function string) func(r *rig) {
 	return func(r *rig) {
 		for _, c := range storagetest.Fixtures(r, "*/*") {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// edges are what goes wrong around the Python package, and how jobs differ: ranks and
+// edges are failures around the Python package, and differences between jobs: ranks and
 // savers that die, Ctrl-C, workers, process groups, numbers of ranks.
 var edges = []testCase{
 	{name: "cairn.torch: a save that is complete before the copy has returned", run: func(r *rig) {

@@ -47,7 +47,7 @@ var examples = []testCase{
 // exampleLimit is how long a run of an example may take on a busy machine.
 const exampleLimit = 5 * time.Minute
 
-// trained is what an example has printed.
+// trained is the output of an example.
 type trained struct {
 	losses map[int]float64
 	resume string // the checkpoint that it went on with
@@ -66,7 +66,7 @@ func (r *rig) torchrun(ranks, kill int, run string, words ...string) trained {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), exampleLimit)
 	defer cancel()
-	// The store in a file is for PyTorchs without libuv, whose torchrun cannot use another one.
+	// The store in a file is for PyTorchs without libuv: their torchrun cannot use another one.
 	launch := []string{"-m", "torch.distributed.run", "--nproc-per-node", fmt.Sprint(ranks), "--local-addr", "127.0.0.1",
 		"--rdzv-backend", "c10d", "--rdzv-endpoint", r.there("rendezvous-" + fmt.Sprint(time.Now().UnixNano())), "--rdzv-conf", "store_type=file"}
 	if !r.py.has("fsdp-cpu") {

@@ -172,7 +172,7 @@ func dataLoader(r *rig, workers int) {
 	}
 }
 
-// ddp has two ranks call a function that returns what it finds wrong.
+// ddp has two ranks call a function that returns the problems that it finds.
 func ddp(r *rig, function string, more args) {
 	r.Helper()
 	all := args{"folder": r.there(fmt.Sprintf("run-%d", len(more))), "ranks": 2}

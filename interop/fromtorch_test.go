@@ -4,7 +4,8 @@ package interop
 
 import "strings"
 
-// fromTorch is what one process of PyTorch or safetensors wrote, and cairn reads.
+// fromTorch has checkpoints that one process of PyTorch or safetensors writes and cairn
+// reads.
 var fromTorch = []testCase{
 	{name: "dcp.save: tensors of every dtype, views, empty ones", run: reads("saves.checkpoint", args{"kind": "tensors"})},
 	{name: "dcp.save: nested containers", run: reads("saves.checkpoint", args{"kind": "nested"})},
@@ -30,7 +31,7 @@ var fromTorch = []testCase{
 	}},
 }
 
-// fromRanks is what several processes wrote.
+// fromRanks has checkpoints that several processes write.
 var fromRanks = []testCase{
 	{name: "dcp.save: 2 ranks, DTensors", run: readsRanks(2, "saves.sharded", args{})},
 	{name: "dcp.save: 4 ranks, DTensors, 2-D mesh", run: readsRanks(4, "saves.sharded", args{})},
@@ -43,7 +44,7 @@ var fromRanks = []testCase{
 	{name: "HuggingFaceStorageWriter: 2 ranks, consolidated", needs: "huggingface", run: readsHuggingFace(2, true)},
 }
 
-// reads has Python save a checkpoint and compares what cairn finds in it.
+// reads has Python save a checkpoint and compares it with cairn's view of it.
 func reads(function string, more args) func(r *rig) {
 	return func(r *rig) {
 		a := args{"path": r.there("out")}

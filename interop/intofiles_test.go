@@ -8,7 +8,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// intoFiles is what cairn wrote as files of safetensors, torch.save and
+// intoFiles has checkpoints that cairn writes as files of safetensors, torch.save and
 // hyper_parallel.
 var intoFiles = []testCase{
 	{name: "native files: safe_open", run: func(r *rig) {

@@ -9,7 +9,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
-// intoTorch is what cairn wrote as a checkpoint of DCP, and PyTorch loads with
+// intoTorch has checkpoints that cairn writes in the format of DCP, and PyTorch loads with
 // its own FileSystemReader.
 var intoTorch = []testCase{
 	{name: "native → dcp.load into tensors that are there", run: func(r *rig) {
@@ -93,7 +93,7 @@ var intoTorch = []testCase{
 	}},
 }
 
-// intoRanks is what several processes of PyTorch load, cut in other ways.
+// intoRanks has checkpoints that several processes of PyTorch load, cut in other ways.
 var intoRanks = []testCase{
 	{name: "native → dcp.load by 2 ranks, resharded", run: loadsResharded(2)},
 	{name: "native → dcp.load by 3 ranks, resharded", run: loadsResharded(3)},

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// item is what one name of a checkpoint holds, in the words of cairn digest and
-// of py/digest.py alike.
+// item is the content of one name of a checkpoint, in the words of cairn digest and of
+// py/digest.py alike.
 type item struct {
 	Kind   string  `json:"kind"`
 	DType  string  `json:"dtype"`
@@ -24,8 +24,8 @@ type item struct {
 // items is all that a checkpoint holds, by name.
 type items map[string]item
 
-// String describes it by what both sides must agree on: of a tensor the bytes
-// and what they mean, of an object its class and what Python's repr says.
+// String describes the properties that both sides must agree on: of a tensor its dtype, shape
+// and bytes, of an object its class and its repr in Python.
 func (i item) String() string {
 	if i.Kind == "tensor" {
 		return fmt.Sprintf("tensor %s%v %.12s", i.DType, i.Shape, i.SHA256)
@@ -37,7 +37,7 @@ func (i item) String() string {
 	return fmt.Sprintf("%s %s %s", i.Kind, i.Type, repr)
 }
 
-// only returns the items whose names keep lets through.
+// only returns the items that keep accepts.
 func (it items) only(keep func(name string, i item) bool) items {
 	out := maps.Clone(it)
 	maps.DeleteFunc(out, func(name string, i item) bool { return !keep(name, i) })
@@ -48,7 +48,7 @@ func (it items) tensors() items {
 	return it.only(func(_ string, i item) bool { return i.Kind == "tensor" })
 }
 
-// below returns the items whose names begin so.
+// below returns the items with names that begin with prefix.
 func (it items) below(prefix string) items {
 	return it.only(func(name string, _ item) bool { return strings.HasPrefix(name, prefix) })
 }
@@ -58,8 +58,7 @@ func (it items) named() items {
 	return it.only(func(name string, _ item) bool { return !strings.HasPrefix(name, reserved) })
 }
 
-// equal fails the test where what was got is not what was wanted, or where that
-// is nothing at all.
+// equal fails the test if got differs from want, or if want is empty.
 func equal(t testing.TB, what string, got, want items) {
 	t.Helper()
 	if len(want) == 0 {

@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// testCase is one claim. It is tried with every PyTorch that has what it needs.
+// testCase is one claim. It is tried with every PyTorch that has the features in needs.
 type testCase struct {
 	name string
-	// needs is what not every PyTorch has, in the words of py/about.py. Empty:
-	// all of them do.
+	// needs are features that some PyTorchs lack, in the words of py/about.py. Empty: every
+	// PyTorch will do.
 	needs string
 	// slow is a case that "go test -short" leaves out, which "make test" calls.
 	slow bool
@@ -35,10 +35,10 @@ func cases() []testCase {
 	return all
 }
 
-// table is what came of them.
+// table has the outcomes.
 var table report
 
-// The table comes last, behind all that is said of what failed.
+// The table comes last, after all messages about failures.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	fmt.Print(&table)

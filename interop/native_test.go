@@ -181,7 +181,7 @@ func shardedState(rank int, dtypes []string) (cairn.State, error) {
 	return cairn.State{"model": model}, nil
 }
 
-// random returns a tensor whose bits depend on dtype and shape alone.
+// random returns a tensor with bits that depend on dtype and shape alone.
 func random(dtype string, shape []int64) (*tensor.Tensor, error) {
 	d, err := tensor.ParseDType(dtype)
 	if err != nil {

@@ -4,8 +4,8 @@ package interop
 
 import "sync"
 
-// noise is the end of what a process printed. The zero value is empty; it is
-// safe for concurrent use.
+// noise is the end of the output of a process. The zero value is empty; it is safe for
+// concurrent use.
 type noise struct {
 	mu  sync.Mutex
 	buf []byte // guarded by mu

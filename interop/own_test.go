@@ -25,7 +25,7 @@ var exceptions = map[string]string{
 	"test_format_utils.TestFormatUtils.test_torch_save_to_dcp": "it saves into the folder of a file of torch.save, which is a checkpoint of another format: cairn refuses that",
 }
 
-// usesStorage matches the text of files whose tests choose a storage.
+// usesStorage matches the text of files with tests that choose a storage.
 var usesStorage = regexp.MustCompile(`FileSystem(Writer|Reader)|checkpoint_id`)
 
 // ownLimit is how long all tests may take on a busy machine.
@@ -80,7 +80,7 @@ func ownSources(r *rig) string {
 	return folder
 }
 
-// ownFiles returns the files whose tests save and load.
+// ownFiles returns the files with tests that save and load.
 func ownFiles(r *rig, folder string) []string {
 	var files []string
 	for _, pattern := range []string{"test_*.py", "*/test_*.py"} {

@@ -27,11 +27,11 @@ var scripts embed.FS
 // pythonDir is the Python package, with its tests.
 var pythonDir = filepath.Join("..", "python")
 
-// answerLimit is how long a call may take. The worker gives up earlier and says
-// why; this is for a worker that says nothing.
+// answerLimit is how long a call may take. The worker gives up earlier and gives the reason;
+// this limit is for a silent worker.
 const answerLimit = 5 * time.Minute
 
-// about is what py/about.py says.
+// about is the output of py/about.py.
 type about struct {
 	Torch       string   `json:"torch"`
 	Safetensors string   `json:"safetensors"`
@@ -181,7 +181,7 @@ func copyPackage(t *testing.T, dir, program string) {
 	must.Do(t, os.WriteFile(filepath.Join(bin, "cairn"), b, 0o755))
 }
 
-// listen passes on what the worker answers, and ends with it.
+// listen passes on the answers of the worker, and ends with it.
 func (p *python) listen(out io.Reader) {
 	defer close(p.answers)
 	r := bufio.NewReader(out)
@@ -194,8 +194,8 @@ func (p *python) listen(out io.Reader) {
 	}
 }
 
-// call has so many ranks call a function and decodes what rank 0 returned into
-// result. An error holds the tracebacks.
+// call has a number of ranks call a function and decodes the result of rank 0 into result. An
+// error holds the tracebacks.
 func (p *python) call(function string, args map[string]any, ranks int, result any) error {
 	if args == nil {
 		args = map[string]any{}
@@ -248,7 +248,7 @@ func (p *python) stop() {
 	p.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { p.cmd.Process.Kill() })
 	defer timer.Stop()
-	p.cmd.Wait() // of what it says there is nothing left to tell
+	p.cmd.Wait() // its error adds no news
 }
 
 // shorten leaves out the middle of a long text.

@@ -46,8 +46,7 @@ var refusals = []testCase{
 	}},
 }
 
-// refuses runs the program, which must fail, name what it does not take, and
-// leave no target.
+// refuses runs the program, which must fail, name the refused parts, and leave no target.
 func (r *rig) refuses(name, target string, words ...string) {
 	r.Helper()
 	_, said, err := r.try(words...)

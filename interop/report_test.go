@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// What can come of a case.
+// The outcomes of a case.
 const (
 	ok     = "ok"
 	failed = "FAILED"
@@ -25,8 +25,8 @@ func outcome(bad bool) string {
 // report is the table of all cases and all PyTorchs.
 type report struct{ columns []*column }
 
-// column is what came of the cases with one PyTorch. A case that was not run has
-// no entry.
+// column has the outcomes of the cases with one PyTorch. A case that was not run has no
+// entry.
 type column struct {
 	about    about
 	outcomes map[string]string

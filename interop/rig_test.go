@@ -28,8 +28,8 @@ func (a args) with(more args) args {
 	return out
 }
 
-// rig is what a case works with: a PyTorch, the program, and a folder that both
-// see. What goes wrong ends the case.
+// rig is the environment of a case: a PyTorch, the program, and a folder that both see. A
+// failure ends the case.
 type rig struct {
 	*testing.T
 	py      *python
@@ -102,7 +102,7 @@ func (r *rig) itemsOf(ranks int, function string, a args) items {
 	return out
 }
 
-// nothing has Python call a function that returns what it finds wrong.
+// nothing has Python call a function that returns the problems that it finds.
 func (r *rig) nothing(function string, a args) {
 	r.Helper()
 	var found []string
@@ -112,7 +112,7 @@ func (r *rig) nothing(function string, a args) {
 	}
 }
 
-// cairn runs the program in the case's folder and returns what it printed.
+// cairn runs the program in the case's folder and returns its output.
 func (r *rig) cairn(words ...string) []byte {
 	r.Helper()
 	out, said, err := r.try(words...)
@@ -122,7 +122,7 @@ func (r *rig) cairn(words ...string) []byte {
 	return out
 }
 
-// try runs the program and returns also what it said on stderr.
+// try runs the program and returns its stderr, too.
 func (r *rig) try(words ...string) (out []byte, said string, err error) {
 	cmd := exec.CommandContext(r.Context(), r.program, words...)
 	cmd.Dir = r.path("")
@@ -138,7 +138,7 @@ func (r *rig) convert(from, to, format string, more ...string) {
 	r.cairn(append([]string{"convert", from, to, "--to", format}, more...)...)
 }
 
-// digest returns what cairn says a checkpoint of the case holds.
+// digest returns cairn's digest of a checkpoint of the case.
 func (r *rig) digest(name string) items {
 	r.Helper()
 	var out struct {

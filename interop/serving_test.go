@@ -2,7 +2,7 @@
 
 package interop
 
-// serving are loads by serving engines on a CPU, which compute nothing with the weights.
+// serving are loads by serving engines on a CPU, which do not compute with the weights.
 var serving = []testCase{
 	{name: "vLLM: the parameters are those of its own loader", needs: "vllm", slow: true, run: func(r *rig) {
 		r.vllm().nothing("with_vllm.loaded", args{"folder": r.there("model")})
@@ -47,7 +47,7 @@ var serving = []testCase{
 	}},
 }
 
-// eachRank has ranks call a function that returns what it finds wrong on any of them.
+// eachRank has ranks call a function that returns the problems on any of them.
 func eachRank(r *rig, ranks int, function string) {
 	r.Helper()
 	var found []string

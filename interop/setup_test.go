@@ -13,8 +13,9 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// fakePython answers what setup asks an interpreter. The files in its folder say how: torch
-// and frameworks are there if it has them, and pip holds a line for each time that it was run.
+// fakePython answers the questions of setup to an interpreter. The files in its folder decide
+// the answers: torch and frameworks are there if it has them, and pip holds a line for each
+// time that it was run.
 const fakePython = `#!/usr/bin/env bash
 case "$*" in
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
@@ -29,7 +30,7 @@ case "$*" in
 esac
 `
 
-// What setup prints and whether it fails, by what the machine has. It asks no network.
+// The output of setup, and whether it fails, for different machines. It uses no network.
 func TestSetup(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip(err)
@@ -37,7 +38,7 @@ func TestSetup(t *testing.T) {
 	for name, c := range map[string]struct {
 		files  string // of the fake interpreter, and "kept" for one in the cache
 		env    string
-		want   string // the path that is printed, or nothing
+		want   string // the path that is printed, or empty
 		fails  bool
 		says   string
 		pipped int // -1: any number
@@ -97,8 +98,8 @@ func fakeMachine(t *testing.T, files string) (fake, cache string) {
 	return fake, cache
 }
 
-// setUp runs setup with variables, in which a comma stands for a space, and returns what it
-// prints and says.
+// setUp runs setup with variables, in which a comma stands for a space, and returns its
+// stdout and stderr.
 func setUp(t *testing.T, fake, cache, variables string) (out, said string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -14,8 +14,8 @@ import (
 	"slices"
 )
 
-// training is the job of examples/train beside the same job in PyTorch, which is
-// py/train.py: each goes on from what the other saved.
+// training is the job of examples/train beside the same job in PyTorch, which is py/train.py:
+// each goes on from a checkpoint of the other.
 var training = []testCase{
 	{name: "training in Go → PyTorch: goes on as 2 × 2 ranks in Go", slow: true, run: func(r *rig) {
 		j := newJob(r)

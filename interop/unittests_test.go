@@ -55,7 +55,7 @@ var types = []testCase{
 		defer cancel()
 		cmd := r.frameworks().py.command(ctx, "-m", "mypy", "--config-file", "py/pyproject.toml")
 		cmd.Env = append(cmd.Env, "MYPYPATH=py")
-		if fi, err := os.Stat(r.py.target); err == nil && fi.IsDir() { // a whole system keeps what mypy knows of PyTorch
+		if fi, err := os.Stat(r.py.target); err == nil && fi.IsDir() { // a whole system keeps the cache of mypy for PyTorch
 			cmd.Env = append(cmd.Env, "MYPY_CACHE_DIR=/var/tmp/mypy")
 		}
 		cmd.WaitDelay = 10 * time.Second

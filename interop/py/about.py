@@ -1,4 +1,4 @@
-"""What this PyTorch is and can do."""
+"""The version and the features of this PyTorch."""
 
 import glob
 import importlib.util

@@ -1,4 +1,4 @@
-"""What a state holds, in the words of expected.json of the fixtures."""
+"""The contents of a state, in the words of expected.json of the fixtures."""
 
 import hashlib
 
@@ -57,7 +57,7 @@ def content(x):
 
 
 def differences(want, got, path="state"):
-    """Says where two values differ, in type, in what they hold or in repr."""
+    """Returns the differences of two values in type, contents and repr."""
     if type(want) is not type(got):
         return [f"{path}: {type(got).__name__}; want {type(want).__name__}"]
     if isinstance(want, torch.Tensor):

@@ -31,7 +31,7 @@ warnings.simplefilter("ignore")
 
 
 class Custom(dcp.DefaultSavePlanner):
-    """A planner that changes objects on their way: the storage sees only what it makes of them."""
+    """A planner that changes objects on their way: the storage sees only its results."""
 
     def transform_object(self, write_item, object):
         return super().transform_object(write_item, "changed" if object == 12 else object)
@@ -66,7 +66,7 @@ def save_lazy_views(path):
 
 @closed
 def differs(path, kind, dtypes):
-    """Says where what Reader rebuilds differs from the state that was saved."""
+    """Returns the differences between the state that Reader rebuilds and the state that was saved."""
     return digest.differences(loads.by_names(by_text(states.make(kind, dtypes))), loads.by_names(rebuilt(path)))
 
 
@@ -155,7 +155,7 @@ def cast(path):
 
 @closed
 def planner(path):
-    """A planner of the user's own decides what objects become."""
+    """A planner of the user's own changes objects."""
     dcp.save({"step": 12, "other": 7}, storage_writer=cairn.torch.Writer(path), planner=Custom())
     got = {"step": None, "other": None}
     dcp.load(got, storage_reader=cairn.torch.Reader(path))
@@ -186,7 +186,7 @@ def training(path):
 def new_optimizer(path):
     """Saves a module and its optimizer, loads them into new ones, and says where the training goes on otherwise."""
     real, real_opt = states.trained()
-    unused = torch.nn.Parameter(torch.ones(3))  # it has no gradient, so the optimizer keeps nothing for it
+    unused = torch.nn.Parameter(torch.ones(3))  # it has no gradient, so the optimizer keeps no state for it
     real_opt.add_param_group({"params": [unused]})
     cairn.torch.save({"model": real, "optim": real_opt}, path)
     net = loads.blank_model()

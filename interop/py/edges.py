@@ -1,4 +1,4 @@
-"""What goes wrong around cairn.torch: ranks and savers that die, Ctrl-C, workers, process groups, sizes."""
+"""Failures around cairn.torch: ranks and savers that die, Ctrl-C, workers, process groups, sizes."""
 
 import contextlib
 import datetime
@@ -29,7 +29,7 @@ import states
 from drop_in import Broken, blank, closed
 
 LIMIT = 60  # seconds that anything here may wait
-PATIENCE = 8  # the timeout of the process groups whose ranks die
+PATIENCE = 8  # the timeout of process groups with dying ranks
 
 
 def sharded_state():
@@ -84,7 +84,7 @@ def save(path):
 
 @closed
 def load(paths):
-    """Loads what several numbers of ranks have saved, one after the other."""
+    """Loads checkpoints of several numbers of ranks, one after the other."""
     with group(paths[0] + "-group"):
         out = {}
         for path in paths:
@@ -131,7 +131,7 @@ def late_fetch(path):
     state = {"whole": torch.zeros(1 << 20, dtype=torch.uint8), "turned": torch.zeros(1000, 700, dtype=torch.int16).t()}
     cairn.torch.save(state, path)
     job = cairn.torch._job.job()
-    job.saver.process.send_signal(signal.SIGSTOP)  # so that it releases nothing
+    job.saver.process.send_signal(signal.SIGSTOP)  # so that it releases no memory
     try:
         state["whole"].fill_(7)
         state["turned"][3, 5] = 9
@@ -153,7 +153,7 @@ def late_fetch(path):
 
 @closed
 def overtaken(path):
-    """A save whose state is copied aside after the state of a later save, which has most of the memory."""
+    """The state of a save is copied aside after the state of a later save, which has most of the memory."""
     cairn.torch.save({"x": torch.zeros(1)}, path)
     size = cairn.torch._job.job().arena.window * 11 // 20
     run, later = cairn.torch._save.Staging.run, threading.Event()
@@ -315,7 +315,7 @@ def subgroups(path):
                 lambda: dcp.save(dict(state), storage_writer=cairn.torch.Writer(path), use_collectives=False))
     if os.path.exists(path):
         found.append("something was saved")
-    # A rank alone, twice, while the others do nothing.
+    # A rank alone, twice, while the others are idle.
     if rank == 0:
         for _ in range(2):
             dcp.save(dict(state, rank=rank), storage_writer=cairn.torch.Writer(path + "-alone"), **alone)
@@ -554,7 +554,7 @@ def odd(path):
 
 
 def ranks_of(target, path, ranks=2, **more):
-    """Runs ranks of a job until all have ended; returns what each has said, and None for one that was killed."""
+    """Runs ranks of a job until all have ended; returns the answer of each, and None for a killed rank."""
     fork = multiprocessing.get_context("fork")
     # as under torchrun, no rank owns it
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=False)
@@ -677,7 +677,7 @@ def after_staging(path, all_ranks):
 
 
 def dies(target, path, want, survivors, latest, **more):
-    """Runs ranks of which some die, and says what is wrong with what is left."""
+    """Runs ranks of which some die, and returns the problems of the remaining ranks and files."""
     os.makedirs(path)
     said = ranks_of(target, path, **more)
     found = [f for s in said for f in s or []]
@@ -756,7 +756,7 @@ def uploads(path):
 
 def interrupted(found, what, call):
     """Notes a call that Ctrl-C does not end soon."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
     threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     try:
@@ -870,7 +870,7 @@ def spawn(path):
 
 
 def complete_early(path):
-    """Returns what is wrong if a save is over before the trainer has noted that its state is staged."""
+    """Returns the problems if a save is over before the trainer has noted that its state is staged."""
     wrong = []
     cairn.torch.save({"x": torch.zeros(2)}, path)
     saver = cairn.torch._job.job().saver
@@ -884,7 +884,7 @@ def complete_early(path):
                 time.sleep(0.01)
             if saver._waiting:
                 wrong.append("the save did not end")
-            time.sleep(0.1)  # for what follows its end
+            time.sleep(0.1)  # for the steps after its end
 
     saver.send = slow
     handle = cairn.torch.async_save({"x": torch.ones(2)}, path)

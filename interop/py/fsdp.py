@@ -45,7 +45,7 @@ def save(path, **storage):
 
 
 def load(path, **storage):
-    """Loads into a model that was otherwise, and returns what it holds then."""
+    """Loads into a model with other weights, and returns its state."""
     net, opt = sharded(0)
     state = state_of(net, opt)
     dcp.load(state, checkpoint_id=path, **storage)

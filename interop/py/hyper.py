@@ -1,7 +1,7 @@
-"""Reads a checkpoint of hyper_parallel by what its metadata says, without it.
+"""Reads a checkpoint of hyper_parallel by its metadata, without hyper_parallel.
 
 The classes of the metadata are stood in for by records of the same names, so
-what is checked is that the pickle names the right ones and fills them.
+this checks that the pickle names the right ones and fills them.
 """
 
 import functools
@@ -61,7 +61,7 @@ def value(path, place):
 
 @functools.cache
 def tensors(file):
-    """Reads a file by what it is: some versions write one of torch.save under that name."""
+    """Reads a file by its content: some versions write one of torch.save under that name."""
     with open(file, "rb") as f:
         if f.read(2) == b"PK":
             f.seek(0)

@@ -1,4 +1,4 @@
-"""What can happen to a training and to its checkpoints."""
+"""Interruptions of a training and of its saves."""
 
 import os
 import signal

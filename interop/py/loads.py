@@ -1,4 +1,4 @@
-"""What PyTorch and safetensors read. Each returns the digests of what it got."""
+"""Loads by PyTorch and safetensors. Each function returns the digests of the loaded state."""
 
 import glob
 import json
@@ -66,7 +66,7 @@ def resharded(path, huggingface=False, reader=None):
 
 
 def rank_local(path):
-    """Loads what each rank's own metadata says: rows of one tensor, and all of the others."""
+    """Loads the items of each rank's own metadata: rows of one tensor, and all of the others."""
     reader = dcp.FileSystemReader(path)
     described = reader.read_metadata(rank=dist.get_rank()).state_dict_metadata
     state = {name: blank(m) for name, m in described.items()}
@@ -101,7 +101,7 @@ def same_as(path, original):
 
 
 def same_as_state(path, kind, dtypes):
-    """Says where a file of torch.save differs from the state, but for what names do not keep."""
+    """Returns the differences between a file of torch.save and the state, but for details that names do not keep."""
     return digest.differences(by_names(states.make(kind, dtypes)), torch.load(path, weights_only=False))
 
 

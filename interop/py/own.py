@@ -3,7 +3,7 @@
     own.py FOLDER FILE…     the tests of these files of PyTorch's folder test/distributed/checkpoint
 
 It prints a JSON object for each test: its name, and how it ended. A test that fails is run
-again with PyTorch's own storage: what fails there too says nothing about cairn.
+again with PyTorch's own storage: a test that fails there too is no failure of cairn.
 """
 
 import json
@@ -34,7 +34,7 @@ def prepare():
     """Makes PyTorch's tests run in this process. Those that start other processes import this file there."""
     try:
         import expecttest  # noqa: F401
-    except ImportError:  # the tests of this folder use nothing of it
+    except ImportError:  # the tests of this folder do not use it
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stub
@@ -124,9 +124,9 @@ def main():
 if __name__ == "__main__":
     if sys.argv[1] == "--run":
         out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what tests print is no outcome
+        os.dup2(2, 1)  # the output of tests is no outcome
         tests_of(sys.argv[2], sys.argv[3:])
         out.write('{"test": ""}\n')
         out.flush()
-        os._exit(0)  # nothing that a test has left behind keeps it
+        os._exit(0)  # threads that a test has left behind do not delay it
     main()

@@ -1,4 +1,4 @@
-"""What PyTorch and safetensors write. Each returns the digests of it."""
+"""Saves by PyTorch and safetensors. Each function returns the digests of the saved state."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def checkpoint(path, kind, dtypes, zstd=False, **options):
 
 
 def lazy_views(path):
-    """Saves tensors whose bytes are not their values: PyTorch notes what is left to do."""
+    """Saves tensors with bytes that are not their values: PyTorch records the pending operation."""
     state = states.lazy_views()
     dcp.save(state, checkpoint_id=path)
     return digest.of_state(state)

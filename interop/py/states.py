@@ -47,7 +47,7 @@ def tensor(name, shape, dtype="float32"):
 
 
 def flat(dtypes):
-    """Tensors alone, none of which shares memory: what safetensors can hold."""
+    """Tensors alone, without shared memory, so that safetensors can hold them."""
     state = {f"model.{d}.weight": tensor(d, (5, 7), d) for d in dtypes}
     state |= {f"model.{d}.scalar": tensor(d + "0", (), d) for d in dtypes}
     state["model.empty"] = torch.empty(3, 0, 2)

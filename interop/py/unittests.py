@@ -11,7 +11,7 @@ def names(file, short):
 
 
 def run(file, name):
-    """Runs a test, and returns what has gone wrong and why it was skipped."""
+    """Runs a test, and returns its failure and the reasons why it was skipped."""
     (test,) = (t for t in tests(load(file)) if t.id() == name)
     out = io.StringIO()
     result = unittest.TextTestRunner(out, verbosity=2).run(test)
@@ -20,7 +20,7 @@ def run(file, name):
 
 
 def failures(file, case):
-    """Runs the tests of a class in a file, and returns what has gone wrong."""
+    """Runs the tests of a class in a file, and returns their failures."""
     said = [run(file, name) for name in names(file, False) if f".{case}." in name]
     return [s["failed"] for s in said if s["failed"]]
 

@@ -15,7 +15,7 @@ import recipes
 
 
 def resumed(folder):
-    """Trains, saves, trains again from the checkpoint, and returns what differs."""
+    """Trains, saves, trains again from the checkpoint, and returns the differences."""
     def begin(compiled):
         torch.manual_seed(0)
         accelerator = accelerate.Accelerator(cpu=True)

@@ -58,7 +58,7 @@ class Module(LightningModule):
 
 
 def extra():
-    """What a state may have beside tensors in dicts."""
+    """Values of a state beside tensors in dicts."""
     return {"empty": {}, "list": [], "pair": (torch.arange(3), "x"),
             "by": {1: "one", (2, 3): "two", None: torch.ones(1)}, "set": {1, 2},
             "deep": [{"t": torch.zeros(2, dtype=torch.bfloat16), "n": None}, [torch.tensor(5)]],
@@ -97,7 +97,7 @@ def train(folder, epochs=5, stop=None, how=None, resume=False, background=True, 
 
 
 def resumed(folder, how=None, background=True, ranks=1):
-    """Trains undisturbed, and again with an interruption. Returns what differs."""
+    """Trains undisturbed, and again with an interruption. Returns the differences."""
     stop = 3 * BATCHES + 1
     if how == "kill":  # first, because autograd does not survive a fork
         interrupt.killed(lambda: train(folder + "/run", stop=stop, how=how, background=background))
@@ -135,7 +135,7 @@ class Point:
 
 
 def objects(folder):
-    """Returns what is wrong with objects that were pickled."""
+    """Returns the problems with pickled objects."""
     path = folder + "/x.ckpt"
     io = cairn.lightning.CheckpointIO()
     io.save_checkpoint({"point": Point(3), "global_step": 7}, path)
@@ -153,7 +153,7 @@ def objects(folder):
 
 
 def removed(folder):
-    """Returns what is wrong with the removal of checkpoints that are URLs."""
+    """Returns the problems with the removal of checkpoints that are URLs."""
     path = os.path.abspath(folder) + "/x.ckpt"
     wrong = []
     for pending in (False, True):
@@ -175,7 +175,7 @@ def removed(folder):
 
 
 def in_a_run(folder):
-    """Returns what is wrong with trainings in runs, with a policy and without."""
+    """Returns the problems of trainings in runs, with a policy and without."""
     wrong = []
 
     def check(name, want, **options):
@@ -186,7 +186,7 @@ def in_a_run(folder):
             wrong.append(f"{name}: there are {got}")
         return run
 
-    # What ModelCheckpoint monitors, here the step, is a metric.
+    # The value that ModelCheckpoint monitors, here the step, is a metric.
     run = check("policy", {4: "local", 16: "both", 20: "both"}, keep="last 2, best 1 by step",
                 keep_remote="best 2 by highest step")
     if metrics := [c.metrics for c in run.checkpoints() if c.metrics != {"step": c.step}]:
@@ -207,7 +207,7 @@ def in_a_run(folder):
 
 
 def goes_back(folder):
-    """Returns what is wrong after a training that goes on from an older checkpoint of its run."""
+    """Returns the problems after a training that goes on from an older checkpoint of its run."""
     run, wrong = cairn.Run(folder), []
 
     def save(io, name, step):
@@ -238,7 +238,7 @@ def goes_back(folder):
 
 
 def failed(folder):
-    """Returns what is wrong after a save in the background that fails."""
+    """Returns the problems after a save in the background that fails."""
     io = cairn.lightning.CheckpointIO()
     good = folder + "/good.ckpt"
     io.save_checkpoint({"w": torch.ones(3)}, good)

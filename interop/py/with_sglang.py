@@ -1,4 +1,4 @@
-"""SGLang with the loader of cairn: on a CPU, without its kernels, so nothing is computed with the weights."""
+"""SGLang with the loader of cairn: on a CPU, without its kernels, so the weights are only loaded."""
 
 import importlib.machinery
 import os

@@ -1,4 +1,4 @@
-"""The example python/examples/dataloader.py: what is kept when a training goes on with another number of ranks."""
+"""The example python/examples/dataloader.py: the state kept when a training goes on with another number of ranks."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "exampl
 
 
 def train(folder, name, steps, workers=0):
-    """Trains in the run of that name, on these ranks. What each rank does is added to a file. Returns the log."""
+    """Trains in the run of that name, on these ranks. The work of each rank is added to a file. Returns the log."""
     import dataloader
 
     said = []

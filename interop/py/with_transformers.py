@@ -65,7 +65,7 @@ class Stop(TrainerCallback):
 
 
 def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=False, **more):
-    """Returns what the Trainer has logged, by step. With stock, it saves itself."""
+    """Returns the losses that the Trainer has logged, by step. With stock, it saves itself."""
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
@@ -95,9 +95,9 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
 
 
 def resumed(folder, how=None, stop=10, ranks=1, resume="call", first=None, near=0.0, **more):
-    """Trains undisturbed, and again with an interruption. Returns what differs.
+    """Trains undisturbed, and again with an interruption. Returns the differences.
 
-    resume is what the Trainer is told to resume from: "call" is what the callback returns.
+    resume is the argument of the Trainer for the checkpoint to resume from: "call" is the result of the callback.
     first has other options until the interruption.
     """
     if how == "kill":  # first, because autograd does not survive a fork
@@ -143,7 +143,7 @@ def refused(folder):
 
 
 def in_a_run(folder, ranks=1):
-    """Returns what is wrong with trainings in runs, with a policy and with save_total_limit."""
+    """Returns the problems of trainings in runs, with a policy and with save_total_limit."""
     wrong = []
     for name, limit, options, want in (
             ("policy", None, {"keep": "last 1, best 1 by highest epoch", "keep_remote": "last 3"},
@@ -163,7 +163,7 @@ def in_a_run(folder, ranks=1):
 
 
 def best_at_end(folder, ranks=1, **more):
-    """Trains with load_best_model_at_end, and returns what is wrong with the model."""
+    """Trains with load_best_model_at_end, and returns the problems of the model."""
     wrong = []
     for unit, keep in (("steps", None), ("epoch", None), ("steps", "last 1, best 1 by eval_loss")):
         run, path = None, f"{folder}/{unit}-{keep is None}"
@@ -191,7 +191,7 @@ def best_at_end(folder, ranks=1, **more):
 
 
 def in_object_storage(folder):
-    """Returns what is wrong with the checkpoints that save_total_limit removes from object storage."""
+    """Returns the problems with the checkpoints that save_total_limit removes from object storage."""
     callback = cairn.transformers.CheckpointCallback("s3://bucket/run?region=x")
     names = ["best", "checkpoint-4", "checkpoint-8", "checkpoint-12", "checkpoint-16"]
     found = [cairn.RunCheckpoint(name) for name in names]
@@ -206,7 +206,7 @@ def in_object_storage(folder):
 
 
 def nothing_yet(folder):
-    """Returns the error of a Trainer that shall resume, and has nothing to resume from."""
+    """Returns the error of a Trainer that shall resume without a checkpoint."""
     try:
         train(folder, resume=True)
     except cairn.CairnError as e:
@@ -215,7 +215,7 @@ def nothing_yet(folder):
 
 
 def exported(folder, ranks=1, **more):
-    """Trains, writes the model of the last checkpoint for from_pretrained, and returns what differs."""
+    """Trains, writes the model of the last checkpoint for from_pretrained, and returns the differences."""
     train(folder + "/run", ranks=ranks, **more)
     if ranks > 1 and torch.distributed.get_rank():
         return []
@@ -232,7 +232,7 @@ def exported(folder, ranks=1, **more):
 
 
 def explained(path):
-    """Calls from_pretrained with a checkpoint of the callback, removes the checkpoint, and returns what is wrong."""
+    """Calls from_pretrained with a checkpoint of the callback, removes the checkpoint, and returns the problems."""
     wrong = []
     config = os.path.join(path, "config.json")
     for _ in range(600):  # a thread of the callback writes it when the save is complete
@@ -255,14 +255,14 @@ def explained(path):
 
 
 def from_checkpoint(folder):
-    """Builds models from checkpoints of several forms, and compares what they compute."""
+    """Builds models from checkpoints of several forms, and compares their results."""
     small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2}
     tokens = torch.arange(12).reshape(1, -1)
     models = {
         "llama": LlamaForCausalLM(LlamaConfig(**small)),
         "tied": LlamaForCausalLM(LlamaConfig(**small, tie_word_embeddings=True)),
-        "mixtral": MixtralForCausalLM(MixtralConfig(**small, num_local_experts=2)),  # whose experts are merged
+        "mixtral": MixtralForCausalLM(MixtralConfig(**small, num_local_experts=2)),  # the experts are merged
         "gpt2": GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=32,
                                            bos_token_id=0, eos_token_id=0)),
     }
@@ -286,7 +286,7 @@ def from_checkpoint(folder):
 
 
 def by_recipes(folder):
-    """Converts models of this transformers to the other form and back, and returns what differs."""
+    """Converts models of this transformers to the other form and back, and returns the differences."""
     small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "pad_token_id": 0,
              "num_attention_heads": 4, "num_key_value_heads": 2}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32,

@@ -1,4 +1,4 @@
-"""vLLM with the loader of cairn: on a CPU, without its kernels, so nothing is computed with the weights."""
+"""vLLM with the loader of cairn: on a CPU, without its kernels, so the weights are only loaded."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ from with_weights import (  # noqa: E402
     weights,
 )
 
-# The wheel is for GPUs. Without one it builds models if nothing asks for an accelerator or for kernels.
+# The wheel is for GPUs. Without one it builds models if no code asks for an accelerator or for kernels.
 torch.accelerator.empty_cache = lambda: None
 torch.accelerator.synchronize = lambda *_: None
 base_loader.process_weights_after_loading = lambda *_: None

@@ -73,7 +73,7 @@ def params(model):
 
 
 def differences(want, got):
-    """Returns what differs between parameters."""
+    """Returns the differences between parameters."""
     if sorted(want) != sorted(got):
         return [f"the names differ: {sorted(set(want) ^ set(got))}"]
     return [f"{n} differs: {want[n].dtype}{list(want[n].shape)}, {got[n].dtype}{list(got[n].shape)}" for n in want
@@ -97,7 +97,7 @@ def published(run, last):
 
 
 def all_ranks(function):
-    """Makes a function that returns what it finds wrong return what any rank finds."""
+    """Makes a function that returns problems return the problems of all ranks."""
     @functools.wraps(function)
     def everywhere(**arguments):
         found = function(**arguments)

@@ -3,8 +3,8 @@
 PyTorch takes seconds to import, so that is done once; each request then runs
 in processes of its own, which are forked from this one. A request names a
 function of a module beside this file, its arguments, and how many ranks call
-it; with several they are a gloo group. The answer holds what rank 0 returned,
-or what went wrong on every rank. Paths are relative to the working directory.
+it; with several they are a gloo group. The answer holds the result of rank 0,
+or the errors of all ranks. Paths are relative to the working directory.
 The arguments are modules to import once, too.
 """
 
@@ -30,7 +30,7 @@ import torch.distributed
 import torch.distributed.checkpoint
 import torch.distributed.tensor
 
-# What would else be imported late, by each process again.
+# Modules that each process would otherwise import late, again and again.
 EAGER = ("torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.serialization", "saves",
          "loads", "cairn.torch.dcp", "device")
 LIMIT = 900  # seconds that a request may take, also on a busy machine
@@ -103,7 +103,7 @@ def perform(number, request, rank, ranks):
 
 
 def gather(pipes):
-    """Returns what each rank said, by rank, and lets none outlive it."""
+    """Returns the answer of each rank, by rank. No rank outlives the call."""
     end = time.monotonic() + LIMIT
     data = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as wait:
