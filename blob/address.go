@@ -63,15 +63,18 @@ func OpenAddress(ctx context.Context, address string) (Store, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		_, err = s.Stat(ctx, name)
 		if err == nil {
 			return NewSingle(s, name), nil
 		}
+
 		// If the user may not list objects, services refuse to say that one does not exist.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 	}
+
 	return openScheme(ctx, address)
 }
 
@@ -90,13 +93,16 @@ func openScheme(ctx context.Context, address string) (Store, error) {
 		known = append(known, s)
 	}
 	schemesMu.RUnlock()
+
 	if scheme != "file" && !isURL {
 		return nil, fmt.Errorf("%w: %s: a URL begins with %s://, and the path of such a folder with ./", ErrAddress, Redact(address), scheme)
 	}
+
 	if open == nil {
 		slices.Sort(known)
 		return nil, fmt.Errorf("%w: %s: this program knows the schemes %s", ErrAddress, Redact(address), strings.Join(known, ", "))
 	}
+
 	if isURL {
 		address = scheme + "://" + rest
 	}
@@ -126,10 +132,12 @@ func Redact(address string) string {
 	if !strings.Contains(address, "://") {
 		return Scheme(address) + ":/…"
 	}
+
 	u, err := url.Parse(address)
 	if err != nil {
 		return Scheme(address) + "://…"
 	}
+
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	return u.String()
 }
@@ -142,6 +150,7 @@ func SplitAddress(address string) (dir, name string) {
 		i := strings.LastIndexByte(strings.TrimRight(address, "/"), '/') + 1
 		return address[:i], strings.TrimRight(address[i:], "/")
 	}
+
 	scheme, rest, _ := strings.Cut(address, "://")
 	before, query, found := strings.Cut(rest, "?")
 	before = strings.TrimRight(before, "/")
@@ -149,10 +158,12 @@ func SplitAddress(address string) (dir, name string) {
 	if i < 0 {
 		return address, ""
 	}
+
 	name, err := url.PathUnescape(before[i+1:])
 	if err != nil {
 		return address, ""
 	}
+
 	dir = scheme + "://" + before[:i]
 	if i == 0 {
 		dir += "/" // file:///
@@ -169,10 +180,12 @@ func JoinAddress(address string, elem ...string) string {
 	if len(elem) == 0 {
 		return address
 	}
+
 	rest := strings.Join(elem, "/")
 	if Scheme(address) == "file" && !strings.Contains(address, "://") {
 		return strings.TrimRight(address, "/") + "/" + rest
 	}
+
 	before, query, found := strings.Cut(address, "?")
 	out := strings.TrimRight(before, "/") + "/" + (&url.URL{Path: rest}).EscapedPath()
 	if found {

@@ -147,6 +147,7 @@ func CheckName(name string) error {
 	if strings.ContainsFunc(name, func(r rune) bool { return r == '\\' || unicode.IsControl(r) }) {
 		return fmt.Errorf("%w: %q holds a backslash or control character", ErrName, name)
 	}
+
 	for e := range strings.SplitSeq(name, "/") {
 		if len(e) > MaxElement {
 			return fmt.Errorf("%w: element of %d bytes, at most %d", ErrName, len(e), MaxElement)
@@ -155,6 +156,7 @@ func CheckName(name string) error {
 			return fmt.Errorf("%w: %q: %q is reserved", ErrName, name, Reserved)
 		}
 	}
+
 	return nil
 }
 
@@ -270,14 +272,17 @@ func ReadVersion(ctx context.Context, s Store, name string, max int64) (p []byte
 		return nil, "", err
 	}
 	defer r.Close()
+
 	if r.Size() > max {
 		err := fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, r.Size(), max)
 		return nil, "", &Error{Op: "read", Store: s.String(), Name: name, Err: err}
 	}
+
 	p = make([]byte, r.Size())
 	if err := r.ReadAt(ctx, p, 0); err != nil {
 		return nil, "", err
 	}
+
 	if v, ok := r.(VersionReader); ok {
 		version = v.Version()
 	}
@@ -295,21 +300,25 @@ func WriteAll(ctx context.Context, s Store, name string, data []byte, opts *Crea
 	if o.Size == 0 {
 		o.Size = int64(len(data))
 	}
+
 	w, err := s.Create(ctx, name, &o)
 	if err != nil {
 		return Info{}, err
 	}
 	defer w.Abort() // does nothing once committed
+
 	step := int64(len(data))
 	if o.Piece > 0 {
 		step = min(o.Piece, step)
 	}
+
 	for off := int64(0); off < int64(len(data)); off += step {
 		end := min(off+step, int64(len(data)))
 		if err := w.WriteAt(ctx, data[off:end], off); err != nil {
 			return Info{}, err
 		}
 	}
+
 	return w.Commit(ctx)
 }
 

@@ -29,6 +29,7 @@ func As[T any](s Store) (T, bool) {
 		}
 		s = w.Unwrap()
 	}
+
 	var zero T
 	return zero, false
 }
@@ -190,10 +191,12 @@ func OpenKnown(ctx context.Context, s Store, o Info) (Reader, error) {
 	if k, ok := As[Knower](s); ok {
 		return k.OpenKnown(ctx, o)
 	}
+
 	r, err := s.Open(ctx, o.Name)
 	if err != nil || o.Version == "" {
 		return r, err
 	}
+
 	if v, ok := r.(VersionReader); ok && v.Version() != "" && v.Version() != o.Version {
 		r.Close()
 		return nil, &Error{Op: "open", Store: s.String(), Name: o.Name, Err: ErrChanged}
@@ -231,6 +234,7 @@ func RemoveVersion(ctx context.Context, s Store, name, version string) error {
 	if r, ok := As[VersionRemover](s); ok {
 		return r.RemoveVersion(ctx, name, version)
 	}
+
 	info, err := s.Stat(ctx, name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -240,6 +244,7 @@ func RemoveVersion(ctx context.Context, s Store, name, version string) error {
 	case info.Version != version:
 		return &Error{Op: "remove", Store: s.String(), Name: name, Err: ErrChanged}
 	}
+
 	return s.Remove(ctx, name)
 }
 

@@ -49,22 +49,28 @@ func (x *Extents) Begin(off int64, n int) error {
 	if off < 0 || n < 0 || off > math.MaxInt64-int64(n) {
 		return fmt.Errorf("%w: %d bytes at %d", ErrRange, n, off)
 	}
+
 	s := span{off, off + int64(n)}
 	if x.size > 0 && s.end > x.size {
 		return fmt.Errorf("%w: %d bytes at %d of %d", ErrRange, n, off, x.size)
 	}
+
 	if n == 0 {
 		return nil
 	}
+
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
 	if err := x.checkPiece(s); err != nil {
 		return err
 	}
+
 	i := x.search(off)
 	if i > 0 && x.done[i-1].overlaps(s) || i < len(x.done) && x.done[i].overlaps(s) || slices.ContainsFunc(x.busy, s.overlaps) {
 		return fmt.Errorf("%w: %d bytes at %d were written before", ErrRange, n, off)
 	}
+
 	x.busy = append(x.busy, s)
 	if int64(n) < x.piece {
 		x.last = s
@@ -85,6 +91,7 @@ func (x *Extents) checkPiece(s span) error {
 	case n == x.piece:
 		return nil
 	}
+
 	after := func(t span) bool { return t.end > s.end }
 	if x.size > 0 && s.end != x.size || slices.ContainsFunc(x.busy, after) || len(x.done) > 0 && after(x.done[len(x.done)-1]) {
 		return fmt.Errorf("%w: short piece of %d bytes at %d is not the last", ErrRange, n, s.off)
@@ -98,10 +105,12 @@ func (x *Extents) End(off int64, n int, ok bool) {
 	s := span{off, off + int64(n)}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
 	i := slices.Index(x.busy, s)
 	if i < 0 {
 		return // a write of no bytes
 	}
+
 	x.busy = slices.Delete(x.busy, i, i+1)
 	if ok {
 		x.add(s)
@@ -123,6 +132,7 @@ func (x *Extents) add(s span) {
 		s.end = x.done[j].end
 		j++
 	}
+
 	x.done = slices.Replace(x.done, i, j, s)
 }
 
@@ -139,10 +149,12 @@ func (x *Extents) search(off int64) int {
 func (x *Extents) Size() (int64, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
 	var size int64 // up to the first hole
 	if len(x.done) > 0 && x.done[0].off == 0 {
 		size = x.done[0].end
 	}
+
 	switch {
 	case len(x.busy) > 0:
 		return 0, fmt.Errorf("%w: %d writes under way", ErrRange, len(x.busy))
@@ -151,5 +163,6 @@ func (x *Extents) Size() (int64, error) {
 	case x.size > 0 && size != x.size:
 		return 0, fmt.Errorf("%w: %d bytes written of %d", ErrRange, size, x.size)
 	}
+
 	return size, nil
 }

@@ -37,6 +37,7 @@ func Beside(s Store, name string) (Store, error) {
 	if strings.Contains(name, "/") {
 		return nil, &Error{Op: "open", Store: s.String(), Name: name, Err: ErrName}
 	}
+
 	parent, own, err := Parent(s)
 	if err != nil {
 		return nil, err

@@ -80,6 +80,7 @@ func (s *Single) List(ctx context.Context, prefix string) iter.Seq2[Info, error]
 		if !strings.HasPrefix(s.name, prefix) {
 			return
 		}
+
 		for info, err := range s.inner.List(ctx, s.name) { // the object comes first
 			if err != nil || info.Name == s.name {
 				yield(info, err)

@@ -86,6 +86,7 @@ func connect(name, account string) (*service, error) {
 		Retry:     policy.RetryOptions{MaxRetries: -1}, // package remote repeats requests
 		Transport: &http.Client{Transport: transport()},
 	}}
+
 	v := &service{name: name}
 	var err error
 	if connection := os.Getenv(connectionEnv); connection != "" && account == "" {
@@ -95,12 +96,14 @@ func connect(name, account string) (*service, error) {
 		}
 		return v, err
 	}
+
 	if account == "" {
 		account = os.Getenv(accountEnv)
 	}
 	if account == "" {
 		return nil, fmt.Errorf("the storage account is not known: set %s or %s, or add ?account=… to the address", connectionEnv, accountEnv)
 	}
+
 	address := (&url.URL{Scheme: "https", Host: account + ".blob.core.windows.net", Path: "/" + name}).String()
 	switch key, sas := os.Getenv(keyEnv), os.Getenv(sasEnv); {
 	case key != "":

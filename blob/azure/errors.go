@@ -89,12 +89,14 @@ func explain(err error) error {
 	case errors.As(err, &response):
 		return explainAnswer(response)
 	}
+
 	if errors.As(err, &address) {
 		err = address.Err // without the address, which may contain a SAS token
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
+
 	unreachable := remote.IsUnreachable(err)
 	return &remote.Error{Err: err, Retry: true, Sent: !unreachable, Unreachable: unreachable} // the connection failed
 }
@@ -116,14 +118,17 @@ func explainAnswer(r *azcore.ResponseError) error {
 	if !known {
 		m = byStatus(status)
 	}
+
 	text := r.ErrorCode
 	if text == "" {
 		text = http.StatusText(status)
 	}
+
 	err := fmt.Errorf("%s (status %d)", text, status)
 	if m.cause != nil {
 		err = fmt.Errorf("%w: %w", m.cause, err)
 	}
+
 	// A service that is too busy has not begun; a proxy that answers for it may have.
 	sent := status >= 500 && !(known && status == http.StatusServiceUnavailable)
 	return &remote.Error{Err: err, Retry: m.retry, Sent: sent, After: after(r.RawResponse), Hint: m.hint}

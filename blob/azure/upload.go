@@ -54,6 +54,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 	for i := range ids {
 		ids[i] = u.block(i)
 	}
+
 	r, err := u.client().CommitBlockList(ctx, ids, &blockblob.CommitBlockListOptions{
 		Metadata: notes(c.Writer, sumText(sum)), HTTPHeaders: &blob.HTTPHeaders{BlobContentType: to.Ptr(contentType)}, AccessConditions: conditions(c),
 	})
@@ -74,11 +75,13 @@ func (u *upload) Abort(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for _, b := range list {
 		if id, err := base64.StdEncoding.DecodeString(deref(b.Name)); err != nil || !strings.HasPrefix(string(id), u.id) {
 			return nil
 		}
 	}
+
 	if len(list) == 0 {
 		return nil
 	}
@@ -115,6 +118,7 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 	if err != nil {
 		return nil, "", err
 	}
+
 	var page []remote.PendingUpload
 	for _, b := range items {
 		if b.Name == nil || b.Properties == nil {
@@ -123,6 +127,7 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 		if deref(b.Properties.ContentLength) > 0 {
 			continue
 		}
+
 		list, err := v.blocks(ctx, deref(b.Name))
 		if err != nil {
 			return nil, "", err
@@ -130,12 +135,15 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 		if len(list) == 0 {
 			continue
 		}
+
 		u := remote.PendingUpload{Key: deref(b.Name), ID: uncommitted, Begun: deref(b.Properties.LastModified)}
 		for _, b := range list {
 			u.Size += deref(b.Size)
 		}
+
 		page = append(page, u)
 	}
+
 	return page, next, nil
 }
 
@@ -146,6 +154,7 @@ func (v *service) listUncommitted(ctx context.Context, prefix string, deep bool,
 	if token != "" {
 		marker = &token
 	}
+
 	include := container.ListBlobsInclude{UncommittedBlobs: true}
 	if deep {
 		r, err := v.client.NewListBlobsFlatPager(&container.ListBlobsFlatOptions{Prefix: &prefix, Marker: marker, Include: include}).NextPage(remote.Expect(ctx, listKind))
@@ -157,6 +166,7 @@ func (v *service) listUncommitted(ctx context.Context, prefix string, deep bool,
 		}
 		return r.Segment.BlobItems, deref(r.NextMarker), nil
 	}
+
 	r, err := v.client.NewListBlobsHierarchyPager("/", &container.ListBlobsHierarchyOptions{Prefix: &prefix, Marker: marker, Include: include}).NextPage(remote.Expect(ctx, listKind))
 	switch {
 	case err != nil:
@@ -164,6 +174,7 @@ func (v *service) listUncommitted(ctx context.Context, prefix string, deep bool,
 	case r.Segment == nil:
 		return nil, "", errNoList
 	}
+
 	return r.Segment.BlobItems, deref(r.NextMarker), nil
 }
 

@@ -90,14 +90,17 @@ func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, 
 	if r.Size() != size+trailerBytes(size) {
 		return fmt.Errorf("%w: it has %d bytes", errDamaged, r.Size())
 	}
+
 	t := make([]byte, trailerBytes(size))
 	if err := r.ReadAt(ctx, t, size); err != nil {
 		return err
 	}
+
 	body, sum := t[:len(t)-4], binary.LittleEndian.Uint32(t[len(t)-4:])
 	if crc32c.Checksum(body) != sum || !strings.HasPrefix(string(body), magic+string(k.sum[:])) {
 		return fmt.Errorf("%w: its trailer belongs to another block", errDamaged)
 	}
+
 	sums := body[len(magic)+sha256.Size:]
 	check := func(page int64, q []byte) error {
 		if crc32c.Checksum(q) != binary.LittleEndian.Uint32(sums[4*page:]) {
@@ -105,6 +108,7 @@ func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, 
 		}
 		return nil
 	}
+
 	var edge []byte
 	for len(p) > 0 {
 		page := off / pageBytes
@@ -114,29 +118,37 @@ func readBlock(ctx context.Context, r blob.Reader, k key, size int64, p []byte, 
 			if off+int64(len(p)) == size {
 				n = int64(len(p))
 			}
+
 			if err := r.ReadAt(ctx, p[:n], off); err != nil {
 				return err
 			}
+
 			for at := int64(0); at < n; at += pageBytes {
 				if err := check(page+at/pageBytes, p[at:min(at+pageBytes, n)]); err != nil {
 					return err
 				}
 			}
+
 			p, off = p[n:], off+n
 			continue
 		}
+
 		if edge == nil {
 			edge = make([]byte, pageBytes)
 		}
+
 		q := edge[:end-begin]
 		if err := r.ReadAt(ctx, q, begin); err != nil {
 			return err
 		}
+
 		if err := check(page, q); err != nil {
 			return err
 		}
+
 		n := copy(p, q[off-begin:])
 		p, off = p[n:], off+int64(n)
 	}
+
 	return nil
 }

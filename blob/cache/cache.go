@@ -95,6 +95,7 @@ func New(s blob.Store, o Options) (*Store, error) {
 	if o.Dir == "" || o.Bytes < 0 {
 		return nil, fmt.Errorf("a cache for %s: want a folder and a bound that is not negative", s)
 	}
+
 	o.Bytes = cmp.Or(o.Bytes, defaultBytes)
 	o.block, o.small = cmp.Or(o.block, blockBytes), cmp.Or(o.small, smallBytes)
 	o.patience, o.asideTime = cmp.Or(o.patience, patience), cmp.Or(o.asideTime, asideTime)
@@ -102,6 +103,7 @@ func New(s blob.Store, o Options) (*Store, error) {
 	if h, ok := blob.As[blob.Hosted](s); ok {
 		c.host = h.Host()
 	}
+
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		c.folder, err = openFolder(dir, o.Bytes)
@@ -113,6 +115,7 @@ func New(s blob.Store, o Options) (*Store, error) {
 		c.folder = nil
 		c.warn(err)
 	}
+
 	return c, nil
 }
 
@@ -131,12 +134,14 @@ func FromEnv(ctx context.Context, s blob.Store) (blob.Store, error) {
 	if o.Dir == "" || ctx.Value(withoutKey{}) != nil || !blob.HasVersions(s) {
 		return s, nil
 	}
+
 	if text := os.Getenv(BytesEnv); text != "" {
 		var err error
 		if o.Bytes, err = size.Parse(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", BytesEnv, err)
 		}
 	}
+
 	c, err := New(s, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", DirEnv, err)

@@ -70,11 +70,13 @@ func (f *folder) make() error {
 	if err := checkOwner(filepath.Dir(f.dir)); err != nil {
 		return err
 	}
+
 	for _, d := range []string{"", locksDir, blocksDir} {
 		if err := os.Mkdir(filepath.Join(f.dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
+
 	return checkOwner(f.dir) // another user may have made it while the folder above was open to all
 }
 
@@ -96,6 +98,7 @@ func (f *folder) get(ctx context.Context, k key, size int64, p []byte, off int64
 	if err != nil {
 		return false, err
 	}
+
 	err = readBlock(ctx, r, k, size, p, off)
 	r.Close()
 	if err != nil {
@@ -104,6 +107,7 @@ func (f *folder) get(ctx context.Context, k key, size int64, p []byte, off int64
 		}
 		return false, err
 	}
+
 	now := time.Now()
 	// The time says how recently it was used. It may have been removed meanwhile.
 	_ = os.Chtimes(filepath.Join(f.dir, filepath.FromSlash(k.name())), now, now)
@@ -126,17 +130,20 @@ func (f *folder) put(ctx context.Context, k key, p []byte) error {
 	if _, err := f.files.SweepTemp(ctx, k.dir(), 0); err != nil {
 		return err
 	}
+
 	w, err := f.create(ctx, k.name(), int64(len(p))+trailerBytes(int64(len(p))))
 	if err != nil {
 		return err
 	}
 	defer w.Abort() // does nothing once committed
+
 	if err := w.WriteAt(ctx, p, 0); err != nil {
 		return err
 	}
 	if err := w.WriteAt(ctx, trailer(k, p), int64(len(p))); err != nil {
 		return err
 	}
+
 	_, err = w.Commit(ctx)
 	return err
 }
@@ -149,6 +156,7 @@ func (f *folder) create(ctx context.Context, name string, n int64) (blob.Writer,
 		return nil, err
 	}
 	defer unlock()
+
 	total, ok := f.usage()
 	if !ok || total+n > f.bytes {
 		if total, err = f.makeRoom(ctx, n); err != nil {
@@ -158,6 +166,7 @@ func (f *folder) create(ctx context.Context, name string, n int64) (blob.Writer,
 	if total+n > f.bytes {
 		return nil, fmt.Errorf("%w for %d bytes", errNoRoom, n)
 	}
+
 	if err := f.setUsage(total + n); err != nil {
 		return nil, err
 	}
@@ -168,11 +177,13 @@ func (f *folder) create(ctx context.Context, name string, n int64) (blob.Writer,
 func (f *folder) lockUsage(ctx context.Context) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, usageWait, fmt.Errorf("%s: %w for %v", usageLock, blob.ErrLocked, usageWait))
 	defer cancel()
+
 	select {
 	case f.turn <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+
 	for {
 		lock, err := f.files.TryLock(ctx, usageLock, nil)
 		if err == nil {
@@ -215,22 +226,27 @@ func (f *folder) makeRoom(ctx context.Context, n int64) (total int64, err error)
 	if err != nil {
 		return 0, err
 	}
+
 	if _, err := f.files.SweepTemp(ctx, locksDir, tempAge); err != nil {
 		return 0, err
 	}
+
 	for _, d := range dirs {
 		d = blocksDir + "/" + d
 		if _, err := f.files.SweepTemp(ctx, d, tempAge); err != nil {
 			return 0, err
 		}
+
 		temps, err := f.files.Temps(ctx, d)
 		if err != nil {
 			return 0, err
 		}
+
 		for _, t := range temps {
 			total += t.Size
 		}
 	}
+
 	var blocks []blob.Info
 	for info, err := range f.files.List(ctx, blocksDir+"/") {
 		if err != nil {
@@ -239,9 +255,11 @@ func (f *folder) makeRoom(ctx context.Context, n int64) (total int64, err error)
 		total += info.Size
 		blocks = append(blocks, info)
 	}
+
 	if total+n <= f.bytes {
 		return total, nil
 	}
+
 	slices.SortFunc(blocks, func(a, b blob.Info) int { return a.ModTime.Compare(b.ModTime) })
 	for _, b := range blocks {
 		if total+n <= f.bytes/10*9 {
@@ -252,6 +270,7 @@ func (f *folder) makeRoom(ctx context.Context, n int64) (total int64, err error)
 			total -= b.Size
 		}
 	}
+
 	return total, context.Cause(ctx)
 }
 

@@ -69,6 +69,7 @@ func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > r.Size() || int64(len(p)) > r.Size()-off || len(p) == 0 || r.closed.Load() || ctx.Err() != nil {
 		return r.inner.ReadAt(ctx, p, off) // it returns the error
 	}
+
 	size := r.s.opts.block
 	first, last := off/size, (off+int64(len(p))-1)/size
 	return work.Each(ctx, int(last-first)+1, parallel, func(ctx context.Context, i int) error {
@@ -93,6 +94,7 @@ func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) er
 		if r.s.isAside() {
 			return r.download(ctx, p, n*r.s.opts.block+off)
 		}
+
 		if now := time.Now(); !now.Before(next) {
 			next = now.Add(lockPause)
 			lock, err := r.s.folder.tryLock(ctx, id)
@@ -105,6 +107,7 @@ func (r *reader) readBlock(ctx context.Context, n int64, p []byte, off int64) er
 				return r.download(ctx, p, n*r.s.opts.block+off)
 			}
 		}
+
 		if err := sleep(ctx, lookPause); err != nil {
 			return r.fail(err)
 		}
@@ -124,6 +127,7 @@ func (r *reader) get(ctx context.Context, id blockID, n int64, p []byte, off int
 			return false, err
 		}
 	}
+
 	done, err := r.s.folder.get(ctx, id.at(version), r.length(n), p, off)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -131,6 +135,7 @@ func (r *reader) get(ctx context.Context, id blockID, n int64, p []byte, off int
 		}
 		r.s.warn(err) // it is downloaded instead
 	}
+
 	if done {
 		r.s.cached.Add(int64(len(p)))
 	}
@@ -155,9 +160,11 @@ func (r *reader) ask(ctx context.Context) (string, error) {
 	case <-ctx.Done():
 		return "", r.fail(context.Cause(ctx))
 	}
+
 	if v := r.Version(); v != "" {
 		return v, nil
 	}
+
 	info, err := r.s.inner.Stat(ctx, r.name)
 	if err != nil {
 		return "", err
@@ -189,6 +196,7 @@ func (r *reader) fill(ctx context.Context, id blockID, n int64, p []byte, off in
 	if done, err := r.get(ctx, id, n, p, off); done || err != nil {
 		return err
 	}
+
 	all := p
 	if length := r.length(n); int64(len(p)) < length {
 		buf, err := r.s.bufs.Get(ctx)
@@ -198,12 +206,15 @@ func (r *reader) fill(ctx context.Context, id blockID, n int64, p []byte, off in
 		defer r.s.bufs.Put(buf)
 		all = buf[:length]
 	}
+
 	if err := r.download(ctx, all, n*r.s.opts.block); err != nil {
 		return err
 	}
+
 	if len(all) != len(p) {
 		copy(p, all[off:])
 	}
+
 	err := r.s.folder.put(ctx, id.at(r.Version()), all)
 	switch {
 	case err == nil || ctx.Err() != nil:
@@ -212,6 +223,7 @@ func (r *reader) fill(ctx context.Context, id blockID, n int64, p []byte, off in
 	default:
 		r.s.stepAside(err)
 	}
+
 	return nil
 }
 

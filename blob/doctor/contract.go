@@ -117,6 +117,7 @@ func listAfterWrite(ctx context.Context, e *exam) (string, error) {
 		if err := e.put(ctx, name, "x", nil); err != nil {
 			return "", err
 		}
+
 		ok, err := e.listed(ctx, name)
 		if err != nil {
 			return "", err
@@ -132,11 +133,13 @@ func removing(ctx context.Context, e *exam) (string, error) {
 	if err := e.put(ctx, "removed", "x", nil); err != nil {
 		return "", err
 	}
+
 	for range 2 { // the second time, it does not exist
 		if err := e.s.Remove(ctx, "removed"); err != nil {
 			return "", err
 		}
 	}
+
 	if _, err := e.s.Stat(ctx, "removed"); !errors.Is(err, fs.ErrNotExist) {
 		return "", otherwise(err, "an object that was removed is still there")
 	}
@@ -158,15 +161,18 @@ func ranges(ctx context.Context, e *exam) (string, error) {
 	if err := e.put(ctx, "ranges", string(data), nil); err != nil {
 		return "", err
 	}
+
 	r, err := e.s.Open(ctx, "ranges")
 	if err != nil {
 		return "", err
 	}
 	defer r.Close()
+
 	size := int64(len(data))
 	if r.Size() != size {
 		return "", fmt.Errorf("an object of %d bytes has %d when it is opened", size, r.Size())
 	}
+
 	for _, at := range [][2]int64{{0, 1}, {size - 1, 1}, {100_000, 4096}, {65_535, 2}, {500_000, size - 500_000}, {0, size}} {
 		p := make([]byte, at[1])
 		if err := r.ReadAt(ctx, p, at[0]); err != nil {
@@ -176,6 +182,7 @@ func ranges(ctx context.Context, e *exam) (string, error) {
 			return "", fmt.Errorf("%d bytes from %d on differ from the bytes that were written", at[1], at[0])
 		}
 	}
+
 	if err := r.ReadAt(ctx, make([]byte, 10), size-5); err == nil {
 		return "", errors.New("a read beyond the end of an object returns bytes")
 	}
@@ -188,6 +195,7 @@ func replacement(ctx context.Context, e *exam) (string, error) {
 	if err := e.put(ctx, "replaced", content(0), nil); err != nil {
 		return "", err
 	}
+
 	var ended atomic.Bool
 	var wg sync.WaitGroup
 	errs := make([]error, 4)
@@ -207,11 +215,13 @@ func replacement(ctx context.Context, e *exam) (string, error) {
 			}
 		})
 	}
+
 	for i := range rounds {
 		if errs[3] = e.put(ctx, "replaced", content(i), nil); errs[3] != nil {
 			break
 		}
 	}
+
 	ended.Store(true)
 	wg.Wait()
 	return "readers see an object before or after its replacement", errors.Join(errs...)
@@ -223,9 +233,11 @@ func invisible(ctx context.Context, e *exam) (string, error) {
 		return "", err
 	}
 	defer w.Abort()
+
 	if err := w.WriteAt(ctx, pattern(partBytes), 0); err != nil {
 		return "", err
 	}
+
 	seen := func(what string) error {
 		if _, err := e.s.Stat(ctx, "unfinished"); !errors.Is(err, fs.ErrNotExist) {
 			return otherwise(err, what+" is visible: it can be opened")
@@ -238,6 +250,7 @@ func invisible(ctx context.Context, e *exam) (string, error) {
 	if err := seen("an object that is being written"); err != nil {
 		return "", err
 	}
+
 	if err := w.Abort(); err != nil {
 		return "", err
 	}
@@ -267,10 +280,12 @@ func (e *exam) race(ctx context.Context, name string, o blob.CreateOptions, want
 			}
 		})
 	}
+
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+
 	if n := won.Load(); n != 1 {
 		return fmt.Errorf("of 8 writers with the same condition, %d have succeeded, not one", n)
 	}
@@ -288,11 +303,13 @@ func ifAbsent(ctx context.Context, e *exam) (string, error) {
 	if err := e.want(ctx, "absent", "first"); err != nil {
 		return "", err
 	}
+
 	for i := range 5 {
 		if err := e.race(ctx, fmt.Sprint("race-", i), o, fs.ErrExist); err != nil {
 			return "", err
 		}
 	}
+
 	return "of several writers of a new object, one wins", nil
 }
 
@@ -301,6 +318,7 @@ func ifVersion(ctx context.Context, e *exam) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	if info, err := e.s.Stat(ctx, "version"); err != nil {
 		return "", err
 	} else if info.Version == "" {
@@ -308,11 +326,13 @@ func ifVersion(ctx context.Context, e *exam) (string, error) {
 	} else if info.Version != first.Version {
 		return "", errors.New("the version of an object differs from the one that its writer received")
 	}
+
 	stale := blob.CreateOptions{IfVersion: first.Version}
 	second, err := blob.WriteAll(ctx, e.s, "version", []byte("second"), &stale)
 	if err != nil {
 		return "", err
 	}
+
 	if err := e.put(ctx, "version", "third", &stale); !errors.Is(err, blob.ErrChanged) {
 		return "", otherwise(err, "a writer with an old version was not refused")
 	}
@@ -337,6 +357,7 @@ func parts(ctx context.Context, e *exam) (string, error) {
 		return "", err
 	}
 	defer w.Abort()
+
 	var wg sync.WaitGroup
 	errs := make([]error, 4)
 	for i := range errs {
@@ -344,13 +365,16 @@ func parts(ctx context.Context, e *exam) (string, error) {
 			errs[i] = w.WriteAt(ctx, data[i*piece:min((i+1)*piece, len(data))], int64(i*piece))
 		})
 	}
+
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return "", err
 	}
+
 	if _, err := w.Commit(ctx); err != nil {
 		return "", err
 	}
+
 	got, err := blob.ReadAll(ctx, e.s, "large", most)
 	if err == nil && !bytes.Equal(got, data) {
 		err = errors.New("an object of several parts is not what was written")
@@ -363,14 +387,17 @@ func abandoned(ctx context.Context, e *exam) (string, error) {
 	if _, ok := blob.As[blob.Sweeper](e.root); !ok || sweeper == nil {
 		return "", skip("the store keeps nothing of writers that end early")
 	}
+
 	w, err := e.s.Create(ctx, "abandoned", &blob.CreateOptions{Size: 2 * partBytes, Piece: partBytes})
 	if err != nil {
 		return "", err
 	}
 	defer w.Abort()
+
 	if err := w.WriteAt(ctx, pattern(partBytes), 0); err != nil {
 		return "", err
 	}
+
 	temps, err := sweeper.Temps(ctx, "")
 	if errors.Is(err, fs.ErrPermission) {
 		return "", warn("unfinished uploads cannot be listed: %v", err)
@@ -381,6 +408,7 @@ func abandoned(ctx context.Context, e *exam) (string, error) {
 	if len(temps) == 0 {
 		return "", warn("an upload that is under way is not found")
 	}
+
 	if err := w.Abort(); err != nil {
 		return "", warn("the parts of a writer that gives up are not removed: %v", err)
 	}

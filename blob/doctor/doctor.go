@@ -121,10 +121,12 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 	if e.opts.Time <= 0 {
 		e.opts.Time = 2 * time.Second
 	}
+
 	sub, err := blob.NewSub(s, "cairn-doctor-"+strings.ToLower(rand.Text()[:10]))
 	if err != nil {
 		return nil, err
 	}
+
 	e.s = &noting{Store: sub, names: map[string]bool{}}
 	if e.run(ctx, creating) || ctx.Err() != nil || e.rep.Full {
 		e.all(ctx)
@@ -132,10 +134,12 @@ func Examine(ctx context.Context, s blob.Store, opts *Options) (*Report, error) 
 	} else {
 		_, _ = cleaning.run(ctx, e) // its objects are probably gone already
 	}
+
 	if m, ok := blob.As[blob.Meter](s); ok {
 		t := m.Traffic()
 		e.rep.Used = &t
 	}
+
 	if ctx.Err() != nil {
 		return e.rep, context.Cause(ctx)
 	}
@@ -151,6 +155,7 @@ func (e *exam) all(ctx context.Context) {
 	if !e.opts.Quick {
 		lists = append(lists, []check{rates})
 	}
+
 	for _, l := range lists {
 		for _, c := range l {
 			if ctx.Err() != nil || e.rep.Full {
@@ -182,12 +187,14 @@ func (e *exam) run(ctx context.Context, c check) bool {
 		}
 		e.rep.Safe = false
 	}
+
 	if r.Result == Warning || r.Result == Failed {
 		r.Follows = c.follows
 	}
 	if blob.IsFull(err) { // a full disk is no result of this check
 		r.Follows = "Saves fail until there is space or a larger quota. Checkpoints that are complete stay as they are, and loads work. 'cairn clean' removes what saves have left."
 	}
+
 	r.Seconds = time.Since(begin).Seconds()
 	e.rep.Checks = append(e.rep.Checks, r)
 	if e.opts.Done != nil {

@@ -49,6 +49,7 @@ func fileSystem(_ context.Context, e *exam) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	if hint := shared[kind]; hint != "" {
 		return "", warn("%s", hint)
 	}
@@ -79,6 +80,7 @@ func fsync(_ context.Context, e *exam) (string, error) {
 			return "", err
 		}
 		defer f.Close()
+
 		if _, err := f.Write(pattern(1 << 20)); err != nil {
 			return "", err
 		}
@@ -100,22 +102,27 @@ func rename(_ context.Context, e *exam) (string, error) {
 				return "", err
 			}
 		}
+
 		old, err := os.Open(b)
 		if err != nil {
 			return "", err
 		}
 		defer old.Close()
+
 		if err := os.Rename(a, b); err != nil {
 			return "", fmt.Errorf("a file cannot replace another one: %w", err)
 		}
+
 		got, err := os.ReadFile(b)
 		if err != nil || string(got) != "1" {
 			return "", otherwise(err, fmt.Sprintf("after a file has replaced another one, its name leads to %q", got))
 		}
+
 		p := make([]byte, 1)
 		if n, _ := old.Read(p); n == 1 && p[0] != '0' {
 			return "", errors.New("a reader of the old file sees the new one")
 		}
+
 		names, err := os.ReadDir(dir)
 		if err != nil || slices.ContainsFunc(names, func(d os.DirEntry) bool { return d.Name() == "a" }) {
 			return "", otherwise(err, "a file is still there under its old name")
@@ -134,7 +141,9 @@ func locks(_ context.Context, e *exam) (string, error) {
 		if err != nil {
 			return "", err
 		}
+
 		defer l.Release()
+
 		if other, err := file.LockPath(path); !errors.Is(err, blob.ErrLocked) {
 			if err == nil {
 				other.Release()

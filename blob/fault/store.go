@@ -86,18 +86,22 @@ func (s *Store) enter(ctx context.Context, e Entry) (Action, error) {
 	if err != nil {
 		return a, err
 	}
+
 	if a.delay > 0 {
 		t := time.NewTimer(a.delay)
 		defer t.Stop()
+
 		select {
 		case <-t.C:
 		case <-ctx.Done():
 			return a, context.Cause(ctx)
 		}
+
 		if !a.crash && s.Crashed() {
 			return a, ErrCrashed // another operation crashed meanwhile
 		}
 	}
+
 	return a, a.err
 }
 
@@ -106,9 +110,11 @@ func (s *Store) enter(ctx context.Context, e Entry) (Action, error) {
 func (s *Store) decide(e Entry) (Action, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.crashed {
 		return Action{}, ErrCrashed
 	}
+
 	s.log = append(s.log, e)
 	var a Action
 	for i := range s.rules {
@@ -116,6 +122,7 @@ func (s *Store) decide(e Entry) (Action, error) {
 			a.add(s.rules[i].Do)
 		}
 	}
+
 	s.crashed = a.crash
 	return a, nil
 }
@@ -130,6 +137,7 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err == nil {
 		return w, nil
 	}
+
 	if w.inner != nil && !s.Crashed() {
 		w.inner.Abort() // it failed late, and the caller gets no writer to abort
 	}
@@ -148,6 +156,7 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if err == nil {
 		return r, nil
 	}
+
 	if r.Reader != nil {
 		r.Close()
 	}
@@ -296,9 +305,11 @@ func (r *reader) ReadAt(ctx context.Context, p []byte, off int64) error {
 			err := fmt.Errorf("%w: %d bytes at %d of %d", blob.ErrRange, len(p), off, r.size)
 			return &blob.Error{Op: "read", Store: r.s.String(), Name: r.name, Err: err}
 		}
+
 		if err := r.Reader.ReadAt(ctx, p, off); err != nil {
 			return err
 		}
+
 		clear(p[a.left(int64(len(p))):])
 		a.flip(p)
 		return nil

@@ -33,6 +33,7 @@ func LocalPath(address string) (path string, local bool, err error) {
 	if !strings.HasPrefix(strings.ToLower(address), "file:/") {
 		return address, true, nil
 	}
+
 	u, err := url.Parse(address)
 	if err != nil || !strings.Contains(address, "://") || u.Path == "" || u.User != nil || u.Host != "" && u.Host != "localhost" || u.RawQuery != "" || u.Fragment != "" {
 		return "", true, fmt.Errorf("%w: %s: want file:///path", blob.ErrAddress, blob.Redact(address))
@@ -48,6 +49,7 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 			return nil, s.fail("list", dir, err)
 		}
 	}
+
 	entries, err := os.ReadDir(s.path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -55,6 +57,7 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 	if err != nil {
 		return nil, s.fail("list", dir, err)
 	}
+
 	var out []string
 	for _, e := range entries {
 		folder, err := isFolder(filepath.Join(s.path(dir), e.Name()), e)
@@ -65,6 +68,7 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 			out = append(out, e.Name())
 		}
 	}
+
 	return out, nil
 }
 
@@ -73,6 +77,7 @@ func isFolder(path string, e fs.DirEntry) (bool, error) {
 	if e.Type()&fs.ModeSymlink == 0 {
 		return e.IsDir(), nil
 	}
+
 	fi, err := os.Stat(path)
 	switch {
 	case err == nil:
@@ -80,5 +85,6 @@ func isFolder(path string, e fs.DirEntry) (bool, error) {
 	case gone(err):
 		return false, nil // a dangling link
 	}
+
 	return false, err
 }

@@ -81,13 +81,16 @@ func Open(dir string, opts *Options) (*Store, error) {
 	if opts != nil {
 		s.opts = *opts
 	}
+
 	if dir == "" {
 		return nil, errors.New("open file store: empty path")
 	}
+
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open file store: %w", err)
 	}
+
 	s.dir = abs
 	if fi, err := os.Stat(abs); err == nil && !fi.IsDir() {
 		return nil, fmt.Errorf("open file store %s: %w", s.shown, syscall.ENOTDIR)
@@ -104,6 +107,7 @@ func OpenPath(path string) (blob.Store, error) {
 	if single {
 		dir = filepath.Dir(path)
 	}
+
 	s, err := Open(dir, nil)
 	if err != nil {
 		return nil, err // not a nil *Store in a blob.Store
@@ -131,9 +135,11 @@ func (s *Store) Parent() (blob.Store, string, error) {
 			name = filepath.Base(target)
 		}
 	}
+
 	if name == "" {
 		return nil, "", s.fail("find the folder above", "", errors.ErrUnsupported)
 	}
+
 	parent, err := Open(dir, &s.opts)
 	if err != nil {
 		return nil, "", err
@@ -146,6 +152,7 @@ func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	if err := s.check(ctx, name); err != nil {
 		return blob.Info{}, s.fail("stat", name, err)
 	}
+
 	fi, err := os.Stat(s.path(name))
 	if err == nil && !fi.Mode().IsRegular() {
 		err = fs.ErrNotExist
@@ -217,6 +224,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 		if err == nil || err == errStop {
 			return
 		}
+
 		if _, named := err.(*blob.Error); !named { // walk has named a folder
 			err = s.fail("list", prefix, err)
 		}
@@ -237,11 +245,13 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 	if err != nil {
 		return s.fail("list", dir, err)
 	}
+
 	for _, key := range keys(entries) {
 		name := dir + key
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+
 		if !strings.HasPrefix(name, prefix) {
 			continue
 		}
@@ -256,6 +266,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -271,6 +282,7 @@ func (s *Store) visit(name string, yield func(blob.Info, error) bool) error {
 	case !yield(info(name, fi), nil):
 		return errStop
 	}
+
 	return nil
 }
 
@@ -299,6 +311,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := s.check(ctx, name); err != nil {
 		return s.fail("remove", name, err)
 	}
+
 	top, err := os.OpenRoot(s.dir)
 	if err == nil {
 		err = s.remove(top, name)
@@ -315,6 +328,7 @@ func (s *Store) remove(top *os.Root, name string) error {
 	if err != nil || fi.IsDir() {
 		return err // a directory is not an object
 	}
+
 	old := keepLarge(top, name)
 	if err = top.Remove(name); err == nil {
 		s.prune(top, path.Dir(name))
@@ -328,11 +342,13 @@ func (s *Store) Cool(ctx context.Context, name string) error {
 	if err := s.check(ctx, name); err != nil {
 		return s.fail("cool", name, err)
 	}
+
 	f, _, err := openRegular(s.path(name))
 	if err != nil {
 		return s.fail("cool", name, err)
 	}
 	defer f.Close()
+
 	if err := dropCache(f); err != nil {
 		return s.fail("cool", name, err)
 	}
@@ -345,11 +361,13 @@ func (s *Store) makeDir(dir string) (*os.Root, error) {
 	if err := s.step("mkdir"); err != nil {
 		return nil, err
 	}
+
 	top, err := s.makeTop()
 	if err != nil || dir == "." {
 		return top, err
 	}
 	defer top.Close()
+
 	sub, err := top.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = s.mkdirs(top, dir); err == nil {
@@ -378,6 +396,7 @@ func (s *Store) makeTop() (*os.Root, error) {
 func (s *Store) mkdirs(top *os.Root, dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for d := range parents(dir) {
 		err := top.Mkdir(d, 0o777)
 		if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -387,6 +406,7 @@ func (s *Store) mkdirs(top *os.Root, dir string) error {
 			delete(s.settled, d)
 		}
 	}
+
 	return nil
 }
 
@@ -395,6 +415,7 @@ func (s *Store) mkdirs(top *os.Root, dir string) error {
 func (s *Store) prune(top *os.Root, dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for ; dir != "."; dir = path.Dir(dir) {
 		if fi, err := top.Lstat(dir); err != nil || !fi.IsDir() { // not a link, which Remove would remove
 			return
@@ -415,18 +436,22 @@ func (s *Store) settle(dir string) error {
 	if known || s.opts.NoSync {
 		return nil
 	}
+
 	for d := dir; d != "."; d = path.Dir(d) {
 		if err := s.syncPath(s.path(path.Dir(d))); err != nil {
 			return err
 		}
 	}
+
 	if err := s.syncPath(filepath.Dir(s.dir)); err != nil {
 		return err
 	}
+
 	// dir has the temporary file of the caller, so no process has removed it
 	// meanwhile.
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.settled[dir] = true
 	return nil
 }
@@ -522,6 +547,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 		if err := root.Remove(path.Base(t.Name)); err != nil {
 			return err
 		}
+
 		n++
 		return nil
 	})
@@ -531,6 +557,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 			top.Close()
 		}
 	}
+
 	if err != nil {
 		return n, s.fail("sweep", dir, err)
 	}
@@ -544,11 +571,13 @@ func (s *Store) temps(ctx context.Context, dir string, fn func(*os.Root, *os.Fil
 		if strings.HasPrefix(fi.Name(), lockPrefix) {
 			return nil
 		}
+
 		f, err := root.OpenFile(fi.Name(), os.O_RDWR, 0)
 		if err != nil {
 			return err
 		}
 		defer f.Close()
+
 		t := blob.Temp{Name: path.Join(dir, fi.Name()), Size: fi.Size(), ModTime: fi.ModTime()}
 		t.Owner = owner(probe(f), root, tagOf(fi.Name()))
 		return fn(root, f, t)
@@ -574,14 +603,17 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err := s.check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	acct, err := blob.NewExtents(opts)
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	w := &writer{s: s, name: name, acct: acct}
 	if opts != nil {
 		w.opts = *opts
 	}
+
 	if err := w.open(ctx); err != nil {
 		w.tidy()
 		return nil, s.fail("create", name, err)

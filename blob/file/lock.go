@@ -43,10 +43,12 @@ func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.Hel
 	if err := s.check(ctx, name); err != nil {
 		return fail(err)
 	}
+
 	dir := path.Dir(name)
 	if s.linked(dir) {
 		return fail(errors.ErrUnsupported)
 	}
+
 	l, err := lockPath(s.path(dir+"/"+lockPrefix+path.Base(name)), note)
 	if err != nil {
 		return fail(err)
@@ -85,10 +87,12 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 		if !ok {
 			return nil
 		}
+
 		l := blob.Lock{Name: path.Join(dir, name), ModTime: fi.ModTime()}
 		if err := readLock(root, fi.Name(), min(left, maxLock), &l); err != nil {
 			return err
 		}
+
 		left -= min(left, fi.Size())
 		out = append(out, l)
 		return nil
@@ -106,11 +110,13 @@ func readLock(root *os.Root, name string, most int64, l *blob.Lock) error {
 		return err
 	}
 	defer f.Close()
+
 	err = probe(f)
 	var t lockText
 	if json.NewDecoder(io.LimitReader(f, most)).Decode(&t) == nil {
 		l.Note, l.Host, l.PID = t.Note, t.Host, t.PID
 	}
+
 	l.Owner = owner(err, root, t.Tag)
 	if l.Owner == blob.OwnerUnknown && !l.ModTime.IsZero() && time.Since(l.ModTime) < blob.Lease {
 		l.Owner = blob.OwnerAlive
@@ -141,6 +147,7 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 	if s.linked(dir) {
 		return nil
 	}
+
 	root, err := os.OpenRoot(s.path(dir))
 	if gone(err) {
 		return context.Cause(ctx)
@@ -149,10 +156,12 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 		return err
 	}
 	defer root.Close()
+
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if gone(err) { // the folder was removed meanwhile
 		err = nil
 	}
+
 	errs := []error{err}
 	for _, e := range entries {
 		if ctx.Err() != nil {
@@ -161,6 +170,7 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 		if !e.Type().IsRegular() || !strings.HasPrefix(e.Name(), blob.Reserved) {
 			continue
 		}
+
 		fi, err := e.Info()
 		if err == nil {
 			err = fn(root, fi)
@@ -169,6 +179,7 @@ func (s *Store) reserved(ctx context.Context, dir string, fn func(root *os.Root,
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -209,6 +220,7 @@ func PathOwner(path string) (blob.Owner, error) {
 		return blob.OwnerUnknown, err
 	}
 	defer root.Close()
+
 	var l blob.Lock
 	err = readLock(root, filepath.Base(path), maxLock, &l)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -228,6 +240,7 @@ func lockPath(path string, note []byte) (*PathLock, error) {
 			break
 		}
 	}
+
 	return l, explainFolder(filepath.Dir(path), err)
 }
 
@@ -240,6 +253,7 @@ func lockPathOnce(path string, note []byte) (*PathLock, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var f *os.File
 	b, err := encodeLock(path, note)
 	if err == nil {
@@ -249,12 +263,14 @@ func lockPathOnce(path string, note []byte) (*PathLock, error) {
 		removeEmpty(made)
 		return nil, err
 	}
+
 	l := &PathLock{path, f, made}
 	for _, d := range slices.Backward(made) {
 		if err := SyncDir(filepath.Dir(d)); err != nil {
 			return nil, errors.Join(err, l.Release())
 		}
 	}
+
 	return l, nil
 }
 
@@ -301,14 +317,17 @@ func makeDirs(dir string, sync func(dir string) error) ([]string, error) {
 		}
 		made = append(made, d)
 	}
+
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
+
 	for _, d := range slices.Backward(made) {
 		if err := sync(filepath.Dir(d)); err != nil {
 			return nil, err
 		}
 	}
+
 	return made, nil
 }
 

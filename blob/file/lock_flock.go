@@ -27,6 +27,7 @@ func lockFile(path string, text []byte) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if err := writeText(f, text); err != nil { // the disk may be full
 			return nil, errors.Join(err, dropLock(f, path))
 		}
@@ -52,12 +53,14 @@ func lockOld(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
 		return nil, errors.Join(err, f.Close(), &fs.PathError{Op: "lock", Path: path, Err: errNotRegular})
 	}
 	if err := lock(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
+
 	here, err := isAt(f, func() (fs.FileInfo, error) { return os.Lstat(path) })
 	if !here || err != nil {
 		return nil, errors.Join(err, unlock(f), f.Close())
@@ -75,12 +78,15 @@ func lockNew(path string, text []byte) (*os.File, error) {
 		return nil, err
 	}
 	defer root.Close()
+
 	name := tempName(root)
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return nil, err
 	}
+
 	defer root.Remove(name)
+
 	if err = lock(f); err == nil {
 		if err := writeText(f, text); err != nil {
 			return nil, errors.Join(err, f.Close())
@@ -100,6 +106,7 @@ func lockNew(path string, text []byte) (*os.File, error) {
 			err = empty.Close()
 		}
 	}
+
 	return nil, errors.Join(err, f.Close())
 }
 
@@ -131,6 +138,7 @@ func flock(f *os.File, how int) error {
 	case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.EINVAL):
 		err = errors.ErrUnsupported
 	}
+
 	return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
 }
 
@@ -140,6 +148,7 @@ func control(f *os.File, fn func(fd int) error) error {
 	if err != nil {
 		return err
 	}
+
 	var ferr error
 	err = c.Control(func(fd uintptr) {
 		for {

@@ -64,11 +64,13 @@ type removed struct {
 func (r *reclaimer) add(size, room int64, free func() int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	r.files = append(r.files, &removed{size, r.begun, free, make(chan struct{})})
 	var waiting int64
 	for _, f := range r.files {
 		waiting += f.size
 	}
+
 	if waiting > room/2 {
 		r.urgent = len(r.files)
 	}
@@ -89,12 +91,14 @@ func (r *reclaimer) begin(ctx context.Context, n, room int64) (end func()) {
 			must = len(r.files)
 		}
 	}
+
 	done := r.hurry(must)
 	r.mu.Unlock()
 	select {
 	case <-done:
 	case <-ctx.Done():
 	}
+
 	return sync.OnceFunc(func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -109,11 +113,13 @@ func (r *reclaimer) flush(ctx context.Context) bool {
 	some := len(r.files) > 0
 	done := r.hurry(len(r.files))
 	r.mu.Unlock()
+
 	select {
 	case <-done:
 	case <-ctx.Done():
 		return false
 	}
+
 	return some
 }
 
@@ -165,6 +171,7 @@ func (r *reclaimer) may() bool { return len(r.files) > 0 && (r.urgent > 0 || r.s
 func (r *reclaimer) run() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	for r.may() {
 		f := r.files[0]
 		r.mu.Unlock()
@@ -175,6 +182,7 @@ func (r *reclaimer) run() {
 			close(f.done)
 		}
 	}
+
 	r.running = false
 	r.wake()
 }

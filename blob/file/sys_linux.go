@@ -38,15 +38,18 @@ func keepBlocks(dir *os.Root, name string) (f *os.File, room int64) {
 			return nil, 0
 		}
 	}
+
 	var fs unix.Statfs_t
 	if err := control(f, func(fd int) error { return unix.Fstatfs(fd, &fs) }); err != nil || fs.Type == unix.NFS_SUPER_MAGIC {
 		f.Close()
 		return nil, 0
 	}
+
 	switch fs.Type {
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC:
 		return f, available(&fs)
 	}
+
 	return f, 0
 }
 
@@ -139,10 +142,12 @@ func hostTag(root *os.Root) string {
 	if err != nil {
 		return ""
 	}
+
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok || bootID() == "" {
 		return ""
 	}
+
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s %d", bootID(), st.Dev)
 	tag := fmt.Sprintf("%016x", h.Sum64())
@@ -154,6 +159,7 @@ func hostTag(root *os.Root) string {
 		}
 		locksWork.Store(st.Dev, works)
 	}
+
 	if works == false {
 		return ""
 	}
@@ -193,13 +199,16 @@ func tryLocksOnce(root *os.Root, name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	defer root.Remove(name)
 	defer f.Close()
+
 	g, err := root.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return false, err
 	}
 	defer g.Close()
+
 	if err := lock(f); err != nil {
 		if errors.Is(err, blob.ErrLocked) {
 			return false, err
@@ -261,6 +270,7 @@ func cachedBytes(f *os.File, off, n int64) (int64, bool) {
 	if err == nil {
 		return min(int64(st.Cache)*int64(os.Getpagesize()), n), true
 	}
+
 	var b [1]byte
 	err = control(f, func(fd int) error {
 		_, err := unix.Preadv2(fd, [][]byte{b[:]}, off, unix.RWF_NOWAIT)
@@ -272,5 +282,6 @@ func cachedBytes(f *os.File, off, n int64) (int64, bool) {
 	case unix.EAGAIN:
 		return 0, true
 	}
+
 	return 0, false
 }

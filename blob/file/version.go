@@ -35,6 +35,7 @@ func (s *Store) exclusively(ctx context.Context, object string, fn func() error)
 	name := s.path(path.Dir(object) + "/" + lockPrefix + "replace-" + path.Base(object))
 	wait, cancel := context.WithTimeout(ctx, replaceWait)
 	defer cancel()
+
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		l, err := LockPath(name)
 		if err == nil {
@@ -43,6 +44,7 @@ func (s *Store) exclusively(ctx context.Context, object string, fn func() error)
 		if !errors.Is(err, blob.ErrLocked) {
 			return fn()
 		}
+
 		select {
 		case <-time.After(pause):
 		case <-wait.Done():
@@ -65,6 +67,7 @@ func (s *Store) checkVersion(name, want string) error {
 	if err != nil {
 		return err
 	}
+
 	f.Close()
 	if version(fi) != want {
 		return blob.ErrChanged
@@ -80,6 +83,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 	if _, err := os.Lstat(s.path(name)); gone(err) { // do not make a folder for the lock
 		return s.fail("remove", name, blob.ErrRemoved)
 	}
+
 	err := s.exclusively(ctx, name, func() error {
 		if err := s.checkVersion(name, version); err != nil {
 			return err
@@ -87,11 +91,13 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 		if err := s.step("remove"); err != nil {
 			return err
 		}
+
 		top, err := os.OpenRoot(s.dir)
 		if err != nil {
 			return err
 		}
 		defer top.Close()
+
 		if err := s.remove(top, name); err != nil {
 			return err
 		}
@@ -112,14 +118,17 @@ func (s *Store) RemoveFolder(ctx context.Context, dir string) error {
 		_ = os.Remove(s.dir) // it fails if the folder is not empty
 		return nil
 	}
+
 	if err := s.check(ctx, dir); err != nil {
 		return s.fail("remove", dir, err)
 	}
+
 	top, err := os.OpenRoot(s.dir)
 	if err != nil {
 		return nil // there is no such folder
 	}
 	defer top.Close()
+
 	s.prune(top, dir)
 	return nil
 }
@@ -132,6 +141,7 @@ func (w *writer) distinguish(fi fs.FileInfo) (fs.FileInfo, error) {
 	if err != nil {
 		return fi, nil // there is no old file, or rename returns the error
 	}
+
 	for later := time.Millisecond; version(old) == version(fi) && later < time.Minute; later *= 10 {
 		at := old.ModTime().Add(later)
 		if err := w.dir.Chtimes(w.tmp, at, at); err != nil {
@@ -141,5 +151,6 @@ func (w *writer) distinguish(fi fs.FileInfo) (fs.FileInfo, error) {
 			return nil, err
 		}
 	}
+
 	return fi, nil
 }

@@ -82,10 +82,12 @@ func (c *client) call(ctx context.Context, method, path string, query url.Values
 			return err
 		}
 	}
+
 	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
+
 	if in != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
@@ -98,15 +100,18 @@ func (c *client) insert(ctx context.Context, bucket string, a *attrs, body []byt
 	if err != nil {
 		return nil, err
 	}
+
 	boundary := rand.Text()
 	head := fmt.Sprintf("--%s\r\nContent-Type: application/json\r\n\r\n%s\r\n--%[1]s\r\nContent-Type: %s\r\n\r\n", boundary, description, a.ContentType)
 	tail := fmt.Sprintf("\r\n--%s--\r\n", boundary)
 	query.Set("uploadType", "multipart")
 	query.Set("name", a.Name)
+
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+"/upload"+objectPath(bucket, "")+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, err
 	}
+
 	r.Header.Set("Content-Type", "multipart/related; boundary="+boundary)
 	r.GetBody = func() (io.ReadCloser, error) { // so that net/http may repeat a request that it has not sent
 		return io.NopCloser(io.MultiReader(strings.NewReader(head), bytes.NewReader(body), strings.NewReader(tail))), nil
@@ -124,6 +129,7 @@ func (c *client) do(r *http.Request, out any) error {
 		return err
 	}
 	defer answer.Body.Close()
+
 	b, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	switch {
 	case answer.StatusCode < 200 || answer.StatusCode > 299:
@@ -133,6 +139,7 @@ func (c *client) do(r *http.Request, out any) error {
 	case out == nil:
 		return nil
 	}
+
 	if err := json.Unmarshal(b, out); err != nil {
 		return fmt.Errorf("the answer is not what the request asks for: %w", err)
 	}
@@ -146,16 +153,19 @@ func (c *client) read(ctx context.Context, bucket, key string, generation, off, 
 	if generation != 0 {
 		address += "?generation=" + strconv.FormatInt(generation, 10)
 	}
+
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+n-1))
 	r.Header.Set("Accept-Encoding", "gzip") // bytes as they are stored
 	answer, err := c.http.Do(r)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	a, err := describeAnswer(answer, key, off)
 	if err != nil {
 		answer.Body.Close()
@@ -182,10 +192,12 @@ func describeAnswer(answer *http.Response, key string, off int64) (*attrs, error
 		b, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // a text for people
 		return nil, newAnswerError(answer, b)
 	}
+
 	var err error
 	if a.Generation, err = strconv.ParseInt(answer.Header.Get("X-Goog-Generation"), 10, 64); err != nil {
 		return nil, fmt.Errorf("the answer has no generation: %w", err)
 	}
+
 	a.Updated, _ = http.ParseTime(answer.Header.Get("Last-Modified")) // zero if the header is missing
 	for _, sums := range answer.Header.Values("X-Goog-Hash") {
 		for sum := range strings.SplitSeq(sums, ",") {
@@ -194,6 +206,7 @@ func describeAnswer(answer *http.Response, key string, off int64) (*attrs, error
 			}
 		}
 	}
+
 	return a, nil
 }
 

@@ -48,10 +48,12 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
 	}
+
 	c, err := newClient(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
+
 	emulator := os.Getenv(emulatorEnv)
 	v := &service{client: c, bucket: a.Bucket, emulator: emulator, conditional: emulator == ""}
 	return remote.New(v, a.Prefix, blob.Redact(address), o)
@@ -69,9 +71,11 @@ func newClient(ctx context.Context) (*client, error) {
 	key := strings.Join([]string{emulator, os.Getenv("GOOGLE_APPLICATION_CREDENTIALS")}, "\x00")
 	clientsMu.Lock()
 	defer clientsMu.Unlock()
+
 	if c := clients[key]; c != nil {
 		return c, nil
 	}
+
 	c := &client{http: &http.Client{Transport: remote.NewTransport()}, base: strings.TrimSuffix(emulator, "/")}
 	switch {
 	case emulator == "":
@@ -84,6 +88,7 @@ func newClient(ctx context.Context) (*client, error) {
 	case !strings.Contains(emulator, "://"):
 		c.base = "http://" + c.base
 	}
+
 	clients[key] = c
 	return c, nil
 }

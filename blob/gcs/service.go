@@ -72,6 +72,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 			return 0, remote.Object{}, remote.ErrCondition
 		}
 	}
+
 	remote.Progress(ctx) // an answer that does not come has stalled, too
 	a, body, err := v.client.read(ctx, v.bucket, key, generation, off, int64(len(p)))
 	if err = explain(err); errors.Is(err, errBeyond) {
@@ -87,7 +88,9 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 		}
 		return 0, remote.Object{}, err
 	}
+
 	defer body.Close()
+
 	o := a.object()
 	n, err := remote.ReadFull(ctx, body, p)
 	switch {
@@ -96,6 +99,7 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 	case err != nil:
 		return n, o, explain(err)
 	}
+
 	if sum, ok := parseSum(a.CRC32C); ok && int64(n) == o.Size && crc32c.Checksum(p[:n]) != sum {
 		err = &remote.Error{Err: errors.New("the bytes that arrived have another CRC-32C than the object"), Retry: true}
 	}
@@ -107,6 +111,7 @@ func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, 
 	if err != nil {
 		return remote.Object{}, err
 	}
+
 	a := v.written(c)
 	a.Name, a.CRC32C = key, formatSum(sum)
 	made, err := v.client.insert(ctx, v.bucket, a, body, query)
@@ -168,6 +173,7 @@ func (v *service) list(ctx context.Context, prefix, delimiter, token, fields str
 	if token != "" {
 		query.Set("pageToken", token)
 	}
+
 	page := new(list)
 	err := explain(v.client.call(remote.Expect(ctx, listKind), http.MethodGet, objectPath(v.bucket, ""), query, nil, page))
 	if e := (*remote.Error)(nil); errors.Is(err, fs.ErrNotExist) && errors.As(err, &e) {
@@ -223,12 +229,14 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 	if err != nil {
 		return remote.Object{}, err
 	}
+
 	if from.Version != "" {
 		if _, err := strconv.ParseInt(from.Version, 10, 64); err != nil {
 			return remote.Object{}, remote.ErrCondition
 		}
 		query.Set("sourceGeneration", from.Version)
 	}
+
 	path := objectPath(cmp.Or(from.Bucket, v.bucket), from.Key) + "/rewriteTo" + strings.TrimPrefix(objectPath(v.bucket, key), apiPath)
 	for {
 		var answer struct {
@@ -239,6 +247,7 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 		if err := v.client.call(ctx, http.MethodPost, path, query, v.written(c), &answer); err != nil {
 			return remote.Object{}, explain(err)
 		}
+
 		if answer.Done {
 			return answer.Resource.object(), nil
 		}

@@ -71,6 +71,7 @@ func parsePart(key string) (u remote.PendingUpload, ok bool) {
 	if !ok || number < 0 {
 		return u, false
 	}
+
 	id := strings.LastIndexByte(base[:number], '-')
 	level, n, _ := strings.Cut(base[number+1:], ".")
 	if id < 0 || level == "" || n == "" || strings.Trim(level+n, "0123456789") != "" {
@@ -89,6 +90,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 	if err != nil {
 		return remote.Object{}, err
 	}
+
 	o, err := u.compose(ctx, last, sum, c)
 	if u.attempts++; u.attempts > 1 && errors.Is(err, remote.ErrCondition) {
 		// The answer of an earlier attempt may be lost, and the object be there.
@@ -99,6 +101,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 	if err != nil {
 		return remote.Object{}, err
 	}
+
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
 	u.v.removeAll(clean, made) // a sweep finds the remaining objects
@@ -113,10 +116,12 @@ func (u *upload) reduce(ctx context.Context, n int) (made, last []string, err er
 		for i := range keys {
 			keys[i] = u.partKey(level, i)
 		}
+
 		made = append(made, keys...)
 		if n <= composed {
 			return made, keys, nil
 		}
+
 		n = (n + composed - 1) / composed
 		err := work.Each(ctx, n, parallel, func(ctx context.Context, i int) error {
 			group := keys[i*composed : min((i+1)*composed, len(keys))]
@@ -135,6 +140,7 @@ func (u *upload) compose(ctx context.Context, from []string, sum uint32, c remot
 	if err != nil {
 		return remote.Object{}, err
 	}
+
 	a := u.v.written(c)
 	a.CRC32C = formatSum(sum)
 	made, err := u.v.compose(ctx, u.key, from, a, query)
@@ -156,6 +162,7 @@ func (v *service) compose(ctx context.Context, key string, from []string, a *att
 	for _, name := range from {
 		body.Sources = append(body.Sources, source{name})
 	}
+
 	made := new(attrs)
 	return made, explain(v.client.call(ctx, http.MethodPost, objectPath(v.bucket, key)+"/compose", query, body, made))
 }
@@ -170,10 +177,12 @@ func (v *service) removeParts(ctx context.Context, prefix string) error {
 		if err != nil {
 			return err
 		}
+
 		keys := make([]string, len(page))
 		for i, o := range page {
 			keys[i] = o.Key
 		}
+
 		if err := v.removeAll(ctx, keys); err != nil {
 			return err
 		}
@@ -199,6 +208,7 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 	if !deep {
 		prefix += blob.Reserved
 	}
+
 	var out []remote.PendingUpload
 	var seen remote.PageTokens
 	for {
@@ -206,20 +216,24 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 		if err != nil {
 			return nil, "", err
 		}
+
 		for _, o := range page {
 			u, ok := parsePart(o.Key)
 			if !ok {
 				continue
 			}
+
 			if n := len(out); n == 0 || out[n-1].Key != u.Key || out[n-1].ID != u.ID {
 				out = append(out, u)
 			}
+
 			last := &out[len(out)-1]
 			last.Size += o.Size
 			if o.ModTime.After(last.Begun) {
 				last.Begun = o.ModTime
 			}
 		}
+
 		if token = next; token == "" {
 			return out, "", nil
 		}

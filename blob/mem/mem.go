@@ -50,10 +50,12 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err := check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	acct, err := blob.NewExtents(opts)
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	w := &writer{s: s, name: name, acct: acct}
 	if opts != nil {
 		w.ifAbsent, w.ifVersion = opts.IfAbsent, opts.IfVersion
@@ -88,6 +90,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			yield(blob.Info{}, s.fail("list", prefix, err))
 			return
 		}
+
 		for _, info := range s.snapshot(prefix) {
 			if ctx.Err() != nil {
 				break
@@ -96,6 +99,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 				return
 			}
 		}
+
 		if ctx.Err() != nil {
 			yield(blob.Info{}, s.fail("list", prefix, context.Cause(ctx)))
 		}
@@ -119,6 +123,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 	if err == nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+
 		switch o := s.objects[name]; {
 		case o == nil:
 			err = blob.ErrRemoved
@@ -129,6 +134,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 			return nil
 		}
 	}
+
 	return s.fail("remove", name, err)
 }
 
@@ -149,9 +155,11 @@ func (s *Store) find(ctx context.Context, name string) (*object, error) {
 func (s *Store) put(o *object, ifAbsent bool, ifVersion string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.objects == nil {
 		s.objects = make(map[string]*object)
 	}
+
 	old := s.objects[o.info.Name]
 	if ifAbsent && old != nil {
 		return fs.ErrExist
@@ -159,6 +167,7 @@ func (s *Store) put(o *object, ifAbsent bool, ifVersion string) error {
 	if ifVersion != "" && (old == nil || old.info.Version != ifVersion) {
 		return blob.ErrChanged
 	}
+
 	s.version++
 	o.info.Version = strconv.FormatUint(s.version, 10)
 	s.objects[o.info.Name] = o
@@ -169,12 +178,14 @@ func (s *Store) put(o *object, ifAbsent bool, ifVersion string) error {
 func (s *Store) snapshot(prefix string) []blob.Info {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+
 	var infos []blob.Info
 	for o := range maps.Values(s.objects) {
 		if strings.HasPrefix(o.info.Name, prefix) {
 			infos = append(infos, o.info)
 		}
 	}
+
 	slices.SortFunc(infos, func(a, b blob.Info) int { return strings.Compare(a.Name, b.Name) })
 	return infos
 }
@@ -276,15 +287,18 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+
 	q := part{off, bytes.Clone(p)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.ended {
 		return blob.ErrClosed
 	}
 	if err := w.acct.Begin(off, len(p)); err != nil {
 		return err
 	}
+
 	w.acct.End(off, len(p), true)
 	if len(p) > 0 {
 		w.parts = append(w.parts, q)
@@ -314,18 +328,22 @@ func (w *writer) Abort() error {
 func (w *writer) end(ctx context.Context) (*object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.ended {
 		return nil, blob.ErrClosed
 	}
+
 	parts := w.parts
 	w.ended, w.parts = true, nil
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+
 	size, err := w.acct.Size()
 	if err != nil {
 		return nil, err
 	}
+
 	slices.SortFunc(parts, func(a, b part) int { return cmp.Compare(a.off, b.off) })
 	return &object{blob.Info{Name: w.name, Size: size, ModTime: time.Now()}, parts}, nil
 }

@@ -55,18 +55,23 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil {
 		noteDate(r, response)
 	}
+
 	e, ok := r.Context().Value(expectedKey{}).(*expected)
 	if err != nil || !ok || response.StatusCode < 200 || response.StatusCode > 299 {
 		return response, err
 	}
+
 	defer response.Body.Close()
+
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxDocument+1))
 	if err != nil {
 		return nil, err // the connection failed
 	}
+
 	if err := e.check(r.URL.Query(), body); err != nil {
 		return nil, err
 	}
+
 	response.Body = io.NopCloser(bytes.NewReader(body))
 	return response, nil
 }
@@ -80,13 +85,16 @@ func (e *expected) check(options url.Values, body []byte) error {
 	if err := e.kind.check(body); err != nil {
 		return &Error{Err: fmt.Errorf("the answer of %d bytes is no %s: %w", len(body), e.kind, err), Retry: true, Hint: hintAnswer}
 	}
+
 	e.mu.Lock()
 	defer e.mu.Unlock()
+
 	for _, name := range tokenOptions {
 		if err := e.tokens.Next(options.Get(name)); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -101,6 +109,7 @@ func (k Kind) check(b []byte) error {
 	case b[0] == '{':
 		return k.checkJSON(b)
 	}
+
 	return k.checkXML(b)
 }
 
@@ -111,6 +120,7 @@ func (k Kind) checkJSON(b []byte) error {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return err
 	}
+
 	if v.Kind != string(k) {
 		return fmt.Errorf("its kind is %q", v.Kind)
 	}
@@ -134,6 +144,7 @@ func (k Kind) checkXML(b []byte) error {
 		case err != nil:
 			return err
 		}
+
 		switch e := token.(type) {
 		case xml.StartElement:
 			if depth++; root == "" {
@@ -164,6 +175,7 @@ func (p *PageTokens) Next(token string) error {
 	if p.n > 0 && token == p.saved {
 		return &Error{Err: fmt.Errorf("the list has no end: the service has returned a continuation token again, after %d pages", p.n), Hint: hintAnswer}
 	}
+
 	if p.n++; p.n&(p.n-1) == 0 { // a token that repeats is at most so many pages away
 		p.saved = token
 	}

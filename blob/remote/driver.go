@@ -32,6 +32,7 @@ func ParseAddress(text, scheme, secrets string, options ...string) (*Address, er
 	case u.RawQuery != "" && len(options) == 0:
 		return nil, fmt.Errorf("addresses of %s have no options", scheme)
 	}
+
 	a := &Address{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Options: map[string]string{}}
 	for key, values := range u.Query() {
 		if !slices.Contains(options, key) {
@@ -39,6 +40,7 @@ func ParseAddress(text, scheme, secrets string, options ...string) (*Address, er
 		}
 		a.Options[key] = values[len(values)-1]
 	}
+
 	return a, nil
 }
 
@@ -84,6 +86,7 @@ func noteDate(r *http.Request, answer *http.Response) {
 	if !ok || err != nil {
 		return
 	}
+
 	skew := time.Until(at)
 	if skew.Abs() < 2*time.Second { // the header has whole seconds
 		skew = 0

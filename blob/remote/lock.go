@@ -58,6 +58,7 @@ func (s *Store) TryLock(ctx context.Context, name string, note []byte) (blob.Hel
 	if err := check(ctx, name); err != nil {
 		return nil, s.fail("lock", name, err)
 	}
+
 	l := &lock{s: s, name: name, key: s.prefix + path.Join(path.Dir(name), lockPrefix+path.Base(name))}
 	l.text.Host, _ = os.Hostname() // for messages only
 	l.text.PID, l.text.Note = os.Getpid(), note
@@ -82,6 +83,7 @@ func (l *lock) takeOver(ctx context.Context) error {
 	case l.s.ownerAt(o.ModTime) == blob.OwnerAlive:
 		return blob.ErrLocked
 	}
+
 	if err = l.put(ctx, Condition{IfVersion: o.Version}); errors.Is(err, ErrCondition) {
 		return blob.ErrLocked // another process was faster
 	}
@@ -103,10 +105,12 @@ func (l *lock) put(ctx context.Context, c Condition) error {
 	if err != nil {
 		return err
 	}
+
 	c.Writer = newWriter()
 	if l.s.opts.Unconditional {
 		c = Condition{Writer: c.Writer}
 	}
+
 	var o Object
 	uncertain, err := l.s.repeat(ctx, "lock", l.key, len(body), func(ctx context.Context) (err error) {
 		o, err = l.s.service.Put(ctx, l.key, body, crc32c.Checksum(body), c)
@@ -128,6 +132,7 @@ func (l *lock) put(ctx context.Context, c Condition) error {
 func (l *lock) renew(ctx context.Context, change func(*lockText)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	change(&l.text)
 	l.text.Beat++
 	err := l.put(ctx, Condition{IfVersion: l.version})
@@ -175,16 +180,19 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 		}
 		prefix += dir + "/"
 	}
+
 	var out []blob.Lock
 	left := int64(maxLockBytes)
 	for o, err := range pages(ctx, s, "list", prefix+lockPrefix, s.service.List) {
 		if err != nil {
 			return nil, s.fail("locks", dir, err)
 		}
+
 		name := strings.TrimPrefix(o.Key, prefix+lockPrefix)
 		if strings.Contains(name, "/") {
 			continue // below dir
 		}
+
 		l := blob.Lock{Name: path.Join(dir, name), ModTime: o.ModTime, Owner: s.ownerAt(o.ModTime)}
 		if len(out) < maxLocks && o.Size <= min(maxLock, left) {
 			s.readLock(ctx, o, &l)
@@ -192,6 +200,7 @@ func (s *Store) Locks(ctx context.Context, dir string) ([]blob.Lock, error) {
 		}
 		out = append(out, l)
 	}
+
 	return out, nil
 }
 
@@ -203,6 +212,7 @@ func (s *Store) readLock(ctx context.Context, o Object, l *blob.Lock) {
 		n, _, err = s.service.Get(ctx, o.Key, "", body, 0)
 		return err
 	})
+
 	var t lockText
 	if err == nil && json.Unmarshal(body[:n], &t) == nil {
 		l.Host, l.PID, l.Note = t.Host, t.PID, t.Note

@@ -90,16 +90,19 @@ func New(service Service, prefix, name string, o *Options) (*Store, error) {
 	if o != nil {
 		s.opts = *o
 	}
+
 	if s.prefix != "" {
 		if err := blob.CheckName(s.prefix); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, name, err)
 		}
 		s.prefix += "/"
 	}
+
 	s.policy = s.opts.Policy.withDefaults()
 	if s.opts.Parallel <= 0 {
 		s.opts.Parallel = 16
 	}
+
 	s.log = slog.New(slog.DiscardHandler)
 	if s.opts.Logger != nil {
 		s.log = s.opts.Logger.With("store", name)
@@ -120,10 +123,12 @@ func (s *Store) Parent() (blob.Store, string, error) {
 	if name == "" || last == "" {
 		return nil, "", s.fail("find the folder above", "", errors.ErrUnsupported)
 	}
+
 	parent, err := New(s.service, dir, above, &s.opts)
 	if err != nil {
 		return nil, "", err
 	}
+
 	parent.reached.Store(s.reached.Load())
 	return parent, name, nil
 }
@@ -150,6 +155,7 @@ func (s *Store) Stat(ctx context.Context, name string) (blob.Info, error) {
 	if err := check(ctx, name); err != nil {
 		return blob.Info{}, s.fail("stat", name, err)
 	}
+
 	var o Object
 	_, err := s.repeat(ctx, "stat", s.prefix+name, 0, func(ctx context.Context) (err error) {
 		o, err = s.service.Head(ctx, s.prefix+name)
@@ -180,6 +186,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 				yield(blob.Info{}, s.fail("list", prefix, err))
 				return
 			}
+
 			if !yield(info, nil) {
 				return
 			}
@@ -209,11 +216,13 @@ func pages[T any](ctx context.Context, s *Store, op, prefix string, list func(ct
 				yield(none, err)
 				return
 			}
+
 			for _, x := range page {
 				if !yield(x, nil) {
 					return
 				}
 			}
+
 			if token = next; token == "" {
 				return
 			}
@@ -233,12 +242,14 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 	if !ok {
 		return blob.Folders(ctx, struct{ blob.Store }{s}, dir)
 	}
+
 	prefix := s.folder(dir)
 	if dir != "" {
 		if err := check(ctx, dir); err != nil {
 			return nil, s.fail("list", dir, err)
 		}
 	}
+
 	var out []string
 	for key, err := range pages(ctx, s, "list", prefix, service.Folders) {
 		if err != nil {
@@ -248,6 +259,7 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 			out = append(out, name)
 		}
 	}
+
 	slices.Sort(out) // services order "b-c/" before "b/"
 	return out, nil
 }
@@ -257,6 +269,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := check(ctx, name); err != nil {
 		return s.fail("remove", name, err)
 	}
+
 	_, err := s.repeat(ctx, "remove", s.prefix+name, 0, func(ctx context.Context) error {
 		return s.service.Remove(ctx, []string{s.prefix + name})
 	})
@@ -272,6 +285,7 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 	if err := check(ctx, name); err != nil {
 		return s.fail("remove", name, err)
 	}
+
 	key, sent := s.prefix+name, false
 	uncertain, err := s.repeat(ctx, "remove", key, 0, func(ctx context.Context) error {
 		o, err := s.service.Head(ctx, key)
@@ -321,11 +335,13 @@ func (s *Store) RemoveAll(ctx context.Context, names []string) error {
 			}
 			keys[i] = s.prefix + name
 		}
+
 		_, err := s.repeat(ctx, "remove", keys[0], 0, func(ctx context.Context) error { return s.service.Remove(ctx, keys) })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, s.fail("remove", batch[0], err))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -339,6 +355,7 @@ func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 		found = append(found, u)
 		return nil
 	})
+
 	out := make([]blob.Temp, len(found))
 	sizer, ok := s.service.(UploadSizer)
 	sizeErr := work.Each(ctx, len(found), s.opts.Parallel, func(ctx context.Context, i int) error {
@@ -353,6 +370,7 @@ func (s *Store) Temps(ctx context.Context, dir string) ([]blob.Temp, error) {
 		if errors.Is(err, fs.ErrNotExist) { // it has ended meanwhile
 			return nil
 		}
+
 		out[i] = blob.Temp{Name: s.tempName(*u), Size: u.Size, ModTime: u.Begun}
 		if errors.Is(err, fs.ErrPermission) { // a sweep works without sizes
 			return nil
@@ -375,6 +393,7 @@ func (s *Store) TempFolders(ctx context.Context, dir string) ([]string, error) {
 		}
 		return nil
 	})
+
 	slices.Sort(out)
 	return slices.Compact(out), err
 }
@@ -392,6 +411,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 	if olderThan < 0 {
 		return 0, nil
 	}
+
 	err = s.uploads(ctx, dir, false, func(u PendingUpload) error {
 		if strings.Contains(strings.TrimPrefix(u.Key, s.folder(dir)), "/") {
 			return nil // below dir
@@ -399,6 +419,7 @@ func (s *Store) SweepTemp(ctx context.Context, dir string, olderThan time.Durati
 		if u.Begun.IsZero() || s.Now().Sub(u.Begun) < olderThan { // some services do not say when it was begun
 			return nil
 		}
+
 		_, err := s.repeat(ctx, "sweep", u.Key, 0, func(ctx context.Context) error { return s.service.AbortUpload(ctx, u) })
 		if err == nil {
 			n++
@@ -423,6 +444,7 @@ func (s *Store) uploads(ctx context.Context, dir string, deep bool, fn func(Pend
 			return s.fail("sweep", u.Key, err)
 		}
 	}
+
 	return nil
 }
 

@@ -56,14 +56,17 @@ func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOption
 	if err := check(ctx, name); err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	acct, err := blob.NewExtents(opts)
 	if err != nil {
 		return nil, s.fail("create", name, err)
 	}
+
 	w := &writer{s: s, name: name, key: s.prefix + name, acct: acct, id: newWriter(), parts: map[int]*partial{}, sums: map[int]partSum{}}
 	if opts != nil {
 		w.opts = *opts
 	}
+
 	if w.part, err = s.partSize(w.opts); err != nil {
 		return nil, s.fail("create", name, err)
 	}
@@ -78,6 +81,7 @@ func (s *Store) partSize(o blob.CreateOptions) (int64, error) {
 	if o.Piece == 0 {
 		least = max(least, partBytes)
 	}
+
 	n := (least + unit - 1) / unit * unit
 	if n > s.limits.MaxPart {
 		return 0, fmt.Errorf("an object of %d bytes is too large for %s: %w", o.Size, s.name, errors.ErrUnsupported)
@@ -103,8 +107,10 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) (err error) {
 	if err := w.acct.Begin(off, len(p)); err != nil {
 		return err
 	}
+
 	begin, length := off, len(p)
 	defer func() { w.acct.End(begin, length, err == nil) }()
+
 	for len(p) > 0 {
 		number := int(off / w.part)
 		start := int64(number) * w.part
@@ -114,6 +120,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) (err error) {
 		}
 		p, off = p[n:], off+n
 	}
+
 	return nil
 }
 
@@ -132,9 +139,11 @@ func (w *writer) writePart(ctx context.Context, number int, p []byte, at int64) 
 		size = min(size, w.opts.Size-int64(number)*w.part)
 		single = w.opts.Size <= w.part
 	}
+
 	if at == 0 && int64(len(p)) == size && !single {
 		return w.send(ctx, number, p)
 	}
+
 	w.mu.Lock()
 	part := w.parts[number]
 	if part == nil {
@@ -143,6 +152,7 @@ func (w *writer) writePart(ctx context.Context, number int, p []byte, at int64) 
 	}
 	w.mu.Unlock()
 	copy(part.data[at:], p)
+
 	w.mu.Lock()
 	part.filled += int64(len(p))
 	full := part.filled == size && !single
@@ -150,12 +160,14 @@ func (w *writer) writePart(ctx context.Context, number int, p []byte, at int64) 
 	if !full {
 		return nil
 	}
+
 	if err := w.send(ctx, number, part.data); err != nil {
 		w.mu.Lock()
 		part.filled -= int64(len(p)) // the caller may write this range again
 		w.mu.Unlock()
 		return err
 	}
+
 	w.mu.Lock()
 	delete(w.parts, number)
 	w.mu.Unlock()
@@ -168,6 +180,7 @@ func (w *writer) send(ctx context.Context, number int, p []byte) error {
 	if err != nil {
 		return err
 	}
+
 	sum := crc32c.Checksum(p)
 	_, err = w.s.repeat(ctx, "write", w.key, len(p), func(ctx context.Context) error {
 		w.s.count.sent.Add(int64(len(p)))
@@ -176,6 +189,7 @@ func (w *writer) send(ctx context.Context, number int, p []byte) error {
 	if err != nil {
 		return explainEnded(err)
 	}
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.sums[number] = partSum{sum, int64(len(p))}
@@ -186,15 +200,18 @@ func (w *writer) send(ctx context.Context, number int, p []byte) error {
 func (w *writer) begun(ctx context.Context) (Upload, error) {
 	w.begin.Lock()
 	defer w.begin.Unlock()
+
 	w.mu.Lock()
 	u, ended := w.upload, w.ended
 	w.mu.Unlock()
+
 	if ended {
 		return nil, blob.ErrClosed
 	}
 	if u != nil {
 		return u, nil
 	}
+
 	_, err := w.s.repeat(ctx, "create", w.key, 0, func(ctx context.Context) (err error) {
 		u, err = w.s.service.Begin(ctx, w.key, w.id)
 		return err
@@ -202,6 +219,7 @@ func (w *writer) begun(ctx context.Context) (Upload, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.upload = u
@@ -225,10 +243,12 @@ func (w *writer) commit(ctx context.Context) (Object, error) {
 	if ctx.Err() != nil {
 		return Object{}, context.Cause(ctx)
 	}
+
 	size, err := w.acct.Size()
 	if err != nil {
 		return Object{}, err
 	}
+
 	w.mu.Lock()
 	rest, whole := w.parts, w.upload == nil
 	w.mu.Unlock()
@@ -241,8 +261,10 @@ func (w *writer) commit(ctx context.Context) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	w.ended, w.upload, w.parts = true, nil, nil
 	o.Size = size
 	return o, nil
@@ -254,6 +276,7 @@ func (w *writer) put(ctx context.Context, size int64, part *partial) (Object, er
 	if part != nil {
 		body = part.data[:size]
 	}
+
 	sum := crc32c.Checksum(body)
 	request := func(ctx context.Context) (Object, error) {
 		w.s.count.sent.Add(size)
@@ -273,6 +296,7 @@ func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial
 			return Object{}, err
 		}
 	}
+
 	w.mu.Lock()
 	upload, n := w.upload, len(w.sums)
 	var sum uint32
@@ -280,6 +304,7 @@ func (w *writer) complete(ctx context.Context, size int64, rest map[int]*partial
 		sum = crc32c.Join(sum, w.sums[i].sum, w.sums[i].n)
 	}
 	w.mu.Unlock()
+
 	// Some services put the parts together before they answer: allow for a disk's pace.
 	work := int(min(size/128, 600*w.s.policy.Slow))
 	o, err := w.publish(ctx, work, func(ctx context.Context) (Object, error) { return upload.Complete(ctx, n, size, sum, w.condition()) })
@@ -315,6 +340,7 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 			return Object{}, err
 		}
 	}
+
 	var o Object
 	uncertain, err := w.s.repeat(ctx, "commit", w.key, n, func(ctx context.Context) (err error) {
 		o, err = request(ctx)
@@ -323,6 +349,7 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 	if err == nil {
 		return o, nil
 	}
+
 	if uncertain {
 		now, known := w.fate(ctx)
 		switch {
@@ -332,12 +359,14 @@ func (w *writer) publish(ctx context.Context, n int, request func(context.Contex
 			return Object{}, fmt.Errorf("%w: %w", blob.ErrUncertain, err)
 		}
 	}
+
 	switch {
 	case w.opts.IfAbsent && errors.Is(err, ErrCondition):
 		return Object{}, fs.ErrExist
 	case w.opts.IfVersion != "" && (errors.Is(err, ErrCondition) || errors.Is(err, fs.ErrNotExist)):
 		return Object{}, blob.ErrChanged
 	}
+
 	return Object{}, err
 }
 
@@ -348,6 +377,7 @@ func (w *writer) fate(ctx context.Context) (o Object, known bool) {
 	if ctx.Err() != nil {
 		return Object{}, false
 	}
+
 	o, err := w.head(ctx)
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
@@ -357,6 +387,7 @@ func (w *writer) fate(ctx context.Context) (o Object, known bool) {
 	case w.s.opts.Unconditional:
 		return Object{}, false
 	}
+
 	gone := err != nil
 	return o, w.opts.IfAbsent && !gone || w.opts.IfVersion != "" && (gone || o.Version != w.opts.IfVersion)
 }
@@ -374,6 +405,7 @@ func (w *writer) checkUnconditional(ctx context.Context) error {
 	if !w.opts.IfAbsent && w.opts.IfVersion == "" {
 		return nil
 	}
+
 	now, err := w.head(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && w.opts.IfAbsent:
@@ -387,6 +419,7 @@ func (w *writer) checkUnconditional(ctx context.Context) error {
 	case now.Version != w.opts.IfVersion:
 		return blob.ErrChanged
 	}
+
 	return nil
 }
 
@@ -394,6 +427,7 @@ func (w *writer) checkUnconditional(ctx context.Context) error {
 func (w *writer) Abort() error {
 	w.begin.Lock() // a write may be beginning the upload
 	defer w.begin.Unlock()
+
 	w.mu.Lock()
 	upload := w.upload
 	w.ended, w.upload, w.parts = true, nil, nil
@@ -401,8 +435,10 @@ func (w *writer) Abort() error {
 	if upload == nil {
 		return nil
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), abortTime)
 	defer cancel()
+
 	_, err := w.s.repeat(ctx, "abort", w.key, 0, upload.Abort)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return w.s.fail("abort", w.name, err)
@@ -426,9 +462,11 @@ type Probe struct {
 func (s *Store) tryOut(ctx context.Context, key string, body []byte, sum uint32) error {
 	s.probe.mu.Lock()
 	defer s.probe.mu.Unlock()
+
 	if s.probe.kept {
 		return nil
 	}
+
 	_, err := s.repeat(ctx, "probe", key, len(body), func(ctx context.Context) error {
 		_, err := s.service.Put(ctx, key, body, sum, Condition{IfAbsent: true, Writer: newWriter()})
 		return err
@@ -439,6 +477,7 @@ func (s *Store) tryOut(ctx context.Context, key string, body []byte, sum uint32)
 	if !errors.Is(err, ErrCondition) {
 		return err
 	}
+
 	s.probe.kept = true
 	return nil
 }

@@ -87,16 +87,19 @@ func explain(err error) error {
 	if explained, ok := errors.AsType[*remote.Error](err); ok { // of remote.Transport
 		return explained
 	}
+
 	var api smithy.APIError
 	var response *awshttp.ResponseError
 	var m meaning
 	status, known := statusOf(err), false
 	text := err
 	errors.As(err, &response)
+
 	if errors.As(err, &api) {
 		m, known = codes[api.ErrorCode()]
 		text = errors.New(describe(api, status))
 	}
+
 	switch {
 	case known && api.ErrorCode() == "NotFound" && !ofHead(err): // the SDK uses this code if the answer has no code
 		m.hint = hintNotS3
@@ -111,9 +114,11 @@ func explain(err error) error {
 			text = fmt.Errorf("the answer with status %d cannot be read", status)
 		}
 	}
+
 	if m.cause != nil {
 		text = fmt.Errorf("%w: %w", m.cause, text)
 	}
+
 	// A service that is too busy has not begun; a proxy that answers for it may have.
 	sent := status >= 500 && !(known && status == http.StatusServiceUnavailable)
 	return &remote.Error{Err: text, Retry: m.retry, Sent: sent, After: after(response), Hint: m.hint}
@@ -182,6 +187,7 @@ func unanswered(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
+
 	var op *smithy.OperationError
 	var send *smithyhttp.RequestSendError
 	if errors.As(err, &op) {
@@ -201,6 +207,7 @@ func unanswered(err error) error {
 	case remote.IsUnreachable(err):
 		return &remote.Error{Err: cause(err), Retry: true, Unreachable: true, Hint: hintEndpoint}
 	}
+
 	return &remote.Error{Err: cause(err), Retry: true, Sent: true}
 }
 

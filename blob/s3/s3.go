@@ -50,14 +50,17 @@ func Open(ctx context.Context, address string, o *remote.Options) (*remote.Store
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", blob.ErrAddress, blob.Redact(address), err)
 	}
+
 	client, err := a.client(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", blob.Redact(address), err)
 	}
+
 	var opts remote.Options
 	if o != nil {
 		opts = *o
 	}
+
 	opts.Unconditional = opts.Unconditional || a.unconditional
 	v := &service{client: client, address: a, bucket: a.bucket, amazon: a.endpoint == "", copyBytes: cmp.Or(opts.CopyBytes, copyBytes)}
 	return remote.New(v, a.prefix, blob.Redact(address), &opts)
@@ -75,6 +78,7 @@ func parse(text string) (*address, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	a := &address{bucket: u.Bucket, prefix: u.Prefix, region: u.Options["region"]}
 	a.endpoint = cmp.Or(u.Options["endpoint"], os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	if a.endpoint != "" {
@@ -82,9 +86,11 @@ func parse(text string) (*address, error) {
 			return nil, err
 		}
 	}
+
 	if a.unconditional, err = u.Bool("unconditional", false); err != nil {
 		return nil, err
 	}
+
 	a.pathStyle, err = u.Bool("path_style", a.endpoint != "")
 	return a, err
 }
@@ -106,9 +112,11 @@ func (a *address) client(ctx context.Context) (*client, error) {
 		os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")}, "\x00")
 	clientsMu.Lock()
 	defer clientsMu.Unlock()
+
 	if c := clients[key]; c != nil {
 		return c, nil
 	}
+
 	c, err := a.newClient(ctx, config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
 		config.WithHTTPClient(awshttp.NewBuildableClient().WithTransportOptions(remote.Tune)),
 		config.WithLogger(logging.Nop{}), // broken connections are in the log of remote.Options
@@ -117,6 +125,7 @@ func (a *address) client(ctx context.Context) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	clients[key] = &client{Client: c}
 	return clients[key], nil
 }
@@ -127,21 +136,25 @@ func (a *address) newClient(ctx context.Context, opts ...func(*config.LoadOption
 	if err != nil {
 		return nil, err
 	}
+
 	if b, ok := cfg.HTTPClient.(*awshttp.BuildableClient); ok { // with the certificates of the user
 		if client, ok := b.Freeze().(*http.Client); ok {
 			client.CheckRedirect, client.Transport = noRedirect, remote.Transport{RoundTripper: client.Transport}
 			cfg.HTTPClient = client
 		}
 	}
+
 	if a.region != "" {
 		cfg.Region = a.region
 	}
+
 	if cfg.Region == "" {
 		if a.endpoint == "" {
 			return nil, fmt.Errorf("the region of the bucket is not known: set AWS_REGION, or add ?region=… to the address")
 		}
 		cfg.Region = "us-east-1" // the usual value for other services
 	}
+
 	return s3.NewFromConfig(cfg, func(o *s3.Options) {
 		o.UsePathStyle = a.pathStyle
 		if a.endpoint != "" {

@@ -106,12 +106,14 @@ func (v *service) Get(ctx context.Context, key, version string, p []byte, off in
 		return 0, o, err
 	}
 	defer out.Body.Close()
+
 	o := remote.Object{Key: key, ModTime: aws.ToTime(out.LastModified), Version: aws.ToString(out.ETag), Writer: out.Metadata[writerKey]}
 	var ok bool
 	if o.Size, ok = sizeOf(aws.ToString(out.ContentRange), off); !ok {
 		err := fmt.Errorf("the answer is for the range %q, not for %s", aws.ToString(out.ContentRange), *in.Range)
 		return 0, o, &remote.Error{Err: err, Hint: hintNotS3}
 	}
+
 	p = p[:min(int64(len(p)), o.Size-off)]
 	n, err := remote.ReadFull(ctx, out.Body, p)
 	if err != nil {
@@ -145,6 +147,7 @@ func (v *service) Put(ctx context.Context, key string, body []byte, sum uint32, 
 	if err != nil {
 		return remote.Object{}, explain(err)
 	}
+
 	if err := checkStored(out.ChecksumCRC32C, sum); err != nil {
 		return remote.Object{}, err
 	}
@@ -205,9 +208,11 @@ func (u *upload) Part(ctx context.Context, number int, body []byte, sum uint32) 
 	if err != nil {
 		return u.reason(ctx, err)
 	}
+
 	if err := checkStored(out.ChecksumCRC32C, sum); err != nil {
 		return err
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.parts[number] = types.CompletedPart{PartNumber: n, ETag: out.ETag, ChecksumCRC32C: encoded(sum)}
@@ -234,6 +239,7 @@ func (u *upload) Complete(ctx context.Context, n int, size int64, sum uint32, c 
 		parts[i] = u.parts[i]
 	}
 	u.mu.Unlock()
+
 	absent, match := conditions(c)
 	out, err := u.v.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 		Bucket: &u.v.bucket, Key: &u.key, UploadId: &u.id, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
@@ -260,14 +266,17 @@ func (v *service) Uploads(ctx context.Context, prefix string, deep bool, token s
 	if key, id, ok := strings.Cut(token, "\x00"); ok {
 		in.KeyMarker, in.UploadIdMarker = &key, &id
 	}
+
 	out, err := v.client.ListMultipartUploads(remote.Expect(ctx, "ListMultipartUploadsResult"), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
+
 	var page []remote.PendingUpload
 	for _, u := range out.Uploads {
 		page = append(page, remote.PendingUpload{Key: aws.ToString(u.Key), ID: aws.ToString(u.UploadId), Begun: aws.ToTime(u.Initiated)})
 	}
+
 	next, err := tokenOf(out.IsTruncated, out.NextKeyMarker)
 	if next != "" {
 		next += "\x00" + aws.ToString(out.NextUploadIdMarker)
@@ -285,9 +294,11 @@ func (v *service) UploadSize(ctx context.Context, u remote.PendingUpload) (int64
 		if err != nil {
 			return 0, explain(err)
 		}
+
 		for _, p := range out.Parts {
 			size += aws.ToInt64(p.Size)
 		}
+
 		next, err := tokenOf(out.IsTruncated, out.NextPartNumberMarker)
 		if err == nil && next != "" {
 			err = seen.Next(next)
@@ -315,16 +326,19 @@ func (v *service) List(ctx context.Context, prefix, token string) ([]remote.Obje
 	if token != "" {
 		in.ContinuationToken = &token
 	}
+
 	out, err := v.client.ListObjectsV2(remote.Expect(ctx, listKind), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
+
 	var page []remote.Object
 	for _, o := range out.Contents {
 		page = append(page, remote.Object{
 			Key: aws.ToString(o.Key), Size: aws.ToInt64(o.Size), ModTime: aws.ToTime(o.LastModified), Version: aws.ToString(o.ETag),
 		})
 	}
+
 	next, err := tokenOf(out.IsTruncated, out.NextContinuationToken)
 	return page, next, err
 }
@@ -334,14 +348,17 @@ func (v *service) Folders(ctx context.Context, prefix, token string) ([]string, 
 	if token != "" {
 		in.ContinuationToken = &token
 	}
+
 	out, err := v.client.ListObjectsV2(remote.Expect(ctx, listKind), in)
 	if err != nil {
 		return nil, "", explain(err)
 	}
+
 	var page []string
 	for _, p := range out.CommonPrefixes {
 		page = append(page, aws.ToString(p.Prefix))
 	}
+
 	next, err := tokenOf(out.IsTruncated, out.NextContinuationToken)
 	return page, next, err
 }
@@ -351,17 +368,21 @@ func (v *service) Remove(ctx context.Context, keys []string) error {
 		_, err := v.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &v.bucket, Key: &keys[0]})
 		return explain(err)
 	}
+
 	in := &s3.DeleteObjectsInput{Bucket: &v.bucket, Delete: &types.Delete{Quiet: aws.Bool(true)}}
 	for i := range keys {
 		in.Delete.Objects = append(in.Delete.Objects, types.ObjectIdentifier{Key: &keys[i]})
 	}
+
 	out, err := v.client.DeleteObjects(remote.Expect(ctx, "DeleteResult"), in)
 	if err != nil {
 		return explain(err)
 	}
+
 	for _, e := range out.Errors {
 		return fmt.Errorf("%s: %s: %s", aws.ToString(e.Key), aws.ToString(e.Code), aws.ToString(e.Message))
 	}
+
 	return nil
 }
 
@@ -386,6 +407,7 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 	if from.Size > v.copyBytes {
 		return v.copyParts(ctx, from, source, match, key, c)
 	}
+
 	absent, version := conditions(c)
 	out, err := v.client.CopyObject(ctx, &s3.CopyObjectInput{
 		Bucket: &v.bucket, Key: &key, CopySource: &source, CopySourceIfMatch: match, IfNoneMatch: absent, IfMatch: version,
@@ -395,6 +417,7 @@ func (v *service) Copy(ctx context.Context, from remote.Source, key string, c re
 	if err != nil {
 		return remote.Object{}, explain(err)
 	}
+
 	o := remote.Object{Key: key, Size: from.Size, ModTime: time.Now(), Writer: c.Writer}
 	if out.CopyObjectResult != nil {
 		o.Version = aws.ToString(out.CopyObjectResult.ETag)
@@ -412,10 +435,12 @@ func (v *service) copyParts(ctx context.Context, from remote.Source, source stri
 		kind = types.ChecksumTypeFullObject
 		begin.ChecksumAlgorithm, begin.ChecksumType = types.ChecksumAlgorithmCrc32c, kind
 	}
+
 	out, err := v.client.CreateMultipartUpload(ctx, begin)
 	if err != nil {
 		return remote.Object{}, explain(err)
 	}
+
 	size := max(v.copyBytes, (from.Size+maxParts-1)/maxParts)
 	parts := make([]types.CompletedPart, (from.Size+size-1)/size)
 	err = work.Each(ctx, len(parts), parallelCopies, func(ctx context.Context, i int) error {
@@ -429,6 +454,7 @@ func (v *service) copyParts(ctx context.Context, from remote.Source, source stri
 		}
 		return err
 	})
+
 	var end *s3.CompleteMultipartUploadOutput
 	if err == nil {
 		absent, version := conditions(c)
