@@ -28,14 +28,17 @@ func Agree(ctx context.Context, comm TensorComm, op group.Op, call string, faile
 	if failed != nil {
 		wrong = 1
 	}
+
 	// All digests are equal if the largest is the smallest.
 	t, err := tensor.Of([]int64{3}, []int64{mine.Digest, -mine.Digest, wrong})
 	if err != nil {
 		return err
 	}
+
 	if err := comm.AllReduce(ctx, t, collective.Max); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
+
 	most, err := tensor.Values[int64](t)
 	if err != nil {
 		return err
@@ -80,25 +83,30 @@ func refuse(ctx context.Context, comm TensorComm, op group.Op, mine note) error 
 	if err != nil || len(b) > noteBytes {
 		return fmt.Errorf("%s: a note of %d bytes: %w", op, len(b), cmp.Or(err, error(group.ErrInvalid)))
 	}
+
 	padded := append(b, bytes.Repeat([]byte(" "), noteBytes-len(b))...)
 	src, err := tensor.FromBytes(tensor.Uint8, []int64{noteBytes}, padded)
 	if err != nil {
 		return err
 	}
+
 	all := make([]byte, noteBytes*comm.Size())
 	dst, err := tensor.FromBytes(tensor.Uint8, []int64{int64(len(all))}, all)
 	if err != nil {
 		return err
 	}
+
 	if err := comm.AllGather(ctx, dst, src); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
+
 	notes := make([]note, comm.Size())
 	for r := range notes {
 		if err := json.Unmarshal(all[r*noteBytes:(r+1)*noteBytes], &notes[r]); err != nil {
 			return fmt.Errorf("%s: note of rank %d: %w", op, r, err)
 		}
 	}
+
 	notes[comm.Rank()] = mine // with the error itself
 	return refusal(op, notes)
 }
@@ -121,6 +129,7 @@ func refusal(op group.Op, notes []note) error {
 			calls = append(calls, fmt.Sprintf("rank %d called %s", r, n.Call))
 		}
 	}
+
 	if e.Err == nil {
 		e.Err = fmt.Errorf("%s: %w", strings.Join(calls, ", "), group.ErrDisagree)
 	}

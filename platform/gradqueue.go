@@ -23,6 +23,7 @@ func (q *GradQueue) Set(ctx context.Context, handle *Work, post func() error) er
 	if post != nil {
 		q.stream.Go(func(context.Context) error { return post() })
 	}
+
 	q.last = q.stream.Record()
 	if before == nil {
 		return nil

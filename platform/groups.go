@@ -102,10 +102,12 @@ func Partition(ranks []int, size int) ([][]int, error) {
 	if n == 0 {
 		return nil, fmt.Errorf("partition by no ranks: %w", group.ErrInvalid)
 	}
+
 	ranks = slices.Sorted(slices.Values(ranks))
 	if ranks[0] < 0 || ranks[n-1] >= size {
 		return nil, fmt.Errorf("partition by %v: a rank is not in a world of %d: %w", ranks, size, group.ErrInvalid)
 	}
+
 	step := 1
 	for i := 1; i < n; i++ {
 		if i == 1 {
@@ -115,11 +117,13 @@ func Partition(ranks []int, size int) ([][]int, error) {
 			return nil, fmt.Errorf("partition by %v: irregular step between ranks %d and %d: %w", ranks, ranks[i-1], ranks[i], group.ErrInvalid)
 		}
 	}
+
 	block := n * step // at most twice the distance between the first and the last rank
 	if size%block != 0 || ranks[0]%block >= step {
 		return nil, fmt.Errorf("partition by %v: blocks of %d ranks do not fill a world of %d with it: %w",
 			ranks, block, size, group.ErrInvalid)
 	}
+
 	parts := make([][]int, 0, size/n)
 	for base := 0; base < size; base += block {
 		for first := base; first < base+step; first++ {
@@ -130,6 +134,7 @@ func Partition(ranks []int, size int) ([][]int, error) {
 			parts = append(parts, part)
 		}
 	}
+
 	return parts, nil
 }
 

@@ -52,6 +52,7 @@ func As[T any](p Platform) (T, error) {
 	if p != nil {
 		name = p.Name()
 	}
+
 	for p != nil {
 		if t, ok := p.(T); ok {
 			return t, nil
@@ -62,6 +63,7 @@ func As[T any](p Platform) (T, error) {
 		}
 		p = w.Unwrap()
 	}
+
 	var none T
 	return none, fmt.Errorf("platform %s: %v: %w", name, reflect.TypeFor[T](), errors.ErrUnsupported)
 }

@@ -88,6 +88,7 @@ func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic,
 	if err := r.agree(ctx, opRedistribute, moves, err); err != nil {
 		return traffic, err
 	}
+
 	if len(r.terms.legs) > 0 {
 		if err := r.terms.copy(ctx, comm, &traffic); err != nil {
 			return traffic, fmt.Errorf("%s: %w", opRedistribute, err)
@@ -98,6 +99,7 @@ func Redistribute(ctx context.Context, comm TensorComm, moves ...Move) (Traffic,
 			}
 		}
 	}
+
 	if len(r.terms.legs) == 0 || len(r.moves.legs) > 0 {
 		if err := r.moves.copy(ctx, comm, &traffic); err != nil {
 			return traffic, fmt.Errorf("%s: %w", opRedistribute, err)
@@ -121,9 +123,11 @@ func RedistributeGrad(ctx context.Context, comm TensorComm, of tensor.DType, mov
 	if err == nil {
 		err = r.differentiable()
 	}
+
 	if err := r.agree(ctx, opRedistributeGrad, moves, err); err != nil {
 		return err
 	}
+
 	if len(r.terms.legs) == 0 || len(r.moves.legs) > 0 {
 		if err := r.moves.back(ctx, comm); err != nil {
 			return fmt.Errorf("%s: %w", opRedistributeGrad, err)
@@ -132,11 +136,13 @@ func RedistributeGrad(ctx context.Context, comm TensorComm, of tensor.DType, mov
 	if len(r.terms.legs) == 0 {
 		return nil
 	}
+
 	for _, s := range r.sums {
 		if err := s.spread(); err != nil {
 			return fmt.Errorf("%s: %w", opRedistributeGrad, err)
 		}
 	}
+
 	if err := r.terms.back(ctx, comm); err != nil {
 		return fmt.Errorf("%s: %w", opRedistributeGrad, err)
 	}
@@ -175,10 +181,12 @@ func (s *sum) spread() error {
 		if s.op != collective.Avg {
 			continue
 		}
+
 		over := divide[float32]
 		if t.DType() == tensor.Float64 {
 			over = divide[float64]
 		}
+
 		if err := over(t.Local(), len(s.terms)); err != nil {
 			return err
 		}
@@ -204,6 +212,7 @@ func newRedistribution(comm TensorComm, moves []Move, of tensor.DType) (*redistr
 			return r, fmt.Errorf("tensor %d of %d: %w", i+1, len(moves), err)
 		}
 	}
+
 	if err := r.terms.plan(comm); err != nil {
 		return r, err
 	}
@@ -238,13 +247,16 @@ func (r *redistribution) add(m Move, of tensor.DType) error {
 		r.moves.legs = append(r.moves.legs, l)
 		return nil
 	}
+
 	s := &sum{into: m.Dst}
 	if s.op, err = reduceOp(m.Terms.Op()); err != nil {
 		return err
 	}
+
 	if err := s.op.Check(m.Dst.DType()); err != nil {
 		return err
 	}
+
 	r.sums = append(r.sums, s)
 	wanted := l.wanted
 	if volume(wanted) > tensor.Whole(m.Dst.GlobalShape()).Volume() { // several ranks want the same
@@ -257,11 +269,13 @@ func (r *redistribution) add(m Move, of tensor.DType) error {
 		}
 		r.moves.legs = append(r.moves.legs, leg{m.Dst, s.into, wanted, l.wanted, l.itemSize})
 	}
+
 	for number := range m.Terms.Count() {
 		buffer, err := shard.Empty(s.into.Layout(), m.Dst.DType(), m.Dst.GlobalShape(), r.comm.Rank())
 		if err != nil {
 			return err
 		}
+
 		s.terms = append(s.terms, buffer)
 		held := slices.Clone(l.held)
 		for rank := range held {
@@ -269,8 +283,10 @@ func (r *redistribution) add(m Move, of tensor.DType) error {
 				held[rank] = nil
 			}
 		}
+
 		r.terms.legs = append(r.terms.legs, leg{buffer, m.Terms.Share(), held, wanted, l.itemSize})
 	}
+
 	return nil
 }
 
@@ -301,6 +317,7 @@ func (r *redistribution) check(m Move, of tensor.DType) (leg, error) {
 	if m.Dst == nil || src == nil || m.Src != nil && m.Terms != nil {
 		return leg{}, fmt.Errorf("no tensor, or two: %w", group.ErrInvalid)
 	}
+
 	l := leg{dst: m.Dst, src: src, itemSize: int64(src.DType().Size())}
 	if of != tensor.Invalid {
 		l.itemSize = int64(of.Size())
@@ -308,12 +325,14 @@ func (r *redistribution) check(m Move, of tensor.DType) (leg, error) {
 			return l, fmt.Errorf("a gradient of %v: %w", src.DType(), tensor.ErrDType)
 		}
 	}
+
 	if m.Dst.DType() != src.DType() {
 		return l, fmt.Errorf("%v from %v: %w", m.Dst.DType(), src.DType(), tensor.ErrDType)
 	}
 	if !slices.Equal(m.Dst.GlobalShape(), src.GlobalShape()) {
 		return l, fmt.Errorf("global shape %v from %v: %w", m.Dst.GlobalShape(), src.GlobalShape(), tensor.ErrShape)
 	}
+
 	for _, t := range []*shard.Tensor{m.Dst, src} {
 		if t.Rank() != r.comm.Rank() {
 			return l, fmt.Errorf("the part of rank %d of the layout: %w", t.Rank(), group.ErrInvalid)
@@ -322,15 +341,18 @@ func (r *redistribution) check(m Move, of tensor.DType) (leg, error) {
 			return l, fmt.Errorf("%v: %w", t.Local(), tensor.ErrPlaceholder)
 		}
 	}
+
 	written := m.Dst.Local()
 	if of != tensor.Invalid {
 		written = src.Local()
 	}
+
 	for d, n := range written.Shape() {
 		if n > 1 && written.Strides()[d] == 0 {
 			return l, fmt.Errorf("%v is expanded and cannot be written: %w", written, tensor.ErrLayout)
 		}
 	}
+
 	var err error
 	if l.held, err = boxesOf(src, r.comm.Size()); err == nil {
 		l.wanted, err = boxesOf(m.Dst, r.comm.Size())
@@ -364,11 +386,13 @@ func (t *trip) plan(comm TensorComm) error {
 	for i, l := range t.legs {
 		rs[i] = plan.Redistribution{Shape: l.src.GlobalShape(), ItemSize: l.itemSize, Held: l.held, Wanted: l.wanted}
 	}
+
 	me := comm.Rank()
 	transfers, err := plan.Transfers(rs, me)
 	if err != nil {
 		return err
 	}
+
 	for _, f := range transfers {
 		h, l := hop{Transfer: f}, &t.legs[f.Tensor]
 		if f.From == me {
@@ -376,6 +400,7 @@ func (t *trip) plan(comm TensorComm) error {
 				return err
 			}
 		}
+
 		if f.To == me {
 			if h.dst, err = viewOf(l.dst, f.Wanted, f.Box); err != nil {
 				return err
@@ -383,6 +408,7 @@ func (t *trip) plan(comm TensorComm) error {
 		}
 		t.transfers = append(t.transfers, h)
 	}
+
 	return nil
 }
 
@@ -396,6 +422,7 @@ func (t *trip) copy(ctx context.Context, comm TensorComm, traffic *Traffic) erro
 		if h.dst != nil {
 			in[h.From] = append(in[h.From], h.dst)
 		}
+
 		switch {
 		case h.src != nil && h.dst != nil:
 			traffic.Copied += h.src.NumBytes()
@@ -405,6 +432,7 @@ func (t *trip) copy(ctx context.Context, comm TensorComm, traffic *Traffic) erro
 			traffic.Received += h.dst.NumBytes()
 		}
 	}
+
 	return comm.AllToAllParts(ctx, in, out)
 }
 
@@ -423,6 +451,7 @@ func (t *trip) back(ctx context.Context, comm TensorComm) error {
 			return err
 		}
 	}
+
 	out, in := make([][]*tensor.Tensor, comm.Size()), make([][]*tensor.Tensor, comm.Size())
 	arrived := make([]*tensor.Tensor, len(t.transfers))
 	for i, h := range t.transfers {
@@ -437,9 +466,11 @@ func (t *trip) back(ctx context.Context, comm TensorComm) error {
 			in[h.To] = append(in[h.To], arrived[i])
 		}
 	}
+
 	if err := comm.AllToAllParts(ctx, in, out); err != nil {
 		return err
 	}
+
 	for i, h := range t.transfers {
 		if h.src == nil {
 			continue
@@ -448,6 +479,7 @@ func (t *trip) back(ctx context.Context, comm TensorComm) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -459,14 +491,17 @@ func boxesOf(t *shard.Tensor, ranks int) ([][]tensor.Box, error) {
 			out[r] = t.Boxes()
 			continue
 		}
+
 		parts, err := t.Layout().Parts(t.GlobalShape(), r)
 		if err != nil {
 			return nil, err
 		}
+
 		for _, p := range parts {
 			out[r] = append(out[r], p.Box)
 		}
 	}
+
 	return out, nil
 }
 

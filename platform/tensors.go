@@ -46,6 +46,7 @@ func WriteNumpy(w io.Writer, t *tensor.Tensor) error {
 	if err != nil {
 		return fmt.Errorf("write %v for numpy: %w: %w", t, tensor.ErrDType, err)
 	}
+
 	if _, err = w.Write(head); err == nil {
 		_, err = t.WriteTo(w)
 	}
@@ -184,10 +185,12 @@ func ReadSlice(f TensorFile, name string, b tensor.Box) (*tensor.Tensor, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	part, err := like.Narrow(b) // checks the sizes before anything is allocated
 	if err != nil {
 		return nil, err
 	}
+
 	dst, err := tensor.New(like.DType(), part.Shape())
 	if err != nil {
 		return nil, err

@@ -54,10 +54,12 @@ func Tensors(tree any) (map[string]*tensor.Tensor, error) {
 		if !ok || t == nil {
 			return leaf, nil
 		}
+
 		name := strings.Join(at, ".")
 		if out[name] != nil {
 			return nil, fmt.Errorf("a second tensor of that name: %w", value.ErrValue)
 		}
+
 		out[name] = t
 		return leaf, nil
 	}}
@@ -87,19 +89,23 @@ func (w *walker) walkAny(at []string, tree any) (any, error) {
 func (w *walker) walk(at []string, v reflect.Value) (reflect.Value, error) {
 	w.depth++
 	defer func() { w.depth-- }()
+
 	if len(at) > maxDepth || w.depth > 4*maxDepth { // a dict, its pairs, a pair and its value are one step
 		return v, fmt.Errorf("%s…: nested deeper than %d: %w", place(at[:min(len(at), 8)]), maxDepth, value.ErrValue)
 	}
+
 	slot := v.Type()
 	for v.Kind() == reflect.Interface && !v.IsNil() {
 		v = v.Elem()
 	}
+
 	if opens(v) {
 		return w.open(at, v)
 	}
 	if err := w.check(at, v); err != nil {
 		return v, err
 	}
+
 	leaf, err := w.fn(at, v.Interface())
 	if err != nil {
 		return v, fmt.Errorf("%s: %w", place(at), err)
@@ -112,6 +118,7 @@ func (w *walker) check(at []string, v reflect.Value) error {
 	if !w.strict || !v.IsValid() || v.Type() == tensorType {
 		return nil
 	}
+
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
 		if v.IsNil() {
@@ -122,12 +129,14 @@ func (w *walker) check(at []string, v reflect.Value) error {
 			return nil
 		}
 	}
+
 	switch {
 	case v.Type() == reflect.TypeFor[*shard.Tensor]():
 		return fmt.Errorf("%s: a share of a sharded tensor, not a whole one: save it by package cairn, or redistribute it to a replicated layout first: %w", place(at), value.ErrValue)
 	case searchType(v.Type(), true, map[reflect.Type]bool{}):
 		return fmt.Errorf("%s: a %v holds a tensor that is not exported and would be left out: pass the tensor itself: %w", place(at), v.Type(), value.ErrValue)
 	}
+
 	return nil
 }
 
@@ -152,9 +161,11 @@ func (w *walker) openMap(at []string, v reflect.Value) (reflect.Value, error) {
 	for it := v.MapRange(); it.Next(); { // a NaN is a key that cannot be looked up
 		entries = append(entries, entry{it.Key(), it.Value()})
 	}
+
 	if v.Type().Key().Kind() == reflect.String {
 		slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key.String(), b.key.String()) })
 	}
+
 	for _, x := range entries {
 		e, err := w.walk(step(at, fmt.Sprint(x.key)), slotOf(x.value, v.Type().Elem()))
 		if err != nil {
@@ -162,6 +173,7 @@ func (w *walker) openMap(at []string, v reflect.Value) (reflect.Value, error) {
 		}
 		out.SetMapIndex(x.key, e)
 	}
+
 	return out, nil
 }
 
@@ -170,6 +182,7 @@ func (w *walker) openList(at []string, v reflect.Value) (reflect.Value, error) {
 	if v.Kind() == reflect.Slice {
 		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
 	}
+
 	for i := range v.Len() {
 		e, err := w.walk(step(at, listStep(v, i)), v.Index(i))
 		if err != nil {
@@ -177,6 +190,7 @@ func (w *walker) openList(at []string, v reflect.Value) (reflect.Value, error) {
 		}
 		out.Index(i).Set(e)
 	}
+
 	return out, nil
 }
 
@@ -194,16 +208,19 @@ func (w *walker) openStruct(at []string, v reflect.Value) (reflect.Value, error)
 			}
 			continue
 		}
+
 		next := at // the pairs of a dict, and the value of a pair, are not steps
 		if v.Type() != pairType && f.Type != pairsType {
 			next = step(at, f.Name)
 		}
+
 		e, err := w.walk(next, v.Field(i))
 		if err != nil {
 			return out, err
 		}
 		out.Field(i).Set(e)
 	}
+
 	return out, nil
 }
 
@@ -253,6 +270,7 @@ func searchType(t reflect.Type, hidden bool, seen map[reflect.Type]bool) bool {
 	if seen[t] {
 		return false
 	}
+
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.Interface:
@@ -268,6 +286,7 @@ func searchType(t reflect.Type, hidden bool, seen map[reflect.Type]bool) bool {
 			}
 		}
 	}
+
 	return false
 }
 
@@ -280,9 +299,11 @@ func fit(at []string, v any, t reflect.Type) (reflect.Value, error) {
 			return reflect.Zero(t), nil
 		}
 	}
+
 	if v == nil || !rv.Type().AssignableTo(t) {
 		return rv, fmt.Errorf("%s: a %T does not fit a %v: %w", place(at), v, t, value.ErrValue)
 	}
+
 	out := reflect.New(t).Elem()
 	out.Set(rv)
 	return out, nil

@@ -44,11 +44,13 @@ func softmax[F float](row []F) {
 	if len(row) == 0 {
 		return
 	}
+
 	top, sum := slices.Max(row), F(0)
 	for i, v := range row {
 		row[i] = exp(v - top)
 		sum += row[i]
 	}
+
 	for i := range row {
 		row[i] /= sum
 	}
@@ -80,6 +82,7 @@ func causalAttention[F float](g *Graph, q, k, v *Var, heads int) *Var {
 			if len(s) != 3 || !slices.Equal(s, k.Shape()) || !slices.Equal(s, v.Shape()) || heads < 1 || s[2]%int64(heads) != 0 {
 				return nil, nil, fmt.Errorf("%d heads of %v, %v, %v: %w", heads, s, k.Shape(), v.Shape(), ErrShape)
 			}
+
 			a := attentionOf[F](s, heads)
 			out, probs := zerosLike[F](q.data), zeros[F](s[0], int64(heads), s[1], s[1])
 			fq, fk, fv, fo, fp := values[F](q.data), values[F](k.data), values[F](v.data), values[F](out), values[F](probs)
@@ -104,11 +107,13 @@ func causalAttention[F float](g *Graph, q, k, v *Var, heads int) *Var {
 				dw := matrix(make([]F, a.time*a.time), a.time, a.time)
 				multiply(1, w.t(), a.head(d, i), 0, a.head(gv, i))
 				multiply(1, a.head(d, i), a.head(fv, i).t(), 0, dw)
+
 				for t := range a.time {
 					row := dw.data[t*a.time : (t+1)*a.time]
 					softmaxBack(row[:t+1], w.data[t*a.time:t*a.time+t+1])
 					clear(row[t+1:])
 				}
+
 				multiply(a.scale(), dw, a.head(fk, i), 0, a.head(gq, i))
 				multiply(a.scale(), dw.t(), a.head(fq, i), 0, a.head(gk, i))
 			})
@@ -171,15 +176,18 @@ func crossEntropy[F float](g *Graph, logits *Var, targets *tensor.Tensor) *Var {
 			if len(s) != 2 || int64(len(class)) != s[0] || s[0] == 0 {
 				return nil, nil, fmt.Errorf("%v for %d targets: %w", s, len(class), ErrShape)
 			}
+
 			n := int(s[1])
 			probs, losses, out := zerosLike[F](logits.data), make([]float64, len(class)), zeros[F]()
 			y := values[F](probs)
 			copy(y, values[F](logits.data))
+
 			for _, c := range class {
 				if c < 0 || c >= s[1] {
 					return nil, nil, fmt.Errorf("class %d of %d: %w", c, n, ErrShape)
 				}
 			}
+
 			rows(len(class), n, func(r int) {
 				row := y[r*n : (r+1)*n]
 				top, sum := float64(slices.Max(row)), 0.0
@@ -189,10 +197,12 @@ func crossEntropy[F float](g *Graph, logits *Var, targets *tensor.Tensor) *Var {
 				losses[r] = math.Log(sum) + top - float64(row[class[r]])
 				softmax(row)
 			})
+
 			sum := 0.0
 			for _, l := range losses {
 				sum += l
 			}
+
 			values[F](out)[0] = F(sum / float64(len(losses)))
 			return out, []*tensor.Tensor{probs, targets}, nil
 		},
@@ -201,6 +211,7 @@ func crossEntropy[F float](g *Graph, logits *Var, targets *tensor.Tensor) *Var {
 			if err != nil {
 				return nil, err
 			}
+
 			out := zerosLike[F](p.Saved[0])
 			dst, y, n := values[F](out), values[F](p.Saved[0]), int(p.Saved[0].Shape()[1])
 			by := values[F](p.Grad)[0] / F(len(class))

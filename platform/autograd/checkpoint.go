@@ -61,6 +61,7 @@ func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 	if k.given {
 		k.sum = checksum(t)
 	}
+
 	if g.keeper != nil {
 		at, err := g.keeper.Keep(g.ctx, Saved{o.Name, t, k.leaf, g.shared})
 		if err != nil {
@@ -70,6 +71,7 @@ func (g *Graph) keep(o Op, t *tensor.Tensor) (kept, error) {
 			k.t, k.at = nil, at
 		}
 	}
+
 	if k.counts() {
 		g.hold(k.t)
 	}
@@ -141,6 +143,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 		d.replay = g.replay.inside() // inside of another checkpoint; its second run comes back here
 		return f(&d, in...)
 	}
+
 	results := &replay{journal: new(journal), policy: policy, outer: g.replay.inside()}
 	var operands []edge
 	whole := *g
@@ -154,16 +157,20 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			out := f(first, in...)
 			results.outer = nil // its run is over when the second one comes
 			results.drawn = g.random
+
 			if g.err != nil {
 				return nil, nil, g.err
 			}
+
 			if out == nil {
 				return nil, nil, fmt.Errorf("the function returned no variable: %w", ErrShape)
 			}
+
 			var save []*tensor.Tensor
 			for _, v := range in {
 				save, operands = append(save, v.data), append(operands, v.edge())
 			}
+
 			results.each(g.hold)
 			return out.data, save, nil
 		},
@@ -178,6 +185,7 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 				add := func(grad *tensor.Tensor, own bool) error { return p.engine.add(operands[i], grad, own) }
 				leaves[i] = &Var{data: t, needs: p.Need[i], add: add}
 			}
+
 			results.begin()
 			now := g.random
 			g.random = results.random
@@ -186,9 +194,11 @@ func (g *Graph) Checkpoint(f Func, policy Policy, in ...*Var) *Var {
 			if g.err != nil {
 				return nil, g.err
 			}
+
 			if err := results.end(g.random); err != nil {
 				return nil, err
 			}
+
 			g.random = now
 			if out == nil || !out.needs {
 				return nil, nil // f has no leaf with a gradient

@@ -94,20 +94,24 @@ func toHolders[F float](p *Pass, comm platform.TensorComm) (*tensor.Tensor, erro
 	both := zeros[F](2, int64(n)) // the gradient, and how many ranks hold the element
 	sum, holders := values[F](both)[:n], values[F](both)[n:]
 	copy(sum, values[F](p.Grad))
+
 	held := func(i int) bool { return own[i] == all[i] || own[i] != own[i] } // NaN is the extreme
 	for i := range holders {
 		if held(i) {
 			holders[i] = 1
 		}
 	}
+
 	if err := comm.AllReduce(p.Ctx, both, collective.Sum); err != nil {
 		return nil, err
 	}
+
 	for i := range out {
 		if held(i) {
 			out[i] = sum[i] / holders[i]
 		}
 	}
+
 	return d, nil
 }
 
@@ -158,11 +162,13 @@ func (g *Graph) ReduceScatter(comm platform.TensorComm, x *Var, dim int, op plat
 			if err := hasGrad(op, with); err != nil {
 				return nil, err
 			}
+
 			d := p.Grad
 			if op == collective.Avg {
 				d = d.Clone()
 				pick(p.Grad.DType(), divide[float32], divide[float64])(d, comm.Size())
 			}
+
 			d, err := c.gather(p.Ctx, d)
 			return []*tensor.Tensor{d}, err
 		},
@@ -222,20 +228,24 @@ func (c cut) gather(ctx context.Context, part *tensor.Tensor) (*tensor.Tensor, e
 	if err != nil {
 		return nil, err
 	}
+
 	shape := append([]int64{int64(c.comm.Size())}, c.slot()...)
 	if c.ordered() {
 		shape = resized(c.whole, c.dim, c.padded())
 	}
+
 	all, err := tensor.New(part.DType(), shape)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := c.comm.AllGather(ctx, all, part); err != nil {
 		return nil, err
 	}
 	if c.ordered() {
 		return all.Slice(c.dim, 0, c.whole[c.dim], 1) // the padding is at the end
 	}
+
 	out, err := tensor.New(part.DType(), c.whole)
 	if err != nil {
 		return nil, err
@@ -248,10 +258,12 @@ func (c cut) pad(part *tensor.Tensor) (*tensor.Tensor, error) {
 	if slices.Equal(part.Shape(), c.slot()) {
 		return part, nil
 	}
+
 	out, err := tensor.New(part.DType(), c.slot())
 	if err != nil {
 		return nil, err
 	}
+
 	own, err := out.Slice(c.dim, 0, part.Shape()[c.dim], 1)
 	if err != nil {
 		return nil, err
@@ -272,13 +284,16 @@ func (c cut) scatter(ctx context.Context, whole *tensor.Tensor, op platform.Redu
 			return nil, err
 		}
 	}
+
 	out, err := tensor.New(whole.DType(), c.slot())
 	if err != nil {
 		return nil, err
 	}
+
 	if err := c.comm.ReduceScatter(ctx, out, slots, op); err != nil {
 		return nil, err
 	}
+
 	lo, hi := c.part(c.comm.Rank())
 	own, err := out.Slice(c.dim, 0, hi-lo, 1)
 	if err == nil && !own.Contiguous() {
@@ -301,6 +316,7 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 		if err != nil {
 			return err
 		}
+
 		part, err := whole.Slice(c.dim, lo, hi, 1)
 		if err == nil {
 			err = f(slot, part)
@@ -309,6 +325,7 @@ func (c cut) pairs(slots, whole *tensor.Tensor, f func(slot, part *tensor.Tensor
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -342,6 +359,7 @@ func (g *Graph) Redistribute(comm platform.TensorComm, x *Var, shape []int64, fr
 			if !grad.Contiguous() {
 				grad = grad.Clone() // a flat layout needs it
 			}
+
 			m, err := newMove(comm, shape, from, to, d, grad)
 			if err == nil && m.Terms != nil {
 				err = hasTermGrad(m.Terms.Op()) // Forward does not run if a checkpoint has kept the result
@@ -367,6 +385,7 @@ func newMove(comm platform.TensorComm, shape []int64, from, to shard.Layout, src
 	if err != nil {
 		return m, err
 	}
+
 	if dst == nil {
 		m.Dst, err = shard.Empty(to, src.DType(), shape, comm.Rank())
 	} else {
@@ -447,6 +466,7 @@ func (r shuffle) result(x *tensor.Tensor) (*tensor.Tensor, error) {
 	if len(shape) == 0 {
 		return nil, fmt.Errorf("rows of %v: %w", x, ErrShape)
 	}
+
 	if r.splits.Out != nil {
 		shape[0] = 0
 		for _, n := range r.splits.Out {
@@ -511,6 +531,7 @@ func (g *Graph) Await(p *Pending) *Var {
 	if p.out != nil {
 		return p.out
 	}
+
 	shuffle, back := p.shuffle, p.back
 	p.out = g.Apply(Op{
 		Name: "all-to-all", In: []*Var{p.arrives}, Aliases: true,
@@ -548,6 +569,7 @@ func (g *Graph) Exchange(comm platform.TensorComm, x *Var, peer int) *Var {
 	if peer == comm.Rank() {
 		return x
 	}
+
 	swap := func(ctx context.Context, t *tensor.Tensor) (*tensor.Tensor, error) {
 		out, err := tensor.New(t.DType(), t.Shape())
 		if err != nil {

@@ -81,6 +81,7 @@ func (c *Coordinator) Run(ctx context.Context, onForward, onBackward func() erro
 		c.mu.Unlock()
 		return fmt.Errorf("two runs of a coordinator at the same time: %w", ErrSync)
 	}
+
 	c.running, c.left, c.err = true, [2]bool{}, nil
 	c.mu.Unlock()
 	var wg sync.WaitGroup
@@ -92,10 +93,12 @@ func (c *Coordinator) Run(ctx context.Context, onForward, onBackward func() erro
 			return onForward()
 		}))
 	})
+
 	c.leave(backward, group.Catch(onBackward))
 	wg.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.running = false
 	return c.err
 }
@@ -105,6 +108,7 @@ func (c *Coordinator) Run(ctx context.Context, onForward, onBackward func() erro
 func (c *Coordinator) meet(ctx context.Context, d direction, communicates bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	switch {
 	case !c.running:
 		return nil
@@ -115,10 +119,12 @@ func (c *Coordinator) meet(ctx context.Context, d direction, communicates bool) 
 	case c.waiting.from == d:
 		return fmt.Errorf("two goroutines go %v: %w", d, ErrSync)
 	}
+
 	var err error
 	if c.waiting.communicates == communicates {
 		err = fmt.Errorf("both would communicate, or both compute: %w", ErrSync)
 	}
+
 	c.waiting.met <- err
 	c.waiting = nil
 	return err
@@ -134,11 +140,14 @@ func (c *Coordinator) wait(ctx context.Context, a *arrival) error {
 		return err
 	case <-ctx.Done():
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.waiting != a {
 		return <-a.met // the other goroutine came at the same time
 	}
+
 	c.waiting = nil
 	return group.ContextError(ctx)
 }

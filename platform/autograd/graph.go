@@ -343,14 +343,17 @@ func (g *Graph) Apply(o Op) *Var {
 		}
 		needs = needs || v.needs
 	}
+
 	if g.err != nil {
 		return &Var{}
 	}
+
 	if o.arithmetic {
 		if err := checkArithmetic(o.In); err != nil {
 			return g.Fail(o.Name, err)
 		}
 	}
+
 	out, save, err := g.replay.run(g.shared, o)
 	if err != nil {
 		return g.Fail(o.Name, err)
@@ -358,10 +361,12 @@ func (g *Graph) Apply(o Op) *Var {
 	if !g.record || !needs {
 		return &Var{data: out, inner: g.replay != nil}
 	}
+
 	n := &node{name: o.Name, seq: g.next(), aliases: o.Aliases, back: o.Backward}
 	for _, v := range o.In {
 		n.in = append(n.in, v.edge())
 	}
+
 	for _, t := range save {
 		k, err := g.keep(o, t)
 		if err != nil {
@@ -369,6 +374,7 @@ func (g *Graph) Apply(o Op) *Var {
 		}
 		n.saved = append(n.saved, k)
 	}
+
 	view := slices.ContainsFunc(o.In, func(v *Var) bool { return v.given() && shares(out, v.data) })
 	return &Var{data: out, needs: true, made: n, view: view}
 }
@@ -397,6 +403,7 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 			g.interrupt(err)
 		}
 	}()
+
 	switch {
 	case g.err != nil:
 		return g.err
@@ -405,6 +412,7 @@ func (g *Graph) Backward(v *Var, seed *tensor.Tensor) (err error) {
 	case seed == nil && v.data.NumElements() != 1:
 		return fmt.Errorf("backward from %v without a gradient to begin with: %w", v.data, ErrGrad)
 	}
+
 	if seed == nil {
 		if seed, err = tensor.Full(GradDType(v.dtype()), v.Shape(), float32(1)); err != nil {
 			return err
@@ -474,12 +482,14 @@ func (e *engine) add(v edge, t *tensor.Tensor, own bool) error {
 	case v.made.seq <= e.floor:
 		return fmt.Errorf("a checkpointed function uses a result of %s that is not among its operands: %w", v.made.name, ErrGrad)
 	}
+
 	p := e.grads[v.made]
 	if p == nil {
 		e.grads[v.made] = &partial{t, own}
 		heap.Push(&e.queue, step{seq: v.made.seq, node: v.made})
 		return nil
 	}
+
 	if !p.own {
 		p.sum, p.own = p.sum.Clone(), true
 	}
@@ -496,6 +506,7 @@ func accumulate(sum, t *tensor.Tensor, own bool) *tensor.Tensor {
 	case sum == nil:
 		return t.Clone()
 	}
+
 	if !sum.Contiguous() {
 		sum = sum.Clone()
 	}
@@ -518,6 +529,7 @@ func (e *engine) run() error {
 		if err := context.Cause(e.graph.ctx); err != nil {
 			return err
 		}
+
 		s := heap.Pop(&e.queue).(step)
 		if s.call != nil {
 			if err := s.call(); err != nil {
@@ -525,6 +537,7 @@ func (e *engine) run() error {
 			}
 			continue
 		}
+
 		if err := e.back(s.node); err != nil {
 			return fmt.Errorf("the backward pass through %s: %w", s.node.name, err)
 		}
@@ -536,6 +549,7 @@ func (e *engine) back(n *node) error {
 	if n.used {
 		return ErrUsed
 	}
+
 	n.used = true
 	p := &Pass{Ctx: e.graph.ctx, Grad: e.grads[n].sum, engine: e}
 	own := e.grads[n].own
@@ -543,6 +557,7 @@ func (e *engine) back(n *node) error {
 	for _, v := range n.in {
 		p.Need, p.Shapes = append(p.Need, v.needs()), append(p.Shapes, v.shape)
 	}
+
 	p.Saved = make([]*tensor.Tensor, len(n.saved))
 	for i, k := range slices.Backward(n.saved) { // a Keeper brings those back first that it took last
 		t, err := k.get(e.graph.ctx)
@@ -551,19 +566,23 @@ func (e *engine) back(n *node) error {
 		}
 		p.Saved[i] = t
 	}
+
 	grads, err := n.back(p)
 	if err != nil {
 		return err
 	}
+
 	for i, t := range grads {
 		// A tensor that shares memory with another gradient must not be changed.
 		if err := e.add(n.in[i], t, !n.aliases || own && len(grads) == 1); err != nil {
 			return err
 		}
 	}
+
 	for _, k := range n.saved {
 		e.graph.release(k)
 	}
+
 	n.saved, n.in, n.back = nil, nil, nil
 	return nil
 }

@@ -51,6 +51,7 @@ func checkArithmetic(in []*Var) error {
 			return fmt.Errorf("operands of %v and %v: cast one of them by Graph.Cast: %w", first, d, tensor.ErrDType)
 		}
 	}
+
 	return nil
 }
 
@@ -60,10 +61,12 @@ func values[F float](t *tensor.Tensor) []F {
 	if v, err := tensor.Values[F](t); err == nil {
 		return v
 	}
+
 	c, err := tensor.Cast(t, tensor.DTypeOf[F]())
 	if err != nil {
 		panic(err) // every dtype that isFloat names can be cast
 	}
+
 	v, err := tensor.Values[F](c.Clone())
 	if err != nil {
 		panic(err)
@@ -123,11 +126,13 @@ func parallel(n, least int, f func(lo, hi int)) {
 		f(0, n)
 		return
 	}
+
 	var wg sync.WaitGroup
 	for w := range workers {
 		lo, hi := n*w/workers, n*(w+1)/workers
 		wg.Go(func() { f(lo, hi) })
 	}
+
 	wg.Wait()
 }
 
@@ -158,9 +163,11 @@ func multiply[F float](alpha F, a, b mat[F], beta F, c mat[F]) {
 	if b.trans {
 		tb = blas.Trans
 	}
+
 	if k == 0 { // gonum panics. c is zero if beta is 0.
 		return
 	}
+
 	switch z := any(c.data).(type) {
 	case []float32:
 		x, y := any(a.data).([]float32), any(b.data).([]float32)
@@ -177,6 +184,7 @@ func sumRows[F float](out, m []F) {
 	if n == 0 {
 		return
 	}
+
 	parallel(n, max(16, grain*n/max(1, len(m))), func(lo, hi int) {
 		for at := 0; at < len(m); at += n {
 			row := m[at : at+n]

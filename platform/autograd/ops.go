@@ -63,6 +63,7 @@ func mul[F float](g *Graph, a, b *Var) *Var {
 					}
 				})
 			}
+
 			if p.Need[1] {
 				dy := zerosLike[F](p.Grad)
 				repeat(values[F](dy), d, x, func(out, d, x []F) {
@@ -72,6 +73,7 @@ func mul[F float](g *Graph, a, b *Var) *Var {
 				})
 				grads[1] = fold[F](dy, p.Shapes[1])
 			}
+
 			return grads, nil
 		},
 	})
@@ -93,11 +95,13 @@ func repeat[F float](out, x, y []F, f func(out, x, y []F)) {
 	if len(y) == 0 {
 		return
 	}
+
 	n := len(y)
 	if n == len(out) {
 		each(n, func(lo, hi int) { f(out[lo:hi], x[lo:hi], y[lo:hi]) })
 		return
 	}
+
 	parallel(len(out)/n, max(1, grain/n), func(lo, hi int) {
 		for i := lo * n; i < hi*n; i += n {
 			f(out[i:i+n], x[i:i+n], y)
@@ -199,6 +203,7 @@ func matMul[F float](g *Graph, a, b *Var) *Var {
 				dy := matrices[F](grads[1])
 				batch(dy, func(i int) { multiply(1, x[i].t(), d[i], 0, dy[i]) })
 			}
+
 			return grads, nil
 		},
 	})
@@ -212,10 +217,12 @@ func matrices[F float](t *tensor.Tensor) []mat[F] {
 	for _, d := range s[:len(s)-2] {
 		n *= int(d)
 	}
+
 	out := make([]mat[F], n)
 	for i := range out {
 		out[i] = matrix(f[i*rows*cols:(i+1)*rows*cols], rows, cols)
 	}
+
 	return out
 }
 
@@ -239,6 +246,7 @@ func linear[F float](g *Graph, x, w, b *Var) *Var {
 	if b != nil {
 		in = append(in, b)
 	}
+
 	return g.Apply(Op{
 		Name: "linear", In: in, arithmetic: true,
 		Forward: func() (*tensor.Tensor, []*tensor.Tensor, error) {
@@ -247,6 +255,7 @@ func linear[F float](g *Graph, x, w, b *Var) *Var {
 			if last < 0 || len(sw) != 2 || sx[last] != sw[1] || b != nil && !slices.Equal(b.Shape(), sw[:1]) {
 				return nil, nil, fmt.Errorf("%v by %v: %w", sx, sw, ErrShape)
 			}
+
 			out := zeros[F](append(slices.Clone(sx[:last]), sw[0])...)
 			n, k := int(sw[0]), int(sw[1])
 			rows := product(sx[:last])
@@ -257,6 +266,7 @@ func linear[F float](g *Graph, x, w, b *Var) *Var {
 					copy(y[i*n:], bias)
 				}
 			}
+
 			multiply(1, matrix(values[F](x.data), rows, k), matrix(values[F](w.data), n, k).t(), 1, matrix(y, rows, n))
 			return out, []*tensor.Tensor{x.data, w.data}, nil
 		},
@@ -270,6 +280,7 @@ func linear[F float](g *Graph, x, w, b *Var) *Var {
 				grads[0] = zerosLike[F](p.Saved[0])
 				multiply(1, d, matrix(values[F](p.Saved[1]), n, k), 1, matrix(values[F](grads[0]), rows, k))
 			}
+
 			if p.Need[1] {
 				grads[1] = zerosLike[F](p.Saved[1])
 				multiply(1, d.t(), matrix(values[F](p.Saved[0]), rows, k), 1, matrix(values[F](grads[1]), n, k))
@@ -278,6 +289,7 @@ func linear[F float](g *Graph, x, w, b *Var) *Var {
 				grads[2] = zeros[F](sw[0])
 				sumRows(values[F](grads[2]), d.data)
 			}
+
 			return grads, nil
 		},
 	})
@@ -306,9 +318,11 @@ func embedding[F float](g *Graph, w *Var, ids *tensor.Tensor) *Var {
 			if err != nil {
 				return nil, nil, err
 			}
+
 			if len(s) != 2 {
 				return nil, nil, fmt.Errorf("rows of %v: %w", s, ErrShape)
 			}
+
 			out := zeros[F](append(slices.Clone(ids.Shape()), s[1])...)
 			dst, src, n := values[F](out), values[F](w.data), int(s[1])
 			for i, id := range at {
@@ -317,6 +331,7 @@ func embedding[F float](g *Graph, w *Var, ids *tensor.Tensor) *Var {
 				}
 				copy(dst[i*n:(i+1)*n], src[int(id)*n:])
 			}
+
 			return out, []*tensor.Tensor{ids}, nil
 		},
 		Backward: func(p *Pass) ([]*tensor.Tensor, error) {
@@ -324,6 +339,7 @@ func embedding[F float](g *Graph, w *Var, ids *tensor.Tensor) *Var {
 			if err != nil {
 				return nil, err
 			}
+
 			out := zeros[F](p.Shapes[0]...)
 			dst, d, n := values[F](out), values[F](p.Grad), int(p.Shapes[0][1])
 			for i, id := range at {
@@ -332,6 +348,7 @@ func embedding[F float](g *Graph, w *Var, ids *tensor.Tensor) *Var {
 					row[j] += v
 				}
 			}
+
 			return []*tensor.Tensor{out}, nil
 		},
 	})
@@ -409,16 +426,19 @@ func dropout[F float](g *Graph, x *Var, p float32) *Var {
 			if !g.seeded {
 				return nil, nil, ErrSeed
 			}
+
 			kept, err := tensor.New(tensor.Bool, x.Shape())
 			if err != nil {
 				return nil, nil, err
 			}
+
 			random, on := g.Rand(), kept.Contents()
 			for i := range on {
 				if random.Float32() >= p {
 					on[i] = 1
 				}
 			}
+
 			out := zerosLike[F](x.data)
 			mask(out, x.data, kept)
 			return out, []*tensor.Tensor{kept}, nil
@@ -449,6 +469,7 @@ func layerNorm[F float](g *Graph, x, w, b *Var) *Var {
 			if len(s) == 0 || !slices.Equal(w.Shape(), s[len(s)-1:]) || !slices.Equal(b.Shape(), w.Shape()) {
 				return nil, nil, fmt.Errorf("rows of %v by %v and %v: %w", s, w.Shape(), b.Shape(), ErrShape)
 			}
+
 			n := int(s[len(s)-1])
 			out, norm, scale := zerosLike[F](x.data), zerosLike[F](x.data), zeros[F](int64(product(s[:len(s)-1])))
 			y, z, inv := values[F](out), values[F](norm), values[F](scale)
@@ -459,10 +480,12 @@ func layerNorm[F float](g *Graph, x, w, b *Var) *Var {
 				for _, v := range row {
 					mean += float64(v)
 				}
+
 				mean /= float64(n)
 				for _, v := range row {
 					square += (float64(v) - mean) * (float64(v) - mean)
 				}
+
 				inv[r] = F(1 / math.Sqrt(square/float64(n)+eps))
 				for i, v := range row {
 					h := (v - F(mean)) * inv[r]
@@ -484,11 +507,13 @@ func layerNorm[F float](g *Graph, x, w, b *Var) *Var {
 					sum += v
 					dot += v * float64(z[r*n+i])
 				}
+
 				mean, along := F(sum/float64(n)), F(dot/float64(n))
 				for i := range n {
 					out[r*n+i] = inv[r] * (d[r*n+i]*gain[i] - mean - z[r*n+i]*along)
 				}
 			})
+
 			sumRows(values[F](db), d)
 			each(len(z), func(lo, hi int) {
 				for i := lo; i < hi; i++ {
@@ -592,6 +617,7 @@ func (g *Graph) Cat(dim int, xs ...*Var) *Var {
 				}
 				grads[i], at = part.Clone(), end
 			}
+
 			return grads, nil
 		},
 	})
@@ -606,11 +632,13 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 	for _, n := range sizes {
 		end += n
 	}
+
 	if x == nil || x.data == nil || len(x.Shape()) == 0 || end != x.Shape()[0] ||
 		slices.ContainsFunc(sizes, func(n int64) bool { return n < 0 }) {
 		v := g.Fail("split", fmt.Errorf("%v into %v: %w", x.Shape(), sizes, ErrShape))
 		return slices.Repeat([]*Var{v}, len(sizes))
 	}
+
 	begin, whole := g.Mark(), x.edge()
 	var sum *tensor.Tensor
 	at := int64(0)
@@ -632,6 +660,7 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 						return p.engine.add(whole, t, true)
 					})
 				}
+
 				part, err := sum.Slice(0, lo, hi, 1)
 				if err != nil {
 					return nil, err
@@ -640,6 +669,7 @@ func (g *Graph) Split(x *Var, sizes ...int64) []*Var {
 			},
 		})
 	}
+
 	return out
 }
 

@@ -66,11 +66,13 @@ func givenOf(o Op, save []*tensor.Tensor) (all []given) {
 			all = append(all, given{i, -1, checksum(v.data)})
 		}
 	}
+
 	for i, t := range save {
 		if t.DType().IsInteger() {
 			all = append(all, given{-1, i, checksum(t)})
 		}
 	}
+
 	return all
 }
 
@@ -139,10 +141,12 @@ func (r *replay) first(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, error
 		keep = r.policy(o.Name, r.counts[o.Name])
 		r.counts[o.Name]++
 	}
+
 	out, save, err := r.outer.run(s, o)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	rec := newRecord(o, out)
 	rec.given = givenOf(o, save)
 	if keep {
@@ -157,20 +161,24 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 	if r.at == len(r.records) {
 		return nil, nil, fmt.Errorf("%v after the %d operators of the first run: %w", newRecord(o, nil), r.at, ErrReplay)
 	}
+
 	was := &r.records[r.at]
 	r.at++
 	if now := newRecord(o, nil); now.op != was.op || !slices.EqualFunc(now.in, was.in, form.equal) {
 		return nil, nil, fmt.Errorf("operator %d is %v, and was %v: %w", r.at, now, was, ErrReplay)
 	}
+
 	if was.was != nil {
 		s.random = was.was.random
 		out, save := was.was.replay(o)
 		return out, save, r.unchanged(was, o, save)
 	}
+
 	out, save, err := o.Forward()
 	if err != nil {
 		return nil, nil, err
 	}
+
 	switch now := newRecord(o, out); {
 	case !now.out.equal(was.out):
 		err = fmt.Errorf("operator %d, %v, returns %v, and returned %v: %w", r.at, was, now.out, was.out, ErrReplay)
@@ -179,6 +187,7 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 	default:
 		err = r.unchanged(was, o, save)
 	}
+
 	return out, save, err
 }
 
@@ -213,6 +222,7 @@ func newRecord(o Op, out *tensor.Tensor) record {
 	for _, v := range o.In {
 		r.in = append(r.in, formOf(v.data))
 	}
+
 	if out != nil {
 		r.out = formOf(out)
 		if !o.pending {
@@ -266,15 +276,18 @@ func checksum(t *tensor.Tensor) uint64 {
 	if len(b) <= sumPiece {
 		return maphash.Bytes(sumSeed, b)
 	}
+
 	sums := make([]uint64, (len(b)-1)/sumPiece+1)
 	parallel(len(sums), 1, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			sums[i] = maphash.Bytes(sumSeed, b[i*sumPiece:min(len(b), (i+1)*sumPiece)])
 		}
 	})
+
 	var all []byte
 	for _, sum := range sums {
 		all = binary.LittleEndian.AppendUint64(all, sum)
 	}
+
 	return maphash.Bytes(sumSeed, all)
 }

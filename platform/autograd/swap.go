@@ -70,14 +70,17 @@ func NewSwap(ctx context.Context, p platform.Streams, dir string, opts *SwapOpti
 			s.buffer = opts.BufferBytes
 		}
 	}
+
 	f, err := os.CreateTemp(dir, "cairn-swap-*")
 	if err != nil {
 		return nil, fmt.Errorf("a file to swap tensors to: %w", err)
 	}
+
 	s.file = f
 	if os.Remove(f.Name()) != nil {
 		s.path = f.Name() // this system keeps the names of open files
 	}
+
 	if s.stream, err = p.NewStream(ctx); err != nil {
 		return nil, errors.Join(err, s.closeFile())
 	}
@@ -155,11 +158,14 @@ func (s *Swap) Keep(ctx context.Context, v Saved) (Kept, error) {
 	if v.Leaf || t.NumBytes() < swapPage || s.stay != nil && s.stay(v) {
 		return nil, nil
 	}
+
 	if err := s.room(ctx, t.NumBytes()); err != nil {
 		return nil, err
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	b := s.blockOf(v)
 	b.refs++
 	p := &place{swap: s, block: b, index: len(s.order), dtype: t.DType(), shape: t.Shape()}
@@ -187,6 +193,7 @@ func (s *Swap) room(ctx context.Context, n int64) error {
 func (s *Swap) full(n int64) (first platform.Event, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.writing = slices.DeleteFunc(s.writing, func(w write) bool {
 		select {
 		case <-w.done.Done():
@@ -195,9 +202,11 @@ func (s *Swap) full(n int64) (first platform.Event, err error) {
 			return false
 		}
 	})
+
 	for _, w := range s.writing {
 		n += w.bytes
 	}
+
 	if n <= s.buffer || len(s.writing) == 0 {
 		return nil, s.err
 	}
@@ -218,6 +227,7 @@ func (s *Swap) blockOf(v Saved) *block {
 	} else {
 		data = t.Contents()
 	}
+
 	off, _ := s.space.Take(pages(t.NumBytes())) // there is always room at the end
 	b := &block{off: off, bytes: t.NumBytes(), key: key, origin: weak.Make(t), data: data}
 	if contiguous {
@@ -243,16 +253,20 @@ func (s *Swap) write(b *block) error {
 		s.mu.Unlock()
 		return nil
 	}
+
 	b.state = begun
 	data := b.data
 	s.mu.Unlock()
+
 	_, err := s.file.WriteAt(data, b.off)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if err != nil {
 		s.err = fmt.Errorf("swap %d bytes to a file: %w", b.bytes, err)
 		return s.err
 	}
+
 	b.state = present
 	if b.users == 0 {
 		b.data = nil
@@ -268,14 +282,17 @@ func (s *Swap) read(b *block) error {
 	if unwanted {
 		return nil
 	}
+
 	data := make([]byte, b.bytes)
 	_, err := s.file.ReadAt(data, b.off)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if err != nil {
 		s.err = fmt.Errorf("swap %d bytes from a file: %w", b.bytes, err)
 		return s.err
 	}
+
 	if b.users > 0 {
 		b.data = data
 	}
@@ -289,6 +306,7 @@ func (p *place) Get(ctx context.Context) (*tensor.Tensor, error) {
 	p.want()
 	s.ahead(p.index)
 	done := b.done
+
 	// An operator may change the tensor, so a write that reads it must be done.
 	here := b.data != nil && b.state != begun
 	s.mu.Unlock()
@@ -297,8 +315,10 @@ func (p *place) Get(ctx context.Context) (*tensor.Tensor, error) {
 			return nil, err
 		}
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -325,11 +345,13 @@ func (p *place) want() {
 	if p.wanted {
 		return
 	}
+
 	p.wanted = true
 	s, b := p.swap, p.block
 	if b.users++; b.users == 1 {
 		s.wanted += b.bytes
 	}
+
 	switch {
 	case b.state == queued:
 		b.state = absent // it may not be needed after this
@@ -344,23 +366,28 @@ func (p *place) Release() {
 	s, b := p.swap, p.block
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if p.released {
 		return
 	}
+
 	p.released = true
 	for n := len(s.order) - 1; n >= 0 && s.order[n].released; n-- {
 		s.order[n] = nil
 		s.order = s.order[:n]
 	}
+
 	if p.wanted {
 		if b.users--; b.users == 0 {
 			s.wanted -= b.bytes
 		}
 	}
+
 	if b.refs--; b.refs == 0 {
 		s.free(b)
 		return
 	}
+
 	switch {
 	case b.users == 0 && b.state == present:
 		b.data = nil
@@ -375,6 +402,7 @@ func (s *Swap) free(b *block) {
 	if s.known[b.key] == b {
 		delete(s.known, b.key)
 	}
+
 	s.stream.Go(func(context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()

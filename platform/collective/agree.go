@@ -25,28 +25,34 @@ func agree(ctx context.Context, c *Comm, tag int, t *task) (verdict, error) {
 		mine.err = group.NewRemoteError(t.err)
 		mine.err.Text = mine.err.Text[:min(len(mine.err.Text), maxVoiceText)]
 	}
+
 	v := verdict{voices: []voice{mine}, detail: t.detail}
 	if err := ctx.Err(); err != nil {
 		return v, err
 	}
+
 	for d := 1; d < c.size; d *= 2 {
 		out, err := v.encode()
 		if err != nil {
 			return v, err
 		}
+
 		if err := c.m.Send(ctx, c.at(d), tag, out); err != nil {
 			return v, err
 		}
+
 		in, err := c.m.Recv(ctx, c.at(-d), tag)
 		if err != nil {
 			return v, err
 		}
+
 		heard, err := decodeVerdict(in, c.size)
 		if err != nil {
 			return v, fmt.Errorf("agreement from rank %d: %w", c.at(-d), err)
 		}
 		v.merge(&heard)
 	}
+
 	if err := v.error(); err != nil {
 		return v, refusal{err}
 	}
@@ -96,6 +102,7 @@ func (v *verdict) merge(o *verdict) {
 		}
 		v.voices[i].rank = min(v.voices[i].rank, n.rank)
 	}
+
 	slices.SortFunc(v.voices, func(a, b voice) int { return cmp.Compare(a.rank, b.rank) })
 	v.voices = v.voices[:min(len(v.voices), maxVoices)]
 }
@@ -105,6 +112,7 @@ func (v *verdict) error() error {
 	if len(v.voices) == 1 && v.voices[0].err == nil {
 		return nil
 	}
+
 	var failed, all []int
 	var first error
 	var said []string
@@ -116,6 +124,7 @@ func (v *verdict) error() error {
 		all = append(all, m.rank)
 		said = append(said, fmt.Sprintf("rank %d called %v", m.rank, m.call))
 	}
+
 	e := &group.Error{Op: v.voices[0].call.kind, Ranks: failed, Err: first}
 	if first == nil {
 		e.Ranks, e.Err = all, fmt.Errorf("%s: %w", strings.Join(said, ", "), group.ErrDisagree)
@@ -128,6 +137,7 @@ func (v *verdict) encode() ([]byte, error) {
 	w.Bool(v.differs)
 	w.U64(v.detail)
 	w.Byte(byte(len(v.voices)))
+
 	for _, m := range v.voices {
 		w.Uvarint(uint64(m.rank))
 		m.call.encode(&w)
@@ -138,8 +148,10 @@ func (v *verdict) encode() ([]byte, error) {
 				return nil, err
 			}
 		}
+
 		w.Bytes(b)
 	}
+
 	return w.B, nil
 }
 
@@ -151,6 +163,7 @@ func decodeVerdict(b []byte, ranks int) (verdict, error) {
 	if n < 1 || n > maxVoices {
 		r.Fail("%d voices", n)
 	}
+
 	for range n {
 		m := voice{rank: r.CountMax(ranks - 1), call: decodeCall(r)}
 		if b := r.Bytes(); len(b) > 0 {
@@ -159,10 +172,12 @@ func decodeVerdict(b []byte, ranks int) (verdict, error) {
 				r.Fail("voice: %w", err)
 			}
 		}
+
 		if r.Err() != nil {
 			return verdict{}, r.Err()
 		}
 		v.voices = append(v.voices, m)
 	}
+
 	return v, r.Done()
 }

@@ -40,6 +40,7 @@ func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
 		k.err = err
 		return k
 	}
+
 	k.call.dtype, k.call.count = src.DType(), row
 	in, err := c.split("source", src.Shape()[0], s.In)
 	if err == nil {
@@ -49,10 +50,12 @@ func (c *Comm) allToAll(dst, src *tensor.Tensor, s Splits) *task {
 		k.err = err
 		return k
 	}
+
 	k.detail = uneven
 	if n := in[0]; !slices.ContainsFunc(slices.Concat(in, s.Out), func(v int64) bool { return v != n }) {
 		k.detail = uint64(n)
 	}
+
 	a := &shuffle{in: in, out: s.Out, rows: true, from: rowParts(src, in), to: rowParts(dst, s.Out)}
 	k.settle = func() error { return nil }
 	k.run = func(ctx context.Context, x *exchange) error {
@@ -81,6 +84,7 @@ func (c *Comm) allToAllParts(dst, src [][]*tensor.Tensor) *task {
 		k.err = fmt.Errorf("parts of %d and %d ranks, of %d: %w", len(dst), len(src), c.size, tensor.ErrShape)
 		return k
 	}
+
 	a := &shuffle{from: src, to: dst}
 	for r := range src {
 		for _, t := range src[r] {
@@ -90,12 +94,15 @@ func (c *Comm) allToAllParts(dst, src [][]*tensor.Tensor) *task {
 			k.err = cmp.Or(k.err, checkTarget(t))
 		}
 	}
+
 	if k.err != nil {
 		return k
 	}
+
 	for r := range src {
 		a.in, a.out = append(a.in, identify(src[r])), append(a.out, identify(dst[r]))
 	}
+
 	k.run = func(ctx context.Context, x *exchange) error {
 		if err := a.fit(ctx, x, k.call); err != nil {
 			return err
@@ -113,10 +120,12 @@ func checkRows(dst, src *tensor.Tensor) (int64, error) {
 	if dst.Dims() == 0 || src.Dims() == 0 {
 		return 0, fmt.Errorf("rows of %v from rows of %v: %w", dst, src, tensor.ErrShape)
 	}
+
 	d, err := tensor.NumElements(dst.Shape()[1:])
 	if err != nil {
 		return 0, err
 	}
+
 	s, err := tensor.NumElements(src.Shape()[1:])
 	if err == nil && d != s {
 		err = fmt.Errorf("rows of %v from rows of %v: %w", dst, src, tensor.ErrShape)
@@ -133,6 +142,7 @@ func (c *Comm) split(what string, rows int64, given []int64) ([]int64, error) {
 		}
 		return slices.Repeat([]int64{rows / n}, c.size), nil
 	}
+
 	left := rows
 	for _, v := range given {
 		if v < 0 || v > left {
@@ -140,6 +150,7 @@ func (c *Comm) split(what string, rows int64, given []int64) ([]int64, error) {
 		}
 		left -= v
 	}
+
 	if len(given) != c.size || left != 0 {
 		return nil, fmt.Errorf("%s of %d rows split into %v for %d ranks: %w", what, rows, given, n, tensor.ErrShape)
 	}
@@ -186,6 +197,7 @@ func (a *shuffle) fit(ctx context.Context, x *exchange, c call) error {
 			return err
 		}
 	}
+
 	for d := 1; d < x.size; d++ {
 		var b [8]byte
 		if err := x.m.RecvInto(ctx, x.at(-d), tag, b[:]); err != nil {
@@ -195,6 +207,7 @@ func (a *shuffle) fit(ctx context.Context, x *exchange, c call) error {
 			k.err = err
 		}
 	}
+
 	_, err := agree(ctx, x.Comm, tagOf(x.seq, fitLane), k)
 	return err
 }
@@ -217,10 +230,12 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 			return err
 		}
 	}
+
 	tag := tagOf(x.seq, dataLane)
 	each := func(rank func(d int) int, parts [][]*tensor.Tensor, move func(rank int, b batch, spare *room) error) error {
 		var spare room
 		defer spare.free()
+
 		for d := 1; d < x.size; d++ {
 			for b := range batches(parts[rank(d)], int64(x.o.piece)) {
 				if err := move(rank(d), b, &spare); err != nil {
@@ -228,8 +243,10 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 				}
 			}
 		}
+
 		return nil
 	}
+
 	parts, vectored := x.m.(group.PartSender)
 	send := func(ctx context.Context) error {
 		return each(x.at, a.from, func(rank int, b batch, spare *room) error {
@@ -243,6 +260,7 @@ func (a *shuffle) run(ctx context.Context, x *exchange) error {
 			return x.m.Send(ctx, rank, tag, mem)
 		})
 	}
+
 	recv := func(ctx context.Context) error {
 		before := func(d int) int { return x.at(-d) }
 		return each(before, a.to, func(rank int, b batch, spare *room) error {
@@ -287,6 +305,7 @@ func batches(ts []*tensor.Tensor, limit int64) iter.Seq[batch] {
 			if mem, ok := t.Bytes(); ok {
 				t = must(tensor.FromBytes(t.DType(), []int64{t.NumElements()}, mem))
 			}
+
 			size := int64(t.DType().Size())
 			for at, n := int64(0), t.NumElements(); at < n; {
 				if (left < size || alone) && !end() {
@@ -299,10 +318,12 @@ func batches(ts []*tensor.Tensor, limit int64) iter.Seq[batch] {
 				left -= (next - at) * size
 				at = next
 			}
+
 			if alone && !end() {
 				return
 			}
 		}
+
 		end()
 	}
 }
@@ -345,10 +366,12 @@ func (b batch) memory(spare *room) (mem []byte, own bool) {
 			return mem, true
 		}
 	}
+
 	var n int64
 	for _, t := range b {
 		n += t.NumBytes()
 	}
+
 	return spare.get(n), false
 }
 

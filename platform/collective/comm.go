@@ -97,6 +97,7 @@ func newComm(g group.Group, o options) (*Comm, error) {
 	if !ok && g.Size() > 1 {
 		return nil, fmt.Errorf("tensor collectives of %d ranks: the group sends no messages: %w", g.Size(), errors.ErrUnsupported)
 	}
+
 	c := &Comm{g: g, m: m, rank: g.Rank(), size: g.Size(), o: o}
 	c.peers = c.neighbours()
 	c.recent = make([]*Work, o.inFlight)
@@ -150,17 +151,20 @@ func (c call) String() string {
 	if c.kind == OpAllToAllParts {
 		return string(c.kind)
 	}
+
 	fmt.Fprintf(&b, "%s(", c.kind)
 	if c.kind == OpAllReduce || c.kind == OpReduceScatter {
 		fmt.Fprintf(&b, "%v of ", c.op)
 	}
 	fmt.Fprintf(&b, "%d %v", c.count, c.dtype) // "0 invalid" if there is no tensor
+
 	switch c.kind {
 	case OpAllToAll:
 		b.WriteString(" a row")
 	case group.OpBroadcast:
 		fmt.Fprintf(&b, " from rank %d", c.root)
 	}
+
 	b.WriteString(")")
 	return b.String()
 }
@@ -295,10 +299,12 @@ func (c *Comm) perform(ctx context.Context, w *Work, t *task) error {
 			return ctx.Err()
 		}
 	}
+
 	v, err := agree(ctx, c, tagOf(w.seq, agreeLane), t)
 	if err != nil || t.run == nil {
 		return err
 	}
+
 	if err := t.run(ctx, &exchange{c, w.seq, v}); err != nil {
 		return err
 	}
@@ -311,10 +317,12 @@ func (c *Comm) failure(ctx, inner context.Context, t *task, err error) error {
 	if r, ok := errors.AsType[refusal](err); ok {
 		return r.error
 	}
+
 	op := t.call.kind
 	if cause, ok := errors.AsType[*interruption](context.Cause(inner)); ok {
 		return cause.of(op)
 	}
+
 	why := &interruption{ranks: []int{c.rank}, err: err}
 	if end := group.ContextError(ctx); end != nil {
 		why.err = end
@@ -351,6 +359,7 @@ func (c *Comm) breakdown(why *interruption) *interruption {
 		defer c.mu.Unlock()
 		return c.broken
 	}
+
 	c.broken = why
 	peers := c.peers
 	for _, a := range c.active {
@@ -359,11 +368,13 @@ func (c *Comm) breakdown(why *interruption) *interruption {
 		}
 		a.cancel(why)
 	}
+
 	c.mu.Unlock()
 	notice := encodeNotice(why)
 	for _, p := range peers {
 		_ = c.m.Send(context.Background(), p, noticeTag, notice) // a rank that is gone needs no notice
 	}
+
 	return why
 }
 
@@ -373,6 +384,7 @@ func encodeNotice(why *interruption) []byte {
 	for _, r := range why.ranks {
 		w.Uvarint(uint64(r))
 	}
+
 	b, err := group.NewRemoteError(why.err).MarshalBinary()
 	if err != nil { // an error of another rank that is too long
 		b, _ = group.NewRemoteError(errors.New("interrupted")).MarshalBinary()
@@ -388,6 +400,7 @@ func decodeNotice(b []byte, ranks int) (*interruption, error) {
 	for range r.Count(1) {
 		why.ranks = append(why.ranks, r.CountMax(ranks-1))
 	}
+
 	e := new(group.RemoteError)
 	if err := e.UnmarshalBinary(r.Bytes()); err != nil {
 		r.Fail("notice: %w", err)
@@ -426,9 +439,11 @@ type activity struct {
 func (c *Comm) activate(ctx context.Context, w *Work, t *task) (inner context.Context, leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.broken != nil {
 		return nil, nil, c.broken.of(t.call.kind)
 	}
+
 	a := &activity{peers: c.peers}
 	if t.wide {
 		a.peers = nil
@@ -436,6 +451,7 @@ func (c *Comm) activate(ctx context.Context, w *Work, t *task) (inner context.Co
 			a.peers = append(a.peers, c.at(d))
 		}
 	}
+
 	inner, a.cancel = context.WithCancelCause(ctx)
 	c.active[w] = a
 	timer := time.AfterFunc(patience, func() {

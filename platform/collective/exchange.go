@@ -61,6 +61,7 @@ func units(steps, n int) []unit {
 			number[p] = len(out) - 1
 		}
 	}
+
 	return out
 }
 
@@ -88,10 +89,12 @@ func (g *ring) send(ctx context.Context) error {
 			}
 			received++
 		}
+
 		from := g.result
 		if u.step == 0 {
 			from = g.own
 		}
+
 		if b := cut(from(g.segment(u.step)), u.piece, g.o.piece); len(b) > 0 {
 			if err := g.m.Send(ctx, g.at(1), tagOf(g.seq, g.lane), b); err != nil {
 				return err
@@ -99,6 +102,7 @@ func (g *ring) send(ctx context.Context) error {
 		}
 		g.sent.add()
 	}
+
 	return nil
 }
 
@@ -109,6 +113,7 @@ func (g *ring) recv(ctx context.Context) error {
 		in, free = scratch(g.o.piece)
 		defer free()
 	}
+
 	for _, u := range g.order {
 		seg := g.segment(u.step + 1)
 		result := cut(g.result(seg), u.piece, g.o.piece)
@@ -125,8 +130,10 @@ func (g *ring) recv(ctx context.Context) error {
 				g.red.finish(result, result)
 			}
 		}
+
 		g.ready.add()
 	}
+
 	return nil
 }
 
@@ -137,9 +144,11 @@ func (g *ring) take(ctx context.Context, b []byte) error {
 			return err
 		}
 	}
+
 	if !g.shared {
 		return nil
 	}
+
 	// The unit of the same number must be sent before its memory is overwritten. No
 	// rank waits here for one that does not receive, since all receive before they
 	// wait.
@@ -169,15 +178,18 @@ func (x *exchange) reduceAll(ctx context.Context, mem []byte, red *reduction) er
 		}
 		return x.treeDown(ctx, mem, 0)
 	}
+
 	seg := segments(mem, red.elem.Size(), x.size)
 	g := &ring{exchange: x, lane: dataLane, steps: x.size - 1, red: red, own: seg, result: seg}
 	if !red.widens() {
 		g.reduce, g.steps = x.size-1, 2*(x.size-1)
 		return g.run(ctx)
 	}
+
 	if err := x.reduceDirect(ctx, seg, seg(x.rank), red); err != nil {
 		return err
 	}
+
 	g.lane = passLane
 	return g.run(ctx)
 }
@@ -188,6 +200,7 @@ func (x *exchange) treeUp(ctx context.Context, mem []byte, red *reduction) error
 	n := red.sumBytes(len(mem))
 	buf, free := scratch(2 * n)
 	defer free()
+
 	sum, in := buf[:n], buf[n:]
 	copy(sum, red.widen(sum, mem))
 	for d := 1; d < x.size; d *= 2 {
@@ -197,11 +210,13 @@ func (x *exchange) treeUp(ctx context.Context, mem []byte, red *reduction) error
 		if x.rank+d >= x.size {
 			continue
 		}
+
 		if err := x.m.RecvInto(ctx, x.rank+d, tagOf(x.seq, dataLane), in); err != nil {
 			return err
 		}
 		red.apply(sum, sum, in)
 	}
+
 	red.finish(mem, sum)
 	return nil
 }
@@ -213,11 +228,13 @@ func (x *exchange) treeDown(ctx context.Context, mem []byte, root int) error {
 	for d < x.size && after&d == 0 {
 		d *= 2
 	}
+
 	if after > 0 {
 		if err := x.m.RecvInto(ctx, x.at(-d), tagOf(x.seq, dataLane), mem); err != nil {
 			return err
 		}
 	}
+
 	for d /= 2; d > 0; d /= 2 {
 		if after+d >= x.size {
 			continue
@@ -226,6 +243,7 @@ func (x *exchange) treeDown(ctx context.Context, mem []byte, root int) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -244,6 +262,7 @@ func (x *exchange) chain(ctx context.Context, mem []byte, root int) error {
 		}
 		return nil
 	}
+
 	recv := func(ctx context.Context) error {
 		for p := range n {
 			if x.rank != root {
@@ -288,10 +307,12 @@ func (x *exchange) reduceDirect(ctx context.Context, own func(seg int) []byte, o
 		}
 		return nil
 	}
+
 	recv := func(ctx context.Context) error {
 		sums := red.sumBytes(piece)
 		buf, free := scratch(2*sums + piece)
 		defer free()
+
 		for p := range pieces(len(out), piece) {
 			mine := cut(own(x.rank), p, piece)
 			n := red.sumBytes(len(mine))
@@ -304,14 +325,17 @@ func (x *exchange) reduceDirect(ctx context.Context, own func(seg int) []byte, o
 						return err
 					}
 				}
+
 				if r == 0 {
 					copy(sum, red.widen(sum, b))
 				} else {
 					red.add(sum, b, room)
 				}
 			}
+
 			red.finish(cut(out, p, piece), sum)
 		}
+
 		return nil
 	}
 	return duplex(ctx, send, recv)
@@ -322,6 +346,7 @@ func (x *exchange) reduceDirect(ctx context.Context, own func(seg int) []byte, o
 func duplex(ctx context.Context, send, recv func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	var once sync.Once
 	var first error
 	note := func(err error) {
@@ -329,6 +354,7 @@ func duplex(ctx context.Context, send, recv func(ctx context.Context) error) err
 			once.Do(func() { first = err; cancel() })
 		}
 	}
+
 	var wg sync.WaitGroup
 	wg.Go(func() { note(send(ctx)) })
 	note(recv(ctx))

@@ -42,15 +42,18 @@ func (c *Comm) ISend(ctx context.Context, t *tensor.Tensor, to, tag int) *Work {
 		if len(mem) <= shortest {
 			return c.m.Send(ctx, to, firstTag+tag, append(head, mem...))
 		}
+
 		if err := c.m.Send(ctx, to, firstTag+tag, head); err != nil {
 			return err
 		}
+
 		for i := range pieces(len(mem), maxMessage) {
 			if err := c.m.Send(ctx, to, firstTag+tag, cut(mem, i, maxMessage)); err != nil {
 				c.recall(r)
 				return err
 			}
 		}
+
 		return nil
 	})
 }
@@ -88,10 +91,12 @@ func (c *Comm) IRecv(ctx context.Context, t *tensor.Tensor, from, tag int) *Work
 				return err
 			}
 		}
+
 		head, rest, err := decodeHeader(b)
 		if err != nil {
 			return err
 		}
+
 		want := header{t.DType(), t.NumElements()}
 		if head.bytes() > shortest {
 			return c.receive(ctx, r, head, want, t)
@@ -117,6 +122,7 @@ func (c *Comm) receive(ctx context.Context, r route, head, want header, t *tenso
 		defer free()
 		place = func(i int) []byte { return waste[:min(head.bytes()-int64(i)*maxMessage, maxMessage)] }
 	}
+
 	for i := range pieces(int(head.bytes()), maxMessage) {
 		err := c.m.RecvInto(ctx, r.peer, firstTag+r.tag, place(i))
 		if e, ok := errors.AsType[*group.LengthError](err); ok && e.Got == 0 {
@@ -127,6 +133,7 @@ func (c *Comm) receive(ctx context.Context, r route, head, want header, t *tenso
 			return err
 		}
 	}
+
 	return store()
 }
 
@@ -147,6 +154,7 @@ func (c *Comm) post(ctx context.Context, op group.Op, r route, err error, move f
 		w.finish(r.failure(op, err))
 		return w
 	}
+
 	turn := c.queues.join(r)
 	go func() {
 		err := c.queues.wait(ctx, r, turn)
@@ -159,6 +167,7 @@ func (c *Comm) post(ctx context.Context, op group.Op, r route, err error, move f
 		}
 		w.finish(r.failure(op, err))
 	}()
+
 	return w
 }
 
@@ -188,6 +197,7 @@ func decodeHeader(b []byte) (header, []byte, error) {
 	if _, err := tensor.NumBytes(h.dtype, []int64{h.count}); err != nil && r.Err() == nil {
 		r.Fail("tensor: %w", err)
 	}
+
 	rest := r.Raw(r.Len())
 	want := h.bytes()
 	if want > shortest {

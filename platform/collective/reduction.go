@@ -116,10 +116,12 @@ func (r *reduction) finish(dst, s []byte) {
 	if r.op == Avg {
 		divide(s, r.sum, r.ranks)
 	}
+
 	if r.widens() {
 		convert(dst, r.elem, s, r.sum)
 		return
 	}
+
 	if len(s) > 0 && &dst[0] != &s[0] {
 		copy(dst, s)
 	}
@@ -133,10 +135,12 @@ func convert(dst []byte, to tensor.DType, src []byte, from tensor.DType) {
 	if err != nil {
 		panic(err)
 	}
+
 	s, err := tensor.FromBytes(from, shape, src)
 	if err != nil {
 		panic(err)
 	}
+
 	if err := tensor.Convert(d, s, tensor.CastAny); err != nil {
 		panic(err)
 	}
@@ -151,9 +155,11 @@ func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 	if err := o.Check(d); err != nil {
 		return err
 	}
+
 	if len(terms) == 0 {
 		return fmt.Errorf("%v of no tensor: %w", o, tensor.ErrShape)
 	}
+
 	for _, t := range terms {
 		switch {
 		case t.DType() != d:
@@ -164,6 +170,7 @@ func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 			return fmt.Errorf("%v of %v: %w", o, t, tensor.ErrPlaceholder)
 		}
 	}
+
 	r := newReduction(o, d, len(terms))
 	n := int(dst.NumBytes())
 	out, sum, room := make([]byte, n), make([]byte, r.sumBytes(n)), make([]byte, r.sumBytes(n))
@@ -173,6 +180,7 @@ func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 		sum = out
 		copy(sum, terms[0].Contents())
 	}
+
 	for _, t := range terms[1:] {
 		b := t.Contents()
 		if !d.Aligned(b) {
@@ -180,6 +188,7 @@ func Reduce(dst *tensor.Tensor, o Op, terms ...*tensor.Tensor) error {
 		}
 		r.add(sum, b, room)
 	}
+
 	r.finish(out, sum)
 	result, err := tensor.FromBytes(d, dst.Shape(), out)
 	if err != nil {
@@ -224,6 +233,7 @@ func sumOf[E tensor.Number](db, ab, bb []byte) {
 		x[4], x[5], x[6], x[7] = y[4]+z[4], y[5]+z[5], y[6]+z[6], y[7]+z[7]
 		d, a, b = d[8:], a[8:], b[8:]
 	}
+
 	a, b = a[:len(d)], b[:len(d)]
 	for i := range d {
 		d[i] = a[i] + b[i]
@@ -281,6 +291,7 @@ func addBFloat16(db, bb []byte) {
 		x[2], x[3] = x[2]+bfloat16(z[2]), x[3]+bfloat16(z[3])
 		d, b = d[4:], b[4:]
 	}
+
 	for i := range d {
 		d[i] += bfloat16(b[i])
 	}

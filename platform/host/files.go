@@ -35,10 +35,12 @@ func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Te
 		}
 		all = append(all, named{name, t})
 	}
+
 	slices.SortFunc(all, func(a, b named) int {
 		bySize := cmp.Compare(b.t.DType().Size(), a.t.DType().Size())
 		return cmp.Or(bySize, cmp.Compare(a.name, b.name))
 	})
+
 	h := &safetensors.Header{Metadata: words}
 	at := int64(0)
 	for _, n := range all {
@@ -50,18 +52,22 @@ func (p *Platform) SaveTensors(w io.Writer, tensors iter.Seq2[string, *tensor.Te
 		h.Entries = append(h.Entries, safetensors.Entry{Name: n.name, DType: d, Shape: shape, Begin: at, End: at + n.t.NumBytes()})
 		at += n.t.NumBytes()
 	}
+
 	head, err := safetensors.Encode(h, align)
 	if err != nil {
 		return fmt.Errorf("save tensors: %w", err)
 	}
+
 	if _, err := w.Write(head); err != nil {
 		return fmt.Errorf("save tensors: %w", err)
 	}
+
 	for _, n := range all {
 		if _, err := n.t.WriteTo(w); err != nil {
 			return fmt.Errorf("save %q: %w", n.name, err)
 		}
 	}
+
 	return nil
 }
 
@@ -73,6 +79,7 @@ func (p *Platform) OpenTensors(r io.ReaderAt, size int64) (platform.TensorFile, 
 	if err != nil {
 		return nil, fmt.Errorf("open tensors: %w", err)
 	}
+
 	f.words = h.Metadata
 	for _, e := range h.Entries {
 		d, ok := safetensors.TensorDType(e.DType)
@@ -85,6 +92,7 @@ func (p *Platform) OpenTensors(r io.ReaderAt, size int64) (platform.TensorFile, 
 		}
 		f.entries[e.Name] = entry{like: like, at: h.Size + e.Begin}
 	}
+
 	return f, nil
 }
 
@@ -122,6 +130,7 @@ func (f *file) ReadInto(dst *tensor.Tensor, name string, b tensor.Box) error {
 	if err != nil {
 		return err
 	}
+
 	part, err := like.Narrow(b)
 	if err != nil {
 		return fmt.Errorf("read %q: %w", name, err)
@@ -132,6 +141,7 @@ func (f *file) ReadInto(dst *tensor.Tensor, name string, b tensor.Box) error {
 	if !slices.Equal(dst.Shape(), part.Shape()) {
 		return fmt.Errorf("read %q: %v into %v: %w", name, part, dst, tensor.ErrShape)
 	}
+
 	c := cutter{read: f.readAt, at: f.entries[name].at, shape: like.Shape()}
 	if err := c.fill(dst, b); err != nil {
 		return fmt.Errorf("read %q: %w", name, err)
@@ -170,17 +180,20 @@ func (c *cutter) fill(dst *tensor.Tensor, b tensor.Box) error {
 	if b.Empty() {
 		return nil
 	}
+
 	strides := tensor.RowMajor(c.shape)
 	first, last := int64(0), int64(0)
 	for d, o := range b.Offsets {
 		first += o * strides[d]
 		last += (o + b.Sizes[d] - 1) * strides[d]
 	}
+
 	size := int64(dst.DType().Size())
 	span, want := (last-first+1)*size, dst.NumBytes()
 	if mem, ok := dst.Bytes(); ok && span == want {
 		return c.read(mem, c.at+first*size)
 	}
+
 	if span <= smallSpan || span <= largestSpan && want >= span/4 {
 		buf := make([]byte, span)
 		if err := c.read(buf, c.at+first*size); err != nil {
@@ -207,9 +220,11 @@ func (c *cutter) halve(dst *tensor.Tensor, b tensor.Box) error {
 		if err != nil {
 			return err
 		}
+
 		if err := c.fill(into, part); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }

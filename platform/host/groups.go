@@ -37,18 +37,22 @@ func (p *Platform) split(ctx context.Context, op group.Op, parent platform.Group
 	if err != nil {
 		return nil, err
 	}
+
 	parts = slices.Clone(parts)
 	for i := range parts {
 		parts[i] = slices.Clone(parts[i])
 	}
+
 	v, err := p.agree(ctx, op, from, parts)
 	if err != nil {
 		return nil, err
 	}
+
 	mine, err := p.build(ctx, from, parts, v)
 	if err != nil || mine == nil {
 		return nil, err // not a nil *Group in a platform.Group
 	}
+
 	p.remember(mine)
 	return mine, nil
 }
@@ -63,14 +67,17 @@ func (p *Platform) build(ctx context.Context, from *Group, parts [][]int, v verd
 			}
 			continue
 		}
+
 		locals := make([]int, len(part))
 		for k, r := range part {
 			locals[k] = slices.Index(from.ranks, r)
 		}
+
 		sub, err := from.inner.Sub(ctx, locals)
 		if err != nil {
 			return nil, fmt.Errorf("group of ranks %v: %w", part, err)
 		}
+
 		if member {
 			mine = p.newGroup(sub, part, v.ID)
 		}
@@ -96,9 +103,11 @@ func (p *Platform) Adopt(groups ...platform.Group) error {
 			return err
 		}
 	}
+
 	for _, g := range own {
 		p.remember(g)
 	}
+
 	return nil
 }
 
@@ -113,6 +122,7 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 	if g == nil {
 		return nil, fmt.Errorf("wrap: no group; a rank that is not a member has none: %w", group.ErrInvalid)
 	}
+
 	outer := p.world.inner.Ranks()
 	ranks := g.Ranks()
 	for i, r := range ranks {
@@ -120,6 +130,7 @@ func (p *Platform) Wrap(g group.Group) (*Group, error) {
 			return nil, fmt.Errorf("wrap group of ranks %v: %d is not in the world: %w", g.Ranks(), r, group.ErrInvalid)
 		}
 	}
+
 	var id identity
 	if named, ok := g.(interface{ ID() [16]byte }); ok {
 		id = named.ID()
@@ -132,13 +143,16 @@ func (p *Platform) Close(_ context.Context, g platform.Group) error {
 	if own, ok := g.(*Group); ok && own != nil && own.p == p && own.closed.Load() {
 		return nil
 	}
+
 	own, err := p.use(opClose, g)
 	if err != nil {
 		return err
 	}
+
 	for _, gone := range p.forget(own) {
 		err = errors.Join(err, gone.leave())
 	}
+
 	return err
 }
 
@@ -209,12 +223,14 @@ func (g *Group) leave() error {
 	if g.closed.Swap(true) {
 		return nil
 	}
+
 	switch in := g.inner.(type) {
 	case io.Closer:
 		return in.Close()
 	case group.Leaver:
 		in.Leave(nil)
 	}
+
 	return nil
 }
 
@@ -232,6 +248,7 @@ func (p *Platform) use(op group.Op, g platform.Group) (*Group, error) {
 	default:
 		return own, nil
 	}
+
 	return nil, &group.Error{Op: op, Ranks: []int{p.world.Rank()}, Err: err}
 }
 
@@ -285,6 +302,7 @@ func (p *Platform) agree(ctx context.Context, op group.Op, parent *Group, parts 
 	case len(v.Reuse) != len(parts):
 		err = fmt.Errorf("%s: a verdict on %d of %d parts: %w", op, len(v.Reuse), len(parts), group.ErrDisagree)
 	}
+
 	return v, err
 }
 
@@ -298,6 +316,7 @@ func (p *Platform) propose(op group.Op, parent *Group, parts [][]int) (proposal,
 			out.Known = g.id
 		}
 	}
+
 	return out, checkParts(parent, parts)
 }
 
@@ -307,10 +326,12 @@ func checkParts(parent *Group, parts [][]int) error {
 	if len(parts) == 0 {
 		return fmt.Errorf("no parts: %w", group.ErrInvalid)
 	}
+
 	there := make(map[int]bool, parent.Size()) // whether a rank is yet in no part
 	for _, r := range parent.Ranks() {
 		there[r] = true
 	}
+
 	for i, part := range parts {
 		if len(part) == 0 {
 			return fmt.Errorf("no ranks in list %d of %d: %w", i+1, len(parts), group.ErrInvalid)
@@ -326,6 +347,7 @@ func checkParts(parent *Group, parts [][]int) error {
 			there[r] = false
 		}
 	}
+
 	return nil
 }
 
@@ -336,6 +358,7 @@ func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 			return verdict{Odd: r, Op: all[0].Op, Calls: [2]string{all[0].Call, q.Call}}, nil
 		}
 	}
+
 	v := verdict{Reuse: make([]bool, len(parts))}
 	rand.Read(v.ID[:]) // never an error
 	for i, part := range parts {
@@ -345,6 +368,7 @@ func decide(parent *Group, parts [][]int, all []proposal) (verdict, error) {
 		}
 		v.Reuse[i] = known[0] != identity{} && len(slices.Compact(known)) == 1
 	}
+
 	return v, nil
 }
 

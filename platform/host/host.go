@@ -153,6 +153,7 @@ func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Mess
 	if err != nil {
 		return nil, err
 	}
+
 	m, ok := own.inner.(group.Messenger)
 	switch {
 	case !ok:
@@ -162,6 +163,7 @@ func (p *Platform) messenger(op group.Op, g platform.Group, tag int) (group.Mess
 	default:
 		return m, nil
 	}
+
 	return nil, &group.Error{Op: op, Ranks: []int{own.Rank()}, Err: err}
 }
 
@@ -185,6 +187,7 @@ func (p *Platform) lookup(ranks []int) *Group {
 func (p *Platform) forget(g *Group) []*Group {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	out := []*Group{g}
 	if g == p.world {
 		out = slices.AppendSeq(out, maps.Values(p.known))
@@ -208,8 +211,10 @@ func (p *Platform) TensorComm(g platform.Group) (platform.TensorComm, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	own.mu.Lock()
 	defer own.mu.Unlock()
+
 	if own.tensors == nil {
 		c, err := collective.New(own.inner)
 		if err != nil {

@@ -53,10 +53,12 @@ func (s *stager) Stage(ctx context.Context, tree any) (any, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	snapshot, err := stage.New(new(plan.DefaultSave), plan.SaveSetup{State: c.state, Size: 1, Coordinator: true}, s.arena, s.number.Add(1))
 	if err != nil {
 		return nil, nil, err
 	}
+
 	all, err := snapshot.Fill(ctx, true, func() {})
 	if err == nil && !all {
 		err = fmt.Errorf("%d bytes: %w", snapshot.Bytes(), platform.ErrCeiling)
@@ -85,12 +87,14 @@ func (c *copier) leaf(leaf any) (any, error) {
 	if v := reflect.ValueOf(leaf); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return leaf, nil
 	}
+
 	switch x := leaf.(type) {
 	case *tensor.Tensor:
 		return c.tensor(x), nil
 	case plan.Checkpointable:
 		return c.sharded(x)
 	}
+
 	out, ok := copyValue(reflect.ValueOf(leaf))
 	if !ok {
 		return nil, fmt.Errorf("a %T cannot be copied: %w", leaf, value.ErrValue)
@@ -141,6 +145,7 @@ func (c *copier) finish(s *stage.Snapshot) error {
 	if err != nil {
 		return err
 	}
+
 	for i := range local.Items {
 		n, err := strconv.Atoi(local.Items[i].FQN())
 		if err != nil {
@@ -152,6 +157,7 @@ func (c *copier) finish(s *stage.Snapshot) error {
 		}
 		*c.copies[c.order[n]] = *d.Tensor
 	}
+
 	return nil
 }
 
@@ -162,6 +168,7 @@ func copyValue(v reflect.Value) (reflect.Value, bool) {
 	if out, ok := recode(v); ok {
 		return out, true
 	}
+
 	switch v.Kind() {
 	case reflect.Interface:
 		return copyInterface(v)
@@ -174,6 +181,7 @@ func copyValue(v reflect.Value) (reflect.Value, bool) {
 	case reflect.Struct, reflect.Chan, reflect.Func, reflect.UnsafePointer:
 		return v, false
 	}
+
 	return v, true // a number, a string or a bool
 }
 
@@ -182,6 +190,7 @@ func recode(v reflect.Value) (reflect.Value, bool) {
 	if v.Kind() == reflect.Pointer && v.IsNil() {
 		return v, false
 	}
+
 	switch x := v.Interface().(type) {
 	case *big.Int:
 		return reflect.ValueOf(new(big.Int).Set(x)), true
@@ -194,13 +203,16 @@ func recode(v reflect.Value) (reflect.Value, bool) {
 			out.Set(reflect.New(v.Type().Elem()))
 			target = out
 		}
+
 		into, ok := target.Interface().(encoding.BinaryUnmarshaler)
 		if !ok {
 			return v, false
 		}
+
 		b, err := x.MarshalBinary()
 		return out, errors.Join(err, into.UnmarshalBinary(b)) == nil
 	}
+
 	return v, false
 }
 
@@ -224,6 +236,7 @@ func copyList(v reflect.Value) (reflect.Value, bool) {
 		}
 		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
 	}
+
 	for i := range v.Len() {
 		e, ok := copyValue(v.Index(i))
 		if !ok {
@@ -231,6 +244,7 @@ func copyList(v reflect.Value) (reflect.Value, bool) {
 		}
 		out.Index(i).Set(e)
 	}
+
 	return out, true
 }
 
@@ -238,6 +252,7 @@ func copyMap(v reflect.Value) (reflect.Value, bool) {
 	if v.IsNil() {
 		return v, true
 	}
+
 	out := reflect.MakeMapWithSize(v.Type(), v.Len())
 	for it := v.MapRange(); it.Next(); {
 		e, ok := copyValue(it.Value())
@@ -246,5 +261,6 @@ func copyMap(v reflect.Value) (reflect.Value, bool) {
 		}
 		out.SetMapIndex(it.Key(), e)
 	}
+
 	return out, true
 }

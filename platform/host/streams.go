@@ -72,10 +72,12 @@ func (s *stream) put(t task) {
 func (s *stream) take() (t task, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if len(s.queue) == 0 {
 		s.queue, s.running = nil, false
 		return task{}, false
 	}
+
 	t = s.queue[0]
 	s.queue[0] = task{} // a task may hold much memory
 	s.queue = s.queue[1:]
@@ -92,6 +94,7 @@ func (s *stream) run() {
 			go s.run()
 		}
 	}()
+
 	for {
 		t, ok := s.take()
 		switch {

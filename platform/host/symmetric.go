@@ -29,10 +29,12 @@ func (p *Platform) Symmetric(ctx context.Context, g platform.Group, n int64) (pl
 	if err != nil {
 		return nil, err
 	}
+
 	sub, err := own.inner.Sub(ctx, upTo(own.Size()))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", opSymmetric, err)
 	}
+
 	s := &symmetric{group: p.newGroup(sub, own.ranks, identity{}), size: n}
 	if err := s.share(ctx, cmp.Or(p.host, hostID())); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -100,11 +102,13 @@ func (s *symmetric) share(ctx context.Context, host string) error {
 
 	mem, mine, done, err := s.create()
 	defer done() // all ranks have found the memory, or none will
+
 	offers, err := group.Decide(ctx, in, step, group.JSON[offer](), group.JSON[[]offer](),
 		func(context.Context) (offer, error) { return mine, err },
 		func(_ context.Context, all []offer) ([]offer, error) { return all, nil })
 	s.memory = make([][]byte, s.group.Size())
 	s.memory[s.group.Rank()] = mem
+
 	if err != nil {
 		return err
 	}
@@ -139,6 +143,7 @@ func compare(all []about) (one bool, err error) {
 		}
 		one = one && a.Process == all[0].Process
 	}
+
 	if n := int64(len(all)); all[0].Size > room()/n {
 		return false, fmt.Errorf("%d bytes for each of %d ranks; the host has %d: %w", all[0].Size, n, room(), group.ErrInvalid)
 	}
@@ -153,10 +158,12 @@ func (s *symmetric) create() (mem []byte, at offer, done func(), err error) {
 		heap.Store(at.Token, mem)
 		return mem, at, func() { heap.Delete(at.Token) }, nil
 	}
+
 	f, mem, err := stage.NewFile(s.size + int64(len(at.Token)))
 	if err != nil {
 		return nil, at, func() {}, err
 	}
+
 	copy(mem[len(mem)-len(at.Token):], at.Token)
 	at.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
 	return mem, at, func() { f.Close() }, nil
@@ -185,11 +192,13 @@ func (s *symmetric) open(o offer) ([]byte, error) {
 		}
 		return mem.([]byte), nil
 	}
+
 	f, err := os.OpenFile(o.Path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+
 	mem, err := stage.MapFile(f)
 	if err != nil {
 		return nil, err
@@ -246,12 +255,14 @@ func (s *symmetric) Wait(ctx context.Context, from, channel int) error {
 func (s *symmetric) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	err := s.group.leave()
 	if s.mapped {
 		for _, mem := range slices.DeleteFunc(s.memory, func(m []byte) bool { return m == nil }) {
 			err = errors.Join(err, stage.Unmap(mem))
 		}
 	}
+
 	s.memory = nil
 	return err
 }

@@ -72,10 +72,12 @@ func reductions(params iter.Seq2[string, *Param], comms *Comms) (rounds [][]redu
 		if err != nil {
 			return nil, "", fmt.Errorf("parameter %q: %w", name, err)
 		}
+
 		describe(&text, name, p, s)
 		if !p.leaf.RequiresGrad() {
 			continue
 		}
+
 		fmt.Fprintf(&text, "gradient %v; ", gradDType(p))
 		for i, dim := range s.dims(false) {
 			comm, err := comms.Line(s.mesh, dim)
@@ -88,6 +90,7 @@ func reductions(params iter.Seq2[string, *Param], comms *Comms) (rounds [][]redu
 			rounds[i] = append(rounds[i], reduction{p, comm})
 		}
 	}
+
 	return rounds, text.String(), nil
 }
 
@@ -103,12 +106,14 @@ func reduceRound(ctx context.Context, round []reduction) error {
 		}
 		works = append(works, r.comm.AllReduceAsync(ctx, r.of.leaf.Grad(), collective.Sum))
 	}
+
 	var err error
 	for _, w := range works {
 		// Also after an error: the work uses the gradients until it is done. Its own
 		// context ends it.
 		err = cmp.Or(err, w.Wait(context.WithoutCancel(ctx)))
 	}
+
 	return err
 }
 
@@ -120,17 +125,20 @@ func checked(p *Param) (spread, error) {
 	if err != nil || g == nil {
 		return s, err
 	}
+
 	switch {
 	case autograd.GradDType(g.DType()) == tensor.Invalid:
 		return s, fmt.Errorf("gradient %v is not a float64, float32, bfloat16 or float16 tensor: %w", g, tensor.ErrDType)
 	case g.IsPlaceholder():
 		return s, fmt.Errorf("gradient %v: %w", g, tensor.ErrPlaceholder)
 	}
+
 	for d, n := range g.Shape() {
 		if n > 1 && g.Strides()[d] == 0 {
 			return s, fmt.Errorf("gradient %v is expanded and cannot be written: %w", g, tensor.ErrLayout)
 		}
 	}
+
 	return s, sameShape(p.Local(), g)
 }
 
@@ -179,16 +187,20 @@ func ClipGradNorm(ctx context.Context, params iter.Seq2[string, *Param], comms *
 	if err := comms.agree(ctx, opClip, call, err); err != nil {
 		return 0, err
 	}
+
 	for _, l := range sum.lines {
 		err = cmp.Or(err, l.reduce(ctx, n.op)) // also after an error: ranks of other groups wait for this one
 	}
+
 	norm := sum.norm(n)
 	if finite && err == nil && (math.IsInf(norm, 0) || math.IsNaN(norm)) {
 		err = fmt.Errorf("%g-norm %g: %w", p, norm, ErrNotFinite)
 	}
+
 	if err := comms.agree(ctx, opClip, "end", err); err != nil {
 		return norm, err
 	}
+
 	if by := maxNorm / (norm + 1e-6); !(by >= 1) {
 		for name, p := range params {
 			if err := scale(p.leaf.Grad(), by); err != nil {
@@ -226,11 +238,13 @@ func (n norm) prepare(params iter.Seq2[string, *Param], comms *Comms, maxNorm, p
 	if !(maxNorm >= 0) || math.IsNaN(p) {
 		return s, fmt.Errorf("a %g-norm of %g: a norm is not negative, and p is a number", p, maxNorm)
 	}
+
 	for name, p := range params {
 		if err := s.add(n, name, p); err != nil {
 			return s, fmt.Errorf("parameter %q: %w", name, err)
 		}
 	}
+
 	done := map[string]bool{}
 	for _, g := range s.groups {
 		for _, dim := range g.dims {
@@ -238,20 +252,24 @@ func (n norm) prepare(params iter.Seq2[string, *Param], comms *Comms, maxNorm, p
 			if done[key] {
 				continue
 			}
+
 			done[key] = true
 			comm, err := comms.Line(g.mesh, dim)
 			if err != nil {
 				return s, err
 			}
+
 			l := normLine{comm: comm}
 			for _, other := range s.groups {
 				if slices.ContainsFunc(other.dims, func(d int) bool { return line(other.mesh, d) == key }) {
 					l.cut = append(l.cut, other)
 				}
 			}
+
 			s.lines = append(s.lines, l)
 		}
 	}
+
 	return s, nil
 }
 
@@ -261,6 +279,7 @@ func (s *normSum) add(n norm, name string, p *Param) error {
 	if err != nil {
 		return err
 	}
+
 	describe(&s.call, name, p, at)
 	dims := at.dims(true)
 	key := fmt.Sprint(at.mesh, dims)
@@ -269,9 +288,11 @@ func (s *normSum) add(n norm, name string, p *Param) error {
 		i = len(s.groups)
 		s.groups = append(s.groups, &gradGroup{key, at.mesh, dims, n.identity})
 	}
+
 	if p.leaf.Grad() == nil {
 		return nil
 	}
+
 	part, err := n.of(p.leaf.Grad())
 	s.groups[i].partial = n.join(s.groups[i].partial, part)
 	return err
@@ -283,16 +304,20 @@ func (l normLine) reduce(ctx context.Context, op platform.ReduceOp) error {
 	for i, g := range l.cut {
 		values[i] = g.partial
 	}
+
 	t, err := tensor.Of([]int64{int64(len(values))}, values)
 	if err != nil {
 		return err
 	}
+
 	if err := l.comm.AllReduce(ctx, t, op); err != nil {
 		return err
 	}
+
 	for i, g := range l.cut {
 		g.partial = values[i]
 	}
+
 	return nil
 }
 
@@ -323,6 +348,7 @@ func normOf(p float64) norm {
 		n.step, n.join, n.op = math.Max, math.Max, collective.Max
 	case math.IsInf(p, -1):
 		n.join, n.op, n.identity = math.Min, collective.Min, math.Inf(1)
+
 		// An infinite element counts as the largest number, so that it differs from the
 		// identity, and the largest number counts as infinite.
 		n.step = func(m, x float64) float64 { return math.Min(m, math.Min(x, math.MaxFloat64)) }
@@ -351,6 +377,7 @@ func normOf(p float64) norm {
 		if p < 0 { // no element: -0; infinite elements only: 0, which is an infinite norm
 			n.identity = math.Copysign(0, -1)
 		}
+
 		n.step = func(s, x float64) float64 { return s + math.Pow(x, p) }
 		n.finish = func(sum float64) float64 {
 			if math.Signbit(sum) {
@@ -359,6 +386,7 @@ func normOf(p float64) norm {
 			return math.Pow(sum, 1/p)
 		}
 	}
+
 	return n
 }
 

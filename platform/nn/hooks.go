@@ -85,9 +85,11 @@ func (m *Module) call(g *autograd.Graph, k any, in []*autograd.Var) *autograd.Va
 	if m.forward == nil && m.keywords.of == nil {
 		m.fail(errForward)
 	}
+
 	if m.err != nil {
 		return g.Fail(m.kind.String(), m.err)
 	}
+
 	for _, h := range m.before.list {
 		replaced, args, err := (*h)(m, g, in, k)
 		if err != nil {
@@ -97,10 +99,12 @@ func (m *Module) call(g *autograd.Graph, k any, in []*autograd.Var) *autograd.Va
 			in = replaced
 		}
 	}
+
 	forward := m.bind(k)
 	if len(m.backPre.list)+len(m.backward.list) == 0 {
 		return forward(g, in...)
 	}
+
 	c := &call{m: m, before: m.backPre.list, after: m.backward.list}
 	in = c.enter(g, in)
 	return c.exit(g, forward(g, in...))
@@ -129,6 +133,7 @@ func (c *call) enter(g *autograd.Graph, in []*autograd.Var) []*autograd.Var {
 			c.entries[i] = &r
 		}
 	}
+
 	c.mark = g.Mark()
 	return inside
 }
@@ -146,6 +151,7 @@ func (c *call) exit(g *autograd.Graph, out *autograd.Var) *autograd.Var {
 				return nil, fmt.Errorf("hook: %w", err)
 			}
 		}
+
 		if len(c.after) > 0 {
 			p.After(c.mark, func() error { return c.done(p, grad) })
 		}
@@ -165,6 +171,7 @@ func (c *call) done(p *autograd.Pass, out *tensor.Tensor) error {
 				grads[i] = p.PendingGrad(*e)
 			}
 		}
+
 		replaced, err := (*h)(c.m, grads, out)
 		if err == nil && replaced != nil {
 			err = c.replace(p, grads, replaced)
@@ -180,6 +187,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 	if len(by) != len(grads) {
 		return fmt.Errorf("%d gradients of %d inputs: %w", len(by), len(grads), autograd.ErrShape)
 	}
+
 	for i, t := range by {
 		switch {
 		case t == nil:
@@ -187,6 +195,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 		case grads[i] == nil:
 			return fmt.Errorf("a gradient for input %d, which needs no gradient: %w", i, autograd.ErrGrad)
 		}
+
 		if err := sameGrad(grads[i], t); err != nil {
 			return err
 		}
@@ -194,6 +203,7 @@ func (c *call) replace(p *autograd.Pass, grads, by []*tensor.Tensor) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -202,6 +212,7 @@ func identity(g *autograd.Graph, name string, x *autograd.Var, f func(*autograd.
 	if x == nil {
 		return g.Fail(name, fmt.Errorf("no variable: %w", autograd.ErrShape))
 	}
+
 	data := x.Data()
 	return g.Apply(autograd.Op{
 		Name: name, In: []*autograd.Var{x}, Aliases: true,

@@ -52,6 +52,7 @@ func (m *Module) add(name string, t *tensor.Tensor, err error) {
 		m.fail(err)
 		return
 	}
+
 	p, err := NewParam(t, true)
 	if err != nil {
 		m.fail(err)
@@ -85,6 +86,7 @@ func NewLinear(in, out int, bias bool, init Init) *Module {
 	}
 	w, err := init(sizes(out, in))
 	m.add("weight", w, err)
+
 	if bias {
 		b, err := init.constant(0, sizes(out))
 		m.add("bias", b, err)
@@ -103,6 +105,7 @@ func NewEmbedding(rows, cols int, init Init) *Module {
 		}
 		return g.Embedding(m.Param("weight").Value(g), ids.Data())
 	}
+
 	w, err := init(sizes(rows, cols))
 	m.add("weight", w, err)
 	return m

@@ -32,9 +32,11 @@ func Connect(ctx context.Context, p platform.Platform, meshes ...shard.Mesh) (*C
 	if err != nil {
 		return nil, err
 	}
+
 	if err := sameMeshes(ctx, p, meshes); err != nil {
 		return nil, err
 	}
+
 	c := &Comms{byLine: map[string]platform.TensorComm{}, rank: p.World().Rank()}
 	split := func(parts [][]int) (platform.TensorComm, error) {
 		g, err := p.Split(ctx, p.World(), parts)
@@ -57,6 +59,7 @@ func Connect(ctx context.Context, p platform.Platform, meshes ...shard.Mesh) (*C
 			}
 		}
 	}
+
 	if parts := components(meshes); len(parts) > 0 {
 		if c.joined, err = split(parts); err != nil {
 			return nil, fmt.Errorf("groups of the ranks that meshes join: %w", err)
@@ -71,11 +74,13 @@ func sameMeshes(ctx context.Context, p platform.Platform, meshes []shard.Mesh) e
 	if err != nil {
 		return fmt.Errorf("connect %v: %w", meshes, err)
 	}
+
 	for r, other := range all {
 		if other != all[0] {
 			return fmt.Errorf("connect: rank 0 has %s, and rank %d has %s: %w", all[0], r, other, group.ErrDisagree)
 		}
 	}
+
 	return nil
 }
 
@@ -117,6 +122,7 @@ func components(meshes []shard.Mesh) [][]int {
 				all = append(all, r)
 			}
 		}
+
 		joined := slices.Clone(all)
 		out = slices.DeleteFunc(out, func(other []int) bool {
 			common := slices.ContainsFunc(other, func(r int) bool { return slices.Contains(all, r) })
@@ -128,6 +134,7 @@ func components(meshes []shard.Mesh) [][]int {
 		slices.Sort(joined)
 		out = append(out, slices.Compact(joined))
 	}
+
 	return out
 }
 
@@ -138,11 +145,13 @@ func lines(mesh shard.Mesh, dim int) [][]int {
 	for _, n := range mesh.Shape[dim+1:] {
 		step *= n
 	}
+
 	var out [][]int
 	for first := range mesh.Size() {
 		if first/step%mesh.Shape[dim] != 0 {
 			continue
 		}
+
 		var l []int
 		for i := range mesh.Shape[dim] {
 			at := first + i*step
@@ -151,8 +160,10 @@ func lines(mesh shard.Mesh, dim int) [][]int {
 			}
 			l = append(l, at)
 		}
+
 		out = append(out, l)
 	}
+
 	return out
 }
 
@@ -181,6 +192,7 @@ func spreadOf(p *Param) (spread, error) {
 	if p.sharded == nil {
 		return spread{}, nil
 	}
+
 	var s spread
 	switch l := p.sharded.Layout().(type) {
 	case shard.Placed:
@@ -198,6 +210,7 @@ func spreadOf(p *Param) (spread, error) {
 	default:
 		return s, fmt.Errorf("a layout without a mesh, %v: %w", l, errors.ErrUnsupported)
 	}
+
 	at := p.sharded.Rank()
 	if s.mesh.Ranks != nil {
 		at = slices.Index(s.mesh.Ranks, at)
@@ -231,6 +244,7 @@ func matrixSpread(m shard.Matrix) spread {
 			}
 		}
 	}
+
 	// The interleaved axis is inside of a rank if the ranks fill the others.
 	axis := slices.Index(m.Names, m.Interleaved)
 	whole := shard.Mesh{Shape: m.Device}.Size()

@@ -121,12 +121,14 @@ func (m *Module) AddChild(name string, c *Module) {
 		m.fail(fmt.Errorf("module %q is nil: %w", name, ErrName))
 		return
 	}
+
 	for _, inner := range c.Modules() {
 		if inner == m {
 			m.fail(fmt.Errorf("module %q contains the module that it is added to: %w", name, ErrName))
 			return
 		}
 	}
+
 	if m.checkName(name) {
 		m.children = append(m.children, named[*Module]{name, c})
 	}
@@ -162,15 +164,18 @@ func (m *Module) walk(name string, seen map[*Module]bool, yield func(string, *Mo
 	if seen[m] {
 		return true
 	}
+
 	seen[m] = true
 	if !yield(name, m) {
 		return false
 	}
+
 	for _, c := range m.children {
 		if !c.v.walk(join(name, c.name), seen, yield) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -239,6 +244,7 @@ func (m *Module) Find(name string) (owner *Module, key string, p *Param, ok bool
 		}
 		owner, key = owner.children[i].v, rest
 	}
+
 	i := slices.IndexFunc(owner.params, func(n named[*Param]) bool { return n.name == key })
 	if i < 0 {
 		return nil, "", nil, false
@@ -277,11 +283,13 @@ func (m *Module) InitParams(stage int, init func(name string, p *Param) error) e
 	case stage < 0:
 		return fmt.Errorf("initialise the parameters of stage %d, which is negative: %w", stage, fs.ErrInvalid)
 	}
+
 	for name, p := range m.Params() {
 		if err := init(name, p); err != nil {
 			return fmt.Errorf("initialise %q of stage %d: %w", name, stage, err)
 		}
 	}
+
 	return nil
 }
 
@@ -298,16 +306,19 @@ func (m *Module) walkNames(prefix string, yield func(string, *Param) bool) bool 
 			return false
 		}
 	}
+
 	for _, b := range m.buffers {
 		if b.persistent && !yield(join(prefix, b.name), b.v) {
 			return false
 		}
 	}
+
 	for _, c := range m.children {
 		if !c.v.walkNames(join(prefix, c.name), yield) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -333,23 +344,27 @@ func (m *Module) LoadState(s map[string]any) error {
 	if err := m.checkState(s); err != nil {
 		return err
 	}
+
 	from := map[*Param]string{} // the name that a parameter was loaded from
 	for name, p := range m.names() {
 		v, ok := s[name]
 		if !ok {
 			continue
 		}
+
 		if first, ok := from[p]; ok {
 			if !p.holds(v) {
 				return fmt.Errorf("load parameter %q, which is %q too: the state has different values: %w", name, first, ErrName)
 			}
 			continue
 		}
+
 		if err := p.loadState(v); err != nil {
 			return fmt.Errorf("load %q: %w", name, err)
 		}
 		from[p] = name
 	}
+
 	return nil
 }
 
@@ -363,10 +378,12 @@ func (m *Module) checkState(s map[string]any) error {
 			delete(unexpected, name)
 		}
 	}
+
 	var errs []error
 	for p := range found {
 		delete(first, p)
 	}
+
 	if len(first) > 0 {
 		errs = append(errs, fmt.Errorf("the state has no %q: %w", slices.Sorted(maps.Values(first)), fs.ErrNotExist))
 	}

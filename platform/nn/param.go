@@ -62,28 +62,34 @@ func (p *Param) SetLayout(layout shard.Layout, rank int) error {
 	if p.sharded != nil {
 		return fmt.Errorf("the parameter has the layout %v already: %w", p.sharded.Layout(), shard.ErrLayout)
 	}
+
 	whole := p.Local()
 	shape, err := layout.LocalShape(whole.Shape(), rank)
 	if err != nil {
 		return err
 	}
+
 	create := tensor.New
 	if whole.IsPlaceholder() {
 		create = tensor.Placeholder
 	}
+
 	local, err := create(whole.DType(), shape)
 	if err != nil {
 		return err
 	}
+
 	s, err := shard.New(layout, whole.Shape(), rank, local)
 	if err != nil {
 		return err
 	}
+
 	if !whole.IsPlaceholder() {
 		if err := cut(s, whole); err != nil {
 			return err
 		}
 	}
+
 	p.sharded = s
 	p.leaf.SetGrad(nil)
 	return p.leaf.SetData(local)
@@ -96,10 +102,12 @@ func cut(s *shard.Tensor, whole *tensor.Tensor) error {
 		if err != nil {
 			return err
 		}
+
 		src, err := whole.Narrow(box)
 		if err != nil {
 			return err
 		}
+
 		if err := tensor.Copy(dst, src); err != nil {
 			return err
 		}
@@ -133,6 +141,7 @@ func (p *Param) SetLocal(t *tensor.Tensor) error {
 	if _, err := NewParam(t, p.leaf.RequiresGrad()); err != nil {
 		return err
 	}
+
 	if p.sharded != nil {
 		s, err := shard.New(p.sharded.Layout(), p.sharded.GlobalShape(), p.sharded.Rank(), t)
 		if err != nil {

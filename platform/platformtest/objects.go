@@ -18,10 +18,12 @@ func testBarrier(e *env) {
 		}
 		return platform.Async(func() error { return r.Barrier(r, r.world) }).Wait(r)
 	})
+
 	for late := range e.size() {
 		e.heldBack(upTo(e.size()), late)
 		e.heldBack(upTo(e.size())[late:], late)
 	}
+
 	e.must(func(r rank) error {
 		ended, cancel := context.WithCancel(r)
 		defer cancel()
@@ -44,6 +46,7 @@ func (e *env) heldBack(ranks []int, late int) {
 		if err != nil || g == nil {
 			return err
 		}
+
 		if r.me == late && len(ranks) > 1 {
 			select {
 			case <-all:
@@ -54,9 +57,11 @@ func (e *env) heldBack(ranks []int, late int) {
 			n := passed.Load()
 			err = check(n == 0, "%d of %d ranks passed the barrier of %v before rank %d came", n, len(ranks), ranks, late)
 		}
+
 		if came.Add(1) == int32(len(ranks))-1 {
 			close(all)
 		}
+
 		err = errors.Join(err, r.Barrier(r, g))
 		passed.Add(1)
 		n := came.Load()
@@ -94,6 +99,7 @@ func testRooted(e *env) {
 			if r.me == root {
 				vs = tokens(e.size())
 			}
+
 			all, err1 := r.Gather(r, r.world, root, token(r.me))
 			mine, err2 := r.Scatter(r, r.world, root, vs)
 			sent, err3 := r.Broadcast(r, r.world, root, token(r.me))
@@ -103,6 +109,7 @@ func testRooted(e *env) {
 				check(string(sent) == string(token(root)), "Broadcast from %d = %q", root, sent))
 		})
 	}
+
 	e.fails("a root out of range", group.ErrInvalid, func(r rank) error {
 		_, err := r.Broadcast(r, r.world, e.size(), nil)
 		return err
@@ -155,6 +162,7 @@ func testUnencodable(e *env) {
 		_, err := platform.Broadcast(r, r, r.world, 0, stubborn, 0)
 		return err
 	})
+
 	e.must(func(r rank) error {
 		root := e.size() - 1
 		want := r.me == 0 || r.me == root
@@ -170,6 +178,7 @@ func testMessages(e *env) {
 	if e.size() < 2 {
 		return
 	}
+
 	c := group.JSON[point]()
 	e.must(func(r rank) error {
 		to, from := (r.me+1)%e.size(), (r.me+e.size()-1)%e.size()
@@ -177,6 +186,7 @@ func testMessages(e *env) {
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
+
 		unencodable := platform.Send(r, r, r.world, to, 9, stubborn, 0)
 		v, err2 := platform.Recv(r, r, r.world, from, 8, c) // before the earlier message, with tag 7
 		b, err3 := r.Recv(r, r.world, from, 7)
@@ -189,6 +199,7 @@ func testMessages(e *env) {
 			what := fmt.Sprintf("Send to rank %d with tag %d", bad[0], bad[1])
 			err = errors.Join(err, wraps(what, r.Send(r, r.world, bad[0], bad[1], nil), group.ErrInvalid))
 		}
+
 		return errors.Join(err, r.Barrier(r, r.world))
 	})
 }
@@ -199,6 +210,7 @@ func testSubGroup(e *env) {
 	if e.size() > 1 {
 		parts = append(parts, upTo(e.size()/2))
 	}
+
 	e.must(func(r rank) error {
 		g, err := r.Split(r, r.world, parts)
 		if err != nil {

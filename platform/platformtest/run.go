@@ -102,6 +102,7 @@ func run(t *testing.T, open OpenFunc, n int, real bool) {
 	if real {
 		shared = open(t, n)
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if real {

@@ -17,13 +17,16 @@ func newStager(e *env, ceiling int64) platform.Stager {
 	if !ok {
 		return nil
 	}
+
 	if kinds := st.Executors(); !slices.Contains(kinds, platform.Goroutine) {
 		e.Errorf("Executors = %v; want a goroutine at least", kinds)
 	}
+
 	s, err := st.NewStager(ceiling)
 	if err != nil {
 		e.Fatal(err)
 	}
+
 	e.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			e.Error(err)
@@ -57,6 +60,7 @@ func overwrite(tree map[string]any, ts map[string]*tensor.Tensor) {
 			mem[i]++ // once for each tensor that shares the memory
 		}
 	}
+
 	tree["betas"].([]float64)[0] = 0
 	tree["rng"].([]byte)[0] = 0
 	tree["words"].(map[string][]int)["a"][0] = 0
@@ -68,6 +72,7 @@ func testStaging(e *env) {
 	if s == nil {
 		return
 	}
+
 	tree, ts := stagingTree()
 	want, wantTensors := stagingTree()
 	for range 3 { // the memory is used again
@@ -90,31 +95,37 @@ func checkStaged(e *env, got, want map[string]any, ts map[string]*tensor.Tensor)
 	for _, name := range []string{"own", "narrow", "one", "none"} {
 		copies[name] = got[name].(*tensor.Tensor)
 	}
+
 	for name, t := range ts {
 		if !tensor.Equal(copies[name], t) {
 			e.Errorf("%s differs from the tensor that was staged", name)
 		}
 	}
+
 	if got["again"] != got["own"] {
 		e.Error("a tensor that is in the tree twice has two copies")
 	}
 	if !got["later"].(*tensor.Tensor).IsPlaceholder() {
 		e.Error("a placeholder is not a placeholder any more")
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if _, isTensor := want[name].(*tensor.Tensor); !isTensor && name != "layers" && !reflect.DeepEqual(got[name], want[name]) {
 			e.Errorf("%s = %v; want %v", name, got[name], want[name])
 		}
 	}
+
 	// A change of the base appears only in copies that share its memory.
 	mem, _ := copies["base"].Bytes()
 	for i := range mem {
 		mem[i]++
 	}
+
 	if !tensor.Equal(must(copies["base"].Transpose(0, 1)), copies["turned"]) || !tensor.Equal(must(copies["base"].Slice(0, 3, 9, 2)), copies["rows"]) ||
 		!tensor.Equal(copies["own"], ts["own"]) {
 		e.Error("the copies do not share memory as the tensors do")
 	}
+
 	for i := range mem {
 		mem[i]--
 	}
@@ -125,6 +136,7 @@ func testStagingMemory(e *env) {
 	if s == nil {
 		return
 	}
+
 	tree := []any{ones(tensor.Uint8, 600<<10)}
 	_, release, err := s.Stage(e.Context(), tree)
 	if err != nil {
@@ -132,13 +144,16 @@ func testStagingMemory(e *env) {
 	}
 	_, _, second := s.Stage(e.Context(), tree)
 	release()
+
 	_, release, again := s.Stage(e.Context(), tree)
 	if again != nil {
 		e.Fatalf("Stage after a release = %v", again)
 	}
+
 	release()
 	ended, cancel := context.WithCancel(e.Context())
 	cancel()
+
 	_, _, cancelled := s.Stage(ended, tree)
 	_, _, large := s.Stage(e.Context(), []any{ones(tensor.Uint8, 2<<20)})
 	if err := errors.Join(
@@ -148,6 +163,7 @@ func testStagingMemory(e *env) {
 	); err != nil {
 		e.Error(err)
 	}
+
 	if _, release, err := s.Stage(e.Context(), tree); err != nil {
 		e.Errorf("Stage after failures = %v", err)
 	} else {

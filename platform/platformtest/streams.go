@@ -21,11 +21,13 @@ func (e *env) streams(n int, fn func(r rank, s []platform.Stream) error) {
 	if _, ok := capability[platform.Streams](e); !ok {
 		return
 	}
+
 	e.must(func(r rank) error {
 		p, err := platform.As[platform.Streams](r.Platform)
 		if err != nil {
 			return err
 		}
+
 		s := make([]platform.Stream, n)
 		for i := range s {
 			if s[i], err = p.NewStream(r); err != nil {
@@ -33,6 +35,7 @@ func (e *env) streams(n int, fn func(r rank, s []platform.Stream) error) {
 			}
 			defer s[i].Close()
 		}
+
 		return fn(r, s)
 	})
 }
@@ -75,6 +78,7 @@ func testStreamOrder(e *env) {
 				return err
 			}
 		}
+
 		return check(slices.Equal(got, want), "work ran in the order %v; want %v", got, want)
 	})
 }
@@ -86,6 +90,7 @@ func testStreamsOverlap(e *env) {
 		for i := range begun {
 			begun[i] = make(signal)
 		}
+
 		for i := range s {
 			s[i].Go(func(ctx context.Context) error {
 				close(begun[i])
@@ -97,6 +102,7 @@ func testStreamsOverlap(e *env) {
 				return nil
 			})
 		}
+
 		return errors.Join(s[0].Synchronize(r), s[1].Synchronize(r), s[2].Synchronize(r))
 	})
 }
@@ -113,10 +119,12 @@ func testCopiesCommunicationAndComputationOverlap(e *env) {
 		if err != nil {
 			return err
 		}
+
 		comm, err := cs.TensorComm(r.world)
 		if err != nil {
 			return err
 		}
+
 		last := e.size() - 1
 		src, dst, grad, sum := row(1, 2, 3, 4), zeros(4), row(1), zeros(1)
 		reducing, copied, computed := make(signal), make(signal), make(signal)
@@ -129,6 +137,7 @@ func testCopiesCommunicationAndComputationOverlap(e *env) {
 			close(reducing)
 			return comm.AllReduce(ctx, grad, collective.Sum)
 		})
+
 		s[1].Go(func(ctx context.Context) error {
 			if err := half(dst, src, 0); err != nil {
 				return err
@@ -140,14 +149,17 @@ func testCopiesCommunicationAndComputationOverlap(e *env) {
 			if err := errors.Join(copied.wait(ctx), reducing.wait(ctx)); err != nil {
 				return err
 			}
+
 			for _, v := range must(tensor.Values[float32](dst)) {
 				must(tensor.Values[float32](sum))[0] += v
 			}
+
 			if r.me == 0 && last > 0 {
 				if err := comm.Send(ctx, sum, last, 7); err != nil {
 					return err
 				}
 			}
+
 			close(computed)
 			return nil
 		})
@@ -172,6 +184,7 @@ func testEvents(e *env) {
 			value++
 			return err
 		})
+
 		after := s[0].Record()
 		s[1].Wait(after)
 		s[1].Wait(platform.Async(func() error { return after.Wait(r) }))
@@ -179,16 +192,20 @@ func testEvents(e *env) {
 			got = value
 			return nil
 		})
+
 		done := s[1].Record()
 		if err := before.Wait(r); err != nil {
 			return err
 		}
+
 		if r.me == 0 {
 			e.idle()
 		}
+
 		if occurred(after) || occurred(done) {
 			return errors.New("an event occurred before the work that it waits for was done")
 		}
+
 		ended, cancel := context.WithCancel(r)
 		cancel()
 		err := errors.Join(
@@ -223,11 +240,13 @@ func testStreamErrors(e *env) {
 			s[0].Go(later)
 			s[1].Wait(s[0].Record())
 			s[1].Go(later)
+
 			for _, err := range []error{s[0].Synchronize(r), s[0].Synchronize(r), s[1].Synchronize(r)} {
 				if err == nil || c.want != nil && !errors.Is(err, c.want) {
 					return check(false, "Synchronize after %s = %v; want %v", name, err, c.want)
 				}
 			}
+
 			return errors.Join(before.Wait(r), check(!ran, "work ran after %s", name))
 		})
 	}
@@ -239,9 +258,11 @@ func failedEvent(e *env) platform.Event {
 	if !ok {
 		return platform.Async(func() error { return nil })
 	}
+
 	s := must(p.NewStream(e.Context()))
 	defer s.Close()
 	s.Go(func(context.Context) error { return io.ErrUnexpectedEOF })
+
 	failed := s.Record()
 	<-failed.Done()
 	return failed
@@ -257,21 +278,25 @@ func testStreamClose(e *env) {
 			ended = true
 			return nil // the work that had begun has succeeded
 		})
+
 		begun := s[0].Record()
 		later := func(context.Context) error {
 			ran = true
 			return nil
 		}
 		s[0].Go(later)
+
 		dropped := s[0].Record()
 		s[1].Wait(dropped)
 		if err := running.wait(r); err != nil {
 			return err
 		}
+
 		s[0].Close()
 		if !ended {
 			return errors.New("the work still runs after Close")
 		}
+
 		s[0].Close()
 		s[0].Go(later)
 		s[2].Close()
@@ -290,16 +315,19 @@ func testStreamContext(e *env) {
 		boom := errors.New("boom")
 		ctx, cancel := context.WithCancelCause(r)
 		defer cancel(nil)
+
 		s, err := p.NewStream(ctx)
 		if err != nil {
 			return err
 		}
 		defer s.Close()
+
 		ran := false
 		s.Go(func(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
 		})
+
 		s.Go(func(context.Context) error {
 			ran = true
 			return nil
@@ -319,6 +347,7 @@ func testCurrentStream(e *env) {
 			return err
 		}
 		defer inner.Close()
+
 		var got []int
 		note := func(i int) func(context.Context) error {
 			return func(context.Context) error {
@@ -326,6 +355,7 @@ func testCurrentStream(e *env) {
 				return nil
 			}
 		}
+
 		gate := make(signal)
 		on := platform.WithStream(platform.WithStream(r, s[1]), inner)
 		err = errors.Join(

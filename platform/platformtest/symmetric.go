@@ -77,6 +77,7 @@ func testSymmetric(e *env) {
 			return err
 		}
 		defer second.Close()
+
 		for owner := range e.size() {
 			b := s.Memory(owner)
 			if err := check(len(b) == part*e.size() && cap(b) == len(b), "memory of rank %d: %d bytes, capacity %d", owner, len(b), cap(b)); err != nil {
@@ -84,10 +85,12 @@ func testSymmetric(e *env) {
 			}
 			err = errors.Join(err, check(!slices.ContainsFunc(b, func(v byte) bool { return v != 0 }), "memory of rank %d is not zero", owner))
 		}
+
 		err = errors.Join(err, check(s.Memory(-1) == nil && s.Memory(e.size()) == nil, "a rank that is not there has memory"), s.Barrier(r))
 		for owner := range e.size() {
 			mark(s.Memory(owner)[r.me*part:][:part], r.me, owner)
 		}
+
 		err = errors.Join(err, s.Barrier(r))
 		for owner := range e.size() {
 			for writer := range e.size() {
@@ -95,6 +98,7 @@ func testSymmetric(e *env) {
 				err = errors.Join(err, check(ok, "rank %d: what rank %d wrote into the memory of rank %d is not there", r.me, writer, owner))
 			}
 		}
+
 		return errors.Join(err, check(second.Memory(r.me)[0] == 0, "the second memory was written"), s.Barrier(r))
 	})
 }
@@ -104,6 +108,7 @@ func testSymmetricParts(e *env) {
 	if _, ok := capability[platform.SymmetricMemory](e); !ok {
 		return
 	}
+
 	ranks := upTo(e.size())
 	slices.Reverse(ranks)
 	ranks = ranks[:(e.size()+1)/2]
@@ -112,15 +117,18 @@ func testSymmetricParts(e *env) {
 		if err != nil || g == nil {
 			return err
 		}
+
 		s, err := symmetricOf(r, g, 1)
 		if err != nil {
 			return err
 		}
+
 		s.Memory(g.Rank())[0] = byte(1 + r.me)
 		err = s.Barrier(r)
 		for i, global := range ranks {
 			err = errors.Join(err, check(s.Memory(i)[0] == byte(1+global), "memory %d of the part %v is that of rank %d", i, ranks, int(s.Memory(i)[0])-1))
 		}
+
 		return errors.Join(err, s.Barrier(r), s.Close())
 	})
 }
@@ -134,6 +142,7 @@ func testSignals(e *env) {
 		if errors.Is(early, errors.ErrUnsupported) {
 			return nil
 		}
+
 		err := early
 		for round := range 2 {
 			if r.me > 0 || round > 0 {
@@ -142,6 +151,7 @@ func testSignals(e *env) {
 			s.Memory(next)[0] = s.Memory(r.me)[0] + 1
 			err = errors.Join(err, s.Signal(r, next, 1))
 		}
+
 		if r.me == 0 {
 			got := s.Wait(r, last, 1)
 			err = errors.Join(err, got, check(int(s.Memory(0)[0]) == 2*e.size(), "the number is %d after two rounds of %d ranks", s.Memory(0)[0], e.size()))
@@ -155,18 +165,21 @@ func testSymmetricWaits(e *env) {
 	withSymmetric(e, 1, func(r rank, s platform.Symmetric) error {
 		ctx, cancel := context.WithTimeout(r, 5*time.Millisecond)
 		defer cancel()
+
 		err := s.Wait(ctx, 0, 3)
 		if !errors.Is(err, errors.ErrUnsupported) {
 			err = wraps("Wait for a signal that is not sent", err, context.DeadlineExceeded)
 		} else {
 			err = nil
 		}
+
 		of := r.Context
 		if r.me == 0 {
 			ended, end := context.WithCancel(r)
 			end()
 			of = ended
 		}
+
 		err = errors.Join(err, s.Barrier(r)) // until here no rank has left
 		return errors.Join(err, wraps("Barrier with an ended context on rank 0", s.Barrier(of), context.Canceled))
 	})
@@ -176,12 +189,15 @@ func testBadSymmetric(e *env) {
 	if _, ok := capability[platform.SymmetricMemory](e); !ok {
 		return
 	}
+
 	for what, n := range map[string]int64{"no bytes": 0, "fewer than no bytes": -1, "more than a host has": math.MaxInt64 / 2} {
 		e.fails(what, group.ErrInvalid, func(r rank) error { _, err := symmetricOf(r, r.world, n); return err })
 	}
+
 	if e.size() > 1 {
 		e.fails("different sizes", group.ErrDisagree, func(r rank) error { _, err := symmetricOf(r, r.world, int64(1+r.me)); return err })
 	}
+
 	withSymmetric(e, 1, func(r rank, s platform.Symmetric) error {
 		_, none := symmetricOf(r, nil, 1)
 		err := wraps("Symmetric without a group", none, group.ErrInvalid)

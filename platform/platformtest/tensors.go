@@ -53,10 +53,12 @@ func (e *env) tensors(fn func(r tensorRank) error) []error {
 		if err != nil {
 			return err
 		}
+
 		c, err := cs.TensorComm(r.world)
 		if err != nil {
 			return err
 		}
+
 		if again, err := cs.TensorComm(r.world); err != nil || again != c {
 			return fmt.Errorf("TensorComm, again = %v, %v; want the same", again, err)
 		}
@@ -130,6 +132,7 @@ func testAllGatherTensors(e *env) {
 		return errors.Join(r.AllGather(r, dst, src), r.AllGatherAsync(r, later, src).Wait(r),
 			holds("all-gather", dst, want...), holds("async", later, want...))
 	})
+
 	for what, size := range map[string]int{"too small a destination": 2*n - 1, "too large a destination": 2*n + 1} {
 		e.tensorsFail(what, tensor.ErrShape, func(r tensorRank) error { return r.AllGather(r, zeros(size), row(1, 2)) })
 	}
@@ -143,8 +146,10 @@ func testAllToAll(e *env) {
 		for i := range n {
 			values[i], want[i] = float32(10*r.me+i), float32(10*i+r.me)
 		}
+
 		src := row(values...)
 		err := errors.Join(r.AllToAll(r, dst, src, platform.Splits{}), holds("even", dst, want...))
+
 		// All rows go to the last rank.
 		in, out := make([]int64, n), make([]int64, n)
 		in[n-1] = int64(n)
@@ -156,6 +161,7 @@ func testAllToAll(e *env) {
 				want = append(want, float32(10*(k/n)+k%n))
 			}
 		}
+
 		return errors.Join(err, r.AllToAllAsync(r, got, src, platform.Splits{In: in, Out: out}).Wait(r),
 			holds("all rows of all ranks", got, want...))
 	})
@@ -172,13 +178,16 @@ func testAllToAllParts(e *env) {
 			src[i] = []*tensor.Tensor{row(float32(10*r.me + i)), column}
 			dst[i] = []*tensor.Tensor{zeros(1), zeros(r.me)}
 		}
+
 		err := r.AllToAllParts(r, dst, src)
 		for i := range n {
 			err = errors.Join(err, holds("first part", dst[i][0], float32(10*i+r.me)),
 				holds("column", dst[i][1], slices.Repeat([]float32{float32(i)}, r.me)...))
 		}
+
 		return err
 	})
+
 	e.tensorsFail("parts of too many ranks", tensor.ErrShape, func(r tensorRank) error {
 		return r.AllToAllParts(r, make([][]*tensor.Tensor, n+1), make([][]*tensor.Tensor, n+1))
 	})
@@ -222,14 +231,17 @@ func testRenew(e *env) {
 	e.mustTensors(func(r tensorRank) error {
 		ended, cancel := context.WithCancel(r)
 		defer cancel()
+
 		if r.me == 0 {
 			cancel()
 		}
+
 		broken := wraps("all-reduce that rank 0 has cancelled", r.AllReduce(ended, row(1), collective.Sum), collective.ErrBroken)
 		fresh, err := r.Renew(r)
 		if err != nil {
 			return err
 		}
+
 		t := row(1)
 		return errors.Join(broken, fresh.AllReduce(r, t, collective.Sum), holds("renewed", t, float32(e.size())))
 	})
