@@ -91,14 +91,17 @@ func (e *StepError) Error() string {
 			fmt.Fprintf(&b, "%sand %d more ranks", sep, len(e.Failures)-told)
 			break
 		}
+
 		b.WriteString(sep)
 		if !e.Alone {
 			fmt.Fprintf(&b, "%s: ", RanksText(ranks))
 		}
+
 		fmt.Fprint(&b, e.Failures[ranks[0]])
 		told += len(ranks)
 		sep = "; "
 	}
+
 	return b.String()
 }
 
@@ -116,6 +119,7 @@ func (e *StepError) byText() [][]int {
 		}
 		groups[i] = append(groups[i], rank)
 	}
+
 	return groups
 }
 
@@ -151,14 +155,17 @@ func RanksText(ranks []int) string {
 	if len(ranks) == 1 {
 		return fmt.Sprintf("rank %d", ranks[0])
 	}
+
 	var runs []string
 	for i, n := 0, 0; i < len(ranks); i += n {
 		if len(runs) == maxSpelled {
 			return fmt.Sprintf("ranks %s and %d more", strings.Join(runs, ", "), len(ranks)-i)
 		}
+
 		for n = 1; i+n < len(ranks) && ranks[i+n] == ranks[i]+n; {
 			n++
 		}
+
 		switch first, last := ranks[i], ranks[i]+n-1; n {
 		case 1:
 			runs = append(runs, fmt.Sprint(first))
@@ -168,5 +175,6 @@ func RanksText(ranks []int) string {
 			runs = append(runs, fmt.Sprintf("%d-%d", first, last))
 		}
 	}
+
 	return strings.TrimSpace("ranks " + strings.Join(runs, ", "))
 }

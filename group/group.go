@@ -126,6 +126,7 @@ func checkList(ranks []int, size int) error {
 	if len(ranks) == 0 {
 		return fmt.Errorf("no ranks listed: %w", ErrInvalid)
 	}
+
 	seen := make([]bool, size)
 	for _, r := range ranks {
 		if r < 0 || r >= size {
@@ -136,6 +137,7 @@ func checkList(ranks []int, size int) error {
 		}
 		seen[r] = true
 	}
+
 	return nil
 }
 

@@ -87,6 +87,7 @@ func failuresOf(msg []byte, size int) (failures, error) {
 	if r.Byte() != markFailures {
 		r.Fail("no failures")
 	}
+
 	f := make(failures)
 	last := -1
 	for range r.CountMax(size) {
@@ -100,9 +101,11 @@ func failuresOf(msg []byte, size int) (failures, error) {
 			break
 		}
 	}
+
 	if len(f) == 0 {
 		r.Fail("no failures")
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, err
 	}

@@ -169,8 +169,10 @@ func RegisterError(code string, err error) {
 	if code == "" || len(code) > maxCode {
 		panic(fmt.Sprintf("group: register error %q: code of %d bytes", code, len(code)))
 	}
+
 	registryMu.Lock()
 	defer registryMu.Unlock()
+
 	for _, s := range registry {
 		if s.code != code {
 			continue
@@ -180,6 +182,7 @@ func RegisterError(code string, err error) {
 		}
 		return
 	}
+
 	registry = append(registry, sentinel{code, err})
 }
 

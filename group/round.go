@@ -48,6 +48,7 @@ func (r *round) tally(msgs [][]byte) failures {
 		}
 		all[rank] = f[rank]
 	}
+
 	return all.causes()
 }
 
@@ -57,14 +58,17 @@ func (r *round) settle(ctx context.Context, msg []byte) error {
 	if err != nil {
 		return r.broken(err)
 	}
+
 	var verdict []byte
 	if f := r.tally(msgs); len(f) > 0 {
 		verdict = f.message()
 	}
+
 	verdict, err = r.g.Broadcast(ctx, 0, verdict)
 	if err != nil {
 		return r.broken(err)
 	}
+
 	if _, ok := valueOf(verdict); !ok {
 		return r.failed(verdict)
 	}
@@ -79,12 +83,14 @@ func (r *round) failed(msg []byte) error {
 	if err != nil {
 		e.Failures[0] = fmt.Errorf("verdict on the step: %w", err)
 	}
+
 	for rank, re := range f {
 		if rank == r.g.Rank() {
 			re.local = r.err
 		}
 		e.Failures[rank] = re
 	}
+
 	return e
 }
 
@@ -96,9 +102,11 @@ func (r *round) broken(err error) error {
 		e.Failures[r.g.Rank()] = err
 		return e
 	}
+
 	for _, rank := range ge.Ranks {
 		e.Failures[rank] = ge.Err
 	}
+
 	return e
 }
 
@@ -139,8 +147,10 @@ func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, erro
 	if !ok {
 		return r.attempt(ctx, func() ([]byte, error) { return fn(ctx) })
 	}
+
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+
 	alarm := a.Alarmed()
 	go func() {
 		select {
@@ -149,6 +159,7 @@ func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, erro
 		case <-inner.Done():
 		}
 	}()
+
 	msg := r.attempt(ctx, func() ([]byte, error) {
 		b, err := fn(inner)
 		if err != nil && ctx.Err() == nil && context.Cause(inner) == errAlarm &&
@@ -157,6 +168,7 @@ func (r *round) work(ctx context.Context, fn func(context.Context) ([]byte, erro
 		}
 		return b, err
 	})
+
 	if r.err != nil && r.err != errAlarm {
 		a.Alarm()
 	}
@@ -171,6 +183,7 @@ func (f failures) causes() failures {
 			out[rank] = err
 		}
 	}
+
 	if len(out) == 0 {
 		return f
 	}

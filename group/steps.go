@@ -90,6 +90,7 @@ func Broadcast[T any](
 	if g.Rank() == root {
 		msg = r.attempt(ctx, func() ([]byte, error) { return produce(ctx, c, fn) })
 	}
+
 	reply, err := g.Broadcast(ctx, root, msg)
 	if err != nil {
 		var none T
@@ -160,9 +161,11 @@ func reduce[L, G any](
 	if err != nil {
 		return none, r.broken(err)
 	}
+
 	if r.g.Rank() == 0 {
 		msgs = answers(ctx, r, lc, msgs, results)
 	}
+
 	reply, err := send(msgs)
 	if err != nil {
 		return none, r.broken(err)
@@ -178,6 +181,7 @@ func answers[L any](
 	if len(f) > 0 {
 		return [][]byte{f.message()}
 	}
+
 	var out [][]byte
 	msg := r.attempt(ctx, func() (_ []byte, err error) {
 		out, err = results(ls)
@@ -186,9 +190,11 @@ func answers[L any](
 	if r.err != nil {
 		return [][]byte{msg}
 	}
+
 	for i, v := range out {
 		out[i] = valueMessage(v)
 	}
+
 	return out
 }
 
@@ -200,6 +206,7 @@ func accept[T any](ctx context.Context, r *round, c Codec[T], reply []byte) (T, 
 	if !ok {
 		return none, r.failed(reply)
 	}
+
 	msg := r.attempt(ctx, func() (_ []byte, err error) {
 		if v, err = c.Decode(b); err != nil {
 			err = fmt.Errorf("decode result: %w", err)
@@ -238,6 +245,7 @@ func encodeAll[T any](c Codec[T], vs []T) ([][]byte, error) {
 			return nil, fmt.Errorf("encode result %d of %d: %w", i, len(vs), err)
 		}
 	}
+
 	return bs, nil
 }
 
@@ -256,6 +264,7 @@ func decodeAll[T any](c Codec[T], msgs [][]byte, f failures) ([]T, failures) {
 			f[rank] = NewRemoteError(fmt.Errorf("decode value: %w", err))
 		}
 	}
+
 	return vs, f
 }
 
@@ -269,10 +278,12 @@ func inParallel(n int, fn func(i int) error) []error {
 			errs[i] = Catch(func() error { return fn(i) })
 		}
 	}
+
 	var wg sync.WaitGroup
 	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
 		wg.Go(work)
 	}
+
 	work()
 	wg.Wait()
 	return errs
@@ -286,6 +297,7 @@ func Agree(ctx context.Context, g Group, step string, v []byte, differs func(zer
 	if err != nil {
 		return err
 	}
+
 	return Each(ctx, g, step, func(context.Context) error {
 		if bytes.Equal(zero, v) {
 			return nil

@@ -31,6 +31,7 @@ func ParseRendezvous(address string) (tcp.Rendezvous, error) {
 		}
 		return r, nil
 	}
+
 	r, err := tcp.ParseRendezvous(address)
 	if err != nil {
 		return nil, fmt.Errorf("neither etcd nor etcds: %w", err)
@@ -59,6 +60,7 @@ func parse(address string) (*Rendezvous, error) {
 	if !found || scheme != "etcd" && scheme != "etcds" {
 		return nil, errors.New("the scheme is not etcd or etcds")
 	}
+
 	// Package url takes one host only, so the hosts are parsed here.
 	authority, path := splitAuthority(rest)
 	user, hosts := splitUser(authority)
@@ -66,10 +68,12 @@ func parse(address string) (*Rendezvous, error) {
 		// Any other error may quote a part of the password.
 		return nil, errors.New("an @ behind the first /, ? or #: these characters must be written as %2F, %3F and %23 in a password, and @ as %40 elsewhere")
 	}
+
 	u, err := url.Parse("etcd://" + user + "host" + path)
 	if err != nil {
 		return nil, errors.New("not an address") // err may quote the password
 	}
+
 	r := &Rendezvous{Job: strings.TrimPrefix(u.Path, "/"), Username: u.User.Username()}
 	r.Password, _ = u.User.Password()
 	for host := range strings.SplitSeq(hosts, ",") {
@@ -79,6 +83,7 @@ func parse(address string) (*Rendezvous, error) {
 		}
 		r.Endpoints = append(r.Endpoints, e)
 	}
+
 	if err := checkJob(r.Job); err != nil {
 		return nil, err
 	}
@@ -126,6 +131,7 @@ func (r *Rendezvous) query(raw string, secure bool) error {
 	if err != nil {
 		return err
 	}
+
 	var files tlsFiles
 	for name, list := range values {
 		v := list[len(list)-1]
@@ -158,12 +164,14 @@ func (r *Rendezvous) query(raw string, secure bool) error {
 			return fmt.Errorf("%s=%q: %w", name, v, err)
 		}
 	}
+
 	if !secure {
 		if files != (tlsFiles{}) {
 			return errors.New("ca, cert and key are for etcds")
 		}
 		return nil
 	}
+
 	r.TLS, err = files.load()
 	return err
 }
@@ -183,13 +191,16 @@ func (f tlsFiles) load() (*tls.Config, error) {
 			return nil, fmt.Errorf("%s holds no certificate", f.ca)
 		}
 	}
+
 	if cmp.Or(f.cert, f.key) == "" {
 		return cfg, nil
 	}
+
 	c, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {
 		return nil, err
 	}
+
 	cfg.Certificates = []tls.Certificate{c}
 	return cfg, nil
 }

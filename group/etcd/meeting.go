@@ -30,10 +30,12 @@ func (s *session) look(ctx context.Context) (view, error) {
 	if s.gen != 0 {
 		ops = append(ops, clientv3.OpGet(s.key.slot(s.gen, s.rank)))
 	}
+
 	res, err := s.txn(ctx, nil, ops...)
 	if err != nil {
 		return view{}, err
 	}
+
 	v := view{rev: res.Header.Revision}
 	kvs := res.Responses[0].GetResponseRange().Kvs
 	if len(kvs) > 0 && string(kvs[0].Key) == s.key.meeting() {
@@ -42,11 +44,13 @@ func (s *session) look(ctx context.Context) (view, error) {
 		}
 		v.mod = kvs[0].ModRevision
 	}
+
 	for _, kv := range kvs {
 		if string(kv.Key) == s.key.address(v.Generation) {
 			v.address = append([]byte{}, kv.Value...)
 		}
 	}
+
 	if s.gen != 0 {
 		for _, kv := range res.Responses[1].GetResponseRange().Kvs {
 			v.holder = clientv3.LeaseID(kv.Lease)
@@ -61,12 +65,14 @@ func (s *session) look(ctx context.Context) (view, error) {
 func (s *session) await(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) error {
 	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
+
 	since := clientv3.WithRev(rev + 1)
 	record := s.cli.Watch(wctx, s.key.meeting(), clientv3.WithPrefix(), since)
 	var other clientv3.WatchChan
 	if key != "" {
 		other = s.cli.Watch(wctx, key, append(opts, since)...)
 	}
+
 	var res clientv3.WatchResponse
 	select {
 	case res = <-record:
@@ -75,6 +81,7 @@ func (s *session) await(ctx context.Context, rev int64, key string, opts ...clie
 		return nil
 	case <-ctx.Done():
 	}
+
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -120,6 +127,7 @@ func (s *session) find(ctx context.Context) (string, error) {
 			}
 			return addr, nil
 		}
+
 		if s.await(ctx, v.rev, "") != nil {
 			return "", fmt.Errorf("it has not announced its address (generation %d): %w", v.Generation, group.ContextError(ctx))
 		}
@@ -142,14 +150,17 @@ func (s *session) retakeSlot(ctx context.Context) error {
 func (s *session) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
+
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.leave()
+
 	s.left, s.addr = true, ""
 	if s.gen == 0 || s.rank != 0 {
 		return nil
 	}
+
 	m := meeting{Generation: s.gen, Size: s.size, Met: true}
 	err := s.commit(ctx, s.mine(), clientv3.OpPut(s.key.meeting(), encode(m)), clientv3.OpDelete(s.key.address(s.gen)))
 	if errors.Is(err, errChanged) {
@@ -202,6 +213,7 @@ func decodeMeeting(b []byte) (meeting, error) {
 	if len(b) > maxValue {
 		return m, fmt.Errorf("record of %d bytes: %w", len(b), ErrMalformed)
 	}
+
 	if err := json.Unmarshal(b, &m); err != nil {
 		return meeting{}, fmt.Errorf("record: %w: %w", ErrMalformed, err)
 	}

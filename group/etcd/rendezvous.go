@@ -129,6 +129,7 @@ func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
 			rank, size, err = 0, 0, fmt.Errorf("slot in job %q: %w", r.Job, err)
 		}
 	}()
+
 	if size, err = r.size(); err != nil {
 		return 0, 0, err
 	}
@@ -138,6 +139,7 @@ func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
 	if rank, err = r.rank(); err != nil {
 		return 0, 0, err
 	}
+
 	if rank >= size {
 		return 0, 0, fmt.Errorf("rank %d of %d: %w", rank, size, group.ErrInvalid)
 	}
@@ -145,6 +147,7 @@ func (r *Rendezvous) Slot(ctx context.Context) (rank, size int, err error) {
 		return 0, 0, err
 	}
 	defer r.s.leave()
+
 	if err := r.s.takeSlot(ctx, rank, size); err != nil {
 		return 0, 0, err
 	}
@@ -189,22 +192,26 @@ func (r *Rendezvous) connect(ctx context.Context) error {
 	if r.held {
 		_ = r.Release() // of the last meeting; the lease ends by itself, too
 	}
+
 	if r.s != nil {
 		return r.s.enter(ctx)
 	}
 	if err := checkJob(r.Job); err != nil {
 		return err
 	}
+
 	if r.TTL < 0 {
 		return fmt.Errorf("a lease of %v: %w", r.TTL, group.ErrInvalid)
 	}
 	if len(r.endpoints()) == 0 {
 		return fmt.Errorf("no endpoints of a cluster: %w", group.ErrInvalid)
 	}
+
 	s, err := newSession(ctx, r)
 	if err != nil {
 		return err
 	}
+
 	r.s = s
 	return s.enter(ctx)
 }
@@ -218,6 +225,7 @@ func (r *Rendezvous) Announce(ctx context.Context, addr string) (err error) {
 			err = fmt.Errorf("announce rank 0 of job %q: %w", r.Job, err)
 		}
 	}()
+
 	if err := tcp.CheckAddress(addr); err != nil {
 		return err
 	}
@@ -225,6 +233,7 @@ func (r *Rendezvous) Announce(ctx context.Context, addr string) (err error) {
 		return err
 	}
 	defer r.s.leave()
+
 	if !r.s.hadSlot {
 		size, err := r.size()
 		if err != nil {
@@ -234,6 +243,7 @@ func (r *Rendezvous) Announce(ctx context.Context, addr string) (err error) {
 			return err
 		}
 	}
+
 	return r.s.announce(ctx, addr)
 }
 
@@ -281,6 +291,7 @@ func (r *Rendezvous) Release() error {
 func (r *Rendezvous) Place() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+
 	var errs []error
 	for _, e := range r.endpoints() {
 		addr, err := localAddress(ctx, e)
@@ -289,6 +300,7 @@ func (r *Rendezvous) Place() (string, error) {
 		}
 		errs = append(errs, err)
 	}
+
 	return "", fmt.Errorf("address by which etcd is reached: %w", errors.Join(errs...))
 }
 
@@ -300,11 +312,13 @@ func localAddress(ctx context.Context, endpoint string) (string, error) {
 		}
 		endpoint = rest
 	}
+
 	c, err := new(net.Dialer).DialContext(ctx, "udp", endpoint) // sends no packet
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
+
 	host, _, err := net.SplitHostPort(c.LocalAddr().String())
 	if err != nil {
 		return "", err

@@ -62,6 +62,7 @@ func newSession(ctx context.Context, r *Rendezvous) (*session, error) {
 	if !s.own {
 		return s, nil
 	}
+
 	err := s.do(ctx, func(ctx context.Context) (err error) {
 		stop := context.AfterFunc(ctx, s.cancel) // the client proves its identity, without ctx
 		defer stop()
@@ -90,6 +91,7 @@ func (s *session) do(ctx context.Context, f func(context.Context) error) error {
 		if ctx.Err() == nil && !passes(err) {
 			return fmt.Errorf("etcd at %s: %w", s.where, err)
 		}
+
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
@@ -110,6 +112,7 @@ func dialError(endpoints []string) error {
 		if !found {
 			address = e
 		}
+
 		c, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
 		if err == nil {
 			c.Close()
@@ -117,6 +120,7 @@ func dialError(endpoints []string) error {
 		}
 		errs = append(errs, err)
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -171,6 +175,7 @@ func (s *session) close() error {
 	s.wg.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
+
 	err := s.dropLease(ctx)
 	s.cancel()
 	if s.own {
@@ -199,10 +204,12 @@ func (s *session) newLease(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		kept, err := s.cli.KeepAlive(s.keepers, g.ID)
 		if err != nil {
 			return err
 		}
+
 		lost := make(chan struct{})
 		s.lease, s.lost = g.ID, lost
 		s.wg.Go(func() { s.keep(g.ID, kept, lost) })
@@ -220,6 +227,7 @@ func (s *session) keep(id clientv3.LeaseID, kept <-chan *clientv3.LeaseKeepAlive
 	if s.enter(s.keepers) != nil {
 		return
 	}
+
 	defer s.leave()
 	if s.lease == id && s.gen != 0 {
 		_ = s.restore(s.keepers) // Find sees whether the slot is there, and Announce
@@ -233,6 +241,7 @@ func (s *session) restore(ctx context.Context) error {
 	if err := s.newLease(ctx); err != nil {
 		return err
 	}
+
 	for {
 		v, err := s.look(ctx)
 		switch {
@@ -243,11 +252,13 @@ func (s *session) restore(ctx context.Context) error {
 		case v.Generation != s.gen || v.Met && !s.left || v.holder != 0 && v.holder != old:
 			return fmt.Errorf("rank %d in generation %d: %w", s.rank, s.gen, ErrLost)
 		}
+
 		slot := s.key.slot(s.gen, s.rank)
 		ops := []clientv3.Op{s.put(slot, encode(self()))}
 		if s.addr != "" {
 			ops = append(ops, s.put(s.key.address(s.gen), s.addr))
 		}
+
 		err = s.commit(ctx, []clientv3.Cmp{
 			clientv3.Compare(clientv3.ModRevision(s.key.meeting()), "=", v.mod),
 			clientv3.Compare(clientv3.LeaseValue(slot), "=", v.holder),
@@ -263,6 +274,7 @@ func (s *session) dropLease(ctx context.Context) error {
 	if s.lease == 0 {
 		return nil
 	}
+
 	id := s.lease
 	s.lease, s.gen, s.addr = 0, 0, ""
 	err := s.do(ctx, func(ctx context.Context) error {

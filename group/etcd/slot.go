@@ -33,6 +33,7 @@ func (s *session) takeSlot(ctx context.Context, want, size int) error {
 		if err := s.needLease(ctx); err != nil {
 			return err
 		}
+
 		err := s.trySlot(ctx, want, size, tries)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
@@ -50,10 +51,12 @@ func (s *session) trySlot(ctx context.Context, want, size, tries int) error {
 	if err != nil {
 		return err
 	}
+
 	taken, err := s.slots(ctx, v.Generation, want)
 	if err != nil {
 		return err
 	}
+
 	rank := taken.choose(want, size, tries)
 	switch {
 	case taken.mine >= 0: // by a transaction without an answer
@@ -131,17 +134,20 @@ func (s *session) slots(ctx context.Context, gen int64, want int) (slots, error)
 			clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithCountOnly()), clientv3.OpGet(s.key.slot(gen, want)),
 		}
 	}
+
 	out := slots{mine: -1, taken: map[int]bool{}}
 	res, err := s.txn(ctx, nil, ops...)
 	if err != nil {
 		return out, err
 	}
+
 	out.count = int(res.Responses[0].GetResponseRange().Count)
 	for _, kv := range res.Responses[len(ops)-1].GetResponseRange().Kvs {
 		if err := out.add(prefix, kv, s.lease); err != nil {
 			return out, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -150,6 +156,7 @@ func (t *slots) add(prefix string, kv *mvccpb.KeyValue, lease clientv3.LeaseID) 
 	if err != nil || rank < 0 || rank >= maxSize {
 		return fmt.Errorf("key %.200q: %w", kv.Key, ErrMalformed)
 	}
+
 	t.taken[rank] = true
 	if clientv3.LeaseID(kv.Lease) == lease {
 		t.mine = rank
@@ -168,6 +175,7 @@ func (t *slots) choose(want, size, tries int) int {
 		}
 		return want
 	}
+
 	few := 1 << (2 * min(tries, 10))
 	var free []int
 	for r := 0; r < size && len(free) < few; r++ {
@@ -175,6 +183,7 @@ func (t *slots) choose(want, size, tries int) int {
 			free = append(free, r)
 		}
 	}
+
 	if len(free) == 0 {
 		return -1
 	}
@@ -188,9 +197,11 @@ func (s *session) awaitSlot(ctx context.Context, v view, t slots, want int) erro
 	if want != anyRank && !v.Met {
 		key, opts = s.key.slot(v.Generation, want), opts[1:]
 	}
+
 	if s.await(ctx, v.rev, key, opts...) == nil {
 		return errChanged
 	}
+
 	cause := group.ContextError(ctx)
 	switch {
 	case v.Met:
@@ -198,5 +209,6 @@ func (s *session) awaitSlot(ctx context.Context, v view, t slots, want int) erro
 	case want != anyRank:
 		return fmt.Errorf("%s is rank %d (generation %d): %w: %w", t.who, want, v.Generation, ErrTaken, cause)
 	}
+
 	return fmt.Errorf("all %d ranks are other processes (generation %d): %w: %w", t.count, v.Generation, ErrTaken, cause)
 }

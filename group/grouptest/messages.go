@@ -55,11 +55,13 @@ func sendParts(ctx context.Context, g group.Group, to, tag int, b []byte) error 
 	if !ok {
 		return send(ctx, g, to, tag, b)
 	}
+
 	var parts [][]byte
 	for i := 0; len(b) > 0; i++ {
 		n := min(len(b), []int{0, 1, 1000, 70_000, 4096}[i%5])
 		parts, b = append(parts, b[:n]), b[n:]
 	}
+
 	return m.SendParts(ctx, to, tag, parts)
 }
 
@@ -99,6 +101,7 @@ func (s *suite) eachToEach(e *env, send sender) {
 				}
 			})
 		}
+
 		for from := range g.Size() {
 			for _, size := range sizesOf(from, g.Rank()) {
 				if err := receive(ctx, g, from, 7, pattern(from, g.Rank(), size)); err != nil {
@@ -106,6 +109,7 @@ func (s *suite) eachToEach(e *env, send sender) {
 				}
 			}
 		}
+
 		wg.Wait()
 		return errors.Join(errs...)
 	})
@@ -156,11 +160,13 @@ func (s *suite) apart(e *env) {
 		for tag := range tags {
 			wg.Go(func() { errs[tag] = messenger(g).Send(ctx, next, tag, large(tag)) })
 		}
+
 		for _, tag := range []int{3, 2, 1, 0} {
 			if err := receive(ctx, g, prev, tag, large(tag)); err != nil {
 				return err
 			}
 		}
+
 		wg.Wait()
 		return errors.Join(errs...)
 	})
@@ -189,25 +195,30 @@ func (s *suite) bounded(e *env, size, limit int) {
 			taken.Add(1)
 		}
 	}()
+
 	for last := int64(-1); last < taken.Load(); {
 		last = taken.Load()
 		e.idle()
 	}
+
 	cancel()
 	<-done
 	n := int(taken.Load())
 	if n > limit {
 		e.Fatalf("%d messages of %d bytes were taken that no call received; want the sender to wait", n, size)
 	}
+
 	// A message of a Send that ended arrives whole or not at all.
 	if err := from.Send(e.context(), s.n-1, 4, nil); err != nil {
 		e.Fatalf("Send after one that ended = %v; want no error", err)
 	}
+
 	for i := range n {
 		if err := receive(e.context(), e.gs[s.n-1], 0, 3, pattern(i, i, size)); err != nil {
 			e.Fatalf("message %d: %v", i, err)
 		}
 	}
+
 	end := []byte("end")
 	err := both(func() error { return from.Send(e.context(), s.n-1, 3, end) }, func() error {
 		got, err := to.Recv(e.context(), 0, 3)
@@ -227,15 +238,18 @@ func (s *suite) messageEnds(e *env) {
 	cancel(errCause)
 	m, peer := messenger(e.gs[0]), s.n-1
 	e.peerError(m.Send(ended, peer, 0, nil), group.OpSend, peer, context.Canceled, errCause)
+
 	_, err := m.Recv(ended, peer, 0)
 	e.peerError(err, group.OpRecv, peer, context.Canceled, errCause)
 	e.peerError(m.RecvInto(ended, peer, 0, nil), group.OpRecv, peer, context.Canceled, errCause)
+
 	doomed, cancel := context.WithCancelCause(e.context())
 	errs := make(chan error, 1)
 	go func() {
 		_, err := m.Recv(doomed, peer, 0)
 		errs <- err
 	}()
+
 	e.idle()
 	cancel(errCause)
 	e.peerError(<-errs, group.OpRecv, peer, context.Canceled, errCause)
@@ -255,6 +269,7 @@ func (e *env) peerError(err error, op group.Op, rank int, targets ...error) {
 	if !ok || ge.Op != op || !slices.Equal(ge.Ranks, []int{rank}) {
 		e.Errorf("error = %v; want one of %s that names rank %d", err, op, rank)
 	}
+
 	for _, target := range targets {
 		if !errors.Is(err, target) {
 			e.Errorf("error = %v; want it to wrap %q", err, target)
@@ -270,6 +285,7 @@ func (s *suite) noPeers(e *env) {
 		e.peerError(err, group.OpRecv, peer, group.ErrInvalid)
 		e.peerError(m.RecvInto(e.context(), peer, 0, nil), group.OpRecv, peer, group.ErrInvalid)
 	}
+
 	e.peerError(m.Send(e.context(), 0, -1, nil), group.OpSend, 0, group.ErrInvalid)
 	_, err := m.Recv(e.context(), 0, -1)
 	e.peerError(err, group.OpRecv, 0, group.ErrInvalid)
@@ -289,12 +305,14 @@ func (s *suite) messageGroups(e *env) {
 			}
 			gs = append(gs, sub)
 		}
+
 		for i, g := range gs {
 			text := fmt.Appendf(short(g.Rank(), 0), " in %d", i)
 			if err := messenger(g).Send(ctx, 0, 5, text); err != nil {
 				return err
 			}
 		}
+
 		for i := len(gs) - 1; i >= 0; i-- {
 			for from := 0; from < s.n && gs[i].Rank() == 0; from++ {
 				if err := receive(ctx, gs[i], from, 5, fmt.Appendf(short(from, 0), " in %d", i)); err != nil {
@@ -302,6 +320,7 @@ func (s *suite) messageGroups(e *env) {
 				}
 			}
 		}
+
 		return g.Barrier(ctx)
 	})
 }
@@ -327,11 +346,13 @@ func (s *suite) messageStress(e *env) {
 				}
 			})
 		}
+
 		for range rounds {
 			if err := checkAllGather(ctx, g); err != nil {
 				return err
 			}
 		}
+
 		wg.Wait()
 		return errors.Join(errs...)
 	})
@@ -370,14 +391,17 @@ func (s *suite) into(e *env) {
 				got := make([]byte, size)
 				err = errors.Join(err, m.RecvInto(ctx, from, 3, got), equal("message", got, pattern(from, g.Rank(), size)))
 			}
+
 			for _, size := range sizes {
 				if e := m.RecvInto(ctx, from, 3, make([]byte, size+1)); !isLength(e, size, size+1) {
 					err = errors.Join(err, fmt.Errorf("RecvInto of a byte too many = %v; want a LengthError", e))
 				}
 			}
+
 			for _, size := range sizes {
 				err = errors.Join(err, receive(ctx, g, from, 3, pattern(from, g.Rank(), size)))
 			}
+
 			return err
 		})
 	})
@@ -402,6 +426,7 @@ func (s *suite) early(e *env) {
 			if first == "RecvInto" {
 				slices.Reverse(calls)
 			}
+
 			err := both(calls[0], func() error {
 				e.idle()
 				return calls[1]()
@@ -427,6 +452,7 @@ func (s *suite) intoEnds(e *env) {
 		}
 		sent <- err
 	}()
+
 	mark := bytes.Repeat([]byte{0xee}, size)
 	left := slices.Clone(mark) // memory of the last call that ended
 	for i := range n {
@@ -436,6 +462,7 @@ func (s *suite) intoEnds(e *env) {
 			if !bytes.Equal(left, mark) {
 				e.Fatal("memory was written to after RecvInto had returned")
 			}
+
 			if err == nil {
 				break
 			}
@@ -445,10 +472,12 @@ func (s *suite) intoEnds(e *env) {
 			left, got = got, left
 			copy(left, mark)
 		}
+
 		if err := equal("message", got, pattern(i, 8, size)); err != nil {
 			e.Fatalf("message %d: %v", i, err)
 		}
 	}
+
 	if err := <-sent; err != nil {
 		e.Error(err)
 	}
@@ -459,8 +488,10 @@ func (s *suite) intoEnds(e *env) {
 func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) error {
 	ctx, cancel := context.WithCancel(e.context())
 	defer cancel()
+
 	errs := make(chan error, 1)
 	go func() { errs <- m.RecvInto(ctx, from, 8, b) }()
+
 	for range turns {
 		select {
 		case err := <-errs:
@@ -469,6 +500,7 @@ func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) erro
 			runtime.Gosched()
 		}
 	}
+
 	cancel()
 	return <-errs
 }
@@ -493,25 +525,30 @@ func (s *suite) sendEnds(e *env, send sender) {
 				}
 				cancel()
 			}()
+
 			err := send(ctx, from, to.Rank(), 4, b)
 			if err != nil && !errors.Is(err, context.Canceled) {
 				e.Errorf("send = %v; want none or the context's error", err)
 			}
+
 			ok[i] = err == nil
 			clear(b) // it may not be read any more
 			<-stop
 		}
+
 		if err := send(e.context(), from, to.Rank(), 4, pattern(n, 2, size)); err != nil {
 			e.Error(err)
 		}
 		sent <- ok
 	}()
+
 	came := make([]bool, n+1)
 	got := make([]byte, size)
 	for last := -1; last < n; {
 		if err := messenger(to).RecvInto(e.context(), from.Rank(), 4, got); err != nil {
 			e.Fatal(err)
 		}
+
 		i := int(got[0])
 		if i <= last || i > n {
 			e.Fatalf("message %d after %d; want them in order", i, last)
@@ -521,6 +558,7 @@ func (s *suite) sendEnds(e *env, send sender) {
 		}
 		came[i], last = true, i
 	}
+
 	for i, ok := range <-sent {
 		if ok && !came[i] {
 			e.Errorf("message %d was sent and has not come", i)
@@ -544,6 +582,7 @@ func (s *suite) intoStress(e *env) {
 			defer mu.Unlock()
 			err = errors.Join(err, e)
 		}
+
 		var wg sync.WaitGroup
 		for tag := range tags {
 			wg.Go(func() {
@@ -564,6 +603,7 @@ func (s *suite) intoStress(e *env) {
 				})
 			}
 		}
+
 		wg.Wait()
 		if len(seen) != tags*calls*rounds {
 			err = errors.Join(err, fmt.Errorf("%d different messages; want %d", len(seen), tags*calls*rounds))

@@ -55,6 +55,7 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 			if o.Real && o.Reuse {
 				s.shared = open(t, n)
 			}
+
 			t.Run("values", s.values)
 			t.Run("barrier", s.barrier)
 			t.Run("sub", s.subGroups)
@@ -62,9 +63,11 @@ func Run(t *testing.T, open OpenFunc, opts *Options) {
 			if n > 1 { // one rank has no other rank to differ from
 				t.Run("mismatch", s.mismatch)
 			}
+
 			t.Run("invalid", s.invalid)
 			t.Run("stress", s.stress)
 			t.Run("steps", s.steps)
+
 			if has[group.Messenger](s, t) {
 				t.Run("messages", s.messages)
 			}
@@ -212,12 +215,14 @@ func (e *env) same(errs []error, targets ...error) *group.Error {
 		if err.Error() != errs[0].Error() || !slices.Equal(ge.Ranks, first.Ranks) {
 			e.Fatalf("rank %d got %q, rank 0 %q; want one outcome", r, err, errs[0])
 		}
+
 		for _, target := range targets {
 			if !errors.Is(err, target) {
 				e.Fatalf("rank %d got %q; want it to wrap %q", r, err, target)
 			}
 		}
 	}
+
 	return first
 }
 
@@ -279,6 +284,7 @@ func (e *env) endAtEachCall(step stepFunc, victim int) {
 			}
 			return
 		}
+
 		if failed := e.stepFailed(errs, context.Canceled); !slices.Equal(failed, []int{victim}) {
 			e.Fatalf("context ended at call %d: error %q blames %v; want %d", calls, errs[0], failed, victim)
 		}

@@ -87,6 +87,7 @@ func gather(ctx context.Context, g group.Group, root int, value func(from, to in
 	if err != nil {
 		return err
 	}
+
 	if g.Rank() != root {
 		if got != nil {
 			return fmt.Errorf("gather = %d values on a rank that is not the root; want nil", len(got))
@@ -103,6 +104,7 @@ func scatter(ctx context.Context, g group.Group, root int, value func(from, to i
 			vs = append(vs, value(root, to))
 		}
 	}
+
 	got, err := g.Scatter(ctx, root, vs)
 	if err != nil {
 		return err
@@ -196,10 +198,12 @@ func (s *suite) lists() [][]int {
 	all := ascending(s.n)
 	back := slices.Clone(all)
 	slices.Reverse(back)
+
 	lists := [][]int{all, back}
 	for r := range s.n {
 		lists = append(lists, []int{r})
 	}
+
 	if s.n > 2 {
 		lists = append(lists, []int{s.n - 1, 1}, all[1:])
 	}
@@ -227,6 +231,7 @@ func checkSub(ctx context.Context, g, sub group.Group, list, outermost []int) er
 		return fmt.Errorf("sub has rank %d of %d, ranks %v; want %d of %d, %v",
 			sub.Rank(), sub.Size(), sub.Ranks(), at, len(list), outermost)
 	}
+
 	if err := checkAllGather(ctx, sub); err != nil {
 		return err
 	}
@@ -245,6 +250,7 @@ func (s *suite) independent(e *env) {
 			}
 			subs[i] = sub
 		}
+
 		errs := make(chan error, 1)
 		go func() { errs <- rooted(ctx, subs[0], 0, short) }()
 		if err := checkAllGather(ctx, subs[1]); err != nil {
@@ -261,11 +267,13 @@ func (s *suite) contained(e *env) {
 		if err != nil {
 			return err
 		}
+
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		if err := sub.Barrier(ended); err == nil {
 			return fmt.Errorf("barrier of contexts that have ended = nil; want an error")
 		}
+
 		if err := checkAllGather(ctx, g); err != nil {
 			return err
 		}
@@ -283,6 +291,7 @@ func (s *suite) mismatch(t *testing.T) {
 			}
 		})
 	}
+
 	s.test(t, "gather to 0 and gather to 1", func(e *env) {
 		s.differ(e, rootedCollectives(0)[0].call, rootedCollectives(1)[0].call, s.n-1)
 	})
@@ -476,6 +485,7 @@ func (s *suite) steps(t *testing.T) {
 		s.test(t, name+"/succeeds", func(e *env) {
 			e.must(name, func(ctx context.Context, g group.Group) error { return step(ctx, g, hooks{}) })
 		})
+
 		for _, m := range mishaps {
 			if !slices.Contains(m.steps, name) {
 				continue
@@ -484,6 +494,7 @@ func (s *suite) steps(t *testing.T) {
 				s.test(t, fmt.Sprintf("%s/%s on %v", name, m.name, ranks), func(e *env) { e.mishap(step, m, ranks) })
 			}
 		}
+
 		s.test(t, name+"/shared context ends", func(e *env) { e.sharedEnd(step) })
 		for _, victim := range slices.Compact([]int{0, s.n / 2, s.n - 1}) {
 			s.test(t, fmt.Sprintf("%s/context of %d ends at each call", name, victim), func(e *env) {
@@ -506,11 +517,13 @@ func (e *env) mishap(step stepFunc, m mishap, ranks []int) {
 	if !slices.Equal(failed, ranks) && (!m.first || slices.ContainsFunc(failed, other)) {
 		e.Errorf("error %q blames %v; want %v", errs[0], failed, ranks)
 	}
+
 	for r, err := range errs {
 		if local := slices.Contains(failed, r) && m.keeps; local != errors.Is(err, errUnknown) {
 			e.Errorf("errors.Is(error of rank %d, unregistered error) = %v; want %v", r, !local, local)
 		}
 	}
+
 	e.stepUsable(step)
 }
 
@@ -524,6 +537,7 @@ func (e *env) stepFailed(errs []error, targets ...error) []int {
 		if !ok || se.Step != stepName || len(se.Failures) == 0 {
 			e.Fatalf("rank %d got %v; want a *group.StepError of %q that names ranks", r, err, stepName)
 		}
+
 		ranks := slices.Sorted(maps.Keys(se.Failures))
 		if r == 0 {
 			failed = ranks
@@ -531,12 +545,14 @@ func (e *env) stepFailed(errs []error, targets ...error) []int {
 		if err.Error() != errs[0].Error() || !slices.Equal(ranks, failed) {
 			e.Fatalf("rank %d got %q, rank 0 %q; want the same", r, err, errs[0])
 		}
+
 		for _, target := range targets {
 			if !errors.Is(err, target) {
 				e.Fatalf("rank %d got %q; want it to wrap %q", r, err, target)
 			}
 		}
 	}
+
 	return failed
 }
 
@@ -555,6 +571,7 @@ func (e *env) sharedEnd(step stepFunc) {
 	})
 	e.idle()
 	cancel()
+
 	errs := early.wait()
 	errs[last] = step(ctx, e.gs[last], hooks{})
 	e.stepFailed(errs, context.Canceled)
@@ -568,6 +585,7 @@ func (s *suite) lastRoot(e *env) {
 			func(context.Context) (int, error) { return g.Rank() + 7, nil })
 		return value(got, root+7, err)
 	})
+
 	errs := e.all(func(ctx context.Context, g group.Group) error {
 		_, err := group.Broadcast(ctx, g, stepName, root, group.JSON[int](),
 			func(context.Context) (int, error) { return 0, errUnknown })

@@ -63,6 +63,7 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 		return nil, nil, &group.Error{Op: call.Op, Ranks: []int{g.Rank()}, Err: err}
 	}
 	defer g.busy.Store(false)
+
 	c := g.hub.enter(g.next, deposit{call, g.Rank(), group.ContextError(ctx), values})
 	g.next++
 	select {
@@ -70,9 +71,11 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 	case <-ctx.Done():
 		g.hub.end(c, g.Rank(), group.ContextError(ctx))
 	}
+
 	if c.err != nil {
 		return nil, nil, c.err
 	}
+
 	switch i := slices.Index(call.Ranks, g.Rank()); {
 	case call.Op == group.OpScatter:
 		return c.values[g.Rank() : g.Rank()+1], nil, nil
@@ -83,6 +86,7 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 	case i >= 0:
 		return nil, newGroup(c.sub, i), nil
 	}
+
 	return nil, nil, nil
 }
 
@@ -96,13 +100,16 @@ func (g *Group) Leave(err error) {
 	if err != nil {
 		cause = fmt.Errorf("%w: %w", group.ErrLeft, err)
 	}
+
 	h := g.hub
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
+
 	outer := h.ranks[g.Rank()]
 	if slices.ContainsFunc(h.left, func(d departure) bool { return d.rank == outer }) {
 		return
 	}
+
 	h.left = append(h.left, departure{outer, cause})
 	for a := range h.world.active {
 		a.lose()
@@ -198,6 +205,7 @@ func (g *Group) Send(ctx context.Context, to, tag int, b []byte) error {
 	if err := group.CheckMessage(group.OpSend, to, tag, g.Size()); err != nil {
 		return err
 	}
+
 	b = bytes.Clone(b)
 	return g.hub.visit(ctx, group.OpSend, to, route{g.Rank(), to, tag}, func(m *mailbox, lost bool) bool {
 		cost := messageCost + len(b)
@@ -215,6 +223,7 @@ func (g *Group) Recv(ctx context.Context, from, tag int) ([]byte, error) {
 	if err := group.CheckMessage(group.OpRecv, from, tag, g.Size()); err != nil {
 		return nil, err
 	}
+
 	var got []byte
 	err := g.hub.visit(ctx, group.OpRecv, from, route{from, g.Rank(), tag}, func(m *mailbox, _ bool) bool {
 		if len(m.msgs) == 0 {
@@ -251,13 +260,16 @@ func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try fun
 	w := h.world
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	m := h.mailbox(r)
 	defer h.put(r, m)
+
 	var limit <-chan time.Time // once a rank has left
 	for {
 		if err := group.ContextError(ctx); err != nil {
 			return &group.Error{Op: op, Ranks: []int{peer}, Err: err}
 		}
+
 		lost := h.lossFor(r)
 		if try(m, lost != nil) {
 			m.change()
@@ -266,11 +278,13 @@ func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try fun
 		if lost != nil {
 			return lost.error(h, op)
 		}
+
 		if h.loss() != nil && limit == nil {
 			t := time.NewTimer(patience)
 			defer t.Stop()
 			limit = t.C
 		}
+
 		changed := m.changed
 		w.mu.Unlock()
 		select {
@@ -280,6 +294,7 @@ func (h *hub) visit(ctx context.Context, op group.Op, peer int, r route, try fun
 			w.mu.Lock()
 			return h.loss().error(h, op)
 		}
+
 		w.mu.Lock()
 	}
 }

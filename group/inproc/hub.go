@@ -64,6 +64,7 @@ func (h *hub) enter(number uint64, d deposit) *call {
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
 	defer h.note()
+
 	c := h.calls[number]
 	if c == nil {
 		c = &call{hub: h, done: make(chan struct{})}
@@ -73,11 +74,13 @@ func (h *hub) enter(number uint64, d deposit) *call {
 		}
 		h.calls[number] = c
 	}
+
 	c.entered++
 	if c.entered == len(h.ranks) {
 		delete(h.calls, number)
 		delete(h.alarms, number)
 	}
+
 	c.take(d)
 	return c
 }
@@ -132,25 +135,31 @@ func (c *call) take(d deposit) {
 	if c.decided {
 		return
 	}
+
 	if c.here == 0 {
 		c.first = d
 	}
+
 	if err := c.check(d); err != nil {
 		c.fail(err)
 		return
 	}
+
 	if c.values == nil {
 		c.values = make([][]byte, len(c.hub.ranks))
 	}
+
 	if d.Op == group.OpScatter && d.rank == d.Root {
 		c.values = d.values
 	} else if len(d.values) > 0 {
 		c.values[d.rank] = d.values[0]
 	}
+
 	c.here++
 	if c.here < len(c.hub.ranks) {
 		return
 	}
+
 	if d.Op == group.OpSub {
 		ranks := make([]int, len(d.Ranks))
 		for i, r := range d.Ranks {
@@ -170,6 +179,7 @@ func (c *call) check(d deposit) *group.Error {
 	if err != nil {
 		return &group.Error{Op: d.Op, Ranks: []int{d.rank}, Err: err}
 	}
+
 	if !d.Equal(c.first.Call) {
 		return group.Mismatch(c.first.rank, c.first.Call, d.rank, d.Call)
 	}

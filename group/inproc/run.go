@@ -25,6 +25,7 @@ func Run(ctx context.Context, n int, fn func(ctx context.Context, g group.Group)
 	if n < 1 {
 		return fmt.Errorf("run %d ranks: %w", n, group.ErrInvalid)
 	}
+
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for r, g := range New(n) {
@@ -34,6 +35,7 @@ func Run(ctx context.Context, n int, fn func(ctx context.Context, g group.Group)
 			errs[r] = group.Catch(func() error { return fn(ctx, g) })
 		})
 	}
+
 	wg.Wait()
 	return join(errs)
 }
@@ -46,6 +48,7 @@ func join(errs []error) error {
 		if err == nil {
 			continue
 		}
+
 		text := fmt.Sprint(err)
 		e := byText[text]
 		if e == nil {
@@ -55,5 +58,6 @@ func join(errs []error) error {
 		}
 		e.Ranks = append(e.Ranks, r)
 	}
+
 	return errors.Join(joined...)
 }

@@ -110,9 +110,11 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Secret == nil {
 		c.Secret = []byte(os.Getenv(SecretVariable))
 	}
+
 	if err := c.check(); err != nil {
 		return c, err
 	}
+
 	c.Timeout = cmp.Or(c.Timeout, 20*time.Second)
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, time.Minute)
 	c.Arity = cmp.Or(c.Arity, tree.DefaultArity)
@@ -133,6 +135,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.listener == nil {
 		c.listener = new(net.ListenConfig).Listen
 	}
+
 	if c.Meet == nil {
 		r, err := ParseRendezvous(c.Rendezvous)
 		if err != nil {
@@ -156,6 +159,7 @@ func (c *Config) check() error {
 			return fmt.Errorf("%s of the configuration is negative: %w", f.name, group.ErrInvalid)
 		}
 	}
+
 	if c.Arity > maxArity || c.Timeout > 0 && c.Timeout < time.Millisecond {
 		return fmt.Errorf("arity %d (at most %d), timeout %v (at least 1ms): %w", c.Arity, maxArity, c.Timeout, group.ErrInvalid)
 	}
@@ -236,6 +240,7 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 			return nil, err
 		}
 	}
+
 	var ln net.Listener
 	err := error(syscall.EADDRNOTAVAIL)
 	for i := 0; i < len(addrs) && errors.Is(err, syscall.EADDRNOTAVAIL); i++ {
@@ -244,6 +249,7 @@ func (c *Config) listen(ctx context.Context, addr string) (net.Listener, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && !c.authenticates() {
 		ln.Close()
 		return nil, fmt.Errorf("listen at %s: %w: set a secret (Config.Secret or %s) or TLS with verified client certificates",
@@ -264,20 +270,24 @@ func (c *Config) listenAddrs(ctx context.Context, address string) ([]string, err
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w: %w", address, group.ErrInvalid, err)
 	}
+
 	all := net.JoinHostPort("", port)
 	if !isName(host) {
 		return []string{address, all}, nil
 	}
+
 	found, err := c.lookup(ctx, host)
 	if err != nil && !c.authenticates() {
 		return nil, fmt.Errorf("listen at %s: %w", address, err)
 	}
+
 	var addrs []string
 	for _, a := range found {
 		if ip := net.ParseIP(a); !c.authenticates() || ip == nil || !ip.IsLoopback() {
 			addrs = append(addrs, net.JoinHostPort(a, port))
 		}
 	}
+
 	return append(addrs, all), nil
 }
 
@@ -297,9 +307,11 @@ func (c *Config) listenRetry(ctx context.Context, network, address string) (net.
 		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
 			return ln, err
 		}
+
 		if network == "unix" {
 			removeDead(ctx, address)
 		}
+
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
@@ -313,6 +325,7 @@ func removeDead(ctx context.Context, path string) {
 	if fi, err := os.Lstat(path); err != nil || fi.Mode()&os.ModeSocket == 0 {
 		return // a file that is not a socket refuses connections too
 	}
+
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
 		c.Close()
@@ -340,6 +353,7 @@ func (c *Config) listenAddr(rank int, addr string, conn net.Conn) string {
 	case local.Network() == "unix":
 		return socketIn(filepath.Dir(conn.RemoteAddr().String()), rank)
 	}
+
 	host, _, err := net.SplitHostPort(local.String())
 	if err != nil {
 		host = "127.0.0.1"
@@ -363,6 +377,7 @@ func advertised(ln net.Listener, conn net.Conn) string {
 	if !ok || !a.IP.IsUnspecified() {
 		return addrText(ln.Addr())
 	}
+
 	ip := outward()
 	if conn != nil && !isLoopback(conn.LocalAddr()) {
 		if local, ok := conn.LocalAddr().(*net.TCPAddr); ok {

@@ -62,18 +62,22 @@ func (f *conn) readHead() (frame, int, error) {
 	if err := f.arm(); err != nil {
 		return frame{}, 0, err
 	}
+
 	n, err := tree.ReadLength(f.r, tree.MaxFrame)
 	if err != nil {
 		return frame{}, 0, err
 	}
+
 	b, err := f.r.Peek(min(n, maxHead))
 	if err != nil {
 		return frame{}, 0, err
 	}
+
 	l, err := decodeFrame(b)
 	if err != nil {
 		return frame{}, 0, fmt.Errorf("%w: %w", errFrame, err)
 	}
+
 	head := len(b) - len(l.body)
 	l.body = nil // the next read overwrites these bytes
 	_, err = f.r.Discard(head)
@@ -94,6 +98,7 @@ func (f *conn) fill(b []byte) (n int, err error) {
 	f.mu.Lock()
 	f.filling = true
 	f.mu.Unlock()
+
 	for n < len(b) && err == nil {
 		if err = f.resume(); err == nil {
 			var k int
@@ -101,8 +106,10 @@ func (f *conn) fill(b []byte) (n int, err error) {
 			n += k
 		}
 	}
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	if f.cut && errors.Is(err, os.ErrDeadlineExceeded) {
 		err = nil
 	}
@@ -190,6 +197,7 @@ func (h *hello) encode() []byte {
 	for _, v := range []int{h.from, h.to, h.size} {
 		w.U32(uint32(v))
 	}
+
 	w.B = append(w.B, h.session[:]...)
 	w.String(h.job)
 	w.String(h.addr)
@@ -205,12 +213,14 @@ func decodeHello(b []byte) (hello, error) {
 	for _, v := range []*int{&h.from, &h.to, &h.size} {
 		*v = int(r.U32() & 0x7fffffff)
 	}
+
 	copy(h.session[:], r.Raw(len(h.session)))
 	h.job, h.addr = r.String(), r.String()
 	copy(h.nonce[:], r.Raw(nonceSize))
 	if err := r.Done(); err != nil {
 		return hello{}, fmt.Errorf("hello: %w", err)
 	}
+
 	if h.purpose < toMeet || h.purpose > toLeave || len(h.job) > maxJob || len(h.addr) > maxAddress {
 		return hello{}, fmt.Errorf("hello of purpose %d: %w", h.purpose, wire.ErrMalformed)
 	}
@@ -223,14 +233,17 @@ func readHello(r io.Reader) (hello, []byte, error) {
 	if _, err := io.ReadFull(r, b); err != nil {
 		return hello{}, nil, err
 	}
+
 	n := int(binary.LittleEndian.Uint16(b[len(magic):]))
 	if string(b[:len(magic)]) != magic || n > maxHello-len(b) {
 		return hello{}, nil, fmt.Errorf("not the handshake of a cairn group: %w", wire.ErrMalformed)
 	}
+
 	b = b[:len(b)+n]
 	if _, err := io.ReadFull(r, b[len(magic)+2:]); err != nil {
 		return hello{}, nil, err
 	}
+
 	h, err := decodeHello(b[len(magic)+2:])
 	return h, b, err
 }
@@ -252,6 +265,7 @@ func binding(f *conn) []byte {
 	if !ok {
 		return nil
 	}
+
 	state := c.ConnectionState()
 	b, err := state.ExportKeyingMaterial("EXPORTER-cairn-group", nil, sha256.Size)
 	if err != nil {
@@ -267,17 +281,21 @@ func introduce(f *conn, secret []byte, h hello) error {
 	if _, err := f.Conn.Write(hb); err != nil {
 		return err
 	}
+
 	var nonce [nonceSize]byte
 	if _, err := io.ReadFull(f.r, nonce[:]); err != nil {
 		return err
 	}
+
 	if _, err := f.Conn.Write(proof(secret, "dial", hb, nonce[:], bound)); err != nil {
 		return err
 	}
+
 	var theirs [sha256.Size]byte
 	if _, err := io.ReadFull(f.r, theirs[:]); err != nil {
 		return err
 	}
+
 	reason, err := readReason(f.r)
 	if err != nil {
 		return err
@@ -296,10 +314,12 @@ func readReason(r io.Reader) ([]byte, error) {
 	if _, err := io.ReadFull(r, n[:]); err != nil {
 		return nil, err
 	}
+
 	size := binary.LittleEndian.Uint16(n[:])
 	if size > maxReason {
 		return nil, fmt.Errorf("reason of %d bytes: %w", size, wire.ErrMalformed)
 	}
+
 	b := make([]byte, size)
 	_, err := io.ReadFull(r, b)
 	return b, err
@@ -313,16 +333,19 @@ func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 	if err != nil {
 		return hello{}, err
 	}
+
 	var nonce [nonceSize]byte
 	rand.Read(nonce[:])
 	if _, err := f.Conn.Write(nonce[:]); err != nil {
 		return hello{}, err
 	}
+
 	bound := binding(f)
 	var theirs [sha256.Size]byte
 	if _, err := io.ReadFull(f.r, theirs[:]); err != nil {
 		return hello{}, err
 	}
+
 	known := hmac.Equal(theirs[:], proof(secret, "dial", hb, nonce[:], bound))
 	var refusal error
 	if !known {
@@ -330,15 +353,18 @@ func welcome(f *conn, secret []byte, check func(hello) error) (hello, error) {
 	} else {
 		refusal = check(h)
 	}
+
 	var reason []byte
 	if refusal != nil {
 		reason = []byte(refusal.Error())
 		reason = reason[:min(len(reason), maxReason)]
 	}
+
 	mine := make([]byte, sha256.Size) // a peer without a valid proof receives no proof
 	if known {
 		mine = proof(secret, "accept", hb, nonce[:], bound, reason)
 	}
+
 	mine = binary.LittleEndian.AppendUint16(mine, uint16(len(reason)))
 	if _, err := f.Conn.Write(append(mine, reason...)); err != nil && refusal == nil {
 		return hello{}, err

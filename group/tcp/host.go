@@ -78,11 +78,13 @@ func (h *host) serve() {
 				return
 			}
 		}
+
 		g := &pendingConn{conn: h.cfg.Wrap(c), since: time.Now()}
 		if !h.receive(g) {
 			g.conn.Close()
 			return
 		}
+
 		h.wg.Go(func() {
 			h.admit(g)
 			h.mu.Lock()
@@ -98,9 +100,11 @@ func (h *host) serve() {
 func (h *host) receive(g *pendingConn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	if h.ctx.Err() != nil {
 		return false
 	}
+
 	unproven, oldest := 0, (*pendingConn)(nil)
 	for o := range h.pending {
 		if o.proven {
@@ -111,10 +115,12 @@ func (h *host) receive(g *pendingConn) bool {
 			oldest = o
 		}
 	}
+
 	if unproven >= maxUnproven {
 		oldest.conn.Close()
 		delete(h.pending, oldest)
 	}
+
 	h.pending[g] = true
 	return true
 }
@@ -125,6 +131,7 @@ func (h *host) admit(g *pendingConn) {
 	if h.cfg.TLS != nil {
 		c = tls.Server(c, h.cfg.TLS)
 	}
+
 	_ = g.conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	f := newConn(c)
 	arrived := func() {}
@@ -139,6 +146,7 @@ func (h *host) admit(g *pendingConn) {
 		return err
 	})
 	defer arrived()
+
 	if err != nil && h.meeting != nil {
 		h.meeting.noteRefused(hi, err)
 	}
@@ -160,12 +168,14 @@ func (h *host) take(f *conn, hi hello) error {
 	case toLeave:
 		return h.part(f, hi)
 	}
+
 	if err := f.Conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
 	if hi.purpose == toMail {
 		return h.mail.accept(hi.from, f)
 	}
+
 	h.learnAddress(hi.from, hi.addr)
 	return h.node.Accept(hi.from, f)
 }
@@ -205,6 +215,7 @@ func (h *host) checkSession(s session, c net.Conn) error {
 	case <-time.After(patience):
 		return errors.New("the ranks have not met yet")
 	}
+
 	if s != h.session {
 		return fmt.Errorf("session %x is over, this is %x", s[:4], h.session[:4])
 	}
@@ -245,6 +256,7 @@ func (h *host) dialOnce(ctx context.Context, p purpose, to int, addr string, s s
 	if err != nil {
 		return nil, fmt.Errorf("connect to rank %d at %s: %w", to, addr, err)
 	}
+
 	raw = h.cfg.Wrap(raw)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	hi := hello{purpose: p, from: h.rank, to: to, size: h.size, session: s, job: h.cfg.Job, addr: h.addr}
@@ -278,6 +290,7 @@ func (h *host) greet(ctx context.Context, raw net.Conn, hi hello, address string
 		}
 		c = t
 	}
+
 	f := newConn(c)
 	return f, introduce(f, h.cfg.Secret, hi)
 }
@@ -287,10 +300,12 @@ func clientTLS(c *tls.Config, address string) *tls.Config {
 	if c.ServerName != "" || c.InsecureSkipVerify {
 		return c
 	}
+
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return c
 	}
+
 	c = c.Clone()
 	c.ServerName = host
 	return c
@@ -343,6 +358,7 @@ func (h *host) close() {
 		g.conn.Close()
 	}
 	h.mu.Unlock()
+
 	if h.node != nil {
 		h.node.Close()
 	}
@@ -388,17 +404,21 @@ func join(ctx context.Context, cfg Config) (*Group, error) {
 		return nil, err
 	}
 	defer cfg.Meet.Close()
+
 	p := new(progress)
 	defer p.report(ctx, &cfg)()
+
 	rank, size := cfg.Rank, cfg.Size
 	if size == 0 {
 		if rank, size, err = cfg.Meet.Slot(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := cfg.checkRank(rank, size); err != nil {
 		return nil, err
 	}
+
 	h := newHost(cfg, rank, size)
 	h.progress = p
 	if rank == 0 {
@@ -423,6 +443,7 @@ func (h *host) lead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case isUnix(h.cfg.Listen):
 		place = socketIn(h.cfg.Listen[len(unixPrefix):], 0)
@@ -431,29 +452,36 @@ func (h *host) lead(ctx context.Context) error {
 	case place == "":
 		place = "127.0.0.1:0"
 	}
+
 	t := terms{arity: h.cfg.Arity, timeout: h.cfg.Timeout}
 	rand.Read(t.session[:])
 	h.meeting = newMeeting(h.size, t.session)
 	if err := h.startListening(ctx, place, nil); err != nil {
 		return err
 	}
+
 	if _, port, err := net.SplitHostPort(place); err == nil && port == "0" {
 		place = h.addr
 	}
+
 	h.meeting.addr = place
 	h.progress.setAddress(place)
 	h.progress.setHost(h) // now its fields do not change any more
 	if err := h.cfg.Meet.Announce(ctx, h.addr); err != nil {
 		return err
 	}
+
 	slots, err := h.gather(ctx)
 	if err != nil {
 		return err
 	}
+
 	for _, s := range slots {
 		h.setAddress(s.rank, s.addr)
 	}
+
 	h.begin(t)
+
 	// A rank that misses the announcement registers again, or is gone, which the tree
 	// detects.
 	met := roll{notice: noticeMet}
@@ -501,13 +529,16 @@ func (h *host) follow(ctx context.Context) error {
 			h.begin(t)
 			return nil
 		}
+
 		h.progress.setError(err)
 		if e, ok := errors.AsType[final](err); ok {
 			return e.error
 		}
+
 		if errors.Is(err, ErrSecret) && time.Since(start) > secretPatience {
 			return err
 		}
+
 		switch {
 		case errors.Is(err, errForgotten):
 			retry = firstRetry
@@ -518,6 +549,7 @@ func (h *host) follow(ctx context.Context) error {
 		case time.Since(refused) > h.cfg.searchTime():
 			return err
 		}
+
 		state := h.wait.state()
 		lost := !state.since.IsZero() && time.Since(state.due()) >= h.cfg.searchTime()
 		if last == nil || ctx.Err() == nil && !lost { // otherwise err may only report that the time is over
@@ -526,6 +558,7 @@ func (h *host) follow(ctx context.Context) error {
 		if lost && ctx.Err() == nil {
 			return h.without(fmt.Errorf("%w for %v", h.forgotten(), time.Since(state.since).Round(time.Millisecond)), last)
 		}
+
 		select {
 		case <-time.After(retry/2 + mathrand.N(retry)):
 		case <-ctx.Done():
@@ -579,6 +612,7 @@ func (h *host) attend(ctx context.Context) (terms, error) {
 		case ctx.Err() != nil:
 			return terms{}, final{h.giveUp(ctx)}
 		}
+
 		select {
 		case <-h.wait.news:
 		case <-time.After(t.again):
@@ -595,40 +629,50 @@ func (h *host) enrol(ctx context.Context) (t terms, err error) {
 		ctx, cancel = context.WithDeadline(ctx, state.due().Add(h.cfg.searchTime()))
 		defer cancel()
 	}
+
 	addr, err := h.cfg.Meet.Find(ctx)
 	if err != nil {
 		return t, err
 	}
+
 	h.progress.setAddress(addr)
 	defer func() {
 		if _, ok := errors.AsType[final](err); err != nil && !ok && !strings.Contains(err.Error(), addr) {
 			err = fmt.Errorf("register with rank 0 at %s: %w", addr, err)
 		}
 	}()
+
 	ctx, cancel := context.WithTimeout(ctx, max(handshakeTimeout, h.cfg.Timeout))
 	defer cancel()
+
 	f, err := h.dialAs(ctx, toMeet, 0, addr, h.process)
 	if err != nil {
 		return t, err
 	}
+
 	h.wait.met()
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
+
 	if h.ln == nil {
 		if err := h.startListening(ctx, h.cfg.listenAddr(h.rank, addr, f.Conn), f.Conn); err != nil {
 			return t, final{err}
 		}
 	}
+
 	if err := f.WriteFrame([]byte(h.addr)); err != nil {
 		return t, err
 	}
+
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
 		return t, err
 	}
+
 	if t, err = decodeTerms(b); err != nil {
 		return t, err
 	}
+
 	h.setAddress(0, addr)
 	h.progress.setError(nil)
 	h.wait.begin(t, addr)
@@ -643,6 +687,7 @@ func (h *host) giveUp(ctx context.Context) *group.Error {
 	ended := group.ContextError(ctx)
 	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.cfg.partingTime())
 	defer cancel()
+
 	answer, err := h.leave(brief, ended)
 	last := h.wait.state().last
 	switch {
@@ -657,6 +702,7 @@ func (h *host) giveUp(ctx context.Context) *group.Error {
 	case hasRanks(last.error) && !isUnattended(err):
 		return withEnd(last.error, fmt.Errorf("%w (no answer since: %w)", ended, err))
 	}
+
 	return h.without(ended, err)
 }
 
@@ -679,10 +725,12 @@ func (h *host) leave(ctx context.Context, reason error) (roll, error) {
 	}
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
+
 	text := reason.Error()
 	if err := f.WriteFrame([]byte(text[:min(len(text), maxWhy)])); err != nil {
 		return roll{}, err
 	}
+
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
 		return roll{}, err
@@ -699,10 +747,12 @@ func (h *host) share(ctx context.Context) error {
 			w.String(h.address(rank))
 		}
 	}
+
 	b, err := h.node.World().Broadcast(ctx, 0, w.B)
 	if err != nil {
 		return err
 	}
+
 	r := wire.NewReader(b)
 	for rank := range h.size {
 		addr := r.String()
@@ -710,5 +760,6 @@ func (h *host) share(ctx context.Context) error {
 			h.setAddress(rank, addr)
 		}
 	}
+
 	return r.Done()
 }

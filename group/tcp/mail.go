@@ -80,12 +80,14 @@ func newMail(h *host) *mail {
 func (m *mail) use(l lane) (*outLane, *mailConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	o := m.out[l]
 	if o == nil {
 		o = &outLane{turn: make(chan struct{}, 1), room: laneWindow}
 		o.turn <- struct{}{}
 		m.out[l] = o
 	}
+
 	o.users++
 	if l.peer == m.host.rank {
 		return o, nil
@@ -116,16 +118,19 @@ func (m *mail) forget(l lane, o *outLane) {
 func (m *mail) takeRoom(o *outLane, first bool, want int) (int, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	free := o.room
 	if first {
 		free -= messageCost
 	}
+
 	if free < min(want, maxEager) {
 		if o.more == nil {
 			o.more = make(chan struct{})
 		}
 		return 0, o.more
 	}
+
 	n := min(want, free)
 	o.room -= charge(first, n)
 	return n, nil
@@ -189,17 +194,21 @@ func (m *mail) finish(all []*mailConn) {
 	if len(all) == 0 {
 		return
 	}
+
 	limit := time.NewTimer(m.host.cfg.partingTime())
 	defer limit.Stop()
+
 	over, loss := m.host.node.World().Gone()
 	cut := func() {
 		for _, w := range all {
 			w.fail(nil)
 		}
 	}
+
 	for _, w := range all {
 		w.leave()
 	}
+
 	for _, w := range all {
 		for !w.isOver() {
 			select {
@@ -226,6 +235,7 @@ func (m *mail) connTo(peer int) *mailConn {
 		m.dialled[peer] = w
 		m.host.wg.Go(func() { m.connect(w) })
 	}
+
 	if w != nil {
 		w.used = time.Now()
 	}
@@ -256,6 +266,7 @@ func (m *mail) suspect(peer int) {
 	if known {
 		return
 	}
+
 	m.host.wg.Go(func() {
 		over, _ := m.host.node.World().Gone()
 		limit := time.NewTimer(m.host.cfg.Timeout)
@@ -293,6 +304,7 @@ func (m *mail) trim() {
 				oldest = w
 			}
 		}
+
 		if oldest == nil {
 			return
 		}
@@ -367,24 +379,29 @@ func (m *mail) send(w waiter, l lane, parts ...[]byte) error {
 	for _, p := range parts {
 		s.total += len(p)
 	}
+
 	if w.ctx.Err() != nil {
 		return s.ended()
 	}
 	if limit := m.limit(l); s.total > limit {
 		return s.error(fmt.Errorf("message of %d bytes, more than %d: %w", s.total, limit, group.ErrInvalid))
 	}
+
 	s.out, s.wire = m.use(s.lane)
 	defer m.unuse(s.lane, s.out)
+
 	if s.wire == nil && l.peer != m.host.rank {
 		return s.wait(nil, nil) // this rank closes, or the other rank is gone
 	}
 	if err := s.check(); err != nil {
 		return err
 	}
+
 	if err := s.wait(s.out.turn, nil); err != nil {
 		return err
 	}
 	defer func() { s.out.turn <- struct{}{} }()
+
 	if s.borrows() {
 		defer context.AfterFunc(w.ctx, func() { s.wire.stop(s) })()
 	}
@@ -404,6 +421,7 @@ func (s *sendCall) pieces() error {
 	if s.borrows() {
 		most = maxPiece
 	}
+
 	for off, begun := 0, false; !begun || off < s.total; begun = true {
 		n, err := s.room(!begun, min(s.total-off, most))
 		if err == nil {
@@ -415,8 +433,10 @@ func (s *sendCall) pieces() error {
 			}
 			return err
 		}
+
 		off += n
 	}
+
 	return nil
 }
 
@@ -462,6 +482,7 @@ func (s *sendCall) put(l frame, n int) error {
 		}
 		return nil
 	}
+
 	err := s.write(l, n)
 	if err != nil {
 		s.mail.mu.Lock()
@@ -478,6 +499,7 @@ func (s *sendCall) write(l frame, n int) error {
 	if err := s.wait(w.turn, w.ended); err != nil {
 		return err
 	}
+
 	_, err := w.push(s, l.encodeHead(make([]byte, 0, prefix+maxHead), n), n)
 	w.turn <- struct{}{}
 	if errors.Is(err, errQuit) {

@@ -52,10 +52,12 @@ func (w *mailConn) run(f *conn) {
 	over := w.err != nil
 	w.conn = f
 	w.mu.Unlock()
+
 	if over {
 		f.Close()
 		return
 	}
+
 	w.turn <- struct{}{}
 	w.mail.host.wg.Go(func() { w.write(f) })
 	w.fail(w.read(f))
@@ -109,6 +111,7 @@ func (w *mailConn) write(f *conn) {
 	cfg := &w.mail.host.cfg
 	beat := time.NewTicker(min(cfg.Timeout/4, cfg.IdleTimeout))
 	defer beat.Stop()
+
 	alive := (&frame{kind: frameAlive}).encode()
 	for {
 		select {
@@ -120,15 +123,18 @@ func (w *mailConn) write(f *conn) {
 				w.send(alive)
 			}
 		}
+
 		select {
 		case <-w.turn:
 		case <-w.ended:
 			return
 		}
+
 		last, err := w.push(nil, nil, 0)
 		if last && err == nil {
 			err = f.CloseWrite()
 		}
+
 		w.turn <- struct{}{}
 		if err != nil {
 			w.fail(err)
@@ -145,9 +151,11 @@ func (w *mailConn) write(f *conn) {
 func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.err != nil || w.last && s != nil {
 		return true, errQuit
 	}
+
 	frames := w.queue
 	bufs := append(w.bufs, frames...)
 	w.bufs = nil
@@ -158,6 +166,7 @@ func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) 
 		bufs = s.cut(bufs, n)
 		borrowed = len(bufs) - own
 	}
+
 	w.queue, w.writer = nil, s
 	all := bufs
 	last = w.last
@@ -167,16 +176,19 @@ func (w *mailConn) push(s *sendCall, head []byte, n int) (last bool, err error) 
 		_, err = bufs.WriteTo(f.Conn)
 		w.mu.Lock()
 	}
+
 	w.writer = nil
 	if s != nil && s.ctx.Err() != nil {
 		err = w.keep(bufs, borrowed, err)
 		w.reuse(all)
 		return last, err
 	}
+
 	w.reuse(all)
 	for _, b := range frames {
 		recycle(b)
 	}
+
 	return last, err
 }
 
@@ -202,6 +214,7 @@ func (w *mailConn) keep(bufs net.Buffers, borrowed int, err error) error {
 			err = nil
 		}
 	}
+
 	if n := len(bufs); n > 0 {
 		own := max(0, n-borrowed)
 		w.queue = slices.Concat(bufs[:own], [][]byte{bytes.Join(bufs[own:], nil)}, w.queue)
@@ -249,6 +262,7 @@ func (w *mailConn) receive(l frame, n int, f *conn) error {
 	case l.kind == frameDrop:
 		return w.mail.drop(l.lane)
 	}
+
 	return w.mail.deliver(l, n, f.fill, w)
 }
 
@@ -272,6 +286,7 @@ func (w *mailConn) fail(err error) {
 	if err == nil || w.last {
 		err = errQuit
 	}
+
 	w.err = err
 	f := w.conn
 	w.queue = nil
@@ -280,6 +295,7 @@ func (w *mailConn) fail(err error) {
 	if f != nil {
 		defer f.Close() // after this rank has reported the error: otherwise the other end may report this rank
 	}
+
 	m := w.mail
 	m.mu.Lock()
 	m.moved.Broadcast()
@@ -288,6 +304,7 @@ func (w *mailConn) fail(err error) {
 		delete(m.dialled, w.peer)
 	}
 	m.mu.Unlock()
+
 	switch {
 	case errors.Is(err, errFrame):
 		m.host.node.Gone(w.peer, err) // the rank runs, but has sent a wrong frame: report the reason
@@ -362,8 +379,10 @@ func (l *frame) appendHead(b []byte) []byte {
 	if l.kind == frameAlive || l.kind == frameQuit {
 		return w.B
 	}
+
 	w.B = append(w.B, l.lane.group[:]...)
 	w.Uvarint(uint64(l.lane.tag))
+
 	switch l.kind {
 	case framePiece:
 		w.Bool(l.first)
@@ -371,6 +390,7 @@ func (l *frame) appendHead(b []byte) []byte {
 	case frameGrant:
 		w.Uvarint(uint64(l.n))
 	}
+
 	return w.B
 }
 
@@ -381,8 +401,10 @@ func decodeFrame(b []byte) (frame, error) {
 	if l.kind == frameAlive || l.kind == frameQuit {
 		return l, r.Done()
 	}
+
 	copy(l.lane.group[:], r.Raw(len(l.lane.group)))
 	l.lane.tag = r.CountMax(math.MaxInt)
+
 	switch l.kind {
 	case framePiece:
 		l.first = r.Bool()
@@ -397,6 +419,7 @@ func decodeFrame(b []byte) (frame, error) {
 	default:
 		r.Fail("frame of kind %d", l.kind)
 	}
+
 	if err := r.Done(); err != nil {
 		return frame{}, fmt.Errorf("frame: %w", err)
 	}

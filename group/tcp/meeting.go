@@ -144,6 +144,7 @@ func (m *meeting) taken(rank int, process session) error {
 	case e.left == process:
 		return fmt.Errorf("this process of rank %d has given up", rank)
 	}
+
 	return nil
 }
 
@@ -152,9 +153,11 @@ func (m *meeting) taken(rank int, process session) error {
 func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	if err := m.taken(rank, process); err != nil {
 		return slot{}, err
 	}
+
 	e := &m.ranks[rank]
 	if e.slot == nil {
 		e.slot = &slot{rank: rank, process: process, addr: addr}
@@ -166,10 +169,12 @@ func (m *meeting) assign(rank int, process session, addr string) (slot, error) {
 func (m *meeting) confirm(rank int, process session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	e := &m.ranks[rank]
 	if e.slot == nil || e.slot.process != process || e.slot.here {
 		return
 	}
+
 	e.slot.here, e.away = true, absence{}
 	if m.here++; m.here == m.size-1 {
 		signal(m.full)
@@ -187,6 +192,7 @@ func (m *meeting) leave(rank int, process session, reason string) roll {
 		m.drop(absence{rank, rankLeft, reason})
 		e.left = process
 	}
+
 	verdict := m.verdict
 	m.mu.Unlock()
 
@@ -196,6 +202,7 @@ func (m *meeting) leave(rank int, process session, reason string) roll {
 	case verdict != nil:
 		return roll{notice: noticeRefused, error: verdict}
 	}
+
 	return roll{notice: noticeWait, error: m.missing(maxMissing, rank)}
 }
 
@@ -223,6 +230,7 @@ func (m *meeting) noteRefused(hi hello, err error) {
 func (m *meeting) settle(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
+
 	for ctx.Err() == nil {
 		m.mu.Lock()
 		coming := m.coming
@@ -230,6 +238,7 @@ func (m *meeting) settle(ctx context.Context, d time.Duration) {
 		if coming == 0 {
 			return
 		}
+
 		select {
 		case <-m.settled:
 		case <-ctx.Done():
@@ -251,6 +260,7 @@ func (m *meeting) vacate(rank int, process session) {
 func (m *meeting) lose(absent []absence) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	for _, a := range absent {
 		if a.rank < 1 || a.rank >= m.size || a.standing == rankHere {
 			continue
@@ -285,12 +295,14 @@ func (m *meeting) present() []slot {
 func (m *meeting) rest(notified map[int]bool) (slots []slot, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	for _, s := range m.present() {
 		if !notified[s.rank] {
 			slots = append(slots, s)
 			notified[s.rank] = true
 		}
 	}
+
 	more = len(slots) > 0 || m.coming > 0
 	if !more {
 		m.over = errors.New("the meeting is over: not all ranks have registered")
@@ -304,9 +316,11 @@ func (m *meeting) rest(notified map[int]bool) (slots []slot, more bool) {
 func (m *meeting) succeed(top string, arity int) []slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	if m.here != m.size-1 {
 		return nil
 	}
+
 	m.over = errors.New("the ranks have met without this process")
 	for r := 1; r < m.size; r++ {
 		s := m.ranks[r].slot
@@ -315,6 +329,7 @@ func (m *meeting) succeed(top string, arity int) []slot {
 			s.above = m.ranks[p].slot.addr
 		}
 	}
+
 	return m.present()
 }
 
@@ -336,6 +351,7 @@ func (m *meeting) unregistered(limit int) (ranks []int) {
 func (m *meeting) missing(limit, asks int) *group.Error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	var ranks [standings][]int
 	var why [standings]string
 	for r := 1; r < m.size && len(ranks[rankMissing]) < limit; r++ {
@@ -361,6 +377,7 @@ func (m *meeting) missing(limit, asks int) *group.Error {
 			e.Err = fmt.Errorf("%w; %s: %w", e.Err, group.RanksText(ranks[st]), reason)
 		}
 	}
+
 	if m.refused.reason != "" && slices.Contains(ranks[rankMissing], m.refused.rank) {
 		e.Err = fmt.Errorf("%w (a process that claimed to be rank %d was refused: %s)", e.Err, m.refused.rank, m.refused.reason)
 	}
@@ -376,6 +393,7 @@ func (m *meeting) giveUp(ended error) *group.Error {
 	} else { // all are registered, but the context of rank 0 has ended
 		e = &group.Error{Op: opJoin, Ranks: []int{0}, Err: group.NewRemoteError(ended)}
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.verdict = e
@@ -389,12 +407,14 @@ func (h *host) gather(ctx context.Context) ([]slot, error) {
 	interval := h.cfg.rollInterval(m.size)
 	tick := time.NewTimer(interval)
 	defer tick.Stop()
+
 	for m.size > 1 {
 		select {
 		case <-m.full:
 		case <-tick.C:
 		case <-ctx.Done():
 		}
+
 		if ctx.Err() != nil {
 			return nil, h.dismiss(ctx)
 		}
@@ -405,6 +425,7 @@ func (h *host) gather(ctx context.Context) ([]slot, error) {
 		if ctx.Err() != nil {
 			return nil, h.dismiss(ctx)
 		}
+
 		if all && len(absent) == 0 {
 			if met := m.succeed(h.addr, h.cfg.Arity); met != nil {
 				return met, nil
@@ -412,6 +433,7 @@ func (h *host) gather(ctx context.Context) ([]slot, error) {
 		}
 		tick.Reset(interval)
 	}
+
 	return m.succeed(h.addr, h.cfg.Arity), nil
 }
 
@@ -432,6 +454,7 @@ func (h *host) dismiss(ctx context.Context) error {
 	m := h.meeting
 	brief, cancel := context.WithTimeout(h.ctx, h.cfg.partingTime()) // the ranks pass the notice on, even if this rank has closed
 	defer cancel()
+
 	m.settle(brief, h.cfg.partingTime()/2)
 	err := m.giveUp(group.ContextError(ctx))
 
@@ -446,6 +469,7 @@ func (h *host) dismiss(ctx context.Context) error {
 			m.settle(brief, h.cfg.partingTime())
 		}
 	}
+
 	return err
 }
 
@@ -455,14 +479,17 @@ func (h *host) register(f *conn, hi hello) error {
 	if err != nil {
 		return err
 	}
+
 	s, err := h.meeting.assign(hi.from, hi.session, string(b))
 	if err != nil {
 		return err
 	}
+
 	if err := f.WriteFrame(h.terms(s).encode()); err != nil {
 		h.meeting.vacate(hi.from, hi.session)
 		return err
 	}
+
 	// The rank disconnects once it has stored the terms. Before that it could not
 	// answer a call.
 	_, _ = f.readFrame(1)

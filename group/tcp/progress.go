@@ -69,6 +69,7 @@ func (p *progress) report(ctx context.Context, cfg *Config) (stop func()) {
 			cfg.Logger.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 		}
 	})
+
 	return func() {
 		cancel()
 		wg.Wait()
@@ -83,14 +84,17 @@ func (p *progress) describe() (string, []slog.Attr) {
 	if h == nil {
 		return "waiting for a rank from the rendezvous", nil
 	}
+
 	attrs := []slog.Attr{slog.Int("rank", h.rank), slog.Int("size", h.size)}
 	if addr != "" {
 		attrs = append(attrs, slog.String("address", addr))
 	}
+
 	if h.rank == 0 {
 		e := h.meeting.missing(maxMissing, 0)
 		return waitText(e, addr, append(attrs, slog.String("listen", h.addr)))
 	}
+
 	state := h.wait.state()
 	if state.last.error != nil && last == nil {
 		return waitText(state.last.error, addr, attrs)
@@ -107,11 +111,13 @@ func waitText(e *group.Error, addr string, attrs []slog.Attr) (string, []slog.At
 	if len(e.Ranks) == 0 {
 		return "waiting until all ranks are connected", attrs
 	}
+
 	why, missing := strings.CutPrefix(e.Err.Error(), missingAt(addr).Error())
 	key := "missing"
 	if !missing {
 		key = "ranks"
 	}
+
 	attrs = append(attrs, slog.String(key, group.RanksText(e.Ranks)))
 	if why != "" {
 		attrs = append(attrs, slog.String("why", strings.TrimSpace(why)))

@@ -41,10 +41,12 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 	if address == "" {
 		address = "env://"
 	}
+
 	if scheme, _, _ := strings.Cut(address, "://"); scheme == "etcd" || scheme == "etcds" {
 		// The address is not shown: there may be a password in it.
 		return nil, fmt.Errorf("rendezvous by %s: set Config.Meet to the result of ParseRendezvous of package group/etcd: %w", scheme, group.ErrInvalid)
 	}
+
 	u, err := url.Parse(address)
 	shown := Redact(address)
 	if err != nil {
@@ -53,6 +55,7 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 		}
 		return nil, fmt.Errorf("rendezvous %q: %w: %w", shown, group.ErrInvalid, err)
 	}
+
 	switch u.Scheme {
 	case "env":
 		return parseEnv(shown, u)
@@ -62,6 +65,7 @@ func ParseRendezvous(address string) (Rendezvous, error) {
 		}
 		return nil, fmt.Errorf("rendezvous %q: want file:///absolute/path: %w", shown, group.ErrInvalid)
 	}
+
 	return nil, fmt.Errorf("rendezvous %q: the scheme is not env, file or etcd: %w", shown, group.ErrInvalid)
 }
 
@@ -86,6 +90,7 @@ func parseEnv(address string, u *url.URL) (*Env, error) {
 	if u.Host != "" || strings.Trim(u.Path, "/") != "" || len(q) > 0 {
 		return nil, fmt.Errorf("rendezvous %q: want env:// or env://?port=N: %w", address, group.ErrInvalid)
 	}
+
 	if _, err := strconv.ParseUint(port, 10, 16); port != "" && err != nil {
 		return nil, fmt.Errorf("rendezvous %q: port %q is not a number up to 65535: %w", address, port, group.ErrInvalid)
 	}
@@ -167,16 +172,19 @@ func (e *Env) numbers() numbers {
 	case e.get("WORLD_SIZE") != "":
 		return torchNumbers
 	}
+
 	for _, n := range mpiNumbers {
 		if e.get(n.rank) != "" {
 			return n
 		}
 	}
+
 	for _, n := range slurmNumbers {
 		if e.get(n.rank) != "" && (e.get(n.size) != "" || n == slurmNumbers[1]) {
 			return n
 		}
 	}
+
 	if e.get(kubernetesNumbers.rank) != "" {
 		return kubernetesNumbers
 	}
@@ -225,6 +233,7 @@ func (e *Env) Place() (string, error) {
 	if isUnix(host) {
 		return host, nil
 	}
+
 	if port == "" {
 		port = e.get("MASTER_PORT")
 	}
@@ -270,6 +279,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 		return fmt.Errorf("announce: %w", err)
 	}
 	defer os.Remove(tmp.Name()) // has no effect after the rename
+
 	_, err = tmp.WriteString(addr + "\n")
 	if e := tmp.Close(); err == nil {
 		err = e
@@ -280,6 +290,7 @@ func (f *File) Announce(_ context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
+
 	f.wrote = addr
 	return nil
 }
@@ -290,10 +301,12 @@ func (f *File) Find(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find rank 0: %w", err)
 	}
+
 	addr, whole := strings.CutSuffix(string(b), "\n")
 	if !whole {
 		return "", fmt.Errorf("find rank 0: %s holds no address: %w", f.Path, group.ErrInvalid)
 	}
+
 	if err := CheckAddress(addr); err != nil {
 		return "", fmt.Errorf("find rank 0: %s: %w", f.Path, err)
 	}
@@ -310,6 +323,7 @@ func (f *File) read() ([]byte, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file: %w", f.Path, group.ErrInvalid)
 	}
+
 	r, err := os.Open(f.Path)
 	if err != nil {
 		return nil, err

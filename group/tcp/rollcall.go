@@ -29,15 +29,18 @@ func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
 	k := min(c.arity, len(slots))
 	absent := make([][]absence, k)
 	var wg sync.WaitGroup
+
 	// Each part has every k-th slot: ranks that are gone for the same reason are likely
 	// to be neighbours, and each of them costs time.
 	parts := make([][]slot, k)
 	for i, s := range slots {
 		parts[i%k] = append(parts[i%k], s)
 	}
+
 	for i, p := range parts {
 		wg.Go(func() { absent[i] = c.pass(ctx, r, p) })
 	}
+
 	wg.Wait()
 	return slices.Concat(absent...)
 }
@@ -46,15 +49,18 @@ func (c announcer) spread(ctx context.Context, r roll, slots []slot) []absence {
 func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []absence) {
 	ctx, cancel := context.WithTimeout(ctx, c.patience(len(slots)))
 	defer cancel()
+
 	for i, s := range slots {
 		if ctx.Err() != nil {
 			absent = append(absent, absence{rank: s.rank})
 			continue
 		}
+
 		more, reached, err := c.call(ctx, r, slots[i:])
 		if err == nil {
 			return append(absent, more...)
 		}
+
 		a := absence{s.rank, rankSilent, err.Error()}
 		switch {
 		case !reached && (isUnattended(err) || isAnswer(err)):
@@ -62,8 +68,10 @@ func (c announcer) pass(ctx context.Context, r roll, slots []slot) (absent []abs
 		case ctx.Err() != nil || reached && len(slots) > i+1:
 			a = absence{rank: s.rank} // it had less time than dialTime, or may be waiting for another rank
 		}
+
 		absent = append(absent, a)
 	}
+
 	return absent
 }
 
@@ -84,20 +92,24 @@ func (c announcer) call(ctx context.Context, r roll, slots []slot) (absent []abs
 	s := slots[0]
 	brief, cancel := context.WithTimeout(ctx, c.dialTime())
 	defer cancel()
+
 	f, err := c.host.dialAs(brief, toCall, s.rank, s.addr, c.session)
 	if err != nil {
 		return nil, false, err
 	}
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { f.Close() })()
+
 	r.called = len(slots)
 	if err := writeCall(f, r, slots); err != nil {
 		return nil, false, err
 	}
+
 	b, err := f.readFrame(maxNotice)
 	if err != nil {
 		return nil, true, err
 	}
+
 	absent, err = decodeAbsent(b)
 	return absent, true, err
 }
@@ -120,6 +132,7 @@ func readCall(f *conn, size int) (roll, []slot, error) {
 	if err != nil {
 		return roll{}, nil, err
 	}
+
 	c, err := decodeRoll(b)
 	if err != nil {
 		return c, nil, err
@@ -127,6 +140,7 @@ func readCall(f *conn, size int) (roll, []slot, error) {
 	if c.called < 1 || c.called >= size {
 		return c, nil, fmt.Errorf("call of %d ranks of %d: %w", c.called, size, wire.ErrMalformed)
 	}
+
 	var slots []slot
 	for len(slots) < c.called {
 		if b, err = f.readFrame(maxNotice); err != nil {
@@ -138,6 +152,7 @@ func readCall(f *conn, size int) (roll, []slot, error) {
 		}
 		slots = append(slots, some...)
 	}
+
 	if len(slots) != c.called {
 		return c, nil, fmt.Errorf("call of %d ranks, not %d: %w", len(slots), c.called, wire.ErrMalformed)
 	}
@@ -154,11 +169,13 @@ func (h *host) answer(f *conn, hi hello) error {
 	if slots[0].rank != h.rank {
 		return fmt.Errorf("call for rank %d: %w", slots[0].rank, wire.ErrMalformed)
 	}
+
 	t := h.wait.state().agreed
 	c := announcer{h, hi.session, t.arity, t.timeout}
 	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(slots)))); err != nil {
 		return err
 	}
+
 	h.wait.hear(hi.session, r, slots[0].above)
 	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])))
 }
@@ -200,10 +217,12 @@ func (s *waitState) due() time.Time { return s.since.Add(s.agreed.again) }
 func (w *waiting) begin(t terms, addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.agreed.session != t.session {
 		w.last = roll{}
 	}
 	w.agreed, w.since = t, time.Now()
+
 	switch {
 	case t.above != "":
 		w.last = roll{notice: noticeMet}
@@ -300,9 +319,11 @@ func decodeTerms(b []byte) (terms, error) {
 	t.again = time.Duration(r.Size())
 	t.above = r.String()
 	t.missing = ranksOf(r, maxHint)
+
 	if err := r.Done(); err != nil {
 		return t, fmt.Errorf("terms: %w", err)
 	}
+
 	if t.arity < 1 || t.timeout <= 0 || t.again <= 0 || len(t.above) > maxAddress {
 		return t, fmt.Errorf("terms: arity %d, timeout %v, again after %v: %w", t.arity, t.timeout, t.again, wire.ErrMalformed)
 	}
@@ -341,6 +362,7 @@ func (c *roll) encode() []byte {
 		w.Bytes(nil)
 		return w.B
 	}
+
 	putRanks(&w, c.error.Ranks, maxMissing)
 	b, _ := group.NewRemoteError(c.error.Err).MarshalBinary() // never fails
 	w.Bytes(b)
@@ -354,16 +376,19 @@ func decodeRoll(b []byte) (roll, error) {
 	if err := r.Done(); err != nil {
 		return c, fmt.Errorf("call: %w", err)
 	}
+
 	if c.notice < noticeWait || c.notice > noticeRefused || (c.notice == noticeMet) != (len(text) == 0) {
 		return c, fmt.Errorf("call of kind %d: %w", c.notice, wire.ErrMalformed)
 	}
 	if c.notice == noticeMet {
 		return c, nil
 	}
+
 	cause := new(group.RemoteError)
 	if err := cause.UnmarshalBinary(text); err != nil {
 		return c, fmt.Errorf("call: %w", err)
 	}
+
 	c.error = &group.Error{Op: opJoin, Ranks: ranks, Err: cause}
 	return c, nil
 }
@@ -390,6 +415,7 @@ func decodeSlots(b []byte, size int) ([]slot, error) {
 		}
 		slots = append(slots, s)
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("slots: %w", err)
 	}
@@ -415,6 +441,7 @@ func encodeAbsent(absent []absence) []byte {
 		}
 		w.String(a.reason[:min(len(a.reason), maxWhy)])
 	}
+
 	return w.B
 }
 
@@ -428,6 +455,7 @@ func decodeAbsent(b []byte) ([]absence, error) {
 		}
 		absent[i] = a
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("answer: %w", err)
 	}

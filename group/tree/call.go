@@ -62,6 +62,7 @@ func (c *call) receive(from int, f frame) error {
 			return fmt.Errorf("value of rank %d of %d: %w", v.rank, size, errProtocol)
 		}
 	}
+
 	switch f.kind {
 	case kindEnter:
 		return c.below(from, f)
@@ -76,6 +77,7 @@ func (c *call) receive(from int, f frame) error {
 	case kindOutcome:
 		return c.outcome(f)
 	}
+
 	return nil
 }
 
@@ -94,12 +96,14 @@ func (c *call) enter(i, rank int, call group.Call, values []labelled, held bool)
 	if c.came[i] {
 		return fmt.Errorf("rank %d came twice to call %d: %w", rank, c.number, errProtocol)
 	}
+
 	c.came[i] = true
 	if c.left == len(c.came) {
 		c.first, c.call = rank, call
 	} else if !call.Equal(c.call) {
 		c.fail(group.Mismatch(c.first, c.call, rank, call))
 	}
+
 	c.left--
 	c.holds[i] = held
 	c.held = c.held || held
@@ -107,6 +111,7 @@ func (c *call) enter(i, rank int, call group.Call, values []labelled, held bool)
 	for _, v := range values {
 		c.bytes += weight(v.value)
 	}
+
 	if c.left == 0 && !c.failing && !c.decided {
 		c.complete()
 	}
@@ -135,11 +140,13 @@ func (c *call) fail(err *group.Error) {
 	if c.decided || c.failing {
 		return
 	}
+
 	err = &group.Error{Op: err.Op, Ranks: err.Ranks, Err: group.NewRemoteError(err.Err)}
 	if c.team.isTop() {
 		c.verdict(err)
 		return
 	}
+
 	c.failing = true
 	c.team.tellAbove(frame{kind: kindFail, number: c.number, err: err})
 }
@@ -170,6 +177,7 @@ func (c *call) succeed() {
 		}
 		ln.send(f.encode())
 	}
+
 	if c.call.Op == group.OpSub {
 		c.makeSub()
 	}
@@ -185,6 +193,7 @@ func (c *call) outcome(f frame) error {
 	if c.left > 0 {
 		return fmt.Errorf("call %d succeeded without this rank: %w", c.number, errProtocol)
 	}
+
 	if !c.going {
 		c.values = f.values
 	}
@@ -237,6 +246,7 @@ func (c *call) start() {
 	if c.going {
 		return
 	}
+
 	c.going = true
 	c.team.tellBelow(frame{kind: kindGo, number: c.number})
 	if c.held {
@@ -247,6 +257,7 @@ func (c *call) start() {
 			}
 		}
 	}
+
 	close(c.started)
 }
 
@@ -289,6 +300,7 @@ func (c *call) fromBelow(i int) int {
 	case c.call.Op == group.OpBroadcast && inside:
 		return 1
 	}
+
 	return 0
 }
 
@@ -309,6 +321,7 @@ func (c *call) fromAbove() int {
 	case c.call.Op == group.OpBroadcast && !inside:
 		return 1
 	}
+
 	return 0
 }
 
@@ -323,6 +336,7 @@ func (c *call) route(label int, from *neighbour) []*neighbour {
 	case group.OpAllGather, group.OpBroadcast:
 		return slices.DeleteFunc(slices.Clone(t.neighbours()), func(nb *neighbour) bool { return nb == from })
 	}
+
 	if dst == t.me {
 		return nil
 	}
@@ -341,6 +355,7 @@ func (c *call) move(ctx context.Context, wg *sync.WaitGroup) {
 	for i, nb := range t.down {
 		relay(nb, c.fromBelow(i))
 	}
+
 	relay(t.up, c.fromAbove())
 	wg.Go(func() {
 		if !c.stream(ctx) {
@@ -359,12 +374,14 @@ func (c *call) stream(ctx context.Context) bool {
 	if !c.held {
 		return true
 	}
+
 	ways := make(map[*neighbour][]labelled)
 	for _, v := range c.values {
 		if to := c.route(v.rank, nil); len(to) > 0 {
 			ways[to[0]] = append(ways[to[0]], v)
 		}
 	}
+
 	var wg sync.WaitGroup
 	var failed atomic.Bool
 	for _, values := range ways {
@@ -374,6 +391,7 @@ func (c *call) stream(ctx context.Context) bool {
 			}
 		})
 	}
+
 	wg.Wait()
 	return !failed.Load()
 }
@@ -391,6 +409,7 @@ func (c *call) sendPieces(ctx context.Context, values []labelled) bool {
 			}
 		}
 	}
+
 	return true
 }
 
@@ -408,6 +427,7 @@ func (c *call) relay(ctx context.Context, from *neighbour, values int) {
 			t.values.Release(b)
 			continue // left over from a call that failed
 		}
+
 		kept := false
 		if err == nil {
 			kept, err = c.take(p)
@@ -418,9 +438,11 @@ func (c *call) relay(ctx context.Context, from *neighbour, values int) {
 			}
 			return
 		}
+
 		if !c.pass(ctx, c.route(p.label, from), b) {
 			return
 		}
+
 		if p.offset+len(p.body) == p.total {
 			values--
 		}
@@ -435,6 +457,7 @@ func (c *call) pass(ctx context.Context, to []*neighbour, parts ...[]byte) bool 
 	if len(to) == 1 {
 		return c.team.values.Send(ctx, to[0].peer, parts...) == nil
 	}
+
 	errs := make([]error, len(to))
 	var wg sync.WaitGroup
 	for i, nb := range to {
@@ -445,6 +468,7 @@ func (c *call) pass(ctx context.Context, to []*neighbour, parts ...[]byte) bool 
 			send()
 		}
 	}
+
 	wg.Wait()
 	return !slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 }
@@ -455,6 +479,7 @@ func (c *call) take(p piece) (kept bool, err error) {
 	t := c.team
 	t.node.mu.Lock()
 	defer t.node.mu.Unlock()
+
 	if p.number > c.number || p.label >= t.ranks.size() || p.total > t.node.opts.MaxValue {
 		return false, fmt.Errorf("piece of %d bytes of rank %d in call %d: %w", p.total, p.label, p.number, errProtocol)
 	}
@@ -464,6 +489,7 @@ func (c *call) take(p piece) (kept bool, err error) {
 	if err := c.keep(p); err != nil {
 		return false, err
 	}
+
 	c.settle()
 	return len(p.body) == p.total, nil
 }
@@ -474,6 +500,7 @@ func (c *call) keep(p piece) error {
 	if len(b) != p.offset || known && len(b) == cap(b) || len(b)+len(p.body) > p.total || known && p.total != cap(b) {
 		return fmt.Errorf("piece at %d of the value of rank %d: %w", p.offset, p.label, errProtocol)
 	}
+
 	switch {
 	case len(p.body) == p.total:
 		b = slices.Clip(p.body) // the message is this rank's
@@ -482,6 +509,7 @@ func (c *call) keep(p piece) error {
 	default:
 		b = append(b, p.body...)
 	}
+
 	c.put(p.label, b)
 	if len(b) == cap(b) {
 		c.whole++

@@ -83,6 +83,7 @@ func (f *frame) encode() []byte {
 		w.Uvarint(uint64(f.rank))
 		putCause(w, f.err.Err)
 	}
+
 	return w.B
 }
 
@@ -104,8 +105,10 @@ func decode(b []byte) (frame, error) {
 	if f.kind == kindAlive {
 		return f, r.Done()
 	}
+
 	copy(f.id[:], r.Raw(len(f.id)))
 	f.number = r.Uvarint()
+
 	switch f.kind {
 	case kindEnter:
 		f.call = group.Call{Op: getOp(r), Root: int(r.Varint()), Ranks: getRanks(r)}
@@ -126,6 +129,7 @@ func decode(b []byte) (frame, error) {
 	default:
 		r.Fail("frame of kind %d", f.kind)
 	}
+
 	if err := r.Done(); err != nil {
 		return frame{}, fmt.Errorf("frame: %w", err)
 	}
@@ -160,6 +164,7 @@ func decodePiece(b []byte) (piece, error) {
 	if len(p.body) > p.total-p.offset || len(p.body) == 0 && p.total > 0 {
 		r.Fail("piece of %d bytes at %d of %d", len(p.body), p.offset, p.total)
 	}
+
 	if err := r.Done(); err != nil {
 		return piece{}, fmt.Errorf("piece of a value: %w", err)
 	}
@@ -278,12 +283,14 @@ func (f *FrameWriter) WriteFrame(b []byte) error {
 	if n == 0 || n > MaxFrame {
 		return fmt.Errorf("write frame of %d bytes: %w", n, ErrFrame)
 	}
+
 	f.scratch = binary.LittleEndian.AppendUint32(f.scratch[:0], uint32(n))
 	if n <= maxCopied {
 		f.scratch = append(f.scratch, b...)
 		_, err := f.W.Write(f.scratch)
 		return err
 	}
+
 	bufs := net.Buffers{f.scratch, b}
 	_, err := bufs.WriteTo(f.W)
 	return err

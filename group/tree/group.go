@@ -68,6 +68,7 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 		return nil, nil, &group.Error{Op: call.Op, Ranks: []int{g.Rank()}, Err: err}
 	}
 	defer g.busy.Store(false)
+
 	own := make([]labelled, len(values))
 	for i, v := range values {
 		own[i] = labelled{g.Rank(), v}
@@ -75,10 +76,12 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 			own[i].rank = i
 		}
 	}
+
 	c, err := g.team.join(ctx, call, own)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	c.wait(ctx)
 	switch {
 	case c.err != nil:
@@ -92,6 +95,7 @@ func (g *Group) do(ctx context.Context, call group.Call, values [][]byte) ([][]b
 	case c.sub != nil:
 		return nil, newGroup(c.sub), nil
 	}
+
 	return nil, nil, nil
 }
 

@@ -48,6 +48,7 @@ func newLink(n *Node, peer int) *link {
 			l.fail(fmt.Errorf("%w: silent for %v", group.ErrGone, quiet))
 		})
 	}
+
 	return l
 }
 
@@ -59,6 +60,7 @@ func (l *link) attach(c Conn) bool {
 		l.mu.Unlock()
 		return false
 	}
+
 	l.conn = c
 	l.mu.Unlock()
 	l.heard()
@@ -112,6 +114,7 @@ func (l *link) write(c Conn) {
 		defer ticker.Stop()
 		beat = ticker.C
 	}
+
 	for {
 		b, last := l.next()
 		if b != nil {
@@ -125,6 +128,7 @@ func (l *link) write(c Conn) {
 			c.CloseWrite() // the other end closes, which ends the reader
 			return
 		}
+
 		select {
 		case <-l.wake:
 		case <-beat:
@@ -143,6 +147,7 @@ func (l *link) read(c Conn) {
 			l.fail(errBroken)
 			return
 		}
+
 		l.heard()
 		f, err := decode(b)
 		if err == nil && f.kind != kindAlive {
@@ -162,11 +167,13 @@ func (l *link) fail(err error) {
 		l.mu.Unlock()
 		return
 	}
+
 	l.err = err
 	conn := l.conn
 	l.queue = nil
 	close(l.broken)
 	l.mu.Unlock()
+
 	if l.silence != nil {
 		l.silence.Stop()
 	}

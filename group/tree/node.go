@@ -115,6 +115,7 @@ func New(rank, size int, net Network, opts Options) *Node {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	n.world = newGroup(n.newTeam(id{}, nil, members{n: size}, rank))
 	return n
 }
@@ -142,6 +143,7 @@ func (n *Node) upLink(peer int) *link {
 	if l != nil {
 		return l
 	}
+
 	l = newLink(n, peer)
 	n.up[peer] = l
 	n.wg.Go(func() {
@@ -154,6 +156,7 @@ func (n *Node) upLink(peer int) *link {
 		case l.attach(c):
 			return
 		}
+
 		if err == nil {
 			c.Close()
 		}
@@ -176,16 +179,19 @@ func (n *Node) downLink(peer int) *link {
 func (n *Node) receive(l *link, f frame, size int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	t := n.teams[f.id]
 	if t != nil {
 		return t.receive(l, f)
 	}
+
 	if _, ok := n.forgotten[f.id]; ok {
 		return nil
 	}
 	if n.waits+size > maxEarly {
 		return fmt.Errorf("group that is not known: %w", errProtocol)
 	}
+
 	n.waits += size
 	n.early[f.id] = append(n.early[f.id], early{l, f, size})
 	return nil
@@ -201,23 +207,28 @@ func (n *Node) Close() error {
 		n.wg.Wait()
 		return nil
 	}
+
 	n.closed = true
 	n.cancel()
 	links := slices.AppendSeq(slices.Collect(maps.Values(n.up)), maps.Values(n.down))
 	n.mu.Unlock()
+
 	wait := closeTimeout
 	if t := n.opts.Timeout; t > 0 {
 		wait = min(t, wait)
 	}
+
 	limit := time.AfterFunc(wait, func() {
 		for _, l := range links {
 			l.fail(errClosed)
 		}
 	})
 	defer limit.Stop()
+
 	for _, l := range links {
 		l.end()
 	}
+
 	n.wg.Wait()
 	return nil
 }
@@ -239,9 +250,11 @@ func (n *Node) Gone(rank int, err error) {
 func (n *Node) lose(rank int, cause error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	if n.closed {
 		return
 	}
+
 	for _, t := range n.teams {
 		if r := t.ranks.index(rank); r >= 0 {
 			t.gone(r, group.NewRemoteError(cause))

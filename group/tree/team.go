@@ -47,18 +47,22 @@ func (n *Node) newTeam(id id, from *team, ranks members, me int) *team {
 	if t.above >= 0 {
 		t.up = &neighbour{n.upLink(ranks.outer(t.above)), t.above}
 	}
+
 	for i := range t.tree.fanout(k) {
 		r := t.tree.child(i, k).first
 		t.down = append(t.down, &neighbour{n.downLink(ranks.outer(r)), r})
 	}
+
 	n.teams[id] = t
 	t.inherit()
+
 	for _, e := range n.early[id] {
 		n.waits -= e.size
 		if err := t.receive(e.link, e.frame); err != nil {
 			n.wg.Go(func() { e.link.fail(fmt.Errorf("%w: %w", group.ErrGone, err)) })
 		}
 	}
+
 	delete(n.early, id)
 	return t
 }
@@ -157,6 +161,7 @@ func (t *team) receive(l *link, f frame) error {
 	if nb == nil {
 		return fmt.Errorf("rank %d is no neighbour: %w", l.peer, errProtocol)
 	}
+
 	from, down := nb.rank, nb == t.up
 	switch f.kind {
 	case kindLost:
@@ -173,12 +178,14 @@ func (t *team) receive(l *link, f frame) error {
 		t.alarmed(f.number, from)
 		return nil
 	}
+
 	if down != (f.kind == kindGo || f.kind == kindOutcome) {
 		return fmt.Errorf("frame of kind %d from rank %d: %w", f.kind, l.peer, errProtocol)
 	}
 	if t.lost != nil {
 		return nil
 	}
+
 	if c := t.call(f.number); c != nil && !c.decided {
 		return c.receive(from, f)
 	}
@@ -189,10 +196,12 @@ func (t *team) receive(l *link, f frame) error {
 func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*call, error) {
 	t.node.mu.Lock()
 	defer t.node.mu.Unlock()
+
 	c := t.calls[t.next]
 	if c == nil && t.lost != nil {
 		return nil, t.lossOf(call.Op)
 	}
+
 	c = t.call(t.next)
 	delete(t.alarms, t.next)
 	t.next++
@@ -201,14 +210,17 @@ func (t *team) join(ctx context.Context, call group.Call, values []labelled) (*c
 		delete(t.calls, c.number)
 		return c, nil
 	}
+
 	if err := t.check(ctx, call, values); err != nil {
 		c.failHere(call.Op, err)
 		return c, nil
 	}
+
 	held := false
 	for _, v := range values {
 		held = held || len(v.value) > maxInline
 	}
+
 	return c, c.enter(len(t.down), t.me, call, values, held)
 }
 
@@ -220,11 +232,13 @@ func (t *team) check(ctx context.Context, call group.Call, values []labelled) er
 	if err := call.Check(t.me, t.ranks.size(), len(values)); err != nil {
 		return err
 	}
+
 	for _, v := range values {
 		if limit := t.node.opts.MaxValue; len(v.value) > limit {
 			return fmt.Errorf("value of %d bytes, more than %d: %w", len(v.value), limit, group.ErrInvalid)
 		}
 	}
+
 	return nil
 }
 
@@ -249,10 +263,12 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 	if t.lost != nil {
 		return
 	}
+
 	t.lost = &group.Error{Ranks: []int{rank}, Err: cause}
 	close(t.over)
 	t.raise(t.next) // work before the next call need not go on
 	t.tellBelow(frame{kind: kindLost, rank: rank, err: t.lost})
+
 	for number, c := range t.calls {
 		switch {
 		case c.decided:
@@ -263,6 +279,7 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 			delete(t.calls, number)
 		}
 	}
+
 	t.values.Close()
 	for _, d := range t.node.teams {
 		r := d.ranks.index(t.ranks.outer(rank))
@@ -344,6 +361,7 @@ func (t *team) alarmed(number uint64, from int) {
 	if slices.Contains(t.passed, number) {
 		return
 	}
+
 	t.passed = append(t.passed, number)
 	if len(t.passed) > maxPassed {
 		t.passed = t.passed[1:]
@@ -351,6 +369,7 @@ func (t *team) alarmed(number uint64, from int) {
 	if number >= t.next {
 		t.raise(number)
 	}
+
 	f := frame{kind: kindAlarm, id: t.id, number: number}
 	b := f.encode()
 	for _, nb := range t.neighbours() {

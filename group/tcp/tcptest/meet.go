@@ -35,6 +35,7 @@ func Meet(t testing.TB, n int, cfg func(i int) tcp.Config) []*tcp.Group {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+
 	gs, errs := Join(ctx, n, cfg)
 	t.Cleanup(func() { Close(gs) })
 	for i, err := range errs {
@@ -42,12 +43,14 @@ func Meet(t testing.TB, n int, cfg func(i int) tcp.Config) []*tcp.Group {
 			t.Fatalf("Join of process %d of %d = %v", i, n, err)
 		}
 	}
+
 	slices.SortFunc(gs, func(a, b *tcp.Group) int { return a.Rank() - b.Rank() })
 	for r, g := range gs {
 		if g.Rank() != r || g.Size() != n {
 			t.Fatalf("a process is rank %d of %d; want %d of %d", g.Rank(), g.Size(), r, n)
 		}
 	}
+
 	return gs
 }
 

@@ -27,6 +27,7 @@ func Start(t testing.TB, env ...string) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cmd := exec.Command(self)
 	// With the race detector, the process would end a second late.
 	cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...)
@@ -35,6 +36,7 @@ func Start(t testing.TB, env ...string) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +44,7 @@ func Start(t testing.TB, env ...string) *Process {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()         // says that it was killed
